@@ -258,6 +258,10 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
         copied.sync(self)
         return copied
 
+    def unshare(self) -> None:
+        """Have statistics of its own from now on, those that were shared."""
+        self._applied = self.copy()._applied
+
     def sync(self, other: Any) -> None:
         """Take over another one's statistics and buffer; what waits here is dropped."""
         other._applied.settle()

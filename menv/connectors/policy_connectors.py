@@ -13,7 +13,8 @@ import numpy as np
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.connector import Connector
 from menv.connectors.connector_context import ConnectorContext
-from menv.connectors.default_pipelines import action_pipeline, action_plan, agent_pipeline
+from menv.connectors.default_pipelines import action_pipeline, action_plan, agent_pipeline, leaf_connectors
+from menv.connectors.mean_std_filter import MeanStdObservationFilterAgentConnector
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.pipeline import ActionConnectorPipeline, AgentConnectorPipeline
 from menv.errors import ContractError
@@ -89,6 +90,18 @@ class PolicyConnectors:
         agent.in_eval()
         action.in_eval()
         return type(self)(agent, action)
+
+    def frozen(self) -> Self:
+        """Return connectors as they are now; those that go on here change nothing of them.
+
+        Raises:
+            ContractError: One of them cannot be copied.
+        """
+        copied = self.for_evaluation()
+        for leaf in leaf_connectors(copied.agent):
+            if isinstance(leaf, MeanStdObservationFilterAgentConnector):
+                leaf.unshare()
+        return copied
 
 
 def _uncopied(connectors: Iterable[Connector]) -> list[str]:

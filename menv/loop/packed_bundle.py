@@ -21,7 +21,7 @@ from safetensors.numpy import load, save
 
 from menv.errors import ConfigError
 from menv.loop import bundle_files
-from menv.loop.bundle import policy_files, policy_of
+from menv.loop.bundle import Rehearsals, policy_files, policy_of
 from menv.loop.bundle_files import FILES, MANIFEST
 from menv.loop.net_policy import NetPolicy
 
@@ -34,7 +34,9 @@ _HEADER_SIZE = 8
 _AGAIN = "ask for it again"
 
 
-def pack_bundle(policy: NetPolicy, trained: Mapping[str, Any] | None = None) -> bytes:
+def pack_bundle(
+    policy: NetPolicy, trained: Mapping[str, Any] | None = None, rehearsals: Rehearsals | None = None
+) -> bytes:
     """Return a policy as one msgpack map of file names to bytes: what `export_checkpoint` writes into a folder.
 
     Takes as long as writing the folder does, because what the policy has to answer is computed; pack weights where a
@@ -43,11 +45,12 @@ def pack_bundle(policy: NetPolicy, trained: Mapping[str, Any] | None = None) -> 
     Args:
         policy: A policy of networks.
         trained: JSON values about how it was trained.
+        rehearsals: Those of bundles that were packed before; their networks still live.
 
     Raises:
         ConfigError: The policy has no form on disk.
     """
-    return msgspec.msgpack.encode(policy_files(policy, trained or {}))
+    return msgspec.msgpack.encode(policy_files(policy, trained or {}, rehearsals))
 
 
 def policy_from_bytes(blob: bytes) -> NetPolicy:

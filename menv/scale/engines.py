@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import get_args
 
@@ -19,9 +20,10 @@ def make_engine(name: EngineName | None = None, *, cpus: float = 1.0) -> Engine:
             machine are not counted.
 
     Raises:
-        ConfigError: Nothing has this name.
+        ConfigError: Nothing has this name, or this is Windows.
         MissingExtraError: It is Ray, which is not installed.
     """
+    check_system()
     if name == "process":
         return ProcessEngine()
     if name not in (None, "ray"):
@@ -36,6 +38,19 @@ def make_engine(name: EngineName | None = None, *, cpus: float = 1.0) -> Engine:
             return ProcessEngine()
         raise
     return RayEngine(cpus)
+
+
+def check_system() -> None:
+    """Refuse other processes on Windows, which has no sockets and memory that processes hand to each other.
+
+    Raises:
+        ConfigError: This is Windows.
+    """
+    if os.name == "nt" or sys.platform == "win32":
+        raise ConfigError(
+            "engine: workers and remote environments on Windows, expected Linux or macOS; leave num_workers, "
+            "evaluation_num_workers and remote_worker_envs out, or run menv in WSL"
+        )
 
 
 def ray_runs() -> bool:

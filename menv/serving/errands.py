@@ -1,97 +1,99 @@
-"""Errands: what sessions want done in the sampler's thread, at a moment when nobody learns.
+"""Errands: requests for weights that cannot be answered at once, made by a thread of their own or kept for later.
 
-Weights are read and policies are packed there, because a learner changes them in place. A session hands in an errand
-in the server's loop and is called back there.
+Sessions hand them in, in the server's loop, and are called back there. Neither the loop nor the sampler waits.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from menv.errors import MenvError
-from menv.serving.trainer import Trainer
+from menv.serving.wire.bad_message import BadMessageError, Code
 
-Do = Callable[[Trainer], Any]
 Then = Callable[[Any], None]
 
 
 class Errands:
-    """Errands that wait, and those that wait for new weights first.
+    """Answers that are being made, and clients that wait for new weights.
 
     Args:
-        wake: Lets a sampler that waits for callers look here.
+        wake: Lets a sampler that waits for callers see who waits.
         post: Has the loop call something.
     """
 
     def __init__(self, wake: Callable[[], None], post: Callable[[Callable[[], object]], None]) -> None:
-        self._wake = wake
+        self.look_again = wake
         self._post = post
-        self._due: deque[tuple[Do, Then]] = deque()
-        self._later: dict[object, list[tuple[Do, Then]]] = {}
+        self._maker = ThreadPoolExecutor(1, "menv-serving-weights")
+        self._later: dict[object, list[Then]] = {}
+        self._over: MenvError | None = None
 
-    def add(self, do: Do, then: Then) -> None:
-        """Have something done soon.
+    def add(self, do: Callable[[], Any], then: Then) -> None:
+        """Have something made that may take some time.
 
         Args:
-            do: Called in the sampler's thread.
+            do: Called in the thread that makes answers.
             then: Called in the server's loop with what `do` returned, or with the `MenvError` that it raised.
         """
-        self._due.append((do, then))
-        self._wake()
+        try:
+            made = self._maker.submit(do)
+        except RuntimeError:
+            # It was stopped, perhaps this very moment.
+            then(self._over)
+            return
+        made.add_done_callback(lambda made: self._post(lambda: self._tell(made, then)))
 
-    def add_later(self, who: object, do: Do, then: Then) -> None:
-        """Have something done once the weights have changed; `who` may have several such errands."""
-        self._later[who] = [*self._later.get(who, ()), (do, then)]
-        self._wake()
+    def add_later(self, who: object, then: Then) -> None:
+        """Call `then` in the server's loop once the weights have changed, with None; `who` may wait several times."""
+        self._later.setdefault(who, []).append(then)
+        if self._over is not None:
+            self._release(self._over)
+        self.look_again()
 
     def drop(self, who: object) -> None:
-        """Forget what somebody waits for."""
+        """Forget what a client waits for."""
         self._later.pop(who, None)
-        self._wake()
+        self.look_again()
 
     @property
     def waiting(self) -> int:
         """How many different `who` wait for new weights."""
         return len(self._later)
 
-    def look_again(self) -> None:
-        """Have the sampler's thread see who waits, though nothing new has come."""
-        self._wake()
-
     def waits(self, who: object) -> bool:
         """Return whether `who` waits for new weights."""
         return who in self._later
 
     def weights_changed(self) -> None:
-        """Let those go on who wait for new weights. In the sampler's thread."""
-        for who in list(self._later):
-            self._due.extend(self._later.pop(who, ()))
+        """Answer those who wait for new weights. From any thread."""
+        self._release(None)
 
-    def fail(self, error: MenvError) -> None:
-        """Tell everybody who waits why nothing will come of it. In any thread, also while the sampler's does some."""
-        self.weights_changed()
-        thens = [then for _, then in self._taken_out()]
-        if thens:
-            self._post(lambda: [then(error) for then in thens])
+    def stop(self, error: MenvError) -> None:
+        """Answer all who wait with an error, now and from now on. From any thread."""
+        self._over = error
+        self._maker.shutdown(cancel_futures=True)
+        self._release(error)
 
-    def run(self, trainer: Trainer) -> None:
-        """Do what is due. In the sampler's thread."""
-        done = []
-        for do, then in self._taken_out():
-            result: Any
-            try:
-                result = do(trainer)
-            except MenvError as error:
-                result = error
-            done.append((then, result))
-        if done:
-            self._post(lambda: [then(result) for then, result in done])
+    def _release(self, error: MenvError | None) -> None:
+        """Answer those who wait now, but not those who come before the loop has its turn."""
+        later, self._later = self._later, {}
+        if later:
+            self._post(lambda: [then(error) for thens in later.values() for then in thens])
 
-    def _taken_out(self) -> Iterator[tuple[Do, Then]]:
-        """Yield what is due, and what comes meanwhile; another thread may take some of it, too."""
-        with contextlib.suppress(IndexError):
-            while self._due:
-                yield self._due.popleft()
+    def _tell(self, made: Future[Any], then: Then) -> None:
+        """Hand on what was made, or why it was not."""
+        if made.cancelled():
+            then(self._over)
+            return
+        error = made.exception()
+        if error is None or isinstance(error, MenvError):
+            then(error or made.result())
+            return
+        then(
+            BadMessageError(
+                Code.INTERNAL, "weights: could not be made, expected them; see the server's report"
+            )
+        )
+        raise error

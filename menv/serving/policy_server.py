@@ -24,8 +24,9 @@ class PolicyServerInput(ServedEnvs):
     """A server for any number of clients, each with any number of episodes.
 
     Clients ask for each action, or hold the policy and send whole episodes; one port takes both. While the algorithm
-    learns, actions that are asked for wait. With an `observation_fn` clients have to ask: those that hold the policy
-    would act on something else than it learns from, and their episodes are refused.
+    learns, actions that are asked for wait; weights and policies are sent at once, as they were published last. With
+    an `observation_fn` clients have to ask: those that hold the policy would act on something else than it learns from,
+    and their episodes are refused.
 
     Args:
         ioctx: What the function `config["input"]` was given.

@@ -32,6 +32,7 @@ from menv.serving.interactive import Interactive
 from menv.serving.questions import Decision
 from menv.serving.session import Session
 from menv.serving.slices import Slices
+from menv.serving.trainer import Publication, Trainer
 from menv.serving.translation import Translation
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.dialect import Dialect
@@ -53,7 +54,7 @@ class Reception:
         ioctx: The spaces.
         limits: Of each client.
         access: Who is let in.
-        errands: What is to be done in the sampler's thread.
+        errands: Answers that are made beside the loop, and clients that wait for weights.
         return_s: Seconds that a client without a connection keeps its episodes, if it asked for that.
 
     Attributes:
@@ -61,7 +62,8 @@ class Reception:
         chunks: Episodes that clients play by themselves.
         slices: Work that takes long.
         translation: Large bodies, which are read elsewhere.
-        facts: What SET_CONFIG tells, once somebody samples.
+        facts: What SET_CONFIG tells, once there is an algorithm.
+        trainer: The algorithm.
         retired: Policies that there were once, which some clients may still have.
         states: The clients, by token.
         sessions: Connections.
@@ -92,6 +94,8 @@ class Reception:
         self.translation = Translation(ioctx, limits)
         self._of_agents = told_action_spaces(ioctx)
         self.facts: dict[str, Any] = {"env_steps_per_sample": 1, "force_on_policy": True}
+        self.trainer: Trainer | None = None
+        self._expected = False
         self.retired: frozenset[str] = frozenset()
         self.states: dict[str, ClientState] = {}
         self.sessions: set[Session] = set()
@@ -103,8 +107,17 @@ class Reception:
         self.retired = (self.retired | self.facts.get("policies", {}).keys()) - described.keys()
         self.facts = {**self.facts, "policies": described}
 
+    @property
+    def latest(self) -> Publication:
+        """The policies and weights that were published last."""
+        assert self.trainer is not None
+        return self.trainer.latest
+
     def open(self, peer: Peer, token: str | None) -> Session:
         """Begin to talk with a peer; see `Handler.open`."""
+        if not self._expected and self.trainer is not None:
+            self._expected = True
+            self.errands.add(self.latest.expect_clients, lambda _: None)
         session = Session(self, peer, admitted=token is not None or self.access.token is None)
         self.sessions.add(session)
         return session

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from menv.adapters.round_envs import RoundEnvs
-from menv.base_env import Ready
+from menv.base_env import SINGLE_AGENT, Ready
 from menv.call_errors import stopped
 from menv.errors import CallOrderError, ConfigError
 from menv.input_context import InputContext
 from menv.loop.net_policy import NetPolicy
+from menv.nested import leaves
 from menv.policy import Policy
 from menv.round_board import RoundBoard
 from menv.serving.carriers.access import Access
@@ -36,6 +37,10 @@ from menv.spaces_json import space_to_json
 Kind: TypeAlias = tuple[int, int, str]
 """How many numbers a policy remembers and draws actions from, and what the latter are."""
 
+_OF_A_NUMBER = 26
+"""Most bytes of a float in JSON, with a comma and a blank."""
+_OF_A_STEP = 150
+"""Bytes of flags and names, where each episode has one step."""
 _READ_AHEAD = 16
 """Bodies that are read together while others are waited for."""
 
@@ -52,7 +57,8 @@ class ServedEnvs(RoundEnvs):
         max_staleness: Updates that weights may be behind when PPO learns from what they did; None for any.
         return_s: Seconds that a client that lost its connection may take to return to its episodes.
         batch_wait: Most seconds that an action waits for others to be decided with it.
-        env_steps_per_sample: Env steps that clients that act by themselves send at once; None takes the config's.
+        env_steps_per_sample: Env steps that clients that act by themselves send at once, at most as many as fit into
+            `Limits.max_body` in JSON; None takes those of a fragment.
         force_on_policy: Whether these wait for the next weights; None leaves it to the algorithm.
 
     Attributes:
@@ -112,28 +118,34 @@ class ServedEnvs(RoundEnvs):
     def connect(self, trainer: Trainer) -> None:
         """Let clients in; see `ExternalEnvs.connect`."""
         self._trainer = trainer
-        steps, forced = self._env_steps_per_sample, self._force_on_policy
+        self._look_at(trainer)
+        forced = self._force_on_policy
+        steps = self._env_steps_per_sample or trainer.env_steps_per_sample
+        reception = self._reception
         self._reception.facts = {
-            "env_steps_per_sample": trainer.env_steps_per_sample if steps is None else steps,
+            "env_steps_per_sample": min(
+                steps, _most_steps(reception.ioctx, reception.chunks.widths, reception.limits)
+            ),
             "force_on_policy": trainer.force_on_policy if forced is None else forced,
             "policies": _described(trainer),
             "explore": trainer.explore,
         }
-        self._look_at(trainer)
+        self._reception.trainer = trainer
         self._reception.chunks.refused = trainer.observation_fn
         self.server.start()
 
     def published(self) -> None:
         """Let clients go on that wait for new weights; see `ExternalEnvs.published`."""
-        if self._trainer is not None:
-            self._look_at(self._trainer)
-            self._reception.tell_policies(_described(self._trainer))
+        if (trainer := self._trainer) is not None:
+            self._look_at(trainer)
+            self._reception.tell_policies(_described(trainer))
+            # The forms that clients want are there before they ask.
+            self._errands.add(trainer.latest.make_ready, lambda _: None)
         self._errands.weights_changed()
-        self._run_errands()
 
     def _look_at(self, trainer: Trainer) -> None:
         """Take note of how wide the rows of policies are that there are now."""
-        self._kinds.update(map(_kind, trainer.policies().values()))
+        self._kinds.update(map(_kind, trainer.latest.policies.values()))
         self._reception.chunks.widths = _widths(self._kinds)
 
     def poll(self, timeout: float | None = None) -> Ready:
@@ -142,13 +154,17 @@ class ServedEnvs(RoundEnvs):
         Until `rest` the calling thread serves the clients itself while it waits for them. It raises the Ctrl-C that
         `unbroken` holds back.
         """
+        if self._trainer is None:
+            raise CallOrderError(
+                f"{type(self).__name__}: polled before an algorithm was built on it, expected `connect` first; give "
+                'it as config["input"]'
+            )
         until = None if timeout is None else time.monotonic() + timeout
         borrowed = self.server.borrow()
         while True:
             self._interrupts.check()
             if not self.switchboard.ready and self._everybody_waits():
                 self._errands.weights_changed()
-            self._run_errands()
             left = None if until is None else max(0.0, until - time.monotonic())
             if borrowed:
                 self._serve(left)
@@ -161,7 +177,6 @@ class ServedEnvs(RoundEnvs):
             if until is not None and time.monotonic() >= until:
                 # Whoever waits for weights that nobody makes plays on with those there are.
                 self._errands.weights_changed()
-                self._run_errands()
                 return ready
 
     def rest(self) -> None:
@@ -199,7 +214,7 @@ class ServedEnvs(RoundEnvs):
         self.server.run(0.0 if here else seconds, self._batch_wait, all_here, questions.ask)
 
     def _wake(self) -> None:
-        """Let a poll that waits look for errands."""
+        """Let a poll that waits see who waits for weights."""
         self.switchboard.wake()
         self.server.pause()
 
@@ -224,7 +239,7 @@ class ServedEnvs(RoundEnvs):
     def stop(self) -> None:
         """Tell clients that nobody samples any more, and free ports and threads."""
         super().stop()
-        self._errands.fail(BadMessageError(Code.STOPPING, str(stopped())))
+        self._errands.stop(BadMessageError(Code.STOPPING, str(stopped())))
         self._flush()
         try:
             self.server.stop()
@@ -238,14 +253,6 @@ class ServedEnvs(RoundEnvs):
             session.played_at > since and not errands.waits(session)
             for session in list(self._reception.sessions)
         )
-
-    def _run_errands(self) -> None:
-        if self._trainer is None:
-            raise CallOrderError(
-                f"{type(self).__name__}: polled before an algorithm was built on it, expected `connect` first; give "
-                'it as config["input"]'
-            )
-        self._errands.run(self._trainer)
 
     def _flush(self) -> None:
         """Have everything that was decided sent, by the sampler's thread or by the one that stops it."""
@@ -320,8 +327,32 @@ def _described(trainer: Trainer) -> dict[str, Any]:
             "observation_space": space_to_json(policy.observation_space),
             "action_space": space_to_json(policy.action_space),
         }
-        for name, policy in trainer.policies().items()
+        for name, policy in trainer.latest.policies.items()
     }
+
+
+def _most_steps(ioctx: InputContext, widths: Mapping[str, Collection[int]], limits: Limits) -> int:
+    """Return how many env steps surely fit into one body in JSON, where all agents act in each; 1 at least."""
+    numbers = 2 + sum(max(widths.get(name, ()), default=0) for name in ("dist_inputs", "state_in"))
+    beside = _OF_A_STEP + _OF_A_NUMBER * numbers
+    sizes = [
+        beside + sum(_written(space) for space in ioctx.spaces_of(agent) if space is not None)
+        for agent in ioctx.possible_agents or (SINGLE_AGENT,)
+    ]
+    # There is one observation more than actions.
+    return max(1, limits.max_body // sum(sizes) - 1)
+
+
+def _written(space: Any) -> int:
+    """Return about the most bytes that an element takes in JSON."""
+    size = 0
+    for leaf in leaves(space):
+        each = _OF_A_NUMBER
+        if leaf.dtype is not None and leaf.dtype.kind in "iu":
+            # 255 may be written as 255.0, and a comma and a blank follow.
+            each = 4 + max(len(f"{end}") for end in (np.iinfo(leaf.dtype).min, np.iinfo(leaf.dtype).max))
+        size += each * (getattr(leaf, "max_length", 0) or math.prod(leaf.shape or ()))
+    return size
 
 
 def _kind(policy: Policy) -> Kind | None:

@@ -18,9 +18,8 @@ from menv.errors import CallOrderError, MenvError
 from menv.serving.answerer import Answerer
 from menv.serving.carriers.transport import Peer
 from menv.serving.client_state import ClientState
-from menv.serving.errands import Do, Then
 from menv.serving.intake import Intake
-from menv.serving.trainer import Trainer
+from menv.serving.trainer import Publication
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.messages import (
     Episodes,
@@ -128,7 +127,7 @@ class Session:
                 Code.NOT_ALLOWED, "GET_CONFIG.token: is missing, expected the server's token first"
             )
         if isinstance(request, GetState):
-            self._have_done(self._reception.errands.add, self._state_of(request), self._sender(answerer))
+            self._tell_state(request, answerer)
         elif isinstance(request, GetPolicies):
             self._tell_policies(request, answerer)
         elif isinstance(request, StartEpisode):
@@ -182,8 +181,9 @@ class Session:
             if not isinstance(request, EpisodesAndGetState):
                 answerer.nothing()
                 return
-            later = partial(reception.errands.add_later, self)
-            self._have_done(later, self._state_of(request), self._sender(answerer))
+            self._check_errands()
+            self._errands += 1
+            reception.errands.add_later(self, partial(self._weights_changed, request, answerer))
             # Others may have stopped playing by then.
             asyncio.get_running_loop().call_later(STILL_PLAYING_S, reception.errands.look_again)
 
@@ -199,98 +199,103 @@ class Session:
                 f"{_MOST_ERRANDS} on one connection; wait for these first",
             )
 
-    def _have_done(self, add: Callable[[Do, Then], None], do: Do, then: Then) -> None:
-        """Have something done in the sampler's thread."""
-        self._check_errands()
-        self._errands += 1
+    def _weights_changed(
+        self, request: EpisodesAndGetState, answerer: Answerer, error: MenvError | None
+    ) -> None:
+        """Answer a request that has waited for new weights."""
+        self._errands -= 1
+        if error is None:
+            self._tell_state(request, answerer)
+        else:
+            _refuse(error, answerer, Code.UNKNOWN_POLICY)
 
-        def done(result: Any) -> None:
-            self._errands -= 1
-            then(result)
-
-        add(do, done)
-
-    def _state_of(self, request: GetState | EpisodesAndGetState) -> Callable[[Trainer], SetState]:
-        """Return what makes the answer with the weights, in the sampler's thread."""
-
-        def made(trainer: Trainer) -> SetState:
-            number, known = trainer.weights_seq_no, list(trainer.policies())
-            chosen = known if request.policy_ids is None else request.policy_ids
-            # Who has a policy that is gone wants to know of the others.
-            gone = self._reception.retired if request.have is not None else ()
-            chosen = [name for name in chosen if name not in gone]
-            for name in chosen:
-                if name not in known:
-                    raise BadMessageError(
-                        Code.UNKNOWN_POLICY,
-                        f"policy_ids: no policy {name[:40]!r}, expected one of {known[:20]}",
-                    )
-            others = self.state.only is not None and known != [self.state.only]
-            told: dict[str, Any] = {"weights_seq_no": number, "ask_policies": others}
-            if request.have == number:
-                return SetState(**told)
-            if request.form == "bundle":
-                return SetState(**told, bundles={name: trainer.bundle(name) for name in chosen})
-            if request.form == "weights":
-                # Weights alone bring no connectors; without `have` nobody says that there is a policy to put them into.
-                have = number if request.have is None else request.have
-                whole = [name for name in chosen if have < trainer.connectors_since(name)]
-                return SetState(
-                    **told,
-                    weights={name: trainer.weights(name) for name in chosen if name not in whole},
-                    bundles={name: trainer.bundle(name) for name in whole} or None,
-                )
-            if len(chosen) != 1:
-                raise BadMessageError(
-                    Code.UNKNOWN_POLICY,
-                    f"policy_ids: an ONNX file holds one policy, expected one of {known[:20]}; name it",
-                )
-            return SetState(weights_seq_no=number, onnx_file=trainer.onnx_file(chosen[0]))
-
-        return made
-
-    def _sender(self, answerer: Answerer) -> Callable[[Any], None]:
-        """Return what sends the weights, or why there are none."""
+    def _tell_state(self, request: GetState | EpisodesAndGetState, answerer: Answerer) -> None:
+        """Answer with the weights that were published last, at once where somebody has asked for them before."""
+        latest = self._reception.latest
 
         def send(result: SetState | MenvError) -> None:
-            if isinstance(result, BadMessageError):
-                answerer.refuse(result)
-            elif isinstance(result, MenvError):
-                answerer.refuse(BadMessageError(Code.UNKNOWN_POLICY, str(result)))
+            if isinstance(result, MenvError):
+                _refuse(result, answerer, Code.UNKNOWN_POLICY)
             else:
                 self.state.weights_seq_no = result.weights_seq_no
                 answerer.send(result)
 
-        return send
+        def done(result: SetState | MenvError) -> None:
+            self._errands -= 1
+            send(result)
+
+        try:
+            send(self._state_of(request, latest, latest.made))
+        except KeyError:
+            self._check_errands()
+            self._errands += 1
+            self._reception.errands.add(lambda: self._state_of(request, latest, latest.make), done)
+
+    def _state_of(
+        self,
+        request: GetState | EpisodesAndGetState,
+        latest: Publication,
+        form: Callable[[str, str], Any],
+    ) -> SetState:
+        """Return the answer with the weights, whose forms `form` returns.
+
+        Raises:
+            MenvError: There is no such policy, or none in this form.
+        """
+        number, known = latest.weights_seq_no, list(latest.policies)
+        chosen = known if request.policy_ids is None else request.policy_ids
+        # Who has a policy that is gone wants to know of the others.
+        gone = self._reception.retired if request.have is not None else ()
+        chosen = [name for name in chosen if name not in gone]
+        for name in chosen:
+            if name not in known:
+                raise BadMessageError(
+                    Code.UNKNOWN_POLICY, f"policy_ids: no policy {name[:40]!r}, expected one of {known[:20]}"
+                )
+        others = self.state.only is not None and known != [self.state.only]
+        told: dict[str, Any] = {"weights_seq_no": number, "ask_policies": others}
+        if request.have == number:
+            return SetState(**told)
+        if request.form == "bundle":
+            return SetState(**told, bundles={name: form("bundle", name) for name in chosen})
+        if request.form == "weights":
+            # Weights alone bring no connectors; without `have` nobody says that there is a policy to put them into.
+            have = number if request.have is None else request.have
+            whole = [name for name in chosen if have < latest.connectors_since(name)]
+            return SetState(
+                **told,
+                weights={name: form("weights", name) for name in chosen if name not in whole},
+                bundles={name: form("bundle", name) for name in whole} or None,
+            )
+        if len(chosen) != 1:
+            raise BadMessageError(
+                Code.UNKNOWN_POLICY,
+                f"policy_ids: an ONNX file holds one policy, expected one of {known[:20]}; name it",
+            )
+        return SetState(weights_seq_no=number, onnx_file=form("onnx", chosen[0]))
 
     def _tell_policies(self, request: GetPolicies, answerer: Answerer) -> None:
         """Tell who answers for whom in an episode that the client plays by itself."""
-        state, name = self.state, request.episode_id
+        state, name, reception = self.state, request.episode_id, self._reception
         self._check_agents(request)
-        # Kept as it is now: the episode may be forgotten before the answer goes out.
-        known = dict(state.chunks[name].policies) if name in state.chunks else {}
-        asked = [agent for agent in request.agent_ids if agent not in known]
-
-        def made(trainer: Trainer) -> dict[str, str]:
-            return {agent: trainer.policy_for(f"{state.token}/{name}", agent) for agent in asked}
-
-        def send(result: dict[str, str] | MenvError) -> None:
-            if isinstance(result, BadMessageError):
-                answerer.refuse(result)
-                return
-            if isinstance(result, MenvError):
-                answerer.refuse(BadMessageError(Code.UNKNOWN_AGENT, str(result)))
-                return
-            told = {**known, **result}
-            try:
-                if request.training_enabled:
-                    self._reception.chunks.announce(state, name, told)
-            except (BadMessageError, CallOrderError) as error:
-                self._reception.refuse(error, answerer)
-                return
-            answerer.send(Policies(policy_ids={agent: told[agent] for agent in request.agent_ids}))
-
-        self._have_done(self._reception.errands.add, made, send)
+        told = dict(state.chunks[name].policies) if name in state.chunks else {}
+        try:
+            for agent in request.agent_ids:
+                if agent not in told:
+                    told[agent] = reception.latest.policy_for(f"{state.token}/{name}", agent)
+        except MenvError as error:
+            _refuse(error, answerer, Code.UNKNOWN_AGENT)
+            return
+        except Exception as error:
+            # A user's own policy_mapping_fn: train() raises it.
+            reception.switchboard.fail(error)
+            raise BadMessageError(
+                Code.INTERNAL,
+                "policy_mapping_fn: raised an error, expected a policy; see the server's report",
+            ) from error
+        if request.training_enabled:
+            reception.chunks.announce(state, name, told)
+        answerer.send(Policies(policy_ids={agent: told[agent] for agent in request.agent_ids}))
 
     def _check_agents(self, request: GetPolicies) -> None:
         """Refuse to tell who answers for agents that there cannot be."""
@@ -304,3 +309,8 @@ class Session:
                     Code.UNKNOWN_AGENT,
                     f"GET_POLICIES.agent_ids: no agent {agent[:40]!r}, expected one of the environment's",
                 )
+
+
+def _refuse(error: MenvError, answerer: Answerer, code: Code) -> None:
+    """Answer why there are no weights or policies; `code` is that of errors which are no answers yet."""
+    answerer.refuse(error if isinstance(error, BadMessageError) else BadMessageError(code, str(error)))

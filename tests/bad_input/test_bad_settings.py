@@ -26,6 +26,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "timeout here": ({"env_timeout": 1.0}, r"env_timeout: 1\.0 with environments in this process, .*num_workers"),
     "level": ({"log_level": "LOUD"}, r"log_level: 'LOUD', expected one of"),
     "workers of an input": ({"num_workers": 1, "input": len}, r"num_workers: 1 with an input, expected 0"),
+    "overlap of an input": ({"overlap": True, "input": len}, r"overlap: True with an input, expected False"),
+    "remote environments of an input": (
+        {"remote_worker_envs": True, "input": len},
+        r"remote_worker_envs: True with an input, expected False, .*put it into evaluation_config",
+    ),
     "fragment": ({"rollout_fragment_length": 0}, r"rollout_fragment_length is 0, expected an integer of at least 1"),
     "fragment text": ({"rollout_fragment_length": "long"}, r"rollout_fragment_length is 'long'"),
     "batch": ({"train_batch_size": -4}, r"train_batch_size is -4"),

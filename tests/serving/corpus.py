@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from typing import Any
 
 import gymnasium as gym
@@ -148,7 +149,7 @@ MALFORMED: dict[str, tuple[bytes, Code]] = {
     "a list": (b"[]", Code.MALFORMED),
     "a text": (b'"PING"', Code.MALFORMED),
     "a pickle": (b"\x80\x04\x95\x0b\x00", Code.MALFORMED),
-    "a byte order mark": (b'\xef\xbb\xbf{"type": "PING"}', Code.MALFORMED),
+    "half a byte order mark": (b'\xef\xbb{"type": "PING"}', Code.MALFORMED),
     "half an object": (b'{"type": "PI', Code.MALFORMED),
     "two objects": (b'{"type": "PING"}{"type": "PING"}', Code.MALFORMED),
     "single quotes": (b"{'type': 'PING'}", Code.MALFORMED),
@@ -240,7 +241,7 @@ MALFORMED: dict[str, tuple[bytes, Code]] = {
     "ragged obs": (episode(obs=[[0, 0, 0, 0], [0, 0], [0, 0, 0, 0]]), Code.WRONG_LENGTH),
     "obs one level too deep": (episode(obs=[EPISODE["obs"]]), Code.WRONG_TYPE),
     "null within obs": (episode(obs=[[0, 0, 0, None]] * 3), Code.WRONG_TYPE),
-    "fractions for actions": (episode(actions=[0.0, 1.0]), Code.WRONG_TYPE),
+    "fractions for actions": (episode(actions=[0.0, 0.5]), Code.WRONG_TYPE),
     "flags for actions": (episode(actions=[False, True]), Code.WRONG_TYPE),
     "an action too far": (episode(actions=[0, 2]), Code.OUT_OF_RANGE),
     "a negative action": (episode(actions=[0, -1]), Code.OUT_OF_RANGE),
@@ -270,7 +271,7 @@ MALFORMED: dict[str, tuple[bytes, Code]] = {
     "packed numbers turned round": (msgpacked(obs=a_pack(shape=(4, 3))), Code.WRONG_LENGTH),
     "packed numbers of one row": (msgpacked(obs=a_pack(shape=(12,))), Code.WRONG_LENGTH),
     "packed fractions for actions": (
-        msgpacked(actions=a_pack("<f8", (2,), bytes(16))), Code.WRONG_TYPE
+        msgpacked(actions=a_pack("<f8", (2,), struct.pack("<dd", 0.0, 0.5))), Code.WRONG_TYPE
     ),
     "packed numbers that are not finite": (msgpacked(obs=a_pack(data=b"\xff" * 48)), Code.NOT_FINITE),
     "packed numbers out of bounds": (

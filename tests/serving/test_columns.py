@@ -102,7 +102,7 @@ WRONG: list[tuple[gym.Space[Any], Any, Code, str]] = [
     (BOX, [0.0, True], Code.WRONG_TYPE, r"^obs\[1\]: got bool, expected float$"),
     (S.Discrete(3, start=-1), 2, Code.OUT_OF_RANGE, r"^obs: got another number, expected int <= 1$"),
     (S.Discrete(3, start=-1), -2, Code.OUT_OF_RANGE, r"expected int >= -1$"),
-    (S.Discrete(3), 1.0, Code.WRONG_TYPE, r"^obs: got float, expected int$"),
+    (S.Discrete(3), 1.5, Code.WRONG_TYPE, r"^obs: got float, expected int$"),
     (S.Discrete(3), True, Code.WRONG_TYPE, r"^obs: got bool, expected int$"),
     (S.Discrete(3), [1], Code.WRONG_TYPE, r"^obs: got array, expected int$"),
     (S.MultiDiscrete([2, 9]), [2, 0], Code.OUT_OF_RANGE, r"^obs\[0\]: got 2, expected 0 to 1$"),
@@ -183,7 +183,7 @@ def test_packed_columns_of_floats_are_checked_like_lists(array: Any, code: Code)
 
 @pytest.mark.parametrize(("space", "array", "code"), [
     (S.Discrete(2), np.array([0, 2]), Code.OUT_OF_RANGE),
-    (S.Discrete(2), np.array([0.0]), Code.WRONG_TYPE),
+    (S.Discrete(2), np.array([0.5]), Code.WRONG_TYPE),
     (S.Discrete(2), np.array([2**64 - 1], np.uint64), Code.OUT_OF_RANGE),
     (S.Box(0, 255, (1,), np.uint8), np.array([[256]]), Code.OUT_OF_RANGE),
     (S.Box(0, 255, (1,), np.uint8), np.array([[-1]], np.int8), Code.OUT_OF_RANGE),

@@ -1,55 +1,54 @@
-"""What sessions want done in the sampler's thread, where another thread stops everything meanwhile."""
+"""Answers that are made beside the server's loop, where another thread stops everything meanwhile."""
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
-from menv.errors import CallOrderError
+import pytest
+
+from menv.errors import CallOrderError, ConfigError
 from menv.serving.errands import Errands
+from menv.serving.wire.bad_message import BadMessageError, Code
+from tests.serving.talks import eventually
 
 EACH = 3
-ROUNDS = 3_000
+ROUNDS = 200
 
 
-def test_errands_are_answered_once_whichever_thread_takes_them() -> None:
+def test_errands_are_answered_once_whether_they_were_made_or_the_server_was_stopped() -> None:
+    answers: Counter[int] = Counter()
+    for number in range(ROUNDS):
+        posted: list[Callable[[], object]] = []
+        errands = Errands(lambda: None, posted.append)
+        stopping = threading.Thread(target=errands.stop, args=(CallOrderError("over"),), daemon=True)
+        for errand in range(EACH * number, EACH * number + EACH):
+            errands.add(lambda: None, lambda _, errand=errand: answers.update([errand]))  # type: ignore[misc]
+        stopping.start()
+        errands.add_later(errands, lambda _, number=number: answers.update([-number]))  # type: ignore[misc]
+        stopping.join()
+        for post in posted:
+            post()
+    assert answers == dict.fromkeys(range(1 - ROUNDS, EACH * ROUNDS), 1) | {0: 2}
+
+
+def test_what_cannot_be_made_is_answered_and_a_fault_of_the_servers_is_noted() -> None:
     posted: list[Callable[[], object]] = []
     errands = Errands(lambda: None, posted.append)
-    answers: Counter[int] = Counter()
-    faults: list[BaseException] = []
-    nobody: Any = None
-    together = threading.Barrier(2)
+    answers: list[object] = []
 
-    def stop() -> None:
-        try:
-            for _ in range(ROUNDS):
-                together.wait()
-                errands.fail(CallOrderError("over"))
-                together.wait()
-        except BaseException as fault:
-            faults.append(fault)
-            together.abort()
+    def refuse() -> None:
+        raise ConfigError("policy 'p': it has no such form")
 
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    stopping = threading.Thread(target=stop, daemon=True)
-    stopping.start()
-    try:
-        for number in range(ROUNDS):
-            for errand in range(EACH * number, EACH * number + EACH):
-                errands.add(lambda _: None, lambda _, errand=errand: answers.update([errand]))  # type: ignore[misc]
-            together.wait()
-            errands.run(nobody)
-            together.wait()
-    except threading.BrokenBarrierError:
-        pass
-    finally:
-        sys.setswitchinterval(before)
-    stopping.join()
-    assert faults == []
-    for post in posted:
-        post()
-    assert answers == dict.fromkeys(range(EACH * ROUNDS), 1)
+    errands.add(refuse, answers.append)
+    errands.add(lambda: 1 / 0, answers.append)
+    assert eventually(lambda: len(posted) == 2)
+    errands.stop(CallOrderError("over"))
+    posted[0]()
+    with pytest.raises(ZeroDivisionError):
+        posted[1]()
+    refused, internal = answers
+    assert isinstance(refused, ConfigError)
+    assert isinstance(internal, BadMessageError)
+    assert internal.code == Code.INTERNAL

@@ -116,17 +116,15 @@ def test_open_episodes_of_a_client_are_bounded_however_they_are_begun() -> None:
 
 def test_requests_that_wait_for_the_sampler_are_bounded() -> None:
     with served(kind=RLlinkInput) as one, one.voice() as voice:
-        for _ in range(50):
-            voice.tell("GET_STATE", form="weights")
-            voice.tell("GET_POLICIES", episode_id="e", agent_ids=["agent0"])
+        for _ in range(100):
             voice.tell("EPISODES_AND_GET_STATE", episodes=[], form="weights")
         voice.tell("PING")
         codes = []
         while (answer := voice.hear())["type"] != "PONG":
             codes.append(answer["code"])
-        assert codes == ["too_many"] * (150 - 64)
+        assert codes == ["too_many"] * (100 - 64)
         with one.sampling():
-            assert {voice.hear()["type"] for _ in range(64)} == {"SET_STATE", "POLICIES"}
+            assert {voice.hear()["type"] for _ in range(64)} == {"SET_STATE"}
             assert voice.ask("GET_STATE", form="weights")["type"] == "SET_STATE"
 
 

@@ -11,7 +11,7 @@ from menv.connectors import AgentConnector, register_connector
 from menv.envs import RandomMultiAgentEnv
 from menv.errors import ContractError
 from menv.loop.packed_bundle import pack_bundle
-from menv.serving.client.local_policy import LocalPolicy
+from menv.serving.client.local_policy import LocalPolicy, unpacked
 from menv.serving.client.policy_client import PolicyClient
 from menv.serving.wire.messages import SetState
 from tests.serving.courses import Course, observation, play
@@ -109,7 +109,7 @@ def test_connectors_that_remember_lives_may_come_and_go_in_the_middle_of_one() -
                 policy.agent_connectors.prepend(Aging(policy.agent_connectors.ctx))
             if number == 4:
                 policy.agent_connectors.remove("Aging")
-            local.take(None, pack_bundle(policy), number)
+            local.take(unpacked(None, pack_bundle(policy)), number)
             decided = local.act([observation(number)], None, None, [life], "here")
             assert decided.lives is not None
             (life,) = decided.lives

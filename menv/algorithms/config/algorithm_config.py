@@ -229,9 +229,10 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
                     "expected some in others; set num_workers or remote_worker_envs=True"
                 )
         if self.overlap and not self.num_workers:
-            raise ConfigError(
-                "overlap: True without workers, expected some that sample meanwhile; set num_workers to 1 or more"
-            )
+            what = "without workers, expected some that sample meanwhile; set num_workers to 1 or more"
+            if self.input is not None:
+                what = "with an input, expected False, because its clients play while this process learns; leave it out"
+            raise ConfigError(f"overlap: True {what}")
         self._check_company()
 
     def _check_company(self) -> None:

@@ -83,7 +83,9 @@ class Evaluations:
         config = self._config
         if config.evaluation_num_workers:
             from menv.algorithms.evaluation.evaluation_workers import sealed
+            from menv.scale.engines import check_system
 
+            check_system()
             self._first = sealed(evaluation_settings(config))
         if config.evaluation_interval is not None:
             self._try_out()

@@ -1,24 +1,191 @@
 """Published: an algorithm's policies as those see them who act elsewhere, each set of weights with its number.
 
 An `Algorithm` keeps one where its environment is external, and tells it when weights have changed. It is
-the `Trainer` of serving inputs. Weights that were published are kept for a while, to judge actions that they chose.
+the `Trainer` of serving inputs, whose clients are given a `Publication` while the algorithm learns the next one.
+Weights that were published are kept for a while, to judge actions that they chose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from menv import draws
+from menv.acting.backend import ActingBackend
 from menv.adapters.external import ExternalEnvs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.connectors.policy_connectors import PolicyConnectors
 from menv.episode import Episode
-from menv.errors import ConfigError
+from menv.errors import ConfigError, ContractError
+from menv.loop.bundle import Rehearsals
+from menv.loop.connector_path import plain
 from menv.loop.net_policy import NetPolicy
+from menv.loop.networks import Departed
 from menv.loop.packed_bundle import pack_bundle, pack_weights
 from menv.loop.sampler import Sampler
 from menv.loop.weights_history import WeightsHistory
 from menv.policy import Policy
+
+_LATELY = 16
+"""A form that a client has asked for is made of so many more sets of weights before the next client asks."""
+_FEW = 4
+"""Policies whose forms are made before any client has asked."""
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A policy with a back-end of its own, and what is made once for it.
+
+    Attributes:
+        policy: Whose copy it is.
+        backend: The back-end that acts for that one.
+        own: The copy.
+        rehearsals: Of its bundles.
+        graph: Makes its ONNX files.
+    """
+
+    policy: NetPolicy
+    backend: ActingBackend
+    own: NetPolicy
+    rehearsals: Rehearsals = field(default_factory=Rehearsals)
+    graph: Any = None
+
+
+class Forms:
+    """Makes the forms in which clients are given policies, of copies that nobody else uses. For one thread.
+
+    Attributes:
+        asked: The number of the weights when a client last asked for a form of a policy.
+    """
+
+    def __init__(self) -> None:
+        self.asked: dict[tuple[str, str], int] = {}
+        self._copies: dict[str, _Copy] = {}
+
+    def make(
+        self, form: str, policy: NetPolicy, weights: Mapping[str, Any], connectors: PolicyConnectors
+    ) -> Any:
+        """Return one form of a policy with these weights and connectors."""
+        copy = self._copy_of(policy)
+        copy.own.networks.backend.set_weights(0, weights)
+        copy.own.networks.connectors[:] = [connectors]  # type: ignore[index]
+        if form == "weights":
+            return pack_weights(copy.own)
+        if form == "bundle":
+            return pack_bundle(copy.own, rehearsals=copy.rehearsals)
+        from menv.algorithms.export.rllink_graph import RLlinkGraph, onnx_file
+
+        if copy.graph is None:
+            copy.graph = RLlinkGraph(copy.own)
+        return onnx_file(copy.graph.model())
+
+    def forget(self, policy_id: str) -> None:
+        """Forget a policy that is gone."""
+        self._copies.pop(policy_id, None)
+
+    def _copy_of(self, policy: NetPolicy) -> _Copy:
+        """Return a policy's copy; the same one as long as the policy is the same."""
+        backend, known = policy.networks.backend, self._copies.get(policy.policy_id)
+        if known is None or known.policy is not policy or known.backend is not backend:
+            own = NetPolicy(Departed.of(policy.networks, policy.index), 0, policy.config, policy.seed)
+            own.explore = policy.explore
+            known = self._copies[policy.policy_id] = _Copy(policy, backend, own)
+        return known
+
+
+class Publication:
+    """Policies with the weights of one number; implements `menv.serving.trainer.Publication`.
+
+    Args:
+        forms: Makes what clients are given.
+        number: Of the weights.
+        policies: By id.
+        weights: Those of the policies with a network, by id; nobody changes them.
+        since: By policy id, the number with which its connectors changed last.
+        sampler: Says which policy answers for an agent.
+
+    Attributes:
+        weights_seq_no: The number.
+        policies: As given.
+    """
+
+    def __init__(
+        self,
+        forms: Forms,
+        number: int,
+        policies: Mapping[str, Policy],
+        weights: Mapping[str, Mapping[str, Any]],
+        since: Mapping[str, int],
+        sampler: Sampler,
+    ) -> None:
+        self.weights_seq_no = number
+        self.policies = dict(policies)
+        self._forms = forms
+        self._weights = weights
+        self._connectors = {
+            name: _kept(policy) for name, policy in policies.items() if isinstance(policy, NetPolicy)
+        }
+        self._since = dict(since)
+        self._sampler, self._policy_map = sampler, sampler.policy_map
+        self._made: dict[tuple[str, str], Any] = {}
+
+    def made(self, form: str, policy_id: str) -> Any:
+        """Return what `make` has made before; see `menv.serving.trainer.Publication.made`."""
+        made = self._made[form, policy_id]
+        self._forms.asked[form, policy_id] = self.weights_seq_no
+        return made
+
+    def make(self, form: str, policy_id: str) -> Any:
+        """Return a policy in one of its forms; see `menv.serving.trainer.Publication.make`."""
+        self._forms.asked[form, policy_id] = self.weights_seq_no
+        return self._make(form, policy_id)
+
+    def make_ready(self) -> None:
+        """Make what clients have asked for lately; see `menv.serving.trainer.Publication.make_ready`."""
+        for (form, policy_id), number in list(self._forms.asked.items()):
+            if policy_id not in self.policies or number + _LATELY < self.weights_seq_no:
+                self._forms.asked.pop((form, policy_id), None)
+                self._forms.forget(policy_id)
+                continue
+            with suppress(ConfigError):
+                self._make(form, policy_id)
+
+    def expect_clients(self) -> None:
+        """Make what a first client may ask for; see `menv.serving.trainer.Publication.expect_clients`."""
+        for policy_id in list(self._weights)[:_FEW]:
+            graphs = self.policies[policy_id].networks.graphs()  # type: ignore[attr-defined]
+            # The exporter of torch takes seconds, for modules that may never be asked for.
+            if graphs is not None and graphs.stacks:
+                self._forms.asked |= {
+                    (form, policy_id): self.weights_seq_no for form in ("bundle", "onnx", "weights")
+                }
+        self.make_ready()
+
+    def connectors_since(self, policy_id: str) -> int:
+        """Return the number with which connectors changed last; see `menv.serving.trainer.Publication`."""
+        return self._since.get(policy_id, 0)
+
+    def policy_for(self, episode_id: str, agent_id: str) -> str:
+        """Return which policy answers for an agent; see `menv.serving.trainer.Publication.policy_for`."""
+        return self._policy_map.only or self._policy_map.policy_for(
+            agent_id, Episode(draws.stable_hash(episode_id) >> 5, episode_id), self._sampler
+        )
+
+    def _make(self, form: str, policy_id: str) -> Any:
+        """Return a form, which is made once."""
+        if (form, policy_id) not in self._made:
+            policy = self.policies[policy_id]
+            if not isinstance(policy, NetPolicy):
+                raise ConfigError(
+                    f"policy {policy_id!r}: {type(policy).__name__} is code of the server's own, expected a policy "
+                    "with a network; let clients ask for each action"
+                )
+            self._made[form, policy_id] = self._forms.make(
+                form, policy, self._weights[policy_id], self._connectors[policy_id]
+            )
+        return self._made[form, policy_id]
 
 
 class Published:
@@ -37,7 +204,10 @@ class Published:
         explore: Whether actions are drawn.
         weights_seq_no: The number of the weights that act now, from 1.
         observation_fn: Whether the algorithm has one.
+        latest: The policies and weights that were published last.
     """
+
+    latest: Publication
 
     def __init__(
         self,
@@ -57,8 +227,7 @@ class Published:
         self._policies = policies
         self._history = WeightsHistory()
         self._noted: dict[str, NetPolicy] = {}
-        self._made: dict[tuple[str, str], Any] = {}
-        self._graphs: dict[str, Any] = {}
+        self._forms = Forms()
         # By policy id, the version of the connectors that were published, and the number with which they came.
         self._versions: dict[str, int] = {}
         self._since: dict[str, int] = {}
@@ -84,7 +253,8 @@ class Published:
                 self._versions[policy_id] = version
                 self._since[policy_id] = number
             self._history.note(number, policy_id, policy.get_weights())
-        self._made.clear()
+        weights = {policy_id: self._history.weights(policy_id) or {} for policy_id in self._noted}
+        self.latest = Publication(self._forms, number, self._policies(), weights, self._since, self._sampler)
         self._base_env.switchboard.weights_seq_no = number
         self._sampler.played.weights_seq_no = number
         if number > 1:
@@ -102,56 +272,8 @@ class Published:
         for policy_id, policy in self._noted.items():
             if policies.get(policy_id) is not policy:
                 self._history.forget(policy_id)
-                self._graphs.pop(policy_id, None)
                 self._versions.pop(policy_id, None)
         self._noted = {name: policy for name, policy in policies.items() if isinstance(policy, NetPolicy)}
-
-    def policies(self) -> Mapping[str, Policy]:
-        """Return the policies by id; see `Trainer.policies`."""
-        return self._policies()
-
-    def onnx_file(self, policy_id: str) -> str:
-        """Return a policy as RLlink clients read it; see `Trainer.onnx_file`."""
-        return str(self._once("onnx", policy_id, self._onnx_file))
-
-    def bundle(self, policy_id: str) -> bytes:
-        """Return a policy as a packed bundle; see `Trainer.bundle`."""
-        return bytes(self._once("bundle", policy_id, pack_bundle))
-
-    def weights(self, policy_id: str) -> bytes:
-        """Return a policy's packed weights; see `Trainer.weights`."""
-        return bytes(self._once("weights", policy_id, pack_weights))
-
-    def connectors_since(self, policy_id: str) -> int:
-        """Return with which number connectors changed last; see `Trainer.connectors_since`."""
-        return self._since.get(policy_id, 0)
-
-    def policy_for(self, episode_id: str, agent_id: str) -> str:
-        """Return who answers for an agent of an episode; see `Trainer.policy_for`."""
-        policy_map = self._sampler.policy_map
-        return policy_map.only or policy_map.policy_for(
-            agent_id, Episode(draws.stable_hash(episode_id) >> 5, episode_id), self._sampler
-        )
-
-    def _once(self, form: str, policy_id: str, make: Callable[[NetPolicy], Any]) -> Any:
-        """Return one form of a policy, made once for each set of weights."""
-        if (form, policy_id) not in self._made:
-            policy = self._policies()[policy_id]
-            if not isinstance(policy, NetPolicy):
-                raise ConfigError(
-                    f"policy {policy_id!r}: {type(policy).__name__} is code of the server's own, expected a policy "
-                    "with a network; let clients ask for each action"
-                )
-            self._made[form, policy_id] = make(policy)
-        return self._made[form, policy_id]
-
-    def _onnx_file(self, policy: NetPolicy) -> str:
-        from menv.algorithms.export.rllink_graph import RLlinkGraph, onnx_file
-
-        graph = self._graphs.get(policy.policy_id)
-        if graph is None or graph.policy is not policy:
-            graph = self._graphs[policy.policy_id] = RLlinkGraph(policy)
-        return onnx_file(graph.model())
 
     def _judge(
         self, policy_id: str, number: int | None, obs: Any, mask: Any, actions: Any, state: Any
@@ -161,6 +283,18 @@ class Published:
         if not isinstance(policy, NetPolicy):
             return None
         return self._history.evaluate(policy, number, obs, mask, actions, state)
+
+
+def _kept(policy: NetPolicy) -> PolicyConnectors:
+    """Return a policy's connectors as they are now, whatever they learn later."""
+    own = policy.networks.connectors[policy.index]
+    if plain(own, policy.networks.built):
+        return own
+    try:
+        return own.frozen()
+    except ContractError:
+        # A user's own connector that cannot be copied.
+        return own
 
 
 def _version(policy: NetPolicy) -> int:

@@ -119,7 +119,7 @@ class RLlinkGraph:
                     f"{shape}; give the weights of policy {self.policy.policy_id!r}"
                 )
             self._put(PREFIX + name, value)
-        for number, one in enumerate(self._filters):
+        for number, one in enumerate(_plan(self.policy)[1]):
             for name, value in zip(_statistics(number), one.applied, strict=True):
                 # A filter that has seen nothing does not know yet how wide rows are.
                 if len(value):

@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.evaluation.evaluation_settings import evaluation_settings
 from menv.base_env import SINGLE_AGENT, BaseEnv
 from menv.env_context import EnvContext
 from menv.errors import ConfigError
@@ -80,6 +81,26 @@ def make_experience(config: AlgorithmConfig, place: Place = _DRIVER) -> tuple[An
         )
     base_env = to_base_env(source)
     return (base_env if stub is None else stub), base_env
+
+
+def check_with_input(config: AlgorithmConfig) -> None:
+    """Refuse settings that cannot work with an `input`, whose clients step their own environments.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    for name, instead in (("num_workers", ""), ("remote_worker_envs", ", or put it into evaluation_config")):
+        if value := getattr(config, name):
+            raise ConfigError(
+                f"{name}: {value} with an input, expected {type(value)()}, because one server takes many clients, "
+                f"which step their own environments; leave {name} out{instead}"
+            )
+    for name in ("evaluation_interval", "evaluation_num_workers"):
+        if (value := getattr(config, name)) and evaluation_settings(config).env is None:
+            raise ConfigError(
+                f"{name}: {value} with an input and no env, expected an environment that menv steps, because clients "
+                'cannot be evaluated; give one with evaluation_config={"env": ...}'
+            )
 
 
 def check_evaluable(config: AlgorithmConfig, training_env: Any) -> None:

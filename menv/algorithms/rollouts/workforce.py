@@ -14,7 +14,7 @@ import numpy as np
 from menv.adapters.created_envs import CreatedEnvs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.population import Population
-from menv.algorithms.rollouts.experience import make_experience
+from menv.algorithms.rollouts.experience import check_with_input, make_experience
 from menv.algorithms.rollouts.rollouts import LocalRollouts, Rollouts
 from menv.algorithms.torch_threads import set_torch_threads
 from menv.base_env import BaseEnv
@@ -60,13 +60,10 @@ class Workforce:
     def make_envs(self) -> tuple[Any, BaseEnv]:
         """Create the environments of this process; with workers it is one, which is asked for its spaces only."""
         config = self._config
+        if config.input is not None:
+            check_with_input(config)
         if not config.num_workers:
             return make_experience(config)
-        if config.input is not None:
-            raise ConfigError(
-                f"num_workers: {config.num_workers} with an input, expected 0, because one server takes many clients; "
-                "leave num_workers out"
-            )
         near = replace(config, num_envs_per_worker=1, remote_worker_envs=False, remote_env_batch_wait_ms=0)
         first, base_env = make_experience(near)
         if base_env.external:

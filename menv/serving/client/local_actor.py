@@ -1,7 +1,8 @@
 """What all episodes share that one client plays by itself: policies, their weights, and the way to the server.
 
-`LocalEpisode` asks it for policies and tells it of steps. One lock holds everything together: while weights are
-exchanged nobody acts.
+`LocalEpisode` asks it for policies and tells it of steps. Where the server forces clients to stay on policy, a call
+waits for the next weights. Otherwise a thread beside sends what is complete and fetches weights, and calls act on with
+those that are here. One lock holds everything together; that thread holds it only to take over what has come.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from menv.errors import ConfigError, ContractError, EpisodeError, MenvError, RefusedError
 from menv.segments import Column
 from menv.serving.client.client_link import ClientLink, SessionLostError
-from menv.serving.client.local_policy import Dice, LocalPolicy
+from menv.serving.client.local_policy import Dice, LocalPolicy, unpacked
 from menv.serving.wire.bad_message import Code
 from menv.serving.wire.messages import Episodes, EpisodesAndGetState, GetPolicies, GetState, SetState
 
@@ -30,6 +31,8 @@ _MOST_BYTES = 2_000_000
 """Of one message, about; half of what servers take by default."""
 _AROUND = 10_000
 """Bytes that a message has at most around one part of an episode."""
+_MOST_AHEAD = 16 * _MOST_BYTES
+"""Bytes that may wait for the thread beside; then calls wait for it, because the server takes less than they bring."""
 _OLDER_THAN_ALL = 0
 """No server counts from here."""
 
@@ -43,7 +46,7 @@ class LocalActor:
         seed: Of all draws; None takes one by chance.
 
     Attributes:
-        lock: Held by whoever acts, or exchanges something with the server.
+        lock: Held by a thread that acts, or takes over what the server has sent.
         seed: Of all draws.
         weights_seq_no: The newest weights that all policies here have, None before the first.
     """
@@ -68,6 +71,10 @@ class LocalActor:
         self._untold: list[EpisodeError] = []
         # Those that the server would wait for.
         self._lost: list[str] = []
+        # The thread beside: whether there is one, whether it shall fetch weights, and why the last one ended early.
+        self._done = threading.Condition(self.lock)
+        self._busy = self._wanted = False
+        self._failure: BaseException | None = None
 
     def noise(self, *dice: Dice) -> Column | None:
         """Return [R, width] draws, one of each; None where the server's policies take the most likely actions."""
@@ -95,12 +102,14 @@ class LocalActor:
         """
         self._steps += 1
         self._bytes += size
-        if self._steps >= self._link.config.env_steps_per_sample:
-            self._steps = 0
-            self._send(self._link.config.force_on_policy)
-        elif self._bytes + size > _MOST_BYTES:
-            # One more step may be too much for a chunk, which also holds the observation that followed its last one.
-            self._send()
+        # One more step may be too much for a chunk, which also holds the observation that followed its last one.
+        enough = self._steps >= self._link.config.env_steps_per_sample
+        if enough or self._bytes + size > _MOST_BYTES:
+            self._steps = 0 if enough else self._steps
+            if self._link.config.force_on_policy:
+                self._send(enough)
+            else:
+                self._send_beside()
         elif self._next_update is not None and time.monotonic() >= self._next_update:
             self._refresh()
 
@@ -114,7 +123,7 @@ class LocalActor:
         if self._open.pop(episode.episode_id, None) is None:
             return
         if not self._aside_or_none(episode):
-            self._conclude(None)
+            self._tell_failure()
         self.stepped(0)
 
     def set_aside(self, episode: LocalEpisode) -> None:
@@ -153,28 +162,75 @@ class LocalActor:
         with self.lock:
             self._next_update = self._due()
             self._send()
-            if self._policies:
-                self._take(self._newest())
+            self._take_newest()
 
     def flush(self) -> None:
         """Send what is complete."""
         with self.lock:
             self._send()
 
-    def _newest(self) -> SetState:
-        """Ask for the newest weights, once more of a server that has forgotten the session meanwhile."""
-        while True:
+    def _send_beside(self, newest: bool = False) -> None:
+        """Have what is complete sent, and the newest weights fetched if wanted, while calls act on.
+
+        Raises:
+            MenvError: What was sent before could not be.
+        """
+        self._tell_failure()
+        self._cut()
+        self._wanted = self._wanted or newest
+        while self._busy and sum(len(memoryview(raw)) for _, raw, _ in self._outbox) > _MOST_AHEAD:
+            self._done.wait()
+        if not self._busy:
+            self._busy = True
+            threading.Thread(target=self._beside, name="menv-policy-client", daemon=True).start()
+
+    def _beside(self) -> None:
+        """Send and fetch until there is nothing left to do; in a thread of its own."""
+        failure: BaseException | None = None
+        try:
+            while self._goes_on():
+                self._deliver()
+                if self._wanted:
+                    self._wanted = False
+                    self._take_newest()
+        except BaseException as error:
+            failure = error
+        if failure is not None:
+            with self.lock:
+                self._failure, self._busy = failure, False
+                self._done.notify_all()
+
+    def _goes_on(self) -> bool:
+        """Return whether there is something left to do beside."""
+        with self.lock:
+            self._busy = bool(self._outbox or self._lost or self._wanted)
+            self._done.notify_all()
+            return self._busy
+
+    def _tell_failure(self) -> None:
+        """Raise what could not be done beside, and what is to be told of episodes that were given up."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        if self._untold:
+            raise self._untold.pop()
+
+    def _take_newest(self) -> None:
+        """Take the newest weights, asked for once more of a server that has forgotten the session meanwhile."""
+        session: str | None = ""
+        while self._policies and self._link.session != session:
             session = self._link.session
-            state: SetState = self._link.ask(self._request(GetState), anew=True)
+            with self.lock:
+                request = self._request(GetState)
+            state: SetState = self._link.ask(request, anew=True)
             if self._link.session == session:
-                return state
+                self._take(state)
 
     def _refresh(self) -> None:
         if self._next_update is not None and time.monotonic() >= self._next_update:
-            if self._link.config.force_on_policy:
-                self._next_update = self._due()
-            else:
-                self.update()
+            self._next_update = self._due()
+            if not self._link.config.force_on_policy:
+                self._send_beside(newest=True)
 
     def _due(self) -> float | None:
         return None if self._interval is None else time.monotonic() + self._interval
@@ -211,15 +267,33 @@ class LocalActor:
         Raises:
             EpisodeError: A part of an episode was refused that the application has ended; all others were sent.
         """
+        while self._busy:
+            self._done.wait()
+        self._tell_failure()
+        self._cut()
+        state = self._deliver(wait)
+        if state is not None:
+            self._take(state)
+        self._tell_failure()
+
+    def _cut(self) -> None:
+        """Put what is complete where the next message takes it."""
         self._follow_session()
         self._of_each(self.set_aside)
+        self._bytes = 0
+
+    def _deliver(self, wait: bool = False) -> SetState | None:
+        """Send what was put aside; return the weights that come of it if `wait`."""
         state, alone = None, False
         while self._outbox:
-            count = 1 if alone else self._next_message()
+            with self.lock:
+                count = 1 if alone else self._next_message()
+                entries, last = self._outbox[:count], wait and count == len(self._outbox)
             try:
-                state = self._bring(self._outbox[:count], wait and count == len(self._outbox))
+                state = self._bring(entries, last)
             except SessionLostError:
-                self._follow_session()
+                with self.lock:
+                    self._follow_session()
             except (EpisodeError, RefusedError) as error:
                 if getattr(error, "code", None) == Code.TOO_MANY:
                     # Kept: there may be room when the application calls again, as the server may be back then.
@@ -227,22 +301,17 @@ class LocalActor:
                 # A message is taken or refused as a whole; whose fault it was shows when each part goes alone.
                 alone = True
                 if count == 1:
-                    episode, raw, _ = self._outbox[0]
-                    self._give_up(episode, _too_large(error, len(memoryview(raw))))
+                    episode, raw, _ = entries[0]
+                    with self.lock:
+                        self._give_up(episode, _too_large(error, len(memoryview(raw))))
             else:
-                del self._outbox[:count]
-        self._bytes = 0
-        if self._lost:
-            self._link.bring(Episodes(episodes=[], env_steps=0, lost=self._lost))
-            self._lost = []
-        self._conclude(state)
-
-    def _conclude(self, state: SetState | None) -> None:
-        """Go on with the weights that came with the last answer, and tell of episodes that were given up."""
-        if state is not None:
-            self._take(state)
-        if self._untold:
-            raise self._untold.pop()
+                with self.lock:
+                    self._outbox = [entry for entry in self._outbox if entry not in entries]
+        if lost := list(self._lost):
+            self._link.bring(Episodes(episodes=[], env_steps=0, lost=lost))
+            with self.lock:
+                self._lost = [name for name in self._lost if name not in lost]
+        return state
 
     def _of_each(self, do: Callable[[LocalEpisode], None]) -> None:
         """Do something with each open episode; those with which it cannot be done are given up."""
@@ -312,17 +381,19 @@ class LocalActor:
         return kind(policy_ids=sorted(self._policies), form=form, have=have, **more)
 
     def _take(self, state: SetState) -> None:
-        """Go on with other weights."""
+        """Act with other weights from now on; they are read before anything waits for them."""
         weights, bundles = state.weights or {}, state.bundles or {}
-        if weights or bundles:
-            self._of_each(lambda episode: episode.judge())
-            for name, policy in list(self._policies.items()):
-                if not policy.take(weights.get(name), bundles.get(name), state.weights_seq_no):
+        news = {name: unpacked(weights.get(name), bundles.get(name)) for name in {**weights, **bundles}}
+        with self.lock:
+            if news:
+                self._of_each(lambda episode: episode.judge())
+            for name in news.keys() & self._policies.keys():
+                if not self._policies[name].take(news[name], state.weights_seq_no):
                     # Episodes that run keep the one of before.
                     self._policies[name] = LocalPolicy(bundles[name], state.weights_seq_no)
-        self.weights_seq_no = state.weights_seq_no
-        self._took_in = self._link.session
-        self._asks = self._asks or state.ask_policies
+            self.weights_seq_no = state.weights_seq_no
+            self._took_in = self._link.session
+            self._asks = self._asks or state.ask_policies
 
 
 def _too_large(error: MenvError, size: int) -> MenvError:

@@ -24,6 +24,18 @@ from menv.spaces import OutsideSpaceError
 _AHEAD = 64
 _BYTES_BESIDE = 64
 
+News = NetPolicy | dict[str, Any]
+"""A whole policy, or the weights of one."""
+
+
+def unpacked(weights: bytes | None, bundle: bytes | None) -> News:
+    """Return the policy in a bundle, or without one the weights.
+
+    Raises:
+        ConfigError: They are damaged.
+    """
+    return unpack_weights(weights or b"") if bundle is None else policy_from_bytes(bundle)
+
 
 class Dice:
     """Draws for one agent of one episode: the same for the same seed and ids, whoever else acts in between.
@@ -97,20 +109,19 @@ class LocalPolicy:
         """In which form the next weights have to come: connectors that learn come with a whole bundle only."""
         return self._wants
 
-    def take(self, weights: bytes | None, bundle: bytes | None, number: int) -> bool:
-        """Go on with other weights; return False where the bundle is of another network, which has this id by now.
+    def take(self, news: News, number: int) -> bool:
+        """Use what `unpacked` returned; return False where it is a policy of another network, which has this id now.
 
         Raises:
-            ConfigError: They are damaged, or weights of another network.
+            ConfigError: They are weights of another network.
         """
-        if bundle is not None:
-            policy = policy_from_bytes(bundle)
-            if _form(policy) != _form(self.policy):
-                return False
-            self.policy = policy
+        if not isinstance(news, NetPolicy):
+            self.policy.set_weights(news)
+        elif _form(news) == _form(self.policy):
+            self.policy = news
             self._look()
-        elif weights is not None:
-            self.policy.set_weights(unpack_weights(weights))
+        else:
+            return False
         self.number = number
         return True
 

@@ -46,9 +46,10 @@ class PolicyClient:
         address: Such as "http://localhost:9900"; also https, tcp, tcps, ws and wss. Certificates are checked against
             the authorities of this machine, and those in the file that the variable SSL_CERT_FILE names.
         inference_mode: "local" or "remote".
-        update_interval: With "local" inference, seconds after which a call asks for new weights; None or 0 never
-            does, `update_policy_weights` does. A server that forces clients to stay on policy sends new weights for
-            each chunk, whatever is said here.
+        update_interval: With "local" inference, seconds after which new weights are fetched; None or 0 never does,
+            `update_policy_weights` does. A server with `force_on_policy` sends new weights for each chunk instead, and
+            the call that completes a chunk waits for them. Any other server is asked by a thread beside: calls act on
+            with the weights that are here, and the next call raises what went wrong there.
         session: What `session` was of a client that is gone; its remote episodes go on. None begins anew.
         token: What the server wants to be shown.
         timeout: Seconds without an answer, or without a server that has room, after which a call fails; a second more

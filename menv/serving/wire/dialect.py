@@ -11,6 +11,7 @@ import enum
 import re
 import sys
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -25,6 +26,13 @@ _SAFE_LEVELS = 5000
 """What fits half a megabyte of stack, the least that a thread of any common system has, where values are skipped."""
 _JSON_STARTS = frozenset(b"{ \t\n\r")
 _MSGPACK_MAPS = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
+MARK = b"\xef\xbb\xbf"
+"""What some programs write in front of UTF-8, a byte order mark."""
+_TEXTS = re.compile(rb'("(?:[^"\\]|\\.)*")', re.DOTALL)
+_POWERS = re.compile(rb"-?\d+(?:\.\d+)?[eE][+-]?\d+")
+_ZEROS = re.compile(rb"(?<=\d)\.0+(?![\deE])")
+_MOST_DIGITS = 20
+"""Of an integer that a dtype holds."""
 
 
 class Dialect(enum.Enum):
@@ -41,7 +49,7 @@ def dialect_of(body: bytes) -> Dialect:
         BadMessageError: It begins neither a JSON object nor a msgpack map.
     """
     first = body[0] if body else -1
-    if first in _JSON_STARTS:
+    if first in _JSON_STARTS or body.startswith(MARK):
         return Dialect.JSON
     if first in _MSGPACK_MAPS:
         return Dialect.MSGPACK
@@ -74,10 +82,41 @@ class Typed:
         Raises:
             BadMessageError: It is not written well, or is of another type.
         """
+        decode = self._json if dialect is Dialect.JSON else self._msgpack
         try:
-            return self._json(data) if dialect is Dialect.JSON else self._msgpack(data)
+            try:
+                return decode(data)
+            except msgspec.ValidationError as error:
+                # Many languages write all numbers as floats.
+                if "got `float`" not in str(error):
+                    raise
+                return decode(_whole_numbers(data, dialect))
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
             raise explained(error, where) from None
+
+
+def _whole_numbers(data: Data, dialect: Dialect) -> bytes:
+    """Return a value with its whole numbers written as integers: 1.0 and 1e0 as 1, and 1.5 as it is."""
+    if dialect is Dialect.MSGPACK:
+        return msgspec.msgpack.encode(_whole(msgspec.msgpack.decode(data)))
+    parts = _TEXTS.split(bytes(data))
+    parts[::2] = [_ZEROS.sub(b"", _POWERS.sub(_without_power, part)) for part in parts[::2]]
+    return b"".join(parts)
+
+
+def _without_power(found: re.Match[bytes]) -> bytes:
+    number = Decimal(found[0].decode())
+    whole = number.adjusted() < _MOST_DIGITS and number == number.to_integral_value()
+    return b"%d" % number if whole else found[0]
+
+
+def _whole(value: Any) -> Any:
+    """Return a decoded value with its whole floats as integers."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < 2.0**64 else value
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    return {key: _whole(one) for key, one in value.items()} if isinstance(value, dict) else value
 
 
 _FIELDS = Typed(dict[str, Raw])

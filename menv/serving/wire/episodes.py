@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import UNSET, Raw, UnsetType
 
+from menv.nested import leaves
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.bad_value import BadValueError
 from menv.serving.wire.columns import ColumnReader, ElementReader, reader_of, reward
@@ -24,8 +27,11 @@ from menv.serving.wire.free_columns import (
     ROWS,
     TIMES,
     Floats,
+    gaussian,
     log_probabilities,
     matrix,
+    refuse_positive,
+    rows_within,
     times,
 )
 from menv.serving.wire.messages import Count, Id
@@ -156,6 +162,9 @@ class EpisodeReader:
     def __init__(self, observations: ElementReader, actions: ElementReader) -> None:
         self._readers = (observations, actions)
         self._obs, self._actions = observations.columns, actions.columns
+        box = isinstance(actions.space, gym.spaces.Box)
+        self._shape: tuple[int, ...] | None = actions.space.shape if box else None
+        self._chosen = not any(isinstance(leaf, gym.spaces.Box) for leaf in leaves(actions.space))
         self._typed = Typed(*(self._declaration(dialect) for dialect in ("json", "msgpack")))
 
     def _declaration(self, dialect: str) -> Any:
@@ -166,7 +175,7 @@ class EpisodeReader:
             ("actions", getattr(self._actions, dialect) | UnsetType, UNSET),
             ("rewards", getattr(_REWARDS, dialect) | UnsetType, UNSET),
             ("action_logp", NUMBERS_OR_ROWS | None | packed, UNSET),
-            ("action_dist_inputs", ROWS | None | packed, UNSET),
+            ("action_dist_inputs", rows_within(len(self._shape or ())) | None | packed, UNSET),
             ("state_in", ROWS | None | packed, UNSET),
             ("env_t", TIMES | None | packed, UNSET),
         ]
@@ -194,8 +203,12 @@ class EpisodeReader:
             self._check_masks(obs, actions, about["terminated"] or about["truncated"], where)
         for name, (column, build) in _FREE.items():
             values = getattr(found, column)
+            if name == "dist_inputs" and self._shape:
+                build = partial(gaussian, shape=self._shape)
             if values is not UNSET and values is not None:
                 about[name] = build(values, f"{where}.{column}", steps)
+        if self._chosen and "logp" in about:
+            refuse_positive(about["logp"], f"{where}.action_logp")
         return WireEpisode(**about, obs=obs, actions=actions, rewards=rewards)
 
     def _check_masks(self, obs: Column, actions: Column, ended: bool, where: str) -> None:

@@ -16,6 +16,7 @@ from msgspec import Meta, Raw
 
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.dialect import (
+    MARK,
     Dialect,
     Typed,
     check_object,
@@ -271,6 +272,7 @@ def decode(body: bytes, max_depth: int = 32) -> tuple[Request, Dialect]:
         BadMessageError: It holds none. Its `seq` is that of the message if that much can be read.
     """
     dialect = dialect_of(body)
+    body = body.removeprefix(MARK)
     check_stack(body, dialect)
     if (asked := _question(body, dialect)) is not None:
         return asked, dialect
@@ -292,6 +294,7 @@ def decode_answer(body: bytes) -> tuple[Answer, Dialect]:
         BadMessageError: It holds none.
     """
     dialect = dialect_of(body)
+    body = body.removeprefix(MARK)
     check_stack(body, dialect)
     answer: Answer = _message(body, dialect, fields(body, dialect, "message"), _ANSWERS)
     return answer, dialect

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from menv.serving.wire.bad_message import Code
 from menv.serving.wire.bad_value import BadValueError
-from menv.serving.wire.packed import Array, Packed, unpacked
+from menv.serving.wire.packed import Array, Packed, as_integers, unpacked
 
 _INT64 = np.iinfo(np.int64)
 _LONGEST_TUPLE = 128
@@ -148,6 +148,8 @@ class NumberReader:
         if array.dtype == self._dtype:
             return array
         kind = self._dtype.kind
+        if kind != "f":
+            array = as_integers(array)
         if array.dtype.kind not in _CASTS[kind]:
             raise BadValueError(
                 Code.WRONG_TYPE, f"got packed {array.dtype}, expected numbers that fit {self._dtype}"

@@ -60,6 +60,13 @@ def unpacked(packed: Packed) -> Array:
     return np.frombuffer(packed.data, dtype).reshape(packed.shape)
 
 
+def as_integers(array: Array) -> Array:
+    """Return packed floats as integers where all of them are whole; anything else as it is."""
+    if array.dtype.kind == "f" and bool((np.abs(array) < 2.0**63).all() and (array == np.trunc(array)).all()):
+        return array.astype(np.int64)
+    return array
+
+
 def packed(array: Array) -> Packed:
     """Return an array in the form that msgpack may hold.
 
