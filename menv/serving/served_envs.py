@@ -57,8 +57,8 @@ class ServedEnvs(RoundEnvs):
         max_staleness: Updates that weights may be behind when PPO learns from what they did; None for any.
         return_s: Seconds that a client that lost its connection may take to return to its episodes.
         batch_wait: Most seconds that an action waits for others to be decided with it.
-        env_steps_per_sample: Env steps that clients that act by themselves send at once, at most as many as fit into
-            `Limits.max_body` in JSON; None takes those of a fragment.
+        env_steps_per_sample: Env steps that clients that act by themselves send at once; None takes those of a fragment,
+            but no more than surely fit into `Limits.max_body` in JSON.
         force_on_policy: Whether these wait for the next weights; None leaves it to the algorithm.
 
     Attributes:
@@ -120,17 +120,15 @@ class ServedEnvs(RoundEnvs):
         self._trainer = trainer
         self._look_at(trainer)
         forced = self._force_on_policy
-        steps = self._env_steps_per_sample or trainer.env_steps_per_sample
         reception = self._reception
-        self._reception.facts = {
-            "env_steps_per_sample": min(
-                steps, _most_steps(reception.ioctx, reception.chunks.widths, reception.limits)
-            ),
+        fit = _most_steps(reception.ioctx, reception.chunks.widths, reception.limits)
+        reception.facts = {
+            "env_steps_per_sample": self._env_steps_per_sample or min(trainer.env_steps_per_sample, fit),
             "force_on_policy": trainer.force_on_policy if forced is None else forced,
             "policies": _described(trainer),
             "explore": trainer.explore,
         }
-        self._reception.trainer = trainer
+        reception.trainer = trainer
         self._reception.chunks.refused = trainer.observation_fn
         self.server.start()
 
