@@ -57,8 +57,8 @@ class ServedEnvs(RoundEnvs):
         max_staleness: Updates that weights may be behind when PPO learns from what they did; None for any.
         return_s: Seconds that a client that lost its connection may take to return to its episodes.
         batch_wait: Most seconds that an action waits for others to be decided with it.
-        env_steps_per_sample: Env steps that clients that act by themselves send at once; None takes those of a fragment,
-            but no more than surely fit into `Limits.max_body` in JSON.
+        env_steps_per_sample: Env steps that clients that act by themselves send at once; None takes those of a
+            fragment, but no more than surely fit into `Limits.max_body` in JSON.
         force_on_policy: Whether these wait for the next weights; None leaves it to the algorithm.
 
     Attributes:

@@ -295,7 +295,8 @@ class LocalActor:
                 with self.lock:
                     self._follow_session()
             except (EpisodeError, RefusedError) as error:
-                if getattr(error, "code", None) == Code.TOO_MANY:
+                full = getattr(error, "code", None) == Code.TOO_MANY
+                if full and count == 1:
                     # Kept: there may be room when the application calls again, as the server may be back then.
                     raise
                 # A message is taken or refused as a whole; whose fault it was shows when each part goes alone.
