@@ -31,8 +31,8 @@ _MOST_BYTES = 2_000_000
 """Of one message, about; half of what servers take by default."""
 _AROUND = 10_000
 """Bytes that a message has at most around one part of an episode."""
-_MOST_AHEAD = 16 * _MOST_BYTES
-"""Bytes that may wait for the thread beside; then calls wait for it, because the server takes less than they bring."""
+_MOST_AHEAD = 10_000
+"""Chunks that may wait while weights are fetched; then calls wait, too."""
 _OLDER_THAN_ALL = 0
 """No server counts from here."""
 
@@ -73,7 +73,7 @@ class LocalActor:
         self._lost: list[str] = []
         # The thread beside: whether there is one, whether it shall fetch weights, and why the last one ended early.
         self._done = threading.Condition(self.lock)
-        self._busy = self._wanted = False
+        self._busy = self._wanted = self._fetching = False
         self._failure: BaseException | None = None
 
     def noise(self, *dice: Dice) -> Column | None:
@@ -175,11 +175,12 @@ class LocalActor:
         Raises:
             MenvError: What was sent before could not be.
         """
+        # Not further ahead than one message, unless it is weights that take their time.
+        while self._busy and not (self._fetching and len(self._outbox) < _MOST_AHEAD):
+            self._done.wait()
         self._tell_failure()
         self._cut()
         self._wanted = self._wanted or newest
-        while self._busy and sum(len(memoryview(raw)) for _, raw, _ in self._outbox) > _MOST_AHEAD:
-            self._done.wait()
         if not self._busy:
             self._busy = True
             threading.Thread(target=self._beside, name="menv-policy-client", daemon=True).start()
@@ -191,14 +192,23 @@ class LocalActor:
             while self._goes_on():
                 self._deliver()
                 if self._wanted:
-                    self._wanted = False
-                    self._take_newest()
+                    self._fetch_beside()
         except BaseException as error:
             failure = error
         if failure is not None:
             with self.lock:
                 self._failure, self._busy = failure, False
                 self._done.notify_all()
+
+    def _fetch_beside(self) -> None:
+        """Take the newest weights; calls that bring more need not wait for that."""
+        with self.lock:
+            self._wanted, self._fetching = False, True
+            self._done.notify_all()
+        try:
+            self._take_newest()
+        finally:
+            self._fetching = False
 
     def _goes_on(self) -> bool:
         """Return whether there is something left to do beside."""
@@ -229,7 +239,7 @@ class LocalActor:
     def _refresh(self) -> None:
         if self._next_update is not None and time.monotonic() >= self._next_update:
             self._next_update = self._due()
-            if not self._link.config.force_on_policy:
+            if not (self._link.config.force_on_policy or self._fetching):
                 self._send_beside(newest=True)
 
     def _due(self) -> float | None:
