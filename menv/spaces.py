@@ -167,10 +167,10 @@ class Stacker:
 
 def keeps_values(array: Array, dtype: np.dtype[Any]) -> bool:
     """Return whether numbers are the same in another type, apart from the precision of floats."""
-    if array.dtype.kind not in "iuf" or dtype.kind not in "iuf":
-        return bool(array.dtype.kind == "b" and dtype.kind in "iuf")
     if np.can_cast(array.dtype, dtype):
         return True
+    if array.dtype.kind not in "iuf" or dtype.kind not in "iuf":
+        return False
     with np.errstate(all="ignore"):
         cast = array.astype(dtype)
         if array.dtype.kind == dtype.kind == "f":

@@ -200,6 +200,12 @@ def test_elements_of_another_number_type_are_cast_with_one_warning(case: int, to
     np.testing.assert_array_equal(again, stacked)
 
 
+def test_flags_are_elements_of_a_box_of_flags_and_numbers_are_not() -> None:
+    flags: Any = gym.spaces.Box(np.zeros(2, np.bool_), np.ones(2, np.bool_), dtype=np.bool_)
+    assert why_outside(flags, np.array([True, False])) is None
+    assert why_outside(flags, np.array([1, 0])) is not None
+
+
 LOST: list[tuple[gym.Space[Any], Any]] = [
     (BOX, np.full((2, 2), 1e300)),
     (gym.spaces.Box(-np.inf, np.inf, (1,), np.float32), np.array([2**24 + 1])),
