@@ -26,6 +26,7 @@ class EnvContext(dict[str, Any]):
         remote: True if the sub-environment lives in a process of its own.
         num_workers: The configured number of remote workers; None if nobody said.
         recreated_worker: True if the worker replaces one that was lost.
+        in_evaluation: True if the environment is played in evaluations only.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class EnvContext(dict[str, Any]):
         remote: bool = False,
         num_workers: int | None = None,
         recreated_worker: bool = False,
+        in_evaluation: bool = False,
     ) -> None:
         super().__init__(_own_copy("env_config", env_config if env_config is not None else {}))
         self.worker_index = worker_index
@@ -43,6 +45,7 @@ class EnvContext(dict[str, Any]):
         self.remote = remote
         self.num_workers = num_workers
         self.recreated_worker = recreated_worker
+        self.in_evaluation = in_evaluation
 
     def copy(self) -> Self:
         """Return a context of its own with the same settings and attributes."""
@@ -59,6 +62,7 @@ class EnvContext(dict[str, Any]):
         remote: bool | None = None,
         num_workers: int | None = None,
         recreated_worker: bool | None = None,
+        in_evaluation: bool | None = None,
     ) -> Self:
         """Return a copy in which everything that is given, and not None, replaces what was there.
 
@@ -69,6 +73,7 @@ class EnvContext(dict[str, Any]):
             remote: See the attributes.
             num_workers: See the attributes.
             recreated_worker: See the attributes.
+            in_evaluation: See the attributes.
 
         Raises:
             ConfigError: `env_config` is no mapping, or holds a value that cannot be copied.
@@ -84,6 +89,7 @@ class EnvContext(dict[str, Any]):
             "remote": remote,
             "num_workers": num_workers,
             "recreated_worker": recreated_worker,
+            "in_evaluation": in_evaluation,
         }
         vars(twin).update({name: value for name, value in overrides.items() if value is not None})
         return twin

@@ -11,13 +11,17 @@ from menv.scale.engine import Engine, EngineName
 from menv.scale.process_engine import ProcessEngine
 
 
-def make_engine(name: EngineName | None = None, *, cpus: float = 1.0) -> Engine:
+def make_engine(
+    name: EngineName | None = None, *, cpus: float = 1.0, patience: float | None = None
+) -> Engine:
     """Return an engine.
 
     Args:
         name: None is Ray where it is installed, and processes elsewhere.
         cpus: What each peer takes of a cluster's CPUs; for those that mostly wait it may be 0. Processes of this
             machine are not counted.
+        patience: Seconds that each peer may wait for room in a cluster; None is 300 where a node may come, 10 on one
+            machine.
 
     Raises:
         ConfigError: Nothing has this name, or this is Windows.
@@ -37,7 +41,7 @@ def make_engine(name: EngineName | None = None, *, cpus: float = 1.0) -> Engine:
         if name is None:
             return ProcessEngine()
         raise
-    return RayEngine(cpus)
+    return RayEngine(cpus, patience)
 
 
 def check_system() -> None:

@@ -46,6 +46,7 @@ class RayPeer(Peer):
         label: What messages call it.
         cpus: What it takes of a cluster's CPUs.
         parts: The question that creates the object.
+        patience: Seconds that it may wait for room; None as long as `ray_room` does by default.
 
     Attributes:
         cpus: As given.
@@ -53,9 +54,10 @@ class RayPeer(Peer):
         since: The time of `time.monotonic` at which it was asked for.
     """
 
-    def __init__(self, label: str, cpus: float, parts: Parts) -> None:
+    def __init__(self, label: str, cpus: float, parts: Parts, patience: float | None) -> None:
         self.label = label
         self.cpus = cpus
+        self.patience = patience
         self.since = time.monotonic()
         self.ended: MenvError | None = None
         self.pending = 1
@@ -163,19 +165,21 @@ class RayEngine(Engine):
 
     Args:
         cpus: What each takes of a cluster's CPUs; for those that mostly wait it may be 0.
+        patience: Seconds that each may wait for room; None is 300 on a cluster, 10 on one machine.
     """
 
     name: ClassVar[EngineName] = "ray"
 
-    def __init__(self, cpus: float = 1.0) -> None:
+    def __init__(self, cpus: float = 1.0, patience: float | None = None) -> None:
         self._cpus = cpus
+        self._patience = patience
         self._peers: weakref.WeakSet[RayPeer] = weakref.WeakSet()
         start_ray()
 
     def start(self, make: Callable[..., Any], *args: Any, label: str) -> RayPeer:
         """Create an object in an actor; see `Engine.start`."""
         start_ray()
-        peer = RayPeer(label, self._cpus, question(label, CREATE, (make, *args)))
+        peer = RayPeer(label, self._cpus, question(label, CREATE, (make, *args)), self._patience)
         self._peers.add(peer)
         _everybody.add(peer)
         return peer
@@ -265,7 +269,7 @@ def _look_for_room(peers: Sequence[RayPeer]) -> None:
     held = sum(peer.cpus for peer in running if peer.is_placed())
     asked = sum(peer.cpus for peer in running) - held
     for peer in waiting:
-        problem = no_room(peer.label, peer.cpus, time.monotonic() - peer.since, held, asked)
+        problem = no_room(peer.label, peer.cpus, time.monotonic() - peer.since, held, asked, peer.patience)
         if problem is not None:
             peer.kill()
             peer.ended = problem

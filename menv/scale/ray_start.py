@@ -15,14 +15,32 @@ from pathlib import Path
 
 import ray
 
+from menv.errors import ConfigError
+
 _ANSWER_S = 5.0
 
 
 def start_ray() -> None:
-    """Start Ray unless the program has; by itself Ray would do so with a dashboard and many words."""
+    """Start Ray unless the program has; by itself Ray would do so with a dashboard and many words.
+
+    Raises:
+        ConfigError: This program is a client of a cluster (`ray://`), not a driver in it.
+    """
+    if _by_ray_client():
+        raise ConfigError(
+            "engine 'ray': this program is connected by Ray Client (ray://), expected a driver inside the cluster; run "
+            "it on a node of the cluster or with `ray job submit`, or take engine='process'"
+        )
     if not ray.is_initialized():
         address = "local" if _is_gone() else None
         ray.init(address=address, include_dashboard=False, logging_level=logging.ERROR)
+
+
+def _by_ray_client() -> bool:
+    """Return whether Ray is, or would be, asked through a proxy in the cluster."""
+    client = sys.modules.get("ray.util.client")
+    connected = client is not None and client.ray.is_connected()
+    return connected or (not ray.is_initialized() and os.environ.get("RAY_ADDRESS", "").startswith("ray://"))
 
 
 def _is_gone() -> bool:

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from menv.errors import NoRoomError, WorkerLostError
 from menv.scale import ray_room
@@ -39,7 +41,7 @@ def outcome(peer: Peer) -> str:
 def test_an_actor_that_has_no_room_says_so_instead_of_waiting_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ray_room, "NEVER_S", 1.0)
+    monkeypatch.setattr(ray_room, "ON_ONE_MACHINE_S", 1.0)
     engine = RayEngine(2.0)
     crowd = [engine.start(Counter, label=f"worker {index}") for index in range(3)]
     try:
@@ -56,11 +58,48 @@ def test_an_actor_that_has_no_room_says_so_instead_of_waiting_for_ever(
 
 
 @pytest.mark.usefixtures("running_ray")
-def test_an_actor_that_is_larger_than_every_node_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_room, "NEVER_S", 0.5)
-    peer = RayEngine(100.0).start(Counter, label="worker 1")
+def test_an_actor_that_is_larger_than_every_node_says_so() -> None:
+    peer = RayEngine(100.0, patience=0.5).start(Counter, label="worker 1")
     with pytest.raises(NoRoomError, match="for 100 CPU; the cluster has 4, all taken"):
         peer.answer()
+
+
+@pytest.mark.usefixtures("running_ray")
+def test_a_full_placement_group_is_named_at_once() -> None:
+    group = ray.util.placement_group([{"CPU": 1}])
+    ray.get(group.ready())
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
+
+    class Trial:
+        def run(self) -> str:
+            engine = RayEngine()
+            try:
+                return outcome(engine.start(Counter, label="worker 1"))
+            finally:
+                engine.stop()
+
+    trial: Any = ray.remote(num_cpus=1, scheduling_strategy=strategy)(Trial)
+    try:
+        assert re.search(
+            r"worker 1: has waited [2-9] s for 1 CPU; the placement group of this program has 1 CPU in 1 bundles, 0 of",
+            ray.get(trial.remote().run.remote()),
+        )
+    finally:
+        ray.util.remove_placement_group(group)
+
+
+def test_a_program_behind_ray_client_is_refused_when_the_engine_starts(tmp_path: Path) -> None:
+    script = """
+        from menv.algorithms import PPO
+        try:
+            PPO(env="CartPole-v1", config={"num_workers": 1, "engine": "ray"})
+        except Exception as error:
+            print(type(error).__name__, error)
+    """
+    found = ran(driver(tmp_path, script, env={"RAY_ADDRESS": "ray://127.0.0.1:1"}))
+    assert found.startswith(
+        "ConfigError engine 'ray': this program is connected by Ray Client (ray://), expected"
+    )
 
 
 @pytest.mark.usefixtures("running_ray")

@@ -79,6 +79,9 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
     engine: Literal["process", "ray"] | None = None
     """What workers and remote environments run on: "process", this machine, or "ray"; None takes Ray where it is
     installed."""
+    worker_start_timeout_s: float | None = None
+    """Seconds that workers wait for room in a Ray cluster; None is 300 with an autoscaler or more than one node, 10 on
+    one machine. Training then runs with the workers that are there, and the others join when Ray has placed them."""
     num_envs_per_worker: int = 1
     """Sub-environments that each worker steps together."""
     remote_worker_envs: bool = False
@@ -221,6 +224,8 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
         if self.torch_threads not in ("auto", None):
             check_count("config", "torch_threads", self.torch_threads, 1, _THREADS)
         _check_choice("log_level", self.log_level, (None, *_LEVELS))
+        if self.worker_start_timeout_s is not None:
+            _check_seconds("worker_start_timeout_s", self.worker_start_timeout_s)
         if self.env_timeout is not None:
             _check_seconds("env_timeout", self.env_timeout)
             if not (self.num_workers or self.evaluation_num_workers or self.remote_worker_envs):

@@ -59,7 +59,7 @@ class EvaluationWorkers:
         self._seed = seed
         self._metrics = Metrics(0)
         self._headlines = Headlines(crew)
-        self._engine = make_engine(settings.engine)
+        self._engine = make_engine(settings.engine, patience=settings.worker_start_timeout_s)
         self._workers: Workers | None = None
         self._playing: PolicyMap | None = None
         self._broken_off = False

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -37,10 +37,12 @@ class Place:
     Attributes:
         worker_index: 0 for the driver, from 1 for workers.
         recreated: Whether it takes the place of a worker that was lost.
+        in_evaluation: Whether it plays evaluations.
     """
 
     worker_index: int = 0
     recreated: bool = False
+    in_evaluation: bool = False
 
     def first_index(self, num_envs: int) -> int:
         """Return the index of its first sub-environment among all, where each worker has `num_envs`; 0 if unknown."""
@@ -131,6 +133,7 @@ def make_evaluation_experience(
         EnvCrashError: An environment could not be created.
     """
     check_evaluable(config, training_env)
+    place = replace(place, in_evaluation=True)
     make = partial(_make_env, config, place)
     env = make(0)
     if env is training_env:
@@ -179,6 +182,7 @@ def env_context(config: AlgorithmConfig, vector_index: int, place: Place = _DRIV
     return EnvContext(
         dict(config.env_config), worker_index=place.worker_index, vector_index=vector_index,
         num_workers=config.num_workers, recreated_worker=place.recreated, remote=config.remote_worker_envs,
+        in_evaluation=place.in_evaluation,
     )  # fmt: skip
 
 

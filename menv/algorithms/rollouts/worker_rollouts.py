@@ -75,7 +75,15 @@ class WorkerRollouts:
         self._each = num_envs
         self._headlines = Headlines(crew)
         self._workers = Workers(
-            config, self._headlines, seed, metrics, engine, num_envs, early, declared=declared
+            config,
+            self._headlines,
+            seed,
+            metrics,
+            engine,
+            num_envs,
+            early,
+            declared=declared,
+            leaves_out=True,
         )
         # What workers have done that were there before a checkpoint.
         self._gone = Stand()
@@ -152,7 +160,8 @@ class WorkerRollouts:
             WorkerLostError: Workers are lost again and again.
         """
         self._catch_up()
-        if self._prepared and all(self._workers.inboxes):
+        absent = self._workers.absent
+        if self._prepared and all(inbox or i in absent for i, inbox in enumerate(self._workers.inboxes)):
             return
         news = self._headlines.news()
         self._workers.told.clear()
@@ -165,7 +174,7 @@ class WorkerRollouts:
             self._workers.prepare(parcel)
         finally:
             # It could not be sent, somebody was interrupted, or a fragment is still due that was asked for before.
-            if len(self._workers.told) < len(self._workers):
+            if len(self._workers.told | self._workers.absent) < len(self._workers):
                 self._headlines.untold(news)
         self._prepared = True
 
@@ -178,7 +187,9 @@ class WorkerRollouts:
         """
         self.prepare()
         self._prepared = False
-        return self._together([inbox.take() for inbox in self._workers.inboxes])
+        return self._together(
+            {index: inbox.take() for index, inbox in enumerate(self._workers.inboxes) if inbox}
+        )
 
     @one_at_a_time
     def follow(self, added: Sequence[Cohort] = ()) -> None:
@@ -224,7 +235,8 @@ class WorkerRollouts:
         self.take_back()
         states = self._workers.sure_of_all("state")
         gone = Stand.sum((self._gone, *(inbox.before for inbox in self._workers.inboxes)))
-        replaced = self._workers.replaced
+        absent = self._workers.absent
+        replaced = [times for index, times in enumerate(self._workers.replaced) if index not in absent]
         return {"workers": states, "gone": gone.state(), "pieces": self._unrolls, "replaced": replaced}
 
     @one_at_a_time
@@ -249,12 +261,16 @@ class WorkerRollouts:
         # Those of another layout, and of earlier versions, tell nothing of it.
         self._workers.stand_in(tree.get("replaced", [0] * len(self._workers)))
         lost = 0
+        self._workers.present()
         for index, state in enumerate(tree["workers"]):
-            lost += int(self._workers.sure(index, "resume", state))
+            lost += int(self._workers.sure(index, "resume", state) or 0)
             # A new one: of those that were lost before this answer nothing is left that counts.
             inbox = self._workers.inboxes[index] = Inbox()
             inbox.stand = Stand.of(state)
             inbox.running = inbox.stand.running
+            if index in self._workers.absent:
+                lost += inbox.running
+                self._workers.begins_anew(index)
         return lost
 
     def stop(self) -> None:
@@ -272,16 +288,16 @@ class WorkerRollouts:
         if self._behind:
             self.follow()
 
-    def _together(self, fragments: Sequence[Fragment]) -> MultiAgentBatch:
-        """Return the fragments of all workers as one, as if one process had sampled it."""
-        for index, fragment in enumerate(fragments):
+    def _together(self, fragments: Mapping[int, Fragment]) -> MultiAgentBatch:
+        """Return the fragments of workers, by index, as one, as if one process had sampled it."""
+        for index, fragment in fragments.items():
             self._metrics.absorb(fragment.metrics)
             self.times.add(fragment.times)
             self._headlines.absorb(fragment.filters)
             self._warn(fragment.warnings)
             for batch in fragment.batch.policy_batches.values():
                 batch.segments.env_id = batch.segments.env_id + index * self._each
-        batches = [fragment.batch for fragment in fragments]
+        batches = [fragment.batch for fragment in fragments.values()]
         found = MultiAgentBatch.concat_samples(batches) if len(batches) > 1 else _own(batches[0])
         order = [name for name in self._crew.policy_map.specs if name in found]
         for name in order:

@@ -18,7 +18,7 @@ from menv.algorithms.rollouts.fragment import Plan, Settings
 from menv.algorithms.rollouts.headlines import Headlines
 from menv.algorithms.rollouts.inbox import Inbox
 from menv.algorithms.rollouts.rollout_worker import Seat, WorkerSeat
-from menv.errors import CallOrderError, EnvFaultWarning, WorkerLostError
+from menv.errors import CallOrderError, EnvFaultWarning, NoRoomError, WorkerLostError
 from menv.metrics import Metrics
 from menv.scale.engine import Engine, Peer
 from menv.scale.known_names import known_here
@@ -27,6 +27,9 @@ from menv.scale.packing import Sealed, can_be_pickled
 from menv.scale.peer_group import PeerGroup
 from menv.scale.same_spaces import Declared
 from menv.scale.watchdog import creation_limit, where_it_hung
+
+_PLACED_AGAIN_S = 10.0
+"""So long the others wait until Ray has placed the successor of a worker that was lost."""
 
 
 class Workers:
@@ -44,12 +47,14 @@ class Workers:
         label: What messages call a worker.
         first: What workers were told of the settings before the program went on, if they begin only now.
         declared: The spaces of the driver's environment, which theirs must have too.
+        leaves_out: Whether the others go on without those that a cluster has no room for.
 
     Attributes:
         inboxes: What has come from each and nobody has taken yet, and what it has done.
         ahead: How many fragments each may be asked for before the one of now is learned from.
         recreated: Numbers, from 1, of the workers that were replaced since the last look.
         told: Indices of those who have been asked for a fragment with a parcel since the last look.
+        absent: Indices of those that Ray cannot place yet; they join when it has.
     """
 
     def __init__(
@@ -66,13 +71,16 @@ class Workers:
         label: str = "worker",
         first: Sealed | None = None,
         declared: Declared | None = None,
+        leaves_out: bool = False,
     ) -> None:
         self._seed = seed
+        self._leaves_out = leaves_out
         self._declared = declared or {}
         self.inboxes = [Inbox() for _ in range(config.num_workers)]
         self.ahead = config.max_staleness if config.overlap else 0
         self.recreated: list[int] = []
         self.told: set[int] = set()
+        self.absent: set[int] = set()
         self._config = config
         self._headlines = headlines
         self._metrics = metrics
@@ -102,22 +110,64 @@ class Workers:
         """Of the workers' processes."""
         return [peer.pid for peer in self._group.peers]
 
+    def present(self) -> list[int]:
+        """Return the indices of the workers that run, after those that Ray has not placed yet had time to start.
+
+        Raises:
+            NoRoomError: Ray could place none of them.
+        """
+        problem = None
+        for index, peer in enumerate(self._group.peers if self._engine.name == "ray" else ()):
+            if peer.pid is not None:
+                self._join(index)
+            elif index not in self.absent:
+                self._engine.wait([peer])
+                ended = getattr(peer, "ended", None)
+                if isinstance(ended, NoRoomError):
+                    problem = ended
+                    self._leave_out(index, str(ended))
+        if problem is not None and len(self.absent) == len(self):
+            self.absent.clear()
+            raise problem
+        return [index for index in range(len(self)) if index not in self.absent]
+
+    def _join(self, index: int) -> None:
+        """Let a worker that Ray has placed by now take part, with the policies of now."""
+        if index in self.absent:
+            self.absent.discard(index)
+            self._group.brief_again(index)
+
+    def _leave_out(self, index: int, why: str) -> None:
+        """Continue without a worker until Ray has placed it."""
+        self.absent.add(index)
+        self._group.renew(index)
+        running = len(self) - len(self.absent)
+        if running:
+            warnings.warn(
+                f"{in_a_line(why).partition(', expected ')[0]}: training continues with {running} of {len(self)} "
+                "workers, expected all of them; the others join when there is room",
+                EnvFaultWarning,
+                stacklevel=2,
+            )
+
     def prepare(self, parcel: Any = None) -> None:
         """Wait until a fragment of each has come, and ask for those that may be sampled ahead of time.
 
         Args:
             parcel: What they are told before they sample, as the engine has put it.
         """
-        for index, inbox in enumerate(self.inboxes):
+        for index in self.present():
+            inbox = self.inboxes[index]
             inbox.check()
             self._catch_up(index)
             if not inbox.asked and not inbox:
                 self.ask(index, parcel)
         for index, inbox in enumerate(self.inboxes):
             # None is taken before all are there: whatever one of them raises, the others' wait for the next time.
-            while not inbox:
+            while not inbox and index not in self.absent:
                 self.fetch(index)
-        for index, inbox in enumerate(self.inboxes):
+        for index in set(range(len(self))) - self.absent:
+            inbox = self.inboxes[index]
             # Ahead of time: with the weights of now, which the learner will have left behind by then. One of those that
             # wait is about to be taken.
             while inbox.asked + len(inbox) <= self.ahead:
@@ -144,6 +194,8 @@ class Workers:
                 fragment = self._group.answer(index)
             except WorkerLostError as error:
                 self._replace(index, error)
+                if index in self.absent:
+                    return
                 self.ask(index, times=asked)
                 continue
             except Exception:
@@ -161,7 +213,10 @@ class Workers:
         inbox.asked = min(inbox.asked, self._group.outstanding(index))
 
     def sure(self, index: int, method: str, *args: Any, parcel: Any = None) -> Any:
-        """Return what a worker answers to something else than for a fragment; of another worker, if it is lost."""
+        """Return what a worker answers to something else than for a fragment; of another worker, if it is lost.
+
+        None for one that Ray cannot place.
+        """
         try:
             self.fetch(index)
         except WorkerLostError:
@@ -171,13 +226,16 @@ class Workers:
             # That concerns who samples next; one that could not be made says so again.
             if self._group.is_briefed(index):
                 self.inboxes[index].error = error
+        if index in self.absent:
+            return None
         self._group.settle(index)
         self._group.ask(index, method, *args, parcel=parcel)
         return self._answer(index, method, args, parcel)
 
     def sure_of_all(self, method: str, *args: Any, parcel: Any = None) -> list[Any]:
-        """Return what each answers, one after the other."""
-        return [self.sure(index, method, *args, parcel=parcel) for index in range(len(self))]
+        """Return what each answers that is there, one after the other."""
+        found = {index: self.sure(index, method, *args, parcel=parcel) for index in self.present()}
+        return [value for index, value in found.items() if index not in self.absent]
 
     def ask_all(self, method: str, *args: Any, parcel: Any = None) -> None:
         """Ask each for something else than a fragment."""
@@ -214,6 +272,11 @@ class Workers:
                 self._group.replaced[index] = times
                 self._group.brief_again(index)
 
+    def begins_anew(self, index: int) -> None:
+        """Note that a worker which is absent will not take up what one before it did, and must draw other numbers."""
+        self.inboxes[index].lose()
+        self._group.replaced[index] += 1
+
     def renew(self) -> None:
         """Make all of them anew; what they have sampled is forgotten."""
         for index in range(len(self)):
@@ -232,6 +295,8 @@ class Workers:
                 return self._group.answer(index)
             except WorkerLostError as error:
                 self._replace(index, error)
+                if index in self.absent:
+                    return None
                 self._group.ask(index, method, *args, parcel=parcel)
 
     def _plan(self, index: int, times: int) -> tuple[Any, ...]:
@@ -270,6 +335,12 @@ class Workers:
             EnvFaultWarning,
             stacklevel=2,
         )
+        peer = self._group.peers[index]
+        if self._engine.name == "ray" and len(self.absent) + 1 < len(self) and self._leaves_out:
+            # With a node that is gone its room may be gone. The others need not wait for another one.
+            self._engine.wait([peer], _PLACED_AGAIN_S)
+            if peer.pid is None:
+                self._leave_out(index, f"{peer.label}: Ray has not placed it within {_PLACED_AGAIN_S:g} s")
 
     def _overdue(self, index: int) -> str:
         """Return what a worker took too long for."""

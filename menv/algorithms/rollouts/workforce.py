@@ -46,7 +46,7 @@ class Workforce:
             from menv.algorithms.rollouts.rollout_worker import WorkerSeat
             from menv.scale.engines import make_engine
 
-            self._engine = make_engine(config.engine)
+            self._engine = make_engine(config.engine, patience=config.worker_start_timeout_s)
             self._seats = [
                 self._engine.start(WorkerSeat, label=f"worker {number}")
                 for number in range(1, config.num_workers + 1)
