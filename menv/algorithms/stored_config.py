@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium as gym
@@ -181,6 +182,7 @@ def restored_config(
             name for name in multi["policies_to_train"] if name in multi["policies"]
         ]
     values["multiagent"] = multi
+    _fit_to_machine(values, own)
     if env is not None:
         values["env"] = env
     _check_given(values)
@@ -216,6 +218,37 @@ def _bound_costs(values: Tree, given: Mapping[str, Any]) -> None:
                 f"from_checkpoint: {where}num_envs_per_worker is {shown(envs)}, expected at most {limit} from a file; "
                 f"pass {again} in config if it shall be so"
             )
+
+
+def _fit_to_machine(values: Tree, given: Mapping[str, Any]) -> None:
+    """Do without a GPU and without Ray where this machine has none, unless they are given again."""
+    specs = values["multiagent"]["policies"].values()
+    of_policies = [spec.get("config") for spec in specs if isinstance(spec, dict)]
+    settings = [one for one in (values, values.get("evaluation_config"), *of_policies) if one]
+    on_ray = [one for one in settings if one.get("engine") == "ray"]
+    if on_ray and "engine" not in given and find_spec("ray") is None:
+        warnings.warn(
+            "from_checkpoint: engine is 'ray' in the checkpoint and Ray is not installed here, so workers are "
+            "processes of this machine; run: pip install 'menv[ray]', or pass engine='process' in config",
+            stacklevel=4,
+        )
+        for one in on_ray:
+            one["engine"] = None
+    on_gpus = [one for one in settings if one.get("num_gpus")]
+    if on_gpus and "num_gpus" not in given and not _finds_gpu():
+        warnings.warn(
+            "from_checkpoint: the checkpoint has num_gpus and torch finds no GPU here, so the processor learns; pass "
+            "num_gpus=0 in config",
+            stacklevel=4,
+        )
+        for one in on_gpus:
+            one["num_gpus"] = 0
+
+
+def _finds_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def check_connectors(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import threading
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -17,6 +19,7 @@ from gymnasium.envs.registration import EnvSpec
 from menv import (
     DefaultCallbacks,
     EnvContext,
+    MultiAgentEnv,
     Policy,
     PolicySpec,
     RandomPolicy,
@@ -30,7 +33,7 @@ from menv.connectors import (
     MeanStdObservationFilterAgentConnector,
 )
 from menv.connectors.lambda_connectors import register_lambda_agent_connector
-from menv.errors import CallOrderError
+from menv.errors import CallOrderError, ContractError
 from menv.registry import make_env
 from tests.workers.crews import PLAYERS, Counting, running, same, weights_of
 
@@ -353,3 +356,85 @@ def test_a_policy_that_acts_with_torch_does_so_in_its_worker() -> None:
             assert result["inference"] == {"default_policy": "torch"}
             found.append(result["episodes_total"])
     assert found[0] == found[1]
+
+
+class Noting(gym.Env[Any, Any]):
+    """Notes where it was created."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, context: Any) -> None:
+        with Path(context["notes"]).open("a") as notes:
+            notes.write(f"{os.getpid()} {context.worker_index} {context.in_evaluation}\n")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.observation_space.sample(), 1.0, self.np_random.random() < 0.2, False, {}
+
+
+class NotingPair(MultiAgentEnv):
+    """Notes where it was created, and has two agents of unlike spaces."""
+
+    observation_spaces = {"a": gym.spaces.Discrete(2), "b": gym.spaces.Discrete(3)}  # noqa: RUF012
+    action_spaces = {"a": gym.spaces.Discrete(2), "b": gym.spaces.Discrete(4)}  # noqa: RUF012
+    possible_agents = ["a", "b"]  # noqa: RUF012
+
+    def __init__(self, context: Any) -> None:
+        super().__init__()
+        Noting(context)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return {"a": 0, "b": 2}, {}
+
+    def step(self, action_dict: Any) -> Any:
+        return {"a": 0, "b": 2}, {"a": 1.0}, {"__all__": True}, {"__all__": False}, {}
+
+
+OF_BOTH = {
+    "env": NotingPair,
+    "multiagent": {"policies": ["a", "b"], "policy_mapping_fn": lambda agent_id, *args, **kwargs: agent_id},
+}
+SPECS = {
+    name: PolicySpec(None, NotingPair.observation_spaces[name], NotingPair.action_spaces[name])
+    for name in "ab"
+}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"observation_space": Noting.observation_space, "action_space": Noting.action_space},
+        {
+            **OF_BOTH,
+            "observation_space": NotingPair.observation_spaces,
+            "action_space": NotingPair.action_spaces,
+        },
+        {**OF_BOTH, "multiagent": {**OF_BOTH["multiagent"], "policies": SPECS}},  # type: ignore[dict-item]
+    ],
+    ids=["one", "by_agent", "by_policy"],
+)
+def test_with_workers_and_spaces_the_driver_creates_no_environment(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    own = {"env": Noting, "env_config": {"notes": str(notes)}, "num_envs_per_worker": 1, **settings}
+    with running(1, **own) as algo:
+        assert algo.train()["episodes_this_iter"] > 0
+        found = [line.split() for line in notes.read_text().splitlines()]
+        assert {int(pid) for pid, *_ in found} == set(algo.worker_pids())
+        assert {(index, played) for _, index, played in found} == {("1", "False")}
+        algo.evaluate()
+        assert notes.read_text().splitlines()[-1].split()[1:] == ["0", "True"]
+
+
+def test_spaces_of_the_config_that_are_not_the_environments_are_refused_by_the_worker(tmp_path: Path) -> None:
+    spaces = {"observation_space": gym.spaces.Discrete(9), "action_space": Noting.action_space}
+    with (
+        running(1, env=Noting, env_config={"notes": str(tmp_path / "notes")}, **spaces) as algo,
+        pytest.raises(ContractError, match=r"worker 1: its observation_space is Box.*, expected one like"),
+    ):
+        algo.train()

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 import numpy as np
 
 from menv.adapters.created_envs import CreatedEnvs
@@ -17,10 +18,13 @@ from menv.algorithms.population import Population
 from menv.algorithms.rollouts.experience import check_with_input, make_experience
 from menv.algorithms.rollouts.rollouts import LocalRollouts, Rollouts
 from menv.algorithms.torch_threads import set_torch_threads
-from menv.base_env import BaseEnv
+from menv.base_env import AgentId, BaseEnv
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
 from menv.metrics import Metrics
+from menv.multi_agent_env import MultiAgentEnv
+from menv.policy_spec import PolicySpec
+from menv.scale.convert import to_base_env
 from menv.scale.engine import Engine, Peer
 from menv.scale.same_spaces import Declared, declared
 
@@ -58,12 +62,21 @@ class Workforce:
         return [] if self._workers is None else self._workers.pids
 
     def make_envs(self) -> tuple[Any, BaseEnv]:
-        """Create the environments of this process; with workers it is one, which is asked for its spaces only."""
+        """Create the environments of this process.
+
+        With workers it is one, which is asked for its spaces only, and none at all if the config has these.
+        """
         config = self._config
         if config.input is not None:
             check_with_input(config)
         if not config.num_workers:
             return make_experience(config)
+        agents = _agents_of(config)
+        if agents is not None:
+            stub = _NotCreated(agents)
+            given = {name: getattr(config, name) for name in ("observation_space", "action_space")}
+            self._declared = {name: space for name, space in given.items() if isinstance(space, gym.Space)}
+            return stub, to_base_env(stub)
         near = replace(config, num_envs_per_worker=1, remote_worker_envs=False, remote_env_batch_wait_ms=0)
         first, base_env = make_experience(near)
         if base_env.external:
@@ -154,3 +167,31 @@ class Workforce:
             self._config, population, seed, metrics, self._engine,
             own or self._config.num_envs_per_worker, self._seats, self._declared,
         )  # fmt: skip
+
+
+class _NotCreated(MultiAgentEnv):
+    """Stands for the environment in a process that does not create one: its agents, without spaces."""
+
+    def __init__(self, agents: list[AgentId]) -> None:
+        super().__init__()
+        self.possible_agents = agents
+
+
+def _agents_of(config: AlgorithmConfig) -> list[AgentId] | None:
+    """Return the agents that the config names if it has all spaces, None if an environment must declare them."""
+    multi, spaces = config.multiagent, (config.observation_space, config.action_space)
+    if getattr(config, "critic_obs", None) is not None or any(
+        isinstance(space, gym.spaces.Dict) for space in spaces
+    ):
+        # A joint observation needs every agent, and a Dict space may be that of one agent or of several.
+        return None
+    by_agent = [space for space in spaces if isinstance(space, Mapping)]
+    if None not in spaces:
+        agents = [set(one) for one in by_agent]
+        return list(by_agent[0]) if by_agent and agents[0] == agents[-1] else None if by_agent else []
+    named = multi.policies if isinstance(multi.policies, Mapping) else {}
+    specs = [PolicySpec.of(policy_id, spec) for policy_id, spec in named.items()]
+    whole = [spec.observation_space is not None and spec.action_space is not None for spec in specs]
+    own_critic = any("critic_obs" in (spec.config or {}) for spec in specs)
+    by_name = any(isinstance(spec.observation_space, gym.spaces.Dict) for spec in specs)
+    return [] if whole and all(whole) and not own_critic and not by_name else None
