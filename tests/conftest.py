@@ -17,6 +17,7 @@ settings.register_profile("menv", deadline=None)
 settings.load_profile("menv")
 
 ON_RAY = (
+    "tests/checkpoints/test_other_machines.py::test_without_ray",
     "tests/scale/",
     "tests/remote_envs/test_as_in_one_process.py",
     "tests/remote_envs/test_losses.py",
@@ -24,7 +25,6 @@ ON_RAY = (
     "tests/workers/test_callbacks_that_keep.py::test_workers_of_evaluations_on_ray_do_so_too",
     "tests/workers/test_evaluations.py::test_evaluations_are_played_on_ray_as_in_processes",
     "tests/workers/test_learning.py::test_cartpole_is_solved_while_a_worker_is_killed_every_five_seconds",
-    "tests/workers/test_growing_cluster.py",
     "tests/workers/test_on_ray.py",
 )
 """Which tests use Ray, beside those whose parameter begins with "ray-"; of several processes, one starts it."""

@@ -47,6 +47,14 @@ with PPO(env=lambda context: Levels(), config=config) as algo:
 """
 
 
+PORTS = """
+from menv import EnvContext
+
+config = {"first_port": 20_000}
+print(port_of(EnvContext(config, 0, 1)), port_of(EnvContext(config, 2, 5, in_evaluation=True)))
+"""
+
+
 def test_the_blocks_of_deploying_run_one_after_the_other_in_processes_of_their_own(tmp_path: Path) -> None:
     found = blocks("docs/deploying.md", "python")
     assert len(found) == 5
@@ -60,12 +68,13 @@ def test_the_blocks_of_deploying_run_one_after_the_other_in_processes_of_their_o
 
 
 def test_the_blocks_about_workers_print_what_the_page_says(tmp_path: Path) -> None:
-    first, second, curriculum = blocks("docs/workers.md", "python")
+    first, second, ports, curriculum = blocks("docs/workers.md", "python")
     printed = run_python(tmp_path / "same.py", first)
     assert printed == ["0 workers: 0 processes, True", "2 workers: 2 processes, True"]
     overlapped = run_python(tmp_path / "overlapped.py", "from menv.algorithms import PPO\n\n" + second)
     assert overlapped == ["staleness: {'mean': 1.0, 'max': 1}"]
     assert run_python(tmp_path / "curriculum.py", curriculum + LEVELS) == ["200.0 400.0"]
+    assert run_python(tmp_path / "ports.py", ports + PORTS) == ["20001 30205"]
 
 
 def test_who_comes_from_the_classic_api_finds_everything_and_its_defaults(tmp_path: Path) -> None:

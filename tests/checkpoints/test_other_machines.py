@@ -45,7 +45,7 @@ def test_without_a_gpu_the_processor_learns_with_a_warning(folder: Path, keys: l
 
 
 def test_a_gpu_that_is_asked_for_again_is_missed(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="num_gpus: 1, but torch .* finds no GPU here"):
+    with pytest.raises(ConfigError, match=r"num_gpus: 1, but torch .* finds no GPU here"):
         trained(folder, num_gpus=1)
 
 
