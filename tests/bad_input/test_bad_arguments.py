@@ -115,7 +115,9 @@ def test_a_state_that_is_no_list_is_refused(remembers: PPO, state: Any) -> None:
         lambda: policy.compute_actions([GOOD], state),
     ):
         refused(
-            call, "the state is a .*, expected a list of arrays; pass policy.get_initial_state", ContractError
+            call,
+            "the state is a .*, expected a list of arrays, such as list.*; pass policy.get_initial",
+            ContractError,
         )
 
 
