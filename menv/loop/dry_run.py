@@ -151,7 +151,7 @@ def _first_agents(env: Any, base_env: BaseEnv) -> list[AgentId]:
     except Exception as error:
         raise EnvCrashError(
             f"env 0 reset: raised {type(error).__name__}: {error}, expected the first observations, because "
-            f"{type(env).__name__} declares no spaces before them; declare these in __init__, or mend reset"
+            f"{type(env).__name__} declares no spaces before them; declare these in __init__, or fix reset"
         ) from error
     return list(obs) if isinstance(env, MultiAgentEnv) else []
 

@@ -87,7 +87,7 @@ class VmasEnv(BaseEnv):
             ContractError: Not all rows are answered.
         """
         if not self._started or self._ready is not None:
-            raise CallOrderError("VmasEnv.send_actions: nobody waits, expected poll first; call poll")
+            raise CallOrderError("VmasEnv.send_actions: no agent waits, expected poll first; call poll")
         if len(slots) != len(self._slots):
             raise ContractError(
                 f"VmasEnv.send_actions: {len(slots)} actions, expected {len(self._slots)}, one for each row, because "

@@ -91,7 +91,7 @@ class WorkerRollouts:
         self._warned: set[str] = set()
         # Whether workers were told to begin and nobody has taken what they sample.
         self._begun = False
-        # Whether a fragment of each has come that nobody has taken.
+        # Whether a fragment of each has come and none has been taken.
         self._prepared = False
         self.taking = Interrupts(lambda: None)
         # Whether some workers do not know yet which policies there are.
