@@ -69,7 +69,7 @@ class Life:
     states: list[Any] = field(default_factory=list)
 
 
-class Decided(NamedTuple):
+class PolicyOutput(NamedTuple):
     """What `compute_actions` returned for R rows.
 
     Attributes:
@@ -188,7 +188,7 @@ def decide(
     episodes: Any = None,
     explore: bool | None = None,
     timestep: int | None = None,
-) -> Decided:
+) -> PolicyOutput:
     """Return what a policy decides for R lives, and remember it for their next rows.
 
     Args:
@@ -246,7 +246,7 @@ def decide(
             f"policy {policy_id!r}: the fetches of compute_actions are {type(fetches).__name__}, expected a dict; "
             "return {} where there is nothing to tell"
         )
-    return Decided(actions, before, states, fetches)
+    return PolicyOutput(actions, before, states, fetches)
 
 
 @lru_cache(maxsize=256)

@@ -16,7 +16,7 @@ from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError, ContractError
 from menv.loop.block import Block
 from menv.loop.cohort import Answers, Cohort, is_retired
-from menv.loop.life_ledger import Decided, Life, LifeLedger, decide, decides_in_compute_actions
+from menv.loop.life_ledger import Life, LifeLedger, PolicyOutput, decide, decides_in_compute_actions
 from menv.loop.slot_table import SlotTable
 from menv.loop.unsound import as_text
 from menv.policy import Policy, RowDraws
@@ -236,7 +236,7 @@ class OwnCohort(Cohort):
         self.ledger.answer(block.rows, column)
         return self._env_ready(column if self._plain else answers, block.which)
 
-    def _keep(self, decided: Decided, block: Block, places: Column, policy_id: str) -> None:
+    def _keep(self, decided: PolicyOutput, block: Block, places: Column, policy_id: str) -> None:
         """Write the states and fetches of a policy's rows into the batch."""
         if decided.states_in or decided.fetches:
             assert isinstance(self.ledger, LifeLedger)

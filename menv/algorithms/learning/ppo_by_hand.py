@@ -14,7 +14,13 @@ from torch import Tensor
 from menv.acting.action_head import ActionHead
 from menv.algorithms.learning.flat_adam import FlatAdam
 from menv.algorithms.learning.ppo_loss import LossWeights, Minibatch
-from menv.algorithms.learning.ppo_slopes import Columns, loss_terms, places, policy_slopes, value_slopes
+from menv.algorithms.learning.ppo_slopes import (
+    MinibatchColumns,
+    loss_terms,
+    places,
+    policy_slopes,
+    value_slopes,
+)
 from menv.algorithms.networks.mlp_passes import MlpPasses, Workspace, can_pass
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock import LOG_STD, ROLES, StockSpec
@@ -66,12 +72,12 @@ class ColumnRows(NamedTuple):
             forbidden=None if forbidden is None else forbidden.index_select(1, order),
         )
 
-    def columns(self, part: slice) -> Columns:
+    def columns(self, part: slice) -> MinibatchColumns:
         """Return some of the rows in columns."""
         numbers = self.numbers[:, part]
         forbidden = None if self.forbidden is None else self.forbidden[:, part]
         old_logp, losses, least, most, targets = numbers[:_SCALARS].unbind(0)
-        return Columns(
+        return MinibatchColumns(
             forbidden=forbidden,
             actions=self.actions[:, part],
             old_logp=old_logp,

@@ -24,7 +24,7 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 _NORMAL_ENTROPY = _HALF_LOG_TWO_PI + 0.5
 
 
-class Columns(NamedTuple):
+class MinibatchColumns(NamedTuple):
     """Rows of one gradient step, laid out in columns; see `Minibatch`.
 
     Attributes:
@@ -65,7 +65,7 @@ class PolicySlopes(NamedTuple):
 def policy_slopes(
     head: ActionHead,
     weights: LossWeights,
-    rows: Columns,
+    rows: MinibatchColumns,
     outputs: Tensor,
     log_std: Tensor | None,
     *,
@@ -88,7 +88,7 @@ def policy_slopes(
     return _numbers(weights, rows, outputs, log_std, report)
 
 
-def value_slopes(weights: LossWeights, rows: Columns, values: Tensor) -> tuple[Tensor, Tensor]:
+def value_slopes(weights: LossWeights, rows: MinibatchColumns, values: Tensor) -> tuple[Tensor, Tensor]:
     """Return [B] the slopes of vf_loss_coeff * vf_loss in `values` [B], and [B] the errors V - V_target."""
     errors = values - rows.targets
     slopes = errors * (2.0 * weights.vf_loss_coeff / len(errors))
@@ -124,7 +124,7 @@ def places(head: ActionHead, actions: Tensor) -> Tensor:
     return columns + torch.tensor(starts, device=actions.device)[:, None]
 
 
-def _by_logp(rows: Columns, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
+def _by_logp(rows: MinibatchColumns, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
     """Return [B] the loss of each row, -r_t A_t, and [B] its slope in the log-probability."""
     clipped = log_ratio.clamp(rows.least, rows.most)
     within = clipped == log_ratio
@@ -133,7 +133,7 @@ def _by_logp(rows: Columns, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _choices(
-    head: ActionHead, weights: LossWeights, rows: Columns, outputs: Tensor, report: bool
+    head: ActionHead, weights: LossWeights, rows: MinibatchColumns, outputs: Tensor, report: bool
 ) -> PolicySlopes:
     if rows.forbidden is not None:
         outputs.masked_fill_(rows.forbidden, ILLEGAL)
@@ -167,7 +167,7 @@ def _log_chances(sizes: list[int], outputs: Tensor) -> Tensor:
 
 
 def _drift(
-    sizes: list[int], weights: LossWeights, rows: Columns, logp: Tensor, chances: Tensor
+    sizes: list[int], weights: LossWeights, rows: MinibatchColumns, logp: Tensor, chances: Tensor
 ) -> Tensor | None:
     """Return [D, B] the slopes of kl_coeff * kl - entropy_coeff * entropy of each row, None if both weigh nothing."""
     found: Tensor | None = None
@@ -183,7 +183,12 @@ def _drift(
 
 
 def _both(
-    head: ActionHead, weights: LossWeights, rows: Columns, outputs: Tensor, log_std: Tensor, report: bool
+    head: ActionHead,
+    weights: LossWeights,
+    rows: MinibatchColumns,
+    outputs: Tensor,
+    log_std: Tensor,
+    report: bool,
 ) -> PolicySlopes:
     """Return the slopes of choices and numbers: each part's are those of a head of its own, beside the other."""
     choices, numbers = head.parts
@@ -211,7 +216,7 @@ def _both(
 
 
 def _numbers(
-    weights: LossWeights, rows: Columns, means: Tensor, log_std: Tensor, report: bool
+    weights: LossWeights, rows: MinibatchColumns, means: Tensor, log_std: Tensor, report: bool
 ) -> PolicySlopes:
     shrink = log_std.neg().exp_()[:, None]
     scaled = (rows.actions - means).mul_(shrink)
