@@ -23,8 +23,8 @@ class ReadyLines:
     """Lines by id.
 
     Attributes:
-        room: How many more steps the sampler wants of pieces that were played elsewhere. Without room only those of
-            episodes that it has begun count, and are taken.
+        room: How many more steps the sampler wants. Without room only pieces of episodes that it has begun count, and
+            are taken.
         by_rows: Whether the steps of all agents count, not env steps.
     """
 
@@ -86,10 +86,11 @@ class ReadyLines:
         """Take out a few lines that are over.
 
         Of a caller that only logs, hundreds of episodes may be over before the sampler takes the first step of one.
-        Side by side they would overfill fragments by a step each, so only a few are begun at once.
+        Each of them completes a step at most, so a fragment takes no more of them than it lacks steps.
         """
-        taken = _first(self._over, _MOST_AT_ONCE)
-        begun = _first(self._logged, min(_MOST_AT_ONCE - len(taken), _MOST_AT_ONCE - len(self._under_way)))
+        most = min(_MOST_AT_ONCE, self.room) if self.room > 0 else _MOST_AT_ONCE
+        taken = _first(self._over, most, self.by_rows)
+        begun = _first(self._logged, most - max(len(taken), len(self._under_way)), self.by_rows)
         self._under_way.update(line.episode_id for line in begun)
         return taken + begun
 
@@ -124,6 +125,12 @@ class ReadyLines:
         self._under_way.discard(line.episode_id)
 
 
-def _first(lines: dict[str, Line], count: int) -> list[Line]:
-    """Take out the first lines, at most so many."""
-    return [lines.pop(name) for name in list(islice(lines, max(0, count)))]
+def _first(lines: dict[str, Line], most: float, by_rows: bool) -> list[Line]:
+    """Take out the first lines, at most so many, or where rows count about so many agents."""
+    taken = []
+    while lines and most > 0:
+        line = lines.pop(next(iter(lines)))
+        taken.append(line)
+        said = line.turns[0] if by_rows and line.turns else None
+        most -= max(1, len(said.obs or ())) if isinstance(said, Turn) else 1
+    return taken

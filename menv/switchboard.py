@@ -169,6 +169,7 @@ class Switchboard:
         *,
         wait: bool = True,
         size: int = 0,
+        taken: Answer | None = None,
     ) -> None:
         """Hand in an observation and what the caller itself did in answer to it.
 
@@ -178,6 +179,7 @@ class Switchboard:
             actions: Of the same agents.
             wait: Whether to wait while far more was logged than the sampler has taken.
             size: Bytes that it counts for in the backlog.
+            taken: Called in the sampler's thread once it has taken the row.
 
         Raises:
             EpisodeError: There is no such episode, or somebody waits for its actions.
@@ -191,7 +193,7 @@ class Switchboard:
             # Who is done has nothing more to do.
             if obs.keys() != actions.keys() and obs.keys() - line.done != actions.keys() - line.done:
                 raise unlike(obs, actions)
-            turn = line.turn(obs)
+            turn = line.turn(obs, taken)
             turn.actions = actions
             self._say(line, turn, size)
 

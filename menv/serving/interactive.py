@@ -6,6 +6,7 @@ A session hands it these requests. A message that comes again is recognised by i
 from __future__ import annotations
 
 import secrets
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -65,6 +66,7 @@ class Interactive:
         self._board = switchboard
         self._ioctx = ioctx
         self._limits = limits
+        self._decided = decided
         self._values = TurnValues(ioctx, limits.max_agents)
         self.questions = Questions(switchboard, self._values, self, limits, decided, refused)
 
@@ -122,7 +124,8 @@ class Interactive:
         link.answer, link.said = answer, type(request)
         if isinstance(request, EndEpisode):
             state.finish(request.episode_id)
-        answerer.send(answer)
+        if not (isinstance(request, LogAction) and request.wait):
+            answerer.send(answer)
 
     def link(self, state: ClientState, request: Turn, answerer: Answerer) -> Link | None:
         """Return the episode that a message belongs to; see `menv.serving.questions.Episodes`."""
@@ -203,10 +206,16 @@ class Interactive:
             obs = self._values.observations(request.observation, dialect, "LOG_ACTION", gone=gone)
             actions = self._values.actions(request.action, obs, dialect, gone)
             self._pay(link, returns, told)
-            board.log(link.board_id, obs, actions, wait=False, size=size)
+            taken = partial(self._logged, answerer, seq) if request.wait else None
+            board.log(link.board_id, obs, actions, wait=False, size=size, taken=taken)
         else:
             self._pay(link, returns, told)
         return Ok(seq=seq)
+
+    def _logged(self, answerer: Answerer, seq: int | None, why: object) -> None:
+        """Answer that an action was taken, or why not; called in the sampler's thread."""
+        error = Error(code=str(Code.STOPPING), message=str(why), seq=seq)
+        self._decided(partial(answerer.send, error if isinstance(why, BaseException) else Ok(seq=seq)))
 
     def _pay(self, link: Link, returns: tuple[Any, Any, Any] | None, size: int) -> None:
         """Pay what came with a message."""

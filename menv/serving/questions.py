@@ -37,8 +37,13 @@ _MOST_BYTES = 65_536
 """Bytes of observations that are read in one go."""
 
 _number = attrgetter("link.number")
-Decision: TypeAlias = "tuple[Sequence[Question], Mapping[Any, Any] | Actions | BaseException]"
-"""One question and the actions of its agents, or several and the action of each one's agent; or why there are none."""
+Decision: TypeAlias = (
+    "tuple[Sequence[Question], Mapping[Any, Any] | Actions | BaseException] | Callable[[], None]"
+)
+"""One question and the actions of its agents, or several and the action of each one's agent; or why there are none.
+
+Or what answers another message, to be called in the loop.
+"""
 Decided: TypeAlias = Callable[[Decision], None]
 Refused: TypeAlias = Callable[[BadMessageError | CallOrderError, Answerer, int | None], None]
 """Answers a message that cannot be taken: why, where to, and the message's number."""

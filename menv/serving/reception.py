@@ -162,7 +162,11 @@ class Reception:
     def _send(self, decisions: list[Decision], number: int) -> None:
         """Answer the questions that were decided by the weights of a number."""
         replies: list[tuple[Reply, bytes]] = []
-        for questions, decided in decisions:
+        for decision in decisions:
+            if callable(decision):
+                decision()
+                continue
+            questions, decided = decision
             if isinstance(decided, BaseException):
                 answers: list[Answer] = [
                     Error(code=str(Code.STOPPING), message=str(decided), seq=question.request.seq)

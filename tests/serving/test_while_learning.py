@@ -248,6 +248,44 @@ def test_actions_are_chosen_while_the_answer_with_new_weights_is_awaited() -> No
         assert course.has_rewards([1.0] * 101)
 
 
+def test_actions_are_chosen_while_the_server_takes_a_message_slowly_and_what_waits_is_bounded() -> None:
+    with (
+        Course(force_on_policy=False) as course,
+        PolicyClient(course.address, "local", update_interval=None) as client,
+    ):
+        name = client.start_episode()
+        client.get_action(name, observation(0))
+        assert client._actor is not None
+        link, arrived, played, over = client._actor._link, threading.Event(), [0], threading.Event()
+        bring = link.bring
+
+        def slowly(request: Any) -> None:
+            assert arrived.wait(PATIENCE_S)
+            bring(request)
+
+        def play() -> None:
+            for number in range(2_000):
+                client.log_returns(name, 1.0)
+                client.get_action(name, observation(number % 100))
+                played[0] += 1
+            over.set()
+
+        link.bring = slowly  # type: ignore[method-assign]
+        playing = threading.Thread(target=play)
+        playing.start()
+        # Messages have 8 steps.
+        assert eventually(lambda: played[0] > 8 * 60)
+        assert not over.wait(0.3)
+        assert played[0] < 8 * 70
+        arrived.set()
+        assert over.wait(PATIENCE_S)
+        playing.join(PATIENCE_S)
+        client.log_returns(name, 1.0)
+        client.end_episode(name, observation(0))
+        client.close()
+        assert course.has_rewards([1.0] * 2_001)
+
+
 @pytest.mark.alone
 @pytest.mark.slow
 def test_a_learner_in_plain_python_lets_the_serving_thread_have_its_turn() -> None:

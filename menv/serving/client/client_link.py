@@ -75,6 +75,7 @@ class ClientLink:
         session: What to go on with, None for a new session.
 
     Attributes:
+        timeout: As given.
         config: What the server said at the last greeting.
 
     Raises:
@@ -90,7 +91,7 @@ class ClientLink:
         timeout: float = 60.0,
         session: str | None = None,
     ) -> None:
-        self._address, self._token, self._name, self._timeout = address, token, name, timeout
+        self._address, self._token, self._name, self.timeout = address, token, name, timeout
         self._lock = threading.RLock()
         self._connection: ClientConnection | None = None
         self._conversation = new_session_name()
@@ -173,7 +174,7 @@ class ClientLink:
 
     def _ask_until_answered(self, body: bytes, anew: bool, answered: bool = True) -> Answer:
         """Return the answer, over as many connections as it takes."""
-        end, pause = time.monotonic() + self._timeout, _FIRST_PAUSE_S
+        end, pause = time.monotonic() + self.timeout, _FIRST_PAUSE_S
         while True:
             try:
                 return self._attempt(body, anew, answered)
@@ -193,7 +194,7 @@ class ClientLink:
                 encrypted = f", or write {plain}s:// if it is encrypted" if plain else ""
                 raise ServerGoneError(
                     f"PolicyClient: {address} does not answer ({why}), expected a server there within "
-                    f"{self._timeout:g} s; start it, or give a longer timeout{encrypted}"
+                    f"{self.timeout:g} s; start it, or give a longer timeout{encrypted}"
                 ) from why
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -236,7 +237,7 @@ class ClientLink:
 
     def _connect(self, anew: bool) -> None:
         """Connect and greet."""
-        connection = connect(self._address, self._token, self._timeout, self._conversation)
+        connection = connect(self._address, self._token, self.timeout, self._conversation)
         self._connection = connection
         connection.send(self._greeting())
         answer = decode_answer(connection.receive())[0]

@@ -31,8 +31,11 @@ _MOST_BYTES = 2_000_000
 """Of one message, about; half of what servers take by default."""
 _AROUND = 10_000
 """Bytes that a message has at most around one part of an episode."""
-_MOST_AHEAD = 10_000
-"""Chunks that may wait while weights are fetched; then calls wait, too."""
+_MOST_AHEAD = 64
+"""Messages that may wait, of an env step of each open episode or more; then calls wait, too."""
+_MOST_AHEAD_BYTES = 8 * _MOST_BYTES
+_PAUSE_S = 0.05
+"""Before the server is asked again whether it has room."""
 _OLDER_THAN_ALL = 0
 """No server counts from here."""
 
@@ -65,7 +68,8 @@ class LocalActor:
         # Whether the server has said that there are others than the one policy that it told of first.
         self._asks = False
         self._open: dict[str, LocalEpisode] = {}
-        self._outbox: list[tuple[LocalEpisode, Raw, int]] = []
+        # Chunks with their env steps and the number of the weights that acted in them.
+        self._outbox: list[tuple[LocalEpisode, Raw, int, int | None]] = []
         self._steps = self._bytes = 0
         # Of episodes that are over and were given up.
         self._untold: list[EpisodeError] = []
@@ -73,7 +77,7 @@ class LocalActor:
         self._lost: list[str] = []
         # The thread beside: whether there is one, whether it shall fetch weights, and why the last one ended early.
         self._done = threading.Condition(self.lock)
-        self._busy = self._wanted = self._fetching = False
+        self._busy = self._wanted = False
         self._failure: BaseException | None = None
 
     def noise(self, *dice: Dice) -> Column | None:
@@ -124,13 +128,19 @@ class LocalActor:
             return
         if not self._aside_or_none(episode):
             self._tell_failure()
-        self.stepped(0)
+        try:
+            self.stepped(0)
+        except RefusedError as error:
+            if not _is_full(error):
+                raise
+            # The next action tells: the end of this episode was taken over, and is sent later.
+            self._failure = error
 
     def set_aside(self, episode: LocalEpisode) -> None:
         """Put what is complete of an episode where the next message takes it."""
         chunk = episode.chunk()
         if chunk is not None:
-            self._outbox.append((episode, *chunk))
+            self._outbox.append((episode, *chunk, self.weights_seq_no))
 
     def _aside_or_none(self, episode: LocalEpisode) -> bool:
         """Do what `set_aside` does, or give the episode up and return False."""
@@ -169,46 +179,40 @@ class LocalActor:
         with self.lock:
             self._send()
 
-    def _send_beside(self, newest: bool = False) -> None:
-        """Have what is complete sent, and the newest weights fetched if wanted, while calls act on.
+    def _send_beside(self) -> None:
+        """Have what is complete sent, and the newest weights fetched if they are wanted, while calls act on.
 
         Raises:
             MenvError: What was sent before could not be.
         """
-        # Not further ahead than one message, unless it is weights that take their time.
-        while self._busy and not (self._fetching and len(self._outbox) < _MOST_AHEAD):
+        while self._busy and self._is_far_ahead():
             self._done.wait()
         self._tell_failure()
         self._cut()
-        self._wanted = self._wanted or newest
         if not self._busy:
             self._busy = True
             threading.Thread(target=self._beside, name="menv-policy-client", daemon=True).start()
 
+    def _is_far_ahead(self) -> bool:
+        """Return whether so much waits to be sent that calls wait, too."""
+        return (
+            len(self._outbox) > _MOST_AHEAD * max(1, len(self._open))
+            or sum(len(memoryview(raw)) for _, raw, _, _ in self._outbox) > _MOST_AHEAD_BYTES
+        )
+
     def _beside(self) -> None:
         """Send and fetch until there is nothing left to do; in a thread of its own."""
-        failure: BaseException | None = None
         try:
             while self._goes_on():
-                self._deliver()
                 if self._wanted:
-                    self._fetch_beside()
+                    self._wanted = False
+                    self._take_newest()
+                else:
+                    self._deliver()
         except BaseException as error:
-            failure = error
-        if failure is not None:
             with self.lock:
-                self._failure, self._busy = failure, False
+                self._failure, self._busy, self._wanted = error, False, False
                 self._done.notify_all()
-
-    def _fetch_beside(self) -> None:
-        """Take the newest weights; calls that bring more need not wait for that."""
-        with self.lock:
-            self._wanted, self._fetching = False, True
-            self._done.notify_all()
-        try:
-            self._take_newest()
-        finally:
-            self._fetching = False
 
     def _goes_on(self) -> bool:
         """Return whether there is something left to do beside."""
@@ -239,8 +243,10 @@ class LocalActor:
     def _refresh(self) -> None:
         if self._next_update is not None and time.monotonic() >= self._next_update:
             self._next_update = self._due()
-            if not (self._link.config.force_on_policy or self._fetching):
-                self._send_beside(newest=True)
+            if not self._link.config.force_on_policy:
+                self._wanted = True
+                if not self._busy:
+                    self._send_beside()
 
     def _due(self) -> float | None:
         return None if self._interval is None else time.monotonic() + self._interval
@@ -279,9 +285,12 @@ class LocalActor:
         """
         while self._busy:
             self._done.wait()
+        if _is_full(self._failure):
+            # What there was no room for is sent now.
+            self._failure = None
         self._tell_failure()
         self._cut()
-        state = self._deliver(wait)
+        state = self._deliver(wait, time.monotonic() + self._link.timeout)
         if state is not None:
             self._take(state)
         self._tell_failure()
@@ -292,10 +301,15 @@ class LocalActor:
         self._of_each(self.set_aside)
         self._bytes = 0
 
-    def _deliver(self, wait: bool = False) -> SetState | None:
-        """Send what was put aside; return the weights that come of it if `wait`."""
+    def _deliver(self, wait: bool = False, until: float = 0.0) -> SetState | None:
+        """Send what was put aside; return the weights that come of it if `wait`.
+
+        Raises:
+            RefusedError: The server has no room, and that time is over; everything is kept.
+        """
         state, alone = None, False
-        while self._outbox:
+        # Beside, weights are fetched in between, however much there is to send.
+        while self._outbox and (until or not self._wanted):
             with self.lock:
                 count = 1 if alone else self._next_message()
                 entries, last = self._outbox[:count], wait and count == len(self._outbox)
@@ -305,19 +319,21 @@ class LocalActor:
                 with self.lock:
                     self._follow_session()
             except (EpisodeError, RefusedError) as error:
-                full = getattr(error, "code", None) == Code.TOO_MANY
-                if full and count == 1:
-                    # Kept: there may be room when the application calls again, as the server may be back then.
-                    raise
+                if count == 1 and _is_full(error):
+                    if time.monotonic() >= until:
+                        raise
+                    time.sleep(_PAUSE_S)
+                    continue
                 # A message is taken or refused as a whole; whose fault it was shows when each part goes alone.
                 alone = True
                 if count == 1:
-                    episode, raw, _ = entries[0]
+                    episode, raw = entries[0][:2]
                     with self.lock:
                         self._give_up(episode, _too_large(error, len(memoryview(raw))))
             else:
                 with self.lock:
-                    self._outbox = [entry for entry in self._outbox if entry not in entries]
+                    sent = set(map(id, entries))
+                    self._outbox = [entry for entry in self._outbox if id(entry) not in sent]
         if lost := list(self._lost):
             self._link.bring(Episodes(episodes=[], env_steps=0, lost=lost))
             with self.lock:
@@ -346,27 +362,29 @@ class LocalActor:
     def _next_message(self) -> int:
         """Return how many entries the next message takes."""
         size = count = 0
-        for _, raw, _ in self._outbox:
+        for _, raw, _, number in self._outbox:
             size += len(memoryview(raw))
-            if count and size > _MOST_BYTES:
+            if count and (size > _MOST_BYTES or number != self._outbox[0][3]):
                 break
             count += 1
         return count
 
-    def _bring(self, entries: Sequence[tuple[LocalEpisode, Raw, int]], wait: bool) -> SetState | None:
+    def _bring(
+        self, entries: Sequence[tuple[LocalEpisode, Raw, int, int | None]], wait: bool
+    ) -> SetState | None:
         """Send one message; return the weights that come of it, if somebody waits for them."""
         state: SetState | None = None
         about: dict[str, Any] = {
-            "episodes": [raw for _, raw, _ in entries],
-            "env_steps": sum(steps for _, _, steps in entries),
-            "weights_seq_no": self.weights_seq_no,
+            "episodes": [raw for _, raw, _, _ in entries],
+            "env_steps": sum(steps for _, _, steps, _ in entries),
+            "weights_seq_no": entries[0][3],
         }
         if wait:
             state = self._link.ask(self._request(EpisodesAndGetState, **about))
             self._next_update = self._due()
         else:
             self._link.bring(Episodes(**about))
-        for episode, _, _ in entries:
+        for episode, *_ in entries:
             episode.known = True
         return state
 
@@ -405,6 +423,11 @@ class LocalActor:
             self.weights_seq_no = state.weights_seq_no
             self._took_in = self._link.session
             self._asks = self._asks or state.ask_policies
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Return whether a server has refused a message for lack of room, and may take it later."""
+    return getattr(error, "code", None) == Code.TOO_MANY
 
 
 def _too_large(error: MenvError, size: int) -> MenvError:

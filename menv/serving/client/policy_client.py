@@ -173,7 +173,7 @@ class PolicyClient:
         return self._episode("get_action", episode_id).act(observation)
 
     def log_action(self, episode_id: str, observation: Any, action: Any) -> None:
-        """Tell of an action that the application chose itself.
+        """Tell of an action that the application chose itself; waits until the server has sampled it.
 
         DQN learns from it; PPO, which must know how probable an action was, does not.
 

@@ -81,6 +81,7 @@ class RemoteEpisode:
             LogAction,
             observation=written(observation, "log_action"),
             action=written(action, "log_action"),
+            wait=True,
         )
 
     def pay(self, reward: Any, info: Any, done: Mapping[str, bool] | None) -> None:

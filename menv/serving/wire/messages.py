@@ -126,10 +126,11 @@ class GetAction(Turn, frozen=True, kw_only=True, tag="GET_ACTION"):
 
 
 class LogAction(Turn, frozen=True, kw_only=True, tag="LOG_ACTION"):
-    """Tells what the client did by itself; answered with `Ok`."""
+    """Tells what the client did by itself; answered with `Ok`, and if `wait`, once the sampler has taken it."""
 
     observation: Raw
     action: Raw
+    wait: bool = False
 
 
 class LogReturns(Turn, frozen=True, kw_only=True, tag="LOG_RETURNS"):
