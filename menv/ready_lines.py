@@ -15,6 +15,8 @@ from menv.line import Line, Turn
 from menv.played import Played
 
 _MOST_AT_ONCE = 16
+# The end of an episode takes the sampler several times as long as a question.
+_MOST_ENDS = 4
 # A piece costs the sampler several times as much as the end of an episode.
 _MOST_PIECES = 4
 
@@ -75,24 +77,31 @@ class ReadyLines:
             if before is None:
                 self._latest = line.place = self._latest + 1
 
-    def take(self) -> list[Line]:
-        """Take out what the sampler is to take next, in the order in which it was said."""
+    def take(self, others: int = 0) -> list[Line]:
+        """Take out what the sampler is to take next, in the order in which it was said.
+
+        Args:
+            others: How many episodes ask for actions that are not here.
+        """
         lines = list(self._asking.values())
         self._asking.clear()
-        more = self._take_over() + self._take_pieces()
+        more = self._take_over(len(lines) + others) + self._take_pieces()
         return sorted(lines + more, key=attrgetter("place")) if more else lines
 
-    def _take_over(self) -> list[Line]:
+    def _take_over(self, asking: int) -> list[Line]:
         """Take out a few lines that are over.
 
         Of a caller that only logs, hundreds of episodes may be over before the sampler takes the first step of one.
         Each of them completes a step at most, so a fragment takes no more of them than it lacks steps.
         """
-        most = min(_MOST_AT_ONCE, self.room) if self.room > 0 else _MOST_AT_ONCE
+        room = self.room if self.room > 0 else _MOST_AT_ONCE
+        most = min(_MOST_AT_ONCE, room)
+        # Every episode asks once at least: where as many ends as questions are taken, ends do not pile up.
+        ended = _first(self._ended, max(min(_MOST_ENDS, room), asking), self.by_rows)
         taken = _first(self._over, most, self.by_rows)
         begun = _first(self._logged, most - max(len(taken), len(self._under_way)), self.by_rows)
         self._under_way.update(line.episode_id for line in begun)
-        return taken + begun
+        return ended + taken + begun
 
     def _take_pieces(self) -> list[Line]:
         """Take out a few lines with pieces, of each client in turn, while there is room."""

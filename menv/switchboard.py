@@ -326,7 +326,7 @@ class Switchboard:
                 raise over()
             if self._fault and (not self.ready or time.monotonic() - self._fault_at > _PATIENCE):
                 raise self._fault
-            return self._ready.take()
+            return self._ready.take(self.ready - len(self._ready))
 
     def next_turns(self, lines: Sequence[Line]) -> list[Turn | Played | None]:
         """Return what is to be taken next in each episode, None while its last turn is not answered."""

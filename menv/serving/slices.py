@@ -13,7 +13,7 @@ from time import perf_counter
 Work = Iterator[object]
 Then = Callable[[Exception | None], None]
 
-SLICE_S = 0.003
+SLICE_S = 0.001
 """Seconds of work before others have their turn."""
 _SHORT_S = 0.0005
 """Work that takes less is not counted."""

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import socket
 from abc import abstractmethod
-from collections.abc import Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, cast
 
 from menv.errors import ConfigError
@@ -87,6 +88,8 @@ class Listener(Transport):
         self._none_open = asyncio.Event()
         self._none_open.set()
         self.reader: SocketReader | None = None
+        # Connections that have more to handle than one turn holds; one of them has its turn in a round of the loop.
+        self._turns: deque[Callable[[], None]] = deque()
 
     @property
     def connections(self) -> int:
@@ -167,6 +170,18 @@ class Listener(Transport):
     def stays(self, connection: Connection) -> None:
         """Note that a connection has sent its first body, and keeps its place from now on."""
         self._giving_way.pop(connection, None)
+
+    def wait_for_turn(self, take_turn: Callable[[], None]) -> None:
+        """Call `take_turn` once the loop has gone round, after those of other connections that wait."""
+        self._turns.append(take_turn)
+        if len(self._turns) == 1:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        take_turn = self._turns.popleft()
+        if self._turns:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        take_turn()
 
     def _prepare(self) -> None:
         """Import what is needed and set it up; runs before the port is bound."""

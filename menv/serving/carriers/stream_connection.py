@@ -20,6 +20,8 @@ from menv.serving.wire.bad_message import BadMessageError
 
 _TURN = 32
 """Bodies handled before others have their turn."""
+_TURN_S = 0.0005
+"""Seconds after which a turn ends in any case."""
 _WEIGHT = 500
 """Bytes of a body that count for one more."""
 _SLICE = 8
@@ -201,21 +203,23 @@ class StreamConnection(asyncio.Protocol):
         self._at_rest = idle and not self._silent and self._partial_since is None
 
     def _handle_some(self) -> None:
-        budget = _TURN
+        budget, now = _TURN, monotonic()
+        until = now + _TURN_S
         while (self._bodies or self._unfed) and not (
             self._ending or self._paused or self._throttled or self._held
         ):
-            if budget <= 0:
+            if budget <= 0 or now > until:
                 self._scheduled = True
-                asyncio.get_running_loop().call_soon(self._take_turn)
+                self._listener.wait_for_turn(self._take_turn)
                 break
             if not self._bodies:
                 budget -= _SLICE
                 self._bodies.extend(self._take_apart(self._next_slice()))
-            elif not self._is_too_fast(monotonic()):
+            elif not self._is_too_fast(now):
                 body = self._bodies.popleft()
                 budget -= 1 + len(body) // _WEIGHT
                 self._hand_over(body)
+            now = monotonic()
 
     def _come_to_an_end(self) -> None:
         """Do what had to wait until everything received was handled."""
