@@ -18,7 +18,7 @@ _MOST_AT_ONCE = 16
 # The end of an episode takes the sampler several times as long as a question.
 _MOST_ENDS = 4
 # A piece costs the sampler several times as much as the end of an episode.
-_MOST_PIECES = 4
+_MOST_PIECES = 2
 
 
 class ReadyLines:

@@ -70,8 +70,8 @@ class PlayedRows:
         self._book = book
         self._table = table
         self._cohorts = cohorts
-        # The rows of last observations that wait for the next piece: by slot, cohort and row.
-        self._waiting: dict[int, tuple[int, int]] = {}
+        # [slots] the row of a last observation that waits for the next piece, -1 where none does.
+        self._waiting = np.zeros(0, np.int64)
 
     def take(self, ready: Ready) -> Column:
         """Take in the pieces of a poll.
@@ -108,22 +108,28 @@ class PlayedRows:
 
     def closed(self) -> None:
         """Find the waiting rows again, once the ledgers have been closed."""
-        for number, cohort in enumerate(self._cohorts if self._waiting else ()):
-            here = sorted((row, slot) for slot, (home, row) in self._waiting.items() if home == number)
-            moved = cohort.ledger.moved(np.array([row for row, _ in here], np.int64))
-            rows = range(moved.start, moved.stop) if isinstance(moved, slice) else moved.tolist()
-            self._waiting.update({slot: (number, row) for row, (_, slot) in zip(rows, here, strict=True)})
+        slots = np.flatnonzero(self._waiting >= 0)
+        # By row: what is next to each other may be found as a slice.
+        slots = slots[np.argsort(self._waiting[slots])]
+        homes = self._table.cohorts[slots]
+        for number in np.unique(homes).tolist():
+            mine = slots[homes == number]
+            moved = self._cohorts[number].ledger.moved(self._waiting[mine])
+            self._waiting[mine] = np.arange(moved.start, moved.stop) if isinstance(moved, slice) else moved
 
     def _take_agent(self, piece: Piece, part: AgentPiece, ready: Ready) -> int:
         """Take in what one agent did; return its number of actions."""
         slot, moves = part.slot, part.moves
         if part.join is not None:
             self._book.join(part.join)
+        if slot >= len(self._waiting):
+            more = len(self._table.cohorts) - len(self._waiting)
+            self._waiting = np.append(self._waiting, np.full(more, -1))
         count = 0 if moves is None else len(moves.rewards)
         if count:
             self._write(piece, part, moves, ready)
         if part.end is not None:
-            self._waiting.pop(slot, None)
+            self._waiting[slot] = -1
             self._book.end(part.end, self._ended_at(piece, moves, ready))
         return count
 
@@ -132,16 +138,15 @@ class PlayedRows:
         slot, count = part.slot, len(moves.rewards)
         seat = self._table.seat(slot)
         cohort = self._cohorts[seat.cohort]
-        known = self._waiting.pop(slot, None)
-        first, last = int(known is not None), count + (part.end is None)
+        known = self._waiting.item(slot)
+        first, last = int(known >= 0), count + (part.end is None)
         # The last step of an episode, handed in alone, adds none.
         rows = np.zeros(0, np.int64)
         if first < last:
             rows = self._add(cohort, piece, part, slice(first, last), ready)
-        if known is not None:
-            rows = np.concatenate(([known[1]], rows))
-        if part.end is None:
-            self._waiting[slot] = seat.cohort, int(rows[count])
+        if known >= 0:
+            rows = np.concatenate(([known], rows))
+        self._waiting[slot] = rows[count] if part.end is None else -1
         done = rows[:count]
         cohort.played(done, slot, seat.policy, moves)
         self._judge(cohort, piece, seat.policy, done, moves)

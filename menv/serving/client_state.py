@@ -146,7 +146,9 @@ class ClientState:
             self.finished.popitem(last=False)
 
     def forget_chunks(self) -> None:
-        """Forget the oldest finished episodes that it played by itself."""
+        """Forget the oldest finished episodes that it played by itself, many at once: looking for them takes long."""
+        if self.chunks_over <= 2 * _KEPT_FINISHED:
+            return
         over = [name for name, one in self.chunks.items() if one.over]
         for name in over[:-_KEPT_FINISHED]:
             del self.chunks[name]
