@@ -33,8 +33,9 @@ class ReadyLines:
     def __init__(self) -> None:
         self.room: float = float("inf")
         self.by_rows = False
+        # Lines with a question, or a step of an episode that is under way.
         self._asking: dict[str, Line] = {}
-        # Lines that are over: those of which the sampler has begun the episode, and those of which it has not.
+        # Other lines that are over: those of which the sampler has begun the episode, and those of which it has not.
         self._over: dict[str, Line] = {}
         self._logged: dict[str, Line] = {}
         # Lines with pieces, by client; the client whose turn it is comes first.
@@ -67,7 +68,7 @@ class ReadyLines:
             lines = self._playing.setdefault(line.backlog, {})
             self._pieces += name not in lines
             self._begun_pieces += line.begun and name not in lines
-        elif line.over:
+        elif line.over and name not in self._under_way:
             before = self._asking.pop(name, None)
             lines = self._over if line.begun else self._logged
         else:

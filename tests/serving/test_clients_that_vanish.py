@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,15 @@ import pytest
 from menv.algorithms import DQN
 from menv.errors import RefusedError
 from menv.serving import Limits
+from menv.serving.carriers.tcp import TcpTransport
 from menv.serving.client.policy_client import PolicyClient
 from menv.serving.rllink import RLlinkInput
 from tests.external.told import Told, obs, training, waiting
 from tests.serving.doors import HTTP, TCP, WEBSOCKET, Door
 from tests.serving.served import Served, obs_of, served, settled
 from tests.serving.talks import eventually
+from tests.serving.test_interactive import TWO
+from tests.serving.test_rllink_agents import member, together
 from tests.serving.voices import Turns, Voice
 
 DOORS = pytest.mark.parametrize("door", [TCP, HTTP, WEBSOCKET], ids=lambda door: door.name)
@@ -178,10 +183,72 @@ def test_who_asks_does_not_wait_until_thousands_of_episodes_have_ended() -> None
     board.ask(board.start(), {"agent0": obs(1, 0)}, lambda _: None)
     second = envs.poll(1.0)
     assert len(second.slots) == 1
-    assert 0 < len(second.episodes) < 100
+    assert 0 < len(second.episodes) <= 8
     assert all(end.faulty for end in second.episodes)
     env.over.set()
     envs.stop()
+
+
+def test_where_many_ask_as_many_episodes_end_so_that_ends_do_not_pile_up() -> None:
+    env = Told()
+    envs, board = waiting(env, 1.0), env.switchboard
+    names = [board.start() for _ in range(50)]
+    for _ in range(5):
+        for name in names:
+            board.ask(name, {"agent0": obs(0, 0)}, lambda _: None)
+        ready = envs.poll(1.0)
+        envs.send_actions(ready.slots, [0] * len(ready.slots))
+        ended = names
+        for name in ended:
+            board.end(name, {"agent0": obs(0, 1)})
+        names = [board.start() for _ in range(50)]
+    for name in names:
+        board.ask(name, {"agent0": obs(0, 0)}, lambda _: None)
+    assert len(envs.poll(1.0).episodes) == 50
+    assert board.ready == 0
+    env.over.set()
+    envs.stop()
+
+
+def test_of_connections_that_have_much_to_say_one_has_its_turn_in_a_round_of_the_loop() -> None:
+    async def turns() -> list[list[int]]:
+        listener, taken = TcpTransport(), list[int]()
+        again = iter([0])
+
+        def take_turn(number: int) -> None:
+            taken.append(number)
+            if number in again:
+                listener.wait_for_turn(partial(take_turn, number))
+
+        for number in range(3):
+            listener.wait_for_turn(partial(take_turn, number))
+        seen = []
+        for _ in range(5):
+            await asyncio.sleep(0)
+            seen.append(list(taken))
+        return seen
+
+    assert asyncio.run(turns()) == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 0], [0, 1, 2, 0]]
+
+
+def test_rows_that_wait_for_pieces_are_found_again_in_the_fragments_of_several_policies() -> None:
+    with served(kind=RLlinkInput, **TWO, rollout_fragment_length=2) as one:
+        with one.sampling(), one.voice() as voice, one.voice() as other:
+            for begin in range(0, 24, 4):
+                for speaker, name in ((voice, "e"), (other, "f"), (voice, "g")):
+                    agents = {
+                        "ann": member(2, 4, begin=begin, t=begin),
+                        "bob": member(3, 4, begin=begin, t=begin),
+                    }
+                    speaker.bring(together(name, agents, t=begin, end="terminated" if begin == 20 else ""))
+                    assert speaker.ask("PING") == {"type": "PONG"}
+                # The rows of these pieces are in fragments that have been closed before the next ones come.
+                assert settled(one, 3 if begin < 20 else 0)
+        for policy, width in (("for_ann", 2), ("for_bob", 3)):
+            obs_seen = one.column("obs", policy)
+            assert obs_seen.shape == (72, width)
+            np.testing.assert_allclose(one.column("rewards", policy) % 10 / 10, obs_seen[:, 0], atol=1e-6)
+        assert one.paid() == 6 * sum(range(24))
 
 
 def starts(voice: Voice) -> Any:
