@@ -17,7 +17,7 @@ from menv.serving.carriers.limits import Limits
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.messages import Answer, StartEpisode, Turn
 
-_KEPT_FINISHED = 1_000
+_KEPT_FINISHED, _FORGOTTEN_AT_ONCE = 1_000, 64
 _CLIENTS = 4
 """How many clients may have as much waiting as each of them may."""
 
@@ -147,7 +147,7 @@ class ClientState:
 
     def forget_chunks(self) -> None:
         """Forget the oldest finished episodes that it played by itself, many at once: looking for them takes long."""
-        if self.chunks_over <= 2 * _KEPT_FINISHED:
+        if self.chunks_over <= _KEPT_FINISHED + _FORGOTTEN_AT_ONCE:
             return
         over = [name for name, one in self.chunks.items() if one.over]
         for name in over[:-_KEPT_FINISHED]:
