@@ -33,13 +33,15 @@ class ReadyLines:
     def __init__(self) -> None:
         self.room: float = float("inf")
         self.by_rows = False
-        # Lines with a question, or a step of an episode that is under way.
         self._asking: dict[str, Line] = {}
-        # Other lines that are over: those of which the sampler has begun the episode, and those of which it has not.
-        self._over: dict[str, Line] = {}
+        # Lines that are over: those that the sampler had begun before, those that it has not begun, and those of
+        # `_under_way`.
+        self._ended: dict[str, Line] = {}
         self._logged: dict[str, Line] = {}
+        self._going_on: dict[str, Line] = {}
         # Lines with pieces, by client; the client whose turn it is comes first.
         self._playing: dict[Backlog, dict[str, Line]] = {}
+        self._kinds = (self._asking, self._ended, self._logged, self._going_on)
         self._pieces = self._begun_pieces = 0
         self._latest = 0
         # The ids of those that were over when they were begun, and have steps left.
@@ -48,16 +50,16 @@ class ReadyLines:
     def __len__(self) -> int:
         """Return how many lines the sampler may take."""
         pieces = self._pieces if self.room > 0 else self._begun_pieces
-        return len(self._asking) + len(self._over) + len(self._logged) + pieces
+        return sum(map(len, self._kinds)) + pieces
 
     def __iter__(self) -> Iterator[Line]:
         """Yield all lines."""
-        for lines in (self._asking, self._over, self._logged, *self._playing.values()):
+        for lines in (*self._kinds, *self._playing.values()):
             yield from lines.values()
 
     def clear(self) -> None:
         """Forget all lines."""
-        for lines in (self._asking, self._over, self._logged, self._playing):
+        for lines in (*self._kinds, self._playing):
             lines.clear()
         self._pieces = self._begun_pieces = 0
 
@@ -68,9 +70,10 @@ class ReadyLines:
             lines = self._playing.setdefault(line.backlog, {})
             self._pieces += name not in lines
             self._begun_pieces += line.begun and name not in lines
-        elif line.over and name not in self._under_way:
+        elif line.over:
             before = self._asking.pop(name, None)
-            lines = self._over if line.begun else self._logged
+            begun = self._going_on if name in self._under_way else self._ended
+            lines = begun if line.begun else self._logged
         else:
             lines = self._asking
         if name not in lines:
@@ -99,7 +102,7 @@ class ReadyLines:
         most = min(_MOST_AT_ONCE, room)
         # Every episode asks once at least: where as many ends as questions are taken, ends do not pile up.
         ended = _first(self._ended, max(min(_MOST_ENDS, room), asking), self.by_rows)
-        taken = _first(self._over, most, self.by_rows)
+        taken = _first(self._going_on, most, self.by_rows)
         begun = _first(self._logged, most - max(len(taken), len(self._under_way)), self.by_rows)
         self._under_way.update(line.episode_id for line in begun)
         return ended + taken + begun
