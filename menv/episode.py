@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from menv import draws
-from menv.base_env import COMMON, SINGLE_AGENT, AgentId, EnvId
+from menv.base_env import SINGLE_AGENT, AgentId, EnvId
 from menv.classic_names import Told
 from menv.errors import ConfigError, ContractError
 
@@ -238,14 +238,12 @@ class Episode(Told, told=_CLASSIC):
         episode.agent_rewards = {
             (agent, policy): float(reward) for (agent, policy), reward in state["agent_rewards"].items()
         }
-        # Earlier versions wrote one sum for all agents, and before that counted none in the returns of agents.
-        strays = state.get("strays", state["unclaimed_rewards"])
-        by_agent = strays if isinstance(strays, Mapping) else {COMMON: strays}
-        episode._strays = {agent: float(reward) for agent, reward in by_agent.items()}
+        episode._strays = {agent: float(reward) for agent, reward in state["strays"].items()}
         episode._policies, episode._extras, episode._last = state["policies"], state["extras"], state["last"]
-        episode._lives = state.get("lives")
-        counted = state.get("open", {})
-        episode._open = {agent: None if told is None else float(told) for agent, told in counted.items()}
+        episode._lives = state["lives"]
+        episode._open = {
+            agent: None if told is None else float(told) for agent, told in state["open"].items()
+        }
         if state["rng"] is not None:
             episode.rng.bit_generator.state = state["rng"]
         return episode

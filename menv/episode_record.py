@@ -63,8 +63,7 @@ def as_plain(record: Record) -> list[Any]:
 
 def from_plain(fields: Sequence[Any]) -> Record:
     """Return the record of which `as_plain` made these; whatever is wrong with them is found here and not in a mean."""
-    # Older checkpoints do not know when.
-    total, length, rewards, others, members, custom, hist, *when = fields
+    total, length, rewards, others, members, custom, hist, when = fields
     return Record(
         float(total),
         int(length),

@@ -228,8 +228,7 @@ class Metrics:
         self._solo.clear()
         self._media.clear()
         self._new_count, self._new_faulty = int(state["new_count"]), int(state["new_faulty"])
-        # Older checkpoints know of none.
-        self._faulty_total, self._first_fault = int(state.get("faulty_total", 0)), state.get("first_fault")
+        self._faulty_total, self._first_fault = int(state["faulty_total"]), state["first_fault"]
         self._unclaimed, self.episodes_total = (
             _exact(state["unclaimed_rewards"]),
             int(state["episodes_total"]),
@@ -253,10 +252,10 @@ class Metrics:
         return sorted([*self._new, *solos], key=attrgetter("when"))
 
 
-def _exact(told: float | str) -> Fraction:
-    """Return a sum as `state` told it, such as "33/10"; older checkpoints have a float."""
+def _exact(told: str) -> Fraction:
+    """Return the sum that `state` wrote, such as "33/10"."""
     # Fraction itself would also read "1e999999999", which takes for ever.
-    return Fraction(*map(int, told.split("/"))) if isinstance(told, str) else Fraction(told)
+    return Fraction(*map(int, told.split("/")))
 
 
 def _apart(episodes: Sequence[Record]) -> tuple[Returns, Returns, Returns]:

@@ -28,6 +28,10 @@ MOST_VALUES = 1 << 20
 """Values in a JSON text that is read; in memory each takes up to 100 bytes."""
 
 
+HEADER_SIZE, MOST_HEADER = 8, 1 << 23
+"""Bytes that hold the size of a safetensors header, and the largest size that is read."""
+
+
 class NotPlainError(ConfigError):
     """A value is of a kind that no file may hold; leave it out or turn it into a plain one."""
 
@@ -46,6 +50,20 @@ def read_json(data: bytes, most_values: int = MOST_VALUES) -> Any:
 def values_in(data: bytes) -> int:
     """Return how many values a JSON text holds, or more: outside of strings each of these stands for one."""
     return sum(map(data.count, (b",", b"[", b"{")))
+
+
+def check_header(first: bytes) -> None:
+    """Refuse a file of arrays with a larger header than any that is written; each 100 bytes of it make an array.
+
+    Args:
+        first: The first `HEADER_SIZE` bytes of a safetensors file.
+
+    Raises:
+        ValueError: Its header is too large.
+    """
+    size = int.from_bytes(first[:HEADER_SIZE], "little")
+    if size > MOST_HEADER:
+        raise ValueError(f"a header of {size} bytes, expected at most {MOST_HEADER}")
 
 
 def _refuse_constant(name: str) -> None:

@@ -141,12 +141,12 @@ def names_module(text: str) -> bool:
     module; so do some environments of gymnasium's registry that create another one by its id.
     """
     module, colon, _ = text.partition(":")
-    if not colon or not all(map(str.isidentifier, module.split("."))) or text.startswith("http://"):
-        return False
     first = module.partition(".")[0]
+    if not colon or not first or text.startswith("http://"):
+        return False
     try:
         return first in sys.modules or importlib.util.find_spec(first) is not None
-    except ValueError:
+    except (ValueError, ImportError):
         return True
 
 

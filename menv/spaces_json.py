@@ -147,9 +147,7 @@ class SpaceReader:
                 raise self._wrong(f"{len(data)} bytes of {dtype} for the shape {list(shape)}", "its size")
             return np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype).reshape(shape)
         number = _INFINITE.get(value) if isinstance(value, str) else value
-        # Flags were written as such once.
-        strange = isinstance(number, bool) and dtype != np.bool_
-        if strange or not isinstance(number, int | float):
+        if isinstance(number, bool) or not isinstance(number, int | float):
             raise self._wrong(f"{value!r:.60}", "a number or base64")
         return np.full(shape, number, dtype)
 

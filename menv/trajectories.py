@@ -103,14 +103,10 @@ class Trajectories:
         Args:
             policy: [S] index of the policy that answers for each by now.
             agent_ids: [S].
-            state: May hold more, and lack `life` and `excluded`, which earlier versions did not write.
+            state: May hold more.
         """
         count = len(agent_ids)
-        own = {
-            "life": np.zeros(count, np.int64),
-            "excluded": np.zeros(count, np.bool_),
-            **{name: state[name] for name in cls.__slots__ if name in state},
-        }
+        own = {name: state[name] for name in cls.__slots__ if name not in _NAMES}
         return cls(**own | {"policy": policy, "agent_id": np.fromiter(agent_ids, object, count)})
 
     def take(self, which: Column | slice) -> Trajectories:

@@ -27,38 +27,43 @@ _ROWS, _ROWS_OF_MANY, _MANY = 8, 2, 10_000
 _FEW = 512
 """Numbers of a constant that are computed with."""
 _MOST_RANK = 16
-_DTYPES = {1: "<f4", 6: "<i4", 7: "<i8", 9: "?", 11: "<f8"}
+_INT64, _BOOL = 7, 9
+_FLOATS = (1, 10, 11, 16)
+"""Types of numbers in ONNX: those that are computed with here, and those that are no integers."""
 
 _SAME = frozenset((
     "Abs", "Acos", "Asin", "Atan", "BatchNormalization", "BitwiseNot", "Cast", "CastLike", "Ceil", "Celu", "Clip",
-    "Cos", "CumSum", "Dropout", "Elu", "Erf", "Exp", "EyeLike", "Floor", "Gelu", "GroupNormalization", "HardSigmoid",
-    "HardSwish", "Hardmax", "Identity", "InstanceNormalization", "IsInf", "IsNaN", "LRN", "LayerNormalization",
-    "LeakyRelu", "Log", "LogSoftmax", "LpNormalization", "MeanVarianceNormalization", "Mish", "Neg", "Not", "PRelu",
+    "Cos", "CumSum", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu", "GroupNormalization", "HardSigmoid",
+    "HardSwish", "Hardmax", "Identity", "InstanceNormalization", "IsInf", "IsNaN", "LayerNormalization",
+    "LeakyRelu", "Log", "LogSoftmax", "LpNormalization", "MeanVarianceNormalization", "Mish", "Neg", "Not",
     "RMSNormalization", "Reciprocal", "Relu", "Round", "ScatterElements", "ScatterND", "Selu", "Shrink", "Sigmoid",
     "Sign", "Sin", "Softmax", "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Trilu",
 ))  # fmt: skip
 """Operators whose outputs are at most as large as the first input."""
 _BROADCAST = frozenset((
     "Add", "And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Equal", "Greater", "GreaterOrEqual",
-    "Less", "LessOrEqual", "Max", "Mean", "Min", "Mod", "Mul", "Or", "Pow", "Sub", "Sum", "Where", "Xor",
+    "Less", "LessOrEqual", "Max", "Mean", "Min", "Mod", "Mul", "Or", "PRelu", "Pow", "Sub", "Sum", "Where", "Xor",
 ))  # fmt: skip
 _REDUCE = frozenset((
     "ArgMax", "ArgMin", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean",
     "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare",
 ))  # fmt: skip
 _COMPUTED: dict[str, Callable[..., Any]] = {
-    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Max": np.maximum, "Min": np.minimum, "Mod": np.mod,
-    "Neg": np.negative, "Identity": np.array, "Equal": np.equal, "Where": np.where, "Floor": np.floor, "Ceil": np.ceil,
-    "Div": lambda a, b: a // b if a.dtype.kind in "iu" else a / b, "Not": np.logical_not, "Less": np.less,
-    "Greater": np.greater, "And": np.logical_and, "Or": np.logical_or, "Abs": np.abs,
+    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.floor_divide, "Mod": np.mod, "Equal": np.equal,
+    "Where": np.where, "Neg": np.negative, "Not": np.logical_not, "Less": np.less, "Greater": np.greater,
+    "Identity": np.array,
 }  # fmt: skip
+"""Operators that small integers and flags are computed with; a `Max` of three has no numbers."""
+_TYPED_BY = {"Where": 1, "CastLike": 1, "OneHot": 2}
+"""The input that an output has its type from, where that is not the first."""
 
 
 @dataclass(slots=True)
 class Tensor:
-    """A value of a graph: its shape, and its numbers where they are few and known."""
+    """A value of a graph: its shape, whether it may hold integers, and its numbers where these are few and known."""
 
     shape: Shape
+    whole: bool = True
     known: Array | None = None
 
     @classmethod
@@ -66,11 +71,14 @@ class Tensor:
         """Return the tensor of a file."""
         if not _is_shape(shape):
             raise ValueError("a shape that there cannot be")
+        if raw and numbers:
+            raise ValueError("numbers in two forms")
         known: Array | None = None
-        if kind in _DTYPES and math.prod(shape) <= _FEW:
-            flat = np.frombuffer(raw, _DTYPES[kind]) if raw else np.array(numbers, np.int64)
+        if kind in (_INT64, _BOOL) and math.prod(shape) <= _FEW:
+            dtype = "<i8" if kind == _INT64 else "?"
+            flat = np.frombuffer(raw, dtype) if raw else np.array(numbers, dtype)
             known = flat.reshape(shape) if flat.size == math.prod(shape) else None
-        return cls(shape, known)
+        return cls(shape, kind not in _FLOATS, known)
 
 
 @dataclass(slots=True)
@@ -94,10 +102,10 @@ class Node:
 
 @dataclass(slots=True)
 class Graph:
-    """What of a graph decides its cost; a size of an input that is not a number is None."""
+    """What of a graph decides its cost: inputs have a type and a shape, in which None is a size without a number."""
 
     nodes: list[Node] = field(default_factory=list)
-    inputs: dict[str, tuple[int | None, ...] | None] = field(default_factory=dict)
+    inputs: dict[str, tuple[int, tuple[int | None, ...] | None]] = field(default_factory=dict)
     constants: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -109,29 +117,20 @@ def problem_of_cost(graph: Graph) -> str:
     """Return why a graph is too much work, or "" if it is not."""
     if len(graph.nodes) > MOST_NODES:
         return f"has {len(graph.nodes)} nodes, more than {MOST_NODES}"
+    if graph.inputs.keys() & graph.constants.keys():
+        return "has a constant with the name of an input"
     try:
         values = {**_given(graph), **graph.constants}
     except _UnknownError as error:
         return str(error)
-    work = numbers = 0
+    work, numbers = 0, sum(math.prod(one.shape) for one in graph.constants.values())
     for node in graph.nodes:
         try:
             outputs, cost = _outputs(node, [values.get(name) for name in node.inputs])
-        except (
-            _UnknownError,
-            IndexError,
-            KeyError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            OverflowError,
-        ) as error:
+        except (_UnknownError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             return f"operator {node.op!r:.40} has outputs whose size cannot be told ({error!s:.60})"
-        if not all(_is_shape(one.shape) for one in outputs):
-            return f"operator {node.op!r:.40} has outputs of a shape that there cannot be"
         values.update(zip(node.outputs, outputs, strict=False))
-        made = sum(math.prod(one.shape) for one in outputs)
-        numbers, work = numbers + made, work + max(cost, made)
+        numbers, work = numbers + sum(math.prod(one.shape) for one in outputs), work + cost
         if work > MOST_WORK or numbers > MOST_NUMBERS:
             return (
                 f"operator {node.op!r:.40} brings the work to {float(min(work, 10**30)):.2g} multiplications and "
@@ -142,17 +141,17 @@ def problem_of_cost(graph: Graph) -> str:
 
 def _given(graph: Graph) -> dict[str, Tensor]:
     """Return the inputs of a graph for as many rows as are tried."""
-    shapes = {name: shape or () for name, shape in graph.inputs.items()}
+    shapes = {name: shape or () for name, (_, shape) in graph.inputs.items()}
     widths = [math.prod(size or 1 for size in shapes[name][1:]) for name in ("obs", "rows") if name in shapes]
     tried = _ROWS_OF_MANY if max(widths, default=0) > _MANY else _ROWS
     found = {}
-    for name, shape in graph.inputs.items():
+    for name, (kind, shape) in graph.inputs.items():
         if shape is not None and shape[:1] == (None,) and name in _OF_ROWS:
             shape = (tried, *shape[1:])
         sizes = tuple(size for size in shape or () if size is not None)
         if shape is None or len(sizes) < len(shape) or not _is_shape(sizes):
             raise _UnknownError(f"has an input {name!r:.60} of unknown size")
-        found[name] = Tensor(sizes)
+        found[name] = Tensor(sizes, kind not in _FLOATS)
     return found
 
 
@@ -165,9 +164,9 @@ def _outputs(node: Node, given: list[Tensor | None]) -> tuple[list[Tensor], int]
     parts = [one for one in given if one is not None]
     if len(parts) < sum(map(bool, node.inputs)):
         raise _UnknownError("an input that nothing makes")
-    known = _computed(node, parts)
-    if known is not None:
-        return [Tensor(known.shape, known)], known.size
+    if node.op == "Constant":
+        (value,) = node.attributes.values()
+        return [value if isinstance(value, Tensor) else _constant(value)], 0
     if node.op in _SAME:
         shapes, cost = [parts[0].shape], 0
     elif node.op in _BROADCAST:
@@ -178,46 +177,71 @@ def _outputs(node: Node, given: list[Tensor | None]) -> tuple[list[Tensor], int]
         shapes, cost = _RULES[node.op](node, given)
     else:
         raise _UnknownError("no rule for it")
-    count = max(len(node.outputs), 1)
-    return [Tensor(shape) for shape in (shapes if len(shapes) > 1 else shapes * count)], cost
+    if not all(map(_is_shape, shapes)):
+        raise _UnknownError("a shape that there cannot be")
+    whole = _may_be_whole(node, parts)
+    shapes = shapes if len(shapes) > 1 else shapes * max(len(node.outputs), 1)
+    outputs = [
+        Tensor(shape, whole or (node.op in ("TopK", "MaxPool") and at > 0)) for at, shape in enumerate(shapes)
+    ]
+    if math.prod(shapes[0]) <= _FEW:
+        outputs[0].known = _computed(node, parts, shapes[0])
+    read = len(parts) if node.op in _BROADCAST else 1
+    return outputs, max(cost, read * sum(map(math.prod, shapes)))
 
 
-def _computed(node: Node, parts: list[Tensor]) -> Array | None:
+def _constant(value: Any) -> Tensor:
+    """Return the tensor of an attribute of integers or floats."""
+    array = np.array(value)
+    whole = array.dtype.kind != "f"
+    return Tensor(array.shape, whole, array if array.dtype == np.int64 and array.size <= _FEW else None)
+
+
+def _may_be_whole(node: Node, parts: list[Tensor]) -> bool:
+    """Return whether the first output may hold integers.
+
+    Raises:
+        _UnknownError: Integers are divided by what may be 0 or -1, at which some processors end the process.
+    """
+    if node.op in ("Div", "Mod"):
+        by = parts[1].known
+        if parts[0].whole and (by is None or (by <= 0).any()):
+            raise _UnknownError("integers are divided by what is not known to be positive")
+    if node.op in ("Cast", "ConstantOfShape"):
+        value = node.attributes.get("value")
+        kind = node.number("to", 1)
+        return value.whole if isinstance(value, Tensor) else kind not in _FLOATS
+    if node.op in ("Shape", "Size", "ArgMax", "ArgMin"):
+        return True
+    return parts[_TYPED_BY.get(node.op, 0)].whole
+
+
+def _computed(node: Node, parts: list[Tensor], shape: Shape) -> Array | None:
     """Return the numbers of an output that is a small constant, None of any other."""
-    if node.op == "Constant":
-        (value,) = node.attributes.values()
-        return value.known if isinstance(value, Tensor) else np.array(value)
-    if node.op in ("Shape", "Size"):
-        start, end = node.number("start", 0), node.attributes.get("end")
-        shape = np.array(parts[0].shape, np.int64)
-        return shape[start:end] if node.op == "Shape" else np.array(shape.prod())
+    if node.op == "Shape":
+        return np.array(parts[0].shape[_part_of_shape(node)], np.int64)
+    if node.op == "Size":
+        return np.array(math.prod(parts[0].shape))
     values: list[Any] = [one.known for one in parts]
-    if not values or any(one is None or one.size > _FEW for one in values):
+    if not values or len(values) > _FEW or any(one is None for one in values):
         return None
-    found: Array | None = None
     first: Any = values[0]
     if node.op in _COMPUTED:
-        found = np.asarray(_COMPUTED[node.op](*values))
-    elif node.op == "Cast":
-        found = first.astype(_DTYPES[node.number("to", 0)]) if node.number("to", 0) in _DTYPES else None
-    elif node.op == "Gather":
-        found = first.take(values[1], axis=node.number("axis", 0))
-    elif node.op == "Concat":
-        found = np.concatenate(values, node.number("axis", 0))
-    elif node.op in ("Squeeze", "Unsqueeze", "Reshape", "Slice"):
-        found = _laid_out(node, parts, first)
-    return found if found is None or found.size <= _FEW else None
+        exact = node.op not in ("Div", "Mod") or (first.min(initial=0) >= 0 and not node.number("fmod", 0))
+        return np.asarray(_COMPUTED[node.op](*values)) if exact else None
+    if node.op == "Cast" and node.number("to", 0) in (_INT64, _BOOL):
+        return np.asarray(first.astype(np.int64 if node.number("to", 0) == _INT64 else np.bool_))
+    if node.op == "Gather":
+        return np.asarray(first.take(values[1], axis=node.number("axis", 0)))
+    if node.op == "Concat":
+        return np.concatenate(values, node.number("axis", 0))
+    if node.op in ("Squeeze", "Unsqueeze", "Reshape"):
+        return np.asarray(first.reshape(shape))
+    return np.asarray(first[_places(node, parts, first.shape)]) if node.op == "Slice" else None
 
 
-def _laid_out(node: Node, parts: list[Tensor], first: Array) -> Array:
-    """Return the numbers of a constant in another shape."""
-    if node.op != "Slice":
-        return first.reshape(_RULES[node.op](node, list(parts))[0][0])
-    starts, ends, axes, steps = _slices(node, list(parts), first.ndim)
-    places = [slice(None)] * first.ndim
-    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        places[axis] = slice(start, None if step < 0 and end < -first.shape[axis] else end, step)
-    return first[tuple(places)]
+def _part_of_shape(node: Node) -> slice:
+    return slice(node.number("start", 0), node.attributes.get("end"))
 
 
 def _broadcast(*shapes: Shape) -> Shape:
@@ -282,11 +306,6 @@ def _conv(node: Node, given: list[Any]) -> tuple[list[Shape], int]:
     kernel = [int(one) for one in node.ints("kernel_shape", [1] * rank)] if pool else list(given[1].shape[2:])
     strides, pads = node.ints("strides", [1] * rank), node.ints("pads", [0] * 2 * rank)
     around = [max(0, int(pads[at])) + max(0, int(pads[at + rank])) for at in range(rank)]
-    if node.op == "ConvTranspose":
-        sides = [x[2 + at] * int(strides[at]) + around[at] + kernel[at] * 2 for at in range(rank)]
-        sides = [max(pair) for pair in zip(sides, node.ints("output_shape", sides)[-rank:], strict=True)]
-        shape = (x[0], given[1].shape[1] * node.number("group", 1), *sides)
-        return [shape], math.prod(shape) * x[1] * math.prod(kernel)
     same = str(node.attributes.get("auto_pad") or "").startswith("SAME")
     reach = [0 if same else (size - 1) * int(gap) for size, gap in
              zip(kernel, node.ints("dilations", [1] * rank), strict=True)]  # fmt: skip
@@ -340,22 +359,24 @@ def _split(node: Node, given: list[Any]) -> tuple[list[Shape], int]:
     return [(*shape[:at], size, *shape[at + 1 :]) for size in sizes], 0
 
 
-def _slices(node: Node, given: list[Any], rank: int) -> tuple[list[int], ...]:
+def _places(node: Node, given: Sequence[Tensor | None], shape: Shape) -> tuple[slice, ...]:
+    """Return what `Slice` takes of each axis."""
     starts, ends = _needed(node, "starts", given, 1), _needed(node, "ends", given, 2)
-    axes = _ints(node, "axes", given, 3) or list(range(len(starts)))
-    return starts, ends, [axis % rank for axis in axes], _ints(node, "steps", given, 4) or [1] * len(starts)
+    axes = _ints(node, "axes", given, 3) or range(len(starts))
+    steps = _ints(node, "steps", given, 4) or [1] * len(starts)
+    found = [slice(None)] * len(shape)
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        found[axis] = slice(start, None if step < 0 and end < -shape[axis] else end, step)
+    return tuple(found)
 
 
 def _slice(node: Node, given: list[Any]) -> tuple[list[Shape], int]:
-    shape = list(given[0].shape)
+    shape = given[0].shape
     try:
-        starts, ends, axes, steps = _slices(node, given, len(shape))
+        places = _places(node, given, shape)
     except _UnknownError:
-        return [tuple(shape)], 0
-    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        stop = None if step < 0 and end < -shape[axis] else end
-        shape[axis] = len(range(*slice(start, stop, step).indices(shape[axis])))
-    return [tuple(shape)], 0
+        return [shape], 0
+    return [tuple(len(range(*place.indices(size))) for place, size in zip(places, shape, strict=True))], 0
 
 
 def _transpose(node: Node, given: list[Any]) -> tuple[list[Shape], int]:
@@ -390,14 +411,6 @@ def _range(node: Node, given: list[Any]) -> tuple[list[Shape], int]:
     return [(max(0, math.ceil((limit - start) / delta)),)], 0
 
 
-def _resize(node: Node, given: list[Any]) -> tuple[list[Shape], int]:
-    shape = given[0].shape
-    if len(given) > 3 and given[3] is not None:
-        return [_broadcast(shape, tuple(_needed(node, "sizes", given, 3)))], 0
-    scales = given[2].known.reshape(-1).tolist()
-    return [tuple(math.ceil(size * scale) for size, scale in zip(shape, scales, strict=True))], 0
-
-
 def _recurrent(node: Node, given: list[Any]) -> tuple[list[Shape], int]:
     (steps, rows, width), (ways, gates, size) = given[0].shape, given[2].shape
     outputs = [(steps, ways, rows, size), (ways, rows, size), (ways, rows, size)]
@@ -405,12 +418,14 @@ def _recurrent(node: Node, given: list[Any]) -> tuple[list[Shape], int]:
 
 
 def _einsum(node: Node, given: list[Any]) -> tuple[list[Shape], int]:
-    sides, _, out = str(node.attributes["equation"]).replace(" ", "").partition("->")
+    sides, arrow, out = str(node.attributes["equation"]).replace(" ", "").partition("->")
+    if not arrow or "." in sides:
+        raise _UnknownError("an equation without -> or with ...")
     sizes: dict[str, int] = {}
     for labels, one in zip(sides.split(","), given, strict=True):
         for label, size in zip(labels, one.shape, strict=True):
             sizes[label] = max(size, sizes.get(label, 0))
-    return [tuple(sizes[label] for label in out)], math.prod(sizes.values())
+    return [tuple(sizes[label] for label in out)], math.prod(sizes.values()) * len(given)
 
 
 def _top(node: Node, given: list[Any]) -> tuple[list[Shape], int]:
@@ -425,12 +440,13 @@ def _one_hot(node: Node, given: list[Any]) -> tuple[list[Shape], int]:
 
 
 _RULES: dict[str, Rule] = {
-    "MatMul": _matmul, "Gemm": _gemm, "Conv": _conv, "ConvTranspose": _conv, "MaxPool": _conv, "AveragePool": _conv,
+    "MatMul": _matmul, "Gemm": _gemm, "Conv": _conv, "MaxPool": _conv, "AveragePool": _conv,
     "GlobalAveragePool": _top, "GlobalMaxPool": _top, "Reshape": _reshape, "Squeeze": _squeeze, "Gather": _gather,
     "Unsqueeze": _unsqueeze, "GatherElements": lambda node, given: ([given[1].shape], 0), "Concat": _concat,
     "Split": _split, "Slice": _slice, "Transpose": _transpose, "Flatten": _flatten, "Expand": _expand, "Tile": _tile,
     "ConstantOfShape": lambda node, given: ([tuple(_needed(node, "shape", given, 0))], 0), "Pad": _pad,
-    "Constant": lambda node, given: ([node.attributes["value"].shape], 0), "Range": _range, "TopK": _top,
-    "OneHot": _one_hot, "Resize": _resize, "LSTM": _recurrent, "GRU": _recurrent, "RNN": _recurrent, "Einsum": _einsum,
+    "Shape": lambda node, given: ([(len(given[0].shape[_part_of_shape(node)]),)], 0),
+    "Size": lambda node, given: ([()], 0), "Range": _range, "TopK": _top,
+    "OneHot": _one_hot, "LSTM": _recurrent, "GRU": _recurrent, "RNN": _recurrent, "Einsum": _einsum,
 }  # fmt: skip
 """The operators whose outputs have another shape, and what it is and costs."""

@@ -169,8 +169,8 @@ def _graph(model: memoryview) -> Graph:
             name, tensor = _tensor(_message(value))
             graph.constants[name] = tensor
         elif field == _GRAPH_VALUES[0]:
-            name, shape = _input(_message(value))
-            graph.inputs[name] = shape
+            name, kind, shape = _input(_message(value))
+            graph.inputs[name] = kind, shape
         elif field == _GRAPH_NODE:
             graph.nodes.append(_node(_message(value)))
     return graph
@@ -210,19 +210,21 @@ def _note_attribute(node: Node, message: memoryview) -> None:
     node.attributes[name] = listed or found
 
 
-def _input(message: memoryview) -> tuple[str, tuple[int | None, ...] | None]:
-    """Return the name of an input, and its shape: None for a size that is not a number."""
-    name, shape = "", None
+def _input(message: memoryview) -> tuple[str, int, tuple[int | None, ...] | None]:
+    """Return the name of an input, its type, and its shape: None for a size that is not a number."""
+    name, kind, shape = "", 0, None
     for field, value in _fields(message):
         if field == _VALUE_NAME:
             name = _text(value)
         elif field == 2:
-            tensors = [_message(one) for kind, one in _fields(_message(value)) if kind == 1]
-            shapes = [_message(one) for tensor in tensors for part, one in _fields(tensor) if part == 2]
-            for one in shapes:
-                dims = [_message(dim) for part, dim in _fields(one) if part == 1]
-                shape = tuple(next((_signed(v) for f, v in _fields(dim) if f == 1), None) for dim in dims)
-    return name, shape
+            tensors = [_message(one) for at, one in _fields(_message(value)) if at == 1]
+            for at, one in [pair for tensor in tensors for pair in _fields(tensor)]:
+                if at == 1:
+                    kind = _signed(one)
+                elif at == 2:
+                    dims = [_message(dim) for part, dim in _fields(_message(one)) if part == 1]
+                    shape = tuple(next((_signed(v) for f, v in _fields(dim) if f == 1), None) for dim in dims)
+    return name, kind, shape
 
 
 def _tensor(message: memoryview) -> tuple[str, Tensor]:
@@ -236,6 +238,7 @@ def _tensor(message: memoryview) -> tuple[str, Tensor]:
         elif field == 2:
             kind = _signed(value)
         elif field in (5, 7) and len(message) <= _FEW_BYTES:
+            # Flags and small integers lie in field 5, integers of 64 bits in field 7.
             numbers += _numbers(value)
         elif field == 9 and len(message) <= _FEW_BYTES:
             raw = bytes(_message(value))

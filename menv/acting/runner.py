@@ -324,7 +324,6 @@ def _soundness(outputs: Mapping[str, npt.NDArray[Any]]) -> Callable[[], bool]:
     ]
     if outputs["action"].dtype == _FLOAT:
         checks.append(partial(are_numbers, outputs["action"], choices=False))
-    # Graphs of Q-values that earlier versions stored keep these to themselves.
     return checks[0] if len(checks) == 1 else lambda: all(check() for check in checks)
 
 

@@ -237,8 +237,8 @@ def _manifest(folder: Path, kind: type) -> dict[str, Any]:
     name = manifest["algorithm"] if recipe is None else recipe.name
     if manifest["algorithm"] != name:
         raise ConfigError(
-            f"{folder}: a checkpoint of {manifest['algorithm']}, expected one of {name}; call "
-            f"{manifest['algorithm']}.from_checkpoint"
+            f"{folder}: a checkpoint of {manifest['algorithm']!r:.40}, expected {name!r}; call the from_checkpoint of "
+            "that algorithm"
         )
     return manifest
 

@@ -163,9 +163,6 @@ def restored_config(
     """
     policy_ids = None if policy_ids is None else ids_given("from_checkpoint", policy_ids)
     values = _read(_looked_up(stored))
-    if "num_consecutive_env_failures_tolerance" not in values and values.get("normalize_actions"):
-        # Earlier versions wrote the default as True, which did not hold for custom policies.
-        values["normalize_actions"] = None
     multi = values.pop("multiagent")
     own = _given(config_class, given)
     _bound_costs(values, own)
@@ -234,7 +231,7 @@ def _fit_to_machine(values: Tree, given: Mapping[str, Any]) -> None:
         )
         for one in on_ray:
             one["engine"] = None
-    on_gpus = [one for one in settings if one.get("num_gpus")]
+    on_gpus = [one for one in settings if isinstance(one.get("num_gpus"), int | float) and one["num_gpus"]]
     if on_gpus and "num_gpus" not in given and not _finds_gpu():
         warnings.warn(
             "from_checkpoint: the checkpoint has num_gpus and torch finds no GPU here, so the processor learns; pass "
@@ -273,8 +270,7 @@ def check_connectors(
     for name in sorted(specs.keys() & kept):
         before = _read(stored["multiagent"]["policies"][name]["config"]) or {}
         own = specs[name].config or {}
-        # Earlier versions had not all of them.
-        for key in [key for key in OF_CONNECTORS if key in stored]:
+        for key in OF_CONNECTORS:
             was = as_json(before.get(key, _read(stored[key])))
             now = as_json(own.get(key, getattr(config, key)))
             if was != now:

@@ -43,9 +43,16 @@ def _run(path: Path) -> list[str]:
         return []
     folder = checkpoint_folder.find_checkpoint(path)
     manifest = checkpoint_folder.read_manifest(folder)
-    config = manifest["config"]
+    config: Any = manifest.get("config")
+    env = config.get("env") if isinstance(config, dict) else None
     return [
         f"checkpoint {folder}",
-        f"  algorithm     {manifest['algorithm']}, {manifest['iteration']} iterations, menv {manifest['menv_version']}",
-        f"  environment   {config['env'] if isinstance(config['env'], str) else 'given by the program'}",
+        f"  algorithm     {_told(manifest, 'algorithm')}, {_told(manifest, 'iteration')} iterations, menv "
+        f"{_told(manifest, 'menv_version')}",
+        f"  environment   {_told({'env': env}, 'env') if isinstance(env, str) else 'given by the program'}",
     ]
+
+
+def _told(manifest: dict[str, Any], name: str) -> str:
+    """Return an entry of a file without what a terminal would obey."""
+    return "".join(filter(str.isprintable, str(manifest.get(name))[:100]))

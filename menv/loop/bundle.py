@@ -46,6 +46,7 @@ from menv.loop.net_policy import NetPolicy
 from menv.loop.networks import Networks, OfOne
 from menv.loop.noise import Noise
 from menv.loop.unsound import check_weights
+from menv.plain_data import check_header
 from menv.policy_spec import check_policy_id
 from menv.spaces_json import SpaceReader, space_to_json
 
@@ -170,6 +171,8 @@ def policy_of(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
         refuse_unsafe_model(files[name], f"{where}/{name}")
         refuse_costly_model(files[name], f"{where}/{name}")
     try:
+        for name in (WEIGHTS, GOLDEN):
+            check_header(files[name])
         networks = _networks(manifest, files, f"{where}/{MANIFEST}")
         golden = load(files[GOLDEN])
         few = all(value.shape and len(value) <= MOST_ROWS for value in golden.values())
@@ -192,7 +195,7 @@ def policy_of(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
             f"here it is {_versions()}: install those versions, or export the policy again"
         )
     policy = NetPolicy(networks, 0, {}, manifest["seed"])
-    policy.explore = manifest.get("explore", True) is not False
+    policy.explore = manifest.get("explore") is not False
     return policy
 
 
@@ -230,10 +233,10 @@ def _manifest(policy: NetPolicy, trained: Mapping[str, Any]) -> dict[str, Any]:
         else own.action.to_state()[1],
         "head": networks.backend.head.to_json(),
         "mask_width": networks.preprocess.mask_width,
-        **({"row_width": networks.row_width} if networks.row_width != networks.preprocess.size else {}),
+        "row_width": networks.row_width,
         "state_sizes": list(networks.state_sizes),
         "seed": int(policy.seed),
-        **({} if policy.explore else {"explore": False}),
+        "explore": policy.explore,
         "trained": {"algorithm": policy.algorithm, "env_steps": None, **trained},
         "written_with": _versions(),
     }
@@ -267,10 +270,7 @@ def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
     _require(where, "weights", all(value.dtype == np.float32 for value in weights.values()))
     check_weights(f"{manifest['policy_id']!s:.60}", weights)
     backend = OnnxActing(graphs, head, [weights], sum(state_sizes))
-    if manifest["format"] == 1:
-        _require(where, "observation_space", preprocess.size == backend.obs_size)
-    else:
-        _require(where, "row_width", manifest.get("row_width") == backend.obs_size)
+    _require(where, "row_width", manifest.get("row_width") == backend.obs_size)
     _require(where, "agent_connectors", _widens_to(connectors, observation_space, backend.obs_size))
     return StoredNetworks(
         policy_ids=[check_policy_id(manifest["policy_id"])],

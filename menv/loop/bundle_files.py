@@ -19,9 +19,8 @@ from typing import Any
 from menv.errors import ConfigError
 from menv.plain_data import read_json
 
-FORMAT = 2
-"""Newest version of the layout: what a reader has to understand. What version 1 can say is written as version 1, which
-older readers take too."""
+FORMAT = 1
+"""Version of the layout: raised whenever readers of before could not understand what is written."""
 
 MANIFEST = "policy.json"
 WEIGHTS = "weights.safetensors"
@@ -33,8 +32,6 @@ FILES = (WEIGHTS, GOLDEN, ACTING, GREEDY, EVALUATE)
 """All files beside the manifest."""
 
 _KIND = "menv.policy"
-_SINCE = {"row_width": 2}
-"""Entries of a manifest that cannot be overlooked, and the version that knows them."""
 _AGAIN = "copy the folder again"
 _MEBIBYTE = 1 << 20
 _MOST_BYTES = {MANIFEST: 48 * _MEBIBYTE, WEIGHTS: 2048 * _MEBIBYTE, GOLDEN: 512 * _MEBIBYTE}
@@ -80,8 +77,7 @@ def manifest_text(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> by
         ConfigError: The manifest holds something else than JSON values.
     """
     hashes = {name: hashlib.sha256(files[name]).hexdigest() for name in FILES}
-    version = max([1, *(since for entry, since in _SINCE.items() if entry in manifest)])
-    content = {"format": version, "type": _KIND, **manifest, "files": hashes}
+    content = {"format": FORMAT, "type": _KIND, **manifest, "files": hashes}
     try:
         content["sha256"] = _own_hash(content)
         return json.dumps(content, indent=1, allow_nan=False).encode() + b"\n"

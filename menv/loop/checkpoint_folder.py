@@ -27,7 +27,7 @@ from safetensors.numpy import load_file, save_file
 
 from menv.errors import ConfigError
 from menv.paths import folder_given, writing
-from menv.plain_data import read_json, values_in
+from menv.plain_data import HEADER_SIZE, check_header, read_json, values_in
 
 FORMAT = 1
 """Raised whenever what is written can no longer be read by the code of before."""
@@ -304,8 +304,12 @@ def _read(path: Path) -> Any:
     if path.suffix == ".json":
         _check_size(path)
     try:
-        return read_json(path.read_bytes(), _MOST_VALUES) if path.suffix == ".json" else load_file(path)
-    except (ValueError, RecursionError, SafetensorError) as error:
+        if path.suffix == ".json":
+            return read_json(path.read_bytes(), _MOST_VALUES)
+        with path.open("rb") as file:
+            check_header(file.read(HEADER_SIZE))
+        return load_file(path)
+    except (ValueError, RecursionError, SafetensorError, AttributeError, LookupError, TypeError) as error:
         raise _damaged(path, _why(error)) from error
 
 

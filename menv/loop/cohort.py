@@ -218,8 +218,7 @@ class Cohort(ABC):
             Where the first of their rows is; the others come after it.
         """
         first = self.ledger.rows
-        # Earlier versions did not tell of lives that nobody learns from.
-        owners = np.where(state.get("trained", True), state["policy"], ~state["policy"])
+        owners = np.where(state["trained"], state["policy"], ~state["policy"])
         living = Trajectories.from_state(owners, state["agent_id"], state)
         self.ledger.take_up(living, state["columns"])
         return first

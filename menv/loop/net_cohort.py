@@ -233,9 +233,7 @@ class NetCohort(Cohort):
     def take_up(self, state: Mapping[str, Any]) -> int:
         """Go on with trajectories, and let connectors remember them; see `Cohort.take_up`."""
         first, slots = super().take_up(state), state["slot"].tolist()
-        # Earlier versions wrote nothing that is remembered.
-        lives = state.get("remembered", [None] * len(slots))
-        for slot, index, life in zip(slots, state["policy"].tolist(), lives, strict=True):
+        for slot, index, life in zip(slots, state["policy"].tolist(), state["remembered"], strict=True):
             put_lives(self.connectors[index].agent, [slot], [life])
         self.connect()
         if self.path is not None:

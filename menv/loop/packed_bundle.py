@@ -24,13 +24,13 @@ from menv.loop import bundle_files
 from menv.loop.bundle import Rehearsals, policy_files, policy_of
 from menv.loop.bundle_files import FILES, MANIFEST
 from menv.loop.net_policy import NetPolicy
+from menv.plain_data import HEADER_SIZE, check_header
 
 Array = npt.NDArray[Any]
 
 _BUNDLE, _WEIGHTS = "packed policy", "packed weights"
 _NAMES = {MANIFEST, *FILES}
 _HASH = "sha256"
-_HEADER_SIZE = 8
 _AGAIN = "ask for it again"
 
 
@@ -96,10 +96,10 @@ def unpack_weights(blob: bytes) -> dict[str, Array]:
         ConfigError: They are damaged.
     """
     try:
-        # Only the library checks the header; what it accepted can be read.
+        check_header(blob)
         weights: dict[str, Array] = load(blob)
-        size = int.from_bytes(blob[:_HEADER_SIZE], "little")
-        told = json.loads(blob[_HEADER_SIZE : _HEADER_SIZE + size]).get("__metadata__") or {}
+        size = int.from_bytes(blob[:HEADER_SIZE], "little")
+        told = json.loads(blob[HEADER_SIZE : HEADER_SIZE + size]).get("__metadata__") or {}
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{_WEIGHTS}: {len(blob)} bytes are no safetensors, expected what pack_weights returned; {_AGAIN}"

@@ -100,13 +100,8 @@ def _of_checkpoint(folder: Path, chosen: list[str] | None) -> dict[str, Policy]:
         ConfigError: It is damaged, or holds none or not all of these policies.
     """
     manifest = checkpoint_folder.read_manifest(folder)
-    where, found = folder / checkpoint_folder.MANIFEST, manifest.get(POLICIES)
-    again = f"load it with {str(manifest.get('algorithm'))[:40]}.from_checkpoint"
-    if found is None:
-        raise ConfigError(
-            f"{folder}: menv {str(manifest.get('menv_version'))[:40]} wrote no policies beside the run, expected some "
-            f"below {POLICIES}; {again} and save it again"
-        )
+    where = folder / checkpoint_folder.MANIFEST
+    found: Any = manifest.get(POLICIES)
     left_out = manifest.get(LEFT_OUT)
     if not _lists_policies(found) or not isinstance(left_out, dict):
         raise ConfigError(

@@ -41,6 +41,7 @@ def node(op: str, inputs: str, out: str = "y", **attributes: Any) -> Any:
     return helper.make_node(op, inputs.split(" "), [out], **attributes)
 
 
+OUTER = {"a": (512, 1, 1), "b": (1, 512, 1), "c": (1, 1, 512)}
 LARGE = [node("Expand", "one size", "x")]
 SIZE = [one(), ints("size", BIG, BIG)]
 FOLDED: dict[str, bytes] = {
@@ -71,6 +72,36 @@ FOLDED: dict[str, bytes] = {
     "size of numbers": model([node("Expand", "one obs")], [one()]),
     "summed": model([node("Einsum", "w w", equation="ab,cd->abcd")], [], {"w": [400, 400]}),
     "enlarged": model([node("Resize", "w  scales")], [numbers("scales", 3e4, 3e4)], {"w": [4, 4]}),
+    "summed by all labels": model([node("Einsum", "w w", equation="ab,cd")], [], {"w": [400, 400]}),
+    "rows of a constant": model(
+        [node("Concat", f"x{n} x{n}" if n else "obs obs", f"x{n + 1}", axis=1) for n in range(40)],
+        [numpy_helper.from_array(np.ones((0, 4), np.float32), "obs")],
+    ),
+    "joined constants": model(
+        [node("Concat", " ".join(["many"] * 200_000), axis=0)], [ints("many", *range(512))]
+    ),
+    "chosen constants": model(
+        [node("Where", "a b c")],
+        [numpy_helper.from_array(np.ones(shape, np.int64), name) for name, shape in OUTER.items()],
+    ),
+    "many summands": model([node("Sum", " ".join(["w"] * 60_000))], [], {"w": [1 << 20]}),
+    "holes": model(
+        [node("ConvTranspose", "x w", dilations=[BIG, BIG])], [], {"x": [1, 1, 1, 1], "w": [1, 1, 2, 2]}
+    ),
+    "neighbours": model([node("LRN", "x", size=(1 << 31) - 1)], [], {"x": [1, 1, 1, 1]}),
+    "steps of nothing": model([node("MaxPool", "x", kernel_shape=[1], strides=[0])], [], {"x": [1, 1, 1]}),
+    "no axes": model([node("Squeeze", "x axes")], [ints("axes", 0)], {"x": []}),
+    "divided integers": model([node("Div", "least minus")], [ints("least", -(1 << 63)), ints("minus", -1)]),
+    "remainders of integers": model([node("Cast", "obs", "whole", to=7), node("Mod", "whole whole")]),
+    "sizes below zero": model(
+        [
+            node("Div", "below two", "size"),
+            node("Add", "size four", "zero"),
+            node("Mul", "zero many", "more"),
+            node("Expand", "one more"),
+        ],
+        [one(), ints("below", -7), ints("two", 2), ints("four", 4), ints("many", 1 << 30)],
+    ),
     "no rule": model([node("Det", "obs")]),
     "input without a size": model([node("MatMul", "obs w")], [], {"obs": ["R", 4], "w": [4, "N"]}),
 }
@@ -101,6 +132,16 @@ ALLOWED: dict[str, bytes] = {
         [ints("zero", 0), ints("rest", 1, 28, 28)],
         {"obs": ["R", 784], "w": [32, 1, 5, 5]},
     ),
+    "divided numbers and known sizes": model(
+        [
+            node("Div", "obs obs", "x"),
+            node("Shape", "w", "size"),
+            node("Div", "size two", "half"),
+            node("Expand", "one half"),
+        ],
+        [one(), ints("two", 2)],
+        {"obs": ["R", 4], "w": [4, 6]},
+    ),
     "split and joined": model(
         [
             helper.make_node("Split", ["obs"], ["a", "b"], axis=1),
@@ -123,3 +164,11 @@ def test_fields_without_end_are_refused() -> None:
     empty = model([node("Identity", "obs")]) + b"\x08\x01" * (1 << 20)
     with pytest.raises(ConfigError, match="bytes are no ONNX model"):
         refuse_unsafe_model(empty, "file")
+
+
+def test_a_constant_with_numbers_in_two_forms_is_refused() -> None:
+    """ONNX Runtime reads one of them, somebody else the other."""
+    size = ints("size", 1 << 30)
+    size.int64_data.append(1)
+    with pytest.raises(ConfigError, match="numbers in two forms"):
+        refuse_costly_model(model([node("Expand", "one size")], [one(), size]), "file")

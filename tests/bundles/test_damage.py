@@ -94,14 +94,14 @@ def test_a_missing_or_shorter_file_is_named(name: str, folder: Path) -> None:
 
 
 def test_a_newer_format_asks_for_a_newer_version_whatever_else_is_in_it(folder: Path) -> None:
-    (folder / "policy.json").write_text(json.dumps({"type": "menv.policy", "format": 3, "new": []}), "utf-8")
-    assert "format 3, expected at most 2; install a newer menv" in refused(folder)
+    (folder / "policy.json").write_text(json.dumps({"type": "menv.policy", "format": 2, "new": []}), "utf-8")
+    assert "format 2, expected at most 1; install a newer menv" in refused(folder)
 
 
 @pytest.mark.parametrize(("change", "said"), [
     (lambda m: m["observation_space"].update(space="graph"), "unknown space tag 'graph', expected one of"),
     (lambda m: m["observation_space"].update(shape=[1 << 40]), "arrays of 1099511627776 numbers in"),
-    (lambda m: m["observation_space"].update(shape=[4]), "'observation_space' does not fit the rest"),
+    (lambda m: m["observation_space"].update(shape=[4]), "'agent_connectors' does not fit the rest"),
     (lambda m: m["observation_space"].pop("low"), "box without 'low', expected all of its entries"),
     (lambda m: m["action_space"].update(n=1 << 80), "expected an integer from 1"),
     (lambda m: m["action_space"].update(n=3), "'head' does not fit the rest"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -15,12 +16,12 @@ import pytest
 from menv.algorithms import PPO
 from menv.errors import ConfigError
 from menv.spaces_json import space_to_json
+from tests.bundles.cases import algorithm_of
 from tests.bundles.test_costly_graphs import FOLDED
 from tests.bundles.test_damage import sign
 from tests.checkpoints.forged import forge, forge_file
 from tests.checkpoints.runs import SMALL
 
-DATA = Path(__file__).parent / "data" / "format_1_masked"
 MEGABYTE = 1 << 20
 MEASURE = """
 import sys, time
@@ -50,6 +51,23 @@ for path in sys.argv[1:]:
 
 def box(shape: list[int], dtype: str = "float64") -> dict[str, Any]:
     return {"space": "box", "low": 0, "high": 1, "shape": shape, "dtype": dtype}
+
+
+EMPTY: dict[str, Any] = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+
+
+def arrays(header: dict[str, Any]) -> bytes:
+    """Return a safetensors file without data."""
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+def test_arrays_of_a_type_that_numpy_lacks_are_refused_by_file(tmp_path: Path) -> None:
+    with PPO(env="CartPole-v1", config=SMALL) as algo:
+        folder = algo.save(tmp_path)
+    forge_file(folder, "learners.safetensors", arrays({"a": {**EMPTY, "dtype": "F8_E8M0"}}))
+    with pytest.raises(ConfigError, match=r"learners\.safetensors: .*, expected the file as it was written"):
+        PPO.from_checkpoint(folder)
 
 
 def many(part: dict[str, Any], count: int) -> dict[str, Any]:
@@ -83,25 +101,27 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return what is said of each folder in whose place it lies."""
     home = tmp_path_factory.mktemp("files")
     said = {}
+    with algorithm_of("masked") as algo:
+        data = algo.export_policy_checkpoint(tmp_path_factory.mktemp("whole") / "policy")
     for name, (space, why) in SPACES.items():
-        shutil.copytree(DATA, home / name)
+        shutil.copytree(data, home / name)
         sign(home / name, lambda manifest, space=space: manifest.update(observation_space=space))  # type: ignore[misc]
         said[name] = why
     for name in ("product", "filled", "doubled"):
-        folder = Path(shutil.copytree(DATA, home / name))
+        folder = Path(shutil.copytree(data, home / name))
         (folder / "acting.onnx").write_bytes(FOLDED[name])
         sign(folder)
         said[name] = "expected little work, told by the shapes"
-    folder = Path(shutil.copytree(DATA, home / "frames"))
+    folder = Path(shutil.copytree(data, home / "frames"))
     sign(folder, lambda manifest: manifest.update(agent_connectors=[
         ["ObsPreprocessorConnector", {}], ["FrameStackAgentConnector", {"num_frames": 10_000}],
     ]))  # fmt: skip
     said["frames"] = "'agent_connectors' does not fit"
-    shutil.copytree(DATA, home / "spaces in a manifest")
-    text = (DATA / "policy.json").read_text()
+    shutil.copytree(data, home / "spaces in a manifest")
+    text = (data / "policy.json").read_text()
     (home / "spaces in a manifest" / "policy.json").write_text(text + " " * 100 * MEGABYTE)
     said["spaces in a manifest"] = "bytes, expected at most"
-    shutil.copytree(DATA, home / "values")
+    shutil.copytree(data, home / "values")
     (home / "values" / "policy.json").write_text("[" + "[]," * 10 * MEGABYTE + "0]")
     said["values"] = "values, expected at most"
     _runs(home, said)
@@ -126,6 +146,12 @@ def _runs(home: Path, said: dict[str, str]) -> None:
         str(number): {"$space": box([MEGABYTE + number])} for number in range(50)
     })  # fmt: skip
     said["run 4"] = said["run 5"] = "expected at most"
+    folder = Path(shutil.copytree(saved, home / "run 6"))
+    forge_file(folder, "learners.safetensors", arrays({str(number): EMPTY for number in range(400_000)}))
+    said["run 6"] = "a header of"
+    folder = Path(shutil.copytree(saved, home / "run 7"))
+    forge(folder, "manifest.json", ["config", "model", "fcnet_hiddens"], [8] * 20_000)
+    said["run 7"] = "a list of at most 256 positive integers"
 
 
 @pytest.mark.alone

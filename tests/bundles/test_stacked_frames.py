@@ -188,7 +188,7 @@ def test_nothing_is_kept_of_agents_whose_episode_is_over(tmp_path: Path) -> None
     assert not any(kept)
 
 
-def test_only_policies_that_need_it_are_written_in_the_newer_format(tmp_path: Path) -> None:
+def test_a_manifest_says_how_wide_the_rows_are_that_its_graphs_take(tmp_path: Path) -> None:
     with stacking("vector") as algorithm:
         algorithm.export_policy_checkpoint(tmp_path / "stacked")
     with algorithm_of("mlp") as algorithm:
@@ -196,9 +196,8 @@ def test_only_policies_that_need_it_are_written_in_the_newer_format(tmp_path: Pa
     stacked, plain = (
         json.loads((tmp_path / name / "policy.json").read_text()) for name in ("stacked", "plain")
     )
-    assert (stacked["format"], stacked["row_width"]) == (2, 9)
-    assert plain["format"] == 1
-    assert "row_width" not in plain
+    assert stacked["row_width"] == 9
+    assert plain["row_width"] == 3
 
 
 @pytest.mark.parametrize(("change", "said"), [
@@ -206,7 +205,6 @@ def test_only_policies_that_need_it_are_written_in_the_newer_format(tmp_path: Pa
     (lambda m: m.pop("row_width"), "'row_width' does not fit the rest"),
     (lambda m: m["agent_connectors"][2][1].update(num_frames=4), "'agent_connectors' does not fit the rest"),
     (lambda m: m["agent_connectors"].pop(2), "'agent_connectors' does not fit the rest"),
-    (lambda m: m.update(format=1), "'observation_space' does not fit the rest"),
 ])  # fmt: skip
 def test_a_manifest_whose_width_was_made_up_is_refused(change: Any, said: str, tmp_path: Path) -> None:
     with stacking("vector") as algorithm:

@@ -118,6 +118,26 @@ def put(tree: dict[str, Any], keys: list[str], value: Any) -> dict[str, Any]:
     return changed
 
 
+@pytest.mark.parametrize("name", ["a-script:Thing-v0", f"{CANARY}:Thing", "subprocess:Popen"])
+def test_a_setting_names_a_module_where_a_file_of_that_name_can_be_imported(name: str, canary: Path) -> None:
+    (canary / "a-script.py").write_text(CODE)
+    importlib.invalidate_caches()
+    tree = put(stored(PPO), ["env_config"], {"id": name})
+    tree["multiagent"]["policy_mapping_fn"] = None
+    with pytest.raises(ConfigError, match=rf"config\['env_config'\]\['id'\] was {name}"):
+        restored_config(PPO.recipe.config_class, tree, None)
+
+
+def test_show_prints_what_a_file_says_without_what_a_terminal_would_obey(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(saved, tmp_path / "000000"))
+    forge(folder, "manifest.json", ["config"], None)
+    forge(folder, "manifest.json", ["menv_version"], "\x1b[2J1\n2")
+    assert main(["show", str(folder)]) == 0
+    assert "menv [2J12\n  environment   given by the program\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("depth", DEPTHS, ids="/".join)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_field_of_a_config_imports_what_a_file_names(

@@ -15,6 +15,7 @@ from menv.algorithms.networks.conv_stack import MOST_SIZE, ConvFilter, is_count,
 from menv.errors import ConfigError
 
 _ACTIVATIONS = ("tanh", "relu", "silu", "elu", "linear")
+_MOST_LAYERS = 256
 _FLAGS = ("vf_share_layers", "use_lstm", "use_gru")
 
 
@@ -61,11 +62,12 @@ class ModelConfig:
         if (
             not isinstance(widths, Sequence)
             or isinstance(widths, str | bytes)
+            or len(widths) > _MOST_LAYERS
             or not all(map(is_count, widths))
         ):
             raise ConfigError(
-                f"model: fcnet_hiddens is {shown(widths)}, expected a list of positive integers below 2**31; for "
-                "example [64, 64]"
+                f"model: fcnet_hiddens is {shown(widths)}, expected a list of at most {_MOST_LAYERS} positive integers "
+                "below 2**31; for example [64, 64]"
             )
         object.__setattr__(self, "fcnet_hiddens", tuple(map(int, widths)))
         for name in ("fcnet_activation", "conv_activation"):

@@ -155,7 +155,7 @@ class FlatAdam:
         check_stored(LEARNERS, "adam_mean", state["adam_mean"], "f", -LARGEST, LARGEST)
         check_stored(LEARNERS, "adam_square", state["adam_square"], "f", 0, math.inf)
         check_stored(LEARNERS, "adam_steps", state["adam_steps"])
-        check_stored(LEARNERS, "adam_skipped", state.get("adam_skipped", 0))
+        check_stored(LEARNERS, "adam_skipped", state["adam_skipped"])
 
     def set_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Take over what `state` returned.
@@ -167,5 +167,4 @@ class FlatAdam:
         self._mean.copy_(torch.from_numpy(np.array(state["adam_mean"], np.float32)))
         self._square.copy_(torch.from_numpy(np.array(state["adam_square"], np.float32)))
         self.steps = int(state["adam_steps"])
-        # Earlier versions did not write it.
-        self.skipped = int(state.get("adam_skipped", 0))
+        self.skipped = int(state["adam_skipped"])

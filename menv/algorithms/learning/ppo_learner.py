@@ -202,8 +202,8 @@ class PPOLearner:
         self._adam.set_state(state)
         if self._scale is not None:
             self._scale.set_state(state)
-        # An adapted weight goes on; that of another setting does not. Earlier versions wrote no setting.
-        same = float(state.get("first_kl_coeff", self._first_kl_coeff)) == self._first_kl_coeff
+        # An adapted weight goes on; that of another setting does not.
+        same = float(state["first_kl_coeff"]) == self._first_kl_coeff
         self._kl_coeff = float(state["kl_coeff"]) if same else self._first_kl_coeff
         self._batches = int(state["batches"])
 

@@ -258,7 +258,7 @@ class WorkerRollouts:
         """See `Rollouts.resume`."""
         tree = spread(tree, len(self._workers), self._each)
         self._gone, self._unrolls = Stand.of(tree["gone"]), tree["pieces"]
-        # Those of another layout, and of earlier versions, tell nothing of it.
+        # States of another layout do not have it.
         self._workers.stand_in(tree.get("replaced", [0] * len(self._workers)))
         lost = 0
         self._workers.present()
