@@ -63,7 +63,7 @@ def as_plain(record: Record) -> list[Any]:
 
 def from_plain(fields: Sequence[Any]) -> Record:
     """Return the record of which `as_plain` made these; whatever is wrong with them is found here and not in a mean."""
-    total, length, rewards, others, members, custom, hist, when = fields
+    total, length, rewards, others, members, custom, hist, (steps, index) = fields
     return Record(
         float(total),
         int(length),
@@ -72,7 +72,7 @@ def from_plain(fields: Sequence[Any]) -> Record:
         {group: floats(by_member) for group, by_member in members.items()},
         floats(custom),
         {name: [float(value) for value in values] for name, values in hist.items()},
-        *((steps, index) for steps, index in when),
+        (steps, index),
     )
 
 

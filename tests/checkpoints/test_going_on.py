@@ -257,13 +257,3 @@ def test_the_adapted_kl_weight_goes_on_unless_another_one_is_given(tmp_path: Pat
             again.save(tmp_path / "again")
         with PPO.from_checkpoint(tmp_path / "again") as again:
             assert kl_weights(again, 1) == [wanted[1] / 2]
-
-
-def test_the_kl_weight_of_an_earlier_version_goes_on_whatever_is_given() -> None:
-    with PPO(env="CartPole-v1", config={**SMALL, "kl_coeff": 3.0}) as algo:
-        algo.train()
-        learner: Any = algo._population.learners._learners["default_policy"]
-        state = {**learner.state(), "kl_coeff": np.array(0.125)}
-        del state["first_kl_coeff"]
-        learner.set_state(state)
-        assert kl_weights(algo, 1) == [0.125]

@@ -152,7 +152,7 @@ def forged_config(saved: dict[str, Path], tmp_path: Path, name: str, value: Any)
 
 @pytest.mark.parametrize(("name", "value"), [
     ("model.fcnet_hiddens", [20_000, 20_000]),
-    ("model.fcnet_hiddens", [1000] * 1000),
+    ("model.fcnet_hiddens", [1000] * 200),
     ("model", {"use_lstm": True, "lstm_cell_size": 2**30}),
 ])  # fmt: skip
 def test_a_network_that_is_larger_than_the_weights_of_the_file_is_never_made(
