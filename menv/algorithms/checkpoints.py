@@ -236,9 +236,9 @@ def _manifest(folder: Path, kind: type) -> dict[str, Any]:
     recipe = getattr(kind, "recipe", None)
     name = manifest["algorithm"] if recipe is None else recipe.name
     if manifest["algorithm"] != name:
+        shown = ascii(manifest["algorithm"])[1:-1][:40]
         raise ConfigError(
-            f"{folder}: a checkpoint of {manifest['algorithm']!r:.40}, expected {name!r}; call the from_checkpoint of "
-            "that algorithm"
+            f"{folder}: a checkpoint of {shown}, expected one of {name}; call {shown}.from_checkpoint"
         )
     return manifest
 

@@ -34,11 +34,6 @@ SPACES = [
 ]
 
 
-def test_flags_that_were_written_as_such_are_read() -> None:
-    written = {"space": "box", "low": False, "high": True, "shape": [4], "dtype": "bool"}
-    assert space_from_json(written) == S.Box(0, 1, (4,), FLAG)
-
-
 @pytest.mark.parametrize("space", SPACES, ids=str)
 def test_a_space_comes_back_equal_with_its_order_and_types(space: Any) -> None:
     back: Any = space_from_json(json.loads(json.dumps(space_to_json(space), allow_nan=False)))
