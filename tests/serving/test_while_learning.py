@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -284,6 +285,15 @@ def test_actions_are_chosen_while_the_server_takes_a_message_slowly_and_what_wai
         client.end_episode(name, observation(0))
         client.close()
         assert course.has_rewards([1.0] * 2_001)
+
+
+def test_threads_take_shorter_turns_while_servers_run_and_usual_ones_afterwards() -> None:
+    usual = sys.getswitchinterval()
+    with served():
+        with served():
+            assert sys.getswitchinterval() == pytest.approx(0.001)
+        assert sys.getswitchinterval() == pytest.approx(0.001)
+    assert sys.getswitchinterval() == pytest.approx(usual)
 
 
 @pytest.mark.alone

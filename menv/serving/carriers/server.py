@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -22,7 +23,37 @@ from menv.serving.carriers.transport import Handler, Transport
 _STOP_S = 0.8
 """The most that transports may take together to end; sockets are then closed with the loop."""
 _JOIN_S = 10.0
+_SWITCH_S = 0.001
+"""Seconds after which a thread that computes lets another one have its turn, while a server runs; Python's are five."""
 _RESETS = (errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE)
+
+
+class _ShortTurns:
+    """Has threads take shorter turns while servers run, so that peers are answered while another thread learns.
+
+    When the last server has ended, turns are as long as before the first one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._usual = 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._count:
+                self._usual = sys.getswitchinterval()
+                sys.setswitchinterval(min(self._usual, _SWITCH_S))
+            self._count += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._count -= 1
+            if not self._count:
+                sys.setswitchinterval(self._usual)
+
+
+_SHORT_TURNS = _ShortTurns()
 
 
 class Server:
@@ -242,20 +273,21 @@ class Server:
         loop = self._loop = asyncio.SelectorEventLoop()
         asyncio.set_event_loop(loop)
         loop.set_exception_handler(self._note)
-        main = loop.create_task(self._serve(started))
-        main.add_done_callback(self._leave)
-        while True:
-            with self._turns:
-                while self._lent_to is not None:
-                    self._turns.wait()
-                if self._over:
-                    break
-                self._at_home = True
-            loop.run_forever()
-            with self._turns:
-                self._at_home = False
-                self._turns.notify_all()
-        self._clear(loop)
+        with _SHORT_TURNS:
+            main = loop.create_task(self._serve(started))
+            main.add_done_callback(self._leave)
+            while True:
+                with self._turns:
+                    while self._lent_to is not None:
+                        self._turns.wait()
+                    if self._over:
+                        break
+                    self._at_home = True
+                loop.run_forever()
+                with self._turns:
+                    self._at_home = False
+                    self._turns.notify_all()
+            self._clear(loop)
 
     def _leave(self, _: object) -> None:
         """Let whoever runs the loop see that it is over."""

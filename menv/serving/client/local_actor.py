@@ -11,6 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,6 +79,8 @@ class LocalActor:
         # The thread beside: whether there is one, whether it shall fetch weights, and why the last one ended early.
         self._done = threading.Condition(self.lock)
         self._busy = self._wanted = False
+        # One for all messages: on a busy machine a new one takes long to begin.
+        self._courier = ThreadPoolExecutor(1, "menv-policy-client")
         self._failure: BaseException | None = None
 
     def noise(self, *dice: Dice) -> Column | None:
@@ -191,7 +194,7 @@ class LocalActor:
         self._cut()
         if not self._busy:
             self._busy = True
-            threading.Thread(target=self._beside, name="menv-policy-client", daemon=True).start()
+            self._courier.submit(self._beside)
 
     def _is_far_ahead(self) -> bool:
         """Return whether so much waits to be sent that calls wait, too."""

@@ -34,9 +34,10 @@ class PolicyClient:
 
     With "remote" inference the server is asked for each action, and rewards go with the next question. With "local"
     inference the client fetches the policies, acts by itself (it draws actions, as when training), and sends what
-    happened in chunks of as many env steps as the server wants. Then infos are not sent, an episode that starts with
-    `training_enabled=False` is not sent at all, and an episode that begins with `log_action` is played remotely as a
-    whole. A policy whose connectors keep something of each life, such as stacked frames, plays remotely only.
+    happened in chunks of as many env steps as the server wants. Then infos are not sent, so
+    `info["training_enabled"] = False` has no effect. An episode that starts with `training_enabled=False` is not sent
+    at all. An episode that begins with `log_action` is played remotely as a whole. A policy whose connectors keep
+    something of each life, such as stacked frames, plays remotely only.
 
     Calls may come from several threads, for many episodes; those of one episode come one after the other. A process
     that is forked needs a client of its own. A lost connection is replaced, and what was lost with it is sent again.
