@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from menv.base_env import AgentId
+from menv.base_env import SINGLE_AGENT, AgentId
 from menv.classic_names import Told
+from menv.env_calls import OR_MANY_AGENTS
 from menv.episode import Episode
 from menv.errors import ConfigError, ContractError, MenvError
 from menv.policy_spec import PolicySpec, check_policy_id
@@ -172,7 +173,7 @@ class PolicyMap(Told, told=dict.fromkeys(("get", "items", "keys", "values"), _PO
             raise ContractError(
                 f"policy_mapping_fn: returned {policy_id!r} for agent {agent_id!r}, expected one of "
                 f"{sorted(known)}; add the policy to `policies` (to a run from a checkpoint by add_policy) or "
-                "mend the function"
+                f"mend the function{OR_MANY_AGENTS if agent_id == SINGLE_AGENT else ''}"
             )
         return policy_id
 

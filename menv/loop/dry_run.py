@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 
 from menv.base_env import SINGLE_AGENT, AgentId, BaseEnv
-from menv.env_calls import reset_env
+from menv.env_calls import OR_MANY_AGENTS, reset_env
 from menv.episode import Episode
 from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
 from menv.loop.agent_spaces import AgentSpaces
@@ -186,7 +186,8 @@ def _users(policy_map: PolicyMap, agents: list[AgentId], worker: Worker) -> dict
             except Exception as error:
                 raise ConfigError(
                     f"policy_mapping_fn: raised {type(error).__name__}: {error} for agent {agent!r} (dry run over "
-                    f"possible_agents), expected a policy id of {sorted(policy_map.specs)}; mend the function"
+                    f"possible_agents), expected a policy id of {sorted(policy_map.specs)}; mend the "
+                    f"function{OR_MANY_AGENTS if agent == SINGLE_AGENT else ''}"
                 ) from error
             episode.bind(agent, policy_id)
             users[policy_id][agent] = None

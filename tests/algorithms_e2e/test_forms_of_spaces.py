@@ -278,6 +278,16 @@ def test_one_whose_spaces_are_those_of_one_agent_is_refused_in_its_first_episode
         algo.train()
 
 
+@pytest.mark.parametrize("fn", [to_own_policy, lambda agent_id, **kwargs: {"a": "a", "b": "b"}[agent_id]])
+def test_one_whose_policies_are_those_of_several_agents_is_refused_when_the_algorithm_is_built(fn: Any) -> None:
+    class Several(OfSeveral):
+        observation_space = spaces.Dict(a=UNIT, b=UNIT)
+        action_space = spaces.Dict(a=TWO, b=TWO)
+
+    with pytest.raises((ConfigError, ContractError), match=DERIVE):
+        PPO(env=Several, config={**SMALL, "multiagent": {"policies": ["a", "b"], "policy_mapping_fn": fn}})
+
+
 @pytest.mark.parametrize("where", ["spec", "config", "of each agent"])
 def test_an_observation_space_wider_than_the_environments_is_taken(where: str) -> None:
     wide = {"car": spaces.Box(-2.0, np.inf, (3,)), "light": spaces.Discrete(6)}
