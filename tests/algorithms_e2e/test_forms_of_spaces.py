@@ -279,7 +279,9 @@ def test_one_whose_spaces_are_those_of_one_agent_is_refused_in_its_first_episode
 
 
 @pytest.mark.parametrize("fn", [to_own_policy, lambda agent_id, **kwargs: {"a": "a", "b": "b"}[agent_id]])
-def test_one_whose_policies_are_those_of_several_agents_is_refused_when_the_algorithm_is_built(fn: Any) -> None:
+def test_one_whose_policies_are_those_of_several_agents_is_refused_when_the_algorithm_is_built(
+    fn: Any,
+) -> None:
     class Several(OfSeveral):
         observation_space = spaces.Dict(a=UNIT, b=UNIT)
         action_space = spaces.Dict(a=TWO, b=TWO)

@@ -127,6 +127,36 @@ def test_an_evaluation_does_not_wait_for_ever_for_the_end_of_an_episode(
         algo.evaluate()
 
 
+class Crashing(EndlessAlone):
+    """No episode is finished, and each comes far enough to be no reason to end the run."""
+
+    at = 0
+
+    def step(self, action: Any) -> Any:
+        """Go on, and crash in the end."""
+        self.at += 1
+        if self.at == 300:
+            raise RuntimeError("unstable")
+        return super().step(action)
+
+
+@pytest.mark.filterwarnings("ignore:.*unstable")
+@pytest.mark.parametrize("unit", ["episodes", "timesteps"])
+def test_an_evaluation_does_not_wait_for_ever_where_every_episode_crashes(
+    monkeypatch: pytest.MonkeyPatch, unit: str
+) -> None:
+    monkeypatch.setattr(quota, "LONGEST", 1_000)
+    config = {"inference": "onnx", "evaluation_duration_unit": unit}
+    with PPO(env=lambda context: Crashing(), config=config) as algo:
+        if unit == "timesteps":
+            assert algo.evaluate()["evaluation"]["num_faulty_episodes"] == 1
+        else:
+            with pytest.raises(
+                ContractError, match=r"evaluation: env 0 took 1\d\d\d env steps.*a crash ends none"
+            ):
+                algo.evaluate()
+
+
 def test_the_steps_of_many_episodes_of_an_evaluation_are_no_endless_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

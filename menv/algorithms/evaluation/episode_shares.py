@@ -31,7 +31,7 @@ class _WholeEpisodes(Quota):
         self, length: int, batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
     ) -> None:
         super().__init__(length, batch_mode)
-        # [E] env steps of each sub-environment at its last end, and those that have ended since the last look.
+        # [E] env steps of each sub-environment when it last finished an episode, and those that have done so since.
         self._since: Shares = np.zeros(0, np.int64)
         self._ended: list[int] = []
 
@@ -43,7 +43,7 @@ class _WholeEpisodes(Quota):
     def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
         """Note that episodes ended."""
         super().note_ends(ends)
-        self._ended += [end.env_index for end in ends]
+        self._ended += [end.env_index for end in ends if not end.faulty]
 
     def _check_endless(self, env_steps: Column) -> None:
         """Refuse to wait for ever for the end of an episode."""
@@ -55,8 +55,8 @@ class _WholeEpisodes(Quota):
         if np.maximum.reduce(running, initial=0) > quota.LONGEST + 10 * self.length:
             raise ContractError(
                 f"evaluation: env {int(running.argmax())} took {int(running.max())} env steps without the end of an "
-                "episode, expected one, because evaluations play whole episodes; end or truncate episodes in the "
-                "environment"
+                "episode, expected one, because evaluations play whole episodes and a crash ends none; end or truncate "
+                "episodes in the environment"
             )
 
 
