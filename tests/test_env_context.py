@@ -18,11 +18,12 @@ ATTRIBUTES = {
     "remote": True,
     "num_workers": 4,
     "recreated_worker": True,
+    "in_evaluation": True,
 }
 
 
 def a_context() -> EnvContext:
-    return EnvContext({"size": 5, "map": {"walls": [1, 2]}}, 2, 3, True, 4, True)
+    return EnvContext({"size": 5, "map": {"walls": [1, 2]}}, 2, 3, True, 4, True, True)
 
 
 def test_the_settings_are_items_and_the_place_is_in_attributes() -> None:
@@ -38,6 +39,7 @@ def test_everything_has_a_default() -> None:
     assert context == {}
     assert (context.worker_index, context.vector_index) == (0, 0)
     assert (context.remote, context.num_workers, context.recreated_worker) == (False, None, False)
+    assert context.in_evaluation is False
 
 
 COPIES: list[Callable[[EnvContext], EnvContext]] = [
@@ -82,10 +84,15 @@ def test_the_dict_of_the_caller_is_copied_on_the_way_in() -> None:
 
 def test_zero_and_false_override_and_none_keeps() -> None:
     twin = a_context().copy_with_overrides(
-        worker_index=0, vector_index=0, remote=False, num_workers=0, recreated_worker=False
+        worker_index=0,
+        vector_index=0,
+        remote=False,
+        num_workers=0,
+        recreated_worker=False,
+        in_evaluation=False,
     )
     assert (twin.worker_index, twin.vector_index, twin.remote) == (0, 0, False)
-    assert (twin.num_workers, twin.recreated_worker) == (0, False)
+    assert (twin.num_workers, twin.recreated_worker, twin.in_evaluation) == (0, False, False)
     assert vars(a_context().copy_with_overrides()) == ATTRIBUTES
 
 
@@ -110,6 +117,7 @@ def test_defaults_fill_in_missing_settings_only_and_are_copied() -> None:
 
 def test_the_text_is_readable_with_and_without_settings() -> None:
     attributes = "worker_index=0, vector_index=0, remote=False, num_workers=None, recreated_worker=False"
+    attributes += ", in_evaluation=False"
     assert repr(EnvContext()) == str(EnvContext()) == f"EnvContext({{}}, {attributes})"
     assert str(EnvContext({"size": 5})) == f"EnvContext({{'size': 5}}, {attributes})"
 

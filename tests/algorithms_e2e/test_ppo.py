@@ -235,14 +235,6 @@ def test_two_runs_without_a_seed_differ() -> None:
     )
 
 
-def test_a_seed_does_not_touch_the_global_generators() -> None:
-    np.random.seed(3)
-    expected = np.random.random(3).tolist()
-    np.random.seed(3)
-    run(5)
-    assert np.random.random(3).tolist() == expected
-
-
 def test_a_config_object_builds_the_same_algorithm() -> None:
     config = PPOConfig(env="CartPole-v1", seed=5, **TINY)
     with config.build() as algorithm:

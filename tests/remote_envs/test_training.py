@@ -294,8 +294,10 @@ def test_an_environment_that_cannot_be_created_there_is_an_error_with_its_traceb
         pytest.raises(EnvCrashError, match="its creator raised OSError: no display") as caught,
     ):
         algo.train()
-    assert "no display" in str(caught.value.__cause__)
-    assert "in __init__" in str(caught.value.__cause__)
+    cause = caught.value.__cause__
+    assert isinstance(cause, OSError)
+    assert str(cause) == "no display"
+    assert "in __init__" in str(cause.__cause__)
 
 
 @pytest.mark.alone

@@ -171,7 +171,9 @@ def test_the_next_iteration_comes_wherever_a_fragment_was_interrupted(overlap: b
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_ctrl_c_drops_no_fragment_that_was_counted(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_drops_no_fragment_that_was_counted(
+    overlap: bool, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     # Two workers of two environments: two fragments fill a batch.
     settings = {
         "overlap": overlap,
@@ -179,6 +181,9 @@ def test_ctrl_c_drops_no_fragment_that_was_counted(overlap: bool, monkeypatch: p
         "sgd_minibatch_size": 16,
         "rollout_fragment_length": 4,
     }
+    # Test runners beside each other ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     counts = ("num_env_steps_sampled", "num_env_steps_trained", "num_agent_steps_trained")
     with running(2, **settings) as undisturbed:
         undisturbed.train()

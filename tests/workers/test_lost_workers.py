@@ -273,9 +273,10 @@ def test_an_environment_that_cannot_be_created_in_a_worker_is_an_error_with_its_
         pytest.raises(EnvCrashError, match="the map is missing") as caught,
     ):
         algo.train()
-    told = str(caught.value.__cause__)
-    assert "worker 1" in told
-    assert "crews.py" in told
+    cause = caught.value.__cause__
+    assert isinstance(cause, OSError)
+    assert "in worker 1" in str(cause.__cause__)
+    assert "crews.py" in str(cause.__cause__)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -33,4 +33,6 @@ def test_a_line_of_the_page_trains_as_it_is_printed(package: str) -> None:
         "num_sgd_iter": 1,
     }
     with PPO(env=line_of(package), config=config) as algo:
-        assert algo.train()["num_env_steps_trained"] >= 2560
+        result = algo.train()
+        assert result["num_env_steps_sampled"] >= 2560
+        assert result["num_env_steps_trained"] > 2400

@@ -11,7 +11,7 @@ import enum
 import re
 import sys
 from collections.abc import Callable, Sequence
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import msgspec
@@ -105,7 +105,10 @@ def _whole_numbers(data: Data, dialect: Dialect) -> bytes:
 
 
 def _without_power(found: re.Match[bytes]) -> bytes:
-    number = Decimal(found[0].decode())
+    try:
+        number = Decimal(found[0].decode())
+    except InvalidOperation:  # Its power has more digits than Decimal counts.
+        return found[0]
     whole = number.adjusted() < _MOST_DIGITS and number == number.to_integral_value()
     return b"%d" % number if whole else found[0]
 
