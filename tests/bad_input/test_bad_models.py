@@ -31,8 +31,14 @@ MODELS: list[tuple[dict[str, Any], str]] = [
     ({"vf_share_layers": np.array([1, 1])}, r"vf_share_layers is \[1, 1\], expected True or False"),
     ({"fcnet_hiddens": ""}, "fcnet_hiddens is '', expected a list of at most 256 positive integers"),
     ({"fcnet_hiddens": b"8"}, "fcnet_hiddens is b'8', expected a list of at most 256 positive integers"),
-    ({"fcnet_hiddens": ["64"]}, r"fcnet_hiddens is \['64'\], expected a list of at most 256 positive integers"),
-    ({"fcnet_hiddens": [True]}, r"fcnet_hiddens is \[True\], expected a list of at most 256 positive integers"),
+    (
+        {"fcnet_hiddens": ["64"]},
+        r"fcnet_hiddens is \['64'\], expected a list of at most 256 positive integers",
+    ),
+    (
+        {"fcnet_hiddens": [True]},
+        r"fcnet_hiddens is \[True\], expected a list of at most 256 positive integers",
+    ),
     ({"fcnet_hiddens": 64}, "fcnet_hiddens is 64, expected a list of at most 256 positive integers"),
     ({"fcnet_activation": np.array(["relu"])}, r"activation \['relu'\], expected one of tanh"),
     ({"use_lstm": True, "lstm_cell_size": "64"}, "lstm_cell_size is '64', expected an integer"),
