@@ -67,7 +67,7 @@ def space_from_json(value: Any, where: str = "space") -> Space:
     Raises:
         ConfigError: The value describes no space, or one of absurd size.
     """
-    return SpaceReader().read(value, where)
+    return SpaceDecoder().read(value, where)
 
 
 def _check_size(where: str, numbers: int, size: int) -> None:
@@ -79,7 +79,7 @@ def _check_size(where: str, numbers: int, size: int) -> None:
         )
 
 
-class SpaceReader:
+class SpaceDecoder:
     """Reads the spaces of one file and counts what they hold together; spaces that are alike are one object."""
 
     def __init__(self) -> None:
@@ -223,7 +223,7 @@ def _write_text(space: gym.spaces.Text) -> dict[str, Any]:
     }
 
 
-def _read_box(reader: SpaceReader, value: Mapping[str, Any], level: int) -> Space:
+def _read_box(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Space:
     dtype = reader.dtype(value["dtype"])
     shape = reader.shape(value["shape"], dtype)
     low, high = (reader.array(value[name], shape, dtype) for name in ("low", "high"))
@@ -231,7 +231,7 @@ def _read_box(reader: SpaceReader, value: Mapping[str, Any], level: int) -> Spac
     return gym.spaces.Box(low, high, shape, dtype.type)
 
 
-def _read_discrete(reader: SpaceReader, value: Mapping[str, Any], level: int) -> Space:
+def _read_discrete(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Space:
     start, dtype = value["start"], reader.dtype(value["dtype"])
     if type(start) is not int or not -(1 << 62) < start < 1 << 62:
         raise ValueError("start is no integer")
@@ -240,25 +240,25 @@ def _read_discrete(reader: SpaceReader, value: Mapping[str, Any], level: int) ->
     return gym.spaces.Discrete(reader.count(value["n"]), start=start, dtype=dtype.type)
 
 
-def _read_multi_discrete(reader: SpaceReader, value: Mapping[str, Any], level: int) -> Space:
+def _read_multi_discrete(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Space:
     dtype = reader.dtype(value["dtype"])
     shape = reader.shape(value["shape"], dtype)
     sizes, start = (reader.array(value[name], shape, dtype) for name in ("nvec", "start"))
     return gym.spaces.MultiDiscrete(sizes, dtype=dtype.type, start=start)
 
 
-def _read_multi_binary(reader: SpaceReader, value: Mapping[str, Any], level: int) -> Space:
+def _read_multi_binary(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Space:
     size = value["n"]
     if isinstance(size, list):
         return gym.spaces.MultiBinary(list(reader.shape(size, np.dtype(np.int8))))
     return gym.spaces.MultiBinary(reader.shape([size], np.dtype(np.int8))[0])
 
 
-def _read_tuple(reader: SpaceReader, value: Mapping[str, Any], level: int) -> Space:
+def _read_tuple(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Space:
     return gym.spaces.Tuple([reader.space(part, level + 1) for part in list(value["spaces"])])
 
 
-def _read_dict(reader: SpaceReader, value: Mapping[str, Any], level: int) -> Space:
+def _read_dict(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Space:
     parts: OrderedDict[str, Space] = OrderedDict()
     for key, part in list(value["spaces"]):
         if not isinstance(key, str) or key in parts:
@@ -267,7 +267,7 @@ def _read_dict(reader: SpaceReader, value: Mapping[str, Any], level: int) -> Spa
     return gym.spaces.Dict(parts)
 
 
-def _read_text(reader: SpaceReader, value: Mapping[str, Any], level: int) -> Space:
+def _read_text(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Space:
     least, most = reader.count(value["min_length"], least=0), reader.count(value["max_length"])
     characters = str(value["characters"])
     if len(characters) > MOST_CHARACTERS:
@@ -284,7 +284,7 @@ _WRITERS: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
     gym.spaces.Dict: _write_dict,
     gym.spaces.Text: _write_text,
 }
-_READERS: dict[str, Callable[[SpaceReader, Mapping[str, Any], int], Space]] = {
+_READERS: dict[str, Callable[[SpaceDecoder, Mapping[str, Any], int], Space]] = {
     "box": _read_box,
     "discrete": _read_discrete,
     "multi-discrete": _read_multi_discrete,

@@ -31,7 +31,7 @@ from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec, ids_given
 from menv.registry import is_known, names_module
-from menv.spaces_json import SpaceReader, space_to_json
+from menv.spaces_json import SpaceDecoder, space_to_json
 
 _NAMED = "$named"
 _FLOAT = "$float"
@@ -369,9 +369,9 @@ def _looked_up(value: Any, field: str = "", data: bool = False) -> Any:
     return {key: _looked_up(item, field if key == _TUPLE else key, inner) for key, item in value.items()}
 
 
-def _read(value: Any, spaces: SpaceReader | None = None) -> Any:
+def _read(value: Any, spaces: SpaceDecoder | None = None) -> Any:
     """Return a tree with the numbers, tuples and spaces that JSON cannot hold."""
-    spaces = spaces or SpaceReader()
+    spaces = spaces or SpaceDecoder()
     if isinstance(value, list):
         return [_read(item, spaces) for item in value]
     if not isinstance(value, dict):

@@ -48,7 +48,7 @@ from menv.loop.noise import Noise
 from menv.loop.unsound import check_weights
 from menv.plain_data import check_header
 from menv.policy_spec import check_policy_id
-from menv.spaces_json import SpaceReader, space_to_json
+from menv.spaces_json import SpaceDecoder, space_to_json
 
 _GRAPHS: dict[GraphKind, str] = {"act": ACTING, "greedy": GREEDY, "evaluate": EVALUATE}
 _MOST_STATES, _MOST_STATE = 64, 1 << 24
@@ -249,7 +249,7 @@ def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
         raise ConfigError(
             f"{where}: no or a wrong {sorted(missing) or 'seed'}, expected all entries; export the policy again"
         )
-    spaces = SpaceReader()
+    spaces = SpaceDecoder()
     observation_space = spaces.read(manifest.get("observation_space"), f"{where}, observation_space")
     action_space = spaces.read(manifest.get("action_space"), f"{where}, action_space")
     preprocess = ObsPreprocessor(observation_space, action_space)

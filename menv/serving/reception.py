@@ -32,7 +32,7 @@ from menv.serving.interactive import Interactive
 from menv.serving.questions import Decision
 from menv.serving.session import Session
 from menv.serving.slices import Slices
-from menv.serving.trainer import Publication, Trainer
+from menv.serving.trainer import PublishedPolicies, Trainer
 from menv.serving.translation import Translation
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.dialect import Dialect
@@ -108,7 +108,7 @@ class Reception:
         self.facts = {**self.facts, "policies": described}
 
     @property
-    def latest(self) -> Publication:
+    def latest(self) -> PublishedPolicies:
         """The policies and weights that were published last."""
         assert self.trainer is not None
         return self.trainer.latest

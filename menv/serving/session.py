@@ -19,7 +19,7 @@ from menv.serving.answerer import Answerer
 from menv.serving.carriers.transport import Peer
 from menv.serving.client_state import ClientState
 from menv.serving.intake import Intake
-from menv.serving.trainer import Publication
+from menv.serving.trainer import PublishedPolicies
 from menv.serving.wire.bad_message import BadMessageError, Code
 from menv.serving.wire.messages import (
     Episodes,
@@ -234,7 +234,7 @@ class Session:
     def _state_of(
         self,
         request: GetState | EpisodesAndGetState,
-        latest: Publication,
+        latest: PublishedPolicies,
         form: Callable[[str, str], Any],
     ) -> SetState:
         """Return the answer with the weights, whose forms `form` returns.

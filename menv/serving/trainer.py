@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from menv.policy import Policy
 
 
-class Publication(Protocol):
+class PublishedPolicies(Protocol):
     """The policies as they were published together. It stays as it is; the next weights come with another one.
 
     Attributes:
@@ -70,4 +70,4 @@ class Trainer(Protocol):
     force_on_policy: bool
     explore: bool
     observation_fn: bool
-    latest: Publication
+    latest: PublishedPolicies
