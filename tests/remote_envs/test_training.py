@@ -86,8 +86,8 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
 def test_episodes_may_take_longer_than_one_step_to_be_played_again(
     far: dict[str, Any], tmp_path: Path
 ) -> None:
-    slow = {"num_envs_per_worker": 1, "rollout_fragment_length": 9, "env_config": {"sleep": 0.2}}
-    with PPO(env=Counting, config={**SMALL, **far, **slow, "env_timeout": 1.2}) as algo:
+    slow = {"num_envs_per_worker": 1, "rollout_fragment_length": 9, "env_config": {"sleep": 0.4}}
+    with PPO(env=Counting, config={**SMALL, **far, **slow, "env_timeout": 2.4}) as algo:
         algo.sample()
         algo.save(tmp_path)
         expected = algo.sample()["default_policy"]
