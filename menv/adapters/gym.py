@@ -19,7 +19,6 @@ from menv.adapters.local_envs import LocalEnvs
 from menv.adapters.recorded import Recorded
 from menv.adapters.report import Report, check_info
 from menv.adapters.rewards import as_rewards
-from menv.adapters.wrapped_steps import direct_step
 from menv.base_env import (
     SINGLE_AGENT,
     AgentId,
@@ -191,7 +190,7 @@ class GymEnvs(LocalEnvs):
         """Play an episode again; see `LocalEnvs.take_up`."""
         self._env_steps[index] = self._episode_start[index] = recorded.start
         self._seen.obs[index], self._seen.infos[index] = self._reset_once(index, recorded.seed)
-        self._steps[index] = direct_step(self._envs[index])
+        self._steps[index] = self._envs[index].step
         self._seen.fresh[index] = recorded.stop == recorded.start
         for _ in range(recorded.start, recorded.stop):
             action = next(recorded.actions[SINGLE_AGENT])
@@ -231,7 +230,7 @@ class GymEnvs(LocalEnvs):
         if type(info) is not dict:
             check_info(info, f"env {index} reset")
         self._seen.obs[index], self._seen.infos[index] = obs, info
-        self._steps[index] = direct_step(self._envs[index])
+        self._steps[index] = self._envs[index].step
         self._episode_start[index] = self._env_steps.item(index)
         self._seen.fresh[index] = True
 

@@ -12,7 +12,7 @@ from menv.classic_names import classic_keywords
 from menv.errors import ConfigError
 from menv.policy import Policy, weights_of
 from menv.policy_map import DEFAULT_POLICY
-from menv.policy_spec import spec_by_parts, spec_like
+from menv.policy_spec import ids_given, spec_by_parts, spec_like
 
 if TYPE_CHECKING:
     from menv.algorithms.outside import Outside
@@ -52,7 +52,8 @@ class Policies:
 
     def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """Return copies of the weights of some policies, or of all."""
-        ids = self._population.read_ids(policy_ids)
+        known = self._population.policies
+        ids = list(known) if policy_ids is None else ids_given("get_weights", policy_ids)
         return {policy_id: dict(weights_of(self.get_policy(policy_id))) for policy_id in ids}
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:

@@ -32,7 +32,7 @@ from menv.loop.networks import Departed
 from menv.loop.own_cohort import OwnCohort
 from menv.policy import Policy, weights_of
 from menv.policy_map import PolicyMap
-from menv.policy_spec import PolicySpec, check_policy_id, ids_given
+from menv.policy_spec import PolicySpec, check_policy_id
 from menv.spec_config import SpecConfig
 
 Resolve = Callable[[PolicyMap], Mapping[str, PolicySpec]]
@@ -193,12 +193,6 @@ class Population:
             # Whoever holds the object may go on with it.
             policy.networks, policy.index = Departed.of(policy.networks, policy.index), 0
         self._take(changed)
-
-    def read_ids(self, policy_ids: Any) -> list[str]:
-        """Return ids that a user gives: one, several, or None for all."""
-        if policy_ids is None:
-            return list(self.policies)
-        return ids_given("get_weights", policy_ids)
 
     def read_weights(self, weights: Any) -> Mapping[str, Mapping[str, Any]]:
         """Return weights that a user gives, once they are of policies that there are.

@@ -114,15 +114,6 @@ def perfect_moves(board: Board) -> tuple[int, ...]:
     return tuple(square for square, after in _replies(board) if -board_value(after) == value)
 
 
-def perfect_move(board: Board) -> int:
-    """Return the first of the perfect moves.
-
-    Raises:
-        IndexError: The game is over.
-    """
-    return perfect_moves(board)[0]
-
-
 def _replies(board: Board) -> list[tuple[int, Board]]:
     stone = 1 + (9 - board.count(0)) % 2
     return [

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -62,25 +61,6 @@ def policy_from_bytes(blob: bytes) -> NetPolicy:
     """
     files = _files(blob)
     return policy_of(_manifest(files), files, _BUNDLE)
-
-
-def unpack_bundle(blob: bytes, folder: str | Path) -> Path:
-    """Write the files in what `pack_bundle` returned into a new folder, once their hashes are checked.
-
-    Args:
-        blob: The piece.
-        folder: Must not exist; all of it is written, or nothing. `Policy.from_checkpoint` reads it.
-
-    Returns:
-        The folder.
-
-    Raises:
-        ConfigError: The folder exists, or the piece is damaged.
-    """
-    files, path = _files(blob), Path(folder)
-    _manifest(files)
-    bundle_files.write_folder(path, files)
-    return path
 
 
 def pack_weights(policy: NetPolicy) -> bytes:

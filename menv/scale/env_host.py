@@ -40,7 +40,6 @@ class EnvHost:
         make_env: Callable[[int], Any],
         first: int,
         size: int,
-        *,
         seed: int | None,
         first_index: int,
         tolerated: int | None,

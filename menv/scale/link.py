@@ -137,10 +137,6 @@ class Link:
         if self._closed:
             self._socket.close()
 
-    def has_letter(self) -> bool:
-        """Return whether a letter has been taken in already."""
-        return bool(self.come)
-
     def send(self, packed: Packed, *, more: bool = False) -> None:
         """Send a value.
 

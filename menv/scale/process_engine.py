@@ -89,7 +89,7 @@ class ProcessPeer(Peer):
 
     def fileno(self) -> int:
         """Return what becomes readable when an answer comes; -1 where waiting is of no use."""
-        return -1 if self.link.has_letter() else self.link.fileno()
+        return -1 if self.link.come else self.link.fileno()
 
     def ask(self, method: str, *args: Any, parcel: Packed | None = None) -> None:
         """Ask for a method; see `Peer.ask`."""

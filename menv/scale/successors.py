@@ -44,7 +44,7 @@ class Successors:
         settings = self._settings
         host.meet(
             self._engine.start(
-                _make_host, self._make_env, host.first, host.size, settings.seed, settings.first_index,
+                EnvHost, self._make_env, host.first, host.size, settings.seed, settings.first_index,
                 settings.tolerated, label=f"process of {host.name}",
             )
         )  # fmt: skip
@@ -187,15 +187,3 @@ class Successors:
 def _head(error: Exception) -> str:
     """Return what became of a process, without what it wrote before."""
     return " ".join(str(error).partition(", expected ")[0].split())
-
-
-def _make_host(
-    make_env: Callable[[int], Any],
-    first: int,
-    size: int,
-    seed: int | None,
-    first_index: int,
-    tolerated: int | None,
-) -> EnvHost:
-    """Create a host, in its process."""
-    return EnvHost(make_env, first, size, seed=seed, first_index=first_index, tolerated=tolerated)

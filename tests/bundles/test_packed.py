@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from menv import Policy
 from menv.algorithms import PPO
 from menv.errors import ConfigError
 from menv.loop.bundle_files import FILES, MANIFEST
@@ -24,7 +23,6 @@ from menv.loop.packed_bundle import (
     pack_bundle,
     pack_weights,
     policy_from_bytes,
-    unpack_bundle,
     unpack_weights,
 )
 from tests.algorithms.test_custom_model import Moody
@@ -64,17 +62,12 @@ def test_the_folder_of_a_piece_is_what_would_have_been_exported(tmp_path: Path) 
         policy: Any = algorithm.get_policy()
         exported = policy.export_checkpoint(tmp_path / "exported", trained={"env_steps": 3})
         blob = pack_bundle(policy, {"env_steps": 3})
-    unpacked = unpack_bundle(blob, tmp_path / "below" / "unpacked")
-    contents = [{path.name: path.read_bytes() for path in one.iterdir()} for one in (exported, unpacked)]
-    assert contents[0] == contents[1] == msgspec.msgpack.decode(blob)
-    assert isinstance(Policy.from_checkpoint(unpacked), Policy)
-    with pytest.raises(ConfigError, match="exists, expected a new folder"):
-        unpack_bundle(blob, unpacked)
+    assert {path.name: path.read_bytes() for path in exported.iterdir()} == msgspec.msgpack.decode(blob)
 
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_changed_byte_anywhere_is_refused_or_changes_nothing(
-    place: int, small: tuple[bytes, bytes], tmp_path: Path
+    place: int, small: tuple[bytes, bytes]
 ) -> None:
     blob, policy = small[place], policy_from_bytes(small[0])
     read: Callable[[bytes], Any] = policy_from_bytes if place == 0 else unpack_weights
@@ -93,8 +86,6 @@ def test_a_changed_byte_anywhere_is_refused_or_changes_nothing(
             continue
         accepted += 1
         assert same(answers(found, shown) if place == 0 else found, wanted[place:][0])
-        if place == 0:
-            assert Policy.from_checkpoint(unpack_bundle(bytes(changed), tmp_path / str(at)))
     # White space between the entries of JSON means nothing.
     assert accepted < len(blob) / 10
 
@@ -125,15 +116,12 @@ def packed(files: Any) -> bytes:
     (lambda files: files | {"acting.onnx": files["greedy.onnx"]}, "packed policy/acting.onnx: its sha256 differs"),
     (lambda files: files | {MANIFEST: b"{}"}, "packed policy/policy.json: is no manifest of a policy"),
 ])  # fmt: skip
-def test_a_piece_that_was_made_up_is_refused_and_nothing_is_written(
-    change: Callable[[Any], Any], said: str, small: tuple[bytes, bytes], tmp_path: Path
+def test_a_piece_that_was_made_up_is_refused(
+    change: Callable[[Any], Any], said: str, small: tuple[bytes, bytes]
 ) -> None:
     blob = packed(change(msgspec.msgpack.decode(small[0])))
     with pytest.raises(ConfigError, match=said):
         policy_from_bytes(blob)
-    with pytest.raises(ConfigError, match=said):
-        unpack_bundle(blob, tmp_path / "policy")
-    assert not list(tmp_path.iterdir())
 
 
 def test_deeply_nested_bytes_are_refused() -> None:

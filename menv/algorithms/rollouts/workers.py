@@ -119,7 +119,10 @@ class Workers:
         problem = None
         for index, peer in enumerate(self._group.peers if self._engine.name == "ray" else ()):
             if peer.pid is not None:
-                self._join(index)
+                if index in self.absent:
+                    # Ray has placed it by now: it takes part with the policies of now.
+                    self.absent.discard(index)
+                    self._group.brief_again(index)
             elif index not in self.absent:
                 self._engine.wait([peer])
                 ended = getattr(peer, "ended", None)
@@ -130,12 +133,6 @@ class Workers:
             self.absent.clear()
             raise problem
         return [index for index in range(len(self)) if index not in self.absent]
-
-    def _join(self, index: int) -> None:
-        """Let a worker that Ray has placed by now take part, with the policies of now."""
-        if index in self.absent:
-            self.absent.discard(index)
-            self._group.brief_again(index)
 
     def _leave_out(self, index: int, why: str) -> None:
         """Continue without a worker until Ray has placed it."""

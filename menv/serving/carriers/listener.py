@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 from abc import abstractmethod
 from collections import deque
@@ -112,8 +113,8 @@ class Listener(Transport):
             }
         self._prepare()
         self._socket = bind(access.address, self._port)
-        if self.reads_together and context is None:
-            self.reader = SocketReader.of_this_system()
+        if self.reads_together and context is None and hasattr(select, "epoll"):
+            self.reader = SocketReader()
         self._listen()
         self._watching = asyncio.get_running_loop().create_task(self._watch())
         host, port = self._socket.getsockname()[:2]

@@ -30,11 +30,6 @@ class SocketReader:
         self._large: set[int] = set()
         asyncio.get_running_loop().add_reader(self._epoll.fileno(), self.look)
 
-    @staticmethod
-    def of_this_system() -> SocketReader | None:
-        """Return a reader, None where there is no `epoll`."""
-        return SocketReader() if hasattr(select, "epoll") else None
-
     def close(self) -> None:
         """Read no more."""
         asyncio.get_running_loop().remove_reader(self._epoll.fileno())
