@@ -1,9 +1,12 @@
 """The benchmarks as a command; `make bench` runs it.
 
     python -m benchmarks [--json] [--only NAME ...] [--quick] [--repeats N]
+    python -m benchmarks --against COMMIT [--only PREFIX ...]
 
 Every rate is compared with the bare environment loop of the same run, each the median of interleaved repeats.
 With `--json` the last line is one JSON object and the table goes to standard error.
+
+`--against` compares the working tree with a commit instead and exits with 1 if a line is slower.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import sys
 
 import torch
 
+from benchmarks.against import compare
 from benchmarks.report import COLUMNS, as_json, line, machine
 from benchmarks.rows import Effort
 from benchmarks.workloads import ROWS
@@ -25,12 +29,15 @@ def main() -> None:
     )
     names = [row.name for row in ROWS]
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
-    parser.add_argument(
-        "--only", nargs="+", metavar="NAME", choices=names, help=f"some of: {', '.join(names)}"
-    )
+    parser.add_argument("--against", metavar="COMMIT", help="compare the working tree with this commit")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"some of: {', '.join(names)}")
     parser.add_argument("--quick", action="store_true", help="hardly any steps: see that it runs")
     parser.add_argument("--repeats", type=int, default=5, metavar="N")
     args = parser.parse_args()
+    if args.against:
+        sys.exit(bool(compare(args.against, args.only or [""])))
+    if unknown := set(args.only or ()) - set(names):
+        parser.error(f"--only: unknown {', '.join(sorted(unknown))}, expected some of {', '.join(names)}")
     effort = Effort(repeats=args.repeats)
     if args.quick:
         effort = Effort(repeats=min(2, args.repeats), seconds=0.01, quick=True)

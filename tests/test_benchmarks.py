@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import processes
+from benchmarks.against import Side, compare, measure, report
 from benchmarks.report import as_json, line
 from benchmarks.rows import Effort, Finding, Row, alternate, median_seconds
 from benchmarks.workloads import ROWS
@@ -117,3 +118,48 @@ def test_a_process_that_fails_is_reported_with_its_command() -> None:
         processes.run("-c", "import sys; sys.exit(3)")
     assert processes.run("-c", "print('{}')").result == {}
     assert list(Effort(quick=True).seeds(3)) == [0]
+
+
+class TimedSide(Side):
+    """A checkout whose calls take the same time each."""
+
+    def __init__(self, seconds: float, asked: list[float]) -> None:
+        self.seconds, self.asked = seconds, asked
+
+    def ask(self, name: str, calls: int) -> dict[str, float]:
+        self.asked.append(self.seconds)
+        return {"cpu": self.seconds * calls, "wall": 2 * self.seconds * calls}
+
+
+def test_two_checkouts_are_measured_in_alternation_and_the_old_one_comes_first_in_each_pair() -> None:
+    asked: list[float] = []
+    pairs = measure([TimedSide(0.02, asked), TimedSide(0.03, asked)], "a", pairs=3)
+    assert asked[-6:] == [0.02, 0.03, 0.03, 0.02, 0.02, 0.03]
+    for old, new in pairs:
+        assert old["cpu"] == pytest.approx(0.3)
+        assert new["cpu"] == pytest.approx(0.45)
+    assert report("a", pairs).endswith(
+        "cpu 0.667 (0.667 to 0.667)  wall 0.667 (0.667 to 0.667)  (3 pairs)  SLOWER"
+    )
+
+
+def test_a_line_that_takes_a_thirtieth_longer_is_not_called_slower() -> None:
+    pairs = measure([TimedSide(0.030, []), TimedSide(0.0309, [])], "a", pairs=2)
+    assert report("a", pairs).endswith("(2 pairs)")
+
+
+def test_a_comparison_without_lines_names_those_that_there_are() -> None:
+    with pytest.raises(
+        SystemExit, match=r"no line begins with sampled, expected some of sampling_cartpole_1,"
+    ):
+        compare("HEAD", ["sampled"])
+
+
+@pytest.mark.slow
+def test_the_working_tree_is_compared_with_a_commit(capsys: pytest.CaptureFixture[str]) -> None:
+    slower = compare("HEAD", ["sampling_dicts"], pairs=2)
+    first, *again = capsys.readouterr().out.splitlines()
+    assert first.startswith("sampling_dicts")
+    assert "(2 pairs)" in first
+    assert first.endswith("SLOWER") == bool(again)
+    assert slower in ([], ["sampling_dicts"])
