@@ -45,27 +45,36 @@ def page() -> str:
 
 def package_lines(package: str) -> Iterator[str]:
     """Yield a line for each name that `package` exports and for each public member of its classes."""
-    module = import_module(package)
-    for name in getattr(module, "__all__", ()):
-        value = getattr(module, name)
+    for name, value in exported(package).items():
         where = f"{package}.{name}"
+        yield where + (_parameters(value) if callable(value) else "")
         if isinstance(value, type):
-            yield where + _parameters(value)
             yield from (f"{where}.{line}" for line in member_lines(value))
-        else:
-            yield where + (_parameters(value) if callable(value) else "")
 
 
-def member_lines(owner: type[Any]) -> Iterator[str]:
-    """Yield a line for each public member that a class of menv has from itself or from other classes of menv."""
+def exported(package: str) -> dict[str, Any]:
+    """Return what `package` exports, by name."""
+    module = import_module(package)
+    return {name: getattr(module, name) for name in getattr(module, "__all__", ())}
+
+
+def member_lines(owner: type[Any]) -> list[str]:
+    """Return a line for each public member of a class of menv."""
+    return [name + _member(value) for name, value in members(owner).items()]
+
+
+def members(owner: type[Any]) -> dict[str, Any]:
+    """Return the public members that a class of menv has from itself or from other classes of menv."""
     defined: dict[str, Any] = {}
     for base in reversed(_own(owner)):
         defined |= dict.fromkeys([*inspect.get_annotations(base), *_documented(base)])
         defined |= vars(base)
-    for name, value in defined.items():
-        # A name that its class refuses to give only says what to use instead.
-        if PUBLIC.fullmatch(name) and (value is None or hasattr(owner, name)):
-            yield name + _member(value)
+    # A name that its class refuses to give only says what to use instead.
+    return {
+        name: value
+        for name, value in defined.items()
+        if PUBLIC.fullmatch(name) and (value is None or hasattr(owner, name))
+    }
 
 
 def _own(owner: type[Any]) -> list[type[Any]]:
@@ -85,7 +94,7 @@ def _member(value: Any) -> str:
         return f"{_parameters(value.__func__)} {type(value).__name__}"
     if isinstance(value, property):
         return "" if value.fset is None else " settable"
-    return _parameters(value) if inspect.isroutine(value) and not inspect.isdatadescriptor(value) else ""
+    return _parameters(value) if inspect.isroutine(value) else ""
 
 
 def _parameters(target: Callable[..., Any]) -> str:

@@ -1,10 +1,11 @@
 """Public names, parameters, defaults and options of commands change only where someone means them to."""
 
 import difflib
+import inspect
 
 import gymnasium
 
-from tests.house.public_names import PAGE, member_lines, page
+from tests.house.public_names import PACKAGES, PAGE, exported, member_lines, members, page
 
 
 def test_the_public_names_are_those_of_the_file() -> None:
@@ -18,6 +19,25 @@ def test_the_public_names_are_those_of_the_file() -> None:
     assert changed == [], (
         f"public names changed:\n{report}\nIf that is meant: python -m tests.house.public_names --write"
     )
+
+
+def test_public_names_and_methods_have_docstrings_of_their_own_or_from_a_base() -> None:
+    names = {f"{package}.{name}": value for package in PACKAGES for name, value in exported(package).items()}
+    assert [name for name, value in names.items() if not inspect.getdoc(value)] == []
+    assert [
+        f"{name}.{key}"
+        for name, value in names.items()
+        if isinstance(value, type)
+        for key, member in members(value).items()
+        if _is_method(member)
+        and not key.startswith("__")
+        and not inspect.getdoc(getattr(value, key))
+        and f"{key}:" not in str(value.__doc__)
+    ] == []
+
+
+def _is_method(member: object) -> bool:
+    return inspect.isroutine(member) or isinstance(member, property | classmethod | staticmethod)
 
 
 def test_members_of_menv_are_listed_by_parameters_and_defaults_and_others_are_not() -> None:
