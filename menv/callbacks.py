@@ -243,7 +243,6 @@ def _created(callback_class: type[DefaultCallbacks]) -> DefaultCallbacks:
 
 
 def _overrides(value: Any, hook: str) -> bool:
-    """Return whether what a user passed, in any of the forms of `read_callbacks`, does anything at a hook."""
     if value is None:
         return False
     if isinstance(value, Mapping):
@@ -264,7 +263,6 @@ def _each(hook: str) -> Callable[..., None]:
 
 
 def _of_functions(functions: Mapping[str, Callable[[dict[str, Any]], Any]]) -> DefaultCallbacks:
-    """Return callbacks that call functions of one dict."""
     unknown = sorted(set(functions) - set(HOOKS))
     if unknown:
         raise ConfigError(

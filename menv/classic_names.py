@@ -254,7 +254,6 @@ class Told:
     _classic: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, told: Mapping[str, str] | None = None, **others: Any) -> None:
-        """Take the table of a class: what to do instead, by name."""
         super().__init_subclass__(**others)
         if told is not None:
             cls._classic = told
@@ -284,7 +283,6 @@ class OnClass:
     """A classic method that is asked of a class itself, which has it no more than its instances; says what they say."""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """Note what it is called."""
         self._name = name
 
     def __get__(self, instance: Any, owner: type[Told]) -> Any:

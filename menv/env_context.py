@@ -109,7 +109,6 @@ class EnvContext(dict[str, Any]):
 
 
 def _own_copy(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a deep copy of `settings` as a plain dict, or say what cannot be copied."""
     if not isinstance(settings, Mapping):
         raise ConfigError(
             f"EnvContext: {name} is a {type(settings).__name__}, expected a mapping of settings to values; "
@@ -126,7 +125,6 @@ def _own_copy(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _culprits(settings: Mapping[str, Any]) -> str:
-    """Name the settings that cannot be copied."""
     names = []
     for key, value in settings.items():
         try:

@@ -98,7 +98,6 @@ class Episode(Told, told=_CLASSIC):
     )
 
     def __init__(self, episode_id: int, env_id: EnvId) -> None:
-        """Begin an episode without agents."""
         self.episode_id = episode_id
         self.env_id = env_id
         self.length = self.begun_at = 0

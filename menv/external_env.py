@@ -78,7 +78,6 @@ class _External(AsBaseEnv, abc.ABC):
         return self.switchboard.start(episode_id, training_enabled, wait=True)
 
     def _ask(self, episode_id: str, obs: Mapping[AgentId, Any]) -> Mapping[AgentId, Any]:
-        """Return the actions of all agents that observe; waits for them."""
         if self.sampler == get_ident():
             raise CallOrderError(
                 f"get_action: episode {episode_id!r:.80} asks in the thread that samples, such as in a callback, and "
@@ -239,7 +238,6 @@ def _kept(element: Any) -> Any:
 
 
 def _kept_of_each(by_id: Mapping[AgentId, Any]) -> dict[AgentId, Any]:
-    """Return such copies of what was handed in for several agents."""
     return {agent: _kept(element) for agent, element in by_id.items()}
 
 
@@ -253,5 +251,4 @@ def _own(told: Any) -> Any:
 
 
 def _by_agent(space: Any) -> Mapping[AgentId, Space] | None:
-    """Return spaces by agent if a plain dict was given."""
     return space if isinstance(space, Mapping) and not isinstance(space, gym.Space) else None

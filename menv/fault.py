@@ -57,7 +57,6 @@ def no_exit(where: str) -> Iterator[None]:
 
 
 def _of_a_signal(error: SystemExit) -> bool:
-    """Return whether the handler of a signal raised it."""
     codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     here = error.__traceback__
     while here is not None:

@@ -198,7 +198,6 @@ class FrameLedger(Ledger):
         return eps_id
 
     def _note_answered(self, rows: int) -> None:
-        """Write down that so many rows have been answered."""
         self._columns["answered"][:rows] = True
 
     def locate(self, row: int) -> tuple[int, Any, int]:
@@ -207,7 +206,6 @@ class FrameLedger(Ledger):
         return super().locate(row)
 
     def _read_flags(self) -> None:
-        """Find the ends, and the trajectories that begin after them."""
         flags = [self._columns[name][self._read : self._n] for name in _FLAGS]
         rows = np.flatnonzero(flags[0] | flags[1])
         ends, slots = self._ends, self._columns["slots"][self._read : self._n][rows]
@@ -227,7 +225,6 @@ class FrameLedger(Ledger):
         self._read = self._n
 
     def _begun_at(self, slots: Column, released: int) -> Trajectories:
-        """Return trajectories that begin, in this order."""
         count = len(slots)
         starts = np.zeros((count, 6), np.int64)
         starts[:, 0] = starts[:, 4] = slots
@@ -239,17 +236,14 @@ class FrameLedger(Ledger):
         return begun
 
     def _grow(self, rows: int) -> None:
-        """Make room for at least `rows` rows."""
         super()._grow(rows)
         self._seat_all()
 
     def _seat_all(self) -> None:
-        """Write down whose the rows will be."""
         slots = self._columns["slots"]
         slots[:] = np.arange(len(slots)) % self._num_envs
 
     def _cut(self) -> Cut:
-        """Sort all rows into trajectories."""
         end_slots, end_rows = np.array(self._ends.slots, np.int64), np.array(self._ends.rows, np.int64)
         return cut_frames(self._n // self._num_envs, self._num_envs, end_slots, end_rows)
 
@@ -258,7 +252,6 @@ class FrameLedger(Ledger):
         return self._living.and_then(self._begun)
 
     def _info_log(self) -> InfoLog:
-        """Return what came in with the rows and with the ends."""
         ends = self._ends
         if self._as_rows:
             ends.infos = (
@@ -267,7 +260,6 @@ class FrameLedger(Ledger):
         return super()._info_log()
 
     def _info_at(self, row: int) -> Mapping[str, Any]:
-        """Return the info dict that came in with a row."""
         place = bisect_right(self._info_polls, row, key=itemgetter(0)) - 1
         start, infos, _ = self._info_polls[place]
         return infos[row - start] if place >= 0 and row - start < len(infos) else {}
@@ -280,7 +272,6 @@ class FrameLedger(Ledger):
         return super()._prepared(finals, owners, prepare_finals)
 
     def _carry(self, cut_rows: Cut, rewards: Column, owners: Trajectories) -> None:
-        """Note what ended and begin the next fragment; see `Ledger`."""
         # Of each sub-environment's trajectories the first one goes on from the last fragment.
         total = _step_by_step(rewards, cut_rows, np.searchsorted(owners.slot, self._everybody), self._earned)
         ended = cut_rows.end_segments

@@ -314,7 +314,6 @@ class Ledger:
         return now
 
     def _cut(self) -> Cut:
-        """Sort all rows into trajectories."""
         end_slots, end_rows = np.array(self._ends.slots, np.int64), np.array(self._ends.rows, np.int64)
         return cut(self._columns["slots"][: self._n], end_slots, end_rows, self._ends.withdrawn)
 
@@ -325,7 +324,6 @@ class Ledger:
         )
 
     def _check_answered(self, cut_rows: Cut, owners: Trajectories) -> None:
-        """Refuse trajectories that ended while their agent waited."""
         unanswered = ~self._columns["answered"][cut_rows.order[cut_rows.last]] & ~cut_rows.incomplete
         if unanswered.any():
             index = int(np.argmax(unanswered))
@@ -335,7 +333,6 @@ class Ledger:
             )
 
     def _grow(self, rows: int) -> None:
-        """Make room for at least `rows` rows."""
         capacity = max(rows, 2 * len(self._columns["slots"]))
         for name, column in self._columns.items():
             bigger = np.zeros((capacity, *column.shape[1:]), column.dtype)
@@ -380,11 +377,9 @@ class Ledger:
         return {_ENV_T: dates[cut_rows.order], SampleBatch.NEXT_ENV_T: after[cut_rows.sources()]}
 
     def _info_log(self) -> InfoLog:
-        """Return what came in with the rows and with the ends."""
         return InfoLog(self._n, self._info_polls, self._ends.infos)
 
     def _prepared(self, finals: list[Any], owners: Trajectories, prepare_finals: PrepareFinals) -> Prepared:
-        """Return the last observations of some trajectories as rows and masks."""
         return prepare_finals(finals, owners)
 
     def _batch(

@@ -236,14 +236,12 @@ class Metrics:
         self.episodes_not_resumed = int(state["episodes_not_resumed"])
 
     def _forget_new(self) -> None:
-        """Begin a new iteration."""
         self._media.clear()
         self._new.clear()
         self._solo.clear()
         self._new_count = self._new_faulty = 0
 
     def _in_order(self) -> list[Record]:
-        """Return the episodes of this iteration in the order in which they ended."""
         solos = [
             Record(reward, length, {key: reward}, (), _NOTHING, _NOTHING, _NOTHING, when)
             for key, *columns in self._solo
@@ -259,7 +257,6 @@ def _exact(told: str) -> Fraction:
 
 
 def _apart(episodes: Sequence[Record]) -> tuple[Returns, Returns, Returns]:
-    """Return all returns by policy, by agent and by group of agents."""
     by_policy: Returns = {}
     by_agent: Returns = {}
     by_group: Returns = {}
@@ -353,7 +350,6 @@ def _custom(episodes: Sequence[Record]) -> dict[str, float | None]:
 
 
 def _media(shown: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return what episodes left to look at under each name."""
     out: dict[str, list[Any]] = {}
     for media in shown:
         for name, value in media.items():
@@ -362,7 +358,6 @@ def _media(shown: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _histograms(episodes: Sequence[Record]) -> dict[str, list[float]]:
-    """Return the lists that episodes gathered under each name."""
     out: dict[str, list[float]] = {}
     for episode in episodes:
         for name, values in episode.hist_data.items():

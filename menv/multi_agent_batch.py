@@ -23,17 +23,14 @@ class MultiAgentBatch:
     """
 
     def __init__(self, policy_batches: Mapping[str, SampleBatch], env_steps: int) -> None:
-        """Hold the batches of a fragment of `env_steps` env steps."""
         self.policy_batches = dict(policy_batches)
         self._env_steps = env_steps
 
     def __repr__(self) -> str:
-        """Show the counts."""
         rows = {policy: batch.count for policy, batch in self.policy_batches.items()}
         return f"MultiAgentBatch({self._env_steps} env steps, rows {rows})"
 
     def __getitem__(self, policy_id: str) -> SampleBatch:
-        """Return the batch of one policy."""
         if policy_id not in self.policy_batches:
             raise KeyError(
                 f"MultiAgentBatch: no rows of {policy_id!r}, expected one of {list(self.policy_batches)}"
@@ -41,11 +38,9 @@ class MultiAgentBatch:
         return self.policy_batches[policy_id]
 
     def __contains__(self, policy_id: object) -> bool:
-        """Return whether a policy has rows."""
         return policy_id in self.policy_batches
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the ids of the policies that have rows."""
         return iter(self.policy_batches)
 
     @property
@@ -143,7 +138,6 @@ class MultiAgentBatch:
 
 
 def _rows_and_times(batches: Sequence[SampleBatch]) -> tuple[int, int]:
-    """Return the number of rows and that of their times; see `MultiAgentBatch.timeslices`."""
     rows = sum(batch.agent_steps() for batch in batches)
     return rows, 1 + max(int(time.max()) for time in _times(batches) if len(time)) if rows else 0
 

@@ -151,7 +151,6 @@ def _plain_dict(value: Mapping[Any, Any], arrays: Arrays) -> Any:
 
 
 def _plain_array(value: Any, arrays: Arrays) -> Any:
-    """Return an array or a scalar."""
     if isinstance(value, np.ndarray) and value.dtype == object:
         return {"$objects": [list(value.shape), [to_plain(item, arrays) for item in value.ravel()]]}
     if value.dtype.kind not in _KINDS or value.dtype.itemsize > 8:
@@ -164,7 +163,6 @@ def _plain_array(value: Any, arrays: Arrays) -> Any:
 
 
 def _marked(mark: str, held: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
-    """Return what stands behind a mark."""
     try:
         if mark == "$dict":
             return {from_plain(key, arrays): from_plain(item, arrays) for key, item in held}
@@ -191,7 +189,6 @@ def _marked(mark: str, held: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any
 
 
 def _objects(held: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return an array of objects."""
     shape, items = held
     flat = np.empty(len(items), object)
     for place, item in enumerate(items):

@@ -97,7 +97,6 @@ class Policy(Told, told=OF_POLICIES):
         action_space: gym.Space[Any],
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Keep the spaces and the config."""
         self.observation_space = observation_space
         self.action_space = action_space
         self.config = SpecConfig(config or {})

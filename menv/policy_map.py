@@ -214,7 +214,6 @@ class PolicyMap(Told, told=dict.fromkeys(("get", "items", "keys", "values"), _PO
         return next(iter(self.specs))
 
     def _check_to_train(self, value: Any) -> Any:
-        """Return `policies_to_train` as a callable, a set or None."""
         if value is None:
             return None
         if callable(value):
@@ -266,7 +265,6 @@ def _with_batch(fn: Callable[..., Any]) -> Callable[[str, Any], Any]:
 
 
 def _takes(signature: inspect.Signature, count: int) -> bool:
-    """Return whether a function can be called with so many arguments."""
     try:
         signature.bind(*[None] * count)
     except TypeError:
@@ -340,12 +338,10 @@ def adapt_mapping_fn(fn: Callable[..., Any]) -> MappingFn:
 
 
 def _of_kind(parameters: Iterable[inspect.Parameter], *kinds: Any) -> list[inspect.Parameter]:
-    """Return the parameters of some kinds."""
     return [parameter for parameter in parameters if parameter.kind in kinds]
 
 
 def _in_place(parameters: Sequence[inspect.Parameter]) -> tuple[str, ...]:
-    """Return what is given by position, a part of (agent_id, episode, worker)."""
     names = [parameter.name for parameter in _of_kind(parameters, *_POSITIONAL)][:3]
     if _of_kind(parameters, inspect.Parameter.VAR_POSITIONAL):
         names += [""] * (3 - len(names))
@@ -354,7 +350,6 @@ def _in_place(parameters: Sequence[inspect.Parameter]) -> tuple[str, ...]:
 
 
 def _by_name(parameters: Sequence[inspect.Parameter], in_place: Sequence[str]) -> list[str]:
-    """Return what is given by name, of episode and worker."""
     wanted = {parameter.name for parameter in _of_kind(parameters, inspect.Parameter.KEYWORD_ONLY)}
     if _of_kind(parameters, inspect.Parameter.VAR_KEYWORD):
         taken = {parameter.name for parameter in _of_kind(parameters, *_POSITIONAL)}
@@ -363,6 +358,5 @@ def _by_name(parameters: Sequence[inspect.Parameter], in_place: Sequence[str]) -
 
 
 def _without_value(parameters: Sequence[inspect.Parameter]) -> list[str]:
-    """Return the names of parameters that need a value which nobody gives."""
     others = _of_kind(parameters, *_POSITIONAL)[3:] + _of_kind(parameters, inspect.Parameter.KEYWORD_ONLY)
     return [other.name for other in others if other.default is other.empty and other.name not in _NAMED]

@@ -50,7 +50,6 @@ def _masks(space: gym.Space[Any], action_space: gym.Space[Any], obs_batch: Seque
 
 
 def _masks_of_parts(parts: Sequence[gym.Space[Any]], mask: Any) -> Sequence[Any]:
-    """Return the flags of each part of an action."""
     if mask is None:
         return [None] * len(parts)
     ends = np.cumsum([flags_of(part) for part in parts])

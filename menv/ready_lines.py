@@ -48,12 +48,10 @@ class ReadyLines:
         self._under_way: set[str] = set()
 
     def __len__(self) -> int:
-        """Return how many lines the sampler may take."""
         pieces = self._pieces if self.room > 0 else self._begun_pieces
         return sum(map(len, self._kinds)) + pieces
 
     def __iter__(self) -> Iterator[Line]:
-        """Yield all lines."""
         for lines in (*self._kinds, *self._playing.values()):
             yield from lines.values()
 

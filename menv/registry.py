@@ -241,7 +241,6 @@ def describe_env(env: Any) -> str:
 
 
 def _resolve_name(name: str) -> EnvCreator:
-    """Return the creator that the string `name` stands for."""
     if name in _registered:
         return _registered[name]
     if (creator := _from_tune(name)) is not None:
@@ -317,7 +316,6 @@ def _is_of(known: str, name: str) -> bool:
 
 
 def _make_gym(gym_id: str, context: EnvContext) -> Any:
-    """Create the environment that gymnasium has registered under `gym_id`."""
     return gym.make(gym_id, **context)
 
 
@@ -372,7 +370,6 @@ def _first_line(error: BaseException) -> str:
 def _unknown(
     name: str, why: str = "", asked: str | None = None, inside: Iterable[str] = ()
 ) -> UnknownNameError:
-    """Return the error for a name that nobody knows, with the reason and the names that come near to it."""
     asked = name if asked is None else asked
     known = [*gym.registry, *BUILT_IN, *_registered]
     by_lower_case = {candidate.lower(): candidate for candidate in known}

@@ -112,7 +112,6 @@ class RoundBoard(Switchboard):
 
     @staticmethod
     def _take_back(lines: list[Line]) -> None:
-        """Leave episodes as they were before a round was refused."""
         for line in lines:
             line.asked = line.busy = False
         lines.clear()

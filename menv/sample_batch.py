@@ -137,7 +137,6 @@ class SampleBatch(Mapping[str, Column]):
         return column
 
     def __setitem__(self, key: str, column: Column) -> None:
-        """Add or replace a column of `count` rows."""
         if len(column) != self.count:
             raise ConfigError(
                 f"SampleBatch: column {key!r} has {len(column)} rows, expected {self.count}; "
@@ -146,7 +145,6 @@ class SampleBatch(Mapping[str, Column]):
         self._columns[key] = column
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names of stored and derived columns."""
         with_logp = (self.ACTION_PROB,) if self.ACTION_LOGP in self._columns else ()
         return iter(dict.fromkeys([*self._columns, *self._DERIVED, *with_logp]))
 
@@ -159,7 +157,6 @@ class SampleBatch(Mapping[str, Column]):
         return dict.fromkeys(self).keys()
 
     def __repr__(self) -> str:
-        """Show the size and the names of the columns."""
         return f"SampleBatch({self.count} rows: {', '.join(self)})"
 
     @property
@@ -347,7 +344,6 @@ class SampleBatch(Mapping[str, Column]):
         return SampleBatch(columns, segments if padded[0] else segments.joined(), infos)
 
     def _derived(self, key: str) -> Column:
-        """Return a column that is not stored."""
         segments = self.segments
         if key == self.NEXT_OBS:
             return self._shifted_back(self[self.OBS], segments.next_obs)
@@ -376,7 +372,6 @@ class SampleBatch(Mapping[str, Column]):
         return found
 
     def _pieces(self, rows: Column, labels: Column | None = None) -> Segments:
-        """Return the pieces that rows [M] make up; see `Segments.chosen`."""
         choice = self.segments.chosen(rows, labels)
         parts, stored = choice.segments, self._columns
         after, before = choice.last[choice.cut_after], choice.first[choice.cut_before]
@@ -392,7 +387,6 @@ class SampleBatch(Mapping[str, Column]):
         return parts
 
     def _become(self, other: SampleBatch) -> None:
-        """Take over the contents of another batch."""
         self._columns, self.segments, self._infos = other._columns, other.segments, other._infos
 
     def _shifted_back(self, column: Column, after: Column) -> Column:

@@ -155,7 +155,6 @@ class Stacker:
         return array.astype(self._dtype)
 
     def _warn(self, got: Any, wanted: str) -> None:
-        """Warn once that elements are cast."""
         if not self._casts:
             self._casts = True
             warnings.warn(

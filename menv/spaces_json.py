@@ -71,7 +71,6 @@ def space_from_json(value: Any, where: str = "space") -> Space:
 
 
 def _check_size(where: str, numbers: int, size: int) -> None:
-    """Refuse a space of too many elements, or of too many bytes."""
     if numbers > MOST_NUMBERS or size > MOST_BYTES:
         raise ConfigError(
             f"{where}: arrays of {numbers} numbers in {size} bytes, expected at most {MOST_NUMBERS} in {MOST_BYTES}; "

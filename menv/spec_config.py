@@ -40,7 +40,6 @@ class SpecConfig(dict[str, Any]):
         )
 
     def __contains__(self, key: object) -> bool:
-        """Return whether there is an item or a setting of this name."""
         return super().__contains__(key) or (self._settings is not None and key in self._settings)
 
     def get(self, key: str, default: Any = None) -> Any:

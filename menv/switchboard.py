@@ -377,7 +377,6 @@ class Switchboard:
         return self._lines.free(call, episode_id)
 
     def _may_ask(self, episode_id: str) -> Line:
-        """Return the line of an episode that may ask for actions."""
         line = self._lines.named(episode_id)
         if line is None or line.asked or self._stopped:
             line = self._line("get_action", episode_id)
@@ -386,7 +385,6 @@ class Switchboard:
         return line
 
     def _say(self, line: Line, turn: Turn, size: int) -> None:
-        """Put a turn where the sampler finds it."""
         if line.plays:
             raise mixed("episode", line.episode_id)
         line.plays = False
@@ -401,14 +399,12 @@ class Switchboard:
             self._ready.add(line)
 
     def _ring(self) -> None:
-        """Tell whoever samples that something was said."""
         if self._ready:
             self._news.notify_all()
             if self.on_news is not None:
                 self.on_news()
 
     def _close(self, line: Line) -> None:
-        """Take an episode's id out of use."""
         line.over = True
         self._backlog += 1
         self._lines.close(line)

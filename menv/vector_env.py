@@ -37,7 +37,6 @@ class VectorEnv(AsBaseEnv):
     def __init__(
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any], num_envs: int
     ) -> None:
-        """Note the spaces of one sub-environment and how many there are."""
         check_number(num_envs)
         self.observation_space = observation_space
         self.action_space = action_space
@@ -232,7 +231,6 @@ class _GymEnvs(VectorEnv):
         close_all(self.envs)
 
     def _index(self, index: Any) -> int:
-        """Return the place of a sub-environment, the first by default."""
         number = 0 if index is None else index
         if not isinstance(number, int | np.integer) or not 0 <= number < self.num_envs:
             raise ConfigError(
@@ -241,7 +239,6 @@ class _GymEnvs(VectorEnv):
         return int(number)
 
     def _one_each(self, name: str, values: Sequence[Any] | None) -> Sequence[Any]:
-        """Return one value for each sub-environment."""
         if values is None:
             return [None] * self.num_envs
         if len(values) != self.num_envs:
@@ -265,7 +262,6 @@ def check_number(num_envs: Any) -> None:
 
 
 def _crash(index: int, method: str, error: BaseException) -> EnvCrashError:
-    """Return the error for an exception that a sub-environment raised."""
     return EnvCrashError(
         f"env {index} {method}: raised {type(error).__name__}: {error}; the environment's own traceback is above "
         "(sub-environments of a VectorEnv are not made anew one by one)"

@@ -71,7 +71,6 @@ class ActionHead:
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Refuse a kind or sizes that describe no distribution."""
         if self.kind not in KINDS or not self.sizes or not self._right_sizes():
             raise ConfigError(
                 f"ActionHead: kind {self.kind!r:.60} with sizes {self.sizes!r:.60}, expected one of {KINDS} and "
@@ -80,7 +79,6 @@ class ActionHead:
             )
 
     def _right_sizes(self) -> bool:
-        """Return whether the kind can have these sizes."""
         if self.kind == "mixed":
             return min(self.sizes) == 0 < max(self.sizes)
         if min(self.sizes) < 1:

@@ -140,7 +140,6 @@ def problem_of_cost(graph: Graph) -> str:
 
 
 def _given(graph: Graph) -> dict[str, Tensor]:
-    """Return the inputs of a graph for as many rows as are tried."""
     shapes = {name: shape or () for name, (_, shape) in graph.inputs.items()}
     widths = [math.prod(size or 1 for size in shapes[name][1:]) for name in ("obs", "rows") if name in shapes]
     tried = _ROWS_OF_MANY if max(widths, default=0) > _MANY else _ROWS
@@ -191,7 +190,6 @@ def _outputs(node: Node, given: list[Tensor | None]) -> tuple[list[Tensor], int]
 
 
 def _constant(value: Any) -> Tensor:
-    """Return the tensor of an attribute of integers or floats."""
     array = np.array(value)
     whole = array.dtype.kind != "f"
     return Tensor(array.shape, whole, array if array.dtype == np.int64 and array.size <= _FEW else None)
@@ -217,7 +215,6 @@ def _may_be_whole(node: Node, parts: list[Tensor]) -> bool:
 
 
 def _computed(node: Node, parts: list[Tensor], shape: Shape) -> Array | None:
-    """Return the numbers of an output that is a small constant, None of any other."""
     if node.op == "Shape":
         return np.array(parts[0].shape[_part_of_shape(node)], np.int64)
     if node.op == "Size":
@@ -360,7 +357,6 @@ def _split(node: Node, given: list[Any]) -> tuple[list[Shape], int]:
 
 
 def _places(node: Node, given: Sequence[Tensor | None], shape: Shape) -> tuple[slice, ...]:
-    """Return what `Slice` takes of each axis."""
     starts, ends = _needed(node, "starts", given, 1), _needed(node, "ends", given, 2)
     axes = _ints(node, "axes", given, 3) or range(len(starts))
     steps = _ints(node, "steps", given, 4) or [1] * len(starts)

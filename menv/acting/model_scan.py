@@ -85,7 +85,6 @@ def refuse_costly_model(model: bytes, where: str) -> None:
 
 
 def _problem_of_model(model: memoryview) -> str:
-    """Return what is not allowed in a model, or ""."""
     for field, value in _fields(model):
         problem = ""
         if field == _MODEL_GRAPH:
@@ -103,7 +102,6 @@ def _problem_of_model(model: memoryview) -> str:
 
 
 def _problem_of_graph(graph: memoryview) -> str:
-    """Return what is not allowed in a graph, or ""."""
     for field, value in _fields(graph):
         problem = ""
         if field == _GRAPH_NODE:
@@ -122,7 +120,6 @@ def _problem_of_graph(graph: memoryview) -> str:
 
 
 def _problem_of_node(node: memoryview) -> str:
-    """Return what is not allowed in a node, or ""."""
     op = ""
     _check_names(node, _NODE_NAMES)
     for field, value in _fields(node):
@@ -138,7 +135,6 @@ def _problem_of_node(node: memoryview) -> str:
 
 
 def _problem_of_attribute(attribute: memoryview) -> str:
-    """Return what is not allowed in an attribute, or ""."""
     for field, value in _fields(attribute):
         if field in (_ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS):
             return "holds a graph of its own"
@@ -152,7 +148,6 @@ def _problem_of_attribute(attribute: memoryview) -> str:
 
 
 def _problem_of_tensor(tensor: memoryview) -> str:
-    """Return what is not allowed in a tensor, or ""."""
     _check_names(tensor, (_TENSOR_NAME,))
     for field, value in _fields(tensor):
         if field == _TENSOR_EXTERNAL or (field == _TENSOR_LOCATION and value):
@@ -161,7 +156,6 @@ def _problem_of_tensor(tensor: memoryview) -> str:
 
 
 def _graph(model: memoryview) -> Graph:
-    """Return the nodes of a model, its inputs and its constants."""
     graph = Graph()
     parts = [_message(value) for field, value in _fields(model) if field == _MODEL_GRAPH]
     for field, value in [pair for part in parts for pair in _fields(part)]:
@@ -246,7 +240,6 @@ def _tensor(message: memoryview) -> tuple[str, Tensor]:
 
 
 def _numbers(value: memoryview | int) -> list[int]:
-    """Return the integers of a repeated field, packed or one of them."""
     if isinstance(value, int):
         return [_signed(value)]
     if len(value) > _FEW_BYTES:
@@ -259,14 +252,12 @@ def _numbers(value: memoryview | int) -> list[int]:
 
 
 def _signed(value: memoryview | int) -> int:
-    """Return an integer of 64 bits with its sign."""
     if not isinstance(value, int):
         raise ValueError("a message where a number belongs")
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def _foreign(domain: bytes) -> str:
-    """Return what is wrong with operators of another domain."""
     return f"needs operators of the domain {domain.decode('utf-8', 'replace')!r:.60}"
 
 
@@ -278,19 +269,16 @@ def _check_names(message: memoryview, names: tuple[int, ...]) -> None:
 
 
 def _text(value: memoryview | int) -> str:
-    """Return the text of a field, which has to be UTF-8."""
     return bytes(_message(value)).decode("utf-8")
 
 
 def _message(value: memoryview | int) -> memoryview:
-    """Return the bytes of a field that has to hold bytes."""
     if isinstance(value, int):
         raise ValueError("a number where a message belongs")
     return value
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | int]]:
-    """Yield number and value of each field of a protobuf message."""
     place, end = 0, len(message)
     while place < end:
         _here.left -= 1

@@ -259,7 +259,6 @@ class OnnxActing:
         return bound(obs, mask, noise, lanes, state)
 
     def _bind(self, key: BoundKey) -> BoundRunner:
-        """Return a new runner with buffers, kept while there is room."""
         kind, policy, unmasked, rows, depth = key
         runner = self._runner(kind, policy, not unmasked)
         bound = (RecurrentRunner if self._state_size else BoundRunner)(runner, rows, depth)
@@ -322,7 +321,6 @@ class OnnxActing:
         return found._replace(sound=sound)
 
     def _empty(self, rows: int) -> Decision:
-        """Return a decision of `rows` rows that is to be filled in."""
         head, width = self._head, self._state_size
         inputs = np.empty((rows, head.inputs), np.float32) if head.told else None
         state = np.empty((rows, width), np.float32) if width else None

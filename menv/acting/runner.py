@@ -180,7 +180,6 @@ class BoundRunner:
         return Decision(self._answer.copy(), inputs, None, self._sound())
 
     def _fill(self, obs: Rows, mask: Flags | None, noise: Floats | None, lanes: Lanes | None) -> None:
-        """Copy rows into the buffers."""
         # Assigning alone would convert types and repeat columns without a word.
         if obs.shape != self._obs_shape or obs.dtype != self._obs_dtype:
             raise _unfit("obs", obs, self._obs_shape, self._obs_dtype)

@@ -129,7 +129,6 @@ class CustomEnvs(InnerEnvs):
                 )
 
     def _first_rows(self, env_ids: list[EnvId]) -> tuple[MultiEnvDict, MultiEnvDict]:
-        """Return what agents wait with, in sub-environments that have just been reset."""
         shown = {env_id: self._rosters[env_id].by_agent() for env_id in env_ids}
         return {key: obs for key, (obs, _) in shown.items()}, {
             key: infos for key, (_, infos) in shown.items()
@@ -159,7 +158,6 @@ class CustomEnvs(InnerEnvs):
         self._free_indices = list(range(len(env_steps)))
 
     def _six_dicts(self) -> tuple[MultiEnvDict, ...]:
-        """Poll the inner environment and check the shape of its answer."""
         result = self._call("poll")
         name = type(self.inner).__name__
         if isinstance(result, Ready):
@@ -182,7 +180,6 @@ class CustomEnvs(InnerEnvs):
         return tuple(result)
 
     def _read(self, parts: tuple[MultiEnvDict, ...]) -> None:
-        """Hand each sub-environment's dicts to its roster."""
         obs, rewards, terminateds, truncateds, infos, taken = parts
         for env_id in dict.fromkeys([*obs, *rewards, *terminateds, *truncateds]):
             flags = [dict(part.get(env_id, {})) for part in (terminateds, truncateds)]
@@ -208,7 +205,6 @@ class CustomEnvs(InnerEnvs):
                 self._take(env_id, actions, obs.get(env_id, {}))
 
     def _take(self, env_id: EnvId, actions: Mapping[AgentId, Any], obs: Mapping[AgentId, Any]) -> None:
-        """Note what agents did themselves in answer to `obs`."""
         stray = [agent for agent in actions if agent not in obs]
         if stray:
             raise ContractError(
@@ -221,7 +217,6 @@ class CustomEnvs(InnerEnvs):
             self._taken.update({roster.slots[a]: action for a, action in actions.items() if a in waiting})
 
     def _step(self, env_id: EnvId, step: Any) -> None:
-        """Take in one env step of a sub-environment."""
         roster = self._rosters[env_id]
         self._env_steps[roster.env_index] += 1
         self._report.step_on(env_id)
@@ -233,7 +228,6 @@ class CustomEnvs(InnerEnvs):
             self._note_waiting(env_id)
 
     def _note_waiting(self, env_id: EnvId) -> None:
-        """Note whether somebody waits in a sub-environment that has just moved."""
         self._told.discard(env_id)
         if self._rosters[env_id].waiting.agents:
             self._due.add(env_id)
@@ -246,7 +240,6 @@ class CustomEnvs(InnerEnvs):
     def _begin(
         self, env_id: EnvId, obs: Any, infos: Any, rewards: Mapping[AgentId, Any] = MappingProxyType({})
     ) -> None:
-        """Begin an episode of a sub-environment, known or new."""
         roster = self._rosters.get(env_id) or self._new_roster(env_id)
         if env_id in self._running:
             roster.abandon(self._report)
@@ -257,7 +250,6 @@ class CustomEnvs(InnerEnvs):
         self._note_waiting(env_id)
 
     def _stop_running(self, env_id: EnvId) -> None:
-        """Note that an episode is over."""
         self._running.discard(env_id)
         self._due.discard(env_id)
         self._waiting.discard(env_id)
@@ -266,7 +258,6 @@ class CustomEnvs(InnerEnvs):
         self._answers.pop(env_id, None)
 
     def _new_roster(self, env_id: EnvId) -> Roster:
-        """Seat a sub-environment that is seen for the first time."""
         if self._free_indices:
             index = min(self._free_indices)
             self._free_indices.remove(index)
@@ -278,14 +269,12 @@ class CustomEnvs(InnerEnvs):
         return roster
 
     def _forget(self, env_id: EnvId) -> None:
-        """Free what an env id had that will not come back."""
         roster = self._rosters.pop(env_id)
         roster.seating.release_all_but(())
         self._free_indices.append(roster.env_index)
         self._gone[roster.env_index] = env_id
 
     def _deliver(self) -> Ready:
-        """Return the rows that are due."""
         due = [env_id for env_id in self._rosters if env_id in self._due]
         self._due.clear()
         self._waiting.update(due)

@@ -124,7 +124,6 @@ class ExternalEnvs(BaseEnv):
                 self._answer(slots, actions)
 
     def _answer(self, slots: Any, actions: Any) -> None:
-        """Answer callers."""
         due = self._answers_of_all(slots, actions) or self._answers(slots, actions)
         # First the line is free, then its caller is told: it calls again at once.
         self._let_go([game for game, _, _ in due])
@@ -133,7 +132,6 @@ class ExternalEnvs(BaseEnv):
             turn.tell(answers)
 
     def _answers(self, slots: Any, actions: Any) -> list[tuple[Game, Turn, Mapping[AgentId, Any]]]:
-        """Return who is answered what."""
         due: list[tuple[Game, Turn, Mapping[AgentId, Any]]] = []
         for env_id, answers in by_sub_environment(slots, actions, self._pool.seats).items():
             game = self._games.get(env_id)
@@ -203,14 +201,12 @@ class ExternalEnvs(BaseEnv):
             self._tell_stopped()
 
     def _tell_stopped(self) -> None:
-        """Tell those who wait for the sampler that nobody samples any more."""
         for game in self._games.values():
             turn, game.turn = game.turn, None
             if turn is not None:
                 turn.tell(stopped())
 
     def _run(self, env: Any) -> None:
-        """Execute an environment's `run`, in a thread of its own."""
         name = type(env).__name__
         try:
             env.run()
@@ -227,13 +223,11 @@ class ExternalEnvs(BaseEnv):
         self.switchboard.fail(fault)
 
     def _take_in(self, lines: Sequence[Line]) -> Ready:
-        """Take what was said in some episodes; return what there is for the sampler."""
         for line, turn in zip(lines, self.switchboard.next_turns(lines), strict=True):
             self._advance(line, turn)
         return self._deliver()
 
     def _let_go(self, games: Sequence[Game]) -> None:
-        """Note that what was said in some games has been answered."""
         self.switchboard.answered([game.line for game in games])
 
     def _advance(self, line: Line, turn: Turn | Played | None) -> None:
@@ -339,14 +333,12 @@ class ExternalEnvs(BaseEnv):
         self._hand_on(game, next_piece(roster, played, line.trained, int(self._env_steps[roster.env_index])))
 
     def _hand_on(self, game: Game, piece: Piece) -> None:
-        """Let the sampler have a piece."""
         self._pieces.append(piece)
         if piece.episode is not None:
             del self._games[game.line.episode_id]
             self._leaving.append(game.roster)
 
     def _open(self, line: Line) -> Game:
-        """Begin an episode, on an index that is free."""
         if self._free:
             roster = self._free.pop()
             roster.reopen(line.episode_id)
@@ -382,7 +374,6 @@ class ExternalEnvs(BaseEnv):
             self._free.append(game.roster)
 
     def _count_steps(self) -> None:
-        """Count the env steps since the last poll."""
         stepped, self._stepped = self._stepped, []
         if len(stepped) > _FEW:
             self._env_steps += np.bincount(stepped, minlength=len(self._env_steps))
@@ -391,7 +382,6 @@ class ExternalEnvs(BaseEnv):
             self._env_steps[index] += 1
 
     def _deliver(self) -> Ready:
-        """Return the rows that are due."""
         due, self._due = self._due, []
         self._asked = due
         all_plain, self._plain = self._plain == len(due), 0

@@ -39,7 +39,6 @@ class GymEnvs(LocalEnvs):
     """Steps n gymnasium environments one after another."""
 
     def _prepare(self) -> None:
-        """Make the books of the copies."""
         num_envs = self.num_envs
         self._all = np.arange(num_envs)
         self._order = range(num_envs)
@@ -169,25 +168,20 @@ class GymEnvs(LocalEnvs):
         return self._seats
 
     def _moved(self, index: int) -> bool:
-        """Return whether a copy's agent has been answered since the last reset."""
         return index in self._answers[0] or not self._seen.fresh[index]
 
     def _first_row(self, index: int) -> tuple[dict[AgentId, Any], dict[AgentId, Any]]:
-        """Return what a copy's agent waits with."""
         return {SINGLE_AGENT: self._seen.obs[index]}, {SINGLE_AGENT: dict(self._seen.infos[index])}
 
     def _waits(self, index: int) -> Any:
-        """Return the observation that a copy's agent waits with."""
         return self._seen.obs[index]
 
     def _clear(self, seats: Any) -> None:
-        """Forget all rows, answers and episodes."""
         self._report, self._answers, self._due = Report(), ((), ()), frozenset()
         self._stepped = None
         self._waiting = self._everybody
 
     def _play(self, index: int, recorded: Recorded) -> bool:
-        """Play an episode again; see `LocalEnvs.take_up`."""
         self._env_steps[index] = self._episode_start[index] = recorded.start
         self._seen.obs[index], self._seen.infos[index] = self._reset_once(index, recorded.seed)
         self._steps[index] = self._envs[index].step
@@ -202,13 +196,11 @@ class GymEnvs(LocalEnvs):
         return True
 
     def _begin_next(self, index: int, slots: Mapping[AgentId, int]) -> None:
-        """Begin a new episode."""
         self._begin(index, *self._reset_env(index))
         self._due |= {index}
         self._waiting = self._waiting.difference((index,))
 
     def _start(self) -> None:
-        """Reset every copy for the first time."""
         self._started = True
         for index in self._order:
             obs, info = self._reset_env(index)
@@ -221,12 +213,10 @@ class GymEnvs(LocalEnvs):
         self._due = self._everybody
 
     def _begin(self, index: int, obs: Any, info: Any) -> None:
-        """Note the first row of an episode, and report its agent."""
         self._show(index, obs, info)
         self._report.joined.append(Join(index, index, SINGLE_AGENT, index))
 
     def _show(self, index: int, obs: Any, info: Any) -> None:
-        """Note the first row of an episode."""
         if type(info) is not dict:
             check_info(info, f"env {index} reset")
         self._seen.obs[index], self._seen.infos[index] = obs, info
@@ -235,7 +225,6 @@ class GymEnvs(LocalEnvs):
         self._seen.fresh[index] = True
 
     def _abandon(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
-        """End the running episode as truncated and reset."""
         order, actions = self._answers
         if index in order:
             kept = [(i, action) for i, action in zip(order, actions, strict=True) if i != index]
@@ -256,7 +245,6 @@ class GymEnvs(LocalEnvs):
         return untold
 
     def _lose(self, index: int, error: BaseException) -> None:
-        """End the episode of a copy that raised in a step, and begin the next one in a new copy."""
         # The step that raised is none of the episode's.
         length = int(self._env_steps[index]) - 1 - self._episode_start[index]
         if not self._forget_untold(index):
@@ -273,7 +261,6 @@ class GymEnvs(LocalEnvs):
         return taken.rewards
 
     def _step_all(self, order: Sequence[int], actions: Sequence[Any]) -> Taken:
-        """Step the copies in `order`."""
         everybody = order is self._order
         steps = self._steps if everybody else [self._steps[index] for index in order]
         taken = take_steps(order, steps, actions, self._seen)
@@ -310,7 +297,6 @@ class GymEnvs(LocalEnvs):
         self._report.episodes.append(EpisodeEnd(index, *flags, length, index))
 
     def _answer(self, indices: list[int], actions: list[Any], waiting: frozenset[int]) -> None:
-        """Note the answers of some copies."""
         stray = [index for index in indices if index not in waiting]
         if stray or len(set(indices)) != len(indices):
             raise stray_answers(stray or indices, sorted(waiting))
@@ -327,5 +313,4 @@ class GymEnvs(LocalEnvs):
 
 
 def _whose(index: int) -> str:
-    """Return what begins a message about a copy's reward."""
     return f"env {index} step: the reward"

@@ -122,7 +122,6 @@ def _step_until_one_raises(
 
 
 def _flag(index: int, name: str, flag: Any) -> bool:
-    """Return one of the two flags of an environment that says that its episode is over."""
     return (
         flag
         if flag is True or flag is False

@@ -87,7 +87,6 @@ class GymVectorEnvs(LockstepEnvs):
             self._seed = draws.reset_seed(self._seed, 0, int(env_steps.sum()))
 
     def _reset_all(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Sequence[Any]]:
-        """Reset everything; see `LockstepEnvs`."""
         seed, self._seed = self._seed if seed is None else seed, None
         try:
             result = self.env.reset(seed=seed, options=options)
@@ -102,7 +101,6 @@ class GymVectorEnvs(LockstepEnvs):
         return self._rows(obs), self._infos_of(self._by_name(infos, "reset"))
 
     def _step_all(self, actions: Any, slots: IntArray | None) -> Frame:
-        """Step everything and see to what is done; see `LockstepEnvs`."""
         try:
             result = self.env.step(self._all_actions(actions, slots))
         except MenvError:
@@ -146,7 +144,6 @@ class GymVectorEnvs(LockstepEnvs):
         )
 
     def _flags(self, name: str, flags: Any) -> npt.NDArray[Any]:
-        """Return E flags as an array."""
         if isinstance(flags, np.ndarray):
             return flags
         self._check_size(name, flags)
@@ -156,7 +153,6 @@ class GymVectorEnvs(LockstepEnvs):
         return np.array([as_flag(flag, f"{self._name}.step: one of {name}") for flag in flags], np.bool_)
 
     def _check_size(self, name: str, values: Any) -> None:
-        """Refuse what is not one value for each sub-environment."""
         if not has_order(values) or len(values) != self.num_envs:
             got = f"{len(values)} values" if has_order(values) else how_many(values)
             raise ContractError(
@@ -165,7 +161,6 @@ class GymVectorEnvs(LockstepEnvs):
             )
 
     def _see_to_ends(self, frame: Frame, infos: Mapping[str, Any]) -> None:
-        """Add what is known of the ends to a frame, as the environment's mode says."""
         done = frame.done
         assert done is not None
         if self._mode == NEXT_STEP:
@@ -204,7 +199,6 @@ class GymVectorEnvs(LockstepEnvs):
     def _finals_in(
         self, infos: Mapping[str, Any], which: Sequence[int]
     ) -> tuple[list[Any], list[Mapping[str, Any]]]:
-        """Return the last observations that SAME_STEP leaves in the infos."""
         if "final_obs" not in infos:
             raise ContractError(
                 f"{type(self.env).__name__}.step: env {which[0]} is done and infos has no 'final_obs', expected one "
@@ -238,11 +232,9 @@ class GymVectorEnvs(LockstepEnvs):
         return rows
 
     def _by_name(self, infos: Any, method: str) -> Mapping[str, Any]:
-        """Return infos as a dict of arrays."""
         return by_name(infos, self.num_envs, f"{self._name}.{method}")
 
     def _infos_of(self, infos: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Return E info dicts, or nothing if they are all empty."""
         return VectorInfos(infos, self._everybody) if infos else ()
 
     def _all_actions(self, actions: Any, slots: IntArray | None) -> Any:
@@ -260,7 +252,6 @@ class GymVectorEnvs(LockstepEnvs):
         return full
 
     def _nested_actions(self, actions: Any, slots: IntArray) -> Any:
-        """Return the actions of a Dict, Tuple or other nested space."""
         spare = self.action_space.sample() if len(slots) < self.num_envs else None
         by_env = [spare] * self.num_envs
         for slot, action in zip(slots.tolist(), actions, strict=True):

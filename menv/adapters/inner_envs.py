@@ -24,7 +24,6 @@ class InnerEnvs(BaseEnv):
     returns_table = True
 
     def __init__(self, inner: BaseEnv) -> None:
-        """Stand before `inner`."""
         self.inner = inner
         self.observation_space = inner.observation_space
         self.action_space = inner.action_space
@@ -48,13 +47,11 @@ class InnerEnvs(BaseEnv):
         """Count env steps on from [E] these, so that nothing is drawn twice; nobody has polled yet."""
 
     def _inner_reset(self, env_id: EnvId | None, seed: int | None, options: dict[str, Any] | None) -> Any:
-        """Return what the inner environment's `try_reset` returns."""
         # The classic signature is `try_reset(env_id)`: nothing is passed that was not asked for.
         given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
         return self._call("try_reset", env_id, **given)
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the inner environment; what it raises is chained."""
         try:
             return getattr(self.inner, method)(*args, **kwargs)
         except MenvError:

@@ -243,7 +243,6 @@ class LocalEnvs(CreatedEnvs):
         """Begin a new episode, with what a played one left forgotten."""
 
     def _next_episode(self, index: int) -> tuple[Any, Any]:
-        """Reset a sub-environment that has finished an episode and return `(obs, info)`."""
         self._crashes.finished(index)
         return self._reset_env(index)
 
@@ -329,12 +328,10 @@ class LocalEnvs(CreatedEnvs):
             return error
 
     def _tell_created(self, index: int) -> None:
-        """Tell of a sub-environment that took another's place."""
         if self.on_created is not None:
             self.on_created(index, self._envs[index])
 
     def _replace_env(self, index: int) -> None:
-        """Close a sub-environment and create it anew."""
         if self._make_env is None:
             raise ConfigError(
                 f"try_restart: env {index} was given as an instance, expected make_env; pass make_env to to_base_env"
@@ -362,5 +359,4 @@ class LocalEnvs(CreatedEnvs):
         return EnvCrashError(f"{self._told(index, where, error)}; the environment's own traceback is above")
 
     def _told(self, index: int, where: str, error: BaseException) -> str:
-        """Return where a sub-environment stood and what it raised, for messages."""
         return f"env {index} {where}, env step {int(self._env_steps[index])}: raised {type(error).__name__}: {error}"

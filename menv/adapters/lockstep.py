@@ -220,7 +220,6 @@ class LockstepEnvs(NumberedEnvs):
             self._close()
 
     def _refuse_frames(self) -> None:
-        """Refuse to hand out rows while a sampler takes frames."""
         if self._frames is not None:
             raise CallOrderError(
                 "poll, try_reset: a sampler is driving this environment, expected one driver; make another one for "
@@ -228,7 +227,6 @@ class LockstepEnvs(NumberedEnvs):
             )
 
     def _undelivered(self) -> tuple[IntArray, Any, FloatArray, Sequence[Mapping[str, Any]]]:
-        """Return the slots, observations, rewards and infos that no poll has delivered."""
         if not self._delivered:
             return self._slots, self._obs, self._rewards, self._infos
         at = np.flatnonzero(np.isin(self._slots, list(self._renewed)))
@@ -256,16 +254,13 @@ class LockstepEnvs(NumberedEnvs):
         )
 
     def _untouched(self, index: int) -> bool:
-        """Return whether a sub-environment has neither moved nor been answered since its reset."""
         return bool(self._fresh[index]) and self._actions is None and index not in self._some
 
     def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        """Reset everything for the first time."""
         self._started = True
         self._take_reset(*self._reset_all(seed, options))
 
     def _take_reset(self, obs: Any, infos: Sequence[Any]) -> None:
-        """Note the first rows of everybody's episode."""
         self._begin(self._everybody)
         self._slots, self._obs, self._infos = self._everybody, obs, infos or self._no_infos
         self._rewards = np.zeros(self.num_envs)
@@ -274,13 +269,11 @@ class LockstepEnvs(NumberedEnvs):
         self._renewed.clear()
 
     def _begin(self, indices: IntArray) -> None:
-        """Report that new episodes begin."""
         self._fresh[indices] = True
         self._episode_start[indices] = self._env_steps[indices]
         self._report.joined += [Join(index, index, SINGLE_AGENT, index) for index in indices.tolist()]
 
     def _abandon(self, indices: IntArray) -> None:
-        """End the running episodes of some sub-environments as truncated."""
         report = self._report
         untold = {join.slot for join in report.joined}
         report.joined = [join for join in report.joined if join.slot not in set(indices.tolist())]
@@ -295,7 +288,6 @@ class LockstepEnvs(NumberedEnvs):
                 report.episodes.append(EpisodeEnd(index, False, True, length, index))
 
     def _step(self) -> None:
-        """Step until somebody waits."""
         slots, actions = self._slots, self._actions
         self._actions = None
         self._fresh[:] = False
@@ -314,7 +306,6 @@ class LockstepEnvs(NumberedEnvs):
         return frame
 
     def _take(self, frame: Frame) -> None:
-        """Take an env step of everybody apart into rows, joins and ends."""
         self._count(frame)
         rewards = as_rewards(frame.rewards, lambda: of_envs("step"))
         begun, absent = frame.begun, None
@@ -335,7 +326,6 @@ class LockstepEnvs(NumberedEnvs):
             self._obs, self._infos = _taken(frame.obs, present), _taken(self._infos, present)
 
     def _end(self, done: IntArray, frame: Frame) -> None:
-        """Report the ends of episodes."""
         indices = done.tolist()
         finals, infos = frame.finals, frame.final_infos
         if finals is None:
@@ -350,12 +340,10 @@ class LockstepEnvs(NumberedEnvs):
             self._report.episodes.append(EpisodeEnd(index, *flags, lengths[place], index))
 
     def _awaited(self) -> set[int]:
-        """Return the sub-environments whose rows nobody has answered."""
         waits = self._started and self._actions is None
         return set(self._slots.tolist()) - self._some.keys() if waits else set()
 
     def _answer(self, answers: Mapping[int, Any]) -> None:
-        """Note the answers of some rows."""
         awaited = self._awaited()
         stray = [index for index in answers if index not in awaited]
         if stray:
@@ -368,23 +356,19 @@ class LockstepEnvs(NumberedEnvs):
             self._delivered = True
 
     def _stray(self, indices: Sequence[int]) -> ContractError:
-        """Return the error for answers that nobody waits for."""
         waiting = [] if self._actions is not None else self._slots.tolist()
         return stray_answers(indices, waiting)
 
     def _check_count(self, rows: int, actions: int) -> None:
-        """Refuse another number of actions than rows."""
         if rows != actions:
             raise wrong_count(actions, rows)
 
     def _wrong(self, method: str, got: Any, expected: str) -> ContractError:
-        """Return the error for a return value of the wrong form."""
         return ContractError(
             f"{type(self.env).__name__}.{method}: returned {how_many(got)}, expected {expected}; mend its return value"
         )
 
     def _crash(self, where: str, error: BaseException) -> EnvCrashError:
-        """Return the error for an exception that the environment raised."""
         return EnvCrashError(
             f"{where}, env step {int(self._env_steps.max())}: raised {type(error).__name__}: {error}; "
             "the environment's own traceback is above (its sub-environments cannot be made anew one by one)"
@@ -392,7 +376,6 @@ class LockstepEnvs(NumberedEnvs):
 
 
 def _taken(values: Any, places: IntArray) -> Any:
-    """Return the values at some places, of an array or of any other sequence."""
     if isinstance(values, VectorInfos):
         return values.at(places)
     return values[places] if isinstance(values, np.ndarray) else [values[place] for place in places.tolist()]

@@ -38,7 +38,6 @@ class MultiAgentEnvs(LocalEnvs):
     """Steps n multi-agent environments one after another."""
 
     def _prepare(self) -> None:
-        """Make the books of the copies."""
         num_envs = self.num_envs
         self._pool = SlotPool()
         self._rosters = [
@@ -99,7 +98,6 @@ class MultiAgentEnvs(LocalEnvs):
         self._answer(told, self._waiting if actions is not None else self._waiting | self._due)
 
     def _answer_all(self, actions: Sequence[Any]) -> None:
-        """Note the answers to all rows that the last poll delivered."""
         layouts, indices, slots = self._delivered
         if len(actions) != len(slots):
             raise wrong_count(len(actions), len(slots))
@@ -149,20 +147,16 @@ class MultiAgentEnvs(LocalEnvs):
         return self._pool.free
 
     def _moved(self, index: int) -> bool:
-        """Return whether anybody in a copy has been answered since the last reset."""
         return self._rosters[index].answered or self._answers[index] is not None
 
     def _first_row(self, index: int) -> tuple[dict[AgentId, Any], dict[AgentId, Any]]:
-        """Return what agents of a copy wait with."""
         return self._rosters[index].by_agent()
 
     def _waits(self, index: int) -> Any:
-        """Return who waits in a copy, with what, and what is owed."""
         roster = self._rosters[index]
         return [roster.waiting.agents, roster.obs, [float(paid) for paid in roster.rewards], roster.held]
 
     def _clear(self, seats: Any) -> None:
-        """Forget all rows, answers and episodes."""
         self._report, self._answers = Report(), [None] * len(self._envs)
         self._due, self._waiting = set(), set(self._everybody)
         self._delivered = ([], [], np.zeros(0, np.int64))
@@ -179,7 +173,6 @@ class MultiAgentEnvs(LocalEnvs):
             self._rosters[index] = roster
 
     def _play(self, index: int, recorded: Recorded) -> bool:
-        """Play an episode again; see `LocalEnvs.take_up`."""
         self._renew_rosters([index], recorded.slots)
         roster, step, report = self._rosters[index], self._envs[index].step, Report()
         self._env_steps[index] = recorded.start
@@ -194,24 +187,20 @@ class MultiAgentEnvs(LocalEnvs):
         return roster.slots == recorded.slots
 
     def _begin_next(self, index: int, slots: Mapping[AgentId, int]) -> None:
-        """Begin a new episode; agents keep their slots."""
         self._renew_rosters([index], slots)
         self._begin(index, *self._reset_env(index))
         self._waiting.discard(index)
 
     def _start(self) -> None:
-        """Reset every copy for the first time."""
         self._started = True
         for index in range(len(self._envs)):
             self._begin(index, *self._reset_env(index))
 
     def _begin(self, index: int, obs: Any, infos: Any) -> None:
-        """Take in a reset, and step on while nobody waits."""
         self._rosters[index].begin(obs, infos, self._report)
         self._settle(index)
 
     def _step_answered(self) -> None:
-        """Step every copy whose agents have been answered."""
         answers, self._answers = self._answers, [None] * len(self._envs)
         stepped = [index for index, by_agent in enumerate(answers) if by_agent is not None]
         self._env_steps[stepped if len(stepped) < len(answers) else slice(None)] += 1
@@ -291,20 +280,17 @@ class MultiAgentEnvs(LocalEnvs):
             self._rosters[index].begin(*self._next_episode(index), self._report)
 
     def _lose(self, index: int, error: BaseException) -> None:
-        """End the episode of a copy that raised in a step, and begin the next one in a new copy."""
         roster = self._rosters[index]
         roster.lose({}, self._report, faulty=True)
         roster.begin(*self._made_anew(index, "step", error, steps=roster.episode_steps), self._report)
 
     def _abandon(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
-        """End the running episode as truncated and reset."""
         self._answers[index] = None
         self._rosters[index].abandon(self._report)
         self._waiting.discard(index)
         self._begin(index, *self._reset_env(index, seed, options))
 
     def _answer(self, by_env: Mapping[int, dict[AgentId, Any]], waiting: set[int]) -> None:
-        """Note the answers for some copies once all of them are exactly for those who wait."""
         for index, answers in by_env.items():
             agents = self._rosters[index].waiting.agents if index in waiting else []
             if set(answers) != set(agents):

@@ -37,5 +37,4 @@ class NumberedEnvs(BaseEnv):
         return int(env_id)
 
     def _indices(self, env_id: EnvId | None) -> Sequence[int]:
-        """Return the index of a sub-environment, or those of all."""
         return range(self.num_envs) if env_id is None else [self._index(env_id)]

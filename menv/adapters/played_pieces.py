@@ -54,7 +54,6 @@ def last_piece(roster: ExternalRoster, now: int) -> Piece:
 
 
 def _others(roster: ExternalRoster, terminated: bool, truncated: bool) -> list[AgentPiece]:
-    """End everybody who lives with the observation that waits."""
     parts = []
     for agent in roster.living():
         slot, _ = roster.enter(agent)

@@ -115,7 +115,6 @@ class Roster:
         return False
 
     def _step_with_news(self, result: Any, report: Report) -> bool:
-        """Take in a step whose flags or infos are others than those that its layout remembers; see `step`."""
         self.episode_steps += 1
         obs, rewards, terminateds, truncateds, infos = five_dicts(result, self._wrong)
         over = any(self._flags(ALL, terminateds, truncateds))
@@ -141,7 +140,6 @@ class Roster:
         return False
 
     def _show(self, obs: Any, rewards: Any, infos: Any, report: Report) -> None:
-        """Make the agents in `obs` wait after a step that ended nobody's trajectory."""
         layout = self.waiting
         if not self._held and [*obs] == layout.agents == [*rewards] and layout.checked_at == self._lives:
             # The same agents as last time, each paid for its own action: nothing to look up.
@@ -177,7 +175,6 @@ class Roster:
         self._finish({}, {}, {ALL: False}, {ALL: True}, {}, report)
 
     def _forget_untold(self, report: Report) -> None:
-        """Take back joins that nobody was told of: these lives never were."""
         for join in report.joined:
             if join.env_index == self.env_index and join.agent_id in self._alive:
                 self._alive.remove(join.agent_id)
@@ -195,12 +192,10 @@ class Roster:
         return [agent for agent in self._slots if agent in self._alive]
 
     def _nobody_waits(self) -> None:
-        """Forget the rows: their agents have been answered."""
         self.waiting = self._nobody
         self.obs, self.rewards, self.infos = [], [], []
 
     def _some_paid(self, rewards: Any) -> bool:
-        """Return whether there is a reward other than 0."""
         layout = self.waiting
         try:
             if rewards == layout.no_pay:
@@ -215,7 +210,6 @@ class Roster:
             return bool([self.number(agent, reward) for agent, reward in rewards.items()])
 
     def _pay(self, rewards: Any, obs: Any, terminateds: Any, truncateds: Any, report: Report) -> None:
-        """Add each reward to what its agent is owed; a dead agent's reward is unclaimed."""
         held = self._held
         for agent, reward in rewards.items():
             if not reward and reward == 0:
@@ -273,7 +267,6 @@ class Roster:
     def _finish(
         self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any, report: Report
     ) -> None:
-        """End the episode for everyone and settle what is owed."""
         self._pay(rewards, (), terminateds, truncateds, report)
         everyone = self._flags(ALL, terminateds, truncateds)
         for agent in self.living():
@@ -290,7 +283,6 @@ class Roster:
     def _close_episode(
         self, flags: tuple[bool, bool], report: Report, info: Mapping[str, Any] | None = None
     ) -> None:
-        """Report the end of the episode, and be ready for the next one."""
         terminated, truncated = flags
         if report.shared_infos:
             info = report.take_shared(self.env_id, info)
@@ -303,7 +295,6 @@ class Roster:
         self._nobody_waits()
 
     def _refuse_stranger(self, agent: AgentId, what: str) -> None:
-        """Refuse a reward or a flag for an id that is not an agent of this environment."""
         if self._possible is not None and agent not in self._possible and agent not in self._dead:
             raise self._wrong(
                 "step",
@@ -313,7 +304,6 @@ class Roster:
             )
 
     def _await(self, obs: Any, infos: Any, report: Report) -> None:
-        """Make the agents in `obs` wait, those who are new in this life with a join."""
         layout = self.waiting
         if list(obs) != layout.agents:
             key = tuple(obs)
@@ -327,7 +317,6 @@ class Roster:
         self.infos = self._infos_of(infos, layout) if infos else layout.no_infos
 
     def _infos_of(self, infos: Any, layout: Layout) -> list[Mapping[str, Any]]:
-        """Return the info dict of each agent of the layout."""
         if all_empty(infos):
             return layout.no_infos
         agents = layout.agents
@@ -339,19 +328,16 @@ class Roster:
         return found
 
     def _share(self, info: Any, report: Report) -> None:
-        """Report an info of the whole sub-environment."""
         self._check_info(COMMON, info)
         report.shared_infos.append(SharedInfo(self.env_id, info))
 
     def _check_info(self, agent: AgentId, info: Any) -> None:
-        """Refuse an info that is no dict."""
         if type(info) is not dict:
             check_info(
                 info, f"env {self.env_id} step, env step {self.episode_steps} of the episode, agent {agent!r}"
             )
 
     def _join_missing(self, layout: Layout, report: Report) -> None:
-        """Begin a life for each agent of the layout that has none."""
         for agent in layout.agents:
             if agent not in self._alive:
                 self._alive.add(agent)
@@ -374,15 +360,12 @@ class Roster:
     def _wrong(
         self, where: str, got: str, expected: str, fix: str = "mend the environment's return value"
     ) -> ContractError:
-        """Return the error for a broken contract."""
         return ContractError(f"{self._where(where)}: {got}, expected {expected}; {fix}")
 
     def _where(self, method: str) -> str:
-        """Return what begins a message about what a method returned."""
         return f"env {self.env_id} {method}, env step {self.episode_steps} of the episode"
 
     def _flags(self, agent: AgentId, terminateds: Any, truncateds: Any) -> tuple[bool, bool]:
-        """Return whether an agent is terminated and truncated, or all are."""
         ended, cut = terminateds.get(agent, False), truncateds.get(agent, False)
         if (ended is True or ended is False) and (cut is True or cut is False):
             return ended, cut

@@ -56,7 +56,6 @@ class RoundEnvs(ExternalEnvs):
         self._rows: tuple[list[Layout], IntArray] = ([], self._indices)
 
     def _answer(self, slots: Any, actions: Any) -> None:
-        """Answer callers."""
         asked, self._open_round = self._open_round, None
         if asked is None:
             super()._answer(slots, actions)
@@ -75,7 +74,6 @@ class RoundEnvs(ExternalEnvs):
             super()._answer(slots, actions)
 
     def _tell_stopped(self) -> None:
-        """Tell those who wait for the sampler that nobody samples any more."""
         super()._tell_stopped()
         if (asked := self._open_round) is not None:
             asked.tell(stopped())
@@ -91,7 +89,6 @@ class RoundEnvs(ExternalEnvs):
         return super()._take_in(lines)
 
     def _deliver_round(self, asked: Round) -> Ready:
-        """Return the rows of a round."""
         if asked.lines != self._lines:
             self._lines = asked.lines
             games = self._players = [self._games[line.episode_id] for line in asked.lines]

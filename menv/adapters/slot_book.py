@@ -36,7 +36,6 @@ class SlotBook:
     """
 
     def __init__(self, where: str) -> None:
-        """Begin without anybody; `where` begins each message."""
         self.seats: list[tuple[EnvId, AgentId]] = []
         self.slots: IntArray = np.zeros(0, np.int64)
         self.indices: dict[EnvId, int] = {}
@@ -223,7 +222,6 @@ class SlotBook:
             self._had_rows = np.append(self._had_rows, np.full(more, _NEVER))
 
     def _look_at(self, slots: IntArray, joined: Sequence[Join]) -> None:
-        """Check that rows are of different slots on which somebody lives, and that all who joined have one."""
         strange = self._stranger(slots)
         if strange is not None:
             raise self._wrong(
@@ -264,7 +262,6 @@ class SlotBook:
             )  # fmt: skip
 
     def _check_id(self, part: str, env_id: EnvId, index: int) -> None:
-        """Refuse another id at an index, or another index of an id, than that of an episode that runs."""
         if index in self._ids:
             if self._ids[index] != env_id:
                 raise self._wrong(
@@ -296,7 +293,6 @@ class SlotBook:
         self.indices[env_id] = index
 
     def _stranger(self, slots: IntArray) -> int | None:
-        """Return a slot on which nobody lives, None if there is none."""
         bad = (slots < 0) | (slots >= len(self._alive))
         if not bad.any():
             bad = ~self._alive[slots]
@@ -366,5 +362,4 @@ class SlotBook:
         return f"agent {agent_id!r} of env {env_id!r} (slot {slot})"
 
     def _wrong(self, part: str, got: str, expected: str, fix: str) -> ContractError:
-        """Return the error about one part of a `Ready`."""
         return ContractError(f"{self._where}: {part}: {got}, expected {expected}; {fix}")

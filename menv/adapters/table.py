@@ -133,7 +133,6 @@ class TableEnvs(InnerEnvs):
         self._before = self._now = env_steps.copy()
 
     def _episodes(self, ready: Ready, num_envs: int) -> tuple[list[EpisodeEnd], list[Unclaimed]]:
-        """Take in episodes that ended and rewards that belong to no action, in their order."""
         episodes: list[EpisodeEnd] = []
         credited: list[Unclaimed] = []
         for episode in ready.episodes:
@@ -172,7 +171,6 @@ class TableEnvs(InnerEnvs):
         return now
 
     def _check_length(self, part: str, column: Any, slots: IntArray) -> None:
-        """Refuse a column of another length than the rows."""
         if not isinstance(column, Sequence | np.ndarray) or len(column) != len(slots):
             got = len(column) if isinstance(column, Sequence | np.ndarray) else type(column).__name__
             raise self._wrong(
@@ -187,7 +185,6 @@ class TableEnvs(InnerEnvs):
                 )
 
     def _check_taken(self, taken: Any, slots: IntArray) -> None:
-        """Refuse actions of agents that have no row."""
         stray = set(taken) - set(slots.tolist()) if taken else ()
         if stray:
             raise self._wrong(
@@ -196,7 +193,6 @@ class TableEnvs(InnerEnvs):
             )  # fmt: skip
 
     def _from_nested(self, answers: Any) -> tuple[IntArray, list[Any]]:
-        """Return a nested dict of actions as slots and actions."""
         told = {
             (env_id, agent): action
             for env_id, by_agent in nested_answers(answers).items()
@@ -210,10 +206,8 @@ class TableEnvs(InnerEnvs):
         return np.array([waiting[seat] for seat in told], np.int64), list(told.values())
 
     def _whose(self, slot: int) -> str:
-        """Return what begins the message about the reward of a row."""
         env_id, agent_id = self._book.seats[slot]
         return f"{self._where}: the reward of agent {agent_id!r} of env {env_id!r}"
 
     def _wrong(self, part: str, got: str, expected: str, fix: str) -> ContractError:
-        """Return the error about one part of a `Ready`."""
         return ContractError(f"{self._where}: {part}: {got}, expected {expected}; {fix}")

@@ -73,7 +73,6 @@ class VectorEnvs(LockstepEnvs):
         self._renew(index)
 
     def _reset_all(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Sequence[Any]]:
-        """Reset everything; see `LockstepEnvs`."""
         seeds = None
         if seed is not None or self._seed is not None:
             seeds = [self._seed_of(index) if seed is None else seed + index for index in range(self.num_envs)]
@@ -87,7 +86,6 @@ class VectorEnvs(LockstepEnvs):
         return list(result[0]), as_infos(result[1], "vector_reset")
 
     def _step_all(self, actions: Any, slots: IntArray | None) -> Frame:
-        """Step everything and reset what is done; see `LockstepEnvs`."""
         result = self._call("vector_step", list(actions))
         if not isinstance(result, tuple | list) or len(result) != 5:
             raise self._wrong("vector_step", result, f"five lists ({', '.join(_FIVE)})")
@@ -111,7 +109,6 @@ class VectorEnvs(LockstepEnvs):
         close_env(self.env)
 
     def _reset_at(self, index: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Any]:
-        """Reset one sub-environment and return its `(obs, info)`."""
         if seed is None and options is None:
             result = self._call("reset_at", index)
         else:
@@ -122,12 +119,10 @@ class VectorEnvs(LockstepEnvs):
         return result
 
     def _seed_of(self, index: int, more: int = 0) -> int:
-        """Return the seed of a reset of one sub-environment."""
         assert self._seed is not None
         return draws.reset_seed(self._seed, self._first_index + index, int(self._env_steps[index]) + more)
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the environment; what it raises is chained."""
         try:
             return getattr(self.env, method)(*args, **kwargs)
         except MenvError:
@@ -142,7 +137,6 @@ class VectorEnvs(LockstepEnvs):
             raise self._crash(f"{type(self.env).__name__}.{method}", error) from error
 
     def _check_lists(self, method: str, names: Sequence[str], lists: Sequence[Any]) -> None:
-        """Refuse what is no list of one value for each sub-environment."""
         for name, part in zip(names, lists, strict=True):
             counted = isinstance(part, Sequence) or (isinstance(part, np.ndarray) and part.ndim > 0)
             if not counted or len(part) != self.num_envs:

@@ -150,7 +150,6 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
 
     @property
     def _sampler(self) -> Sampler:
-        """The sampler of this process."""
         assert isinstance(self._rollouts, LocalRollouts)
         return self._rollouts.sampler
 
@@ -211,7 +210,6 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
         return result
 
     def _train_once(self) -> dict[str, Any]:
-        """Train an iteration and return its result, but for an evaluation."""
         began = time.perf_counter()
         self._evaluations.begin(self, self.iteration + 1)
         rollouts = self._rollouts
@@ -304,14 +302,12 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
             return self._evaluations.run(self, self._underway)
 
     def _attach_evaluation(self, result: dict[str, Any]) -> None:
-        """Add an evaluation to a result where one is due."""
         if self._evaluations.due(self.iteration):
             result.update(self.evaluate())
         elif self.config.always_attach_evaluation_results:
             result.update(self._evaluations.latest)
 
     def _of_workers(self) -> dict[str, Any]:
-        """Return what a result tells of workers; callbacks are told of those that were replaced."""
         numbers = self._workforce.replaced()
         if numbers:
             self._callbacks.on_workers_recreated(algorithm=self, worker_ids=numbers, is_evaluation=False)
@@ -352,13 +348,11 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
             stopping.callback(self._rollouts.stop)
 
     def __enter__(self) -> Self:
-        """Return the algorithm."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop the algorithm."""
         self.stop()
 
 

@@ -89,7 +89,6 @@ class Checkpoints:
         return folder
 
     def _write(self, root: Path, metric: str | None) -> Path:
-        """Write the numbered folder of now."""
         from menv.loop.checkpoint_folder import write_checkpoint
         from menv.loop.policy_folders import write_policies
 
@@ -217,7 +216,6 @@ def _taken_over(folder: Path) -> Iterator[None]:
 
 
 def _content(folder: Path, kind: type) -> tuple[Path, dict[str, Any], dict[str, Any]]:
-    """Return the folder, the manifest and the files of a checkpoint of an algorithm."""
     from menv.loop.checkpoint_folder import read_files
 
     manifest = _manifest(folder, kind)
@@ -225,7 +223,6 @@ def _content(folder: Path, kind: type) -> tuple[Path, dict[str, Any], dict[str, 
 
 
 def _manifest(folder: Path, kind: type) -> dict[str, Any]:
-    """Return the manifest of a checkpoint of an algorithm."""
     from menv.loop.checkpoint_folder import read_manifest
 
     manifest = read_manifest(folder)
@@ -258,7 +255,6 @@ def _kind(given: type, manifest: Mapping[str, Any]) -> type[Algorithm]:
 
 
 def _with(config: Any, **multiagent: Any) -> Any:
-    """Return settings with some of the `multiagent` section put over them."""
     given = {name: value for name, value in multiagent.items() if value is not None}
     if not given:
         return config
@@ -271,7 +267,6 @@ def _with(config: Any, **multiagent: Any) -> Any:
 
 
 def _check_keeping(keep_last: Any, keep_best: Any) -> None:
-    """Refuse settings that say nothing clear about what is kept."""
     if keep_last is not None and (
         isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1
     ):
@@ -311,7 +306,6 @@ def _metric(result: Mapping[str, Any], metric: str) -> float | None:
 
 
 def _kept(root: Path, keep_last: int | None, keep_best: tuple[str, int] | None) -> set[str]:
-    """Return the names of the checkpoints that are kept."""
     from menv.loop.checkpoint_folder import as_written, read_manifest
 
     # Numbers say nothing of this: in one folder there may be higher ones of a run that was given up.
@@ -332,6 +326,5 @@ def _kept(root: Path, keep_last: int | None, keep_best: tuple[str, int] | None) 
 
 
 def _refuse_stopped(algo: Algorithm, what: str) -> None:
-    """Refuse to go on with environments that are closed."""
     if algo._stopped:
         raise CallOrderError(f"{what}: this algorithm was stopped; {what} before, or build a new one")

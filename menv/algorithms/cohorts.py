@@ -115,7 +115,6 @@ def build_cohorts(
 
 
 def _network(name: str, spec: PolicySpec, config: AlgorithmConfig, recipe: Recipe) -> NetworkSpec:
-    """Return the description of a policy's network, once it fits the spaces."""
     preprocessor = ObsPreprocessor(spec.observation_space)
     try:
         space, width = _connectors(spec, config).agent.space(spec.observation_space, 0)
@@ -140,7 +139,6 @@ def _alike(
     configs: Mapping[str, AlgorithmConfig],
     networks: Mapping[str, NetworkSpec],
 ) -> list[list[str]]:
-    """Group policy ids by architecture, in order."""
     groups: list[tuple[Any, list[str]]] = []
     for name, spec in specs.items():
         key = _form(spec, configs.get(name), networks.get(name))
@@ -228,7 +226,6 @@ def first_weights(network: NetworkSpec, name: str, config: AlgorithmConfig, reci
 
 
 def _own_policy(policy_id: str, spec: PolicySpec, main: AlgorithmConfig) -> Policy:
-    """Create a policy that a user wrote, with what the settings do to its actions and rewards."""
     assert spec.policy_class is not None
     if not issubclass(spec.policy_class, Policy):
         raise ConfigError(
@@ -278,7 +275,6 @@ def _net_cohort(
     connectors: list[PolicyConnectors],
     seed: int,
 ) -> Built:
-    """Create the networks of one architecture."""
     preprocessor = ObsPreprocessor(spec.observation_space)
     backend, check = _backend(network, weights, config, seed, preprocessor)
     output = ActionOutput(

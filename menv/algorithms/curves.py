@@ -87,7 +87,6 @@ def _finite(points: Points) -> list[tuple[float, float]]:
 
 
 def _draw_axes(canvas: _Canvas, frame: _Frame, texts: tuple[str, str, str]) -> None:
-    """Draw the grid, its numbers, the axes and what stands around them."""
     title, x_label, y_label = texts
     for value in ticks(*frame.ys):
         _, down = frame.place((frame.xs[0], value))
@@ -110,7 +109,6 @@ def _number(value: float) -> str:
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of an axis that holds all values."""
     low, high = min(values), max(values)
     # A level line, or a single point, lies in the middle.
     return (low, high) if high > low else (low - max(1.0, abs(low)) / 2, high + max(1.0, abs(high)) / 2)

@@ -88,5 +88,4 @@ class DQN(Algorithm):
 
 
 def __getattr__(name: str) -> Any:
-    """Say what to write instead of a classic name, such as `dqn.DQNTrainer`."""
     raise no_such_name(__name__, name, ["DQN", "DQNConfig"])

@@ -87,7 +87,6 @@ class Outside:
 
 
 def _awaited(episodes: Sequence[Any]) -> str:
-    """Return what is told of episodes whose ends a fragment waits for."""
     if not episodes:
         return ""
     names = ", ".join(f"{name!r:.60}" for name in episodes[:3]) + (", ..." if len(episodes) > 3 else "")

@@ -284,7 +284,6 @@ class Population:
         return max(config.sample_size(num_envs) for config in configs)
 
     def _withdraw(self, policy_id: str, cohort: Cohort) -> None:
-        """Leave nothing of a policy whose class refused to be created."""
         learners = self.learners
         learners.forget(policy_id)
         self.completion.postprocessing.forget(policy_id)
@@ -299,13 +298,11 @@ class Population:
         freeze(self)
 
     def _resolved(self, policy_map: PolicyMap) -> Mapping[str, PolicySpec]:
-        """Return the specs of a map with their spaces, which the map keeps."""
         specs = self._resolve(policy_map)
         policy_map.keep_spaces(specs)
         return specs
 
     def _recipe_of(self, policy_id: str, spec: PolicySpec) -> Recipe:
-        """Return what trains a policy."""
         return self._recipe if spec.trained_by is None else recipe_named(spec.trained_by, policy_id)
 
     def _config_of(
@@ -332,13 +329,11 @@ class Population:
         return config
 
     def _joint_obs(self) -> JointObs:
-        """Return the possible agents, which somebody's critic sees."""
         assert self._joint is not None
         return self._joint
 
 
 def _home(policy_id: str, cohorts: Iterable[Cohort]) -> Cohort:
-    """Return the cohort that a policy is in."""
     return next(cohort for cohort in cohorts if policy_id in cohort.policy_ids)
 
 
@@ -350,7 +345,6 @@ def _policy_of(
     nets: Iterable[Built],
     configs: Mapping[str, AlgorithmConfig],
 ) -> Policy:
-    """Return the policy object of one of a cohort's policies."""
     index = cohort.policy_ids.index(policy_id)
     if isinstance(cohort, OwnCohort):
         return cohort.policies[index]

@@ -146,5 +146,4 @@ def _state_after(batch: SampleBatch, backend: ActingBackend, index: int, state: 
 
 
 def __getattr__(name: str) -> Any:
-    """Say what to write instead of a classic name, such as `ppo.PPOTrainer`."""
     raise no_such_name(__name__, name, ["PPO", "PPOConfig"])

@@ -77,5 +77,4 @@ class QMIX(Algorithm):
 
 
 def __getattr__(name: str) -> Any:
-    """Say what to write instead of a classic name, such as `qmix.QMixTrainer`."""
     raise no_such_name(__name__, name, ["QMIX", "QMIXConfig"])

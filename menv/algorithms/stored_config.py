@@ -104,7 +104,6 @@ def as_json(value: Any, theirs: bool = False) -> Any:
 
 
 def _of_parts(value: Any, theirs: bool) -> Any:
-    """Return what is no number, name or dict as what JSON can hold."""
     ours = isinstance(value, AlgorithmConfig) or type(value).__module__.partition(".")[0] == "menv"
     if is_dataclass(value) and ours:
         return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
@@ -282,7 +281,6 @@ def check_connectors(
 
 
 def _given(config_class: type[AlgorithmConfig], given: Any) -> Tree:
-    """Return the settings that are given, by field; `multiagent` as a dict."""
     if given is None:
         return {}
     if isinstance(given, Mapping):
@@ -333,7 +331,6 @@ def _check_given(values: Tree) -> None:
 
 
 def _by_name_only(value: Any, *path: Any) -> Iterator[tuple[tuple[Any, ...], str]]:
-    """Yield where something is stored by name only, and what it was."""
     if isinstance(value, Mapping):
         if _NAMED in value:
             yield path, str(value[_NAMED])
@@ -370,7 +367,6 @@ def _looked_up(value: Any, field: str = "", data: bool = False) -> Any:
 
 
 def _read(value: Any, spaces: SpaceDecoder | None = None) -> Any:
-    """Return a tree with the numbers, tuples and spaces that JSON cannot hold."""
     spaces = spaces or SpaceDecoder()
     if isinstance(value, list):
         return [_read(item, spaces) for item in value]
@@ -397,7 +393,6 @@ def _offered(stored: Tree, field: str) -> type | None:
 
 
 def _name_of(value: Any) -> str:
-    """Return what a person would call something."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if module and name:
         return f"function {module}:{name}"

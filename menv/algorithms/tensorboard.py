@@ -58,7 +58,6 @@ class TensorBoardWriter:
             self._append(told, file_writer)
 
     def _append(self, event: Any, file_writer: Any) -> None:
-        """Write one event, into a new file if there is none."""
         if self._writer is None:
             self._writer = file_writer(self._logdir)
             # Its thread ends with this object, also where nobody closes it.
@@ -74,13 +73,11 @@ class TensorBoardWriter:
             self._writer = None
 
     def __enter__(self) -> Self:
-        """Return the writer."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the file."""
         self.close()
 
 
@@ -131,7 +128,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _tensorboard() -> tuple[Any, Any, Any]:
-    """Return tensorboard's two messages and its writer of files."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]

@@ -226,7 +226,6 @@ class TorchActing:
         return self._networks[policy]
 
     def _empty(self, rows: int) -> Decision:
-        """Return a decision of `rows` rows that is to be filled in."""
         head, width = self._head, self._state_size
         inputs = np.empty((rows, head.inputs), np.float32) if head.told else None
         state = np.empty((rows, width), np.float32) if width else None

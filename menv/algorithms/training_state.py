@@ -166,7 +166,6 @@ class TrainingState:
     def _take_over(
         self, tree: Mapping[str, Any], weights: Mapping[str, Any], chosen: Mapping[str, Any], seed: int
     ) -> None:
-        """Go on from what fits."""
         population, progress = self.population, self.progress
         self._begin_again(seed)
         population.set_state(tree, weights, seed)
@@ -184,7 +183,6 @@ class TrainingState:
         self.evaluations.set_state(tree)
 
     def _begin_again(self, seed: int) -> None:
-        """Stand at the beginning of a run, with a new sampler over the same environments."""
         self.rollouts.begin_again(seed)
         self.progress.seed = seed
         if self.published is not None:
@@ -237,7 +235,6 @@ def _flat(by_policy: Mapping[str, Mapping[str, Any]]) -> Arrays:
 
 
 def _nested(arrays: Arrays) -> dict[str, Arrays]:
-    """Return arrays by policy again."""
     found: dict[str, Arrays] = {}
     for key, array in arrays.items():
         policy_id, _, name = key.partition("/")
@@ -246,7 +243,6 @@ def _nested(arrays: Arrays) -> dict[str, Arrays]:
 
 
 def _check_weights(policy_id: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuse the weights of another network."""
     for name in sorted({*found, *wanted}):
         shapes = [np.shape(side[name]) if name in side else None for side in (found, wanted)]
         if shapes[0] != shapes[1]:

@@ -45,21 +45,17 @@ class BaseEnvStage(Stage):
 
     @property
     def idle(self) -> bool:
-        """See `Stage`."""
         return (bool(self._silent) or self._quiet > 0) and not self._waiting
 
     def check_spaces(self) -> None:
-        """See `Stage`."""
         pair = self.read("observation_space"), self.read("action_space")
         check_pair(self.report, "", *pair)
         check_mask_space(self.report, "", *pair)
 
     def spaces(self, key: Key) -> SpacePair:
-        """See `Stage`."""
         return self._space_of(key[1])
 
     def _space_of(self, agent: AgentId) -> SpacePair:
-        """Return the spaces of an agent: its own part of a Dict, or what all share."""
         if agent not in self._known:
             obs_space, action_space = (
                 space.spaces[agent] if isinstance(space, gym.spaces.Dict) and agent in space.spaces else space
@@ -69,11 +65,10 @@ class BaseEnvStage(Stage):
         return self._known[agent]
 
     def reset(self, seed: int | None) -> Turn:
-        """See `Stage`; a `BaseEnv` begins by itself, at its first poll."""
+        """Return the agents that wait; a `BaseEnv` starts its episodes at the first poll."""
         return self._poll()
 
     def step(self, actions: dict[Key, Any]) -> Turn:
-        """See `Stage`."""
         self.env_steps += 1
         self._waiting = {}
         if self._table is not None:
@@ -88,7 +83,6 @@ class BaseEnvStage(Stage):
         return self._poll()
 
     def close(self) -> None:
-        """See `Stage`."""
         self.env.stop()
 
     def _crash(self, method: str, error: BaseException, code: str) -> Broken:
@@ -102,7 +96,6 @@ class BaseEnvStage(Stage):
         return self._read_table(result) if isinstance(result, Ready) else self._read_dicts(result)
 
     def _read_table(self, ready: Ready) -> Turn:
-        """Check the rows of an environment that answers in table form."""
         self._table = ready
         if len(ready.slots):
             self._quiet = 0
@@ -123,7 +116,6 @@ class BaseEnvStage(Stage):
         return Turn(shown, dict(shown))
 
     def _read_dicts(self, result: Any) -> Turn:
-        """Check the six nested dicts and hand on who waits."""
         parts = self._six(result)
         if not any(parts[:4]):
             self._count_quiet()
@@ -141,7 +133,6 @@ class BaseEnvStage(Stage):
         return Turn(dict(self._waiting), shown)
 
     def _one_env(self, env_id: EnvId, step: tuple[dict[AgentId, Any], ...]) -> None:
-        """Check what one sub-environment says."""
         obs, _, terminateds, truncateds, infos = step
         still_waits = any(key[0] == env_id for key in self._waiting)
         if still_waits and not (obs or any(terminateds.values()) or any(truncateds.values())):
@@ -165,7 +156,6 @@ class BaseEnvStage(Stage):
             self._note(env_id, waiting)
 
     def _note(self, env_id: EnvId, waiting: dict[AgentId, Any]) -> None:
-        """Remember who waits in a sub-environment."""
         self._waiting.update({(env_id, agent): value for agent, value in waiting.items()})
         if waiting:
             self._silent.discard(env_id)
@@ -173,7 +163,6 @@ class BaseEnvStage(Stage):
             self._silent.add(env_id)
 
     def _begin_again(self, env_id: EnvId) -> None:
-        """Ask for the next episode of a sub-environment."""
         self._lives.pop(env_id).finish()
         self._silent.discard(env_id)
         obs, infos = self.require_pair(self.call("try_reset", env_id, code="ME091"), "try_reset")
@@ -190,7 +179,6 @@ class BaseEnvStage(Stage):
             self._note(key, lives.begin(dict(by_agent), dict((infos or {}).get(key, {})), self.env_steps))
 
     def _count_quiet(self) -> None:
-        """Count polls that bring nothing."""
         self._quiet += 1
         if self._quiet >= _QUIET_POLLS and not self._waiting:
             raise Broken("ME045", f"{_QUIET_POLLS} polls in a row brought nothing", self.env_steps)

@@ -115,7 +115,6 @@ def _check(
 
 
 def _median_seconds(stage: Stage) -> float:
-    """Return the median duration of an env step in seconds."""
     return statistics.median(stage.seconds) if stage.seconds else 0.0
 
 

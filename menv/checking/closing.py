@@ -55,13 +55,11 @@ def running() -> set[object]:
 
 
 def _helpers() -> Iterator[int | None]:
-    """Yield the numbers of Python's own processes."""
     for module, owner, number in _HELPERS:
         yield getattr(getattr(sys.modules.get(module), owner, None), number, None)
 
 
 def _children() -> Iterator[_Child]:
-    """Yield the child processes that have not ended, where there is a /proc."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             # One that ends meanwhile is none.
@@ -98,7 +96,6 @@ def check_closing(report: Report, stages: Iterable[Stage], before: set[object]) 
 
 
 def _left_after(patience: float, before: set[object]) -> set[object]:
-    """Return what still runs, after having waited for it."""
     deadline = time.monotonic() + patience
     left = running() - before
     while left and time.monotonic() < deadline:

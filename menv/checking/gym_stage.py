@@ -35,12 +35,10 @@ class GymStage(Stage):
             layer = layer.env
 
     def release(self) -> None:
-        """See `Stage`."""
         for layer, checker in self._removed:
             layer.env = checker
 
     def check_spaces(self) -> None:
-        """See `Stage`."""
         self._check_one_agent()
         self.find_spaces(lambda: self.read("observation_space") is None or self.read("action_space") is None)
         obs_space, action_space = self.read("observation_space"), self.read("action_space")
@@ -51,11 +49,9 @@ class GymStage(Stage):
             self.check_signature(self.env.unwrapped.reset)
 
     def spaces(self, key: Key) -> SpacePair:
-        """See `Stage`."""
         return self.env.observation_space, self.env.action_space
 
     def reset(self, seed: int | None) -> Turn:
-        """See `Stage`."""
         result = self.call(
             "reset", code="ME091", **({"seed": seed, "options": None} if self.takes_seed else {})
         )
@@ -65,7 +61,6 @@ class GymStage(Stage):
         return self._turn(obs, info, False)
 
     def step(self, actions: dict[Key, Any]) -> Turn:
-        """See `Stage`."""
         self.env_steps += 1
         obs, reward, terminated, truncated, info = self.require_five(
             self.call("step", actions[ONLY], code="ME090")
@@ -93,7 +88,6 @@ class GymStage(Stage):
             raise Broken("ME016", f"{why}, expected one agent", self.env_steps)
 
     def _turn(self, obs: Any, info: Any, over: bool) -> Turn:
-        """Check an observation and hand it on."""
         obs_space, action_space = self.spaces(ONLY)
         check_obs(self.report, self.env_steps, "", obs_space, obs)
         if not over:

@@ -46,7 +46,6 @@ class GymVectorStage(Stage):
         self._tried_sub_env = False
 
     def check_spaces(self) -> None:
-        """See `Stage`."""
         pair = self.read("single_observation_space"), self.read("single_action_space")
         check_pair(self.report, "single ", *pair)
         check_pair(self.report, "batched ", self.read("observation_space"), self.read("action_space"))
@@ -64,15 +63,12 @@ class GymVectorStage(Stage):
         self.check_signature(self.env.reset)
 
     def declared(self) -> Any:
-        """See `Stage`."""
         return [self.read("single_observation_space"), self.read("single_action_space"), len(self._keys)]
 
     def spaces(self, key: Key) -> SpacePair:
-        """See `Stage`."""
         return self.env.single_observation_space, self.env.single_action_space
 
     def reset(self, seed: int | None) -> Turn:
-        """See `Stage`."""
         if not self._mode:
             self._mode = autoreset_mode(self.env)
         seeds = {} if seed is None or not self.takes_seed else {"seed": seed}
@@ -81,7 +77,6 @@ class GymVectorStage(Stage):
         return self._turn(obs, infos)
 
     def step(self, actions: dict[Key, Any]) -> Turn:
-        """See `Stage`."""
         self.env_steps += 1
         space = self.env.single_action_space
         empty: Any = create_empty_array(space, len(self._keys))
@@ -105,7 +100,6 @@ class GymVectorStage(Stage):
         return turn
 
     def _check_finals(self, turn: Turn, done: Any, infos: Any) -> None:
-        """Look for the last observations."""
         over, finals = (
             np.flatnonzero(done).tolist(),
             infos.get("final_obs") if isinstance(infos, dict) else None,
@@ -153,7 +147,6 @@ class GymVectorStage(Stage):
                 )
 
     def _reset_some(self, done: Any) -> Turn:
-        """Reset where nothing resets itself."""
         options = {"reset_mask": done}
         obs, infos = self.require_pair(self.call("reset", options=options, code="ME091"))
         return self._turn(obs, infos)
@@ -165,7 +158,6 @@ class GymVectorStage(Stage):
         return infos
 
     def _turn(self, obs: Any, infos: Any, last: Any = None) -> Turn:
-        """Check what each sub-environment shows and hand it on."""
         rows = self._rows(obs)
         for key, row in zip(self._keys, rows, strict=True):
             who = f"env {key[0]}: "
@@ -176,7 +168,6 @@ class GymVectorStage(Stage):
         return Turn(shown, dict(shown))
 
     def _rows(self, obs: Any) -> list[Any]:
-        """Return one observation for each sub-environment."""
         if isinstance(obs, np.ndarray) and isinstance(self.env.single_observation_space, gym.spaces.Box):
             rows = list(obs) if obs.ndim else []
         else:

@@ -103,7 +103,6 @@ class Lives:
             )
 
     def _flagged(self, flags: dict[AgentId, Any], name: str, step: int) -> set[AgentId]:
-        """Return whose flag is set."""
         if ALL not in flags:
             raise Broken("ME022", f"{self._where}{name} has no {ALL!r}, expected it in every step", step)
         found = set()
@@ -121,7 +120,6 @@ class Lives:
                 self._note_stranger(agent, f"a reward of {reward} is paid to", step)
 
     def _note_stranger(self, agent: AgentId, what: str, step: int) -> None:
-        """Remember an id that is no agent so far, where the agents are listed."""
         if self._possible and agent not in self._possible | self.alive | self._ended:
             self._strangers.setdefault(agent, (what, step))
 
@@ -143,7 +141,6 @@ class Lives:
                 self.alive.add(agent)
 
     def _known_as(self, agent: AgentId, who: str, step: int) -> AgentId:
-        """Return the id under which an agent is listed, and note one that is not."""
         first = self._ids.setdefault(str(agent), agent)
         if first != agent:
             message = (
@@ -168,7 +165,6 @@ class Lives:
     def _end(
         self, terminated: set[AgentId], truncated: set[AgentId], obs: dict[AgentId, Any], step: int
     ) -> None:
-        """Let trajectories end, and note last observations that are missing."""
         over = ALL in terminated or ALL in truncated
         for agent in sorted(self.alive, key=str):
             own = agent in terminated or agent in truncated
@@ -190,7 +186,6 @@ class Lives:
             )
 
     def _count_empty(self, waiting: dict[AgentId, Any], step: int) -> None:
-        """Count env steps in which nobody waits."""
         self.empty_steps = 0 if waiting else self.empty_steps + 1
         if self.empty_steps >= MAX_EMPTY_STEPS:
             code, why = ("ME044", f"all agents ended and {ALL!r} was not set") if self.all_gone else (

@@ -27,11 +27,9 @@ class MultiAgentStage(Stage):
 
     @property
     def idle(self) -> bool:
-        """See `Stage`."""
         return self._lives.empty_steps > 0
 
     def check_spaces(self) -> None:
-        """See `Stage`."""
         self.find_spaces(lambda: any(self._undeclared(kind) for kind in ("observation", "action")))
         self._possible = listed_agents(self.env)
         self.late = self.late or not (self._possible or any(self.declared()))
@@ -44,12 +42,10 @@ class MultiAgentStage(Stage):
         self.check_signature(self.env.reset)
 
     def _undeclared(self, kind: str) -> bool:
-        """Return whether a kind of space is declared in no way."""
         none = self.read(f"{kind}_spaces") is None and self.read(f"{kind}_space") is None
         return none and not _says_itself(self.env, kind)
 
     def _check_declaration(self, kind: str) -> None:
-        """Note a kind of space that is declared in no way, or not as a space."""
         by_agent, shared = self.read(f"{kind}_spaces"), self.read(f"{kind}_space")
         if self._undeclared(kind):
             raise Broken(
@@ -65,11 +61,9 @@ class MultiAgentStage(Stage):
             raise Broken("ME002", f"{kind}_space is a {type(shared).__name__}, expected a gymnasium.Space")
 
     def spaces(self, key: Key) -> SpacePair:
-        """See `Stage`."""
         return self._space_of(key[1])
 
     def _space_of(self, agent: AgentId) -> SpacePair:
-        """Return the spaces of an agent, checked once."""
         if agent not in self._known:
             who = f"agent {agent!r}: "
             try:
@@ -85,7 +79,6 @@ class MultiAgentStage(Stage):
         return self._known[agent]
 
     def reset(self, seed: int | None) -> Turn:
-        """See `Stage`."""
         result = self.call(
             "reset", code="ME091", **({"seed": seed, "options": None} if self.takes_seed else {})
         )
@@ -95,7 +88,6 @@ class MultiAgentStage(Stage):
         return Turn(shown, dict(shown), infos=infos if isinstance(infos, dict) else {})
 
     def step(self, actions: dict[Key, Any]) -> Turn:
-        """See `Stage`."""
         self.env_steps += 1
         given = {agent: action for (_, agent), action in actions.items()}
         mine = dict(given)
@@ -120,7 +112,6 @@ class MultiAgentStage(Stage):
         return Turn(_keyed(waiting), _keyed(obs), rewards, (terminateds, truncateds), infos, over)
 
     def finish(self) -> None:
-        """See `Stage`."""
         self._lives.finish()
 
 
@@ -129,6 +120,5 @@ def _keyed(by_agent: dict[AgentId, Any]) -> dict[Key, Any]:
 
 
 def _says_itself(env: Any, kind: str) -> bool:
-    """Return whether a class answers for its spaces in a way of its own."""
     method = getattr(type(env), f"get_{kind}_space", None)
     return getattr(method, "__module__", "menv.multi_agent_env") != "menv.multi_agent_env"

@@ -84,11 +84,9 @@ class SeedProbe:
         return Actor(self._seed, self._given, self._tape)
 
     def _play(self, stage: Stage, seed: int, during: During = undisturbed) -> list[Entry]:
-        """Play the piece again."""
         return list(piece(stage, self._again(), seed, self._length, during))
 
     def _repeats(self, stage: Stage) -> bool:
-        """Note a piece that comes out differently, on the same copy or on another one."""
         again = [(stage, "of the same environment"), *((copy, "of two copies") for copy in self._copies[1:])]
         for which, where in again:
             found = first_difference(self._first, self._play(which, self._seed))
@@ -147,7 +145,6 @@ class SeedProbe:
             )
 
     def _different_episodes(self, stage: Stage, seeds: Sequence[int | None]) -> Iterator[int]:
-        """Yield the places of seeds whose episode differs from that of the first one."""
         first, *others = (list(piece(stage, self._again(), seed, self._one_episode)) for seed in seeds)
         for place, episode in enumerate(others, 1):
             if first_difference(first, episode) is not None:
@@ -168,7 +165,6 @@ class SeedProbe:
         return [self._seed + _OTHER_SEED * number for number in range(_EPISODES_COMPARED)]
 
     def _is_common(self, stage: Stage) -> bool:
-        """Return whether many seeds give an episode of their own."""
         return _COMMON * len(list(self._different_episodes(stage, self._seeds()))) > _EPISODES_COMPARED
 
     def _check_neighbours(self) -> None:
@@ -199,5 +195,4 @@ class SeedProbe:
 
 
 def _part(entry: Entry, env_id: Any) -> Any:
-    """Return what one sub-environment showed."""
     return {key[1]: obs for key, obs in (entry.obs or {}).items() if key[0] == env_id}

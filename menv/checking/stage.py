@@ -227,14 +227,12 @@ def check_pair(report: Report, who: str, obs_space: Any, action_space: Any) -> N
 
 
 def _readable(space: gym.Space[Any]) -> bool:
-    """Return whether stock networks take observations of this space."""
     spaces = gym.spaces
     kinds = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
     return all(isinstance(leaf, kinds) for leaf in leaves(space))
 
 
 def _has_head(space: gym.Space[Any]) -> bool:
-    """Return whether stock networks give actions of this space."""
     try:
         ActionHead.for_space(flat_action_space(space))
     except ConfigError:

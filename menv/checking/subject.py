@@ -86,7 +86,6 @@ class Subject:
         return stage
 
     def _create(self, creator: Callable[[EnvContext], Any], vector_index: int) -> Any:
-        """Create a copy."""
         context = EnvContext(self._config, vector_index=vector_index)
         self._contexts.append((context, context.copy()))
         try:
@@ -113,7 +112,6 @@ class Subject:
 
 
 def _creator(env: Any) -> Callable[[EnvContext], Any]:
-    """Return what creates the environment."""
     try:
         return resolve_env(env)
     except UnknownNameError:

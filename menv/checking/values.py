@@ -70,7 +70,6 @@ def check_obs(report: Report, step: int, who: str, space: gym.Space[Any], obs: A
 
 
 def _code_of(space: gym.Space[Any], value: Any) -> str:
-    """Tell a wrong dtype alone from everything else."""
     same_shape = isinstance(value, np.ndarray) and isinstance(space, _ARRAYS) and value.shape == space.shape
     return "ME031" if same_shape and not np.can_cast(value.dtype, space.dtype or object) else "ME030"
 

@@ -22,7 +22,6 @@ class VectorStage(Stage):
         self._keys: list[Key] = [(index, SINGLE_AGENT) for index in range(number_of(env))]
 
     def check_spaces(self) -> None:
-        """See `Stage`."""
         pair = self.read("observation_space"), self.read("action_space")
         check_pair(self.report, "", *pair)
         check_mask_space(self.report, "", *pair)
@@ -32,18 +31,15 @@ class VectorStage(Stage):
             )
 
     def spaces(self, key: Key) -> SpacePair:
-        """See `Stage`."""
         return self.env.observation_space, self.env.action_space
 
     def reset(self, seed: int | None) -> Turn:
-        """See `Stage`."""
         seeds = {} if seed is None else {"seeds": [seed + key[0] for key in self._keys]}  # type: ignore[operator]
         result = self.require_pair(self.call("vector_reset", code="ME091", **seeds), "vector_reset")
         obs, infos = self._one_each("vector_reset", ("obs", "infos"), result)
         return self._turn(obs, infos)
 
     def step(self, actions: dict[Key, Any]) -> Turn:
-        """See `Stage`."""
         self.env_steps += 1
         result = self.call("vector_step", [actions[key] for key in self._keys], code="ME090")
         parts = self.require_five(result, "vector_step")
@@ -73,7 +69,6 @@ class VectorStage(Stage):
         return turn
 
     def _turn(self, obs: list[Any], infos: list[Any]) -> Turn:
-        """Check what each sub-environment shows and hand it on."""
         for index in range(len(self._keys)):
             self._check(index, obs[index], infos[index], acting=True)
         shown = dict(zip(self._keys, obs, strict=True))
@@ -87,7 +82,6 @@ class VectorStage(Stage):
         check_info(self.report, self.env_steps, who, info, obs)
 
     def _one_each(self, method: str, names: tuple[str, ...], parts: Any) -> list[list[Any]]:
-        """Return each part as a list of one value for each sub-environment."""
         for name, part in zip(names, parts, strict=True):
             if not hasattr(part, "__len__") or isinstance(part, dict) or len(part) != len(self._keys):
                 raise Broken(

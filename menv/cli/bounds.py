@@ -93,7 +93,6 @@ def _has_all(path: list[str], there: Mapping[str, Any], wanted: str) -> bool:
 
 
 def _no_such_key(path: list[str], there: Mapping[str, Any], part: str) -> str:
-    """Return what is said of a key that is not there; `path` leads to what has it not."""
     near = ["/".join((*path, name)) for name in difflib.get_close_matches(part, there, n=3)]
     if path and not there:
         near = ["/".join(path)]

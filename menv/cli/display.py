@@ -61,7 +61,6 @@ class Heard:
         self._shown = shown
 
     def __enter__(self) -> Self:
-        """Begin."""
         self._try(self._shown.__enter__)
         return self
 
@@ -96,13 +95,11 @@ class Lines:
         self._spent = Spent()
 
     def __enter__(self) -> Self:
-        """Begin."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End."""
         if self._spent.line:
             print(self._spent.line, flush=True)
 
@@ -143,14 +140,12 @@ class LiveTable:
         self._live = Live(console=console or Console(), auto_refresh=False)
 
     def __enter__(self) -> Self:
-        """Begin."""
         self._live.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End."""
         if self._spent.line:
             self._live.console.print(self._spent.line, highlight=False, markup=False)
         self._live.__exit__(kind, error, trace)

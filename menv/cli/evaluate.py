@@ -47,12 +47,10 @@ class _Recorded:
         self._folder = folder
 
     def __call__(self, context: EnvContext) -> Any:
-        """Create one."""
         return RecordEpisodes(make_env(self._env, context), self._folder)
 
 
 def _recording(given: argparse.Namespace, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return settings for evaluations that are recorded; none where the environment still has to be given."""
     env = given.env or config.get("env") or known_env(Path(given.folder))
     if not isinstance(env, str):
         return {}

@@ -81,7 +81,6 @@ def known_env(folder: Path) -> str | None:
 
 
 def _stored(folder: Path) -> Mapping[str, Any]:
-    """Return the stored settings of a checkpoint, none where there is something else in their place."""
     config = read_manifest(find_checkpoint(folder)).get("config")
     return config if isinstance(config, Mapping) else {}
 

@@ -35,7 +35,6 @@ def show(given: argparse.Namespace) -> int:
 
 
 def _run(path: Path) -> list[str]:
-    """Return what is told of a run, nothing where the folder holds policies alone."""
     if (path / bundle_files.MANIFEST).exists():
         return []
     here = {checkpoint_folder.MANIFEST, checkpoint_folder.LATEST}
@@ -54,5 +53,4 @@ def _run(path: Path) -> list[str]:
 
 
 def _told(manifest: dict[str, Any], name: str) -> str:
-    """Return an entry of a file without what a terminal would obey."""
     return "".join(filter(str.isprintable, str(manifest.get(name))[:100]))

@@ -121,14 +121,12 @@ class Ending:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        """Listen to both signals."""
         self._before = {
             number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)
         }
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Let them mean what they meant before."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

@@ -70,7 +70,6 @@ class ActionOutput:
         self._scale(flat)
 
     def _scale(self, space: gym.Space[Any]) -> None:
-        """Note what the numbers of an action are scaled by and clipped to."""
         normalize, clip = self.normalize, self.clip
         self._half = self._centre = np.zeros(0, np.float32)
         if isinstance(space, gym.spaces.Box):
@@ -90,7 +89,6 @@ class ActionOutput:
         return self._half, self._centre, self._least, self._most
 
     def __call__(self, actions: Array) -> Sequence[Any] | Array:
-        """Return R env-ready actions."""
         if self._plain:
             return actions
         if self._mixed:
@@ -176,7 +174,6 @@ class ActionOutput:
         return rows if inside.all() else None
 
     def _outside(self, actions: Sequence[Any] | Array) -> OutsideSpaceError:
-        """Return the error for the first action that is no element of the space."""
         space = self.space if self.nested is None else self.nested.space
         reasons = ((row, why_outside(space, action, "action")) for row, action in enumerate(actions))
         row, why = next(

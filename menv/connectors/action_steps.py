@@ -76,7 +76,6 @@ class CustomSteps:
     clip_rewards: bool | float
 
     def __call__(self, action: Any) -> Any:
-        """Return one of its actions as the environment takes it."""
         for given, change in ((self.normalize, _scaled), (self.clip, _clipped)):
             action = _fitted(action, self.space, change) if given else action
         return action
@@ -98,7 +97,6 @@ def element(action: Any, space: gym.Space[Any]) -> Any:
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a nested value with each leaf changed."""
     if isinstance(value, Mapping):
         return {key: _each(part, change) for key, part in value.items()}
     if isinstance(value, tuple):
@@ -116,7 +114,6 @@ def _protected(value: Any) -> Any:
 
 
 def _fitted(value: Any, space: gym.Space[Any], change: Callable[[Array, gym.spaces.Box], Array]) -> Any:
-    """Return a nested action with the elements of Box spaces changed."""
     if isinstance(space, gym.spaces.Dict):
         return {key: _fitted(value[key], part, change) for key, part in space.spaces.items()}
     if isinstance(space, gym.spaces.Tuple):

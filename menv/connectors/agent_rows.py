@@ -169,7 +169,6 @@ def _rewards(given: list[Any], connector: str) -> Column:
 
 
 def _is_finite(reward: Any) -> bool:
-    """Return whether a reward is a number that can be learned from."""
     number = np.asarray(reward if isinstance(reward, np.ndarray | np.generic | int | float) else None)
     return number.shape == () and number.dtype.kind in "biuf" and bool(np.isfinite(number))
 

@@ -76,5 +76,4 @@ class Connector:
         return value
 
     def __str__(self) -> str:
-        """Return the line of a printed pipeline."""
         return self.name

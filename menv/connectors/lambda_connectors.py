@@ -29,7 +29,6 @@ def register_lambda_agent_connector(name: str, fn: Callable[[Any], Any]) -> type
         """Calls a function for each agent."""
 
         def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
-            """Return the agent with what the function made of its data."""
             data = fn(columns_of(self, ac_data))
             if data is None:
                 raise ContractError(f"{name}: the function returned None, expected the data; return it")
@@ -57,7 +56,6 @@ def register_lambda_action_connector(
         """Calls a function for each answer."""
 
         def transform(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
-            """Return the agent with what the function made of the answer."""
             output: Any = fn(*ac_data.output)
             if not isinstance(output, tuple) or len(output) != 3:
                 raise ContractError(

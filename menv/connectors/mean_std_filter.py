@@ -220,7 +220,6 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
         return space, width
 
     def _fit(self, obs: Rows) -> Applied:
-        """Return what is applied to rows of this width."""
         applied, width = self._applied, obs.shape[1]
         if len(applied.shift) != width:
             if applied.running.count or applied.waiting:

@@ -63,7 +63,6 @@ class Leaf:
     stack: Stacker = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Make once what every batch asks for."""
         object.__setattr__(self, "path", _path(self.keys))
         object.__setattr__(self, "stack", Stacker(self.space, self.path))
 
@@ -127,11 +126,9 @@ class ObsPreprocessor:
 
     @functools.cached_property
     def _halves(self) -> tuple[Rows, Rows]:
-        """See `_halves_of`."""
         return _halves_of(*self._bounds)
 
     def _collect(self, space: gym.Space[Any], keys: tuple[Any, ...]) -> None:
-        """Walk the space depth first and note its leaves."""
         parts = parts_of(space)
         if parts is None:
             self.leaves.append(Leaf(keys, space, self.size, _width(space, keys)))
@@ -152,7 +149,6 @@ class ObsPreprocessor:
                 self._collect(part, (*keys, name))
 
     def _actions_of(self, keys: tuple[Any, ...]) -> Any:
-        """Return the action space of a member of a group, or of the only agent; None where nobody knows."""
         actions: Any = self._actions
         for key in keys:
             actions = actions.spaces[key] if isinstance(actions, gym.spaces.Tuple) else None
@@ -186,7 +182,6 @@ class ObsPreprocessor:
         return rows, mask
 
     def _box_rows(self, obs: Sequence[Any] | Array, leaf: Leaf) -> Rows:
-        """Return the rows of a space with a single Box in it."""
         values = _parts_at(obs, leaf.keys)
         rows = leaf.stack(values).reshape(len(obs), self.size)
         if rows.dtype == self.dtype:
@@ -197,7 +192,6 @@ class ObsPreprocessor:
         return rows.astype(np.float32)
 
     def _all_rows(self, obs: Sequence[Any] | Array) -> Rows:
-        """Return the rows, leaf after leaf."""
         rows = np.zeros((len(obs), self.size), np.float32)
         for leaf in self.leaves:
             columns = rows[:, leaf.start : leaf.start + leaf.width]
@@ -255,7 +249,6 @@ class ObsPreprocessor:
         return obs
 
     def _structure_error(self, obs: Sequence[Any] | Array, error: Exception) -> Exception:
-        """Name the first observation whose dicts or tuples do not follow the space."""
         for row, element in enumerate(obs):
             why = why_outside(self.space, element)
             if why is not None:
@@ -286,7 +279,6 @@ class ObsPreprocessor:
         return bool(scaled.max() < _NEARLY and scaled.min() > -_NEARLY)
 
     def _all_inside(self, rows: Rows) -> bool:
-        """Return whether all values are within their bounds."""
         low, high = self._bounds
         tile = self._tile
         tiled = len(rows) - len(rows) % tile
@@ -339,7 +331,6 @@ def _components(leaves: Sequence[Leaf], action_space: gym.Space[Any] | None) -> 
 
 
 def _why_nothing(leaf: Leaf, mask: Mask, begins: Begins | None) -> str:
-    """Return what is wrong with a mask that leaves no choice."""
     if begins is None or not mask.any():
         return (
             f"{leaf.path}: allows none of {leaf.width} actions, expected at least one, because whoever is in obs is "
@@ -367,7 +358,6 @@ def _halves_of(low: Rows, high: Rows) -> tuple[Rows, Rows]:
 
 
 def _width(space: gym.Space[Any], keys: tuple[Any, ...]) -> int:
-    """Return the number of columns that one element of a leaf space, to which `keys` lead, fills."""
     if isinstance(space, gym.spaces.Discrete):
         return int(space.n)
     if isinstance(space, gym.spaces.MultiDiscrete):
@@ -382,19 +372,16 @@ def _width(space: gym.Space[Any], keys: tuple[Any, ...]) -> int:
 
 
 def _path(keys: tuple[Any, ...]) -> str:
-    """Return the way to a part of an observation, as it would be written in Python."""
     return "obs" + "".join(f"[{key!r}]" for key in keys)
 
 
 def _parts_at(obs: Sequence[Any] | Array, keys: tuple[Any, ...]) -> Sequence[Any] | Array:
-    """Follow `keys` into nested observations."""
     for key in keys:
         obs = [element[key] for element in obs]
     return obs
 
 
 def _opened(element: Any, keys: tuple[Any, ...]) -> Any:
-    """Return an element whose part at the end of `keys` is all ones."""
     if not keys:
         return open_mask(element)
     own = _opened(element[keys[0]], keys[1:])
@@ -404,7 +391,6 @@ def _opened(element: Any, keys: tuple[Any, ...]) -> Any:
 
 
 def _fill(out: Rows, values: Sequence[Any] | Array, leaf: Leaf) -> None:
-    """Write the columns of one leaf."""
     space = leaf.space
     stacked = leaf.stack(values)
     rows = np.arange(len(stacked))

@@ -96,7 +96,6 @@ class Pipeline(Connector, Generic[C]):
         raise ConfigError(f"{self.name}[{key!r}]: expected a name, an index or a class; pass one of these")
 
     def __len__(self) -> int:
-        """Return the number of connectors."""
         return len(self.connectors)
 
     def in_training(self) -> None:
@@ -158,7 +157,6 @@ class Pipeline(Connector, Generic[C]):
         (self.in_training if self.is_training else self.in_eval)()
 
     def __str__(self) -> str:
-        """Return a tree, four spaces deeper at each pipeline."""
         lines = [line for connector in self.connectors for line in str(connector).splitlines()]
         return "\n".join([self.name, *(f"    {line}" for line in lines)])
 
@@ -194,7 +192,6 @@ class AgentConnectorPipeline(Pipeline[AgentConnector], AgentConnector):
     _groups: tuple[int, list[tuple[bool, list[AgentConnector]]]] | None = None
 
     def __call__(self, acd_list: list[AgentConnectorDataType]) -> list[AgentConnectorDataType]:
-        """Return what all connectors together make of the agents' data."""
         asked: list[str] = []
         try:
             for connector in self.connectors:
@@ -269,7 +266,6 @@ class ActionConnectorPipeline(Pipeline[ActionConnector], ActionConnector):
     kind = ActionConnector
 
     def __call__(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
-        """Return what all connectors together make of an answer."""
         for connector in self.connectors:
             ac_data = connector(ac_data)
         return ac_data

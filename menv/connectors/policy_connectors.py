@@ -105,7 +105,6 @@ class PolicyConnectors:
 
 
 def _uncopied(connectors: Iterable[Connector]) -> list[str]:
-    """Return the names of connectors that cannot be copied."""
     names = []
     for connector in connectors:
         try:

@@ -81,7 +81,6 @@ class RunningMean:
 
 
 def _numbers(values: Any) -> bool:
-    """Return whether this is a list of finite numbers."""
     return isinstance(values, list) and all(
         isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         for value in values

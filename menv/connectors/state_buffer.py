@@ -74,7 +74,6 @@ class StateBufferConnector(Stateless, AgentConnector):
         self.memory.pop((env_id, agent_id), None)
 
     def _first(self) -> PolicyOutput:
-        """Return what stands for the last answer in a new life."""
         space = flat_action_space(self.known("action_space"))
         states = [] if self.ctx is None else list(self.ctx.initial_states)
         shape: tuple[int, ...] = space.shape or ()

@@ -44,7 +44,6 @@ class ViewRequirement:
     used_for_training: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse shifts that are no steps, and columns of the future."""
         if self.used_for_compute_actions and max(self.shifts) > 0:
             raise ConfigError(
                 f"ViewRequirement: shift={self.shift!r}, expected 0 or less; only the past is known when acting, "
@@ -119,7 +118,6 @@ class ViewRequirementAgentConnector(Stateless, AgentConnector):
         self._before.get(env_id, {}).pop(agent_id, None)
 
     def _wanted(self, data: Mapping[str, Any]) -> dict[str, ViewRequirement]:
-        """Return what acting needs, by name."""
         required = {} if self.ctx is None else self.ctx.view_requirements
         if required:
             return {name: view for name, view in required.items() if view.used_for_compute_actions}
@@ -133,12 +131,10 @@ class ViewRequirementAgentConnector(Stateless, AgentConnector):
         return wanted
 
     def _value(self, name: str, view: ViewRequirement, steps: list[Mapping[str, Any]]) -> Any:
-        """Return one column's value, stacked if the view covers several steps."""
         values = [self._value_at(name, view.data_col or name, -shift, steps) for shift in view.shifts]
         return np.stack(values) if isinstance(view.shift, Iterable) else values[0]
 
     def _value_at(self, name: str, column: str, back: int, steps: list[Mapping[str, Any]]) -> Any:
-        """Return a column's value of one step; zeros of its shape before the first."""
         if column == SampleBatch.OBS:
             column = SampleBatch.NEXT_OBS
         elif back and column != SampleBatch.NEXT_OBS:

@@ -66,7 +66,6 @@ class BoardGame(MultiAgentEnv):
         return obs, rewards, {"player1": True, "player2": True, ALL: True}, {ALL: False}, infos
 
     def _move_of(self, mover: str, action_dict: AgentDict) -> int:
-        """Return the one move, of the player whose turn it is."""
         if not self.agents:
             raise CallOrderError(f"{self._name}.step: no game is running, expected reset first; call reset")
         if list(action_dict) == [mover]:

@@ -122,7 +122,6 @@ class ConnectFour(BoardGame):
         self._room = np.ones(COLUMNS, np.int8)
 
     def _drop(self, mover: int, column: int) -> None:
-        """Put the mover's disc on top of a column that has room."""
         height = self._heights[column]
         self._discs[mover] |= 1 << (column * _TALL + height)
         self._planes[mover, (ROWS - 1 - height) * COLUMNS + column] = 1.0

@@ -85,7 +85,6 @@ class HierarchicalWindyMaze(MultiAgentEnv):
         return {self._asked: self._low_obs()}, {}, {ALL: False}, {ALL: False}, {}
 
     def _walk(self, low: str, move: int) -> StepDicts:
-        """Let the low level walk, and pay both levels."""
         before = self.maze.position
         obs, reward, solved, late, _ = self.maze.step(move)
         self._moves_left -= 1

@@ -98,7 +98,6 @@ class RandomMultiAgentEnv(MultiAgentEnv):
         return obs, rewards, {**terminateds, ALL: over}, {**truncateds, ALL: end and not over}, {}
 
     def _by_agent(self, spaces: Any) -> dict[Any, gym.Space[Any]]:
-        """Return a space of its own for each agent."""
         given = spaces if isinstance(spaces, dict) else dict.fromkeys(self.possible_agents, spaces)
         return {agent: copy.deepcopy(given[agent]) for agent in self.possible_agents}
 

@@ -64,5 +64,4 @@ class BeatLastMove(DrawingPolicy):
 
 
 def _hands(row_draws: RowDraws) -> npt.NDArray[np.int64]:
-    """Return R hands, each equally likely."""
     return (row_draws.uniforms(1)[:, 0] * _HANDS).astype(np.int64)

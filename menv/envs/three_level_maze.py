@@ -110,12 +110,10 @@ class ThreeLevelMaze(MultiAgentEnv):
         return {self._asked: self._observe(self._asked)}, {}, {ALL: False}, {ALL: False}, {}
 
     def _open(self, level: str) -> str:
-        """Return the id of the next agent of a level."""
         self._opened[level] += 1
         return f"{level}{self._opened[level] - 1}"
 
     def _walk(self, move: int) -> StepDicts:
-        """Let the low level walk, pay all three, and ask whoever is next."""
         before, distance = self.maze.position, self.maze.distance(self._target)
         _, reward, solved, late, _ = self.maze.step(move)
         self._moves_left -= 1

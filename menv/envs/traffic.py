@@ -228,7 +228,6 @@ class MultiAgentTrafficEnv(MultiAgentEnv):
             self._enter(number, self.road.lanes[_lane_number(number, len(self._lights))], 0)
 
     def _read(self, action_dict: AgentDict) -> tuple[dict[str, int], dict[int, int]]:
-        """Return speed changes by car and wishes by light."""
         if action_dict.keys() != set(self.agents):
             raise ContractError(
                 f"MultiAgentTrafficEnv.step: got actions for {_names(action_dict)}, expected "

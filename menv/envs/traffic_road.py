@@ -193,7 +193,6 @@ class Road:
     def _cross(
         self, car: Car, start: int, seen: Happenings, inside: dict[tuple[int, int], list[Car]]
     ) -> None:
-        """Note which crossings `car` entered on its way from `start`, and where it stands on one."""
         direction = car.lane.direction
         for position, number in car.lane.crossings:
             if start < position <= car.position:

@@ -128,7 +128,6 @@ def answered(
 
 
 def _one_row(data: Any) -> dict[str, Any]:
-    """Return the view of an agent whose pipeline builds none."""
     view = {name: np.asarray(value)[None] for name, value in data.items() if name == MASK}
     number = 0
     while f"state_out_{number}" in data:

@@ -71,7 +71,6 @@ class AgentSpaces:
         return self._declared(agent) if given is None else given
 
     def _of_agent(self, agent: AgentId, policy_id: str, own: Space | None) -> Space:
-        """Return one agent's space."""
         if own is not None:
             whole = self._reshaped or own == self._declared(agent)
             chosen = own if whole else _of_one(own, agent)
@@ -109,7 +108,6 @@ class AgentSpaces:
         )
 
     def _given_to(self, agent: AgentId) -> Space | None:
-        """Return the space that the config gives an agent."""
         given: Any = self._given
         if isinstance(given, Mapping) and not isinstance(given, gym.Space):
             given = given.get(agent)
@@ -144,7 +142,6 @@ class AgentSpaces:
         raise self._no_space(f"agent {agent!r}", found)
 
     def _no_space(self, whose: str, found: Any) -> ConfigError:
-        """Return the error for what an environment declares and what is no space."""
         kind = self._kind
         return ConfigError(
             f"{whose}: the environment's {kind} space is {type(found).__name__}, expected a gymnasium Space; set "
@@ -166,7 +163,6 @@ class AgentSpaces:
         return self.shared is None and (shared is None or callable(shared) or isinstance(shared, gym.Space))
 
     def _all(self) -> list[Space]:
-        """Return the spaces that the environment declares without being asked for an agent."""
         shared, by_agent = (getattr(self._env, f"{self._kind}_{name}", None) for name in ("space", "spaces"))
         listed = list(by_agent.values()) if isinstance(by_agent, Mapping) else []
         return listed or ([shared] if isinstance(shared, gym.Space) else [])

@@ -214,7 +214,6 @@ class _One:
 
 
 def _manifest(policy: NetPolicy, trained: Mapping[str, Any]) -> dict[str, Any]:
-    """Return everything about a policy that is no array."""
     networks = policy.networks
     own = networks.connectors[policy.index]
     assert networks.preprocess is not None
@@ -243,7 +242,6 @@ def _manifest(policy: NetPolicy, trained: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: str) -> StoredNetworks:
-    """Return what is around the graphs of a policy, and these."""
     missing = {"policy_id", "head", "mask_width", "seed"} - set(manifest)
     if missing or type(manifest["seed"]) is not int:
         raise ConfigError(
@@ -319,7 +317,6 @@ def _connectors(manifest: Mapping[str, Any], ctx: ConnectorContext, where: str) 
 
 
 def _restored(kind: type[P], ctx: ConnectorContext, listed: Sequence[Any], where: str) -> P:
-    """Return a pipeline of connectors that are registered here."""
     try:
         return kind.from_state(ctx, listed)
     except UnknownNameError as error:
@@ -327,7 +324,6 @@ def _restored(kind: type[P], ctx: ConnectorContext, listed: Sequence[Any], where
 
 
 def _listed(manifest: Mapping[str, Any], kind: str, where: str) -> list[Any]:
-    """Return names and parameters of connectors."""
     listed = manifest.get(kind)
     right = isinstance(listed, list) and all(isinstance(one, list) and len(one) == 2 for one in listed)
     _require(
@@ -340,7 +336,6 @@ def _listed(manifest: Mapping[str, Any], kind: str, where: str) -> list[Any]:
 
 
 def _state_sizes(value: Any, where: str) -> tuple[int, ...]:
-    """Return the sizes of the parts of a recurrent state."""
     right = isinstance(value, list) and len(value) <= _MOST_STATES
     _require(
         where, "state_sizes", right and all(type(size) is int and 0 < size <= _MOST_STATE for size in value)
@@ -349,7 +344,6 @@ def _state_sizes(value: Any, where: str) -> tuple[int, ...]:
 
 
 def _fits(head: ActionHead, space: gym.Space[Any]) -> bool:
-    """Return whether a head gives actions of a flat space."""
     wanted = ActionHead.for_space(flat_action_space(space))
     return (head.sizes, head.numbers) == (wanted.sizes, wanted.numbers)
 
@@ -363,7 +357,6 @@ def _require(where: str, entry: str, right: bool) -> None:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    """Return the versions that decide how numbers are computed."""
     # Loading a policy needs no versions, and this takes as long to import as gymnasium's spaces.
     import importlib.metadata
 
@@ -372,7 +365,6 @@ def _versions() -> dict[str, str]:
 
 
 def _with(manifest: Mapping[str, Any]) -> str:
-    """Return the versions that a policy was written with."""
     versions: Any = manifest.get("written_with")
     pairs: Sequence[Any] = list(versions.items()) if isinstance(versions, dict) else []
     told = (f"{name} {version}" for name, version in itertools.islice(pairs, 5))

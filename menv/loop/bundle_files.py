@@ -158,7 +158,6 @@ def check_size(name: str, size: int, where: str) -> None:
 
 
 def _read(folder: Path, name: str) -> bytes:
-    """Return the bytes of one file of a policy's folder."""
     path = folder / name
     try:
         # Without O_NONBLOCK, opening a pipe would wait for a writer.

@@ -124,7 +124,6 @@ def write_checkpoint(
 
 
 def _write_alone(root: Path, name: str, *content: Any) -> Path:
-    """Write a checkpoint while nobody else does; see `_written`."""
     with _alone(root) as outermost:
         written = _written(root, name, *content)
         if outermost:
@@ -139,7 +138,6 @@ def _written(
     files: Mapping[str, Arrays | Mapping[str, Any]],
     add: Callable[[Path], Mapping[str, Any]] | None,
 ) -> Path:
-    """Write a checkpoint; see `write_checkpoint`."""
     tag = secrets.token_hex(4)
     folder = root / f".writing-{name}-{tag}"
     try:
@@ -164,7 +162,6 @@ def _fill(
     files: Mapping[str, Arrays | Mapping[str, Any]],
     add: Callable[[Path], Mapping[str, Any]] | None,
 ) -> None:
-    """Write the files of a checkpoint into a new folder, and wait until they are on the disk."""
     folder.mkdir()
     hashes = {}
     for file_name, content in files.items():
@@ -300,7 +297,6 @@ def read_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Any:
-    """Return the content of a file."""
     if path.suffix == ".json":
         _check_size(path)
     try:
@@ -314,7 +310,6 @@ def _read(path: Path) -> Any:
 
 
 def _check_size(path: Path) -> None:
-    """Refuse a file of JSON that is larger than any that is written."""
     if path.stat().st_size > _MOST_JSON:
         raise ConfigError(
             f"{path}: {path.stat().st_size} bytes, expected at most {_MOST_JSON}; load another checkpoint"
@@ -322,7 +317,6 @@ def _check_size(path: Path) -> None:
 
 
 def _why(error: Exception) -> str:
-    """Return what is wrong with a file, in a few words."""
     return f"{error!s:.80}" if type(error) is ValueError else type(error).__name__
 
 
@@ -341,7 +335,6 @@ def _write_arrays(path: Path, arrays: Arrays) -> None:
 
 
 def _lists_files(files: Any) -> bool:
-    """Return whether a manifest's list of files is one, whose names lead nowhere else."""
     few = isinstance(files, dict) and len(files) <= _MOST_FILES
     return few and all(
         _FILE.fullmatch(name) and isinstance(told, dict) and {"bytes", "sha256"} <= told.keys()
@@ -350,7 +343,6 @@ def _lists_files(files: Any) -> bool:
 
 
 def _manifest_text(manifest: Mapping[str, Any]) -> str:
-    """Return the text of a manifest, the hash of its own content in it."""
     text = json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False)
     return json.dumps(
         {**manifest, "sha256": hashlib.sha256(text.encode()).hexdigest()},
@@ -361,12 +353,10 @@ def _manifest_text(manifest: Mapping[str, Any]) -> str:
 
 
 def _damaged(path: Path, what: str) -> ConfigError:
-    """Return the error for a file that is not as it was written."""
     return ConfigError(f"{path}: {what}, expected the file as it was written; load another checkpoint")
 
 
 def _point(root: Path, name: str, tag: str) -> None:
-    """Let `LATEST` name a folder."""
     temporary = root / f".latest-{tag}"
     temporary.write_text(f"{name}\n", "ascii")
     _sync(temporary)
@@ -402,7 +392,6 @@ def _alone(root: Path) -> Iterator[bool]:
 
 
 def _sweep(root: Path) -> None:
-    """Delete what processes that were killed have left."""
     for pattern in (".writing-*", ".replaced-*", ".removed-*", ".latest-*"):
         for path in root.glob(pattern):
             with suppress(OSError):
@@ -418,7 +407,6 @@ def _remove(path: Path) -> None:
 
 
 def _sha256(path: Path) -> str:
-    """Return the hash of a file."""
     found = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
@@ -427,7 +415,6 @@ def _sha256(path: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file or a folder is on the disk."""
     if path.is_dir() and os.name == "nt":
         # There folders cannot be opened, and renames are not delayed.
         return

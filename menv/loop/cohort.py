@@ -89,7 +89,6 @@ class Cohort(ABC):
         self.take_rows()
 
     def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor | None:
-        """Return what turns observations into rows."""
         return ObsPreprocessor(space)
 
     def start(self, start: tuple[int, ...], agent_id: Any) -> None:
@@ -275,7 +274,6 @@ class Cohort(ABC):
             raise outside(env_index, agent_id, f"agent step {t}", OutsideSpaceError(*bad))
 
     def _finals(self, finals: list[Any], owners: Trajectories) -> Prepared:
-        """Return the rows and masks of final observations."""
         if self.preprocess is None:
             return np.zeros((len(finals), 0), np.float32), None
         try:
@@ -297,7 +295,6 @@ def is_retired(policy_id: str) -> bool:
 
 
 def _bad_final(owners: Trajectories, error: OutsideSpaceError) -> ContractError:
-    """Return the error for a final observation outside its space."""
     row = error.row
     return outside(owners.env_index[row], owners.agent_id[row], "final observation", error)
 

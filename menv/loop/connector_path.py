@@ -293,7 +293,6 @@ class ConnectorPath:
     def _answers(
         self, index: int, actions: Column, obs: Column, mask: Column | None, seats: Seats | None
     ) -> Any:
-        """Return the env-ready actions of one policy's rows."""
         output, rest, lookers = self.outputs[index], self._plans[index].rest, self._lookers[index]
         ready = output(actions)
         if not rest and not lookers:
@@ -339,7 +338,6 @@ class ConnectorPath:
         final: bool,
         over: Column | None = None,
     ) -> Connected:
-        """Send the rows of one policy through its pipeline."""
         rows = AgentRows(
             obs, rewards, slots=slots, infos=infos, truncated=final, learning=self._learning, over=over
         )
@@ -389,12 +387,10 @@ def refuse_unknown_lives(policy_id: str, path: ConnectorPath) -> None:
 
 
 def _some(values: Any, places: Column) -> Any:
-    """Return the values at some places."""
     if values is None or isinstance(values, np.ndarray):
         return None if values is None else values[places]
     return [values[place] for place in places.tolist()]
 
 
 def _room(rows: int, like: Any) -> Any:
-    """Return an empty array of R rows like those of another one."""
     return None if like is None else np.empty((rows, *like.shape[1:]), like.dtype)

@@ -142,7 +142,6 @@ def _check_begun(env: Any, attribute: str, arguments: str) -> None:
 
 
 def _check_spaces(env: gym.vector.VectorEnv[Any, Any, Any]) -> None:
-    """Refuse a vectorised environment that does not say what one of its sub-environments observes and does."""
     missing = [name for name in ("single_observation_space", "single_action_space") if not hasattr(env, name)]
     if missing:
         raise ContractError(
@@ -154,7 +153,6 @@ def _check_spaces(env: gym.vector.VectorEnv[Any, Any, Any]) -> None:
 def _external(
     env: ExternalEnv | ExternalMultiAgentEnv, make_env: Callable[[int], Any] | None, num_envs: int
 ) -> BaseEnv:
-    """Return external environments that all call the switchboard of the first."""
     if num_envs > 1 and make_env is None:
         raise ConfigError(f"to_base_env: num_envs={num_envs} without make_env, expected a function; pass one")
     envs = [env, *(make_env(index) for index in range(1, num_envs) if make_env is not None)]

@@ -108,7 +108,6 @@ class Digest:
     """
 
     def __init__(self, low: int = 0, high: int = 0, rows: int = 0) -> None:
-        """Go on from a sum of before, from nothing by default."""
         self._sums = (low, high)
         self.rows = rows
         # Copies of the rows of short fragments, and their size: to hash 4 takes as long as 400.
@@ -116,7 +115,6 @@ class Digest:
         self._size = 0
 
     def __eq__(self, other: object) -> bool:
-        """Return whether two sums, and the numbers of rows, are equal."""
         return isinstance(other, Digest) and self.state() == other.state()
 
     # It changes with every fragment.
@@ -160,7 +158,6 @@ class Digest:
         return [*self._sums, self.rows]
 
     def _sum_waiting(self) -> None:
-        """Add the rows of short fragments."""
         by_form: dict[tuple[Any, ...], list[Rows]] = {}
         for rows in self._waiting:
             by_form.setdefault(rows.form, []).append(rows)
@@ -170,14 +167,12 @@ class Digest:
             self._sum(Rows(*(np.concatenate(columns) for columns in zip(*alike, strict=True))))
 
     def _sum(self, rows: Rows) -> None:
-        """Add rows."""
         low = row_hashes(rows)
         # The other half is another bijection of the same words, so that their sums have nothing in common.
         high = draws.keys(low, np.zeros(1, np.int64))
         self._add(int(np.add.reduce(low)), int(np.add.reduce(high)))
 
     def _add(self, low: int, high: int) -> None:
-        """Add the sums of the hashes of other rows, both or neither."""
         self._sums = ((self._sums[0] + low) & _MASK, (self._sums[1] + high) & _MASK)
 
 

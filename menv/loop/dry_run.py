@@ -157,7 +157,6 @@ def _first_agents(env: Any, base_env: BaseEnv) -> list[AgentId]:
 
 
 def _agents(env: Any, base_env: BaseEnv) -> list[AgentId]:
-    """Return the agents that may ever appear, as far as the environment says so."""
     if isinstance(env, gym.Env) and not isinstance(env, MultiAgentEnv):
         return [SINGLE_AGENT]
     listed: Iterable[AgentId] = getattr(env, "possible_agents", None) or base_env.get_agent_ids()
@@ -173,7 +172,6 @@ def _named_agents(env: Any) -> list[AgentId]:
 
 
 def _users(policy_map: PolicyMap, agents: list[AgentId], worker: Worker) -> dict[str, list[AgentId]]:
-    """Map every agent in several episodes and return who may use each policy."""
     users: dict[str, dict[AgentId, None]] = {policy_id: {} for policy_id in policy_map.specs}
     for number in range(_EPISODES):
         # Small ids and large ones: both parities, and numbers as they occur in a run.

@@ -171,7 +171,6 @@ class EpisodeBook:
         return key
 
     def _take_ends(self, ready: Ready) -> None:
-        """Take in trajectories and episodes that ended."""
         for end in ready.ended:
             self.end(end, ready.env_steps)
         booked = 0
@@ -216,7 +215,6 @@ class EpisodeBook:
         self._hooks.end(episode, finished.env_index, finished.faulty, when)
 
     def _book(self, unclaimed: Sequence[Unclaimed]) -> None:
-        """Book rewards that no action can own to the running episodes."""
         for entry in unclaimed:
             episode = self.running.get(entry.env_id) or self._begin(entry.env_id, entry.env_index)
             episode.credit_unclaimed(entry.agent_id, entry.reward)
@@ -243,7 +241,6 @@ class EpisodeBook:
         self._cohorts[number].start(start, agent_id)
 
     def _begin(self, env_id: EnvId, env_index: int) -> Episode:
-        """Begin an episode of a sub-environment."""
         number = self._begun.item(env_index)
         self._begun[env_index] = number + 1
         episode_id = draws.key(self._episode_keys.item(env_index), number) >> 5
@@ -257,7 +254,6 @@ class EpisodeBook:
         return episode
 
     def _note_policies(self, env_id: EnvId) -> None:
-        """Note the policies of now as those of an episode."""
         self._maps[env_id], self._homes[env_id] = self._worker.policy_map, self._where
 
     def when(self, env_index: int, env_steps: int) -> When:

@@ -68,7 +68,6 @@ class Framed:
         return self._cohort.path is None or self._cohort.path.whole
 
     def _begin(self, explore: bool) -> None:
-        """Take the last frame in, to be answered first."""
         obs, mask = self._last()
         self._explore = explore
         self._steady = self._cohort.backend.steady(
@@ -77,13 +76,11 @@ class Framed:
         self._take(obs, mask)
 
     def _last(self) -> tuple[Column, Column | None]:
-        """Return the rows and masks of the last frame."""
         ledger, rows = self._ledger, self._rows
         masks = ledger.masks
         return ledger.obs[rows], None if masks is None else masks[rows]
 
     def _take(self, obs: Column, mask: Column | None) -> None:
-        """Take rows in that are to be answered next."""
         before, noise, drawn = perf_counter(), None, self._cohort.noise
         if self._explore:
             if self._since >= AHEAD:
@@ -95,7 +92,6 @@ class Framed:
         self._times.act += perf_counter() - before
 
     def _answer(self) -> Any:
-        """Return the actions for the last frame, and write them down."""
         before, cohort = perf_counter(), self._cohort
         decision = self._steady.decide()
         if not decision.sound:

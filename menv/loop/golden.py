@@ -160,7 +160,6 @@ def _widened(rows: Array, width: int) -> Array:
 
 
 def _choices(answers: Mapping[str, Array]) -> list[str]:
-    """Return the names of answers that are choices, not numbers."""
     return [
         name
         for name, value in answers.items()

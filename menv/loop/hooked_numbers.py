@@ -66,14 +66,12 @@ def refuse_broken(
 
 
 def _of(batch: Mapping[str, Any], name: str) -> Any:
-    """Return a stored column of floats, None if there is none."""
     stored = batch.stored() if isinstance(batch, SampleBatch) else batch
     column = stored.get(name)
     return column if isinstance(column, np.ndarray) and column.dtype.kind == "f" else None
 
 
 def _whose(pieces: Iterable[Piece], row: int) -> str:
-    """Return whose a row is."""
     for piece in pieces:
         if row < piece.batch.count:
             return f", agent {piece.agent_id!r}"

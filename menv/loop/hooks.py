@@ -40,7 +40,6 @@ class Hooks:
     """
 
     def __init__(self, callbacks: DefaultCallbacks, worker: Any, metrics: Metrics) -> None:
-        """Look at what `callbacks` overrides."""
         self.callbacks = callbacks
         self._worker = worker
         self._metrics = metrics
@@ -101,7 +100,6 @@ class Hooks:
             self._close_episode(episode, env_index, faulty, when)
 
     def _close_episode(self, episode: Episode, env_index: int, faulty: bool, when: When) -> None:
-        """Tell and record the end of an episode whose pieces have been told."""
         if faulty:
             self._metrics.add_unclaimed(episode.unclaimed_rewards)
             return

@@ -123,7 +123,6 @@ def _shown(policy: Policy, obs: Any, over: bool) -> Any:
 
 
 def _data(key: Key, obs: Any, reward: Any, info: Any, over: Sequence[bool]) -> AgentConnectorDataType:
-    """Return what connectors are shown of one agent."""
     data = {
         SampleBatch.NEXT_OBS: obs,
         SampleBatch.REWARDS: float(reward or 0.0),
@@ -165,7 +164,6 @@ def _portions(keys: list[Key]) -> list[tuple[int, int]]:
 
 
 def _spread(value: Any, rows: int, name: str, several: bool) -> list[Any]:
-    """Return one value for each observation."""
     if not several or not isinstance(value, list):
         return [value] * rows
     if len(value) != rows:

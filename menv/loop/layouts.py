@@ -47,7 +47,6 @@ def look_up(slots: Column, table: SlotTable, cohorts: list[Cohort]) -> Layout:
 
 
 def _block(slots: Column, places: Column | None, table: SlotTable, cohort: Cohort) -> Block:
-    """Return the look-ups for the rows at `places`."""
     mine = slots if places is None else slots[places]
     which: Column | int = 0
     if len(cohort.policy_ids) > 1:

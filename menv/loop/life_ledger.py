@@ -115,7 +115,6 @@ class LifeLedger(Ledger):
     """
 
     def __init__(self, *columns: Any) -> None:
-        """Begin without lives; arguments as for `Ledger`."""
         super().__init__(*columns)
         self.lives: dict[int, Life] = {}
         self._waiting: list[Life] = []

@@ -101,7 +101,6 @@ class NetCohort(Cohort):
         return _made_again, (*parts, self.built)
 
     def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor:
-        """Return what turns observations into rows, and masks of these actions."""
         return ObsPreprocessor(space, self.action_space)
 
     def adopt(self, other: Cohort) -> None:
@@ -224,7 +223,6 @@ class NetCohort(Cohort):
         return state if path is None else {**state, "shown": path.shown.of(state["slot"].tolist())}
 
     def _remembered(self, slots: Sequence[int], policies: Sequence[int]) -> list[Any]:
-        """Return what connectors remember of lives; see `Cohort.living_state`."""
         if self.path is None or not (self.path.keeps_lives and self.replays):
             return super()._remembered(slots, policies)
         pairs = zip(slots, policies, strict=True)
@@ -289,7 +287,6 @@ class NetCohort(Cohort):
         return unsound(self.backend, self.policy_ids, which, obs, mask, state)
 
     def _connected_answers(self, block: Block, obs: Column, mask: Column | None, actions: Column) -> Answers:
-        """Return what the action connectors make of R actions."""
         assert self.path is not None
         seats = [self._seats[slot] for slot in block.slots.tolist()] if self.path.acts else None
         answers: Answers = self.path.answers(block.which, actions, obs, mask, seats)
@@ -388,7 +385,6 @@ class NetCohort(Cohort):
 
 
 def _made_again(*parts: Any) -> NetCohort:
-    """Return a cohort that was pickled."""
     *arguments, built = parts
     cohort = NetCohort(*arguments)
     cohort.built = built

@@ -296,7 +296,6 @@ class NetPolicy(Policy):
             ) from error
 
     def _rows(self, obs_batch: Sequence[Any]) -> tuple[Any, Any]:
-        """Return the network's rows and masks for R observations."""
         networks = self.networks
         assert networks.preprocess is not None
         path = self._connected()
@@ -326,7 +325,6 @@ class NetPolicy(Policy):
 
     @property
     def _own(self) -> PolicyConnectors:
-        """The pipelines."""
         return self.networks.connectors[self.index]
 
     def _connected(self) -> ConnectorPath | None:
@@ -347,7 +345,6 @@ class NetPolicy(Policy):
         return self._path
 
     def _answers(self, actions: Any, obs: Any, mask: Any) -> Any:
-        """Return env-ready actions."""
         path = self._connected()
         return self.networks.output(actions) if path is None else path.answers(0, actions, obs, mask, None)
 
@@ -379,11 +376,9 @@ class NetPolicy(Policy):
         return np.concatenate([part.astype(np.float32) for part in parts], 1)
 
     def _parts(self, state: Any) -> list[Any]:
-        """Return the parts of [R, S] states."""
         return np.split(state, np.cumsum(self.networks.state_sizes)[:-1], 1)
 
     def _outside(self, error: OutsideSpaceError, rows: int) -> ContractError:
-        """Return the error for an observation outside the space."""
         wrong = error.mended("pass observations of policy.observation_space")
         return ContractError(f"policy {self.policy_id!r}, observation {error.row} of {rows}: {wrong}")
 
@@ -392,7 +387,6 @@ class NetPolicy(Policy):
         return self._noise(rows) if (self.explore if explore is None else explore) else None
 
     def _noise(self, rows: int) -> Any:
-        """Return fresh draws for R rows."""
         self._calls += 1
         keys = np.uint64(self._key) + np.arange(rows, dtype=np.uint64)
         noise = self.networks.noise

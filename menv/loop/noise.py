@@ -98,7 +98,6 @@ class Noise:
         self._block = self.draw(keys[None, :], steps[None, :] + np.arange(AHEAD)[:, None], self.width)
 
     def _lay_out(self) -> None:
-        """Prepare for `ahead`."""
         count = len(self._first)
         self._rows = self._block.reshape(-1, self.width)
         self._origin = self._first * count - np.arange(count)

@@ -79,7 +79,6 @@ class ObservationFn:
         return replace(ready, obs=new)
 
     def _rows_of(self, ready: Ready, wanted: set[EnvId] | None) -> dict[EnvId, list[tuple[int, AgentId]]]:
-        """Return the rows of each sub-environment, with their agents."""
         found: dict[EnvId, list[tuple[int, AgentId]]] = {}
         for row, slot in enumerate(ready.slots.tolist()):
             env_id, agent = ready.seats[slot]
@@ -88,7 +87,6 @@ class ObservationFn:
         return found
 
     def _now(self, ready: Ready, slot: int) -> int:
-        """Return the env steps of the sub-environment of a trajectory."""
         return int(ready.env_steps[self.worker.env_index_of(slot)])
 
     def _call(self, env_id: EnvId, agent_obs: dict[AgentId, Any], now: int) -> Mapping[AgentId, Any]:

@@ -237,7 +237,6 @@ class OwnCohort(Cohort):
         return self._env_ready(column if self._plain else answers, block.which)
 
     def _keep(self, decided: PolicyOutput, block: Block, places: Column, policy_id: str) -> None:
-        """Write the states and fetches of a policy's rows into the batch."""
         if decided.states_in or decided.fetches:
             assert isinstance(self.ledger, LifeLedger)
             rows = block.rows
@@ -245,7 +244,6 @@ class OwnCohort(Cohort):
             self.ledger.keep(rows, decided.columns(policy_id), policy_id)
 
     def _lives(self, slots: Column) -> list[Life]:
-        """Return what is remembered of R lives."""
         assert isinstance(self.ledger, LifeLedger)
         return [self.ledger.lives[slot] for slot in slots.tolist()]
 
@@ -265,7 +263,6 @@ class OwnCohort(Cohort):
 
 
 def _shape(action: Any) -> tuple[int, ...] | None:
-    """Return the shape of an action, None if it has none."""
     try:
         return np.asarray(action, np.float64).shape
     except (TypeError, ValueError):

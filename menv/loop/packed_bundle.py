@@ -90,14 +90,12 @@ def unpack_weights(blob: bytes) -> dict[str, Array]:
 
 
 def _manifest(files: Mapping[str, bytes]) -> dict[str, Any]:
-    """Return the manifest, once the bytes of all files are checked by it."""
     manifest = bundle_files.parse_manifest(files[MANIFEST], f"{_BUNDLE}/{MANIFEST}")
     bundle_files.check_files(files, manifest, _BUNDLE)
     return manifest
 
 
 def _files(blob: bytes) -> dict[str, bytes]:
-    """Return the bytes of the manifest and of each file."""
     try:
         files = msgspec.msgpack.decode(blob, type=dict[str, bytes])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -115,7 +113,6 @@ def _files(blob: bytes) -> dict[str, bytes]:
 
 
 def _hash(weights: Mapping[str, Array]) -> str:
-    """Return the hash of names, types, shapes and numbers."""
     found = hashlib.sha256()
     for name in sorted(weights):
         value = weights[name]

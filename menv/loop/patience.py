@@ -20,7 +20,6 @@ class Patience:
     """
 
     def __init__(self, base_env: BaseEnv) -> None:
-        """Begin to wait."""
         self.left = self._limit = base_env.idle_timeout
         self._starves = not base_env.external
         self._custom = base_env if isinstance(base_env, CustomEnvs) else None

@@ -152,7 +152,6 @@ class PlayedRows:
         self._judge(cohort, piece, seat.policy, done, moves)
 
     def _add(self, cohort: Cohort, piece: Piece, part: AgentPiece, which: slice, ready: Ready) -> Column:
-        """Add rows for some of the observations of a piece and return where they are."""
         slot, moves = part.slot, part.moves
         seat = self._table.seat(slot)
         income = np.concatenate(([0.0], moves.rewards))

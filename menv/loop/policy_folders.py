@@ -87,7 +87,6 @@ def read_policies(path: Path, policy_ids: Iterable[str] | None) -> Policy | dict
 
 
 def _side_by_side(path: Path) -> dict[str, Path]:
-    """Return the folders of policies by name that lie in a folder, or below `policies` in it."""
     home = path / POLICIES if (path / POLICIES).is_dir() else path
     found = sorted(part.parent for part in home.glob(f"*/{bundle_files.MANIFEST}"))
     return {folder.name: folder for folder in found if not folder.name.startswith(".")}
@@ -161,7 +160,6 @@ def _folder_names(policy_ids: Iterable[str]) -> list[str]:
 
 
 def _lists_policies(found: Any) -> bool:
-    """Return whether an entry of a manifest lists policies, whose folders lead nowhere else."""
     return isinstance(found, dict) and all(
         isinstance(told, dict) and {*told} == {"folder", "sha256"} and _names_folder(told["folder"])
         for told in found.values()
@@ -173,12 +171,10 @@ def _names_folder(name: Any) -> bool:
 
 
 def _why(error: Exception) -> str:
-    """Return what a manifest says of a policy that could not be written."""
     named = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
     return f"{named}{error}".replace("\n", " ")[:_MOST_WHY]
 
 
 def _hash(home: Path) -> str:
-    """Return the hash of the manifest of a policy."""
     with (home / bundle_files.MANIFEST).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -109,7 +109,6 @@ class Quota:
         return done
 
     def _check_endless(self, env_steps: Column) -> None:
-        """Refuse to wait for ever for the end of an episode."""
         beyond = env_steps - self._target
         if len(beyond) and beyond.max() > LONGEST + 10 * self.length:
             raise ContractError(
@@ -119,7 +118,6 @@ class Quota:
             )
 
     def _widen(self, env_steps: Column) -> None:
-        """Make room for sub-environments that appeared during the fragment."""
         more = len(env_steps) - len(self._target)
         self._target = np.concatenate((self._target, np.full(more, self.length)))
         self._rows = np.concatenate((self._rows, np.zeros(more, np.int64)))
@@ -180,7 +178,6 @@ class ExternalQuota(Quota):
         return self._boundary.copy()
 
     def _make_room(self, num_envs: int) -> None:
-        """Make room for episodes that appeared."""
         if num_envs <= len(self._boundary):
             return
         for name, value in (("_rows", 0), ("_boundary", True), ("_seen", 0), ("_asked", -1)):

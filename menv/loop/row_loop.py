@@ -193,7 +193,6 @@ class RowLoop:
         self._take(self._polled(None))
 
     def _polled(self, timeout: float | None) -> Ready:
-        """Poll the environment."""
         before = perf_counter()
         ready: Ready = self._base_env.poll(timeout)
         self._times.env += perf_counter() - before
@@ -231,7 +230,6 @@ class RowLoop:
         self._times.env += perf_counter() - before
 
     def _decide(self, number: int, block: Block, explore: bool) -> Answers:
-        """Ask a cohort for the actions of a block."""
         before, cohort = perf_counter(), self._cohorts[number]
         episodes: Sequence[Any] = ()
         if self._own and isinstance(cohort, OwnCohort):
@@ -245,7 +243,6 @@ class RowLoop:
         return answers
 
     def _take(self, ready: Ready) -> None:
-        """Take in a poll: ends, episodes, joins, rows."""
         self.env_steps = ready.env_steps
         self._seats = ready.seats
         before = ready
@@ -262,7 +259,6 @@ class RowLoop:
             self._take_rows(ready, before)
 
     def _take_played(self, ready: Ready) -> None:
-        """Take in what was played elsewhere."""
         acted = self._played.take(ready)
         self._quota.count(acted)
         self._quota.note_ends([piece.episode for piece in ready.played if piece.episode])
@@ -286,7 +282,6 @@ class RowLoop:
         self._pending_slots = ready.slots if whole and not ready.taken else None
 
     def _write(self, number: int, block: Block, ready: Ready) -> None:
-        """Write the rows of a block into its cohort's ledger."""
         obs, rewards = block.of(ready.obs), block.of(ready.rewards)
         try:
             block.rows = self._cohorts[number].write(block, obs, rewards, ready)

@@ -92,7 +92,6 @@ class RunningEpisodes:
         return len(resumed)
 
     def _rows_of(self, number: int) -> Tree:
-        """Return the trajectories of a cohort that live on, and the row that each of them has left."""
         part = self.cohorts[number].living_state()
         slots = part["slot"]
         return part | {"returns": self.table.returns[slots], **self.rows.state(number, slots)}
@@ -140,7 +139,6 @@ class RunningEpisodes:
         return episodes
 
     def _as_recorded(self, episode: Tree) -> Recorded:
-        """Return an episode with actions that its environment takes."""
         actions: dict[AgentId, Iterator[Any]] = {}
         for agent, (policy, number) in episode["episode"]["policies"].items():
             home, which = self.book.home(policy)[:2]
@@ -151,7 +149,6 @@ class RunningEpisodes:
         return Recorded(actions=actions, **fields)
 
     def _begin(self, index: int, one: Tree, env_steps: Column) -> None:
-        """Let an episode that was played again be one of the sampler's."""
         episode = Episode.from_state(index, one["episode"])
         self.book.take_up(episode, one["start"], env_steps)
         policies = {number: policy for policy, number in episode.seats().values()}
@@ -185,18 +182,15 @@ def _last_actions(parts: Sequence[Tree]) -> dict[int, Any]:
 
 
 def _of_those_who_remember(part: Tree) -> list[int]:
-    """Return the sub-environments of lives of which connectors remember something."""
     pairs = zip(part["env_index"].tolist(), part["remembered"], strict=True)
     return [index for index, life in pairs if life is not None]
 
 
 def _of_envs(part: Tree, indices: Collection[int]) -> Tree:
-    """Return the rows of some sub-environments."""
     return _chosen(part, np.isin(part["env_index"], sorted(indices)))
 
 
 def _chosen(part: Tree, mask: npt.NDArray[np.bool_]) -> Tree:
-    """Return the rows of a part that a mask selects."""
     places = np.flatnonzero(mask)
     found: Tree = {"columns": {name: column[places] for name, column in part["columns"].items()}}
     for name, values in part.items():

@@ -249,12 +249,10 @@ class Sampler(Told, told=OF_WORKERS):
 
     @property
     def _watched(self) -> bool:
-        """Whether somebody looks at rows and episodes one by one."""
         hooks, seen = self._hooks, self._observation_fn is not None
         return seen or hooks.active or hooks.keeps or not self.whole_frames
 
     def _sample_frames(self, frames: FrameLoop) -> MultiAgentBatch:
-        """Return one fragment, the short way round."""
         self.polled = True
         env_steps = frames.sample(self._quota, self.explore)
         self.agent_steps += env_steps
@@ -263,7 +261,6 @@ class Sampler(Told, told=OF_WORKERS):
         return batch
 
     def _connect(self) -> None:
-        """Take note of connectors that were changed since the last fragment."""
         for cohort in self._cohorts:
             if isinstance(cohort, NetCohort):
                 cohort.connect()

@@ -74,7 +74,6 @@ class SlotTable:
         self.keys[slot] = seat.key
 
     def _grow(self) -> None:
-        """Double the number of slots."""
         self._seats.extend([None] * len(self._seats))
         for name in ("cohorts", "policies", "env_indices", "keys", "returns"):
             column = getattr(self, name)

@@ -168,7 +168,6 @@ class WeightsHistory:
             return (numbers[place - 1], sets[numbers[place - 1]]) if place else None
 
     def _judge(self, policy: NetPolicy) -> _Judge:
-        """Return the back-end that judges a policy's actions."""
         judge, origin = self._judges.get(policy.policy_id), policy.networks.backend
         if judge is None or judge.origin is not origin:
             judge = _Judge(origin, origin.alone(policy.index))

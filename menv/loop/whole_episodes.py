@@ -78,7 +78,6 @@ class WholeEpisodes:
     """The rows of episodes that run, by policy; none, and nothing is done, unless the quota is a `WholeQuota`."""
 
     def __init__(self, quota: Quota) -> None:
-        """Begin without rows, for fragments of this quota."""
         self._quota = quota if isinstance(quota, WholeQuota) else None
         self._kept: dict[str, SampleBatch] = {}
 
@@ -145,7 +144,6 @@ def _flagged(batch: SampleBatch) -> Flags:
 
 
 def _in_order(batch: SampleBatch, which: npt.NDArray[np.int64]) -> SampleBatch:
-    """Return some pieces, those of one episode put together."""
     pieces = batch.segments
     # Of each sub-environment the piece that was kept comes first, and the one that goes on from it next.
     which = which[np.argsort(pieces.env_id[which], kind="stable")]

@@ -91,7 +91,6 @@ def to_base_env(
 
 
 def _engine(engine: EngineName | Engine | None) -> Engine:
-    """Return an engine of one's own."""
     if isinstance(engine, Engine):
         return engine
     from menv.scale.engines import make_engine
@@ -101,7 +100,6 @@ def _engine(engine: EngineName | Engine | None) -> Engine:
 
 
 def _creator(env: Any, make_env: Callable[[int], Any] | None, num_envs: int) -> Callable[[int], Any]:
-    """Return what creates sub-environments elsewhere, if they can live there."""
     kind = type(env).__name__
     if isinstance(env, BaseEnv | VectorEnv | gym.vector.VectorEnv | ExternalEnv | ExternalMultiAgentEnv):
         raise ConfigError(
@@ -136,7 +134,6 @@ def _check_agents(env: Any) -> None:
 
 
 def _check(remote: bool, wait_ms: float, timeout: float | None, per_process: int) -> None:
-    """Refuse settings that say nothing, or nonsense."""
     if not _is_number(wait_ms) or wait_ms < 0:
         raise ConfigError(
             f"remote_env_batch_wait_ms: {wait_ms!r}, expected milliseconds, 0 or more; 0 takes whoever is ready"

@@ -139,7 +139,6 @@ class EnvHost:
             raise
 
     def _told(self, act: Callable[[], Any]) -> News:
-        """Do something to the sub-environments and return what came of it."""
         try:
             act()
             ready = self._envs.poll()

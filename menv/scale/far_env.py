@@ -31,7 +31,6 @@ class FarEnv:
         self._known = known_here(env, context)
 
     def __call__(self, vector_index: int) -> Any:
-        """Create a sub-environment."""
         set_log_level(self._log_level)
         self._known.tell()
         return make_env(self._env, self._context.copy_with_overrides(vector_index=vector_index, remote=True))
@@ -49,6 +48,5 @@ class FarCopies:
         self._known = known_here(make_env)
 
     def __call__(self, vector_index: int) -> Any:
-        """Create a sub-environment."""
         self._known.tell()
         return self._make_env(vector_index)

@@ -283,7 +283,6 @@ class FarHost:
         return waiting
 
     def _mapped(self, events: Events) -> Events:
-        """Return events with the slots of all hosts, and note who lives."""
         ended = [end._replace(slot=int(self._slots[end.slot])) for end in events.ended]
         for end in ended:
             self._alive.pop(end.slot, None)
@@ -298,7 +297,6 @@ class FarHost:
         return events._replace(joined=joined, ended=ended)
 
     def _slot(self, own: int) -> int:
-        """Return the slot for one of the host's own."""
         while own >= len(self._slots):
             # The host's own are numbered one after the other.
             if not self._free:
@@ -309,7 +307,6 @@ class FarHost:
         return int(self._slots[own])
 
     def _laid_out(self, own: IntArray) -> Layout:
-        """Return who waits."""
         slots = self._slots[own]
         if self.size == 1:
             return Layout(slots, own, {self.first: slots} if len(slots) else {})

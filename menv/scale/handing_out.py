@@ -38,7 +38,6 @@ class Delivered:
 
 
 def _joined_events(dues: Iterable[Due]) -> Due:
-    """Return the events of several hosts, one after the other."""
     found = Due()
     for due in dues:
         before = len(found.unclaimed)

@@ -129,7 +129,6 @@ class Hosts:
         return value
 
     def _wait_once(self, host: FarHost) -> Any:
-        """Wait for one answer of a host and return its value."""
         while True:
             if self._engine.wait([host.peer], self.successors.patience([host], None)):
                 return self._take_answer(host)
@@ -138,7 +137,6 @@ class Hosts:
                 return None
 
     def _take_answer(self, host: FarHost) -> Any:
-        """Take a host's next answer, which is there."""
         try:
             answer = host.peer.answer()
         except WorkerLostError as error:
@@ -189,7 +187,6 @@ class Hosts:
             )
 
     def _check_running(self) -> None:
-        """Raise where another thread has ended all processes meanwhile."""
         if self._stopped:
             # There may be a process that was started since.
             self._engine.stop()

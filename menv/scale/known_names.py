@@ -50,7 +50,6 @@ class Kept:
         return self._parts[0]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it."""
         return unpack(self._parts)(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -132,7 +131,6 @@ def _code_of(creator: Any) -> bytes:
 
 
 def _kept(made: Callable[..., Any]) -> Kept | None:
-    """Return something as it travels, None where it cannot."""
     try:
         return Kept(made)
     except UnsendableError:
@@ -155,7 +153,6 @@ def _light(spec: gym.envs.registration.EnvSpec) -> gym.envs.registration.EnvSpec
 
 
 def _sendable(specs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return those that can be pickled."""
     if can_be_pickled(specs):
         return specs
     return {name: spec for name, spec in specs.items() if can_be_pickled(spec)}

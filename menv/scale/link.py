@@ -211,7 +211,6 @@ class Link:
         self.close()
 
     def _receive(self) -> None:
-        """Put the letter that has begun to come with those that have."""
         try:
             self.come.append(_receive(self._socket))
         except BaseException as error:
@@ -262,7 +261,6 @@ _open: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
 
 def _mapped(fd: int, size: int) -> memoryview:
-    """Return what is in shared memory, where it lies."""
     # Private: what is written into the arrays stays here.
     memory = mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
     _open.add(memory)
@@ -270,7 +268,6 @@ def _mapped(fd: int, size: int) -> memoryview:
 
 
 def _copied(fd: int, size: int) -> memoryview:
-    """Return a copy of what is in shared memory."""
     view, done = memoryview(bytearray(size)), 0
     while done < size:
         # Not from where the file stands: that is the same place for all who have its descriptor.
@@ -308,7 +305,6 @@ def _head(source: socket.socket) -> tuple[bytes, int | None]:
 
 
 def _exactly(source: socket.socket, size: int) -> Any:
-    """Return so many bytes, in memory that may be written."""
     data = bytearray(size)
     view, done = memoryview(data), 0
     while done < size:

@@ -93,7 +93,6 @@ def renumbered(ready: Ready, offset: int, starts: Sequence[int]) -> Events | Non
 
 
 def _fault(fault: Fault, offset: int) -> Fault:
-    """Return a fault of a sub-environment with another number, in its line too."""
     index, where = fault.env_index + offset, f" in {fault.where} of env "
     said, _, place = fault.line.rpartition(f"{where}{fault.env_id}")
     return fault._replace(env_id=index, env_index=index, line=f"{said}{where}{index}{place}")

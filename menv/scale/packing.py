@@ -93,7 +93,6 @@ def culprit(value: Any) -> tuple[Any, str]:
 
 
 def _inside(value: Any) -> Iterator[tuple[Any, str]]:
-    """Yield what a value is made of, and how each is reached."""
     if isinstance(value, Mapping):
         yield from ((inner, f"[{key!r}]") for key, inner in value.items())
     elif isinstance(value, list | tuple | set | frozenset):
@@ -112,7 +111,6 @@ def _inside(value: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _slots(value: Any) -> Iterator[str]:
-    """Yield the attributes of a value that are in slots."""
     for kind in type(value).__mro__:
         names = kind.__dict__.get("__slots__", ())
         for name in [names] if isinstance(names, str) else names:
@@ -121,7 +119,6 @@ def _slots(value: Any) -> Iterator[str]:
 
 
 def _in_class(kind: type) -> Iterator[tuple[Any, str]]:
-    """Yield what a class of a script is made of, which is sent along with it."""
     for name, inner in vars(kind).items():
         function = getattr(inner, "__func__", getattr(inner, "fget", inner))
         if isinstance(function, FunctionType):
@@ -131,7 +128,6 @@ def _in_class(kind: type) -> Iterator[tuple[Any, str]]:
 
 
 def _used_by(function: FunctionType) -> Iterator[tuple[Any, str]]:
-    """Yield the variables from outside that a function uses."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         yield cell.cell_contents, f"'s variable {name!r}"
     for name in function.__code__.co_names:

@@ -89,7 +89,6 @@ class PeerGroup:
         return value
 
     def _answer(self, index: int) -> Any:
-        """Return the answer of one of them, behind those that tell that it is what it is to be."""
         peer = self.peers[index]
         while self._first[index]:
             try:

@@ -191,7 +191,6 @@ class ProcessPeer(Peer):
             raise
 
     def _lost(self) -> WorkerLostError:
-        """Return the error for a process that has ended."""
         with suppress(subprocess.TimeoutExpired):
             # One that has closed its link and lives on is no more use than one that has ended.
             _wait(self._process, _ENDING_S)
@@ -307,7 +306,6 @@ def _end(peers: Sequence[ProcessPeer], grace: float) -> Sequence[ProcessPeer]:
 
 
 def _drop(process: subprocess.Popen[bytes], link: Link, owner: int) -> None:
-    """End a process whose peer nobody holds any more."""
     if os.getpid() != owner:
         link.leave()
         return
@@ -339,14 +337,12 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process, and those that it has started."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _said(code: int) -> str:
-    """Return an exit code in words."""
     with suppress(ValueError):
         return f"exit code {code} ({signal.Signals(-code).name})"
     return f"exit code {code}"

@@ -261,7 +261,6 @@ def _answered(peers: Sequence[RayPeer], timeout: float) -> list[RayPeer]:
 
 
 def _look_for_room(peers: Sequence[RayPeer]) -> None:
-    """End those that Ray cannot place."""
     waiting = [peer for peer in peers if not peer.is_gone() and not peer.is_placed()]
     if not waiting:
         return

@@ -72,7 +72,6 @@ class RayHome:
 
 
 def _sockets() -> dict[int, tuple[int, int]]:
-    """Return the sockets that this process has open, and what each of them is."""
     found = {}
     with suppress(FileNotFoundError):
         for fd in map(int, os.listdir("/proc/self/fd")):

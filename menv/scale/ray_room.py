@@ -56,7 +56,6 @@ def no_room(
 
 
 def _default_patience() -> float:
-    """Return how long to wait for room where the user did not say."""
     several = len(_cluster.nodes()) > 1  # Nodes that were lost are among them.
     return ON_A_CLUSTER_S if several or _has_autoscaler() else ON_ONE_MACHINE_S
 

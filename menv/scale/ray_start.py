@@ -57,6 +57,5 @@ def _is_gone() -> bool:
 
 
 def _temporary() -> Path:
-    """Return where Ray's folder for temporary files is, as Ray finds it."""
     own = os.environ.get("RAY_TMPDIR") or (sys.platform == "linux" and os.environ.get("TMPDIR"))
     return Path(own or ("/tmp" if sys.platform in ("linux", "darwin") else tempfile.gettempdir()))

@@ -219,21 +219,18 @@ class RemoteEnvs(CreatedEnvs):
         return fresh
 
     def _start(self) -> None:
-        """Begin everywhere, and wait for all."""
         if self._started:
             return
         self._started = True
         self._hosts.begin()
 
     def _answer(self, host: FarHost, layout: Layout, actions: Any) -> None:
-        """Send the answers to the rows of a host's news."""
         last = layout is host.layout and not host.asked
         host.ask("news", "step", None if last else layout.own, pack(actions))
         for index in layout.by_env:
             del self._hosts.waiting[index]
 
     def _answer_nested(self, answers: Mapping[EnvId, Mapping[AgentId, Any]]) -> None:
-        """Answer rows that have been handed out, or that `try_reset` has returned."""
         due = {index: slots for host in self._hosts for index, slots in host.due.shown().items()}
         told = {self._index(env_id): dict(by_agent) for env_id, by_agent in answers.items()}
         self._answer_some(told, {**self._hosts.waiting, **due})
@@ -241,7 +238,6 @@ class RemoteEnvs(CreatedEnvs):
     def _answer_some(
         self, by_env: Mapping[int, Mapping[AgentId, Any]], waiting: Mapping[int, IntArray]
     ) -> None:
-        """Answer some sub-environments, once all answers are exactly for those who wait."""
         rows: dict[int, list[int]] = {}
         for index, answers in by_env.items():
             slots = waiting[index].tolist() if index in waiting else []
@@ -265,7 +261,6 @@ class RemoteEnvs(CreatedEnvs):
                 self._hosts.waiting.pop(index, None)
 
     def _asked(self, method: str, env_id: EnvId, *args: Any) -> Any:
-        """Ask for something of a sub-environment and wait for it."""
         self._check_running(method)
         index = self._index(env_id)
         host = self._hosts.of(index)

@@ -85,7 +85,6 @@ class SameSpaces:
         self._declared = declared(first)
 
     def __call__(self, vector_index: int) -> Any:
-        """Create a copy."""
         env = self._make_env(vector_index)
         check_spaces(f"env {vector_index}", env, self._declared)
         return env

@@ -31,7 +31,6 @@ class Successors:
     """
 
     def __init__(self, engine: Engine, make_env: Callable[[int], Any], settings: RemoteSettings) -> None:
-        """Begin without losses; arguments as in `RemoteEnvs`."""
         # What was raised when each host was lost last, and its words, by its first sub-environment.
         self._last: dict[int, tuple[str, str]] = {}
         self._engine = engine
@@ -147,7 +146,6 @@ class Successors:
         return error
 
     def _limit(self, host: FarHost) -> float | None:
-        """Return how many seconds a host has for its oldest question."""
         each = self._settings.env_timeout
         if each is None:
             return None
@@ -155,11 +153,9 @@ class Successors:
         return creation_limit(each) if kind == "created" else each * steps
 
     def _playing(self, host: FarHost) -> list[int]:
-        """Return the sub-environments of a host whose episodes run."""
         return [index for index in host.indices if index not in host.beginning and index not in host.left]
 
     def _reason(self, host: FarHost) -> tuple[str, str]:
-        """Return why a host was lost last, in one line, and what kind of fault that is."""
         kind, words = self._last[host.first]
         return f"{kind}: {in_a_line(words)[:_LONGEST].rstrip()}", kind
 

@@ -105,7 +105,6 @@ class Watchdog:
             threading.Thread(target=self._look, args=(seconds,), name="menv watchdog", daemon=True).start()
 
     def __enter__(self) -> None:
-        """Begin to watch."""
         if self._seconds is not None:
             self._set(self._seconds)
             self._watches.set()
@@ -113,14 +112,12 @@ class Watchdog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Watch no longer."""
         with self._lock:
             self._watches.clear()
             if self._seconds is not None:
                 faulthandler.cancel_dump_traceback_later()
 
     def _look(self, seconds: float) -> None:
-        """Put the timer off each time that something has been done."""
         pause, before = threading.Event(), None
         while True:
             self._watches.wait()

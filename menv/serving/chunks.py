@@ -117,7 +117,6 @@ class ChunkDesk:
         state.forget_chunks()
 
     def _check(self, episode: WireEpisode, where: str) -> None:
-        """Refuse an episode of another kind than the environment's."""
         multi = self._ioctx.multi_agent
         if (episode.agents is not None) is not multi:
             kind = "several agents, an object `agents`" if multi else "one agent, and no `agents`"
@@ -136,7 +135,6 @@ class ChunkDesk:
                 )
 
     def _check_crowd(self, agents: Collection[str | None], where: str) -> None:
-        """Refuse more agents than an episode may have."""
         if len(agents) > self._limits.max_agents:
             raise BadMessageError(
                 Code.TOO_MANY,
@@ -144,7 +142,6 @@ class ChunkDesk:
             )
 
     def _check_columns(self, one: WireEpisode, where: str) -> None:
-        """Refuse numbers that no policy here can have had or can learn from."""
         for name, field in (("dist_inputs", "action_dist_inputs"), ("state_in", "state_in")):
             column, widths = getattr(one, name), self.widths.get(name)
             if column is not None and len(column) and widths and column.shape[1] not in widths:
@@ -162,7 +159,6 @@ class ChunkDesk:
     def _take(
         self, state: ClientState, episode: WireEpisode, number: int | None, where: str, size: int
     ) -> None:
-        """Take one episode or chunk."""
         members: Mapping[Any, WireEpisode] = episode.agents if episode.agents is not None else {None: episode}
         self._check_gaps(state, episode, members, where)
         chunks = self._chunks_of(state, episode, where)
@@ -220,7 +216,6 @@ class ChunkDesk:
         chunks.policies.update(policies)
 
     def _lose(self, state: ClientState, names: Sequence[str]) -> None:
-        """Break off episodes of which the client will bring nothing more, as far as they are open."""
         open_ones = [one for name in names if (one := state.chunks.get(name)) is not None and not one.over]
         for chunks in open_ones:
             state.chunks_over += not chunks.over
@@ -228,7 +223,6 @@ class ChunkDesk:
         self._board.lose([one.board_id for one in open_ones], "its client gave it up")
 
     def _chunks_of(self, state: ClientState, episode: WireEpisode, where: str) -> Chunks:
-        """Return the episode that a chunk belongs to, a new one if it begins one."""
         if episode.id is not None:
             found = state.chunks.get(episode.id)
             if found is None:
@@ -242,7 +236,6 @@ class ChunkDesk:
         return self._begin(state, secrets.token_hex(8), where)
 
     def _begin(self, state: ClientState, name: str, where: str, field: str = "id") -> Chunks:
-        """Begin an episode."""
         if name in state.links or name in state.finished:
             raise BadMessageError(
                 Code.WRONG_ORDER,
@@ -301,7 +294,6 @@ def _env_steps(episode: WireEpisode, moves: Mapping[Any, Moves]) -> int:
 
 
 def _same(left: Any, right: Any) -> bool:
-    """Return whether two observations are the same."""
     if isinstance(left, dict):
         return isinstance(right, dict) and all(_same(left[key], right[key]) for key in left)
     if isinstance(left, tuple):

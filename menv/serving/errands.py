@@ -83,7 +83,6 @@ class Errands:
             self._post(lambda: [then(error) for thens in later.values() for then in thens])
 
     def _tell(self, made: Future[Any], then: Then) -> None:
-        """Hand on what was made, or why it was not."""
         if made.cancelled():
             then(self._over)
             return

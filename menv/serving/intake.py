@@ -155,7 +155,6 @@ class Intake:
             self._slices.drop(self._work)
 
     def _take(self, body: bytes, reply: Reply, close: Close) -> None:
-        """Read a body here, soon, or have it read."""
         try:
             if self._translation.takes(body):
                 self._have_read(body, reply, close)
@@ -169,7 +168,6 @@ class Intake:
         self._read_at_once(body, reply, close)
 
     def _read_at_once(self, body: bytes, reply: Reply, close: Close) -> None:
-        """Read a short body here."""
         try:
             request, dialect = decode(body, self._max_depth)
         except BadMessageError as error:
@@ -226,7 +224,6 @@ class Intake:
         self._wait()
 
     def _was_read(self, outcome: Outcome, body: bytes, reply: Reply, dialect: Dialect, close: Close) -> None:
-        """Go on with a body that was read elsewhere."""
         try:
             request, flat, read_as = translated(outcome, body, self._max_depth)
         except BadMessageError as error:
@@ -236,12 +233,10 @@ class Intake:
         self.listener.answer(request, answerer, translated=flat)
 
     def _wait(self) -> None:
-        """Have others wait, if something goes on."""
         if self.hold is None and (self._job is not None or self._work is not None):
             self.hold = asyncio.get_running_loop().create_future()
 
     def _go_on(self, first: Callable[[], None], close: Close) -> None:
-        """Do what something was waited for, then take what has waited, unless there is something to wait for again."""
         try:
             first()
             if self._job is not None or self._work is not None or self.hold is None:
@@ -262,7 +257,6 @@ _FIRST_BYTES = {ord("{"): Dialect.JSON, **dict.fromkeys(range(0x80, 0x90), Diale
 
 
 def _dialect_of(body: bytes) -> Dialect:
-    """Return how to answer a body that could not be read."""
     try:
         return dialect_of(body)
     except BadMessageError:

@@ -185,7 +185,6 @@ class Interactive:
         return True
 
     def _take(self, state: ClientState, link: Link, request: Turn, answerer: Answerer) -> Answer:
-        """Do what a message says that asks for nothing."""
         # Everything is read before anything is done: a message is taken whole or not at all.
         dialect, board, seq = answerer.dialect, self._board, request.seq
         if not isinstance(request, LogReturns):
@@ -218,12 +217,10 @@ class Interactive:
         self._decided(partial(answerer.send, error if isinstance(why, BaseException) else Ok(seq=seq)))
 
     def _pay(self, link: Link, returns: tuple[Any, Any, Any] | None, size: int) -> None:
-        """Pay what came with a message."""
         if returns is not None:
             self._board.pay(link.board_id, *returns, size)
 
     def _returns(self, request: Turn, dialect: Dialect) -> tuple[Any, Any, Any] | None:
-        """Return rewards, infos and done flags by agent, None if the message has none."""
         multi, told = self._ioctx.multi_agent, len(memoryview(request.reward)) > 0
         info = _plain(request.info, dialect)
         if not told and not info and not request.done:
@@ -244,7 +241,6 @@ class Interactive:
 
 
 def _plain(raw: msgspec.Raw, dialect: Dialect) -> dict[str, Any]:
-    """Return an info, {} if there is none."""
     if not len(memoryview(raw)):
         return {}
     read = msgspec.json.decode if dialect is Dialect.JSON else msgspec.msgpack.decode

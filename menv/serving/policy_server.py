@@ -73,7 +73,6 @@ class PolicyServerInput(ServedEnvs):
 
 
 def _carrier(transport: object, port: int) -> Transport:
-    """Return a transport by its name."""
     if isinstance(transport, Transport):
         return transport
     if transport == "http":

@@ -81,7 +81,6 @@ class Question(Struct, eq=False):
         return None if infos or done or told else rewards[SINGLE_AGENT]
 
     def __call__(self, actions: Mapping[Any, Any] | BaseException) -> None:
-        """Take what was decided."""
         self.decided(((self,), actions))
 
 
@@ -228,7 +227,6 @@ class Questions:
             self._refuse(asked, error)
 
     def _read_bodies(self, unread: list[Unread]) -> None:
-        """Hand on what bodies hold, in their order."""
         for (intake, body, answerer), request in zip(unread, self._requests(unread), strict=True):
             try:
                 if request is not None and intake.hold is None:
@@ -278,7 +276,6 @@ class Questions:
     def _observed(
         self, questions: list[Question], dialect: Dialect, column: Column | None
     ) -> Iterator[dict[Any, Any] | Exception]:
-        """Yield the observations of questions by agent, or why they are none."""
         if column is not None:
             for element in column:
                 yield {SINGLE_AGENT: element}
@@ -314,6 +311,5 @@ def _by_dialect(answerers: Sequence[Answerer]) -> list[tuple[Dialect, Sequence[i
 
 
 def _fault(answerer: Answerer, error: Exception) -> None:
-    """Let a fault of ours cost its connection."""
     answerer.close()
     asyncio.get_running_loop().call_exception_handler({"message": "GET_ACTION", "exception": error})

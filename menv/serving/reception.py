@@ -160,7 +160,6 @@ class Reception:
             post(partial(self._send, decisions, self.switchboard.weights_seq_no))
 
     def _send(self, decisions: list[Decision], number: int) -> None:
-        """Answer the questions that were decided by the weights of a number."""
         replies: list[tuple[Reply, bytes]] = []
         for decision in decisions:
             if callable(decision):
@@ -193,7 +192,6 @@ class Reception:
             reply(body)
 
     def _actions(self, decided: Any) -> Sequence[Any]:
-        """Return what messages hold of a decision, for each of its questions."""
         if isinstance(decided, Mapping):
             decided = [dict(decided) if self.ioctx.multi_agent else decided[SINGLE_AGENT]]
         if type(decided[0]) is int:
@@ -232,7 +230,6 @@ class Reception:
         state.clear()
 
     def _make_room(self) -> None:
-        """Give up who has been away the longest, if too many are."""
         away = [state for state in self.states.values() if state.connected <= 0]
         if len(away) > _MOST_AWAY:
             self.give_up(
@@ -241,7 +238,6 @@ class Reception:
             )
 
     def _give_up_if_away(self, token: str) -> None:
-        """Give a client up that has not returned since it lost a connection long enough ago."""
         # By its token: of clients that were given up before nothing is kept until then.
         state = self.states.get(token)
         if state is not None and state.connected <= 0 and time.monotonic() - state.lost_at >= self.return_s:

@@ -142,7 +142,6 @@ class ServedEnvs(RoundEnvs):
         self._errands.weights_changed()
 
     def _look_at(self, trainer: Trainer) -> None:
-        """Take note of how wide the rows of policies are that there are now."""
         self._kinds.update(map(_kind, trainer.latest.policies.values()))
         self._reception.chunks.widths = _widths(self._kinds)
 
@@ -212,7 +211,6 @@ class ServedEnvs(RoundEnvs):
         self.server.run(0.0 if here else seconds, self._batch_wait, all_here, questions.ask)
 
     def _wake(self) -> None:
-        """Let a poll that waits see who waits for weights."""
         self.switchboard.wake()
         self.server.pause()
 
@@ -292,7 +290,6 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _check(**settings: Any) -> None:
-    """Refuse settings of the wrong kind."""
     for name, value in settings.items():
         is_right, expected = _RULES[name]
         if not is_right(value):
@@ -302,7 +299,6 @@ def _check(**settings: Any) -> None:
 
 
 def _check_spaces(name: str, ioctx: InputContext) -> None:
-    """Refuse clients of whom nobody knows what they observe, or do, and agents that no message can name."""
     for kind in ("observation", "action"):
         if getattr(ioctx, f"{kind}_space") is None and not getattr(ioctx, f"{kind}_spaces"):
             raise ConfigError(
@@ -319,7 +315,6 @@ def _check_spaces(name: str, ioctx: InputContext) -> None:
 
 
 def _described(trainer: Trainer) -> dict[str, Any]:
-    """Return the spaces of each policy, as messages have them."""
     return {
         name: {
             "observation_space": space_to_json(policy.observation_space),
@@ -342,7 +337,6 @@ def _most_steps(ioctx: InputContext, widths: Mapping[str, Collection[int]], limi
 
 
 def _written(space: Any) -> int:
-    """Return about the most bytes that an element takes in JSON."""
     size = 0
     for leaf in leaves(space):
         each = _OF_A_NUMBER

@@ -111,11 +111,9 @@ class Session:
         self._reception.lost(self)
 
     def _fail(self, error: BadMessageError | CallOrderError, answerer: Answerer, request: Request) -> None:
-        """Answer a request that cannot be taken."""
         self._reception.refuse(error, answerer, getattr(request, "seq", None))
 
     def _handle(self, request: Request, answerer: Answerer) -> None:
-        """Answer a request, now or later."""
         if isinstance(request, Ping):
             answerer.send(Pong())
             return
@@ -136,7 +134,6 @@ class Session:
             self._reception.interactive.turn(self.state, request, answerer)
 
     def _greet(self, request: GetConfig, answerer: Answerer) -> None:
-        """Tell a client what it needs to know, and take it up again if it was here before."""
         reception = self._reception
         if not self.admitted and not reception.access.admits(request.token):
             raise BadMessageError(Code.NOT_ALLOWED, "GET_CONFIG.token: is not the server's, expected that")
@@ -165,7 +162,6 @@ class Session:
         answerer.send(SetConfig(**plain, **more, **reception.spaces()))
 
     def _take_episodes(self, request: Episodes, answerer: Answerer, translated: bool) -> None:
-        """Take what a client played by itself."""
         reception = self._reception
         reception.chunks.check_allowed(request)
         if isinstance(request, EpisodesAndGetState):
@@ -191,7 +187,6 @@ class Session:
         self._intake.run(work, then, answerer.close)
 
     def _check_errands(self) -> None:
-        """Refuse more requests that wait for the sampler where there are too many."""
         if self._errands >= _MOST_ERRANDS:
             raise BadMessageError(
                 Code.TOO_MANY,
@@ -202,7 +197,6 @@ class Session:
     def _weights_changed(
         self, request: EpisodesAndGetState, answerer: Answerer, error: MenvError | None
     ) -> None:
-        """Answer a request that has waited for new weights."""
         self._errands -= 1
         if error is None:
             self._tell_state(request, answerer)
@@ -275,7 +269,6 @@ class Session:
         return SetState(weights_seq_no=number, onnx_file=form("onnx", chosen[0]))
 
     def _tell_policies(self, request: GetPolicies, answerer: Answerer) -> None:
-        """Tell who answers for whom in an episode that the client plays by itself."""
         state, name, reception = self.state, request.episode_id, self._reception
         self._check_agents(request)
         told = dict(state.chunks[name].policies) if name in state.chunks else {}
@@ -298,7 +291,6 @@ class Session:
         answerer.send(Policies(policy_ids={agent: told[agent] for agent in request.agent_ids}))
 
     def _check_agents(self, request: GetPolicies) -> None:
-        """Refuse to tell who answers for agents that there cannot be."""
         if len(request.agent_ids) > self._reception.limits.max_agents:
             raise BadMessageError(
                 Code.TOO_MANY, f"GET_POLICIES.agent_ids: {len(request.agent_ids)} agents are too many"

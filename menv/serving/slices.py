@@ -44,13 +44,11 @@ class Slices:
         self._works = deque(one for one in self._works if one[0] is not work)
 
     def _turn(self) -> None:
-        """Go on with what waits longest; once a round of the loop."""
         self._tired = False
         if self._works:
             self._go_on(*self._works.popleft())
 
     def _go_on(self, work: Work, then: Then) -> None:
-        """Do a slice of some work."""
         start = perf_counter()
         raised: Exception | None = None
         done = False

@@ -154,7 +154,6 @@ class Translation:
     # In the server's loop.
 
     def _watch(self) -> None:
-        """End the process if it takes too long for one body."""
         self._watching = self._pending > 0
         if not self._watching or self._loop is None:
             return
@@ -218,7 +217,6 @@ class Translation:
         return BadMessageError(Code.INTERNAL, _NO_ANSWER)
 
     def _ask(self, process: TranslatorProcess, job: Job) -> tuple[Kind, bytes] | None:
-        """Return the answer of a process, None if it ended."""
         with self._lock:
             job.tries += 1
             job.since = time.monotonic()
@@ -229,7 +227,6 @@ class Translation:
         return answer
 
     def _ready(self) -> TranslatorProcess | None:
-        """Return a process that waits for a body, None if there cannot be one."""
         if self._process is not None:
             return self._process
         assert self._setup is not None
@@ -259,7 +256,6 @@ class Translation:
 
 
 def _setup(ioctx: InputContext, limits: Limits) -> bytes | None:
-    """Return what a process is told first; None if it cannot be told."""
     told: Mapping[str, Any]
     with contextlib.suppress(ConfigError):
         told = {

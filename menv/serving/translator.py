@@ -96,7 +96,6 @@ class Translator:
         return Kind.MESSAGE, message
 
     def _episodes(self, request: Episodes, dialect: Dialect) -> bytes:
-        """Return a message with episodes."""
         name = _tag(request)
         flat = [
             write_flat(read_episode(raw, self._spaces_of, dialect, f"{name}.episodes[{index}]"))
@@ -154,7 +153,6 @@ def _in_msgpack(raw: Raw, dialect: Dialect, where: str) -> Raw:
 
 
 def _tag(request: Message) -> str:
-    """Return the type of a message."""
     return str(request.__struct_config__.tag)
 
 

@@ -58,7 +58,6 @@ class TurnValues:
         }
 
     def _observation(self, agent: AgentId, raw: Raw, dialect: Dialect, where: str, final: bool) -> Any:
-        """Return what one agent observes."""
         space, actions = self.spaces(agent, where)
         return columns.observation(raw, space, dialect, where, final, actions)
 
@@ -97,7 +96,6 @@ class TurnValues:
         }
 
     def _action(self, agent: AgentId, raw: Raw, obs: Any, dialect: Dialect, where: str) -> Any:
-        """Return an action that the mask of its observation allows."""
         spaces = self.spaces(agent, where)
         action = columns.action(raw, spaces[1], dialect, where)
         columns.check_mask(spaces, obs, action, where)
@@ -118,7 +116,6 @@ class TurnValues:
         return spaces
 
     def _by_agent(self, raw: Raw, dialect: Dialect, where: str) -> dict[str, Raw]:
-        """Return the entries of an object keyed by agent."""
         found = fields(raw, dialect, where)
         if len(found) > self._max_agents:
             raise BadMessageError(

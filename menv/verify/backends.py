@@ -79,13 +79,11 @@ _ELSEWHERE = (
 
 
 def _workers(engine: EngineName) -> Backend:
-    """Return the back-end of workers that run on an engine."""
     play = partial(play_in_workers, engine_name=engine)
     return Backend(f"2 workers ({engine})", _COPIES, play, _ELSEWHERE, elsewhere=True, on_ray=engine == "ray")
 
 
 def _remote(engine: EngineName) -> Backend:
-    """Return the back-end of one sampler whose environments run on an engine."""
     play = partial(play_here, host=partial(remote, engine=engine))
     return Backend(
         f"remote environments ({engine})", _COPIES, play, _ELSEWHERE, elsewhere=True, on_ray=engine == "ray"

@@ -67,7 +67,6 @@ def first_difference(one: Record, other: Record) -> Difference:
 
 
 def _rows(record: Record) -> dict[Any, Row]:
-    """Return all rows by whose they are and their number in the trajectory."""
     found: dict[Any, Row] = {}
     for part in record.parts:
         keys = zip(*(part[name].tolist() for name in ("eps_id", "life", "t")), strict=True)
@@ -99,7 +98,6 @@ def _episode(record: Record, part: Part, row: int) -> int:
 
 
 def _column(one: Row | None, other: Row | None) -> tuple[str, tuple[str, str]]:
-    """Return the first column in which two rows differ, and both values."""
     if one is None or other is None:
         texts = [_NO_ROW if row is None else "one" for row in (one, other)]
         return "row", (texts[0], texts[1])
@@ -118,7 +116,6 @@ def _flag(row: Row) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether two values are the same to the last bit."""
     if one is None or other is None:
         return one is other
     first, second = np.asarray(one), np.asarray(other)
@@ -127,7 +124,6 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _value(name: str, one: Any, other: Any) -> tuple[str, tuple[str, str]]:
-    """Return what to call the first number that differs in two values, and both."""
     one, other = np.asarray(one), np.asarray(other)
     if one.shape != other.shape or one.ndim == 0:
         return name, (_short(one), _short(other))
@@ -137,6 +133,5 @@ def _value(name: str, one: Any, other: Any) -> tuple[str, tuple[str, str]]:
 
 
 def _short(value: Column) -> str:
-    """Return a value in a few letters."""
     text = repr(np.asarray(value).item()) if np.ndim(value) == 0 else f"of shape {np.shape(value)}"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -80,7 +80,6 @@ class Record:
 
 
 def _part(sampler: Sampler, batch: SampleBatch, first_index: int) -> Part:
-    """Return the columns of one policy's rows."""
     pieces = batch.segments
     part: Part = {
         "hash": row_hashes(Rows.of(batch)),
@@ -120,12 +119,10 @@ def _counted(env_indices: Column) -> Column:
 
 
 def _plain(column: Column) -> Column:
-    """Return a column as numbers or text."""
     if column.dtype != object:
         return column
     return np.array([repr(value) for value in column.tolist()], np.str_)
 
 
 def _as_any(arrays: Part) -> dict[str, Any]:
-    """Return arrays as the keyword arguments that they are to be."""
     return dict(arrays)

@@ -66,5 +66,4 @@ def play_share(task: Task, share: Share, record: Record, host: Host = copies) ->
 
 
 def _make(task: Task, worker: tuple[int, int], index: int) -> Any:
-    """Create a sub-environment of one of several workers."""
     return task.make_env(index, *worker)

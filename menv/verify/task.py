@@ -113,7 +113,6 @@ class Task:
         return sampler
 
     def _policies(self, first: Any, base_env: BaseEnv) -> tuple[PolicyMap, list[Cohort]]:
-        """Return who answers for whom, and the policies with their first weights."""
         config, multi = self._config, self._config.multiagent
         given = GivenSpaces(
             config.observation_space, config.action_space, reshaped=multi.observation_fn is not None
@@ -139,7 +138,6 @@ def _acting_by_onnx(config: PPOConfig) -> PPOConfig:
 
 
 def _kind_of(env: Any) -> str:
-    """Return which kind of environment this is."""
     if isinstance(env, MultiAgentEnv):
         return MULTI
     return SINGLE if isinstance(env, gym.Env) else WHOLE
@@ -162,5 +160,4 @@ def _by_spaces(agents: Mapping[AgentId, str], env: Any, given: GivenSpaces) -> P
 
 
 def _owner(owners: Mapping[AgentId, str], agent_id: AgentId) -> str:
-    """Return who answers for an agent."""
     return owners[agent_id]

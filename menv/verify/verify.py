@@ -112,7 +112,6 @@ def verify_backends(
 
 
 def _check_backends(backends: Any) -> None:
-    """Refuse anything but a few of the back-ends that there are."""
     if (
         not isinstance(backends, Sequence)
         or not backends
@@ -125,7 +124,6 @@ def _check_backends(backends: Any) -> None:
 
 
 def _check_modules(modules: Any) -> None:
-    """Refuse anything but a few names."""
     if not isinstance(modules, list | tuple) or not all(isinstance(one, str) and one for one in modules):
         raise ConfigError(
             f"verify_backends: modules is {modules!r:.100}, expected a list of names of modules, or of .py files; "
@@ -134,7 +132,6 @@ def _check_modules(modules: Any) -> None:
 
 
 def _check_counts(**counts: tuple[int, int]) -> None:
-    """Refuse numbers that are below what each has to be at least."""
     for name, (value, least) in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ConfigError(

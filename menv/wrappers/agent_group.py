@@ -38,7 +38,6 @@ class AgentGroup:
     """
 
     def __init__(self, group_id: AgentId, members: Sequence[AgentId], space: gym.spaces.Tuple[Any]) -> None:
-        """Prepare a group for its first episode."""
         self.group_id = group_id
         self.members = tuple(members)
         self.space = space
@@ -120,7 +119,6 @@ class AgentGroup:
     def _see(
         self, seen: Sequence[AgentId], obs: AgentDict, terminateds: AgentDict, truncateds: AgentDict
     ) -> None:
-        """Keep the last observations, and who has ended."""
         for member in seen:
             self._last[member] = own_copy(obs[member])
             # Who is observed again lives again, unless its flag says otherwise.
@@ -131,7 +129,6 @@ class AgentGroup:
                     self._ended.setdefault(member, not terminateds.get(member))
 
     def _check_together(self, inner: Mapping[AgentId, AgentGroup]) -> None:
-        """Refuse that some living members act while others do not."""
         if not self.acting:
             return
         idle = [member for member in self._last if member not in self._ended and member not in self.acting]
@@ -162,7 +159,6 @@ class AgentGroup:
             self._lifetime[member] = self._lifetime.get(member, 0.0) + reward
 
     def _note(self, infos: AgentDict) -> None:
-        """Keep the members' infos until the group is shown."""
         told = {member: infos[member] for member in self.members if member in infos}
         self._told.update(told)
         for member, info in told.items():
@@ -175,7 +171,6 @@ class AgentGroup:
                     self._lifetime[member] = self._lifetime.get(member, 0.0) + reward
 
     def _show(self, obs: AgentDict, out: StepDicts) -> None:
-        """Give the group its observation, and with it what happened since the one before."""
         self.alive, self._over = True, False
         out[0][self.group_id] = tuple(self._shown(place, obs) for place in range(len(self.members)))
         out[4][self.group_id] = self._info(list(self.acting))
@@ -192,7 +187,6 @@ class AgentGroup:
         self._lifetime, self._trained = {}, {}
 
     def _end(self, truncated: bool, out: StepDicts) -> None:
-        """End the group's life."""
         truncations = [self._ended.get(member, truncated) for member in self.members]
         out[2][self.group_id], out[3][self.group_id] = not any(truncations), any(truncations)
         self.alive, self._over = False, True
@@ -222,7 +216,6 @@ class AgentGroup:
         return shown
 
     def _number(self, member: AgentId, reward: Any) -> float:
-        """Return a member's reward as a float."""
         if type(reward) is float and math.isfinite(reward):
             return reward
         return as_reward(

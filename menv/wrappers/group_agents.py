@@ -147,7 +147,6 @@ class GroupAgentsWrapper(MultiAgentEnv):
         return self._space_of("action", agent_id)
 
     def _group(self, result: StepDicts) -> StepDicts:
-        """Return the five dicts with groups in the place of their members."""
         out: StepDicts = ({}, {}, {}, {}, {})
         for state in self._states.values():
             state.take(result, out, self._inner)
@@ -166,7 +165,6 @@ class GroupAgentsWrapper(MultiAgentEnv):
         return by_agent[agent_id] if agent_id in self.groups else _own_space(self.env, kind, agent_id)
 
     def _spaces(self, kind: str, given: GroupSpaces, alone: Sequence[AgentId]) -> dict[Any, gym.Space[Any]]:
-        """Return the spaces of the groups and of the agents in none, as far as they are known."""
         spaces: dict[Any, gym.Space[Any]] = {}
         by_group = _by_group(kind, given, self.groups)
         for group, members in self.groups.items():
@@ -189,7 +187,6 @@ class GroupAgentsWrapper(MultiAgentEnv):
 
 
 def _whole(given: GroupSpaces, by_agent: dict[Any, gym.Space[Any]]) -> gym.Space[Any]:
-    """Return the space that was given for all groups, else a Dict space by group and agent."""
     return given if isinstance(given, gym.Space) else gym.spaces.Dict(by_agent)
 
 
@@ -198,14 +195,12 @@ def _own_space(env: MultiAgentEnv, kind: str, agent: AgentId) -> gym.Space[Any]:
 
 
 def _known_agents(env: MultiAgentEnv) -> list[AgentId]:
-    """Return all agents that the environment shows, the possible ones first, in a stable order."""
     return list(dict.fromkeys([*env.possible_agents, *sorted(env.get_agent_ids(), key=repr)]))
 
 
 def _checked_groups(
     groups: Mapping[Any, Sequence[Any]], known: Sequence[AgentId]
 ) -> dict[AgentId, list[AgentId]]:
-    """Return the groups once each agent is known and in one group at most."""
     if isinstance(groups, MultiAgentEnv):
         raise ConfigError(
             f"with_agent_groups: the groups are an environment ({type(groups).__name__}), expected a dict; write "
@@ -230,7 +225,6 @@ def _checked_groups(
 
 
 def _check_group(group: AgentId, members: Any, known: Sequence[AgentId]) -> None:
-    """Refuse a group that is empty, has the id of an agent, or has members that nobody knows."""
     shown = ", ".join(map(repr, known[:16]))
     if group in known or group in (ALL, COMMON):
         raise ConfigError(
@@ -254,7 +248,6 @@ def _check_group(group: AgentId, members: Any, known: Sequence[AgentId]) -> None
 def _by_group(
     kind: str, given: GroupSpaces, groups: Mapping[Any, Sequence[Any]]
 ) -> Mapping[Any, gym.Space[Any]]:
-    """Return the spaces that were given, by group."""
     if given is None:
         return {}
     if isinstance(given, gym.spaces.Dict):

@@ -117,7 +117,6 @@ class LegacyMultiAgent(MultiAgentEnv):
     """
 
     def __init__(self, env: Any, *, render_mode: str | None = None) -> None:
-        """Wrap `env`; see `LegacyGym`."""
         super().__init__()
         _check_steps(env)
         self.env = env
@@ -185,7 +184,6 @@ class LegacyMultiAgent(MultiAgentEnv):
 
 
 def _asked(method: Callable[[Any], Any], name: str, agent: Any) -> gym.Space[Any]:
-    """Return the space that a method of an old environment has for an agent."""
     return to_gymnasium(method(agent), f"{name}({agent!r})")
 
 
@@ -213,7 +211,6 @@ def _has_many_agents(env: Any) -> bool:
 
 
 def _listed_agents(env: Any) -> list[Any]:
-    """Return the agents that the environment lists, in a stable order."""
     for name in ("possible_agents", "_agent_ids", "agents"):
         listed = getattr(env, name, None)
         if listed:
@@ -238,7 +235,6 @@ def _metadata(env: Any) -> dict[str, Any]:
 
 
 def _reset(env: Any, seed: int | None, options: dict[str, Any] | None) -> Any:
-    """Reset `env` with whatever its `reset` takes."""
     given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
     if not given:
         return env.reset()

@@ -117,7 +117,6 @@ class MultiAgentGym(MultiAgentEnv):
         close_env(self.env)
 
     def _actions(self, answers: AgentDict) -> Any:
-        """Return actions in the form of the action space."""
         if not self._by_place:
             return answers
         return tuple(
@@ -143,7 +142,6 @@ class MultiAgentGym(MultiAgentEnv):
         return not cut, cut
 
     def _told(self, values: Any, method: str, what: str) -> AgentDict:
-        """Return values by agent."""
         if isinstance(values, Mapping):
             self._check_known(values, method, what)
             return dict(values)
@@ -155,7 +153,6 @@ class MultiAgentGym(MultiAgentEnv):
         return dict(zip(self.possible_agents, values, strict=True))
 
     def _check_known(self, values: Mapping[Any, Any], method: str, what: str) -> None:
-        """Refuse values of agents without a space."""
         unknown = sorted(repr(agent) for agent in values if agent not in self._known and agent != ALL)
         if unknown:
             raise ContractError(
@@ -177,7 +174,6 @@ class MultiAgentGym(MultiAgentEnv):
         return {agent: as_flag(flag, f"{where}: the flag of {agent!r}") for agent, flag in told.items()}
 
     def _infos(self, info: Any, obs: AgentDict, method: str) -> AgentDict:
-        """Return infos of agents that are observed, or one of the whole."""
         by_agent: Any = info
         if not isinstance(info, Mapping) and _places(info) == len(self.possible_agents):
             by_agent = dict(zip(self.possible_agents, info, strict=True))
@@ -193,12 +189,10 @@ class MultiAgentGym(MultiAgentEnv):
         return {COMMON: dict(by_agent)}
 
     def _where(self, method: str) -> str:
-        """Return what begins a message about what a method returned."""
         return f"MultiAgentGym.{method}: {type(getattr(self.env, 'unwrapped', self.env)).__name__}"
 
 
 def _spaces(env: Any, name: str) -> Mapping[Any, Any] | Sequence[Any]:
-    """Return the spaces of an environment's agents, by agent or by place."""
     space = getattr(env, name, None)
     parts: Any = space.spaces if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else space
     several = isinstance(parts, Mapping | list | tuple) and len(parts) > 0
@@ -214,7 +208,6 @@ def _spaces(env: Any, name: str) -> Mapping[Any, Any] | Sequence[Any]:
 
 
 def _ids(observed: Any, acted: Any, agents: Sequence[AgentId] | None) -> list[AgentId]:
-    """Return the ids of the agents, in their order."""
     if isinstance(observed, Mapping) != isinstance(acted, Mapping) or len(observed) != len(acted):
         raise ConfigError(
             f"MultiAgentGym: {len(observed)} observation spaces in a {type(observed).__name__} and {len(acted)} action "
@@ -239,7 +232,6 @@ def _ids(observed: Any, acted: Any, agents: Sequence[AgentId] | None) -> list[Ag
 
 
 def _parts(spaces: Any, ids: list[AgentId]) -> list[gym.Space[Any]]:
-    """Return the space of each agent."""
     return [spaces[agent] for agent in ids] if isinstance(spaces, Mapping) else list(spaces)
 
 

@@ -125,7 +125,6 @@ class OpenSpielEnv(MultiAgentEnv):
         return str(self.state)
 
     def _go_on(self) -> None:
-        """Play chance moves, and look who acts next."""
         state = self.state
         while state.is_chance_node():
             moves, chances = zip(*state.chance_outcomes(), strict=True)
@@ -152,7 +151,6 @@ class OpenSpielEnv(MultiAgentEnv):
         return int(action)
 
     def _rewards(self, over: bool) -> AgentDict:
-        """Return what each player's return has grown by."""
         if self._paid_at_end and not over:
             return dict.fromkeys(self.possible_agents, 0.0)
         returns = np.array(self.state.returns())
@@ -160,7 +158,6 @@ class OpenSpielEnv(MultiAgentEnv):
         return dict(zip(self.possible_agents, grown.tolist(), strict=True))
 
     def _observed(self, players: Any) -> dict[AgentId, dict[str, npt.NDArray[Any]]]:
-        """Return the observations of some players."""
         tensor = getattr(self.state, f"{self._tensor}_tensor")
         obs: dict[AgentId, dict[str, npt.NDArray[Any]]] = {}
         for player in players:
@@ -175,7 +172,6 @@ class OpenSpielEnv(MultiAgentEnv):
 
 
 def _load(game: Any) -> Any:
-    """Return a game as `pyspiel` knows it."""
     try:
         import pyspiel
     except ImportError as error:
@@ -200,7 +196,6 @@ def _load(game: Any) -> Any:
 
 
 def _tensor(game: Any, kind: Any, asked: Tensor | None) -> tuple[Tensor, tuple[int, ...]]:
-    """Return which tensor players observe, and its shape."""
     choices: tuple[Tensor, ...] = get_args(Tensor)
     shapes = {name: shape for name in choices if (shape := _shape(game, kind, name))}
     if asked is None and shapes:
@@ -227,7 +222,6 @@ def _shape(game: Any, kind: Any, name: Tensor) -> tuple[int, ...] | None:
 
 
 def _seeded(game: Any, seed: int) -> Any:
-    """Return a game that draws by itself, with its own generator seeded."""
     import pyspiel
 
     kinds = {kind.short_name: kind for kind in pyspiel.registered_games()}

@@ -114,7 +114,6 @@ class ParallelPettingZooEnv(PettingZooBase):
     def _sort_out(
         self, given: Any, rewards: Any, terminations: Any, truncations: Any, infos: Any
     ) -> StepDicts:
-        """Tell a step in which agents came or went."""
         flagged = dict.fromkeys(
             agent for flags in (terminations, truncations) for agent, flag in flags.items() if flag
         )
@@ -141,7 +140,6 @@ class ParallelPettingZooEnv(PettingZooBase):
         return told
 
     def _over(self, told: StepDicts) -> StepDicts:
-        """Set the flags of an episode in which nobody is left."""
         self._running = False
         self._asked = {}
         told[3][ALL] = any(told[3].values())
@@ -149,7 +147,6 @@ class ParallelPettingZooEnv(PettingZooBase):
         return told
 
     def _with_masks(self, obs: AgentDict, infos: Mapping[Any, Any]) -> AgentDict:
-        """Return `obs` with the masks that `infos` hold."""
         if self._masked or any(MASK in info for info in infos.values() if info):
             return {
                 agent: self._masked_obs(agent, value, infos.get(agent) or {}) for agent, value in obs.items()
@@ -157,7 +154,6 @@ class ParallelPettingZooEnv(PettingZooBase):
         return obs
 
     def _check_answers(self, action_dict: AgentDict) -> None:
-        """Raise unless exactly the asked agents were answered."""
         if not self._running:
             raise CallOrderError(
                 "ParallelPettingZooEnv.step: no episode is running, expected reset first and again after "
@@ -178,5 +174,4 @@ class ParallelPettingZooEnv(PettingZooBase):
 
 
 def _infos_of(obs: AgentDict, infos: Mapping[Any, Any]) -> AgentDict:
-    """Return copies of the info dicts of the agents in `obs`."""
     return {agent: dict(infos[agent]) for agent in obs if agent in infos}

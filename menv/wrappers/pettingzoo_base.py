@@ -121,7 +121,6 @@ class PettingZooBase(MultiAgentEnv):
             self.env.close()
 
     def _reset_game(self, seed: int | None, options: dict[str, Any] | None) -> Any:
-        """Reset the PettingZoo environment and return what it returned."""
         given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
         try:
             return self.env.reset(**given)
@@ -134,7 +133,6 @@ class PettingZooBase(MultiAgentEnv):
             raise
 
     def _check_infos(self, method: str, infos: Any) -> None:
-        """Raise unless there is a dict for each agent that `infos` name."""
         each = infos.values() if isinstance(infos, Mapping) else [infos]
         odd = [info for info in each if not isinstance(info, Mapping)]
         if odd:
@@ -202,7 +200,6 @@ class PettingZooBase(MultiAgentEnv):
 
     @property
     def _game(self) -> str:
-        """The PettingZoo environment's name, for messages."""
         return game_name(self.env)
 
 
@@ -214,7 +211,6 @@ def game_name(env: Any) -> str:
 
 
 def _one_space(by_agent: Mapping[AgentId, gym.Space[Any]]) -> gym.spaces.Dict | None:
-    """Return a Dict space of the agents, in their order."""
     spaces: list[tuple[Any, gym.Space[Any]]] = list(by_agent.items())
     return gym.spaces.Dict(spaces) if spaces else None
 

@@ -176,7 +176,6 @@ class PettingZooEnv(PettingZooBase):
         told[2][ALL] = told[3][ALL] = False
 
     def _turn_of(self, agent: AgentId) -> _Turn:
-        """Return what the selected agent is told."""
         state = self._state
         try:
             if state is None:
@@ -188,14 +187,12 @@ class PettingZooEnv(PettingZooBase):
         return _Turn(self._observe(agent), reward, *dead, info)
 
     def _note(self, agent: AgentId, turn: _Turn, told: StepDicts) -> None:
-        """Note what an agent observes and earned."""
         obs = turn.obs
         if self._masked or MASK in turn.info:
             obs = self._masked_obs(agent, obs, turn.info)
         told[0][agent], told[1][agent], told[4][agent] = obs, turn.reward, dict(turn.info)
 
     def _end(self, agent: AgentId, terminated: Any, truncated: Any, told: StepDicts) -> None:
-        """Note that an agent's life is over."""
         self._ended.add(agent)
         told[2][agent] = bool(terminated)
         told[3][agent] = bool(truncated)
@@ -215,7 +212,6 @@ class PettingZooEnv(PettingZooBase):
         self._roll = agents
 
     def _check_answer(self, action_dict: AgentDict) -> None:
-        """Raise unless nobody was asked and nobody was answered."""
         if not self._running:
             raise CallOrderError(
                 "PettingZooEnv.step: no episode is running, expected reset first and again after "
@@ -231,5 +227,4 @@ class PettingZooEnv(PettingZooBase):
 
 
 def _is_dead(game: Any, agent: AgentId) -> bool:
-    """Return whether one of the agent's flags is set."""
     return bool(game.terminations.get(agent) or game.truncations.get(agent))

@@ -94,12 +94,10 @@ def _hands_on(kind: type, method: str) -> bool:
 
 
 def _name(kind: type) -> tuple[str, str] | None:
-    """Return the module and name of a class of PettingZoo's wrappers."""
     package, _, module = kind.__module__.rpartition(".")
     return (module, kind.__name__) if package == _WRAPPERS else None
 
 
 def _is_pettingzoos(kind: type, method: str) -> bool:
-    """Return whether `kind` has the method from PettingZoo itself."""
     written = getattr(kind, method, None)
     return str(getattr(written, "__module__", "")).partition(".")[0] == "pettingzoo"

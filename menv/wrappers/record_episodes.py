@@ -85,7 +85,6 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def _of_env(name: str) -> Any:
-    """Return the property of what is the environment's own."""
     return property(lambda self: getattr(self.env, name))
 
 
@@ -112,12 +111,10 @@ class RecordedMultiAgent(MultiAgentEnv):
     def __init__(
         self, env: MultiAgentEnv, folder: str | PathLike[str], *, every: int = 1, most_pictures: int = 1000
     ) -> None:
-        """Wrap `env`; see `RecordEpisodes`."""
         self.env = env
         self._recorder = _Recorder(env, folder, every, most_pictures)
 
     def __getattr__(self, name: str) -> Any:
-        """Return what else the environment has."""
         if name == "env" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.env, name)
@@ -193,7 +190,6 @@ class _Recorder:
         self._moved = False
 
     def _show(self) -> None:
-        """Show what there is to see now, if the episode is recorded."""
         if self._episode % self._every:
             return
         try:

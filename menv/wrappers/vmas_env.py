@@ -109,7 +109,6 @@ class VmasEnv(BaseEnv):
         return self.env.render(mode="rgb_array", env_index=env_id or 0)
 
     def _take(self, obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any) -> None:
-        """Make the next table of what a step of VMAS returned."""
         self.infos = infos
         self._env_steps = self._env_steps + 1
         columns, paid = _columns(obs), np.concatenate(list(map(_array, _listed(rewards))))
@@ -133,7 +132,6 @@ class VmasEnv(BaseEnv):
         self._ready = self._table(columns, paid, self._joins(done.tolist()), ended, episodes)
 
     def _reset(self, columns: list[Array], done: Array) -> list[Array]:
-        """Reset worlds and return the columns with their first observations."""
         if len(done) == self.num_envs:
             return _columns(self._call("reset"))
         for world in done.tolist():
@@ -147,7 +145,6 @@ class VmasEnv(BaseEnv):
         return columns
 
     def _table(self, columns: list[Array], paid: Array | None = None, joined: Any = (), *ends: Any) -> Ready:
-        """Return a table of all rows."""
         paid = np.zeros(len(self._slots)) if paid is None else paid
         alike = len({column.shape[1:] for column in columns}) == 1
         obs = np.concatenate(columns) if alike else Columns(columns)
@@ -162,12 +159,10 @@ class VmasEnv(BaseEnv):
         ]
 
     def _places(self, values: Sequence[Any]) -> list[tuple[int, AgentId, Any]]:
-        """Return the first slot and the name of each agent, beside its value."""
         firsts = range(0, len(self._slots), self.num_envs)
         return list(zip(firsts, self.possible_agents, values, strict=True))
 
     def _by_agent(self, name: str, of_one: Any) -> gym.spaces.Dict:
-        """Return the spaces of all agents."""
         spaces = getattr(self.env, name).spaces
         # A Dict of the old gym sorts its keys.
         keys = self.possible_agents if isinstance(spaces, Mapping) else range(len(spaces))
@@ -185,7 +180,6 @@ class VmasEnv(BaseEnv):
 
 
 def _made(env: Any, settings: Mapping[str, Any]) -> Any:
-    """Return an environment of VMAS."""
     if not isinstance(env, str) and not hasattr(env, "make_world"):
         if settings or not all(
             hasattr(env, name) for name in ("get_from_scenario", "reset_at", "vmas_random_state")
@@ -204,7 +198,6 @@ def _made(env: Any, settings: Mapping[str, Any]) -> Any:
 
 
 def _flat(space: gym.Space[Any]) -> gym.Space[Any]:
-    """Return the space of an observation as `_column` gives it."""
     if not isinstance(space, gym.spaces.Dict):
         return space
     size = sum(gym.spaces.flatdim(part) for part in space.spaces.values())

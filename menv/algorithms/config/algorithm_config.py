@@ -157,7 +157,6 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
     """Policies and their mapping."""
 
     def __post_init__(self) -> None:
-        """Read sections given as dicts and refuse values that cannot work."""
         for name, off in (("input", "sampler"), ("evaluation_interval", 0)):
             # Classic ways of saying that there is none.
             if type(getattr(self, name)) is type(off) and getattr(self, name) == off:
@@ -178,7 +177,6 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
             )
 
     def _check_counts(self) -> None:
-        """Refuse what no machine could count, hold or start."""
         for name, (least, most) in _COUNTS.items():
             check_count("config", name, getattr(self, name), least, most)
         for name, (other, most) in _COUNTS_OR.items():
@@ -188,7 +186,6 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
             check_count("config", "num_envs_per_worker", self.num_envs_per_worker, 1, _PROCESSES)
 
     def _check_kinds(self) -> None:
-        """Refuse values of the wrong type."""
         if self.clip_rewards is None:
             # The classic default, which clips those of Atari's games alone.
             object.__setattr__(self, "clip_rewards", False)
@@ -219,7 +216,6 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
         self._check_scale()
 
     def _check_scale(self) -> None:
-        """Refuse settings of other processes and devices that cannot be."""
         check_number("config", "num_gpus", self.num_gpus, 0, 1)
         if self.torch_threads not in ("auto", None):
             check_count("config", "torch_threads", self.torch_threads, 1, _THREADS)

@@ -102,7 +102,6 @@ def _sections(
     changes: Mapping[str, Any],
     names: Sequence[str] = (*SECTIONS, "multiagent", "env_config"),
 ) -> dict[str, Any]:
-    """Return the nested sections that `changes` has as dicts, put over those of `config`."""
     sections: dict[str, Any] = {}
     for name in names:
         before, given = getattr(config, name, None), changes.get(name)

@@ -59,7 +59,6 @@ class DQNSettings:
     """How often actions are random."""
 
     def __post_init__(self) -> None:
-        """Read sections given as dicts and refuse numbers that cannot work."""
         for name, kind in _SECTIONS.items():
             object.__setattr__(self, name, section(kind, getattr(self, name), name))
         for name, (least, most) in _COUNTS.items():

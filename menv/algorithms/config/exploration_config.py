@@ -27,7 +27,6 @@ class ExplorationConfig:
     leaves out keeps the share it has: a new one that of the start."""
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
         if self.type != "EpsilonGreedy":
             raise ConfigError(
                 f"exploration_config: type is {shown(self.type)}, expected 'EpsilonGreedy' in this version; "

@@ -57,7 +57,6 @@ class ModelConfig:
     """Keyword arguments for it."""
 
     def __post_init__(self) -> None:
-        """Take lists for what they mean, and refuse anything else."""
         widths = self.fcnet_hiddens
         if (
             not isinstance(widths, Sequence)
@@ -97,7 +96,6 @@ class ModelConfig:
         return Cell("lstm" if self.use_lstm else "gru", self.lstm_cell_size)
 
     def _check_custom_model(self) -> None:
-        """Refuse what builds no module, and settings that it would not read."""
         model, settings = self.custom_model, self.custom_model_config
         instance = hasattr(model, "named_parameters") and not isinstance(model, type)
         if model is not None and (instance or not callable(model)):

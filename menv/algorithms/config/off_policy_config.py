@@ -40,7 +40,6 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
     at least."""
 
     def __post_init__(self) -> None:
-        """Check both halves."""
         AlgorithmConfig.__post_init__(self)
         DQNSettings.__post_init__(self)
         if self.model.cell:
@@ -121,7 +120,6 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
         return min(max(found), _LONGEST)
 
     def _specs(self) -> list[PolicySpec]:
-        """Return the policies that the run begins with, where they are listed with their settings."""
         given = self.multiagent.policies
         return (
             [PolicySpec.of(name, value) for name, value in given.items()]

@@ -20,7 +20,6 @@ class PPOConfig(AlgorithmConfig, PPOSettings):
     """What `AlgorithmConfig` says about sampling and `PPOSettings` about learning; `docs/settings.md` explains both."""
 
     def __post_init__(self) -> None:
-        """Check both halves."""
         AlgorithmConfig.__post_init__(self)
         PPOSettings.__post_init__(self)
         if self.critic_obs is not None and self.model.vf_share_layers:

@@ -75,7 +75,6 @@ class PPOSettings:
     """C, to be given with a function."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes and schedules that cannot work."""
         for name, limit in (("num_sgd_iter", _MOST_EPOCHS), ("sgd_minibatch_size", MOST)):
             check_count("PPO", name, getattr(self, name), most=limit)
         for name, (least, most) in _RANGES.items():

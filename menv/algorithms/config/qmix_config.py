@@ -46,7 +46,6 @@ class QMIXConfig(OffPolicyConfig):
     """Rewards that a target holds before it relies on the target network, at most; "auto" as there."""
 
     def __post_init__(self) -> None:
-        """Check everything."""
         OffPolicyConfig.__post_init__(self)
         if not isinstance(self.mixer, Hashable) or self.mixer not in MIXERS:
             raise ConfigError(

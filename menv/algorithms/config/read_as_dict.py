@@ -44,11 +44,9 @@ class ReadAsDict:
         )
 
     def __contains__(self, key: object) -> bool:
-        """Return whether there is a setting of this name."""
         return RENAMED.get(str(key), key) in _names(self)
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names, as classic configs spell them."""
         return iter([_CLASSIC.get(name, name) for name in _names(self)])
 
     def get(self, key: str, default: Any = None) -> Any:

@@ -42,7 +42,6 @@ class ReplayBufferConfig:
     sampled."""
 
     def __post_init__(self) -> None:
-        """Let `type` decide, and refuse values that cannot work."""
         if self.type is not None:
             if not isinstance(self.type, str) or self.type not in _KINDS:
                 raise ConfigError(

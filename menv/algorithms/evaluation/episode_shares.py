@@ -46,7 +46,6 @@ class _WholeEpisodes(Quota):
         self._ended += [end.env_index for end in ends if not end.faulty]
 
     def _check_endless(self, env_steps: Column) -> None:
-        """Refuse to wait for ever for the end of an episode."""
         appeared = np.zeros(max(0, len(env_steps) - len(self._since)), np.int64)
         self._since = np.concatenate((self._since, appeared)) if len(appeared) else self._since
         self._since[self._ended] = env_steps[self._ended]
@@ -67,7 +66,6 @@ class EpisodeQuota(_WholeEpisodes):
     """
 
     def __init__(self) -> None:
-        """Begin with none."""
         super().__init__(1)
         self.shares: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
@@ -88,7 +86,6 @@ class StepQuota(_WholeEpisodes):
     """So many env steps of each sub-environment, and on to the end of its episode."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         super().__init__(1, "complete_episodes")
 
 
@@ -96,7 +93,6 @@ class TogetherQuota(_WholeEpisodes, ExternalQuota):
     """So many episodes, whoever plays them, for sub-environments that nobody has counted; the first to end count."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         super().__init__(1)
         self.left_over = 0
 
@@ -115,7 +111,6 @@ class LockstepQuota(_WholeEpisodes):
     """A share of each sub-environment, in episodes or in env steps and on to the end; all play until all are done."""
 
     def __init__(self, in_episodes: bool) -> None:
-        """Begin with none."""
         super().__init__(1)
         self.shares: Shares = np.zeros(0, np.int64)
         self._in_episodes = in_episodes

@@ -100,7 +100,6 @@ class Evaluation:
 
     @property
     def _workers(self) -> int:
-        """How many play together."""
         return self._settings.num_workers if self._place.worker_index else 1
 
     def begin(self) -> None:
@@ -117,7 +116,6 @@ class Evaluation:
             return self._play()
 
     def _play(self) -> tuple[int, int]:
-        """See `play`."""
         sampler = self._ready()
         env_steps, agent_steps = sampler.env_steps, sampler.agent_steps
         self._share_out(self._settings.evaluation_duration, sampler.base_env.num_envs)
@@ -183,7 +181,6 @@ class Evaluation:
             self._base_env.stop()
 
     def _ready(self) -> Sampler:
-        """Return the sampler, which has the policies of the moment."""
         if self._broken_off:
             self._start_over()
         if self._base_env is None:
@@ -203,11 +200,9 @@ class Evaluation:
         return self._sampler
 
     def _index_of(self, env_id: Any) -> int:
-        """Return the index of a sub-environment of those that play now."""
         return self._base_env.index_of(env_id) if isinstance(self._base_env, TableEnvs) else int(env_id)
 
     def _start_over(self) -> None:
-        """Forget the environments and the episodes of an evaluation that was broken off."""
         self.stop()
         self._broken_off = False
         self._base_env = self._sampler = None
@@ -234,8 +229,6 @@ class Evaluation:
         return sampler
 
     def _tell_envs_created(self, sampler: Sampler) -> None:
-        """Tell the callbacks of new environments, and of those that will take the place of one."""
-
         def tell(index: int, env: Any) -> None:
             self._callbacks.on_sub_environment_created(
                 worker=sampler,

@@ -81,7 +81,6 @@ class EvaluationWorker:
         self._evaluation.stop()
 
     def _make_envs(self, config: AlgorithmConfig) -> BaseEnv:
-        """Create the environments."""
         with limited(creation_limit(self._seconds)):
             first, base_env = make_evaluation_experience(config, None, self._place)
         check_worker(f"evaluation worker {self._place.worker_index}", base_env, first, self._declared)
@@ -92,5 +91,4 @@ class EvaluationSeat(Seat):
     """A place for one that plays."""
 
     def _made(self, plan: Plan) -> EvaluationWorker:
-        """Return a worker."""
         return EvaluationWorker(plan)

@@ -113,7 +113,6 @@ class EvaluationWorkers:
         return as_result(self._metrics, env_steps, agent_steps)
 
     def _all_played(self) -> Sequence[Played]:
-        """Wait for what was begun."""
         if self._played is None:
             assert self._workers is not None
             self._begun, self._broken_off = False, True
@@ -155,7 +154,6 @@ class EvaluationWorkers:
             self._workers.stop()
 
     def _ready(self) -> Workers:
-        """Return the workers, who know which policies there are."""
         policy_map = self._crew.policy_map
         if self._workers is None:
             self._workers = Workers(
@@ -172,7 +170,6 @@ class EvaluationWorkers:
         return self._workers
 
     def _warn(self, played: Played) -> None:
-        """Warn of faults of environments, of each cause once."""
         for line in played.warnings:
             if line not in self._warned:
                 self._warned.add(line)
@@ -191,7 +188,6 @@ def sealed(settings: AlgorithmConfig) -> Sealed | None:
 
 
 def _of_workers(settings: AlgorithmConfig) -> AlgorithmConfig:
-    """Return the settings of evaluations as those have them who play them."""
     return replace(
         settings, num_workers=settings.evaluation_num_workers, overlap=False, max_staleness=1, input=None
     )

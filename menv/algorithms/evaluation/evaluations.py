@@ -91,7 +91,6 @@ class Evaluations:
             self._try_out()
 
     def _try_out(self) -> None:
-        """Try out who plays in what, where evaluations have their own of that; errors as in `rehearse`."""
         if not self._config.evaluation_config:
             return
         settings = evaluation_settings(self._config)
@@ -109,17 +108,14 @@ class Evaluations:
 
     @property
     def _have_own(self) -> bool:
-        """Whether evaluations have an environment or a mapping of their own."""
         return bool(_OWN & set(self._config.evaluation_config or ()))
 
     def _check_plays(self, env: Any, base_env: BaseEnv, settings: AlgorithmConfig) -> None:
-        """Refuse an environment that policies cannot play in."""
         check_number(env, settings.num_envs_per_worker)
         if not base_env.external:
             self._players(settings).check_plays(base_env, env, settings)
 
     def _make_envs(self, settings: AlgorithmConfig) -> BaseEnv:
-        """Create the environments of evaluations that this process plays."""
         env, base_env = make_evaluation_experience(settings, self._training_env)
         try:
             if self._have_own:
@@ -152,7 +148,6 @@ class Evaluations:
         return self.latest
 
     def _play(self, algorithm: Any) -> None:
-        """Play, and keep what it told."""
         evaluation = self._ready()
         if not evaluation.begun:
             self._callbacks.on_evaluate_start(algorithm=algorithm)
@@ -198,7 +193,6 @@ class Evaluations:
             self._evaluation.stop()
 
     def _ready(self) -> Evaluation | EvaluationWorkers:
-        """Return what plays."""
         if self._evaluation is None:
             self._evaluation = self._new_evaluation()
         return self._evaluation

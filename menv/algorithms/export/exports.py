@@ -42,7 +42,6 @@ class Exports:
         return policy.export_checkpoint(folder, trained=self._trained(policy_id))
 
     def _trained(self, policy_id: str) -> dict[str, Any]:
-        """Return how a policy was trained, for whom finds it on a disk."""
         recipe = self._population.learners.recipes.get(policy_id)
         return {
             "algorithm": None if recipe is None else recipe.name,

@@ -130,7 +130,6 @@ class Ends:
         preprocess: ObsPreprocessor,
         change: Callable[[str], str] | None = None,
     ) -> None:
-        """Make rows and a mask of the leaves that have these names."""
         rows = self._joined([self._columns(leaf, names[leaf.keys], preprocess) for leaf in preprocess.leaves])
         self.add("Identity", rows if change is None else change(rows), name=OBS)
         masks = []
@@ -141,7 +140,6 @@ class Ends:
             self.add("Identity", self._joined(masks), name=MASK)
 
     def _columns(self, leaf: Leaf, given: str, preprocess: ObsPreprocessor) -> str:
-        """Return the columns of rows that one leaf fills."""
         space: Any = leaf.space
         if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
             sizes = np.array([space.n]) if isinstance(space, gym.spaces.Discrete) else space.nvec.reshape(-1)
@@ -160,7 +158,6 @@ class Ends:
         return self.add("Cast", flat, to=TensorProto.FLOAT)
 
     def _joined(self, parts: Sequence[str]) -> str:
-        """Return the columns of several parts side by side."""
         return parts[0] if len(parts) == 1 else self.add("Concat", *parts, axis=1)
 
     def embed(self, model: onnx.ModelProto, weights: Mapping[str, Array]) -> None:
@@ -185,7 +182,6 @@ class Ends:
                 self.add("Identity", PREFIX + result.name, name=result.name)
 
     def _pass_on(self, value: onnx.ValueInfoProto, where: list[onnx.ValueInfoProto]) -> None:
-        """Take an input or output of the acting graph over into the file."""
         size = [axis.dim_value for axis in value.type.tensor_type.shape.dim][1:]
         where.append(
             helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, [ROWS, *size])
@@ -227,7 +223,6 @@ class Ends:
         self.outputs[:0] = found
 
     def _scaled(self, x: str, output: ActionOutput) -> str:
-        """Return the numbers of an action scaled and clipped."""
         half, centre, least, most = output.scaling
         x = self.add("Mul", x, self.constant(half, np.float32))
         x = self.add("Add", x, self.constant(centre, np.float32))
@@ -241,7 +236,6 @@ class Ends:
 
 
 def _renamed(node: onnx.NodeProto) -> onnx.NodeProto:
-    """Return a copy of a node of the acting graph under the names that it has in the file."""
     own = onnx.NodeProto()
     own.CopyFrom(node)
     own.name = PREFIX + node.name
@@ -272,5 +266,4 @@ def _refuse_large_choices(space: gym.Space[Any], name: str) -> None:
 
 
 def _element(dtype: npt.DTypeLike) -> int:
-    """Return ONNX's number of a type."""
     return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))

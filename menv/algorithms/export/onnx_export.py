@@ -136,7 +136,6 @@ def _framed(golden: Golden, preprocess: ObsPreprocessor, steps: Steps) -> Golden
 
 
 def _model(ends: Ends, inner: ModelProto, policy: NetPolicy, told: Mapping[str, Any]) -> bytes:
-    """Return the serialised file; what is told goes into its metadata."""
     graph = helper.make_graph(ends.nodes, "policy", ends.inputs, ends.outputs, ends.constants)
     networks = policy.networks
     model = helper.make_model(
@@ -178,7 +177,6 @@ def _difference(model: bytes, policy: NetPolicy, golden: Golden, answers: str) -
 
 
 def _write(path: Path, model: bytes) -> Path:
-    """Put the file in its place at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.parent / f".{path.name[:100]}.{secrets.token_hex(6)}.tmp"
     try:

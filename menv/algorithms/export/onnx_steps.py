@@ -85,7 +85,6 @@ def _stacked(ends: Ends, rows: str, preprocess: ObsPreprocessor, frames: int) ->
 
 
 def _filtered(ends: Ends, rows: str, one: MeanStdObservationFilterAgentConnector) -> str:
-    """Return rows without mean and with deviation 1, as they are applied now."""
     shift, scale = one.applied
     if len(shift):
         rows = ends.add("Sub", rows, ends.constant(shift, np.float32))

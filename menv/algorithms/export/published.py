@@ -174,7 +174,6 @@ class Publication:
         )
 
     def _make(self, form: str, policy_id: str) -> Any:
-        """Return a form, which is made once."""
         if (form, policy_id) not in self._made:
             policy = self.policies[policy_id]
             if not isinstance(policy, NetPolicy):
@@ -267,7 +266,6 @@ class Published:
             self.publish()
 
     def _forget_others(self) -> None:
-        """Forget what is known of policies that are gone, or whose ids are those of others now."""
         policies = self._policies()
         for policy_id, policy in self._noted.items():
             if policies.get(policy_id) is not policy:
@@ -298,5 +296,4 @@ def _kept(policy: NetPolicy) -> PolicyConnectors:
 
 
 def _version(policy: NetPolicy) -> int:
-    """Return the version of a policy's connectors."""
     return policy.networks.connectors[policy.index].version

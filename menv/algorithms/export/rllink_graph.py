@@ -127,14 +127,12 @@ class RLlinkGraph:
         return bytes(self._file.SerializeToString())
 
     def _put(self, name: str, value: Array) -> None:
-        """Write the numbers of one constant."""
         self._slots[name].raw_data = np.asarray(value, "<f4").tobytes()
 
     def _connectors_version(self) -> int:
         return self.policy.networks.connectors[self.policy.index].version
 
     def _build(self) -> None:
-        """Put the graph together."""
         policy, networks = self.policy, self.policy.networks
         graphs, preprocess, head = networks.graphs(), networks.preprocess, networks.backend.head
         assert graphs is not None
@@ -180,7 +178,6 @@ def onnx_file(model: bytes) -> str:
 
 
 def _checked(policy: Policy) -> NetPolicy:
-    """Return a policy of networks that have graphs and no memory."""
     name = getattr(policy, "policy_id", type(policy).__name__)
     if not isinstance(policy, NetPolicy):
         why, instead = f"{type(policy).__name__} is code of your own, which has no graph", _ASK
@@ -222,12 +219,10 @@ def _plan(policy: NetPolicy) -> tuple[ActionPlan, list[MeanStdObservationFilterA
 
 
 def _statistics(number: int) -> tuple[str, str]:
-    """Return the names of what a filter subtracts and multiplies with."""
     return f"filter_{number}.shift", f"filter_{number}.scale"
 
 
 def _distribution(model: bytes) -> onnx.ModelProto:
-    """Return the part of a graph that computes distribution inputs."""
     whole = onnx.load_from_string(model)
     part = Extractor(whole).extract_model([given.name for given in whole.graph.input], [OUTPUT])
     used = {name for node in part.graph.node for name in node.input}
@@ -265,7 +260,6 @@ def _epsilon_greedy(ends: Ends, worth: str, head: ActionHead, epsilon: Array, ma
 
 
 def _file(ends: Ends, inner: onnx.ModelProto, policy: NetPolicy) -> onnx.ModelProto:
-    """Return the model of a whole graph, padded."""
     graph = helper.make_graph(ends.nodes, "policy", ends.inputs, ends.outputs, ends.constants)
     model = helper.make_model(
         graph, opset_imports=list(inner.opset_import), ir_version=inner.ir_version, producer_name="menv"

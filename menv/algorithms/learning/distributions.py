@@ -96,7 +96,6 @@ def columns_of(part: Part, actions: Tensor) -> Tensor:
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    """Return log-probabilities of the choices in each row."""
     # Rows that fill no vector register are computed number by number; columns are not. With 9 choices that takes
     # half as long, with 16 twice.
     if 2 < logits.shape[-1] < 16:

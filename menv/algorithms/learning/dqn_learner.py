@@ -264,7 +264,6 @@ class DQNLearner:
         }  # fmt: skip
 
     def _rows_kept(self) -> int:
-        """Return the rows that the buffer holds."""
         return self.replay.rows
 
     def _entries_of_a_step(self) -> int:

@@ -200,7 +200,6 @@ class Learners:
             self._give(other, weights)
 
     def _give(self, policy_id: str, weights: Weights) -> None:
-        """Put what a policy shares of `weights` in the place of its own, for acting and for learning."""
         built, index = self._home(policy_id)
         part = {name: weights[name] for name in self.shared.names(policy_id)}
         if policy_id in self._policies:
@@ -213,7 +212,6 @@ class Learners:
             cast(SharingLearner, self._learners[policy_id]).take(part)
 
     def _home(self, policy_id: str) -> tuple[Built, int]:
-        """Return the networks that a policy's is among, and its index there."""
         built = next(built for built in self.nets if policy_id in built.cohort.policy_ids)
         return built, built.cohort.policy_ids.index(policy_id)
 
@@ -300,7 +298,6 @@ class Learners:
         )
 
     def _new(self, built: Built, index: int, policy_id: str, seed: int | None = None) -> Learner:
-        """Create a policy's learner when it first learns."""
         is_new = seed is None
         if seed is None:
             taken, first = set(self._seeds.values()), self._seed % 2**31
@@ -316,7 +313,6 @@ class Learners:
         return learner
 
     def _made(self, built: Built, index: int, policy_id: str, seed: int) -> Learner:
-        """Return a learner of a policy, which nobody has yet."""
         policy = self._policies[policy_id]
         if isinstance(policy, BringsLearner):
             return policy.make_learner(seed)

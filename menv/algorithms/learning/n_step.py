@@ -79,7 +79,6 @@ def _followers(column: Column, after: Column, leaves: Column, beyond: Column) ->
 
 
 def _next_mask(batch: SampleBatch, after: Column, leaves: Column, piece: Column) -> Column | None:
-    """Return the masks of the next observations."""
     masks = batch.get(SampleBatch.ACTION_MASK)
     if masks is None:
         return None

@@ -137,7 +137,6 @@ class PPOByHand:
     def _backward(
         self, rows: ColumnRows, part: slice, weights: LossWeights, report: bool
     ) -> tuple[Tensor, ...]:
-        """Write the gradient and return the terms of the loss."""
         columns = rows.columns(part)
         # One network after the other, for both use the same memory.
         obs = rows.obs[part]

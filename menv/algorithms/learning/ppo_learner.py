@@ -237,7 +237,6 @@ class PPOLearner:
         )
 
     def _sequences(self, columns: Columns) -> Minibatch:
-        """Return the rows laid out in sequences."""
         rows = self._rows(columns)
         cut = sequences(columns["seq_lens"], self._max_seq_len)
         places = self._tensor(cut.rows)
@@ -288,13 +287,11 @@ class PPOLearner:
         return dict(zip(self._statistics, torch.stack(last_epoch).mean(0).tolist(), strict=True))
 
     def _with_policy(self) -> AbstractContextManager[None]:
-        """Return what has a policy's own loss and modules compute with the parameters, where they do not anyway."""
         if self._policy is None or self._device == CPU:
             return nullcontext()
         return self._policy.lent(self._network, self._adam.params)
 
     def _learning(self) -> AbstractContextManager[None]:
-        """Return what lets the value network give values in the unit of what it learns from."""
         return nullcontext() if self._scale is None else self._scale.learning()
 
     def _order(self, rng: np.random.Generator, rows: Minibatch) -> tuple[Tensor, int]:
@@ -326,7 +323,6 @@ class PPOLearner:
         return torch.stack((*terms, norm)).detach()
 
     def _terms(self, rows: Minibatch, weights: LossWeights, report: bool) -> tuple[Tensor, ...]:
-        """Return PPO's loss and its parts."""
         if rows.valid is not None:
             rows, inputs, values = self._unrolled(rows, rows.valid)
         elif rows.critic_obs is None:
@@ -352,7 +348,6 @@ class PPOLearner:
         )
 
     def _own_terms(self, policy: PPOPolicy, rows: Minibatch, weights: LossWeights) -> tuple[Tensor, ...]:
-        """Return a policy's own loss and what it tells besides."""
         policy.loss_weights = weights
         if self._scale is not None and self._in_units:
             policy.value_mean, policy.value_unit = self._scale.shift, self._scale.unit

@@ -275,7 +275,6 @@ class PPOPolicy(NetPolicy):
                 yield f"{module_name}.{name}", param
 
     def _checked(self, modules: Any) -> dict[str, nn.Module]:
-        """Return modules that can be trained."""
         where = f"policy {self.policy_id!r}: make_modules"
         if not isinstance(modules, Mapping) or not all(
             isinstance(one, nn.Module) for one in modules.values()

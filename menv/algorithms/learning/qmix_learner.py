@@ -42,7 +42,6 @@ class QMIXLearner(DQNLearner):
         self._target_group = spec.torch_network(self._target_params)
 
     def _terms(self, rows: Mapping[str, Tensor], weights: Tensor | None) -> DQNTerms:
-        """Return the loss of rows that were drawn; see `DQNLearner`."""
         targets = self.targets(rows)
         taken = self._group.by_member(rows["obs"], None).gather(2, rows["actions"][..., None])[..., 0]
         worth = self._group.mixed(taken, rows["obs"])

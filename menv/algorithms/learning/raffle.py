@@ -195,7 +195,6 @@ class Raffle:
         self._span = int(span)
 
     def _reach(self, places: Places) -> None:
-        """Refuse places that are out of range, and take note of the last one."""
         # Read without a sign a place below 0 is the last of all.
         last = places.item(places.view(np.uint64).argmax())
         if not 0 <= last < self.capacity:
@@ -205,7 +204,6 @@ class Raffle:
         self._end = max(self._end, last + 1)
 
     def _append(self, tickets: Places) -> None:
-        """Add tickets, [N] places, for which there is room."""
         begin, end = self._count, self._count + len(tickets)
         self._tickets[begin:end] = tickets
         np.add.at(self._worth, tickets, self._unit)
@@ -221,7 +219,6 @@ class Raffle:
         self._worth_of_one, self._unit = worth, np.array(worth)
 
     def _deal(self) -> None:
-        """Give every place the tickets that it is due, and no more."""
         priorities = self._priorities[: self._end]
         total = float(priorities.sum())
         if total > 0.0:

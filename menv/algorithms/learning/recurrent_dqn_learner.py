@@ -72,7 +72,6 @@ class RecurrentDQNLearner(DQNLearner):
         super().check_state(state)
 
     def _rows_kept(self) -> int:
-        """Return the rows that the sequences in the buffer hold."""
         return int(np.count_nonzero(self.replay.kept("valid"))) if self.replay.rows else 0
 
     def _entries_of_a_step(self) -> int:

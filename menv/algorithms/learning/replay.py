@@ -189,7 +189,6 @@ class ReplayBuffer:
             self._raffle.set_state(state)
 
     def _checked(self, columns: Columns) -> int:
-        """Return the number of rows."""
         found = {name: (column.shape[1:], column.dtype) for name, column in columns.items()}
         wanted = {name: (column.shape[1:], column.dtype) for name, column in self._columns.items()} or found
         counts = {len(column) for column in columns.values()}
@@ -203,7 +202,6 @@ class ReplayBuffer:
         return counts.pop()
 
     def _reserve(self, columns: Columns, rows: int) -> None:
-        """Make room for so many rows."""
         if rows <= self._room:
             return
         room = max(self._room, min(_FIRST_ROWS, self.capacity))

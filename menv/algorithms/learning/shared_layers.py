@@ -115,7 +115,6 @@ class SharedLayers:
 
 
 def _trunk_of(network: NetworkSpec, recipe: Recipe, where: str) -> Trunk:
-    """Return what a network can share."""
     if not isinstance(network, StockSpec) or recipe.name not in _ALGORITHMS:
         raise ConfigError(
             f"{where} for {recipe.name} on {type(network).__name__}, expected {' or '.join(_ALGORITHMS)} on the stock "
@@ -128,7 +127,6 @@ def _trunk_of(network: NetworkSpec, recipe: Recipe, where: str) -> Trunk:
 
 
 def _check_pair(one: str, other: str, group: str, policy_map: PolicyMap) -> None:
-    """Refuse that one of two policies learns and the other one is frozen."""
     if policy_map.is_frozen(one) != policy_map.is_frozen(other):
         learning, frozen = (other, one) if policy_map.is_frozen(one) else (one, other)
         raise _one_is_frozen(learning, frozen, group)
@@ -142,7 +140,6 @@ def _one_is_frozen(learning: str, frozen: str, group: str) -> ConfigError:
 
 
 def _remedy(mine: Trunk, theirs: Trunk) -> str:
-    """Return what makes two trunks one."""
     heads, others = ({name.partition(".")[0] for name, _ in trunk.shapes} for trunk in (mine, theirs))
     if heads == others:
         return "give both the same model and observation size"
@@ -150,7 +147,6 @@ def _remedy(mine: Trunk, theirs: Trunk) -> str:
 
 
 def _difference(mine: Trunk, theirs: Trunk) -> tuple[Any, Any]:
-    """Return the first thing that two trunks differ in, as each has it."""
     if mine.activation != theirs.activation:
         return f"activation {mine.activation!r}", repr(theirs.activation)
     pairs = [(dict(mine.shapes).get(name), name, shape) for name, shape in theirs.shapes]

@@ -40,7 +40,6 @@ class Cell:
     size: int
 
     def __post_init__(self) -> None:
-        """Refuse a kind or a size that describes no cell."""
         if self.kind not in ("lstm", "gru") or self.size < 1:
             raise ConfigError(
                 f"Cell: {self.kind!r} of {self.size} units, expected 'lstm' or 'gru' of at least 1; "

@@ -41,7 +41,6 @@ class ConvFilter(NamedTuple):
     stride: tuple[int, int]
 
     def __str__(self) -> str:
-        """Return the filter as a user writes it."""
         return f"[{self.outputs}, {list(self.kernel)}, {list(self.stride)}]"
 
 
@@ -93,12 +92,10 @@ class ConvStack:
     activation: Activation = "relu"
 
     def __str__(self) -> str:
-        """Return the filters as a user writes them, the image and what follows each."""
         filters = ", ".join(map(str, self.filters))
         return f"[{filters}] over {_by(self.shape)} with {self.activation!r}"
 
     def __post_init__(self) -> None:
-        """Refuse filters that leave nothing."""
         last = self.layers("")[-1]
         if min(last.size) < 1:
             sizes = [self.shape[:2], *(layer.size for layer in self.layers("")[:-1])]
@@ -162,7 +159,6 @@ def default_filters(shape: tuple[int, int, int]) -> tuple[ConvFilter, ...]:
 
 
 def _filter(entry: Any) -> ConvFilter | None:
-    """Return one filter, None if it is none."""
     if not _is_list(entry) or len(entry) != 3 or not is_count(entry[0]):
         return None
     kernel, stride = _pair(entry[1]), _pair(entry[2])

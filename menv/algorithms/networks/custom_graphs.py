@@ -86,7 +86,6 @@ class CustomGraphs:
 
 
 def _told(error: BaseException) -> str:
-    """Return the first line of what an error says that others came of."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.{_MOST_TOLD}}"

@@ -49,7 +49,6 @@ class CustomSpec:
         _ = self._first_shapes
 
     def __eq__(self, other: object) -> bool:
-        """Return whether the same module is built in the same way."""
         if not isinstance(other, CustomSpec):
             return NotImplemented
         if (self.model, self.head, self.observation_space) != (

@@ -175,14 +175,12 @@ class GraphBuilder:
         return self._wanted(self.add("Concat", *parts, axis=-1), sum(self.spec.state_sizes))
 
     def _wanted(self, x: str, width: int) -> str:
-        """Return the rows that were picked of those of all policies."""
         if not self.stacked:
             return x
         rows = self.add("Reshape", x, self.constant([-1, width]))
         return self.add("Gather", rows, self.given("pick", TensorProto.INT64, ["R"]), axis=0)
 
     def _remembered(self, cell: Cell, role: Role, x: str) -> str:
-        """Add one step of the recurrent layer below a head."""
         trunk = self.spec.trunk_name(role)
         state = self.given("state", TensorProto.FLOAT, self.rows_of(sum(self.spec.state_sizes)))
         first = self.spec.recurrent_trunks.index(trunk) * len(cell.state_sizes)

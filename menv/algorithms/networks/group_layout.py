@@ -60,7 +60,6 @@ def group_layout(observation_space: gym.Space[Any], action_space: gym.Space[Any]
 
 
 def _parts(kind: str, space: gym.Space[Any]) -> tuple[Any, ...]:
-    """Return the members' spaces."""
     if not isinstance(space, gym.spaces.Tuple) or not space.spaces:
         raise ConfigError(
             f"QMIX: {kind} space {in_a_line(space)}, expected the Tuple of a group of agents; group them with "
@@ -70,7 +69,6 @@ def _parts(kind: str, space: gym.Space[Any]) -> tuple[Any, ...]:
 
 
 def _refuse_unlike(kind: str, spaces: Sequence[Any], forms: Sequence[Any]) -> None:
-    """Refuse members of whose spaces something differs that must not."""
     for place, (space, form) in enumerate(zip(spaces, forms, strict=True)):
         if form != forms[0] or type(space) is not type(spaces[0]):
             raise ConfigError(
@@ -81,7 +79,6 @@ def _refuse_unlike(kind: str, spaces: Sequence[Any], forms: Sequence[Any]) -> No
 
 
 def _columns(leaves: list[Leaf], place: int, *, state: bool) -> tuple[int, ...]:
-    """Return the columns of one member's state of the whole, or of everything else that it sees."""
     return tuple(
         column
         for leaf in leaves

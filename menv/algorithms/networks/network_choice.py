@@ -47,7 +47,6 @@ def chosen_network(
 
 
 def _check_alone(stock: StockSpec) -> None:
-    """Refuse settings of the stock network that a module of the user's would not read."""
     if stock.cell or stock.critic_size:
         stray = "use_lstm or use_gru" if stock.cell else "critic_obs"
         raise ConfigError(
@@ -69,7 +68,6 @@ def _warn_of_images_in_company(preprocessor: ObsPreprocessor) -> None:
 
 
 def _is_image(shape: tuple[int, ...] | None) -> bool:
-    """Return whether convolutions are taken over Boxes of a shape without being asked."""
     return shape is not None and len(shape) == 3 and min(shape[:2]) >= LEAST_SIDE
 
 

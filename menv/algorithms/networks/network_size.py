@@ -74,7 +74,6 @@ def _refusal(shapes: Mapping[str, tuple[int, ...]], rule: str) -> ConfigError:
 
 
 def _memory() -> int:
-    """Return the bytes of this machine's memory."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):

@@ -42,14 +42,12 @@ class ObsStructure:
 
 
 def _shape(leaf: Leaf) -> tuple[int, ...]:
-    """Return the shape of one row's part."""
     if isinstance(leaf.space, gym.spaces.Box | gym.spaces.MultiBinary):
         return tuple(leaf.space.shape)
     return (leaf.width,)
 
 
 def _without(space: gym.Space[Any], masks: set[tuple[Any, ...]], keys: tuple[Any, ...]) -> gym.Space[Any]:
-    """Return a space without the masks in it."""
     if isinstance(space, gym.spaces.Dict):
         parts = {
             name: _without(part, masks, (*keys, name))

@@ -106,7 +106,6 @@ class StockSpec:
     pixels: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse sizes and activations that describe no network."""
         _check_activation(self.activation, "fcnet_activation")
         if self.conv is not None:
             _check_activation(self.conv.activation, "conv_activation")
@@ -275,13 +274,11 @@ class StockSpec:
         return StockGraphs(self, defaults)
 
     def _first_width(self, role: Role) -> int:
-        """Return how many numbers the first hidden layer of a role reads."""
         return (
             self.conv.features if self.conv is not None and self.conv_layers(role) else self.inputs_of(role)
         )
 
     def _convolutions(self) -> tuple[ConvLayer, ...]:
-        """Return every convolution once."""
         return tuple(dict.fromkeys(conv for role in self.roles for conv in self.conv_layers(role)))
 
 

@@ -76,7 +76,6 @@ class TorchCustom:
         return torch.func.functional_call(self._module, self._params, (shown, *inputs[1:]))
 
     def _unrolled(self, obs: Tensor, state: Tensor) -> tuple[Any, ...]:
-        """Return what the module gives for B sequences, its outputs as rows again."""
         shown = laid_out(self._structure(_own_floats(obs)), len(state))
         parts = list(torch.split(state + self._first_state, self._state_sizes, 1))
         *outputs, after = self._run(shown, parts)
@@ -203,14 +202,12 @@ def _tried(spec: CustomSpec, module: nn.Module) -> Any:
 
 
 def _trial_inputs(spec: CustomSpec, state: list[Tensor]) -> tuple[Any, ...]:
-    """Return what a module that begins with `state` is tried with."""
     rows = _TRIAL_ROWS * (_TRIAL_STEPS if state else 1)
     obs = spec.structure(torch.zeros(rows, spec.obs_size, dtype=torch.float32))
     return (laid_out(obs, _TRIAL_ROWS), [part.expand(_TRIAL_ROWS, -1) for part in state]) if state else (obs,)
 
 
 def _advice(module: nn.Module, error: Exception) -> str:
-    """Return what to do about a forward that was written for another contract, "" if it was not."""
     if isinstance(error, KeyError) and error.args[:1] == ("action_mask",):
         return '; leave "action_mask" out, menv applies masks to the outputs itself'
     if isinstance(error, TypeError) and "seq_lens" in str(error):
@@ -272,7 +269,6 @@ def _fits_state(found: Any, first: list[Tensor]) -> bool:
 
 
 def _check_parts(spec: CustomSpec, module: nn.Module) -> None:
-    """Refuse modules that would not be learned as their author means."""
     norm = next((name for name, part in module.named_modules() if isinstance(part, _BatchNorm)), None)
     if norm is not None:
         raise ConfigError(
@@ -305,7 +301,6 @@ def _is_float(value: Any, shape: tuple[int, ...]) -> bool:
 
 
 def _shapes(value: Any) -> str:
-    """Describe tensors by their shapes, and anything else by its type."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     if isinstance(value, Mapping):
@@ -316,7 +311,6 @@ def _shapes(value: Any) -> str:
 
 
 def _told(error: Exception) -> str:
-    """Return what an error is and the first line of what it says; torch's go on for many."""
     said = str(error).strip()
     return f"{type(error).__name__}: {said.splitlines()[0] if said else 'nothing more'}"
 

@@ -109,7 +109,6 @@ class Completion:
             )
 
     def _of(self, batch: MultiAgentBatch) -> Iterator[tuple[NetCohort, int, str]]:
-        """Yield the networks whose policies have rows, each with the policy's index and id."""
         for cohort in self._cohorts:
             if isinstance(cohort, NetCohort):
                 for index, policy_id in enumerate(cohort.policy_ids):
@@ -143,6 +142,5 @@ def _bare(config: AlgorithmConfig) -> AlgorithmConfig:
 
 
 def _given(joint: JointObs | None) -> JointObs:
-    """Return the possible agents, which somebody's critic sees."""
     assert joint is not None
     return joint

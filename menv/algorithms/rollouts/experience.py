@@ -148,7 +148,6 @@ def make_evaluation_experience(
 def _in_table_form(
     config: AlgorithmConfig, first: Any, make: Callable[[int], Any], seed: int | None, place: Place = _DRIVER
 ) -> BaseEnv:
-    """Return environments as one `BaseEnv`."""
     brought = getattr(first, "num_envs", None)
     first_index = place.first_index(brought if isinstance(brought, int) else config.num_envs_per_worker)
     settings: dict[str, Any] = {
@@ -187,12 +186,10 @@ def env_context(config: AlgorithmConfig, vector_index: int, place: Place = _DRIV
 
 
 def _make_env(config: AlgorithmConfig, place: Place, vector_index: int) -> Any:
-    """Create sub-environment number `vector_index`, in this process."""
     return make_env(config.env, env_context(config, vector_index, place).copy_with_overrides(remote=False))
 
 
 def _input_context(config: AlgorithmConfig, stub: Any) -> InputContext:
-    """Return what an input is told: the spaces of the config, those of the stub, or what all policies share."""
     agents = tuple(getattr(stub, "possible_agents", None) or ())
     multi = isinstance(stub, MultiAgentEnv) or bool(agents)
     one, by_agent = {}, {}

@@ -95,7 +95,6 @@ class Headlines:
                     self._moved.add(policy_id)
 
     def _changed(self) -> dict[str, Weights]:
-        """Return the weights that are not those that were told."""
         found: dict[str, Weights] = {}
         for name, policy in self._crew.policies.items():
             before, now = self._weights.get(name), weights_of(policy)
@@ -105,7 +104,6 @@ class Headlines:
         return found
 
     def _pipelines(self) -> dict[str, PolicyConnectors]:
-        """Return the connectors of each policy that has a network."""
         return {
             name: policy.networks.connectors[policy.index]
             for name, policy in self._crew.policies.items()
@@ -114,5 +112,4 @@ class Headlines:
 
 
 def _equal(before: Weights, now: Weights) -> bool:
-    """Return whether weights of the same names are the same."""
     return all(np.array_equal(before[key], now[key]) for key in now)

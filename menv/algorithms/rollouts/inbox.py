@@ -34,7 +34,6 @@ class Inbox:
         self._other = False
 
     def __len__(self) -> int:
-        """Return how many fragments wait."""
         return len(self._waiting)
 
     @property

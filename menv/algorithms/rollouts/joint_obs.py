@@ -239,7 +239,6 @@ class _Clock:
 
 
 def _kind(observation_space: gym.Space[Any], action_space: gym.Space[Any], places: tuple[int, ...]) -> Kind:
-    """Measure the spaces of some agents."""
     try:
         size = ObsPreprocessor(observation_space).size
     except ConfigError:

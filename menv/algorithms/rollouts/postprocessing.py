@@ -108,7 +108,6 @@ class Postprocessing:
         return getattr(self._configs.get(name), "critic_obs", None)
 
     def _postprocessed(self, piece: Piece, others: dict[AgentId, SampleBatch]) -> SampleBatch:
-        """Return what a policy makes of a piece."""
         # A copy of its own: the other agents see the rows as they were, whatever is written into this one.
         found = self._policies[piece.policy_id].postprocess_trajectory(
             piece.batch.copy(), others, piece.episode
@@ -125,7 +124,6 @@ class Postprocessing:
         )
 
     def _joined(self, name: str, pieces: list[Piece], done: list[SampleBatch]) -> SampleBatch:
-        """Return the pieces of a policy as one batch again."""
         for piece, one in zip(pieces, done, strict=True):
             columns = sorted(set(one.stored()) - _SOMETIMES)
             expected = self._columns.setdefault(name, columns)

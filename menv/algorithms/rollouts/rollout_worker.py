@@ -51,7 +51,6 @@ class Seat(ABC):
         """Return a worker."""
 
     def __getattr__(self, name: str) -> Any:
-        """Return a method of the worker."""
         return getattr(self._worker, name)
 
     def stop(self) -> None:
@@ -64,7 +63,6 @@ class WorkerSeat(Seat):
     """A place for one that samples."""
 
     def _made(self, plan: Plan) -> RolloutWorker:
-        """Return a worker."""
         return RolloutWorker(plan)
 
 
@@ -181,12 +179,10 @@ class RolloutWorker:
         self._rollouts.stop()
 
     def _progress(self) -> int:
-        """Return a number that changes with each env step."""
         steps = getattr(self._rollouts.base_env, "env_steps", None)
         return 0 if steps is None else int(steps.sum())
 
     def _seen(self) -> Filters:
-        """Return what filters have seen since the last time."""
         found: Filters = {}
         for policy_id, policy in self._company.policies.items():
             for place, one in synced(policy).items():

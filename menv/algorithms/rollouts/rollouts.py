@@ -193,44 +193,37 @@ class LocalRollouts:
 
     @property
     def env_steps(self) -> int:
-        """See `Rollouts`."""
         return self.sampler.env_steps
 
     @property
     def agent_steps(self) -> int:
-        """See `Rollouts`."""
         return self.sampler.agent_steps
 
     @property
     def idle(self) -> bool:
-        """See `Rollouts`."""
         return self.sampler.idle
 
     @property
     def digest(self) -> Digest:
-        """See `Rollouts`."""
         return self.sampler.digest
 
     @property
     def left_out(self) -> int:
-        """See `Rollouts`."""
         return self._crew.completion.left_out
 
     @property
     def num_envs(self) -> int:
-        """See `Rollouts`."""
         return self.base_env.num_envs or self._config.num_envs_per_worker
 
     @property
     def times(self) -> Times:
-        """See `Rollouts`."""
         return self.sampler.times
 
     def prepare(self) -> None:
         """Do nothing: this process samples when it is asked."""
 
     def sample(self) -> MultiAgentBatch:
-        """See `Rollouts.sample`.
+        """Return a fragment of every sub-environment.
 
         After an exception, such as Ctrl-C, the next call begins with new episodes; what was sampled of that fragment is
         left out.
@@ -257,7 +250,6 @@ class LocalRollouts:
         return batch
 
     def _fragment(self) -> MultiAgentBatch:
-        """Return a fragment that is yet to be completed."""
         agent_steps = self.sampler.agent_steps
         with self.guard, self.base_env.unbroken():
             try:
@@ -269,17 +261,14 @@ class LocalRollouts:
                 raise
 
     def follow(self, added: Sequence[Cohort] = ()) -> None:
-        """See `Rollouts.follow`."""
         self.sampler.change_policies(self._crew.policy_map, added)
         if self._crew.completion.postprocessing.wanted:
             self.sampler.keep_episodes()
 
     def retire(self, policy_id: str) -> None:
-        """See `Rollouts.retire`."""
         self.sampler.retire(policy_id)
 
     def running_ids(self) -> set[int] | None:
-        """See `Rollouts.running_ids`."""
         self.sampler.row_by_row()
         # Clients may name policies that were removed.
         if self.base_env.external or not all(cohort.ledger.closed for cohort in self._crew.cohorts):
@@ -287,18 +276,16 @@ class LocalRollouts:
         return {episode.episode_id for episode in self.sampler.running.values()}
 
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
-        """See `Rollouts.call_envs`."""
         env_ids = self.base_env.get_sub_environments(as_dict=True) or [0]
         with self.guard:
             return [self.base_env.call(env_id, method, *args) for env_id in env_ids]
 
     def state(self) -> Tree:
-        """See `Rollouts.state`."""
         self._mend()
         return self.sampler.state()
 
     def check_begins_again(self) -> None:
-        """See `Rollouts.check_begins_again`.
+        """Refuse environments that cannot start again.
 
         Raises:
             ConfigError: The environment cannot.
@@ -310,7 +297,6 @@ class LocalRollouts:
             )
 
     def begin_again(self, seed: int) -> None:
-        """See `Rollouts.begin_again`."""
         self.check_begins_again()
         self._seed = seed
         self._broken_off = False
@@ -319,7 +305,6 @@ class LocalRollouts:
         self.sampler = self._new_sampler()
 
     def resume(self, tree: Mapping[str, Any]) -> int:
-        """See `Rollouts.resume`."""
         tree = joined(tree)
         if self._config.seed is not None:
             # Environments do not draw the numbers again that they have drawn since the start.
@@ -328,11 +313,9 @@ class LocalRollouts:
             return self.sampler.resume(tree)
 
     def stop(self) -> None:
-        """See `Rollouts.stop`."""
         self.base_env.stop()
 
     def _mend(self) -> None:
-        """Begin new episodes, if the sampler was left in the midst of a fragment."""
         if not self._broken_off:
             return
         before = self.sampler
@@ -348,7 +331,6 @@ class LocalRollouts:
         self._metrics.episodes_not_resumed += lost
 
     def _new_sampler(self) -> Sampler:
-        """Create a sampler of these environments."""
         config, crew, place = self._config, self._crew, self._place
         sampler = Sampler(
             self.base_env, crew.policy_map, crew.cohorts, make_quota(config, self.base_env),
@@ -363,7 +345,6 @@ class LocalRollouts:
         return sampler
 
     def _tell_env_created(self, index: int, env: Any) -> None:
-        """Tell the callbacks of a sub-environment, also of one that takes another's place."""
         self._callbacks.on_sub_environment_created(
             worker=self.sampler,
             sub_environment=env,

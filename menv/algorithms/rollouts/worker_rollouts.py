@@ -101,27 +101,22 @@ class WorkerRollouts:
 
     @property
     def env_steps(self) -> int:
-        """See `Rollouts`."""
         return self._total.env_steps
 
     @property
     def agent_steps(self) -> int:
-        """See `Rollouts`."""
         return self._total.agent_steps
 
     @property
     def left_out(self) -> int:
-        """See `Rollouts`."""
         return self._total.left_out
 
     @property
     def digest(self) -> Digest:
-        """See `Rollouts`."""
         return self._total.digest
 
     @property
     def num_envs(self) -> int:
-        """See `Rollouts`."""
         return self._each * len(self._workers)
 
     @property
@@ -193,7 +188,6 @@ class WorkerRollouts:
 
     @one_at_a_time
     def follow(self, added: Sequence[Cohort] = ()) -> None:
-        """See `Rollouts.follow`."""
         self._behind = True
         self.take_back()
         parcel = self._engine.put(self._headlines.company())
@@ -203,7 +197,6 @@ class WorkerRollouts:
 
     @one_at_a_time
     def retire(self, policy_id: str) -> None:
-        """See `Rollouts.retire`."""
         for cohort in self._crew.cohorts:
             if policy_id in cohort.policy_ids:
                 cohort.retire(policy_id)
@@ -216,7 +209,6 @@ class WorkerRollouts:
 
     @one_at_a_time
     def running_ids(self) -> set[int] | None:
-        """See `Rollouts.running_ids`."""
         self._catch_up()
         self.take_back()
         found = self._workers.sure_of_all("running_ids")
@@ -224,13 +216,12 @@ class WorkerRollouts:
 
     @one_at_a_time
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
-        """See `Rollouts.call_envs`."""
         self._catch_up()
         return list(chain.from_iterable(self._workers.sure_of_all("call_envs", method, args)))
 
     @one_at_a_time
     def state(self) -> Tree:
-        """See `Rollouts.state`; what has been sampled ahead of time is not in it."""
+        """Return the state of the episodes, without fragments that were sampled ahead of time."""
         self._catch_up()
         self.take_back()
         states = self._workers.sure_of_all("state")
@@ -241,21 +232,18 @@ class WorkerRollouts:
 
     @one_at_a_time
     def check_begins_again(self) -> None:
-        """See `Rollouts.check_begins_again`."""
         self.take_back()
         for index in range(len(self._workers)):
             self._workers.sure(index, "check_begins_again")
 
     @one_at_a_time
     def begin_again(self, seed: int) -> None:
-        """See `Rollouts.begin_again`."""
         self.take_back()
         self._gone = Stand()
         self._workers.begin_again(seed)
 
     @one_at_a_time
     def resume(self, tree: Mapping[str, Any]) -> int:
-        """See `Rollouts.resume`."""
         tree = spread(tree, len(self._workers), self._each)
         self._gone, self._unrolls = Stand.of(tree["gone"]), tree["pieces"]
         # States of another layout do not have it.
@@ -274,7 +262,6 @@ class WorkerRollouts:
         return lost
 
     def stop(self) -> None:
-        """See `Rollouts.stop`."""
         self._workers.stop()
 
     def take_back(self) -> None:
@@ -289,7 +276,6 @@ class WorkerRollouts:
             self.follow()
 
     def _together(self, fragments: Mapping[int, Fragment]) -> MultiAgentBatch:
-        """Return the fragments of workers, by index, as one, as if one process had sampled it."""
         for index, fragment in fragments.items():
             self._metrics.absorb(fragment.metrics)
             self.times.add(fragment.times)
@@ -314,14 +300,12 @@ class WorkerRollouts:
         return together
 
     def _measure(self, batch: MultiAgentBatch) -> None:
-        """Note how old the weights are that acted."""
         if self._workers.ahead:
             # None at all where all that was sampled ahead is of a policy that was removed.
             for rows in batch.policy_batches.values():
                 self.staleness.append(self._headlines.version - rows[SampleBatch.WEIGHTS_SEQ_NO])
 
     def _warn(self, lines: Sequence[str]) -> None:
-        """Warn of faults of environments, of each cause once."""
         for line in lines:
             if line not in self._warned:
                 self._warned.add(line)
@@ -329,6 +313,5 @@ class WorkerRollouts:
 
 
 def _own(batch: MultiAgentBatch) -> MultiAgentBatch:
-    """Return a batch whose arrays may be written."""
     columns = [column for rows in batch.policy_batches.values() for column in rows.stored().values()]
     return batch if all(column.flags.writeable for column in columns) else batch.copy()

@@ -92,7 +92,6 @@ class Workers:
         self._first = first or sealed_settings(config)
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self.inboxes)
 
     @property
@@ -340,7 +339,6 @@ class Workers:
                 self._leave_out(index, f"{peer.label}: Ray has not placed it within {_PLACED_AGAIN_S:g} s")
 
     def _overdue(self, index: int) -> str:
-        """Return what a worker took too long for."""
         seconds = self._config.env_timeout
         if self._group.is_briefed(index):
             # These are called between two env steps, which are what is counted.
@@ -348,7 +346,6 @@ class Workers:
         return f"an environment was not created within {creation_limit(seconds):g} s"
 
     def _check_running(self) -> None:
-        """Raise where another thread has stopped the algorithm meanwhile."""
         if self._stopped:
             # There may be a worker that was started since.
             self._engine.stop()
@@ -365,6 +362,5 @@ def sealed_settings(config: AlgorithmConfig) -> Sealed:
 
 
 def _settings(config: AlgorithmConfig) -> Settings:
-    """Return what workers are told of the settings."""
     config = replace(config, evaluation_config=None, input=None)
     return Settings(config, known_here(config.env, config.env_config))

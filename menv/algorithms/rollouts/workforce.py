@@ -157,7 +157,6 @@ class Workforce:
     def _new_workers(
         self, base_env: BaseEnv, population: Population, seed: int, metrics: Metrics
     ) -> WorkerRollouts:
-        """Return workers that do not sample yet."""
         from menv.algorithms.rollouts.worker_rollouts import WorkerRollouts
 
         assert self._engine is not None

@@ -82,7 +82,6 @@ class HttpEndpoint:
         self._listener = listener
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         connection: HttpConnection = scope["state"]["connection"]
         try:
             headers = _headers(scope)
@@ -107,7 +106,6 @@ class HttpEndpoint:
         receive: Receive,
         send: Send,
     ) -> None:
-        """Answer a browser that asks what a page may send."""
         if why := self._listener.access.stranger(headers.get(b"origin"), headers.get(b"host")):
             await self._refuse(_Refusal(403, why), connection, allowed, receive, send)
             return
@@ -245,12 +243,10 @@ def _session_name(headers: dict[bytes, str]) -> str | None:
 
 
 def _for_page(page: str) -> Headers:
-    """Return the headers with which a browser lets a page read a response."""
     return [(b"access-control-allow-origin", page.encode("latin-1")), (b"vary", b"Origin")]
 
 
 def _start(status: int, body: bytes, closes: bool, allowed: Headers) -> dict[str, object]:
-    """Return the message that starts a response."""
     kind = b"application/json" if body[:1] in _JSON else b"application/msgpack"
     headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *allowed]
     if closes:

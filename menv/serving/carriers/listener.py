@@ -213,7 +213,6 @@ class Listener(Transport):
             self._socket.close()
 
     def _accept(self) -> None:
-        """Take in who waits; called whenever the port has somebody."""
         assert self._socket is not None
         for _ in range(_ACCEPTED_AT_ONCE):
             try:

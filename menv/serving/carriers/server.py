@@ -290,14 +290,12 @@ class Server:
             self._clear(loop)
 
     def _leave(self, _: object) -> None:
-        """Let whoever runs the loop see that it is over."""
         assert self._loop is not None
         self._over = True
         self._loop.stop()
 
     @staticmethod
     def _clear(loop: asyncio.AbstractEventLoop) -> None:
-        """End what is left in a loop, and the loop."""
         try:
             left = asyncio.all_tasks(loop)
             for task in left:

@@ -82,13 +82,11 @@ class SocketReader:
         return read
 
     def _end_of(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
-        """Take note that a peer sends no more."""
         self.end(transport)
         if not protocol.eof_received():
             transport.close()
 
     def _break_off(self, transport: asyncio.Transport, error: Exception) -> None:
-        """End a connection that cannot be read, or whose protocol has failed."""
         self.end(transport)
         transport.abort()
         if not isinstance(error, OSError):

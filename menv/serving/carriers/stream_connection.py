@@ -74,7 +74,6 @@ class StreamConnection(asyncio.Protocol):
         """
 
     def _completed(self) -> list[bytes]:
-        """Return the bodies that were whole before `_feed` raised."""
         return []
 
     @abstractmethod
@@ -222,7 +221,6 @@ class StreamConnection(asyncio.Protocol):
             now = monotonic()
 
     def _come_to_an_end(self) -> None:
-        """Do what had to wait until everything received was handled."""
         farewell, self._farewell = self._farewell, None
         if farewell:
             self._refuse(farewell)
@@ -296,7 +294,6 @@ class StreamConnection(asyncio.Protocol):
             self.abort()
 
     def _wait_for(self, held: asyncio.Future[None]) -> None:
-        """Take no more while something goes on with the last body."""
         self._held, self._at_rest = True, False
         held.add_done_callback(self._end_hold)
 

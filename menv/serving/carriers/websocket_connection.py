@@ -56,7 +56,6 @@ class WebSocketConnection(StreamConnection):
         return bodies
 
     def _tell_a_stranger(self, data: bytes) -> None:
-        """End the connection, with a word, of a peer that speaks another protocol."""
         refused = self._listener.handler.refused
         told = for_frames(data, "WebSocket", "ws", refused) or for_requests(data, refused)
         if told is not None:

@@ -95,7 +95,6 @@ def check_token(token: object, address: ClientAddress) -> None:
 
 
 def _is_name(host: str) -> bool:
-    """Return whether a host can be looked up, and named in a header."""
     try:
         host.encode("idna")
     except UnicodeError:

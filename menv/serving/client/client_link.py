@@ -173,7 +173,6 @@ class ClientLink:
             )
 
     def _ask_until_answered(self, body: bytes, anew: bool, answered: bool = True) -> Answer:
-        """Return the answer, over as many connections as it takes."""
         end, pause = time.monotonic() + self.timeout, _FIRST_PAUSE_S
         while True:
             try:
@@ -200,7 +199,6 @@ class ClientLink:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _attempt(self, body: bytes, anew: bool, answered: bool) -> Answer:
-        """Return the answer, over one connection."""
         self.check_open()
         try:
             if self._connection is None:
@@ -217,7 +215,6 @@ class ClientLink:
         return answer
 
     def _exchange(self, body: bytes, answered: bool) -> Answer:
-        """Send a body and return the answer to it, of whatever kind."""
         connection = self._connection
         assert connection is not None
         connection.send(body)
@@ -236,7 +233,6 @@ class ClientLink:
         return answer
 
     def _connect(self, anew: bool) -> None:
-        """Connect and greet."""
         connection = connect(self._address, self._token, self.timeout, self._conversation)
         self._connection = connection
         connection.send(self._greeting())
@@ -263,7 +259,6 @@ class ClientLink:
             )
 
     def _greeting(self) -> bytes:
-        """Return the message that says who is there."""
         shown = None if self._address.scheme == "http" else self._token
         greeting = GetConfig(token=shown, extensions=[EXTENSION], session=self._session, client=self._name)
         return encode(greeting, Dialect.MSGPACK)
@@ -288,7 +283,6 @@ class ClientLink:
             self._connection = None
 
     def _refusal(self, answer: Error) -> MenvError:
-        """Return the error that tells the caller what to do next."""
         if answer.code == Code.WRONG_ORDER:
             return NotNowError(_told(answer.message))
         if answer.code == Code.UNKNOWN_EPISODE:
@@ -297,5 +291,4 @@ class ClientLink:
 
 
 def _told(text: str) -> str:
-    """Return what a server says as a line of a message, whatever it holds."""
     return "".join(one if one.isprintable() else " " for one in text[:_MOST_TOLD])

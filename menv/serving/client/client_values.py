@@ -61,7 +61,6 @@ def element_of(space: gym.Space[Any] | None, value: Any) -> Any:
 
 
 def _element(space: gym.Space[Any] | None, value: Any) -> Any:
-    """Return what `element_of` does, or raise anything."""
     if isinstance(space, gym.spaces.Dict):
         return {key: _element(part, value[key]) for key, part in space.spaces.items()}
     if isinstance(space, gym.spaces.Tuple):

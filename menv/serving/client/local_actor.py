@@ -218,14 +218,12 @@ class LocalActor:
                 self._done.notify_all()
 
     def _goes_on(self) -> bool:
-        """Return whether there is something left to do beside."""
         with self.lock:
             self._busy = bool(self._outbox or self._lost or self._wanted)
             self._done.notify_all()
             return self._busy
 
     def _tell_failure(self) -> None:
-        """Raise what could not be done beside, and what is to be told of episodes that were given up."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -255,7 +253,6 @@ class LocalActor:
         return None if self._interval is None else time.monotonic() + self._interval
 
     def _mapped(self, episode: LocalEpisode, agents: Sequence[str]) -> dict[str, str]:
-        """Return the ids of the policies that answer for agents."""
         name, trained = episode.episode_id, episode.trained
         # An episode that the server has not heard of begins in a new session as well.
         answer = self._link.ask(
@@ -269,7 +266,6 @@ class LocalActor:
         return names
 
     def _fetch(self, names: list[str]) -> None:
-        """Fetch policies that have not been needed before."""
         state = self._link.ask(GetState(form="bundle", policy_ids=names), anew=True)
         bundles = state.bundles or {}
         _require("GetState", names, bundles)
@@ -299,7 +295,6 @@ class LocalActor:
         self._tell_failure()
 
     def _cut(self) -> None:
-        """Put what is complete where the next message takes it."""
         self._follow_session()
         self._of_each(self.set_aside)
         self._bytes = 0
@@ -344,7 +339,6 @@ class LocalActor:
         return state
 
     def _of_each(self, do: Callable[[LocalEpisode], None]) -> None:
-        """Do something with each open episode; those with which it cannot be done are given up."""
         for episode in list(self._open.values()):
             try:
                 do(episode)
@@ -352,7 +346,6 @@ class LocalActor:
                 self._give_up(episode, error)
 
     def _give_up(self, episode: LocalEpisode, error: MenvError) -> None:
-        """Send nothing more of an episode of which a part was refused."""
         episode.refused = f"a part of it was refused ({error})"
         self._open.pop(episode.episode_id, None)
         self._outbox = [entry for entry in self._outbox if entry[0] is not episode]
@@ -363,7 +356,6 @@ class LocalActor:
             self._untold.append(episode.gone())
 
     def _next_message(self) -> int:
-        """Return how many entries the next message takes."""
         size = count = 0
         for _, raw, _, number in self._outbox:
             size += len(memoryview(raw))
@@ -429,12 +421,10 @@ class LocalActor:
 
 
 def _is_full(error: BaseException | None) -> bool:
-    """Return whether a server has refused a message for lack of room, and may take it later."""
     return getattr(error, "code", None) == Code.TOO_MANY
 
 
 def _too_large(error: MenvError, size: int) -> MenvError:
-    """Return why a message with one part of an episode was refused, with what helps where it was its size."""
     if getattr(error, "code", None) != Code.TOO_LARGE:
         return error
     return RefusedError(
@@ -445,7 +435,6 @@ def _too_large(error: MenvError, size: int) -> MenvError:
 
 
 def _require(asked: str, wanted: Sequence[str], found: Mapping[str, Any]) -> None:
-    """Refuse an answer in which something is missing that was asked for."""
     missing = [name for name in wanted if name not in found]
     if missing:
         raise ConfigError(

@@ -224,7 +224,6 @@ class LocalEpisode:
             raise self.gone()
 
     def _act_together(self, observations: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the policies do about the observations of several agents."""
         actor = self._actor
         for agent in keyed_by_agent(self._where, "observation", observations):
             if agent not in self._policies:
@@ -253,7 +252,6 @@ class LocalEpisode:
     def _decide(
         self, policy: LocalPolicy, agents: list[str], observations: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the actions of the agents that one policy answers for."""
         seats = [self._seats[agent] for agent in agents]
         noise = self._actor.noise(*(seat.dice for seat in seats))
         states = np.concatenate([seat.state for seat in seats]) if policy.state_size else None
@@ -302,12 +300,10 @@ class LocalEpisode:
         return waiting, size
 
     def _write_off(self, agents: Iterable[str]) -> None:
-        """Note that no action will own what was paid to agents."""
         for agent in list(agents):
             self._unclaimed[agent] = self._unclaimed.get(agent, 0.0) + self._early.pop(agent)
 
     def _seat(self, observations: Mapping[str, Any]) -> None:
-        """Make room for agents that appear."""
         new = [agent for agent in observations if agent not in self._seats]
         if not new:
             return

@@ -126,7 +126,6 @@ class LocalPolicy:
         return True
 
     def _look(self) -> None:
-        """Take note of the connectors that there are now."""
         self._wants = "weights" if self.policy.plain else "bundle"
         self._keepers = [type(leaf) for leaf in keepers(self.policy.agent_connectors)]
 
@@ -215,13 +214,11 @@ class LocalPolicy:
 
 
 def _form(policy: NetPolicy) -> Any:
-    """Return what the policies have in common that a life may change between."""
     shapes = {name: np.shape(value) for name, value in policy.get_weights().items()}
     return policy.observation_space, policy.action_space, policy.networks.state_sizes, shapes
 
 
 def _bytes_of(space: gym.Space[Any]) -> int:
-    """Return about how many bytes an element takes."""
     return sum(
         _BYTES_BESIDE
         if leaf.shape is None or leaf.dtype is None

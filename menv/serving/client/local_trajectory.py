@@ -194,7 +194,6 @@ class LocalTrajectory:
         return chunk
 
     def _about_actions(self, steps: int) -> dict[str, Any]:
-        """Return the columns of n actions."""
         logp = np.concatenate(self._logp)
         found = {
             "actions": self.policy.outer(np.concatenate(self._actions[:steps])),
@@ -226,7 +225,6 @@ class LocalTrajectory:
         self.t += steps
 
     def _column(self, obs: list[Any]) -> Any:
-        """Return observations as a column."""
         space = self.policy.policy.observation_space
         try:
             return stack(obs, space) if isinstance(space, _LEAVES) else obs

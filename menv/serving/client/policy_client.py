@@ -284,7 +284,6 @@ class PolicyClient:
             raise refused
 
     def _last_words(self) -> Iterator[Callable[[], None]]:
-        """Yield what tells the server, one after the other, what it has not been told yet."""
         if self._actor is not None:
             yield self._actor.flush
         for episode in list(self._episodes.values()):
@@ -304,7 +303,6 @@ class PolicyClient:
             raise self._unknown(call, episode_id) from None
 
     def _unknown(self, call: str, episode_id: Any) -> EpisodeError:
-        """Return why there is no such episode, or raise why there is none at all any more."""
         self._first.check_open()
         why = "is completed" if isinstance(episode_id, str) and episode_id in self._ended else "was not found"
         return EpisodeError(
@@ -328,7 +326,6 @@ class PolicyClient:
         return episode
 
     def _made_remote(self, episode: LocalEpisode) -> RemoteEpisode:
-        """Return an episode that began here as one that the server is told of step by step."""
         assert self._actor is not None
         episode.interactive()
         remote = RemoteEpisode(self._first, self._spaces, episode.episode_id, trained=episode.trained)
@@ -350,7 +347,6 @@ class PolicyClient:
         return link
 
     def _left_behind(self) -> ClientLink | None:
-        """Take over the link of a thread that has ended, if there is one."""
         with self._lock:
             for index, (owner, link) in enumerate(self._links):
                 if not owner.is_alive():

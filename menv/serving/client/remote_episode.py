@@ -156,7 +156,6 @@ class RemoteEpisode:
             raise
 
     def _exchange(self, kind: type[Any], fields: dict[str, Any]) -> Any:
-        """Return the answer to a message."""
         seq = self._seq + 1
         self._unsure = kind, fields
         try:

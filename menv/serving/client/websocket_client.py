@@ -177,7 +177,6 @@ class WebSocketClientConnection:
         return True
 
     def _flush(self) -> None:
-        """Send what the protocol has to say."""
         for data in self._protocol.data_to_send():
             # Nothing stands for the end, which `close` sees to.
             if data:

@@ -64,7 +64,6 @@ def look_at_encryption(address: ClientAddress, error: OSError) -> None:
 
 
 def _wrong(address: ClientAddress, found: str, *schemes: str, tls: bool | None = None) -> ConfigError:
-    """Return the error for an address whose server turned out to be another one."""
     ending = "s" if (address.tls if tls is None else tls) else ""
     better = " or ".join(f"{scheme}{ending}://{address.authority}" for scheme in schemes)
     return ConfigError(

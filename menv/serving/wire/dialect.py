@@ -114,7 +114,6 @@ def _without_power(found: re.Match[bytes]) -> bytes:
 
 
 def _whole(value: Any) -> Any:
-    """Return a decoded value with its whole floats as integers."""
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) < 2.0**64 else value
     if isinstance(value, list):
@@ -198,7 +197,6 @@ def _has_more_strings(text: bytes, found: dict[str, Raw]) -> bool:
 
 
 def _entries(data: Data) -> int:
-    """Return how many entries the header of a msgpack map announces."""
     header = bytes(memoryview(data)[:5])
     if header[0] < 0x90:
         return header[0] & 0x0F
@@ -269,7 +267,6 @@ def explained(error: Exception, where: str) -> BadMessageError:
 
 
 def _of_a_value(text: str, where: str) -> tuple[Code, str]:
-    """Return code and text for what msgspec said about one value."""
     if (mismatch := _MISMATCH.match(text)) is not None:
         rule, bound, got = mismatch["rule"], mismatch["bound"].strip(), mismatch["got"]
         if got or not bound:

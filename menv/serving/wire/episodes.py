@@ -168,7 +168,6 @@ class EpisodeReader:
         self._typed = Typed(*(self._declaration(dialect) for dialect in ("json", "msgpack")))
 
     def _declaration(self, dialect: str) -> Any:
-        """Return the type of an episode in JSON or msgpack."""
         packed = UnsetType if dialect == "json" else Packed | UnsetType
         columns: list[tuple[str, Any, Any]] = [
             ("obs", getattr(self._obs, dialect) | UnsetType, UNSET),
@@ -212,7 +211,6 @@ class EpisodeReader:
         return WireEpisode(**about, obs=obs, actions=actions, rewards=rewards)
 
     def _check_masks(self, obs: Column, actions: Column, ended: bool, where: str) -> None:
-        """Check that something was allowed wherever somebody acts, and that it was done."""
         observations, acts = self._readers
         column = "obs"
         try:
@@ -228,7 +226,6 @@ _readers: dict[tuple[int, int], EpisodeReader] = {}
 
 
 def _reader_of(spaces: tuple[Space, Space]) -> EpisodeReader:
-    """Return the reader for two spaces, the same one for equal ones."""
     observations, actions = reader_of(spaces[0]), reader_of(spaces[1], bounded=False)
     # A reader keeps these two, so that no others can get the same ids.
     key = (id(observations), id(actions))

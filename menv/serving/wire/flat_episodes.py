@@ -107,7 +107,6 @@ def read_flat(raw: Raw, spaces_of: SpacesOf, agent: str | None = None) -> Iterat
 
 
 def _together(flat: _Flat, parts: dict[str, Raw], spaces_of: SpacesOf) -> Iterator[WireEpisode | None]:
-    """Read an episode of several agents."""
     agents: dict[str, WireEpisode] = {}
     for name, part in parts.items():
         for one in read_flat(part, spaces_of, name):
@@ -118,7 +117,6 @@ def _together(flat: _Flat, parts: dict[str, Raw], spaces_of: SpacesOf) -> Iterat
 
 
 def _alone(flat: _Flat, spaces_of: SpacesOf, agent: str | None) -> Iterator[WireEpisode | None]:
-    """Read an episode of one agent."""
     spaces = spaces_of(agent)
     assert spaces is not None
     columns: dict[str, Any] = {name: _array(getattr(flat, name)) for name in _FREE}

@@ -76,7 +76,6 @@ class Frames:
         return bodies
 
     def _take(self) -> None:
-        """Move complete bodies from the rest to `completed`."""
         rest, begin = self._rest, 0
         while len(rest) - begin >= HEADER_BYTES:
             first = begin + HEADER_BYTES
@@ -94,7 +93,6 @@ class Frames:
             self._check_digits(bytes(rest))
 
     def _read_header(self, header: bytes) -> int:
-        """Return the bytes of the body that a whole header announces."""
         self._check_digits(header)
         size = int(header)
         if size > self._max_body:
@@ -107,7 +105,6 @@ class Frames:
 
     @staticmethod
     def _check_digits(header: bytes) -> None:
-        """Refuse what cannot begin a frame."""
         if header and not header.isdigit():
             raise BadMessageError(
                 Code.BAD_FRAME,

@@ -189,7 +189,6 @@ def _array(values: Packed | list[Any], where: str) -> Array:
 
 
 def _finite(array: Array, where: str) -> Floats:
-    """Return an array as float32."""
     with np.errstate(over="ignore"):
         floats = array.astype(np.float32)
     if np.count_nonzero(np.isfinite(floats)) != floats.size:

@@ -86,14 +86,12 @@ class MaskCheck:
 
 
 def _paths(space: gym.Space[Any]) -> list[Path]:
-    """Return the ways to the Dicts with a mask."""
     if isinstance(space, gym.spaces.Tuple):
         return [(i, *path) for i, part in enumerate(space.spaces) for path in _paths(part)]
     return [()] if isinstance(space, gym.spaces.Dict) and MASK_KEY in space.spaces else []
 
 
 def _at(rows: Column, path: Path) -> Column:
-    """Return the part of each row that a member has."""
     for index in path:
         rows = [row[index] for row in rows]
     return rows
@@ -112,7 +110,6 @@ def _allow_nothing(mask: Mask, space: gym.Space[Any] | None) -> Mask:
 
 
 def _part(space: gym.Space[Any] | None, member: Path) -> gym.Space[Any] | None:
-    """Return the action space of a member of a group, or of the only agent; None if there is none."""
     for index in member:
         if not isinstance(space, gym.spaces.Tuple) or index >= len(space.spaces):
             return None

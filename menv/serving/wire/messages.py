@@ -243,7 +243,6 @@ _LARGE = 1 << 16
 
 
 def _by_type(union: Any) -> Mapping[str, Typed]:
-    """Return what decodes each message of a union, by its type."""
     return MappingProxyType({kind.__struct_config__.tag: Typed(kind) for kind in get_args(union)})
 
 
@@ -345,7 +344,6 @@ def _question(body: bytes, dialect: Dialect) -> GetAction | None:
 
 
 def _message(body: bytes, dialect: Dialect, found: Mapping[str, Raw], known: Mapping[str, Typed]) -> Any:
-    """Return a message of one of the known types."""
     if "type" not in found:
         raise BadMessageError(
             Code.MISSING_FIELD, f"message: no field 'type', expected one of {', '.join(known)}"
@@ -374,7 +372,6 @@ def _without_nulls(body: bytes, dialect: Dialect, found: Mapping[str, Raw], name
 
 
 def _unknown(name: str, known: Mapping[str, Typed]) -> BadMessageError:
-    """Return why there is no message of this type here."""
     if known is _REQUESTS and name in _ANSWERS:
         return BadMessageError(
             Code.NOT_A_REQUEST, f"message: {name} is what a server sends, expected one of {', '.join(known)}"
@@ -386,7 +383,6 @@ def _unknown(name: str, known: Mapping[str, Typed]) -> BadMessageError:
 
 
 def _check_info(info: Raw, dialect: Dialect, max_depth: int) -> None:
-    """Bound what an `info` may hold."""
     if (size := len(memoryview(info))) > MOST_INFO_BYTES:
         raise BadMessageError(
             Code.TOO_LARGE, f"info: {size} bytes, expected at most {MOST_INFO_BYTES}; send less"
@@ -396,7 +392,6 @@ def _check_info(info: Raw, dialect: Dialect, max_depth: int) -> None:
 
 
 def _seq_of(found: Mapping[str, Raw], dialect: Dialect) -> int | None:
-    """Return the sequence number of a message that is wrong elsewhere."""
     try:
         seq: int | None = _SEQ.read(found["seq"], dialect, "seq") if "seq" in found else None
     except BadMessageError:

@@ -71,7 +71,6 @@ class NumberReader:
         self.msgpack: Any = kind | Packed if shape else kind
 
     def _number(self) -> Any:
-        """Return the type of one number."""
         if self._dtype.kind == "f":
             # Narrower types would overflow; of the widest, infinity and NaN are left to find.
             most = float(np.finfo(self._dtype).max)
@@ -125,7 +124,6 @@ class NumberReader:
         return self._checked(self._cast(array))
 
     def _stacked(self, values: Sequence[Any]) -> Array:
-        """Return a column of elements some of which are packed."""
         rows = np.empty((len(values), *self._shape), self._dtype)
         for row, value in enumerate(values):
             if not isinstance(value, Packed):
@@ -166,7 +164,6 @@ class NumberReader:
             return array.astype(self._dtype)
 
     def _checked(self, array: Array) -> Array:
-        """Return a column that was packed, its numbers being finite and inside the bounds."""
         self._check_finite(array)
         self._check_bounds(array)
         return array
@@ -197,7 +194,6 @@ class NumberReader:
 
 
 def _several(kind: Any, size: int) -> Any:
-    """Return the type of `size` values of a kind, which msgspec counts."""
     if size <= _LONGEST_TUPLE:
         # The garbage collector lets go of tuples of numbers, and looks at lists again and again.
         return tuple.__class_getitem__((kind,) * size or ((),))
