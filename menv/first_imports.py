@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,19 @@ def take_imports(parser: argparse.ArgumentParser) -> None:
         IMPORT, metavar="MODULE", dest="modules", action="append", default=[],
         help="a module or .py file to import first, which may call register_env",
     )  # fmt: skip
+
+
+def json_settings(text: str) -> dict[str, Any]:
+    """Return the object that an option of a command holds as JSON."""
+    try:
+        settings = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no JSON ({error}), expected an object with keys in double quotes"
+        ) from None
+    if not isinstance(settings, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+    return settings
 
 
 def and_how_to_import(error: MenvError) -> str:

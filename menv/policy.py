@@ -267,3 +267,13 @@ class Policy(Told, told=OF_POLICIES):
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         """Take over weights that `get_weights` returned."""
+
+
+def check_one_policy(where: str, policy: Any) -> None:
+    """Refuse what is no policy, such as several by id; `where` begins the message."""
+    if not isinstance(policy, Policy):
+        known = f" of {sorted(policy)[:8]}" if isinstance(policy, dict) else ""
+        raise ConfigError(
+            f"{where}: policy is a {type(policy).__name__}{known}, expected one Policy; "
+            "Policy.from_checkpoint of a run returns all by id: take the one you mean"
+        )

@@ -59,7 +59,8 @@ class Switchboard:
         self._fault_at = 0.0
         self._stopped = False
         self._woken = False
-        self._expected = 0
+        # How many episodes were answered together last; their callers are expected back nearly together.
+        self.expected = 0
 
     @property
     def open_episodes(self) -> int:
@@ -74,11 +75,6 @@ class Switchboard:
     def has_room(self, steps: float, by_rows: bool) -> None:
         """Note how many more steps the sampler wants of pieces; see `ReadyLines.room`."""
         self._ready.room, self._ready.by_rows = steps, by_rows
-
-    @property
-    def expected(self) -> int:
-        """How many episodes were answered together last; their callers are expected back nearly together."""
-        return self._expected
 
     def start(
         self,
@@ -352,9 +348,9 @@ class Switchboard:
     def answered(self, lines: Iterable[Line]) -> None:
         """Note that turns have been answered; what was said since comes up in `collect`."""
         with self._news:
-            self._expected = 0
+            self.expected = 0
             for line in lines:
-                self._expected += line.asked
+                self.expected += line.asked
                 line.asked = line.busy = False
                 if line.turns:
                     self._ready.add(line)

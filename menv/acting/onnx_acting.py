@@ -75,8 +75,10 @@ class OnnxActing:
         self, graphs: ActingGraphs, head: ActionHead, weights: Sequence[Weights], state_size: int = 0
     ) -> None:
         self._graphs = graphs
-        self._head = head
-        self._state_size = state_size
+        # How outputs become actions.
+        self.head = head
+        # S, numbers in a row of recurrent state; 0 for a network without one.
+        self.state_size = state_size
         self._stacks = WeightStacks(weights)
         self._spare_rows = _RUN_WORK // (_ROW_WORK + self._stacks.numbers_each) if graphs.stacks else 0
         self._plan = LanePlan(self._stacks.policies, self._spare_rows)
@@ -90,24 +92,14 @@ class OnnxActing:
     def __reduce__(self) -> Any:
         weights = [self.get_weights(policy) for policy in range(self.policies)]
         # Once: it travels again with every policy that comes or goes.
-        self._graphs = built(self._graphs, masks=self._head.mask_width > 0)
-        return OnnxActing, (self._graphs, self._head, weights, self._state_size)
-
-    @property
-    def head(self) -> ActionHead:
-        """How outputs become actions."""
-        return self._head
+        self._graphs = built(self._graphs, masks=self.head.mask_width > 0)
+        return OnnxActing, (self._graphs, self.head, weights, self.state_size)
 
     @property
     def obs_size(self) -> int:
         """F, numbers in a flat observation."""
         inputs = self._session("act", False, False).get_inputs()
         return next(int(given.shape[1]) for given in inputs if given.name == "obs")
-
-    @property
-    def state_size(self) -> int:
-        """S, numbers in a row of recurrent state; 0 for a network without one."""
-        return self._state_size
 
     @property
     def policies(self) -> int:
@@ -168,7 +160,7 @@ class OnnxActing:
         """Return [N, D] distribution inputs and [N] log-probabilities of `actions`."""
         rows = len(obs)
         if rows == 0:
-            return Evaluation(np.empty((0, self._head.inputs), np.float32), np.empty(0, np.float32))
+            return Evaluation(np.empty((0, self.head.inputs), np.float32), np.empty(0, np.float32))
         if rows == 1:
             inputs, logp = self.evaluate(
                 policy, _twice(obs), _maybe(_twice, mask), _twice(actions), _maybe(_twice, state)
@@ -230,7 +222,7 @@ class OnnxActing:
 
     def alone(self, policy: int) -> OnnxActing:
         """Return a back-end of one policy; see `ActingBackend.alone`."""
-        one = OnnxActing(self._graphs, self._head, [self.get_weights(policy)], self._state_size)
+        one = OnnxActing(self._graphs, self.head, [self.get_weights(policy)], self.state_size)
         # Sessions hold no weights, and several threads may run one.
         one._sessions = self._sessions
         return one
@@ -261,7 +253,7 @@ class OnnxActing:
     def _bind(self, key: BoundKey) -> BoundRunner:
         kind, policy, unmasked, rows, depth = key
         runner = self._runner(kind, policy, not unmasked)
-        bound = (RecurrentRunner if self._state_size else BoundRunner)(runner, rows, depth)
+        bound = (RecurrentRunner if self.state_size else BoundRunner)(runner, rows, depth)
         self._bound[key] = bound
         if len(self._bound) > _BOUND_RUNNERS:
             del self._bound[next(iter(self._bound))]
@@ -321,7 +313,7 @@ class OnnxActing:
         return found._replace(sound=sound)
 
     def _empty(self, rows: int) -> Decision:
-        head, width = self._head, self._state_size
+        head, width = self.head, self.state_size
         inputs = np.empty((rows, head.inputs), np.float32) if head.told else None
         state = np.empty((rows, width), np.float32) if width else None
         return Decision(head.empty_actions(rows), inputs, state)

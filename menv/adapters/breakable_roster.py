@@ -26,14 +26,14 @@ class BreakableRoster(Roster):
             faulty: Whether a fault of the environment is what broke it off.
         """
         self._forget_untold(report)
-        owed = dict(self._held)
+        owed = dict(self.held)
         for agent, reward in rewards.items():
             owed[agent] = owed.get(agent, 0.0) + self.number(agent, reward)
         report.unclaimed += [
             Unclaimed(self.env_id, agent, reward, self.env_index) for agent, reward in owed.items() if reward
         ]
         report.ended += [
-            End(self._slots[agent], self.env_id, agent, 0.0, False, True, None, {}, withdrawn=True)
+            End(self.slots[agent], self.env_id, agent, 0.0, False, True, None, {}, withdrawn=True)
             for agent in self.living()
         ]
         self._dead |= self._alive

@@ -25,13 +25,13 @@ class ExternalRoster(BreakableRoster):
     def alone(self) -> bool:
         """Whether the one agent of an episode without agent ids waits, and nothing is owed to it."""
         waiting = self.waiting
-        return waiting.agents == _ALONE and not self._held and waiting.checked_at == self._lives
+        return waiting.agents == _ALONE and not self.held and waiting.checked_at == self._lives
 
     def enter(self, agent: AgentId) -> tuple[int, Join | None]:
         """Return an agent's slot, and its join if a life begins, for those whose rows come from elsewhere."""
-        if agent not in self._slots:
+        if agent not in self.slots:
             self.seating.new_layout((agent,))
-        slot = self._slots[agent]
+        slot = self.slots[agent]
         if agent in self._alive:
             return slot, None
         self._alive.add(agent)

@@ -40,7 +40,8 @@ class GymEnvs(LocalEnvs):
 
     def _prepare(self) -> None:
         num_envs = self.num_envs
-        self._all = np.arange(num_envs)
+        # [E] slots of all copies; whoever answers them with this very array is in nobody's way.
+        self.everyone = np.arange(num_envs)
         self._order = range(num_envs)
         self._seats = [(index, SINGLE_AGENT) for index in range(num_envs)]
         self._steps = [env.step for env in self._envs]
@@ -75,7 +76,7 @@ class GymEnvs(LocalEnvs):
         report = self._report
         if order is self._order:
             self._waiting = self._everybody
-            slots, obs, infos = self._all, list(self._seen.obs), list(self._seen.infos)
+            slots, obs, infos = self.everyone, list(self._seen.obs), list(self._seen.infos)
         else:
             waiting = self._waiting.union(order)
             self._waiting = self._everybody if len(waiting) == len(self._envs) else waiting
@@ -129,18 +130,13 @@ class GymEnvs(LocalEnvs):
             frame.final_infos = [over.info for over in taken.overs]
         return frame
 
-    @property
-    def everyone(self) -> IntArray:
-        """[E] slots of all copies; whoever answers them with this very array is in nobody's way."""
-        return self._all
-
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer copies; see `BaseEnv.send_actions`."""
         if actions is None:
             waiting = self._waiting | self._due
             by_index = of_only_agents(slots, self._index, waiting)
             self._answer(list(by_index), list(by_index.values()), waiting)
-        elif slots is self._all and self._waiting is self._everybody and len(actions) == len(slots):
+        elif slots is self.everyone and self._waiting is self._everybody and len(actions) == len(slots):
             self._waiting = frozenset()
             self._answers = (self._order, actions)
         else:

@@ -53,27 +53,18 @@ class Roster:
         self._possible = possible_agents
         self._nobody = Layout([], np.zeros(0, np.int64))
         self.waiting = self._nobody
-        self._layouts, self._slots = self.seating.layouts, self.seating.slots
+        self._layouts, self.slots = self.seating.layouts, self.seating.slots
         self._alive: set[AgentId] = set()
         self._dead: set[AgentId] = set()
-        self._held: dict[AgentId, float] = {}
+        # Rewards that wait for their agent's next row.
+        self.held: dict[AgentId, float] = {}
         # Counts ends: a layout whose agents were all alive at this count needs no second look.
         self._lives = 0
 
     @property
-    def held(self) -> dict[AgentId, float]:
-        """Rewards that wait for their agent's next row."""
-        return self._held
-
-    @property
-    def slots(self) -> dict[AgentId, int]:
-        """The slot of each agent that has one."""
-        return self._slots
-
-    @property
     def known(self) -> set[AgentId]:
         """Agents that have a slot: those of this episode and some of earlier ones."""
-        return set(self._slots)
+        return set(self.slots)
 
     def begin(self, obs: Any, infos: Any, report: Report) -> None:
         """Take in what `reset` returned."""
@@ -141,12 +132,12 @@ class Roster:
 
     def _show(self, obs: Any, rewards: Any, infos: Any, report: Report) -> None:
         layout = self.waiting
-        if not self._held and [*obs] == layout.agents == [*rewards] and layout.checked_at == self._lives:
+        if not self.held and [*obs] == layout.agents == [*rewards] and layout.checked_at == self._lives:
             # The same agents as last time, each paid for its own action: nothing to look up.
             self.obs, self.rewards = [*obs.values()], [*rewards.values()]
             self.infos = self._infos_of(infos, layout) if infos else layout.no_infos
             return
-        if self._held or (rewards and self._some_paid(rewards)):
+        if self.held or (rewards and self._some_paid(rewards)):
             self._pay(rewards, obs, _NO_FLAGS, _NO_FLAGS, report)
         self._await(obs, infos, report)
 
@@ -158,7 +149,7 @@ class Roster:
         layout = self.waiting
         if type(obs) is not dict or [*obs] != layout.agents:
             return False
-        if self._held or layout.checked_at != self._lives:
+        if self.held or layout.checked_at != self._lives:
             return False
         self.episode_steps += 1
         self.obs = [*obs.values()]
@@ -189,7 +180,7 @@ class Roster:
 
     def living(self) -> list[AgentId]:
         """Return the agents whose trajectories go on, in the order of their slots' first use."""
-        return [agent for agent in self._slots if agent in self._alive]
+        return [agent for agent in self.slots if agent in self._alive]
 
     def _nobody_waits(self) -> None:
         self.waiting = self._nobody
@@ -210,7 +201,7 @@ class Roster:
             return bool([self.number(agent, reward) for agent, reward in rewards.items()])
 
     def _pay(self, rewards: Any, obs: Any, terminateds: Any, truncateds: Any, report: Report) -> None:
-        held = self._held
+        held = self.held
         for agent, reward in rewards.items():
             if not reward and reward == 0:
                 continue
@@ -244,16 +235,14 @@ class Roster:
         report: Report,
     ) -> None:
         """Close an agent's trajectory; without one, what it is owed becomes unclaimed."""
-        reward = self._held.pop(agent, 0.0)
+        reward = self.held.pop(agent, 0.0)
         if type(info) is not dict:
             self._check_info(agent, info)
         if agent in self._alive:
             self._alive.remove(agent)
             self._lives += 1
             report.ended.append(
-                End(
-                    self._slots[agent], self.env_id, agent, reward, terminated, truncated, own_copy(obs), info
-                )
+                End(self.slots[agent], self.env_id, agent, reward, terminated, truncated, own_copy(obs), info)
             )
             if self.seating.crowded and not (self._possible and agent in self._possible):
                 self.seating.release([agent])
@@ -273,7 +262,7 @@ class Roster:
             own = self._flags(agent, terminateds, truncateds)
             terminated, truncated = own if any(own) else everyone
             self._end(agent, terminated, truncated, obs.get(agent), infos.get(agent, _NO_INFO), report)
-        for agent, reward in self._held.items():
+        for agent, reward in self.held.items():
             self._refuse_stranger(agent, f"a reward of {reward} was paid to")
             report.unclaimed.append(Unclaimed(self.env_id, agent, reward, self.env_index))
         if COMMON in infos:
@@ -288,7 +277,7 @@ class Roster:
             info = report.take_shared(self.env_id, info)
         place, unclaimed = (self.episode_steps, self.env_index), len(report.unclaimed)
         report.episodes.append(EpisodeEnd(self.env_id, terminated, truncated, *place, unclaimed, info=info))
-        self._held.clear()
+        self.held.clear()
         # Those who did not take part in the episode may never come again.
         self.seating.release_all_but(self._dead)
         self._dead.clear()
@@ -312,7 +301,7 @@ class Roster:
             self._join_missing(layout, report)
         self.waiting = layout
         self.obs = list(obs.values())
-        held = self._held
+        held = self.held
         self.rewards = [held.pop(agent, 0.0) for agent in layout.agents] if held else layout.no_rewards
         self.infos = self._infos_of(infos, layout) if infos else layout.no_infos
 
@@ -342,7 +331,7 @@ class Roster:
             if agent not in self._alive:
                 self._alive.add(agent)
                 self._dead.discard(agent)
-                report.joined.append(Join(self._slots[agent], self.env_id, agent, self.env_index))
+                report.joined.append(Join(self.slots[agent], self.env_id, agent, self.env_index))
         layout.checked_at = self._lives
 
     def number(self, agent: AgentId, reward: Any) -> float:

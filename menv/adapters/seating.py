@@ -65,7 +65,7 @@ class Seating:
     def release(self, agents: Iterable[AgentId]) -> None:
         """Free the slots of agents."""
         for agent in agents:
-            self._pool.give_back(self.slots.pop(agent))
+            self._pool.free.append(self.slots.pop(agent))
             self.layouts.clear()
 
     def release_all_but(self, agents: Collection[AgentId]) -> None:

@@ -21,34 +21,26 @@ class SlotPool:
 
     def __init__(self) -> None:
         self.seats: list[tuple[EnvId, AgentId]] = []
-        self._free: list[int] = []
+        # The slots that were given back, in the order in which they were.
+        self.free: list[int] = []
 
     def take(self, env_id: EnvId, agent_id: AgentId) -> int:
         """Return a slot for an agent."""
-        if self._free:
-            slot = self._free.pop()
+        if self.free:
+            slot = self.free.pop()
             self.seats[slot] = (env_id, agent_id)
             return slot
         self.seats.append((env_id, agent_id))
         return len(self.seats) - 1
 
-    def give_back(self, slot: int) -> None:
-        """Make a slot free for anybody."""
-        self._free.append(slot)
-
-    @property
-    def free(self) -> list[int]:
-        """The slots that were given back, in the order in which they were."""
-        return self._free
-
     def put(self, state: tuple[Sequence[tuple[EnvId, AgentId]], Sequence[int]]) -> None:
         """Take over the seats and the free slots of another pool."""
-        self.seats[:], self._free[:] = state
+        self.seats[:], self.free[:] = state
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
         """Undo afterwards whatever was taken and given back."""
-        before = list(self.seats), list(self._free)
+        before = list(self.seats), list(self.free)
         try:
             yield
         finally:

@@ -73,8 +73,10 @@ class TorchActing:
     ) -> None:
         self._device = device
         self._make_network = make_network
-        self._head = head
-        self._state_size = state_size
+        # How outputs become actions.
+        self.head = head
+        # S, numbers in a row of recurrent state; 0 for a network without one.
+        self.state_size = state_size
         self._shapes = {name: np.shape(weights[0][name]) for name in sorted(weights[0])}
         self._params: list[dict[str, Tensor]] = []
         self._networks: list[TorchNetwork] = []
@@ -83,22 +85,12 @@ class TorchActing:
 
     def __reduce__(self) -> Any:
         weights = [self.get_weights(policy) for policy in range(self.policies)]
-        return TorchActing, (self._make_network, self._head, weights, self._state_size)
-
-    @property
-    def head(self) -> ActionHead:
-        """How outputs become actions."""
-        return self._head
+        return TorchActing, (self._make_network, self.head, weights, self.state_size)
 
     @property
     def obs_size(self) -> int:
         """F, numbers in a flat observation."""
         return self._networks[0].obs_size
-
-    @property
-    def state_size(self) -> int:
-        """S, numbers in a row of recurrent state; 0 for a network without one."""
-        return self._state_size
 
     @property
     def policies(self) -> int:
@@ -159,11 +151,11 @@ class TorchActing:
         allowed, taken = self._maybe_tensor(mask), self._tensor(actions)
         with repeatable(self._device):
             inputs = self._network(policy).dist_inputs(self._tensor(obs), allowed, self._maybe_tensor(state))
-        if self._head.by_worth:
+        if self.head.by_worth:
             epsilon = self._params[policy][EPSILON]
-            logp = epsilon_greedy.logp(self._head, inputs, allowed, epsilon, taken)
+            logp = epsilon_greedy.logp(self.head, inputs, allowed, epsilon, taken)
         else:
-            logp = distributions.logp(self._head, inputs, taken)
+            logp = distributions.logp(self.head, inputs, taken)
         return Evaluation(array_of(inputs), array_of(logp))
 
     @torch.inference_mode()
@@ -215,7 +207,7 @@ class TorchActing:
     def alone(self, policy: int) -> TorchActing:
         """Return a back-end of one policy; see `ActingBackend.alone`."""
         return TorchActing(
-            self._make_network, self._head, [self.get_weights(policy)], self._state_size, self._device
+            self._make_network, self.head, [self.get_weights(policy)], self.state_size, self._device
         )
 
     def _network(self, policy: int) -> TorchNetwork:
@@ -226,7 +218,7 @@ class TorchActing:
         return self._networks[policy]
 
     def _empty(self, rows: int) -> Decision:
-        head, width = self._head, self._state_size
+        head, width = self.head, self.state_size
         inputs = np.empty((rows, head.inputs), np.float32) if head.told else None
         state = np.empty((rows, width), np.float32) if width else None
         return Decision(head.empty_actions(rows), inputs, state)
@@ -244,11 +236,11 @@ class TorchActing:
             else:
                 inputs, after = cast("RecurrentNetwork", network).step(rows, allowed, self._tensor(state))
         actions = array_of(self._actions(policy, inputs, allowed, self._maybe_tensor(noise)))
-        outputs = array_of(inputs) if self._head.choices else None
+        outputs = array_of(inputs) if self.head.choices else None
         sound = outputs is None or are_numbers(outputs, choices=True)
-        if self._head.numbers:
+        if self.head.numbers:
             sound = sound and are_numbers(actions, choices=False)
-        told = outputs if self._head.told else None
+        told = outputs if self.head.told else None
         return Decision(actions, told, None if after is None else array_of(after), sound)
 
     def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
@@ -258,7 +250,7 @@ class TorchActing:
         return None if array is None else tensor_of(array, self._device)
 
     def _actions(self, policy: int, inputs: Tensor, allowed: Tensor | None, draws: Tensor | None) -> Tensor:
-        head = self._head
+        head = self.head
         if not head.by_worth:
             return _drawn(head, inputs, draws)
         if draws is None:

@@ -10,12 +10,11 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from menv.checking.check import ENV_STEPS, check_env
 from menv.command_line import Parser, ends
 from menv.errors import ConfigError
-from menv.first_imports import and_how_to_import, import_first, take_imports
+from menv.first_imports import and_how_to_import, import_first, json_settings, take_imports
 from menv.stdout import tell
 
 
@@ -56,25 +55,13 @@ def _check(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
 def _parser(program: str) -> argparse.ArgumentParser:
     parser = Parser(prog=program, description="Check an environment.")
     parser.add_argument("name", help="a registered name, a gymnasium id, or package.module:Class")
-    parser.add_argument("--config", type=_settings, default={}, help="the env_config, a JSON object")
+    parser.add_argument("--config", type=json_settings, default={}, help="the env_config, a JSON object")
     parser.add_argument("--json", action="store_true", help="print one JSON list of findings")
     parser.add_argument("--ignore", type=_codes, default=[], help="codes to leave out, such as ME012,ME013")
     parser.add_argument("--seed", type=int, default=0, help="of resets and random actions (%(default)s)")
     parser.add_argument("--steps", type=int, default=ENV_STEPS, help="env steps to play (%(default)s)")
     take_imports(parser)
     return parser
-
-
-def _settings(text: str) -> dict[str, Any]:
-    try:
-        settings = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no JSON ({error}), expected an object with keys in double quotes"
-        ) from None
-    if not isinstance(settings, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
-    return settings
 
 
 def _codes(text: str) -> list[str]:

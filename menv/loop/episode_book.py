@@ -73,9 +73,10 @@ class EpisodeBook:
         self._agent_keys: dict[tuple[int, AgentId], int] = {}
         # [E] the key of each sub-environment's episodes and how many have begun.
         self._episode_keys: draws.Keys = np.zeros(0, np.uint64)
-        self._begun: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        # [E] how many episodes have begun in each sub-environment.
+        self.begun: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         # [E] those of the poll that is taken in.
-        self._env_steps: Column = self._begun
+        self._env_steps: Column = self.begun
 
     @property
     def running_ids(self) -> list[int]:
@@ -100,15 +101,10 @@ class EpisodeBook:
         """Return the number of the cohort that a policy is in, or was before it was removed, and its index there."""
         return self._where[policy_id]
 
-    @property
-    def begun(self) -> Column:
-        """[E] how many episodes have begun in each sub-environment."""
-        return self._begun
-
     def resume(self, begun: Column, num_envs: int) -> None:
         """Number the episodes of `num_envs` sub-environments on from those that had begun [...] in another book."""
         self.widen(num_envs)
-        self._begun[:] = begun if len(begun) == num_envs else begun.max(initial=0)
+        self.begun[:] = begun if len(begun) == num_envs else begun.max(initial=0)
 
     def goes_on(self, env_id: EnvId, policy_map: PolicyMap) -> bool:
         """Return whether a running episode would go on under this map as it does with the one that it began with."""
@@ -151,14 +147,14 @@ class EpisodeBook:
         Returns:
             [K] episode ids.
         """
-        if len(env_indices) and env_indices.max() >= len(self._begun):
+        if len(env_indices) and env_indices.max() >= len(self.begun):
             self.widen(int(env_indices.max()) + 1)
         order = np.argsort(env_indices, kind="stable")
         sorted_indices = env_indices[order]
         rank = np.arange(len(order)) - np.searchsorted(sorted_indices, sorted_indices)
         numbers = np.empty_like(env_indices)
-        numbers[order] = self._begun[sorted_indices] + rank
-        self._begun += np.bincount(env_indices, minlength=len(self._begun))
+        numbers[order] = self.begun[sorted_indices] + rank
+        self.begun += np.bincount(env_indices, minlength=len(self.begun))
         return (draws.keys(self._episode_keys[env_indices], numbers) >> np.uint64(5)).astype(np.int64)
 
     def agent_key(self, env_index: int, agent_id: AgentId) -> int:
@@ -241,8 +237,8 @@ class EpisodeBook:
         self._cohorts[number].start(start, agent_id)
 
     def _begin(self, env_id: EnvId, env_index: int) -> Episode:
-        number = self._begun.item(env_index)
-        self._begun[env_index] = number + 1
+        number = self.begun.item(env_index)
+        self.begun[env_index] = number + 1
         episode_id = draws.key(self._episode_keys.item(env_index), number) >> 5
         episode = self.running[env_id] = Episode(episode_id, env_id)
         created = self._created
@@ -279,7 +275,7 @@ class EpisodeBook:
 
     def widen(self, num_envs: int) -> None:
         """Make room for sub-environments that appear."""
-        before = len(self._begun)
+        before = len(self.begun)
         if num_envs <= before:
             return
         new = [
@@ -287,4 +283,4 @@ class EpisodeBook:
             for index in range(before, num_envs)
         ]
         self._episode_keys = np.append(self._episode_keys, np.array(new, np.uint64))
-        self._begun = np.append(self._begun, np.zeros(num_envs - before, np.int64))
+        self.begun = np.append(self.begun, np.zeros(num_envs - before, np.int64))

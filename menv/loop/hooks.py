@@ -50,7 +50,7 @@ class Hooks:
         self.active = self._pieces or any(overrides(callbacks, hook) for hook in _OF_EPISODES)
         self._begun: list[tuple[Episode, int]] = []
         # By id: the episodes of this fragment. And those that are over, to be told when it closes.
-        self._by_id: dict[int, Episode] = {}
+        self.episodes: dict[int, Episode] = {}
         self._over: list[tuple[Episode, int, bool, When]] = []
         # Causes of faults that have been noted, and those of them that nobody has been warned of yet.
         self._causes: set[tuple[str, str, int]] = set()
@@ -59,15 +59,10 @@ class Hooks:
         self._excluded_late = self._warned_late = 0
         self._env_steps: Column = np.zeros(0, np.int64)
 
-    @property
-    def episodes(self) -> Mapping[int, Episode]:
-        """The episodes of this fragment by id, if they are kept."""
-        return self._by_id
-
     def keep(self, running: Iterable[Episode]) -> None:
         """Keep episodes from now on, those that run among them."""
         self.keeps = True
-        self._by_id.update({episode.episode_id: episode for episode in running})
+        self.episodes.update({episode.episode_id: episode for episode in running})
 
     def take_up(self, episode: Episode, env_steps: Column) -> None:
         """Note that an episode of before goes on, at these env steps [E]; nobody is told."""
@@ -80,7 +75,7 @@ class Hooks:
         if self.active:
             self._begun.append((episode, env_index))
         if self.keeps:
-            self._by_id[episode.episode_id] = episode
+            self.episodes[episode.episode_id] = episode
 
     def end(self, episode: Episode, env_index: int, faulty: bool, when: When) -> None:
         """Record an episode that is over and tell so, now or when its pieces have been told.
@@ -191,7 +186,7 @@ class Hooks:
         if not self.keeps:
             return
         if self._pieces:
-            told = {name: pieces_of(name, own, self._by_id) for name, own in batch.policy_batches.items()}
+            told = {name: pieces_of(name, own, self.episodes) for name, own in batch.policy_batches.items()}
             before, broken = _as_they_were(told, policies), broken_of_each(batch.policy_batches)
             for policy_id, pieces in told.items():
                 for piece in pieces:
@@ -202,7 +197,7 @@ class Hooks:
         over, self._over = self._over, []
         for episode, env_index, faulty, when in over:
             self._close_episode(episode, env_index, faulty, when)
-            self._by_id.pop(episode.episode_id, None)
+            self.episodes.pop(episode.episode_id, None)
 
     def sampled(self, batch: MultiAgentBatch) -> None:
         """Tell of a fragment that is ready to be learned from.

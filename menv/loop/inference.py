@@ -14,10 +14,10 @@ from menv.connectors.agent_rows import AgentConnectorDataType
 from menv.connectors.default_pipelines import leaf_connectors
 from menv.connectors.state_buffer import StateBufferConnector
 from menv.env_calls import as_flag
-from menv.errors import ConfigError, ContractError
+from menv.errors import ContractError
 from menv.loop.life_ledger import Life, decide
 from menv.loop.net_policy import NetPolicy
-from menv.policy import Policy
+from menv.policy import Policy, check_one_policy
 from menv.sample_batch import SampleBatch
 
 Answer: TypeAlias = tuple[Any, list[Any], dict[str, Any]]
@@ -68,12 +68,7 @@ def local_policy_inference(
         ContractError: An observation is outside the space, a list has another length than that of observations, or a
             flag is a text or an array of several.
     """
-    if not isinstance(policy, Policy):
-        known = f" of {sorted(policy)[:8]}" if isinstance(policy, dict) else ""
-        raise ConfigError(
-            f"local_policy_inference: policy is a {type(policy).__name__}{known}, expected one Policy; "
-            "Policy.from_checkpoint of a run returns all by id: take the one you mean"
-        )
+    check_one_policy("local_policy_inference", policy)
     rows = len(obs) if isinstance(obs, list) else 1
     observations = obs if isinstance(obs, list) else [obs]
     envs, agents, rewards, infos = (

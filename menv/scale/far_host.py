@@ -65,10 +65,12 @@ class FarHost:
         self.layout = _nobody()
         self.due = Due()
         self._seats = seats
-        self._env_steps: IntArray = np.zeros(size, np.int64)
+        # [k] env steps, as it told last.
+        self.env_steps: IntArray = np.zeros(size, np.int64)
         self._starts: list[int] = [0] * size
         self._held: dict[int, Mapping[AgentId, float]] = {}
-        self._left: dict[int, _Left] = {}
+        # The sub-environments whose episodes are lost, which nobody is told before they are answered.
+        self.left: dict[int, _Left] = {}
         # Slots of all hosts by the host's own, the other way round, and those that nobody has any more.
         self._slots: IntArray = np.zeros(0, np.int64)
         self._own: dict[int, int] = {}
@@ -91,19 +93,9 @@ class FarHost:
         return {index for _, indices, _ in self.asked for index in indices}
 
     @property
-    def left(self) -> Collection[int]:
-        """The sub-environments whose episodes are lost, which nobody is told before they are answered."""
-        return self._left
-
-    @property
-    def env_steps(self) -> IntArray:
-        """[k] env steps, as it told last."""
-        return self._env_steps
-
-    @property
     def held(self) -> dict[int, Mapping[AgentId, float]]:
         """Rewards that wait for their agents' next rows, by sub-environment and agent, as it told last."""
-        return self._held | {index: left.held for index, left in self._left.items() if left.held}
+        return self._held | {index: left.held for index, left in self.left.items() if left.held}
 
     def meet(self, peer: Peer) -> None:
         """Take another process for this host, of which only its creation has been asked."""
@@ -136,9 +128,9 @@ class FarHost:
     def leave(self, index: int) -> None:
         """Let an episode that is lost wait until its agents are answered."""
         place = index - self.first
-        if index not in self._left:
-            steps = int(self._env_steps[place])
-            self._left[index] = _Left(steps, self._starts[place], self._held.get(index, {}))
+        if index not in self.left:
+            steps = int(self.env_steps[place])
+            self.left[index] = _Left(steps, self._starts[place], self._held.get(index, {}))
 
     def ask(
         self, kind: Kind, method: str, *args: Any, begins: Collection[int] = (), more_steps: int = 0
@@ -164,8 +156,8 @@ class FarHost:
         starts: dict[int, int] = {}
         for index in indices:
             place = index - self.first
-            starts[place] = int(self._env_steps[place]) + after
-            self._env_steps[place] = starts[place]
+            starts[place] = int(self.env_steps[place]) + after
+            self.env_steps[place] = starts[place]
         if starts:
             self.ask("begun", "begin", starts, begins=list(indices))
 
@@ -180,15 +172,15 @@ class FarHost:
 
     def take(self, news: News) -> None:
         """Take in what the host told."""
-        self.news, self.failed, before = True, 0, self._env_steps
+        self.news, self.failed, before = True, 0, self.env_steps
         events = None if news.events is None else self._mapped(news.events)
         if news.slots is not None:
             self.layout = self._laid_out(news.slots)
         self._held = dict(news.held)
-        self._env_steps = np.array(news.env_steps)
-        for index in {*self._left, *self.beginning}:
+        self.env_steps = np.array(news.env_steps)
+        for index in {*self.left, *self.beginning}:
             # Of these it knows nothing yet.
-            self._env_steps[index - self.first] = before[index - self.first]
+            self.env_steps[index - self.first] = before[index - self.first]
         rows = Rows(self.layout, unpack(news.obs), news.rewards, news.infos)
         self.due.add(rows, events)
 
@@ -208,7 +200,7 @@ class FarHost:
         faults: list[Fault] = []
         for index in indices:
             self.leave(index)
-            left = self._left.pop(index)
+            left = self.left.pop(index)
             unclaimed += [
                 Unclaimed(index, agent, reward, index) for agent, reward in left.held.items() if reward
             ]
@@ -246,7 +238,7 @@ class FarHost:
         self._slots = np.array(mine, np.int64)
         self._own = {slot: own for own, slot in enumerate(mine)}
         self._alive.clear()
-        self._left.clear()
+        self.left.clear()
         self._free, self.due, self.layout = [], Due(), _nobody()
         seats = [(int(self._seats[slot][0]) - self.first, self._seats[slot][1]) for slot in mine]  # type: ignore[call-overload]
         again = {
@@ -260,11 +252,11 @@ class FarHost:
         self._starts = [
             recorded[index].start if index in recorded else int(env_steps[index]) for index in indices
         ]
-        self._env_steps = np.array(env_steps[self.first : self.first + self.size])
+        self.env_steps = np.array(env_steps[self.first : self.first + self.size])
         self.ask(
             "value",
             "take_up",
-            self._env_steps,
+            self.env_steps,
             again,
             (seats, [self._own[slot] for slot in free if slot in self._own]),
             # What comes out differently is reset once more.

@@ -7,15 +7,13 @@ fails in one.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from menv.command_line import Parser, ends
 from menv.errors import ConfigError
-from menv.first_imports import and_how_to_import, import_first, take_imports
+from menv.first_imports import and_how_to_import, import_first, json_settings, take_imports
 from menv.stdout import tell
 from menv.verify.backends import play_here
 from menv.verify.other_process import ROWS
@@ -61,7 +59,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     parser = Parser(prog=program, description="Compare an environment in all back-ends that can host it.")
     parser.add_argument("env", help="a built-in name, a gymnasium id, or package.module:Class")
     parser.add_argument(
-        "--config", type=_settings, default={}, help="settings of an algorithm, a JSON object"
+        "--config", type=json_settings, default={}, help="settings of an algorithm, a JSON object"
     )
     parser.add_argument("--envs", type=int, default=NUM_ENVS, help="environments in all (%(default)s)")
     parser.add_argument(
@@ -72,18 +70,6 @@ def _parser(program: str) -> argparse.ArgumentParser:
     take_imports(parser)
     parser.add_argument(ROWS, type=Path, help=argparse.SUPPRESS)
     return parser
-
-
-def _settings(text: str) -> dict[str, Any]:
-    try:
-        settings = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no JSON ({error}), expected an object with keys in double quotes"
-        ) from None
-    if not isinstance(settings, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
-    return settings
 
 
 if __name__ == "__main__":

@@ -69,10 +69,6 @@ def spec_of(model: Any = Net, head: ActionHead = CHOICE, space: Any = BOX, **con
     return CustomSpec(space, head, model, config)
 
 
-def torch_params(spec: CustomSpec, seed: int = 0) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(value) for name, value in spec.first_weights(seed).items()}
-
-
 def test_weights_have_the_names_and_shapes_of_the_modules_parameters() -> None:
     assert spec_of(width=8).weight_shapes() == {
         "body.weight": (8, 4),

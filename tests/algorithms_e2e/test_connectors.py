@@ -74,11 +74,6 @@ class Pair(MultiAgentEnv):
         return obs, dict.fromkeys(obs, 1.0), flags, {"__all__": False}, {}
 
 
-def raw_steps(batch: SampleBatch, key: str = "obs") -> Column:
-    column: Column = batch[key]
-    return column
-
-
 def filter_of(algo: Any, policy_id: str = "default_policy") -> MeanStdObservationFilterAgentConnector:
     (found,) = algo.get_policy(policy_id).agent_connectors[MeanStdObservationFilterAgentConnector]
     assert isinstance(found, MeanStdObservationFilterAgentConnector)

@@ -174,10 +174,6 @@ def as_pettingzoo(context: Any) -> Any:
     return ParallelPettingZooEnv(Parallel())
 
 
-def as_remote(context: Any) -> Any:
-    return Road(context)
-
-
 @pytest.mark.parametrize(
     ("env", "more"),
     [

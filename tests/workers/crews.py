@@ -6,7 +6,6 @@ Workers import this module by its name, as they would a module beside a user's s
 from __future__ import annotations
 
 import faulthandler
-import logging
 import os
 import signal
 import sys
@@ -173,14 +172,6 @@ class Missed(Counting):
                 file.write("x")
             if tries.stat().st_size <= self.config["absent"]:
                 raise ConnectionRefusedError("the simulator has no seat free")
-
-
-class Chatty(Counting):
-    """Logs."""
-
-    def act(self) -> None:
-        if self.at == 1:
-            logging.getLogger("simulator").info("one step in worker %d", self.config.worker_index)
 
 
 class Telling(Counting):

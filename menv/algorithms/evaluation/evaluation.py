@@ -73,7 +73,8 @@ class Evaluation:
         self._seed = seed
         self._place = place or Place()
         self._in_episodes = settings.evaluation_duration_unit == "episodes"
-        self._metrics = Metrics(0)
+        # Where episodes are recorded.
+        self.metrics = Metrics(0)
         self._base_env: BaseEnv | None = None
         self._sampler: Sampler | None = None
         self._quota: Quota = EpisodeQuota() if self._in_episodes else StepQuota()
@@ -86,11 +87,6 @@ class Evaluation:
         # Whether an exception ended the last evaluation.
         self._broken_off = False
         self.guard: AbstractContextManager[Any] = nullcontext()
-
-    @property
-    def metrics(self) -> Metrics:
-        """Where episodes are recorded."""
-        return self._metrics
 
     @property
     def progress(self) -> int:
@@ -108,7 +104,7 @@ class Evaluation:
     def run(self) -> dict[str, Any]:
         """Play, and return the metrics of the episodes that were played."""
         env_steps, agent_steps = self.play()
-        return as_result(self._metrics, env_steps, agent_steps)
+        return as_result(self.metrics, env_steps, agent_steps)
 
     def play(self) -> tuple[int, int]:
         """Play, and return how many env steps and agent steps it was."""
@@ -137,15 +133,15 @@ class Evaluation:
         total, index = num_envs * workers, mine * num_envs + np.arange(num_envs)
         if isinstance(quota, TogetherQuota):
             quota.left_over = duration // workers + (mine < duration % workers)
-            if isinstance(self._metrics, FirstEpisodes):
+            if isinstance(self.metrics, FirstEpisodes):
                 # Several may end at once.
-                self._metrics.shares = np.array([quota.left_over])
+                self.metrics.shares = np.array([quota.left_over])
         elif isinstance(quota, EpisodeQuota | LockstepQuota):
             # What is left over is spread evenly, so that workers have the same to do.
             shares = -(-(index + 1) * duration // total) + -index * duration // total
             quota.shares = shares if self._in_episodes else np.full(num_envs, -(-duration // total))
-            if isinstance(self._metrics, FirstEpisodes):
-                self._metrics.shares = quota.shares.copy()
+            if isinstance(self.metrics, FirstEpisodes):
+                self.metrics.shares = quota.shares.copy()
         else:
             quota.length = -(-duration // max(1, total or workers))
 
@@ -156,7 +152,7 @@ class Evaluation:
         with suppress(CallOrderError):
             # With other policies than those that played, the next one begins anew.
             same = self._playing is self._crew.policy_map
-            return {"sampler": self._sampler.state() if same else None, "metrics": self._metrics.state()}
+            return {"sampler": self._sampler.state() if same else None, "metrics": self.metrics.state()}
         return None
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -164,7 +160,7 @@ class Evaluation:
         self._ready()
         if state["sampler"] is not None:
             self.resume(state["sampler"])
-        self._metrics.set_state(state["metrics"])
+        self.metrics.set_state(state["metrics"])
 
     def resume(self, tree: Mapping[str, Any]) -> None:
         """Go on from where the samplers of another run's evaluation stood; one of several goes on from its share."""
@@ -187,11 +183,11 @@ class Evaluation:
             self._base_env = self._make_base_env(self._settings)
             if self._base_env.lockstep:
                 self._quota = LockstepQuota(self._in_episodes)
-                self._metrics = FirstEpisodes(self._in_episodes, self._index_of)
+                self.metrics = FirstEpisodes(self._in_episodes, self._index_of)
             elif not self._base_env.num_envs:
                 self._quota = ExternalQuota(1, "complete_episodes")
                 if self._in_episodes:
-                    self._quota, self._metrics = TogetherQuota(), FirstEpisodes(True, lambda _: 0)
+                    self._quota, self.metrics = TogetherQuota(), FirstEpisodes(True, lambda _: 0)
         # Those that step together, or share all episodes, are not all at the beginning of one when the last is done.
         midway = self._base_env.lockstep or isinstance(self._quota, TogetherQuota)
         if self._sampler is None or midway or self._playing is not self._crew.policy_map:
@@ -206,7 +202,7 @@ class Evaluation:
         self.stop()
         self._broken_off = False
         self._base_env = self._sampler = None
-        self._metrics = Metrics(0)
+        self.metrics = Metrics(0)
 
     def _new_sampler(self) -> Sampler:
         assert self._base_env is not None
@@ -217,7 +213,7 @@ class Evaluation:
         self._playing = crew.policy_map
         sampler = Sampler(
             self._base_env, crew.policy_map, [cohort.twin() for cohort in crew.cohorts], self._quota,
-            metrics=self._metrics, seed=self._seed, worker_index=place.worker_index,
+            metrics=self.metrics, seed=self._seed, worker_index=place.worker_index,
             num_workers=self._workers if place.worker_index else 0,
             first_index=place.first_index(self._base_env.num_envs),
             observation_fn=self._settings.multiagent.observation_fn, callbacks=self._callbacks,

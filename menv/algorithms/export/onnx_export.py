@@ -37,7 +37,7 @@ from menv.loop.golden import Golden, difference, make_golden, rehearsal
 from menv.loop.net_policy import NetPolicy
 from menv.nested import leaves, paths
 from menv.paths import path_given, writing
-from menv.policy import Policy
+from menv.policy import Policy, check_one_policy
 from menv.spaces_json import space_to_json
 
 
@@ -70,12 +70,7 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
         raise ConfigError(
             f"export_onnx: {path} is a folder, expected a file's name; write {str(path)!r} + '/policy.onnx'"
         )
-    if not isinstance(policy, Policy):
-        known = f" of {sorted(policy)[:8]}" if isinstance(policy, dict) else ""
-        raise ConfigError(
-            f"export_onnx: policy is a {type(policy).__name__}{known}, expected one Policy; Policy.from_checkpoint of "
-            "a run returns all by id: take the one you mean"
-        )
+    check_one_policy("export_onnx", policy)
     if not isinstance(policy, NetPolicy):
         raise ConfigError(
             f"export_onnx: {type(policy).__name__} is code of your own, which has no graph, expected a policy with a "

@@ -63,15 +63,11 @@ class Raffle:
         # What one is worth: a power of 2, so that sums are exact. As an array numpy gets at it in half the time.
         self._worth_of_one = 1.0
         self._unit = np.array(1.0)
-        self._span = 0
+        # The number of tickets that are drawn from, some blanks among them; moves on by steps.
+        self.span = 0
         self._spread = _spread(1, 0)
         # What was drawn last. As a rule its priorities come next, and it need not be looked at again.
         self._drawn: Places | None = None
-
-    @property
-    def span(self) -> int:
-        """The number of tickets that are drawn from, some blanks among them; moves on by steps."""
-        return self._span
 
     def update(self, places: Places, priorities: Floats) -> float:
         """Set priorities.
@@ -119,8 +115,8 @@ class Raffle:
             ConfigError: All priorities are 0.
         """
         spread = self._spread
-        if spread.draws != count or spread.span != self._span:
-            spread = self._spread = _spread(count, self._span)
+        if spread.draws != count or spread.span != self.span:
+            spread = self._spread = _spread(count, self.span)
         points = rng.random(len(spread.starts))
         points += spread.starts
         points *= spread.widths
@@ -129,7 +125,7 @@ class Raffle:
             self._drawn = places
             return places, priorities
         while len(places) < count:
-            more, theirs = self.drawn(rng.random(_MORE) * (self._span * _BELOW), _MORE)
+            more, theirs = self.drawn(rng.random(_MORE) * (self.span * _BELOW), _MORE)
             if len(more) < _LEAST_COUNTING * _MORE:
                 self._deal()
             places, priorities = np.concatenate((places, more)), np.concatenate((priorities, theirs))
@@ -163,7 +159,7 @@ class Raffle:
         return {
             "priorities": self._priorities[: self._end].copy(),
             "tickets": self._tickets[: self._count].copy(),
-            "raffle": np.array((self._worth_of_one, len(self._tickets), self._span)),
+            "raffle": np.array((self._worth_of_one, len(self._tickets), self.span)),
         }
 
     def check_state(self, state: Mapping[str, npt.NDArray[Any]], rows: int) -> None:
@@ -192,7 +188,7 @@ class Raffle:
         self._worth[: self._end] = np.bincount(tickets, minlength=self._end) * worth
         self._tickets = np.full(int(room), self.capacity, np.int32)
         self._tickets[: self._count] = tickets
-        self._span = int(span)
+        self.span = int(span)
 
     def _reach(self, places: Places) -> None:
         # Read without a sign a place below 0 is the last of all.
@@ -208,12 +204,12 @@ class Raffle:
         self._tickets[begin:end] = tickets
         np.add.at(self._worth, tickets, self._unit)
         self._count = end
-        if end > self._span:
+        if end > self.span:
             self._widen()
 
     def _widen(self) -> None:
         """Draw from all tickets that were given away, and some blanks, so that what depends on it seldom changes."""
-        self._span = min(len(self._tickets), self._count + self._count // _COUNT_BY_BLANKS + 1)
+        self.span = min(len(self._tickets), self._count + self._count // _COUNT_BY_BLANKS + 1)
 
     def _set_worth_of_one(self, worth: float) -> None:
         self._worth_of_one, self._unit = worth, np.array(worth)

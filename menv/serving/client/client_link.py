@@ -98,13 +98,9 @@ class ClientLink:
         self._closed = False
         self._process = os.getpid()
         self.config = SetConfig(env_steps_per_sample=0, force_on_policy=False)
-        self._session = session
+        # What another link shows to go on with this session.
+        self.session = session
         self._ask_until_answered(_PING, anew=True)
-
-    @property
-    def session(self) -> str | None:
-        """What another link shows to go on with this session."""
-        return self._session
 
     def ask(self, request: Request, *, anew: bool = False) -> Any:
         """Return the answer to a request; waits for it.
@@ -189,7 +185,7 @@ class ClientLink:
             if time.monotonic() + pause > end:
                 address = self._address
                 # A port that is encrypted ends the connection of whoever is not, without a word.
-                plain = address.scheme if self._session is None and not address.tls else None
+                plain = address.scheme if self.session is None and not address.tls else None
                 encrypted = f", or write {plain}s:// if it is encrypted" if plain else ""
                 raise ServerGoneError(
                     f"PolicyClient: {address} does not answer ({why}), expected a server there within "
@@ -251,7 +247,7 @@ class ClientLink:
                 f"PolicyClient: {self._address} does not speak the extension {EXTENSION!r}, expected a server of menv; "
                 "check the address"
             )
-        before, self._session, self.config = self._session, answer.session, answer
+        before, self.session, self.config = self.session, answer.session, answer
         if before not in (None, answer.session) and not anew:
             raise SessionLostError(
                 f"PolicyClient: {self._address} has forgotten this session and its open episodes, expected to be back "
@@ -260,7 +256,7 @@ class ClientLink:
 
     def _greeting(self) -> bytes:
         shown = None if self._address.scheme == "http" else self._token
-        greeting = GetConfig(token=shown, extensions=[EXTENSION], session=self._session, client=self._name)
+        greeting = GetConfig(token=shown, extensions=[EXTENSION], session=self.session, client=self._name)
         return encode(greeting, Dialect.MSGPACK)
 
     def _require_answer(self, request: Request, answer: Answer) -> None:

@@ -104,11 +104,6 @@ class LocalPolicy:
                 "tells_lives of all that keep some; use inference_mode='remote'"
             )
 
-    @property
-    def wants(self) -> str:
-        """In which form the next weights have to come: connectors that learn come with a whole bundle only."""
-        return self._wants
-
     def take(self, news: News, number: int) -> bool:
         """Use what `unpacked` returned; return False where it is a policy of another network, which has this id now.
 
@@ -126,7 +121,7 @@ class LocalPolicy:
         return True
 
     def _look(self) -> None:
-        self._wants = "weights" if self.policy.plain else "bundle"
+        self.wants = "weights" if self.policy.plain else "bundle"
         self._keepers = [type(leaf) for leaf in keepers(self.policy.agent_connectors)]
 
     def as_element(self, obs: Any) -> Any:
