@@ -7,6 +7,7 @@ They use public names only, because they also run with other commits of menv: se
 
 from __future__ import annotations
 
+import faulthandler
 import hashlib
 import itertools
 import json
@@ -44,6 +45,8 @@ OFF_POLICY: dict[str, Any] = {
     "min_sample_timesteps_per_iteration": 120,
     "rollout_fragment_length": 10,
 }
+PATIENCE_S = 120.0
+"""A run that takes longer hangs: its process prints where, and ends."""
 CLOCKS = ("time_this_iter_s", "time_total_s", "sampler_perf")
 
 
@@ -291,6 +294,11 @@ FILTERED: dict[str, Any] = {
     "clip_rewards": 0.5,
 }
 PROCESSES: dict[str, Any] = {"engine": "process", "num_workers": 2, "num_envs_per_worker": 2}
+REMOTE: dict[str, Any] = {
+    "engine": "process",
+    "remote_worker_envs": True,
+    "remote_env_batch_wait_ms": 2000,
+}
 PRIORITIZED: dict[str, Any] = {"replay_buffer_config": {"prioritized_replay": True}, "n_step": 3}
 EVALUATED: dict[str, Any] = {
     "evaluation_interval": 1,
@@ -353,23 +361,27 @@ RUNS: dict[str, Callable[[], Fields]] = {
     ),
     "ppo_connectors": partial(trained, PPO, worlds.Walk, evaluate=True, **FILTERED),
     "ppo_league": league,
-    "ppo_crashes": partial(trained, PPO, worlds.Walk, env_config={"crash_at": 12}),
+    "ppo_frozen": partial(
+        trained, PPO, worlds.Crowd, inference="torch", multiagent={**TWO, "policies_to_train": ["first"]}
+    ),
+    "ppo_groups": partial(trained, PPO, worlds.teams, env_config={"agents": 4, "steady": True}),
+    "ppo_crashes": partial(trained, PPO, worlds.Walk, env_config={"crash_at": 31}),
     "ppo_resumed": partial(resumed, PPO, "CartPole-v1", **FILTERED),
     "ppo_resumed_lstm": partial(resumed, PPO, worlds.Walk, model=LSTM),
     "ppo_workers": partial(trained, PPO, worlds.Crowd, multiagent=TWO, **PROCESSES),
     "ppo_overlap": partial(trained, PPO, "CartPole-v1", overlap=True, **PROCESSES),
-    "ppo_remote_envs": partial(
-        trained, PPO, worlds.Walk, remote_worker_envs=True, remote_env_batch_wait_ms=2000, engine="process"
-    ),
+    "ppo_remote_envs": partial(trained, PPO, worlds.Walk, **REMOTE),
     "ppo_evaluated": partial(trained, PPO, worlds.Crowd, **EVALUATED),
     "ppo_evaluation_workers": partial(
         trained, PPO, worlds.Walk, evaluation_num_workers=1, engine="process", **EVALUATED
     ),
     "ppo_served": partial(served, PPO, "remote"),
-    "ppo_served_local": partial(served, PPO, "local"),
     "dqn_copies": partial(trained, DQN, "CartPole-v1", evaluate=True),
     "dqn_vector": partial(trained, DQN, worlds.sync_vector),
     "dqn_table": partial(trained, DQN, worlds.Shoal),
+    "dqn_six_dicts": partial(trained, DQN, worlds.SixDicts),
+    "dqn_crashes": partial(trained, DQN, worlds.Walk, env_config={"crash_at": 31}),
+    "dqn_remote_envs": partial(trained, DQN, worlds.Crowd, **REMOTE),
     "dqn_prioritized": partial(trained, DQN, "CartPole-v1", **PRIORITIZED),
     "dqn_lstm_prioritized": partial(trained, DQN, worlds.Crowd, model=LSTM, **PRIORITIZED),
     "dqn_conv": partial(trained, DQN, worlds.Walk, model=CONV, env_config={"image": True}),
@@ -397,6 +409,7 @@ RUNS: dict[str, Callable[[], Fields]] = {
 
 def main(names: list[str]) -> None:
     for name in names:
+        faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
         try:
             fields = RUNS[name]()
         except Exception as error:
