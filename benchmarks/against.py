@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -21,8 +22,8 @@ from pathlib import Path
 from benchmarks.compared_lines import LINES
 from benchmarks.processes import ROOT
 
-BLOCK_S = 0.3
-PAIRS = 10
+BLOCK_S = 0.15
+PAIRS = 20
 LEAST = 0.97
 """A line with a smaller ratio of CPU seconds is slower."""
 Times = dict[str, float]
@@ -52,13 +53,16 @@ class Side:
 
 
 @contextmanager
-def _checkout(commit: str) -> Iterator[Path]:
-    """Yield a folder with the package of a commit and the benchmarks of the working tree."""
+def _checkouts(commit: str) -> Iterator[list[Path]]:
+    """Yield folders with the package of a commit and a copy of the working tree's, both with its benchmarks."""
     packed = subprocess.run(["git", "archive", commit, "menv"], cwd=ROOT, check=True, capture_output=True)
     with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=io.BytesIO(packed.stdout)) as files:
-        files.extractall(folder, filter="data")
-        (Path(folder) / "benchmarks").symlink_to(ROOT / "benchmarks")
-        yield Path(folder)
+        roots = [Path(folder, name) for name in ("old", "new")]
+        files.extractall(roots[0], filter="data")
+        shutil.copytree(ROOT / "menv", roots[1] / "menv", ignore=shutil.ignore_patterns("__pycache__"))
+        for root in roots:
+            (root / "benchmarks").symlink_to(ROOT / "benchmarks")
+        yield roots
 
 
 def measure(sides: Sequence[Side], name: str, pairs: int) -> list[list[Times]]:
@@ -73,19 +77,23 @@ def measure(sides: Sequence[Side], name: str, pairs: int) -> list[list[Times]]:
     return found
 
 
-def ratio(pairs: Sequence[Sequence[Times]], unit: str) -> float:
-    """Return the ratio of the medians."""
-    old, new = (statistics.median(pair[side][unit] for pair in pairs) for side in (0, 1))
-    return old / new
+def ratios(pairs: Sequence[Sequence[Times]], unit: str) -> list[float]:
+    """Return the quartiles of the ratios of the pairs; a load that changes with time is in both blocks of a pair."""
+    return statistics.quantiles((old[unit] / new[unit] for old, new in pairs), n=4)
+
+
+def is_slower(pairs: Sequence[Sequence[Times]]) -> bool:
+    """Return whether the median is below what counts as equal."""
+    return ratios(pairs, "cpu")[1] < LEAST
 
 
 def report(name: str, pairs: Sequence[Sequence[Times]]) -> str:
-    """Return what is printed: the ratios, and in brackets the quartiles of the pairs' own."""
+    """Return what is printed: the medians, and in brackets the quartiles."""
     text = f"{name:<22}"
     for unit in ("cpu", "wall"):
-        low, _, high = statistics.quantiles((old[unit] / new[unit] for old, new in pairs), n=4)
-        text += f"  {unit} {ratio(pairs, unit):.3f} ({low:.3f} to {high:.3f})"
-    return f"{text}  ({len(pairs)} pairs){'  SLOWER' if ratio(pairs, 'cpu') < LEAST else ''}"
+        low, median, high = ratios(pairs, unit)
+        text += f"  {unit} {median:.3f} ({low:.3f} to {high:.3f})"
+    return f"{text}  ({len(pairs)} pairs){'  SLOWER' if is_slower(pairs) else ''}"
 
 
 def compare(commit: str, prefixes: Sequence[str], pairs: int = PAIRS) -> list[str]:
@@ -96,17 +104,17 @@ def compare(commit: str, prefixes: Sequence[str], pairs: int = PAIRS) -> list[st
     names = [name for name in LINES if name.startswith(tuple(prefixes))]
     if not names:
         sys.exit(f"--only: no line begins with {' or '.join(prefixes)}, expected some of {', '.join(LINES)}")
-    with _checkout(commit) as other:
+    with _checkouts(commit) as roots:
         for times in (1, 2):
             slower = []
             with ExitStack() as stack:
-                sides = [Side(root) for root in (other, ROOT) if names]
+                sides = [Side(root) for root in roots if names]
                 for side in sides:
                     stack.enter_context(side.process)
                 for name in names:
                     found = measure(sides, name, times * pairs)
                     print(report(name, found), flush=True)
-                    if ratio(found, "cpu") < LEAST:
+                    if is_slower(found):
                         slower.append(name)
             names = slower
     return names

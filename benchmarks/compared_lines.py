@@ -187,6 +187,7 @@ def _episodes() -> Iterator[Once]:
 _TWO = {"policies": ["one", "other"], "policy_mapping_fn": _two_policies}
 _CARS = {"num_cars": 4, "num_traffic_lights": 2}
 _FILTERS: dict[str, Any] = {"observation_filter": "MeanStdFilter", "clip_rewards": True}
+_REMOTE: dict[str, Any] = {"remote_worker_envs": True, "engine": "process"}
 _PPO = {"num_envs_per_worker": 16, "train_batch_size": 2048, "sgd_minibatch_size": 256, "num_sgd_iter": 4}
 _DQN = {"num_envs_per_worker": 8, "num_steps_sampled_before_learning_starts": 200}
 LINES: dict[str, Callable[[], AbstractContextManager[Once]]] = {
@@ -212,8 +213,8 @@ LINES: dict[str, Callable[[], AbstractContextManager[Once]]] = {
     "serving_http": partial(_client, "http", "remote"),
     "serving_local": partial(_client, "tcp", "local"),
     "serving_episodes": _episodes,
-    "workers_2": partial(_sampling, "CartPole-v1", 64, 128, num_workers=2),
-    "workers_remote_envs": partial(_sampling, "CartPole-v1", 4, 128, remote_worker_envs=True),
+    "workers_2": partial(_sampling, "CartPole-v1", 64, 128, num_workers=2, engine="process"),
+    "workers_remote_envs": partial(_sampling, "CartPole-v1", 4, 128, **_REMOTE),
 }
 
 

@@ -136,8 +136,8 @@ def test_two_checkouts_are_measured_in_alternation_and_the_old_one_comes_first_i
     pairs = measure([TimedSide(0.02, asked), TimedSide(0.03, asked)], "a", pairs=3)
     assert asked[-6:] == [0.02, 0.03, 0.03, 0.02, 0.02, 0.03]
     for old, new in pairs:
-        assert old["cpu"] == pytest.approx(0.3)
-        assert new["cpu"] == pytest.approx(0.45)
+        assert old["cpu"] == pytest.approx(0.16)
+        assert new["cpu"] == pytest.approx(0.24)
     assert report("a", pairs).endswith(
         "cpu 0.667 (0.667 to 0.667)  wall 0.667 (0.667 to 0.667)  (3 pairs)  SLOWER"
     )
