@@ -1,7 +1,4 @@
-"""Names that a package hands on when they are first used, so that importing it imports nothing heavy (PEP 562).
-
-The `__init__.py` of each such package calls it. What type checkers are to know stands there, below `TYPE_CHECKING`.
-"""
+"""Names that a package fetches when they are first used, so that importing it imports nothing heavy (PEP 562)."""
 
 from __future__ import annotations
 
@@ -10,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from opcode import opmap
 from typing import Any
+
+from menv.migration_hints import hint
 
 
 def names_on_demand(
@@ -23,33 +22,39 @@ def names_on_demand(
         packages: Those below it that `import package` is enough for.
 
     Raises:
-        AttributeError: From the former: the package has no such name.
-        ImportError: From the former: `from menv import ...` asks for a classic name; of an AttributeError it would tell
-            nothing.
+        AttributeError: From the former: the package has no such name; with a hint where it is an old one.
+        ImportError: From the former, likewise, for `from package import name`, which would drop the hint.
     """
     names = sorted([*homes, *packages])
 
     def fetch(name: str) -> Any:
         if name in packages:
             return import_module(f"{package}.{name}")
-        if name not in homes:
-            raise no_such_name(package, name, names)
-        return getattr(import_module(f"{package}.{homes[name]}"), name)
+        if name in homes:
+            return getattr(import_module(f"{package}.{homes[name]}"), name)
+        advice, caller = hint("import", name) or _elsewhere(name), sys._getframe(1)
+        if advice and caller.f_code.co_code[caller.f_lasti] == opmap["IMPORT_FROM"]:
+            raise ImportError(f"{package} has no {name!r}; {advice}", name=package)
+        what_to_do = f"; {advice}" if advice else ""
+        raise AttributeError(
+            f"module {package!r} has no attribute {name!r}, expected one of {names}{what_to_do}"
+        )
 
     return fetch, lambda: names
 
 
-def no_such_name(module: str, name: str, names: Sequence[str]) -> AttributeError | ImportError:
-    """Return the error for a name that `module` does not have; for a classic name it says what to write instead.
-
-    The `__getattr__` of a module raises it. `from module import name` replaces an AttributeError by one without advice,
-    so that it gets an ImportError.
-    """
-    from menv.classic_imports import ELSEWHERE
-
-    advice = ELSEWHERE.get(name)
-    caller = sys._getframe(2)
-    if advice is not None and caller.f_code.co_code[caller.f_lasti] == opmap["IMPORT_FROM"]:
-        return ImportError(f"{module} has no {name!r}; {advice}", name=module)
-    what_to_do = "" if advice is None else f"; {advice}"
-    return AttributeError(f"module {module!r} has no attribute {name!r}, expected one of {names}{what_to_do}")
+def _elsewhere(name: str) -> str | None:
+    """Return the hint for a class that another package has; lower names may be modules, which are imported often."""
+    if not name[:1].isupper():
+        return None
+    for package in (
+        "menv",
+        "menv.algorithms",
+        "menv.connectors",
+        "menv.envs",
+        "menv.serving",
+        "menv.wrappers",
+    ):
+        if name in import_module(package).__all__:
+            return f"write from {package} import {name}"
+    return None

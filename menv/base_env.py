@@ -16,16 +16,16 @@ import abc
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from menv.as_base_env import AsBaseEnv
-from menv.classic_names import OF_BASE_ENVS, Told
 from menv.env_calls import call_method
 from menv.errors import ConfigError
 from menv.fault import Fault
+from menv.migration_hints import hinted
 
 EnvId: TypeAlias = Hashable
 AgentId: TypeAlias = Hashable
@@ -299,7 +299,7 @@ def six_dicts(ready: Ready) -> tuple[MultiEnvDict, ...]:
     return obs, rewards, terminateds, truncateds, infos, taken
 
 
-class BaseEnv(AsBaseEnv, Told, abc.ABC, told=OF_BASE_ENVS):
+class BaseEnv(AsBaseEnv, abc.ABC):
     """Many sub-environments, each stepped when all of its waiting agents have been answered.
 
     A subclass of your own may return the six nested dicts from `poll(self)` and take one nested
@@ -326,6 +326,9 @@ class BaseEnv(AsBaseEnv, Told, abc.ABC, told=OF_BASE_ENVS):
     num_envs: int = 0
     """E, how many sub-environments there are, 0 where that is not known before the first poll, or changes: evaluations,
     and fragments of length "auto", count the episodes and steps of all together then, not a share of each."""
+
+    if not TYPE_CHECKING:
+        __getattr__ = hinted("BaseEnv")
 
     @abc.abstractmethod
     def poll(self, timeout: float | None = None) -> Any:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import Any
 
-from menv.classic_names import classic_keywords
 from menv.errors import ConfigError
+from menv.migration_hints import old_arguments
 
 _IN_CONFIG = "write callbacks=MyCallbacks, or a dict of functions, as a keyword of the config"
 
@@ -43,7 +43,7 @@ class DefaultCallbacks:
     the results.
     """
 
-    @classic_keywords(_IN_CONFIG)
+    @old_arguments(_IN_CONFIG)
     def __init__(self, legacy_callbacks_dict: Mapping[str, Callable[..., Any]] | None = None) -> None:
         """Take what classic subclasses hand on; functions by hook go into the config by themselves.
 

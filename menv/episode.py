@@ -6,54 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from menv import draws
 from menv.base_env import SINGLE_AGENT, AgentId, EnvId
-from menv.classic_names import Told
 from menv.errors import ConfigError, ContractError
+from menv.migration_hints import hinted
 
 MEMBER_REWARDS = "__member_rewards__"
 """The key in the last info dict of a group's life, at which is what each of its members earned in that life."""
 
 _NOTHING: Mapping[str, Any] = {}
-_IN_BATCHES = "read the columns of the batch in on_postprocess_trajectory"
-_RETURNS = "read agent_rewards"
-_CLASSIC = {
-    "_agent_collectors": _IN_BATCHES,
-    "_agent_reward_history": _RETURNS,
-    "_agent_to_policy": "call policy_for(agent_id)",
-    "_last_infos": "call last_info_for(agent_id)",
-    "active_agent_steps": _IN_BATCHES,
-    "active_env_steps": "it is called length",
-    "agent_index": "call get_agents()",
-    "batch_builder": _IN_BATCHES,
-    "get_infos": "call last_info_for(agent_id)",
-    "get_observations": "call last_observation_for(agent_id)",
-    "get_return": _RETURNS,
-    "get_rewards": _RETURNS,
-    "id_": "it is called episode_id",
-    "is_done": _IN_BATCHES,
-    "last_action_for": _IN_BATCHES,
-    "last_done_for": _IN_BATCHES,
-    "last_extra_action_outs_for": _IN_BATCHES,
-    "last_pi_info_for": _IN_BATCHES,
-    "last_raw_obs_for": "call last_observation_for",
-    "last_reward_for": _IN_BATCHES,
-    "policy_map": "callbacks get policies, mapping functions worker.policies",
-    "policy_mapping_fn": "call policy_for",
-    "prev_action_for": _IN_BATCHES,
-    "prev_reward_for": _IN_BATCHES,
-    "rnn_state_for": _IN_BATCHES,
-    "soft_reset": "end the episode in the environment",
-    "started": "on_episode_start is called when it has begun",
-    "total_agent_steps": _IN_BATCHES,
-    "total_env_steps": "it is called length",
-    "worker": "callbacks and mapping functions get the worker themselves",
-}
-"""What does the work of attributes that classic episodes had."""
 
 
 def _kept(name: str) -> Any:
@@ -61,7 +26,7 @@ def _kept(name: str) -> Any:
     return property(lambda self: self._extra(name), lambda self, value: self._set_extra(name, value))
 
 
-class Episode(Told, told=_CLASSIC):
+class Episode:
     """What happened so far, and who answers for whom.
 
     Attributes:
@@ -96,6 +61,9 @@ class Episode(Told, told=_CLASSIC):
         "length",
         "unclaimed_rewards",
     )
+
+    if not TYPE_CHECKING:
+        __getattr__ = hinted("Episode")
 
     def __init__(self, episode_id: int, env_id: EnvId) -> None:
         self.episode_id = episode_id

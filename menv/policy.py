@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from menv import draws
-from menv.classic_names import OF_POLICIES, Told, classic_keywords
 from menv.errors import ConfigError, ContractError
+from menv.migration_hints import hinted, old_arguments
 from menv.nested import has_order
 from menv.paths import folder_given
 from menv.spec_config import SpecConfig
@@ -76,7 +76,7 @@ def one_row(where: str, state: Any) -> list[Any]:
     return [np.asarray(part)[None] for part in parts_given(where, state)]
 
 
-class Policy(Told, told=OF_POLICIES):
+class Policy:
     """A policy that answers whole batches of observations.
 
     Attributes:
@@ -90,6 +90,9 @@ class Policy(Told, told=OF_POLICIES):
     themselves."""
     given_steps: Callable[[Any], Any] | None = None
     """What `normalize_actions` and `clip_actions` do to an action of a custom policy, where they are set."""
+
+    if not TYPE_CHECKING:
+        __getattr__ = hinted("Policy")
 
     def __init__(
         self,
@@ -174,7 +177,7 @@ class Policy(Told, told=OF_POLICIES):
             "because the policy has a memory; pass state=policy.get_initial_state() at first, then what was returned"
         )
 
-    @classic_keywords(export_dir="=folder")
+    @old_arguments(export_dir="folder")
     def export_checkpoint(self, folder: str | Path, *, trained: Mapping[str, Any] | None = None) -> Path:
         """Write the policy into a new folder, from which `from_checkpoint` makes it again, without torch.
 

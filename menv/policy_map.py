@@ -12,29 +12,28 @@ import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from menv.base_env import SINGLE_AGENT, AgentId
-from menv.classic_names import Told
 from menv.env_calls import OR_MANY_AGENTS
 from menv.episode import Episode
 from menv.errors import ConfigError, ContractError, MenvError
+from menv.migration_hints import HINTS, hinted
 from menv.policy_spec import PolicySpec, check_policy_id
 
 DEFAULT_POLICY = "default_policy"
 
 MappingFn = Callable[[AgentId, Episode, Any], str]
 
-_POLICIES = "it says who answers for whom; worker.policies has the policies by id"
 _NUMBERS = itertools.count()
 _GIVEN = ("agent_id", "episode", "worker")
 _NAMED = _GIVEN[1:]
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-class PolicyMap(Told, told=dict.fromkeys(("get", "items", "keys", "values"), _POLICIES)):
+class PolicyMap:
     """The policies by id, the mapping function and who is to be trained.
 
     It never changes: an episode keeps the one that it began with, whatever policies come or go meanwhile.
@@ -102,7 +101,10 @@ class PolicyMap(Told, told=dict.fromkeys(("get", "items", "keys", "values"), _PO
         Raises:
             TypeError: Always.
         """
-        raise TypeError(f"policy_map[{policy_id!r}]: {_POLICIES}")
+        raise TypeError(f"policy_map[{policy_id!r}]: {HINTS['PolicyMap']['get']}")
+
+    if not TYPE_CHECKING:
+        __getattr__ = hinted("PolicyMap")
 
     def changed(
         self,

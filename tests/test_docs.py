@@ -90,7 +90,8 @@ def test_who_comes_from_the_classic_api_finds_everything_and_its_defaults(tmp_pa
     assert len(named) > 25
     for name in named:
         assert pkgutil.resolve_name(name)
-    (block,) = blocks("docs/classic.md", "python")
+    chain, block = blocks("docs/classic.md", "python")
+    assert run_python(tmp_path / "chain.py", chain) == ["512"]
     changed = "print(PPO(config={**PPO.get_default_config(), 'env': 'CartPole-v1', 'lr': 1e-4}).config.lr)"
     assert run_python(tmp_path / "classic.py", f"{block}\n{changed}") == ["4000 5e-05", "0.0001"]
 

@@ -11,21 +11,17 @@ import time
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from menv import draws
-from menv.algorithms.answers import Answers
 from menv.algorithms.checkpoints import Checkpoints
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import read_config
 from menv.algorithms.evaluation.evaluation_settings import evaluation_settings
 from menv.algorithms.evaluation.evaluations import Evaluations
-from menv.algorithms.export.exports import Exports
 from menv.algorithms.learning.learners import learner_info, merged
 from menv.algorithms.needed_packages import check_packages
 from menv.algorithms.outside import Outside
-from menv.algorithms.own_classes import OF_ALGORITHMS as UNCALLED
-from menv.algorithms.own_classes import warn_of_uncalled
 from menv.algorithms.policies import Policies
 from menv.algorithms.population import Population
 from menv.algorithms.recipe import Recipe
@@ -35,18 +31,16 @@ from menv.algorithms.rollouts.workforce import Workforce
 from menv.algorithms.training_state import Progress, TrainingState
 from menv.algorithms.underway import Underway
 from menv.callbacks import read_callbacks
-from menv.classic_names import OF_ALGORITHMS, OnClass, Result, Told, classic_keywords
 from menv.errors import CallOrderError, ConfigError
 from menv.loop.dry_run import GivenSpaces, resolve_agents, resolve_specs
 from menv.loop.sampler import Sampler
 from menv.metrics import Metrics
+from menv.migration_hints import Result, hinted, old_arguments, warn_of_uncalled
 from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy_map import PolicyMap
 
-_DURATION = "set evaluation_duration"
 
-
-class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHMS):
+class Algorithm(Policies, Checkpoints):
     """The training loop; also usable as a context manager that stops it.
 
     Attributes:
@@ -54,14 +48,13 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
         last_result: What `train()` returned last, {} before.
     """
 
-    load = OnClass()
     recipe: ClassVar[Recipe]
     """What trains the policies that name no algorithm of their own."""
 
-    @classic_keywords(
-        "settings go into config, such as config={'lr': 0.001}",
-        logger_creator="no log is written; set callbacks=TensorBoardCallbacks",
-    )
+    if not TYPE_CHECKING:
+        __getattr__ = hinted("Algorithm")
+
+    @old_arguments("settings go into config, such as config={'lr': 0.001}")
     def __init__(self, config: Any = None, env: Any = None) -> None:
         """Create the environments, the policies and the sampler.
 
@@ -76,12 +69,12 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
         """
         _refuse_without_recipe(type(self))
         check_packages(type(self).__name__, "torch", "onnx")
-        warn_of_uncalled(type(self).__name__, type(self), UNCALLED)
+        warn_of_uncalled(type(self).__name__, "Algorithm", type(self))
         self.config = read_config(self.recipe.config_class, config, env, self.get_default_config())
         # Settings that no evaluation can have are refused at once: the first one may be hours away.
         evaluation_settings(self.config)
         multi = self.config.multiagent
-        self._callbacks = read_callbacks(self.config.callbacks)
+        self._callbacks = read_callbacks(self.config["callbacks"])
         seed = secrets.randbits(62) if self.config.seed is None else int(self.config.seed)
         if self.config.seed is not None:
             draws.seed_process(seed)
@@ -282,7 +275,6 @@ class Algorithm(Policies, Checkpoints, Exports, Answers, Told, told=OF_ALGORITHM
             "agent_timesteps_total": rollouts.agent_steps,
         }
 
-    @classic_keywords(duration_fn=_DURATION, episodes_left_fn=_DURATION, parallel_train_future=_DURATION)
     def evaluate(self) -> dict[str, Any]:
         """Let the policies play in environments of their own, without learning.
 

@@ -16,8 +16,8 @@ from menv.algorithms.networks.network_size import weights_in_file
 from menv.algorithms.recipe import recipe_named
 from menv.algorithms.stored_config import check_connectors, restored_config, stored_config
 from menv.algorithms.training_state import WEIGHTS, kept_connectors
-from menv.classic_names import classic_keywords
 from menv.errors import CallOrderError, ConfigError, MenvError
+from menv.migration_hints import old_arguments
 from menv.paths import path_given
 from menv.policy_map import PolicyMap
 
@@ -34,7 +34,7 @@ class Checkpoints:
     last_result: Mapping[str, Any] = {}
     """What `train` returned last, nothing before it was called."""
 
-    @classic_keywords(checkpoint_dir="=path")
+    @old_arguments(checkpoint_dir="path")
     def save(
         self,
         path: str | Path | None = None,
@@ -105,7 +105,7 @@ class Checkpoints:
         return write_checkpoint(root, algo.iteration, manifest, algo._state.files(), policies)
 
     @classmethod
-    @classic_keywords(checkpoint="=path")
+    @old_arguments(checkpoint="path")
     def from_checkpoint(
         cls,
         path: str | Path,
@@ -155,7 +155,7 @@ class Checkpoints:
             raise
         return cast(Self, algo)
 
-    @classic_keywords(checkpoint_path="=path")
+    @old_arguments(checkpoint_path="path")
     def restore(self, path: str | Path) -> None:
         """Go on where an algorithm with the same policies and networks was saved; what this one has done is forgotten.
 

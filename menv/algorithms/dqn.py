@@ -6,7 +6,6 @@ from typing import Any
 
 import gymnasium as gym
 
-from menv._names_on_demand import no_such_name
 from menv.acting.action_head import ActionHead, in_a_line
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
@@ -85,7 +84,3 @@ class DQN(Algorithm):
     """
 
     recipe = DQNRecipe()
-
-
-def __getattr__(name: str) -> Any:
-    raise no_such_name(__name__, name, ["DQN", "DQNConfig"])

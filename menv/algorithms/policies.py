@@ -1,20 +1,24 @@
-"""The policies of a run as its users meet them: looked at, given weights, added and removed.
+"""The policies of a run as its users meet them: asked for actions, exported, given weights, added and removed.
 
 A base class of `menv.algorithms.algorithm.Algorithm`. `menv.algorithms.population` keeps them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from menv.classic_names import classic_keywords
-from menv.errors import ConfigError
-from menv.policy import Policy, weights_of
+import numpy as np
+
+from menv.errors import ConfigError, ContractError
+from menv.migration_hints import old_arguments
+from menv.policy import Policy, one_row, weights_of
 from menv.policy_map import DEFAULT_POLICY
 from menv.policy_spec import ids_given, spec_by_parts, spec_like
 
 if TYPE_CHECKING:
+    from menv.algorithms.config.algorithm_config import AlgorithmConfig
     from menv.algorithms.outside import Outside
     from menv.algorithms.population import Population
     from menv.algorithms.rollouts.gathering import Gathering
@@ -22,14 +26,12 @@ if TYPE_CHECKING:
     from menv.algorithms.rollouts.workforce import Workforce
     from menv.algorithms.underway import Underway
 
-_COPY = "call set_weights({policy_id: weights}) once it is there"
-_EVALUATIONS = "evaluations play with the same policies"
-_SPEC = "write spec=PolicySpec(policy_class=...), a subclass of menv.Policy or of menv.algorithms.PPOPolicy"
-
 
 class Policies:
     """What an `Algorithm` can do with its policies."""
 
+    config: AlgorithmConfig
+    iteration: int
     _population: Population
     _rollouts: Rollouts
     _workforce: Workforce
@@ -50,6 +52,78 @@ class Policies:
         """
         return self._population.get(policy_id)
 
+    @old_arguments(observation="obs")
+    def compute_single_action(
+        self,
+        obs: Any,
+        policy_id: str = DEFAULT_POLICY,
+        explore: bool | None = None,
+        state: Sequence[Any] | None = None,
+        *,
+        full_fetch: bool = False,
+    ) -> Any:
+        """Return one policy's env-ready action for one observation.
+
+        Args:
+            obs: An element of the policy's observation space.
+            policy_id: Who answers.
+            explore: False takes the most likely action; None does as `config.explore` says.
+            state: Of a recurrent policy: at first `get_policy(policy_id).get_initial_state()`, then what was
+                returned for the observation before. With a state, `(action, state, fetches)` is returned.
+            full_fetch: Whether these three are returned without a state too.
+
+        Raises:
+            CallOrderError: Another thread trains, samples or evaluates.
+            ConfigError: There is no such policy.
+            ContractError: The observation is outside the space, or a recurrent policy is given no state.
+        """
+        explore = self.config.explore if explore is None else explore
+        if not isinstance(explore, int | np.bool_):
+            raise ConfigError(
+                f"compute_single_action: explore is {explore!r:.60}, expected True, False or None; "
+                "leave it out to do as config.explore says"
+            )
+        self._underway.refuse_others(
+            "compute_single_action", "ask copy.deepcopy(algo.get_policy(policy_id)), made before"
+        )
+        policy = self.get_policy(policy_id)
+        batches = [] if state is None else one_row("compute_single_action", state)
+        if not batches and policy.get_initial_state():
+            raise ContractError(
+                f"compute_single_action: no state for the recurrent policy {policy_id!r}, expected one; pass "
+                "state=policy.get_initial_state() at first and the returned state from then on"
+            )
+        if state is None and not full_fetch:
+            return policy.env_action(policy.compute_actions([obs], explore=explore)[0][0])
+        actions, states, fetches = policy.compute_actions([obs], batches, explore=explore)
+        action = policy.env_action(actions[0])
+        return action, [part[0] for part in states], {name: value[0] for name, value in fetches.items()}
+
+    @old_arguments(export_dir="folder")
+    def export_policy_checkpoint(self, folder: str | Path, policy_id: str = DEFAULT_POLICY) -> Path:
+        """Write one policy into a new folder, from which `Policy.from_checkpoint` makes it again.
+
+        Args:
+            folder: Must not exist; all of it is written, or nothing.
+            policy_id: Which.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ConfigError: There is no such policy, the folder exists, or the policy has no form on disk.
+        """
+        return self.get_policy(policy_id).export_checkpoint(folder, trained=self._trained(policy_id))
+
+    def _trained(self, policy_id: str) -> dict[str, Any]:
+        """Return how a policy was trained, for whom finds it on a disk."""
+        recipe = self._population.learners.recipes.get(policy_id)
+        return {
+            "algorithm": None if recipe is None else recipe.name,
+            "env_steps": int(self._rollouts.env_steps),
+            "iterations": self.iteration,
+        }
+
     def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """Return copies of the weights of some policies, or of all."""
         known = self._population.policies
@@ -65,12 +139,6 @@ class Policies:
         self._population.set_weights(self._population.read_weights(weights))
         self._outside.publish()
 
-    @classic_keywords(
-        policy_state=_COPY,
-        policy_spec="=spec",
-        evaluation_workers=_EVALUATIONS,
-        module_spec=_SPEC,
-    )
     @spec_by_parts
     def add_policy(
         self,
@@ -118,7 +186,6 @@ class Policies:
         self._outside.publish()
         return self._population.get(policy_id)
 
-    @classic_keywords(evaluation_workers=_EVALUATIONS)
     def remove_policy(
         self,
         policy_id: str,

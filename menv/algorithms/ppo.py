@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from menv._names_on_demand import no_such_name
 from menv.acting.action_head import ActionHead
 from menv.acting.backend import ActingBackend
 from menv.algorithms.algorithm import Algorithm
@@ -143,7 +142,3 @@ def _state_after(batch: SampleBatch, backend: ActingBackend, index: int, state: 
         batch["obs"][rows], None if mask is None else mask[rows], None, index, state[rows]
     )
     return decision.state
-
-
-def __getattr__(name: str) -> Any:
-    raise no_such_name(__name__, name, ["PPO", "PPOConfig"])

@@ -9,7 +9,6 @@ from typing import Any
 
 import gymnasium as gym
 
-from menv._names_on_demand import no_such_name
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.qmix_config import QMIXConfig
@@ -74,7 +73,3 @@ class QMIX(Algorithm):
     """
 
     recipe = QMIXRecipe()
-
-
-def __getattr__(name: str) -> Any:
-    raise no_such_name(__name__, name, ["QMIX", "QMIXConfig"])

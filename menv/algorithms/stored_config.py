@@ -21,7 +21,8 @@ import gymnasium as gym
 import numpy as np
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, left_over
-from menv.algorithms.config.classic_keys import OF_CONNECTORS, SECTIONS, read_config, read_keys
+from menv.algorithms.config.builder_chain import SECTIONS
+from menv.algorithms.config.classic_keys import OF_CONNECTORS, read_config, read_keys
 from menv.algorithms.config.numbers import shown
 from menv.algorithms.config.replay_buffer_config import newly_chosen
 from menv.callbacks import DefaultCallbacks
@@ -105,6 +106,8 @@ def as_json(value: Any, theirs: bool = False) -> Any:
 
 def _of_parts(value: Any, theirs: bool) -> Any:
     ours = isinstance(value, AlgorithmConfig) or type(value).__module__.partition(".")[0] == "menv"
+    if isinstance(value, AlgorithmConfig):
+        return {field.name: as_json(vars(value)[field.name]) for field in fields(value)}
     if is_dataclass(value) and ours:
         return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
     if type(value) is list or (isinstance(value, list | tuple) and (ours or not theirs)):
@@ -287,7 +290,7 @@ def _given(config_class: type[AlgorithmConfig], given: Any) -> Tree:
         found = read_keys(config_class, given)
     else:
         whole = read_config(config_class, given)
-        found = {field.name: getattr(whole, field.name) for field in fields(whole)}
+        found = {field.name: vars(whole)[field.name] for field in fields(whole)}
     multi = found.get("multiagent", {})
     by_name = (
         multi

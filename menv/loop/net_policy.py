@@ -16,7 +16,6 @@ import numpy as np
 
 from menv import draws
 from menv.acting.backend import Decision
-from menv.classic_names import classic_keywords
 from menv.connectors.action_data import PolicyOutput
 from menv.connectors.agent_rows import AgentConnectorDataType
 from menv.connectors.kept_lives import keepers
@@ -28,6 +27,7 @@ from menv.loop.connector_path import ConnectorPath, plain, refuse_unknown_lives
 from menv.loop.networks import Networks
 from menv.loop.turns import Turn, in_turn
 from menv.loop.unsound import check_weights, unsound
+from menv.migration_hints import old_arguments
 from menv.nested import has_order
 from menv.paths import path_given, writing
 from menv.policy import Policy, one_row, parts_given
@@ -195,7 +195,7 @@ class NetPolicy(Policy):
         path = self._connected()
         return path is None or path.whole
 
-    @classic_keywords(export_dir="=folder")
+    @old_arguments(export_dir="folder")
     def export_checkpoint(self, folder: str | Path, *, trained: Mapping[str, Any] | None = None) -> Path:
         """Write the policy into a new folder; see `Policy.export_checkpoint`."""
         from menv.loop.bundle import write_policy

@@ -16,7 +16,6 @@ from menv.adapters.inner_envs import InnerEnvs
 from menv.adapters.lockstep import LockstepEnvs
 from menv.base_env import BaseEnv, EnvId
 from menv.callbacks import DefaultCallbacks
-from menv.classic_names import OF_WORKERS, Told
 from menv.episode import Episode
 from menv.errors import CallOrderError
 from menv.loop.action_log import ActionLog
@@ -45,7 +44,7 @@ from menv.segments import Column
 Tree = dict[str, Any]
 
 
-class Sampler(Told, told=OF_WORKERS):
+class Sampler:
     """Collects fragments of experience from one `BaseEnv`.
 
     Attributes:

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from menv import ConfigError
-from menv.algorithms import PPO, PPOConfig, PPOPolicy, own_classes
-from menv.algorithms.algorithm import Algorithm
+from menv.algorithms import PPO, PPOConfig, PPOPolicy
 from menv.algorithms.config.classic_keys import read_config
 
 
@@ -138,9 +137,3 @@ def test_sections_are_put_over_those_of_ones_own_defaults_key_by_key() -> None:
     assert (list(read.model.fcnet_hiddens), read.model.use_lstm) == ([3], True)
     assert (read.multiagent.policies, read.multiagent.count_steps_by) == (["b"], "agent_steps")
     assert read.env_config == {"size": 6, "walls": True}
-
-
-def test_what_is_told_of_nobody_here_has() -> None:
-    tables = {Algorithm: own_classes.OF_ALGORITHMS, PPOPolicy: own_classes.OF_POLICIES}
-    for owner, names in {**tables, torch.nn.Module: own_classes.OF_MODULES}.items():
-        assert not [name for name in names if hasattr(owner, name)]

@@ -14,14 +14,14 @@ import pytest
 
 from menv import PolicySpec
 from menv.algorithms import PPO, DQNConfig, PPOConfig, QMIXConfig
-from menv.algorithms.config import classic_hints, keys
+from menv.algorithms.config import keys
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import override, read_config
 from menv.algorithms.config.model_config import ModelConfig
 from menv.algorithms.config.multi_agent_config import MultiAgentConfig
-from menv.algorithms.config.replay_buffer_config import ReplayBufferConfig
 from menv.connectors.frame_stack import FrameStackAgentConnector
 from menv.errors import ConfigError
+from menv.migration_hints import HINTS, ONLY_VALUES
 
 CLASSIC: dict[str, Any] = {
     "env": "tictactoe", "env_config": {"size": 3}, "num_workers": 0, "num_envs_per_worker": 2,
@@ -70,7 +70,7 @@ def test_a_dict_with_classic_keys_is_taken_as_keywords() -> None:
             ConfigError, match=r"^config: 'lambda' and 'lambda_' are both given.*leave 'lambda_' out"
         ):
             read_config(PPOConfig, both)
-    with pytest.raises(ConfigError, match="PPO alone has it"):
+    with pytest.raises(ConfigError, match="only PPO has it"):
         DQNConfig(**{"lambda": 0.8})  # type: ignore[arg-type]
 
 
@@ -164,13 +164,11 @@ def test_an_unknown_key_names_the_nearest_one(key: str, near: str) -> None:
         ("num_epochs", "it is called 'num_sgd_iter' here"),
         ("observation_fn", 'it belongs into multiagent: write multiagent={"observation_fn": ...}'),
         ("use_lstm", 'it belongs into model: write model={"use_lstm": ...}'),
-        ("timesteps_per_iteration", "train_batch_size is what an iteration samples"),
+        ("timesteps_per_iteration", "set train_batch_size, which an iteration samples"),
         ("horizon", "end episodes in the environment, with gymnasium.wrappers.TimeLimit"),
         ("exploration_config", "PPO draws from its policy; leave it out"),
         ("custom_evaluation_function", "call algo.evaluate() yourself"),
-        ("custom_async_evaluation_function", "call algo.evaluate() yourself"),
         ("env_task_fn", 'call algorithm.call_envs("set_task", task) in on_train_result'),
-        ("output_max_file_size", "write down what on_sample_end(worker, samples) is given"),
         ("replay_buffer_config", "only DQN and QMIX replay; leave it out"),
         ("model_config", "it is called 'model' here"),
         ("ent_coef", "it is called 'entropy_coeff' here"),
@@ -189,36 +187,34 @@ def test_a_classic_key_that_is_not_here_says_what_stands_in_its_place(key: str, 
 
 @pytest.mark.parametrize(
     ("config_class", "others", "whose"),
-    [(PPOConfig, DQNConfig, "only DQN and QMIX have"), (DQNConfig, PPOConfig, "PPO alone has")],
+    [(PPOConfig, DQNConfig, "only DQN and QMIX have"), (DQNConfig, PPOConfig, "only PPO has")],
 )
 def test_a_setting_that_only_another_algorithm_has_says_whose_it_is(
     config_class: type[AlgorithmConfig], others: type[AlgorithmConfig], whose: str
 ) -> None:
     own, theirs = ({field.name for field in dataclasses.fields(one)} for one in (config_class, others))
-    keys_of_others = theirs - own - set(classic_hints._ADVICE) - {"exploration_config"}
+    keys_of_others = theirs - own - HINTS["setting"].keys()
     assert len(keys_of_others) > 5
     for key in keys_of_others:
         with pytest.raises(ConfigError, match=rf"unknown key '{key}', expected a known one; {whose} it"):
             read_config(config_class, {key: 1})
 
 
-@pytest.mark.parametrize("key", list(classic_hints.HOLDS_ANYHOW))
-def test_a_classic_key_with_the_value_that_holds_anyhow_is_taken_and_no_other_one(key: str) -> None:
-    assert read_config(PPOConfig, {key: classic_hints.HOLDS_ANYHOW[key]}) == PPOConfig()
-    assert read_config(PPOConfig, {key: None}) == PPOConfig()
-    with pytest.raises(ConfigError, match=key):
-        read_config(PPOConfig, {key: "another"})
+def test_a_classic_key_with_the_one_value_that_it_can_have_or_off_is_taken() -> None:
+    off: dict[str, Any] = dict(zip(HINTS["setting"], [None, False, {}, []] * 99, strict=False))
+    for key, value in {**off, **ONLY_VALUES}.items():
+        if key not in {field.name for field in dataclasses.fields(PPOConfig)}:
+            assert read_config(PPOConfig, {key: value}) == PPOConfig()
+            with pytest.raises(ConfigError, match=key):
+                read_config(PPOConfig, {key: "another"})
 
 
 @pytest.mark.parametrize(
     ("config_class", "section", "key", "hint"),
     [
         (DQNConfig, "replay_buffer_config", "alpha", "it is called 'prioritized_replay_alpha' here"),
-        (DQNConfig, "replay_buffer_config", "underlying_buffer_config", "there is one kind of buffer"),
         (DQNConfig, "exploration_config", "warmup_timesteps", "epsilon falls on a straight line"),
-        (DQNConfig, "exploration_config", "temperature", "EpsilonGreedy is the only kind"),
-        (PPOConfig, "model", "post_fcnet_hiddens", "write a custom_model"),
-        (PPOConfig, "model", "fcnet_weights_initializer", "write a custom_model"),
+        (PPOConfig, "model", "post_fcnet_hiddens", 'write model={"custom_model"'),
         (PPOConfig, "model", "custom_options", "it is called 'custom_model_config' here"),
     ],
 )
@@ -247,15 +243,6 @@ def test_classic_words_for_no_input_and_no_evaluation_are_taken() -> None:
     assert read_config(PPOConfig, {"input": "sampler", "evaluation_interval": 0}) == PPOConfig()
 
 
-@pytest.mark.parametrize("key", list(classic_hints._NAMES))
-def test_every_other_name_is_one_of_a_setting(key: str) -> None:
-    assert classic_hints._NAMES[key] in {
-        field.name
-        for one in (PPOConfig, DQNConfig, ModelConfig, ReplayBufferConfig)
-        for field in dataclasses.fields(one)
-    }
-
-
 @pytest.mark.parametrize(
     ("config_class", "keyword", "words"),
     [
@@ -266,7 +253,7 @@ def test_every_other_name_is_one_of_a_setting(key: str) -> None:
         (DQNConfig, "epsilon_timesteps", "it belongs into exploration_config"),
         (QMIXConfig, "capacity", "it belongs into replay_buffer_config"),
         (QMIXConfig, "mixers", "did you mean 'mixer'?"),
-        (DQNConfig, "lambda", "PPO alone has it"),
+        (DQNConfig, "lambda", "only PPO has it"),
         (ModelConfig, "fcnet_hidden", "did you mean 'fcnet_hiddens'?"),
         (MultiAgentConfig, "policy", "did you mean 'policy_mapping_fn'?"),
     ],

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from menv.adapters.crash_log import TOLERATED
+from menv.algorithms.config.builder_chain import BuilderChain, CallbacksSetting
 from menv.algorithms.config.keys import section
 from menv.algorithms.config.model_config import ModelConfig
 from menv.algorithms.config.multi_agent_config import MultiAgentConfig
 from menv.algorithms.config.numbers import LARGEST, MOST, MOST_ROWS, check_count, check_number, shown
 from menv.algorithms.config.read_as_dict import ReadAsDict
-from menv.callbacks import DefaultCallbacks
-from menv.classic_names import OF_CONFIGS, OnClass, Told
 from menv.errors import ConfigError
+from menv.migration_hints import hinted
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "evaluation_duration_unit": ("episodes", "timesteps"),
@@ -59,10 +59,11 @@ _MEANS_NOTHING_WITHOUT = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
+class AlgorithmConfig(BuilderChain, ReadAsDict):
     """Environment, sampling and policies; an algorithm's own config adds how it learns."""
 
-    from_dict, overrides = OnClass(), OnClass()
+    if not TYPE_CHECKING:
+        __getattr__ = hinted("Config")
 
     env: Any = None
     """A registered name, a class, a function of the context, a gymnasium id, or "package.module:Class"."""
@@ -151,7 +152,7 @@ class AlgorithmConfig(ReadAsDict, Told, told=OF_CONFIGS):
     """With `evaluation_num_workers`: whether they play while an iteration trains, with the weights of its beginning."""
     always_attach_evaluation_results: bool = False
     """Whether results without an evaluation of their own repeat the last one."""
-    callbacks: Any = DefaultCallbacks
+    callbacks: Any = CallbacksSetting()  # noqa: RUF009 - a descriptor
     """A subclass of `DefaultCallbacks`, an instance of one, or a list of several."""
     multiagent: MultiAgentConfig = field(default_factory=MultiAgentConfig)
     """Policies and their mapping."""

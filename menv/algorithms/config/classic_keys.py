@@ -5,13 +5,13 @@ Unknown keys are refused with the nearest right one; keys that have no meaning h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.config.keys import RENAMED, prefixed, refuse_or_warn, section_values
-from menv.algorithms.config.replay_buffer_config import newly_chosen
+from menv.algorithms.config.builder_chain import SECTIONS, merged_sections
+from menv.algorithms.config.keys import RENAMED, prefixed, refuse_or_warn
 from menv.errors import ConfigError
 
 C = TypeVar("C", bound=AlgorithmConfig)
@@ -22,8 +22,6 @@ OF_A_POLICY = {
     "num_gpus",
 }  # fmt: skip
 
-SECTIONS = ("model", "replay_buffer_config", "exploration_config")
-"""Settings that are given by key, and that a policy may have of its own; not every algorithm has all of them."""
 OF_CONNECTORS = ("observation_filter", "agent_connectors", "normalize_actions", "clip_actions")
 """Settings that a policy's connectors are made by."""
 
@@ -63,7 +61,7 @@ def read_config(config_class: type[C], config: Any, env: Any = None, default: An
     if default is None:
         return config_class(**values)
     below = read_config(config_class, default)
-    return replace(below, **{**values, **_sections(below, config)})
+    return replace(below, **{**values, **merged_sections(below, config)})
 
 
 def override(
@@ -94,22 +92,7 @@ def override(
             "set it in the main config"
         )
     with prefixed(where):
-        return replace(config, **{**values, **_sections(config, changes, SECTIONS)})
-
-
-def _sections(
-    config: AlgorithmConfig,
-    changes: Mapping[str, Any],
-    names: Sequence[str] = (*SECTIONS, "multiagent", "env_config"),
-) -> dict[str, Any]:
-    sections: dict[str, Any] = {}
-    for name in names:
-        before, given = getattr(config, name, None), changes.get(name)
-        if isinstance(given, Mapping) and isinstance(before, Mapping):
-            sections[name] = {**before, **given}
-        elif before is not None and isinstance(given, Mapping):
-            sections[name] = replace(before, **section_values(type(before), newly_chosen(given), name))
-    return sections
+        return replace(config, **{**values, **merged_sections(config, changes, SECTIONS)})
 
 
 def adopt(

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from menv.algorithms.config.keys import RENAMED, refuse_or_warn
-from menv.algorithms.config.section_keys import SECTION_KEYS
+from menv.algorithms.config.keys import RENAMED, SECTION_KEYS, refuse_or_warn
 from menv.errors import ConfigError
 
 S = TypeVar("S")

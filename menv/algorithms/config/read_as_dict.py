@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from menv.algorithms.config.classic_hints import classic_hint
-from menv.algorithms.config.keys import RENAMED
+from menv.algorithms.config.keys import RENAMED, setting_hint
 
 _CLASSIC = {name: key for key, name in RENAMED.items()}
 
@@ -28,9 +27,9 @@ class ReadAsDict:
         """
         name, known = RENAMED.get(key, key), _names(self)
         if name not in known:
-            hint = classic_hint(key, known) or "keys() has them all"
+            hint = setting_hint(key, known) or "keys() has them all"
             raise KeyError(f"config: no setting {key!r}, expected one that there is; {hint}")
-        value = getattr(self, name)
+        value = vars(self)[name]
         return {inner: getattr(value, inner) for inner in _names(value)} if is_dataclass(value) else value
 
     def __setitem__(self, key: str, value: Any) -> None:

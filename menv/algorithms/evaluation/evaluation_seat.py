@@ -51,7 +51,7 @@ class EvaluationWorker:
         # Environments in processes of their own are watched from here.
         self._seconds = None if config.remote_worker_envs else config.env_timeout
         self._evaluation = Evaluation(
-            config, plan.company, self._make_envs, read_callbacks(config.callbacks), plan.seed, plan.place
+            config, plan.company, self._make_envs, read_callbacks(config["callbacks"]), plan.seed, plan.place
         )
         self._evaluation.guard = Watchdog(self._seconds, lambda: self._evaluation.progress)
 

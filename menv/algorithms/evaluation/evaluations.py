@@ -20,9 +20,9 @@ from menv.algorithms.rollouts.experience import make_evaluation_experience
 from menv.algorithms.underway import Underway
 from menv.base_env import BaseEnv
 from menv.callbacks import DefaultCallbacks, read_callbacks
-from menv.classic_names import Result
 from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError
 from menv.loop.convert import check_number
+from menv.migration_hints import Result
 from menv.plain_data import is_plain
 from menv.scale.same_spaces import declared
 
@@ -207,8 +207,8 @@ class Evaluations:
             if config.evaluation_interval is None:
                 self._try_out()
             return EvaluationWorkers(settings, players, first, seed, self._first, self._declared)
-        own = settings.callbacks
-        callbacks = self._callbacks if own is config.callbacks else read_callbacks(own)
+        own = settings["callbacks"]
+        callbacks = self._callbacks if own is config["callbacks"] else read_callbacks(own)
         return Evaluation(settings, players, self._make_envs, callbacks, seed)
 
     def _players(self, settings: AlgorithmConfig) -> Players:

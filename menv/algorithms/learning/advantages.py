@@ -12,14 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.algorithms.learning.returns import gae
-from menv.classic_names import classic_keywords
 from menv.errors import ContractError
+from menv.migration_hints import old_arguments
 from menv.sample_batch import SampleBatch
 
-_ALWAYS = "leave it out; values are always used, and lambda_=1 gives returns less values"
 
-
-@classic_keywords(rollout="=batch", last_r="=last_value", use_gae=_ALWAYS, use_critic=_ALWAYS)
+@old_arguments(rollout="batch", last_r="last_value")
 def compute_advantages(
     batch: SampleBatch, last_value: Any = 0.0, gamma: float = 0.99, lambda_: float = 0.95
 ) -> SampleBatch:

@@ -15,8 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from menv.algorithms.networks.stock import UnitWeights
 from menv.algorithms.networks.torch_network import masked
-from menv.algorithms.own_classes import OF_MODULES, warn_of_uncalled
 from menv.errors import ConfigError
+from menv.migration_hints import warn_of_uncalled
 
 if TYPE_CHECKING:
     from menv.algorithms.networks.custom_spec import CustomSpec
@@ -134,7 +134,7 @@ def build_module(spec: CustomSpec, seed: int) -> nn.Module:
             f"{_where(spec)}: the outputs of forward have no gradient, expected some that depend on the parameters; "
             "leave detach() and torch.no_grad() out"
         )
-    warn_of_uncalled(_where(spec), type(module), OF_MODULES)
+    warn_of_uncalled(_where(spec), "Module", type(module))
     return module
 
 

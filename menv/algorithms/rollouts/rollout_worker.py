@@ -84,7 +84,7 @@ class RolloutWorker:
         with limited(creation_limit(seconds)):
             first, base_env = make_experience(config, plan.place)
         check_worker(f"worker {plan.place.worker_index}", base_env, first, plan.declared, plan.num_envs)
-        callbacks = read_callbacks(config.callbacks)
+        callbacks = read_callbacks(config["callbacks"])
         self._rollouts = LocalRollouts(
             config,
             base_env,

@@ -1,0 +1,178 @@
+"""Old names: the table as data, and where it is read."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import json
+import pickle
+import re
+import subprocess
+import sys
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+import menv
+from menv import BaseEnv, ConfigError, DefaultCallbacks, Episode, Policy
+from menv.algorithms import PPO, QMIX, Algorithm, DQNConfig, ModelConfig, PPOConfig, PPOPolicy, QMIXConfig
+from menv.algorithms.config.replay_buffer_config import ReplayBufferConfig
+from menv.migration_hints import HINTS, ONLY_VALUES, RENAMED_SETTINGS, hint
+from menv.policy_map import PolicyMap
+
+OWNERS: dict[str, type] = {
+    "Algorithm": Algorithm,
+    "BaseEnv": BaseEnv,
+    "Config": PPOConfig,
+    "Episode": Episode,
+    "Policy": Policy,
+    "PolicyMap": PolicyMap,
+}
+SPACES = gym.spaces.Box(-1.0, 1.0, (2,), np.float32), gym.spaces.Discrete(2)
+RUN: dict[str, Any] = {"train_batch_size": 16, "rollout_fragment_length": 8, "evaluation_duration": 1}
+
+
+@pytest.mark.parametrize("owner", HINTS)
+def test_every_import_that_a_hint_names_can_be_written(owner: str) -> None:
+    for advice in HINTS[owner].values():
+        for found in re.findall(r"from \S+ import \w+", advice):
+            exec(found, {})
+        for name in re.findall(r"menv\.[\w.]+", advice):
+            package, _, last = name.rpartition(".")
+            assert hasattr(importlib.import_module(package), last), advice
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+def test_what_a_hint_calls_exists_and_the_old_name_does_not(owner: str) -> None:
+    for name, advice in HINTS[owner].items():
+        assert not hasattr(OWNERS[owner], name)
+        for called in re.findall(r"(?:call|and|it is called) (\w+)\b(?=\(|$)", advice):
+            assert any(hasattr(one, called) for one in (*OWNERS.values(), QMIX)) or called == "length", advice
+
+
+@pytest.mark.parametrize("owner", ["Algorithm", "PPOPolicy", "Module"])
+def test_methods_that_are_never_called_are_not_methods_here(owner: str) -> None:
+    kind = {"Algorithm": Algorithm, "PPOPolicy": PPOPolicy, "Module": torch.nn.Module}[owner]
+    assert not [name for name in HINTS[f"uncalled method of {owner}"] if hasattr(kind, name)]
+
+
+def test_every_other_name_of_a_setting_is_the_one_of_a_field() -> None:
+    sections = (PPOConfig, DQNConfig, QMIXConfig, ModelConfig, ReplayBufferConfig)
+    known = {field.name for one in sections for field in dataclasses.fields(one)}
+    assert set(RENAMED_SETTINGS.values()) <= known
+    unknown = HINTS["ignored setting"].keys() | ONLY_VALUES.keys()
+    assert not unknown & (known - {"exploration_config"})
+
+
+@pytest.mark.parametrize("package", ["menv", "menv.algorithms", "menv.serving", "menv.wrappers", "menv.envs"])
+def test_a_package_says_where_an_old_name_is_and_where_one_of_another_package_is(package: str) -> None:
+    module = importlib.import_module(package)
+    elsewhere = {
+        "PPO": "menv.algorithms",
+        "BaseEnv": "menv",
+        "PettingZooEnv": "menv.wrappers",
+        "TicTacToe": "menv.envs",
+    }
+    cases = {name: f"write from {home} import {name}" for name, home in elsewhere.items() if home != package}
+    for name, advice in {**cases, "tune": HINTS["import"]["tune"]}.items():
+        with pytest.raises(ImportError, match=f"^{package} has no '{name}'; {re.escape(advice)}$"):
+            exec(f"from {package} import {name}", {})
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}', .*; {re.escape(advice)}$"):
+            getattr(module, name)
+    with pytest.raises(
+        AttributeError, match=rf"^module '{package}' has no attribute 'trian', expected one of"
+    ):
+        _ = module.trian
+
+
+def test_importing_menv_with_an_unknown_name_imports_nothing_heavy() -> None:
+    code = "import menv, sys; hasattr(menv, 'trian'); sys.exit(any(name in sys.modules for name in ('torch', 'ray')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "owner", "name"),
+    [
+        (lambda: PPOConfig(), "Config", "num_rollout_workers"),
+        (lambda: PPOConfig(), "Config", "is_multi_agent"),
+        (lambda: Policy(*SPACES), "Policy", "model"),
+        (lambda: Episode(1, 0), "Episode", "last_action_for"),
+        (lambda: PolicyMap(), "PolicyMap", "items"),
+        (lambda: menv.to_base_env(gym.make("CartPole-v1")), "BaseEnv", "envs"),
+    ],
+)
+def test_an_object_without_an_old_attribute_says_what_to_write(make: Any, owner: str, name: str) -> None:
+    it = make()
+    assert not hasattr(it, name)
+    with pytest.raises(AttributeError) as caught:
+        getattr(it, name)
+    assert str(caught.value) == f"{type(it).__name__!r} object has no attribute {name!r}; {hint(owner, name)}"
+    with pytest.raises(AttributeError, match=r"object has no attribute 'trian'$") as caught:
+        _ = it.trian
+    # Python finds near names with these.
+    assert (caught.value.name, caught.value.obj) == ("trian", it)
+
+
+class Own(Policy):
+    @property
+    def model(self) -> Any:
+        return self._nte  # type: ignore[attr-defined]
+
+
+class OwnModule(Policy, torch.nn.Module):
+    def __init__(self, *args: Any) -> None:
+        torch.nn.Module.__init__(self)
+        Policy.__init__(self, *args)
+        self.layer = torch.nn.Linear(2, 2)
+
+
+def test_a_property_that_fails_raises_its_own_error_and_other_bases_find_what_is_theirs() -> None:
+    with pytest.raises(AttributeError, match="'_nte'"):
+        _ = Own(*SPACES).model
+    assert isinstance(OwnModule(*SPACES).layer, torch.nn.Linear)
+
+
+def test_objects_with_hints_can_be_copied_and_sent() -> None:
+    config = PPOConfig(lr=0.25)
+    assert copy.deepcopy(config) == pickle.loads(pickle.dumps(config)) == config
+    assert copy.copy(Own(*SPACES)).action_space == SPACES[1]
+
+
+def test_an_algorithm_and_its_results_say_what_stands_for_old_names() -> None:
+    with PPO(env="CartPole-v1", config=RUN) as algo:
+        with pytest.raises(
+            AttributeError, match=r"^'PPO' object has no attribute 'workers'; call algo.call_envs\("
+        ):
+            _ = algo.workers  # type: ignore[attr-defined]
+        result = algo.train()
+        with pytest.raises(KeyError, match="env_runners: episode_reward_mean and"):
+            algo.evaluate()["env_runners"]
+        assert algo.compute_single_action(observation=[0.0] * 4, explore=False) in (0, 1)  # type: ignore[call-arg]
+    assert HINTS["result"].keys() & result.keys() == set()
+    for key, advice in HINTS["result"].items():
+        with pytest.raises(KeyError) as caught:
+            result[key]
+        assert caught.value.args == (f"{key}: {advice}",)
+        if advice.startswith("it is called "):
+            assert advice.removeprefix("it is called ") in result
+    with pytest.raises(KeyError, match=r"^'episode_reward_maen'$"):
+        result["episode_reward_maen"]
+    assert (
+        json.loads(json.dumps(result))
+        == result
+        == copy.deepcopy(result)
+        == pickle.loads(pickle.dumps(result))
+    )
+
+
+def test_an_unknown_argument_of_an_algorithm_says_where_settings_go() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^PPO: lr is given, expected it to be left out; settings go into config"
+    ):
+        PPO(env="CartPole-v1", lr=0.1)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="legacy_callbacks_dict is given"):
+        DefaultCallbacks({"on_episode_end": print})
