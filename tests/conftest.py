@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
@@ -50,24 +51,11 @@ TOGETHER = {"programs": PROGRAMS, "house": ("tests/house/",)}
 """Which others are handed out as if they were one file, those of the house because they read all files."""
 
 
-FORKED = (
-    "tests/algorithms_e2e/test_interrupts.py",
-    "tests/algorithms_e2e/test_qmix.py",
-    "tests/checkpoints/test_settings_given_again.py",
-    "tests/contract/",
-    "tests/external/test_calls.py",
-    "tests/properties/",
-    "tests/remote_envs/",
-    "tests/verify/",
-    "tests/workers/",
-)
-"""Whose processes of the engine are forks of one that has imported menv; all others begin from nothing."""
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _homes_are_forked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let the engine start forks of a process that has imported menv, except where the start is what is tested."""
     with ExitStack() as stack:
-        if sys.platform == "linux" and request.node.nodeid.startswith(FORKED):
+        if sys.platform == "linux" and not request.node.nodeid.startswith("tests/scale/"):
             from tests.warm_homes import forked_homes
 
             stack.enter_context(forked_homes())
@@ -106,7 +94,28 @@ def on_ray(nodeid: str) -> bool:
     return nodeid.startswith(ON_RAY) or "[ray-" in nodeid or "-ray-" in nodeid
 
 
+def mark_slow_ones(items: list[pytest.Item], whole: bool) -> None:
+    """Mark the tests of a function as slow unless their parameters match what its `slow_unless` names.
+
+    Raises:
+        UsageError: If a function has no such test, though all its tests are here.
+    """
+    kept: dict[str, bool] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and (mark := item.get_closest_marker("slow_unless")):
+            name, _, parameters = item.nodeid.partition("[")
+            quick = any(fnmatchcase(parameters[:-1], pattern) for pattern in mark.args)
+            kept[name] = kept.get(name, False) or quick
+            if not quick:
+                item.add_marker(pytest.mark.slow)
+    if whole and not all(kept.values()):
+        names = ", ".join(name for name, quick in kept.items() if not quick)
+        raise pytest.UsageError(f"slow_unless names none of the parameters of {names}")
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mark_slow_ones(items, whole=not any("::" in one for one in config.args))
     if hasattr(config, "workerinput"):
         first = (*PROGRAMS, *LONG)
         items.sort(key=lambda item: not (on_ray(item.nodeid) or item.nodeid.startswith(first)))

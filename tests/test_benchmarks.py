@@ -63,6 +63,7 @@ def transports() -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TRANSPORTS)
 def test_a_quick_run_compares_a_transport_with_the_bare_echo_of_its_kind(kind: str) -> None:
     rows = [row for row in transports() if row["name"].startswith(kind)]

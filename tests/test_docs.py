@@ -6,6 +6,8 @@ import pkgutil
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.doc_blocks import blocks, run_python
 from tests.house.sources import ROOT
 
@@ -67,6 +69,7 @@ def test_the_blocks_of_deploying_run_one_after_the_other_in_processes_of_their_o
         assert (tmp_path / name / "policy.json").exists()
 
 
+@pytest.mark.slow
 def test_the_blocks_about_workers_print_what_the_page_says(tmp_path: Path) -> None:
     first, second, ports, curriculum = blocks("docs/workers.md", "python")
     printed = run_python(tmp_path / "same.py", first)
@@ -77,6 +80,7 @@ def test_the_blocks_about_workers_print_what_the_page_says(tmp_path: Path) -> No
     assert run_python(tmp_path / "ports.py", ports + PORTS) == ["20001 30205"]
 
 
+@pytest.mark.slow
 def test_who_comes_from_the_classic_api_finds_everything_and_its_defaults(tmp_path: Path) -> None:
     table = (
         (ROOT / "docs" / "classic.md")

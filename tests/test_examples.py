@@ -33,6 +33,7 @@ def outcome_of(
     return outcome, done.stdout
 
 
+@pytest.mark.slow
 def test_tictactoe_counts_the_losses_of_the_best_weights() -> None:
     outcome, printed = outcome_of("tictactoe")
     assert outcome["games"] == 2000
@@ -52,6 +53,7 @@ def test_tictactoe_loses_at_most_one_game_in_a_hundred_after_half_a_minute() -> 
     assert outcome["losses_vs_random_as_player2"] <= 10
 
 
+@pytest.mark.slow_unless("arguments1")
 @pytest.mark.parametrize("arguments", [("--workers", "1", "--overlap"), ("--workers", "0")])
 def test_workers_share_out_a_simulator(arguments: tuple[str, ...]) -> None:
     outcome, printed = outcome_of("workers", *arguments)
@@ -176,17 +178,20 @@ def test_central_critics_find_the_best_return_of_the_two_step_game(way: str) -> 
     assert outcome["returns"][way] == 8.0
 
 
+@pytest.mark.slow
 def test_an_observation_function_shows_a_critic_what_the_policy_ignores() -> None:
     outcome, _ = outcome_of("centralized_critic_2", seconds="5")
     assert outcome["return"] == 8.0
 
 
+@pytest.mark.slow
 def test_a_stored_policy_acts_in_another_cartpole_through_two_connectors() -> None:
     outcome, printed = outcome_of("adapt_policy", seconds="3")
     assert outcome["mean_return"] >= 100.0
     assert "Seen" in printed
 
 
+@pytest.mark.slow
 def test_logs_of_a_clever_and_a_careless_policy_are_read() -> None:
     outcome, printed = outcome_of("offline_logs")
     assert outcome["careless"] < outcome["clever"]
@@ -200,6 +205,7 @@ def test_logs_alone_teach_more_than_the_careless_policy_knew() -> None:
     assert outcome["learned"] > outcome["careless"] + 50
 
 
+@pytest.mark.slow
 def test_a_shoal_gathers() -> None:
     distances: list[float] = []
     # A machine that is busy comes to one iteration in the first of these times.
@@ -212,6 +218,7 @@ def test_a_shoal_gathers() -> None:
     assert outcome["mean"] == pytest.approx(-50 * distances[-1], abs=0.05)
 
 
+@pytest.mark.slow
 def test_pistons_train_on_pictures() -> None:
     outcome, printed = outcome_of("pistonball")
     assert set(outcome["policy_reward_mean"]) <= {"default_policy"}

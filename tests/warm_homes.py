@@ -92,7 +92,6 @@ def forked_homes() -> Iterator[None]:
     """Let the engine start forks for a while."""
     from menv.scale import process_engine
 
-    the_parent()
     known = vars(process_engine)
     known["subprocess"] = SimpleNamespace(**{**vars(subprocess), "Popen": Forked})
     try:

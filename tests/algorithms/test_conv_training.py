@@ -107,6 +107,7 @@ def test_dqn_finds_the_patch() -> None:
         assert shares_seen_right(algorithm, Patch()) > 0.9
 
 
+@pytest.mark.slow
 def test_images_of_24_pixels_are_learned_without_any_setting_and_masks_are_kept_beside_them() -> None:
     settings = {**PPO_SETTINGS, "model": {}}
     with PPO(env=lambda context: Patch(context, 24, np.float32, masked=True), config=settings) as algorithm:

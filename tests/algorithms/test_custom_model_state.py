@@ -76,6 +76,7 @@ def test_sequences_and_single_steps_give_the_same_from_the_state_that_the_module
     torch.testing.assert_close(own[0], outputs[:3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [PPO, DQN])
 def test_a_module_of_ones_own_remembers_a_cue(algorithm: Any) -> None:
     model = {"custom_model": Remembering if algorithm is PPO else QRemembering, "max_seq_len": STEPS}

@@ -122,6 +122,7 @@ def test_huber_is_linear_beyond_the_span_of_the_returns_and_mse_squares_all_erro
     assert stats["mean_td_error"] == pytest.approx(abs(q_value - 4.0) * factor)
 
 
+@pytest.mark.slow_unless("1.0-huber")
 @pytest.mark.parametrize("loss", ["huber", "mse"])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_rare_reward_counts_by_its_mean(loss: Any, sign: float) -> None:

@@ -19,6 +19,7 @@ print(gc.isenabled(), gc.get_freeze_count() > 0, len(gc.get_objects(2)) > 100_00
 """
 
 
+@pytest.mark.slow_unless("pass*")
 @pytest.mark.parametrize(
     ("before", "printed"),
     [

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 _BEGIN = """
 import gc, sys
 from pathlib import Path
@@ -51,10 +53,12 @@ del old
     )
 
 
+@pytest.mark.slow
 def test_the_collector_stays_off_where_it_was_off() -> None:
     assert ran("gc.disable(); set_torch_threads(1); print(gc.isenabled())") == "False"
 
 
+@pytest.mark.slow
 def test_what_somebody_froze_stays_frozen() -> None:
     """But for a few objects that nobody needs any more."""
     text = "gc.freeze(); frozen = gc.get_freeze_count(); set_torch_threads(1); print(gc.get_freeze_count() / frozen)"

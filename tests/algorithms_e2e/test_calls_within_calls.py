@@ -46,6 +46,7 @@ def calling(hook: str, call: Callable[[Algorithm], Any]) -> tuple[dict[str, Any]
     return {"callbacks": type("Calls", (DefaultCallbacks,), {hook: seat})}, told, algos
 
 
+@pytest.mark.slow_unless("save-*", "*-half0")
 @pytest.mark.parametrize(
     ("hook", "half"),
     [
@@ -106,6 +107,7 @@ CALLS: dict[str, Callable[[Algorithm, Path], Any]] = {
 }
 
 
+@pytest.mark.slow_unless("save-*", "*-on_learn_on_batch")
 @pytest.mark.parametrize(
     "hook", ["on_learn_on_batch", "on_sample_end", "on_train_result", "on_evaluate_start"]
 )

@@ -269,6 +269,12 @@ def test_own_policies_that_remember_do_so_beside_memories_evaluations_and_remova
         algorithm.evaluate()
 
 
+@pytest.mark.slow_unless(
+    "*'choice', 'mask': False*-Recurrent",
+    "*'dict', 'mask': True*-Grid",
+    "*'boxes'*-Recurrent",
+    "*image*-Grid",
+)
 @pytest.mark.parametrize("module", [Grid, Recurrent])
 @pytest.mark.parametrize("world", [*ACTS, {"obs": "image", "mask": True, "act": "tuple"}], ids=str)
 def test_a_users_module_goes_with_every_action_and_with_policies_that_come(

@@ -72,6 +72,9 @@ def numbers(obs: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     return np.asarray(obs / 255.0 if obs.dtype == np.uint8 else obs, np.float32)
 
 
+@pytest.mark.slow_unless(
+    "False-{}-numbers", "True-{}-choice", "False-{'batch*-image", "True-{'roll*-numbers", "*{'model*-choice"
+)
 @pytest.mark.parametrize("obs", ["numbers", "image", "choice"])
 @pytest.mark.parametrize("changes", [
     {},

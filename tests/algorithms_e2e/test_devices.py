@@ -31,6 +31,7 @@ PPO_ROWS = {**ROWS, "sgd_minibatch_size": 48, "num_sgd_iter": 2, "vf_clip_param"
 DQN_ROWS = {
     **ROWS,
     "train_batch_size": 16,
+    "training_intensity": 4,
     "min_sample_timesteps_per_iteration": 128,
     "num_steps_sampled_before_learning_starts": 32,
     "replay_buffer_config": {"type": "MultiAgentPrioritizedReplayBuffer"},
@@ -105,6 +106,9 @@ def trained(kind: str, iterations: int = 2, **settings: Any) -> dict[str, Any]:
         }
 
 
+@pytest.mark.slow_unless(
+    "choices", "both, with masks", "sequences of both", "pictures", "torch acts with a memory", "dqn", "qmix"
+)
 @pytest.mark.parametrize("kind", STOCK)
 def test_every_tensor_is_made_where_the_parameters_are(kind: str) -> None:
     # What is made without saying where has no numbers here, and nothing can be computed with it.

@@ -293,6 +293,7 @@ def test_an_evaluation_that_was_interrupted_begins_again(unit: str) -> None:
         assert algo.train()["num_episodes_not_resumed"] == 0
 
 
+@pytest.mark.slow_unless("agents")
 @pytest.mark.parametrize(
     ("make", "stride"),
     [
@@ -324,6 +325,7 @@ def test_sampling_may_be_interrupted_anywhere(make: Callable[[], Any], stride: i
         algo._rollouts.state()
 
 
+@pytest.mark.slow_unless("gym")
 @pytest.mark.parametrize("env", [Counted, CountedAgents], ids=["gym", "agents"])
 def test_beginning_again_may_be_interrupted_anywhere(env: type) -> None:
     """Whatever is raised while a fragment is given up, no step is forgotten."""

@@ -41,6 +41,7 @@ def road(context: Any) -> Any:
     return Road(context)
 
 
+@pytest.mark.slow_unless("None")
 @pytest.mark.parametrize("mask", [None, "flat", "dict"])
 def test_ppo_learns_to_steer_and_to_brake(mask: str | None) -> None:
     best = {"evaluation_duration": 20, "evaluation_config": {"explore": False}, "seed": 0}
@@ -93,6 +94,7 @@ def test_the_kl_term_is_on_unless_it_is_switched_off() -> None:
             assert algorithm.train()["info"]["default_policy"]["cur_kl_coeff"] == wanted
 
 
+@pytest.mark.slow_unless("shared")
 @pytest.mark.parametrize("more", [{}, LSTM, {"vf_share_layers": True}], ids=["plain", "lstm", "shared"])
 def test_a_run_that_was_stopped_goes_on_to_the_last_bit(more: dict[str, Any], tmp_path: Path) -> None:
     model = more if "model" in more else {"model": {"fcnet_hiddens": [8], **more}}
@@ -253,6 +255,7 @@ def test_the_checker_names_a_mask_of_parts_that_does_not_fit() -> None:
     assert "ME052" in {finding.code for finding in check_env(Odd({"mask": "flat"}))}
 
 
+@pytest.mark.slow_unless("dict")
 @pytest.mark.parametrize("mask", [None, "flat", "dict"])
 def test_the_checker_finds_nothing_wrong(mask: str | None) -> None:
     assert check_env(Road({"mask": mask})) == []

@@ -35,7 +35,7 @@ class WithCritic(PPOPolicy):
         (PPO, OF_PPO),
         (PPO, {**OF_PPO, "inference": "torch", "model": {"use_lstm": True}}),
         (PPO, {**OF_PPO, "multiagent": {"policies": {"default_policy": PolicySpec(WithCritic)}}}),
-        (DQN, {**ROWS, "num_steps_sampled_before_learning_starts": 0}),
+        (DQN, {**ROWS, "num_steps_sampled_before_learning_starts": 0, "min_sample_timesteps_per_iteration": 40}),
     ],
 )  # fmt: skip
 def test_inference_mode_keeps_nobody_from_learning(kind: Any, config: Any, built_within: bool) -> None:

@@ -106,6 +106,7 @@ def test_one_of_a_declared_number_that_went_for_good_is_named(monkeypatch: pytes
             algo.train()
 
 
+@pytest.mark.slow_unless("Matches")
 @pytest.mark.parametrize("env", [Matches, Counted])
 def test_workers_have_episodes_of_their_own(env: type[Matches]) -> None:
     config = {"num_workers": 2, "engine": "process", "train_batch_size": 6 * LENGTH}

@@ -69,6 +69,7 @@ def places(algo: Algorithm) -> int:
 SMALL = {"sgd_minibatch_size": 20, "num_sgd_iter": 1}
 
 
+@pytest.mark.slow_unless("PPO-settings0", "PPO-settings2", "PPO-settings4", "DQN-settings5")
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [

@@ -26,6 +26,7 @@ SMALL_DQN = {
     "num_steps_sampled_before_learning_starts": 0,
     "min_sample_timesteps_per_iteration": 20,
     "train_batch_size": 8,
+    "training_intensity": 1,
 }
 
 

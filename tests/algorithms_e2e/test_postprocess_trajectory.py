@@ -281,6 +281,7 @@ def test_nothing_is_kept_where_nobody_looks() -> None:
         assert not algo._sampler.episodes
 
 
+@pytest.mark.slow
 def test_a_policy_that_has_learned_reads_the_weights_of_now_in_workers_that_are_given_it_again() -> None:
     multiagent = {"policies": {"judge": PolicySpec(Judge)}}
     config = {

@@ -103,6 +103,7 @@ def test_the_two_step_game_is_played_at_its_best_by_the_median_of_three_seeds() 
     assert statistics.median(reached(seed, 25) for seed in range(1, 4)) >= 8.0
 
 
+@pytest.mark.slow
 def test_a_group_learns_beside_a_ppo_policy_and_never_does_what_a_member_may_not() -> None:
     envs: list[Crew] = []
     policies = {

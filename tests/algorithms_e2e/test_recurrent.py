@@ -78,6 +78,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow_unless("shared", "none")
 @pytest.mark.parametrize(("model", "least", "most"), [
     ({"use_lstm": True}, 0.95, 1.0),
     pytest.param({"use_gru": True}, 0.95, 1.0, marks=pytest.mark.slow),
@@ -94,6 +95,7 @@ def test_a_cue_is_remembered_by_those_that_have_a_memory(
     assert least <= statistics.median(returns[8:]) <= most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", ["use_lstm", "use_gru"])
 def test_a_memory_learns_to_count(cell: str) -> None:
     model = {**MODEL, cell: True, "max_seq_len": 8}
@@ -116,6 +118,7 @@ def test_q_values_of_a_memory_learn_to_count() -> None:
     assert result["episode_reward_mean"] > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "least", "most"), [
     ({"use_lstm": True}, 0.9, 1.0),
     ({"use_gru": True}, 0.9, 1.0),

@@ -21,7 +21,7 @@ LENGTH = 8
 SMALL = {"train_batch_size": 32, "seed": 1, "model": {"fcnet_hiddens": [8, 8]}}
 OF_PPO = {**SMALL, "sgd_minibatch_size": 16, "num_sgd_iter": 2}
 OF_DQN = {**SMALL, "train_batch_size": 16, "rollout_fragment_length": 8, "min_sample_timesteps_per_iteration": 32,
-          "num_steps_sampled_before_learning_starts": 0}  # fmt: skip
+          "training_intensity": 4, "num_steps_sampled_before_learning_starts": 0}  # fmt: skip
 TOGETHER = {"model": {"shared_layers": "eyes"}}
 BOTH = {"a": PolicySpec(config=TOGETHER), "b": PolicySpec(config=TOGETHER)}
 

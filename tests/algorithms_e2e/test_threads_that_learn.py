@@ -61,6 +61,7 @@ def test_a_number_holds_for_all(count: int) -> None:
     assert seen_while_learning("CartPole-v1", WIDE, torch_threads=count) == {count}
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run_whatever_torch_had_before() -> None:
     runs = []
     for before in (1, 3):

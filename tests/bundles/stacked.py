@@ -30,6 +30,7 @@ LEARNING: dict[type[Algorithm], dict[str, Any]] = {
     PPO: {"train_batch_size": 48, "sgd_minibatch_size": 24, "num_sgd_iter": 1},
     DQN: {
         "train_batch_size": 8,
+        "training_intensity": 4,
         "min_sample_timesteps_per_iteration": 48,
         "num_steps_sampled_before_learning_starts": 8,
     },

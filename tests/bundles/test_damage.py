@@ -60,6 +60,7 @@ def refused(folder: Path) -> str:
     return text
 
 
+@pytest.mark.slow_unless("policy.json", "golden.safetensors", "greedy.onnx", "evaluate.onnx")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_changed_byte_anywhere_is_refused_or_changes_nothing(name: str, folder: Path) -> None:
     policy = Policy.from_checkpoint(folder)

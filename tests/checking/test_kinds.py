@@ -23,6 +23,7 @@ def codes(env: Any, **settings: Any) -> list[str]:
     return [found.code for found in check_env(env, **settings)]
 
 
+@pytest.mark.slow_unless("*SAME_STEP")
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=str)
 @pytest.mark.parametrize("name", ["CartPole-v1", pytest.param("Blackjack-v1", marks=pytest.mark.slow)])
 def test_a_gymnasium_vector_environment_is_right_in_each_autoreset_mode(name: str, mode: Any) -> None:
@@ -134,6 +135,7 @@ class Fresh(Buffered):
         return super().observe().copy()
 
 
+@pytest.mark.slow_unless("*SAME_STEP-Sync*", "*NEXT_STEP-Async*")
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_a_last_observation_that_the_reset_writes_over_is_found(kind: Any, mode: AutoresetMode) -> None:
@@ -163,6 +165,7 @@ class AlikeAtFirst(Buffered):
         return self.buffer
 
 
+@pytest.mark.slow_unless("BufferedDict")
 @pytest.mark.parametrize("env", [BufferedDict, AlikeAtFirst])
 def test_a_last_observation_overwritten_in_another_process_is_found_whatever_it_is(env: Any) -> None:
     def creator(context: Any) -> Any:
@@ -200,6 +203,7 @@ class RareChance(LateChance):
     begins, chance = 2, 0.05
 
 
+@pytest.mark.slow_unless("0-LateChance", "3-RareChance")
 @pytest.mark.parametrize("env", [LateChance, RareChance])
 @pytest.mark.parametrize("seed", range(4))
 def test_chance_that_begins_late_or_is_rare_is_no_fault(env: Any, seed: int) -> None:
@@ -267,6 +271,7 @@ class Lists(VectorEnv):
         return [self.look(), self.look()], [1.0, 1.0], over, [False, False], [{}, {}]
 
 
+@pytest.mark.slow_unless("[0-2]-*")
 @pytest.mark.parametrize(
     ("part", "value", "code"),
     [
@@ -303,6 +308,7 @@ def test_an_environment_in_table_form_is_right() -> None:
         assert codes(lambda context, kind=kind: to_base_env(kind(0), kind, 3), env_steps=200) == []
 
 
+@pytest.mark.slow_unless("turns-new id", "together-later", "irregular-now")
 @pytest.mark.parametrize("mode", ["now", "later", "new id"])
 @pytest.mark.parametrize("script", [TURNS, TOGETHER, IRREGULAR], ids=["turns", "together", "irregular"])
 def test_an_own_base_env_has_no_error_however_it_resets(mode: str, script: Any) -> None:

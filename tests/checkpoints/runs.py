@@ -19,6 +19,7 @@ REPLAYED: dict[str, Any] = {
     "num_envs_per_worker": 2,
     "rollout_fragment_length": 4,
     "train_batch_size": 16,
+    "training_intensity": 4,
     "min_sample_timesteps_per_iteration": 64,
     "num_steps_sampled_before_learning_starts": 32,
     "model": {"fcnet_hiddens": [16]},

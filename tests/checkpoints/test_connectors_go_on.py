@@ -117,6 +117,7 @@ def test_a_running_algorithm_goes_back_to_the_frames_of_then(tmp_path: Path) -> 
         assert weights_of(algo) == wanted
 
 
+@pytest.mark.slow
 def test_workers_go_on_with_the_frames_of_then_and_through_pipelines_that_are_edited(tmp_path: Path) -> None:
     def edit(algo: PPO) -> None:
         pipeline: Any = algo.get_policy().agent_connectors  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ from menv.base_env import ALL
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from tests.checkpoints.runs import REPLAYED, SMALL, by_seat, trained, weights_of
 
-SOON = {"num_steps_sampled_before_learning_starts": 10}
+SOON = {"num_steps_sampled_before_learning_starts": 10, "training_intensity": 4}
 SHARED = {"fcnet_hiddens": [16], "shared_layers": "trunk"}
 LSTM = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 8}
 
@@ -123,6 +123,14 @@ RUNS: dict[str, tuple[type[Algorithm], Any, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow_unless(
+    "a policy with a state",
+    "a loss and a module",
+    "a central critic",
+    "shared layers, ids in another order",
+    "two algorithms",
+    "actions in parts",
+)
 @pytest.mark.parametrize("name", RUNS)
 def test_what_users_add_goes_on_as_if_the_run_had_not_been_stopped(name: str, tmp_path: Path) -> None:
     kind, env, config = RUNS[name]

@@ -138,6 +138,7 @@ def test_show_prints_what_a_file_says_without_what_a_terminal_would_obey(
     assert "menv [2J12\n  environment   given by the program\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow_unless("PPO-multiagent*", "DQN-evaluation_config", "QMIX-")
 @pytest.mark.parametrize("depth", DEPTHS, ids="/".join)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_field_of_a_config_imports_what_a_file_names(

@@ -27,6 +27,7 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow_unless("a smaller buffer-False", "priorities-True", "no priorities-False")
 @pytest.mark.parametrize("trained_before", [False, True])
 @pytest.mark.parametrize("name", OTHERS)
 def test_experience_that_does_not_fit_is_refused_before_anything_changes(

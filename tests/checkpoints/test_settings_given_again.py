@@ -345,6 +345,7 @@ def test_a_stopped_algorithm_is_neither_saved_nor_restored(tmp_path: Path) -> No
         algo.restore(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_new_process_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     script = (
         "import hashlib, sys\nfrom menv.algorithms import DQN\nfrom tests.checkpoints.runs import trained, weights_of\n"

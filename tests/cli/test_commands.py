@@ -49,6 +49,7 @@ def test_evaluate_takes_settings_and_an_environment_that_the_checkpoint_cannot_k
     assert capsys.readouterr().out == "3 episodes, mean return 5.00 (5.00 to 5.00), 5.0 env steps long\n"
 
 
+@pytest.mark.slow_unless("tictactoe")
 @pytest.mark.parametrize("env", ["tictactoe", "CartPole-v1"])
 def test_evaluate_records_the_episodes_that_it_plays(folder: Path, env: str) -> None:
     trained("run", env)

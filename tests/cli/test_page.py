@@ -12,6 +12,7 @@ from tests.doc_blocks import blocks
 PAGE = "docs/command_line.md"
 
 
+@pytest.mark.slow
 def test_the_commands_run_as_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = blocks(PAGE, "sh")
     for line in block.splitlines():

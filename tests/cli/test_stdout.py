@@ -39,6 +39,7 @@ def ended(stdout: int, *command: str) -> tuple[int, list[str]]:
     return done.returncode, done.stderr.splitlines()
 
 
+@pytest.mark.slow_unless("table")
 @pytest.mark.parametrize("how", ["table", "--json"])
 def test_a_run_whose_reader_has_gone_ends_with_a_checkpoint(folder: Path, closed: int, how: str) -> None:
     status, (said,) = ended(closed, *ENDLESS, *([how] if how.startswith("-") else []))
@@ -48,6 +49,7 @@ def test_a_run_whose_reader_has_gone_ends_with_a_checkpoint(folder: Path, closed
     assert Path("run/LATEST").read_text().strip() == "000001"
 
 
+@pytest.mark.slow
 def test_a_run_whose_disk_is_full_ends_with_a_checkpoint_that_is_elsewhere(folder: Path) -> None:
     with open("/dev/full", "wb") as full:
         status, (said,) = ended(full.fileno(), *ENDLESS)
@@ -55,6 +57,7 @@ def test_a_run_whose_disk_is_full_ends_with_a_checkpoint_that_is_elsewhere(folde
     assert Path("run/LATEST").read_text().strip() == "000001"
 
 
+@pytest.mark.slow_unless("ascii")
 @pytest.mark.parametrize("encoding", ["ascii", "ascii:strict", "latin-1"])
 def test_names_that_stdout_has_no_form_for_are_written_as_stderr_writes_them(
     folder: Path, encoding: str
@@ -71,6 +74,7 @@ def test_names_that_stdout_has_no_form_for_are_written_as_stderr_writes_them(
         assert shown in done.stdout.decode(codec).splitlines()
 
 
+@pytest.mark.slow
 def test_ctrl_c_that_ends_the_reader_too_leaves_a_checkpoint(folder: Path) -> None:
     with subprocess.Popen(
         ENDLESS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENV
@@ -108,6 +112,7 @@ def test_agents_that_json_has_no_key_for_are_shown_as_text(
     assert json.loads(capsys.readouterr().out)["agent_reward_mean"] == dict.fromkeys(ids, 3.0)
 
 
+@pytest.mark.slow_unless("show", "check")
 @pytest.mark.parametrize("command", ["show", "evaluate", "check", "verify"])
 def test_a_command_whose_reader_has_gone_ends_without_a_word(folder: Path, closed: int, command: str) -> None:
     asked = {
@@ -134,6 +139,7 @@ def test_help_that_nobody_reads_ends_without_a_word(closed: int, asked: list[str
     assert ended(closed, *COMMAND, *asked) == (1, [])
 
 
+@pytest.mark.slow_unless("check")
 @pytest.mark.parametrize("command", ["check", "verify"])
 def test_ctrl_c_ends_a_command_without_a_word(folder: Path, command: str) -> None:
     asked = [*COMMAND, command, "corridors:Stands"]

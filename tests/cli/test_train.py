@@ -190,6 +190,7 @@ def test_a_run_that_is_refused_leaves_no_folder(folder: Path) -> None:
     assert [path.name for path in folder.iterdir() if path.is_dir()] == []
 
 
+@pytest.mark.slow
 def test_a_checkpoint_for_which_there_is_no_room_is_one_line(folder: Path) -> None:
     command = [sys.executable, "-m", "menv.cli", "train", "corridors:Corridor", *ONCE, "--save", "run"]
     # A file of more than 4 KiB cannot be written.
@@ -281,6 +282,7 @@ def test_the_time_of_workers_is_told_apart_from_that_of_the_driver(
     assert "% waiting for workers, " in own
 
 
+@pytest.mark.slow_unless("15")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_after_its_iteration_and_a_checkpoint(
     folder: Path, number: signal.Signals

@@ -78,6 +78,7 @@ def train(env: Any, times: int = 1, **config: Any) -> Any:
     return result
 
 
+@pytest.mark.slow_unless("*-here", "Shaky-worker", "ShakyPair-remote")
 @everywhere
 @pytest.mark.parametrize("env", [Shaky, ShakyPair])
 def test_crashes_after_some_env_steps_of_progress_do_not_end_the_run(env: Any, where: Any) -> None:
@@ -87,6 +88,7 @@ def test_crashes_after_some_env_steps_of_progress_do_not_end_the_run(env: Any, w
     assert "StuckError: stuck in step 12" in result["first_fault"]
 
 
+@pytest.mark.slow_unless("*-here", "Shaky-remote", "ShakyPair-worker")
 @everywhere
 @pytest.mark.parametrize("env", [Shaky, ShakyPair])
 def test_three_crashes_in_the_first_steps_end_it_with_what_was_raised_as_the_cause(

@@ -238,6 +238,7 @@ def test_an_episode_whose_last_known_info_says_false_is_in_no_batch(kind: str, a
     assert (result["episode_len_mean"], result["num_env_steps_sampled"] >= 40) == (STEPS * turns, True)
 
 
+@pytest.mark.slow_unless("Solo-remote", "Pair-worker")
 @pytest.mark.parametrize(
     "where",
     [{"num_workers": 1}, {"remote_worker_envs": True, "num_envs_per_worker": 2}],

@@ -89,6 +89,7 @@ def sampled_here(settings: str, kind: str) -> Any:
     return sampled(PPO, Walk(**KINDS[kind]), rollout_fragment_length=20, **STEADY[settings])
 
 
+@pytest.mark.slow_unless("closed between-2-*", "*-3-lstm-*")
 @pytest.mark.parametrize("which", KINDS)
 @pytest.mark.parametrize("settings", STEADY)
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from tests.conftest import FORKED, LONG, TOGETHER
+from tests.conftest import LONG, TOGETHER
 from tests.house.sources import ROOT
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -88,7 +88,7 @@ def test_whoever_hands_out_tests_asks_which_belong_together() -> None:
     from xdist.scheduler import LoadFileScheduling
 
     assert "_split_scope" in LoadFileScheduling.schedule.__code__.co_names
-    assert all((ROOT / place).exists() for place in sum(TOGETHER.values(), (*FORKED, *LONG)))
+    assert all((ROOT / place).exists() for place in sum(TOGETHER.values(), LONG))
 
 
 @pytest.mark.parametrize("interpreter", ["", "false"])

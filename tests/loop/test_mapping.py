@@ -87,6 +87,7 @@ def test_an_agent_is_mapped_once_an_episode_and_keeps_its_policy_through_pauses_
     assert {len(found) for found in policies.values()} == {1}
 
 
+@pytest.mark.slow_unless("alone-*", "with callbacks-*", "remote-4")
 @pytest.mark.parametrize("first", [0, 4])
 @pytest.mark.parametrize(
     "config",

@@ -63,6 +63,7 @@ def megabytes() -> float:
     return int(counts.read_text(encoding="ascii").split()[1]) * 4096 / 1e6 if counts.exists() else 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new_ids", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_memory_stays_flat_over_a_hundred_thousand_lives(new_ids: bool) -> None:
     config = {

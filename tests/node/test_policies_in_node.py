@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from menv import Policy, export_onnx
 from menv.loop.golden import columns
@@ -41,6 +42,7 @@ def run(script: Path, *arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_the_script_of_deploying_gives_the_actions_that_the_policy_gives(
     node_modules: Path, tmp_path: Path
 ) -> None:

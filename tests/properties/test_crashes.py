@@ -142,6 +142,7 @@ def check_lost(rows: list[Row], shown: list[Seen], told: bool) -> None:
     assert seen(np.frombuffer(rows[-1].new_obs, np.float32)) == shown[-1]
 
 
+@pytest.mark.slow_unless("recurrent")
 @pytest.mark.parametrize("kind", ["networks", "recurrent", "own"])
 @given(
     length=st.sampled_from([*range(1, 11), STEPS]),
@@ -155,6 +156,7 @@ def test_no_reward_is_lost_and_no_lives_are_mixed(
     Run(script, kind, length, crashes).check()
 
 
+@pytest.mark.slow_unless("3")
 @pytest.mark.parametrize("length", [1, 3, 10, STEPS])
 @given(crashes=st.lists(dues, min_size=1, max_size=3))
 @quick
@@ -162,6 +164,7 @@ def test_the_same_holds_where_each_has_one_agent(length: int, crashes: list[Due]
     Run(UNIT_SOLO, "networks", length, crashes, solo=True).check()
 
 
+@pytest.mark.slow_unless("env_steps-complete_episodes")
 @pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
 @pytest.mark.parametrize("count_steps_by", ["env_steps", "agent_steps"])
 @given(script=scripts, length=st.integers(1, 10), due=dues)

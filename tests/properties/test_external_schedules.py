@@ -170,6 +170,7 @@ def seen_in(row: bytes) -> Seen:
     return seen(np.frombuffer(row, np.float32))
 
 
+@pytest.mark.slow_unless("recurrent-3", "own-1")
 @pytest.mark.parametrize("length", [1, 3, 10])
 @pytest.mark.parametrize("kind", ["networks", "recurrent", "own"])
 @given(script=scripts, habit=habits, worlds=st.integers(1, 3), threads=st.integers(1, 3))
@@ -183,6 +184,7 @@ def test_no_reward_is_lost_and_no_lives_are_mixed(
         check_memory(run.batches)
 
 
+@pytest.mark.slow_unless("agent_steps-complete_episodes")
 @pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
 @pytest.mark.parametrize("count_steps_by", ["env_steps", "agent_steps"])
 @given(script=scripts, habit=habits, length=st.integers(1, 10), worlds=st.integers(1, 3))

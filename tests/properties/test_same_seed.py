@@ -48,6 +48,7 @@ def of(world: int, lived: dict[Any, list[Row]]) -> dict[Any, list[Row]]:
     return {life: rows for life, rows in lived.items() if life[0] == world}
 
 
+@pytest.mark.slow_unless("4-*-recurrent", "10-*-own")
 @pytest.mark.parametrize("kind", ["networks", "recurrent", "own"])
 @pytest.mark.parametrize(("script", "gym"), [(GOING, False), (TURNS, False), (TOGETHER, False), (SOLO, True)])
 @pytest.mark.parametrize("length", [1, 4, 10, 60])

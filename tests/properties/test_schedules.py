@@ -92,6 +92,7 @@ def check_life(rows: list[Row], shown: list[Seen], end: Any) -> None:
     assert after == (shown[-1] if end.final is None else shown[-1]._replace(step=end.final))
 
 
+@pytest.mark.slow_unless("recurrent")
 @pytest.mark.parametrize("kind", ["networks", "recurrent", "own"])
 @given(length=st.sampled_from(FRAGMENTS), script=scripts, num_envs=st.integers(1, 3))
 @many
@@ -104,6 +105,7 @@ def test_no_reward_is_lost_and_no_lives_are_mixed(
     run.check_trajectories()
 
 
+@pytest.mark.slow_unless("agent_steps-complete_episodes")
 @pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
 @pytest.mark.parametrize("count_steps_by", ["env_steps", "agent_steps"])
 @given(script=scripts, length=st.integers(1, 10))
@@ -119,6 +121,7 @@ def test_the_same_holds_for_each_way_to_cut_fragments(
         assert set(trajectories(run.batches)) <= ended
 
 
+@pytest.mark.slow_unless("new id")
 @pytest.mark.parametrize("adapter", ["now", "later", "new id"])
 @given(script=scripts, length=st.integers(1, 10))
 @quick

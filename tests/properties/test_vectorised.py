@@ -123,6 +123,7 @@ def test_exploring_may_be_switched_off_and_on(kind: str) -> None:
     assert len(set(one["actions"].tolist())) > 1
 
 
+@pytest.mark.slow_unless("True")
 @pytest.mark.parametrize("short", [True, False])
 @given(script=solo_scripts(), length=st.integers(1, 9))
 @quick
@@ -135,6 +136,7 @@ def test_each_way_to_vectorise_lives_the_same_episodes(short: bool, script: Scri
         assert common(reference, lived) >= 40
 
 
+@pytest.mark.slow_unless("SameStep")
 @pytest.mark.parametrize("kind", KINDS[1:])
 @given(script=solo_scripts(), length=st.integers(1, 9))
 @quick

@@ -138,6 +138,7 @@ def test_the_rows_are_those_of_a_run_whose_fragments_cut_episodes(kind: str, sho
     assert digest.rows >= 120
 
 
+@pytest.mark.slow_unless("vector-True", "SameStep-False", "Disabled-*")
 @pytest.mark.parametrize("short", [True, False])
 @pytest.mark.parametrize("kind", KINDS[1:])
 @given(script=solo_scripts(), length=st.integers(1, 9))

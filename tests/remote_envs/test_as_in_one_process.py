@@ -81,6 +81,7 @@ def play(base_env: BaseEnv, polls: int) -> list[dict[str, Any]]:
     return polled
 
 
+@pytest.mark.slow_unless("False-1-*", "True-2-*")
 @every_script
 @both_sizes
 @pytest.mark.parametrize("crashes", [False, True])
@@ -88,6 +89,7 @@ def test_every_poll_says_the_same(name: str, per_process: int, crashes: bool) ->
     check_polls(name, per_process, crashes, "process")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("running_ray")
 @pytest.mark.parametrize(
     "name", [name if name == "irregular" else pytest.param(name, marks=pytest.mark.slow) for name in SCRIPTS]

@@ -67,6 +67,7 @@ ALONE, TOGETHER_IN_STEP = (1, 0), (2, LOCK_STEP)
 OTHERS = [(1, LOCK_STEP), (2, 0), (3, 0), (3, LOCK_STEP)]
 
 
+@pytest.mark.slow_unless("1-0-gym", "2-*-irregular")
 @every_script
 @pytest.mark.parametrize(
     ("per_process", "wait"),
@@ -219,6 +220,7 @@ def test_a_successor_that_cannot_begin_is_tried_again_and_not_for_ever(tmp_path:
     assert isinstance(caught.value.__cause__, WorkerLostError)
 
 
+@pytest.mark.slow_unless("0")
 @pytest.mark.parametrize("wait", [0, LOCK_STEP])
 def test_what_hangs_is_given_up_and_the_others_play_on(wait: int, tmp_path: Path) -> None:
     fate = Fate(tmp_path, TOGETHER, hangs=[("step", 1, 4), ("reset", 0, 3)])

@@ -17,6 +17,7 @@ SCRIPTS = {"gym": SOLO, "turns": TURNS, "together": TOGETHER, "irregular": IRREG
 every_script = pytest.mark.parametrize("name", SCRIPTS)
 
 
+@pytest.mark.slow_unless("1-gym", "2-irregular")
 @every_script
 @pytest.mark.parametrize("per_process", [1, 2])
 def test_what_a_step_under_way_pays_is_not_lost_by_a_reset(

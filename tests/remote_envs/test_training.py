@@ -25,6 +25,7 @@ WHOLE = {"batch_mode": "complete_episodes"}
 BY_ROWS = {"multiagent": {**TWO, "count_steps_by": "agent_steps"}}
 
 
+@pytest.mark.slow_unless("tictactoe-more1-0", "CartPole-v1-more2-*")
 @pytest.mark.parametrize(
     ("env", "more", "wait"),
     [
@@ -48,6 +49,7 @@ def test_training_is_the_same_as_in_one_process(env: str, more: dict[str, Any], 
     assert results[0] == results[1]
 
 
+@pytest.mark.slow_unless("0")
 @pytest.mark.parametrize("wait", [0, 99_999_999])
 def test_a_fragment_of_50_steps_of_4_environments_has_200_env_steps(wait: int) -> None:
     config = {
@@ -63,6 +65,7 @@ def test_a_fragment_of_50_steps_of_4_environments_has_200_env_steps(wait: int) -
         assert [batch.agent_steps() for batch in batches] == [200] * 3
 
 
+@pytest.mark.slow_unless("tictactoe-*")
 @pytest.mark.parametrize(("env", "more"), [("CartPole-v1", {}), ("tictactoe", {"multiagent": TWO})])
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
     env: str, more: dict[str, Any], tmp_path: Path
@@ -86,8 +89,8 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
 def test_episodes_may_take_longer_than_one_step_to_be_played_again(
     far: dict[str, Any], tmp_path: Path
 ) -> None:
-    slow = {"num_envs_per_worker": 1, "rollout_fragment_length": 9, "env_config": {"sleep": 0.4}}
-    with PPO(env=Counting, config={**SMALL, **far, **slow, "env_timeout": 2.4}) as algo:
+    slow = {"num_envs_per_worker": 1, "rollout_fragment_length": 9, "env_config": {"sleep": 0.1}}
+    with PPO(env=Counting, config={**SMALL, **far, **slow, "env_timeout": 0.6}) as algo:
         algo.sample()
         algo.save(tmp_path)
         expected = algo.sample()["default_policy"]

@@ -9,14 +9,6 @@ from menv.scale.engines import make_engine
 from tests.scale.processes import eventually, lives
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is slow with one of the engines only."""
-    for item in items:
-        if item.get_closest_marker("slow_on_ray") and "[ray" in item.name:
-            item.add_marker(pytest.mark.slow)
-
-
 @pytest.fixture(params=["process", "ray"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """An engine of each kind, and the promise that nobody is left when it has stopped."""

@@ -56,6 +56,7 @@ BESIDE = """
 """
 
 
+@pytest.mark.slow_unless("process*")
 def test_a_script_sends_its_own_classes_and_modules_that_lie_beside_it(tmp_path: Path, kind: str) -> None:
     (tmp_path / "game.py").write_text(
         "class Game:\n    def __init__(self, size):\n        self.size = size\n"
@@ -63,6 +64,7 @@ def test_a_script_sends_its_own_classes_and_modules_that_lie_beside_it(tmp_path:
     assert ran(driver(tmp_path, BESIDE, kind)).splitlines()[-2:] == ["None 80", "of the script"]
 
 
+@pytest.mark.slow_unless("process*")
 def test_modules_are_found_where_the_driver_finds_them(tmp_path: Path, kind: str) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "far_game.py").write_text("def size():\n    return 7\n")
@@ -114,6 +116,7 @@ LEAVING = """
 """
 
 
+@pytest.mark.slow_unless("process*")
 @pytest.mark.parametrize("how", ["end", pytest.param("crash", marks=pytest.mark.slow)])
 def test_a_driver_that_ends_without_stop_leaves_nobody(tmp_path: Path, kind: str, how: str) -> None:
     program = driver(tmp_path, LEAVING, kind, str(tmp_path), how)
@@ -141,6 +144,7 @@ STAYING = """
 """
 
 
+@pytest.mark.slow_unless("process*")
 def test_a_driver_that_is_killed_leaves_nobody(tmp_path: Path, kind: str) -> None:
     """One of the two is in the middle of a call that takes ten minutes."""
     program = driver(tmp_path, STAYING, kind)
@@ -187,6 +191,7 @@ INTERRUPTED = """
 """
 
 
+@pytest.mark.slow_unless("process*")
 def test_ctrl_c_means_the_driver_alone(tmp_path: Path, kind: str) -> None:
     """A terminal sends the signal to the driver's whole process group; what was asked is answered all the same."""
     program = driver(tmp_path, INTERRUPTED, kind, start_new_session=True)

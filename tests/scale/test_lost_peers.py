@@ -24,9 +24,8 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(
-    "how", [how if how == "killed" else pytest.param(how, marks=pytest.mark.slow_on_ray) for how in WAYS]
-)
+@pytest.mark.slow_unless("process*")
+@pytest.mark.parametrize("how", WAYS)
 def test_a_process_that_ends_is_told_with_its_pid_and_last_words(engine: Engine, how: str) -> None:
     peer, other = started(engine), started(engine, label="worker 2")
     words = "\n".join(f"word {number}" for number in range(30))
@@ -46,7 +45,7 @@ def test_a_process_that_ends_is_told_with_its_pid_and_last_words(engine: Engine,
     assert other.answer() == 1
 
 
-@pytest.mark.slow_on_ray
+@pytest.mark.slow_unless("process*")
 def test_an_answer_that_was_there_before_is_not_lost(engine: Engine) -> None:
     peer = started(engine)
     peer.ask("add", 5)
@@ -61,6 +60,7 @@ def test_an_answer_that_was_there_before_is_not_lost(engine: Engine) -> None:
         asked(peer, "add", 1)
 
 
+@pytest.mark.slow_unless("process*")
 def test_a_peer_that_is_killed_from_outside_wakes_those_who_wait(engine: Engine) -> None:
     peer, other = started(engine), started(engine, label="worker 2")
     peer.ask("sleep", 60.0)
@@ -72,7 +72,7 @@ def test_a_peer_that_is_killed_from_outside_wakes_those_who_wait(engine: Engine)
         peer.answer()
 
 
-@pytest.mark.slow_on_ray
+@pytest.mark.slow_unless("process*")
 @pytest.mark.parametrize("how", ["answer", "wait"])
 def test_stopping_in_one_thread_wakes_another_one_that_waits(engine: Engine, how: str) -> None:
     for _ in range(3 if engine.name == "process" else 1):
@@ -114,7 +114,7 @@ def test_the_descriptor_of_a_closed_link_is_nobody_elses_while_it_is_waited_for(
             os.fstat(number)
 
 
-@pytest.mark.slow_on_ray
+@pytest.mark.slow_unless("process*")
 def test_a_peer_that_is_killed_has_lost_what_it_was_asked(engine: Engine) -> None:
     peer, other = started(engine), started(engine, label="worker 2")
     pid = peer.pid
@@ -139,6 +139,7 @@ def test_one_that_was_killed_before_it_had_started_is_lost_too(engine: Engine) -
         peer.answer()
 
 
+@pytest.mark.slow_unless("process*")
 def test_a_child_that_an_object_leaves_behind_does_not_hide_its_end(engine: Engine) -> None:
     peer = started(engine)
     child = asked(peer, "forks")
@@ -163,6 +164,7 @@ def test_a_child_that_an_object_leaves_behind_ends_when_its_engine_stops() -> No
     assert peer.pending == 0
 
 
+@pytest.mark.slow_unless("process*")
 def test_an_object_may_close_its_stderr_and_read_its_stdin(engine: Engine) -> None:
     peer = started(engine)
     assert asked(peer, "reads_stdin") == ""
@@ -182,7 +184,7 @@ def cycle(engine: Engine, number: int) -> None:
             peer.answer()
 
 
-@pytest.mark.slow_on_ray
+@pytest.mark.slow_unless("process*")
 def test_starting_and_killing_leaves_nothing_open(engine: Engine) -> None:
     for number in range(2):
         cycle(engine, number)

@@ -37,6 +37,7 @@ def outcome(peer: Peer) -> str:
         return repr(error)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("running_ray")
 def test_an_actor_that_has_no_room_says_so_instead_of_waiting_for_ever(
     monkeypatch: pytest.MonkeyPatch,
@@ -64,6 +65,7 @@ def test_an_actor_that_is_larger_than_every_node_says_so() -> None:
         peer.answer()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("running_ray")
 def test_a_full_placement_group_is_named_at_once() -> None:
     group = ray.util.placement_group([{"CPU": 1}])
@@ -88,6 +90,7 @@ def test_a_full_placement_group_is_named_at_once() -> None:
         ray.util.remove_placement_group(group)
 
 
+@pytest.mark.slow
 def test_a_program_behind_ray_client_is_refused_when_the_engine_starts(tmp_path: Path) -> None:
     script = """
         from menv.algorithms import PPO
@@ -102,6 +105,7 @@ def test_a_program_behind_ray_client_is_refused_when_the_engine_starts(tmp_path:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("running_ray")
 def test_actors_that_take_no_cpu_are_not_counted() -> None:
     engine = RayEngine(0.0)
@@ -110,6 +114,7 @@ def test_actors_that_take_no_cpu_are_not_counted() -> None:
     engine.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("running_ray")
 def test_last_words_are_fetched_from_the_node_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = RayEngine()
@@ -150,6 +155,7 @@ WITH_RUNTIME_ENV = """
 """
 
 
+@pytest.mark.slow
 def test_the_runtime_env_of_the_users_job_reaches_actors(tmp_path: Path, address: str) -> None:
     package, work = tmp_path / "modules" / "their_game", tmp_path / "work"
     package.mkdir(parents=True)
@@ -200,6 +206,7 @@ SHUT_DOWN = """
 """
 
 
+@pytest.mark.slow
 def test_peers_are_lost_when_the_program_shuts_ray_down(tmp_path: Path, address: str) -> None:
     """And RAY_ADDRESS was honoured before that."""
     program = driver(tmp_path, SHUT_DOWN, address, env={"RAY_ADDRESS": address})
@@ -288,6 +295,7 @@ def test_a_ray_that_knows_no_unavailable_actors_will_do() -> None:
     assert script.stdout.startswith("worker 1 (was not placed): is lost: The actor ")
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
     # Sockets lie in Ray's folder, and their paths must be short.
     with tempfile.TemporaryDirectory(prefix="ray-") as short, socket.socket() as nobody:

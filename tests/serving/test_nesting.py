@@ -76,6 +76,7 @@ def test_a_value_that_breaks_off_has_no_more_levels_than_the_whole(value: Any, d
         assert count(part) <= levels(value)
 
 
+@pytest.mark.slow_unless("*PING*3_900_000*", '*{"x":*')
 @pytest.mark.parametrize(
     "body",
     [

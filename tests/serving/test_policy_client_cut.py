@@ -66,6 +66,7 @@ def test_nothing_is_lost_over_a_websocket_that_is_cut_anywhere(
     lose_nothing(mode, "websocket", "ws", seed, MOST[mode])
 
 
+@pytest.mark.slow_unless("tcp-remote-0", "http-local-0", "websocket-remote-0")
 @needs_openssl
 @pytest.mark.parametrize("seed", ROUNDS)
 @pytest.mark.parametrize("mode", ["local", "remote"])

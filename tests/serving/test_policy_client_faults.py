@@ -23,6 +23,7 @@ ROUNDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in ra
 """Seeds of a test in which connections are cut; each cuts several of them at other places."""
 
 
+@pytest.mark.slow_unless("*-0")
 @pytest.mark.parametrize("seed", ROUNDS)
 @pytest.mark.parametrize(
     ("mode", "transport", "most"), [("local", "tcp", 6000), ("remote", "tcp", 2500), ("remote", "http", 6000)]

@@ -57,6 +57,7 @@ def play(client: PolicyClient, chance: random.Random, calls: int, logs: bool) ->
     return total
 
 
+@pytest.mark.slow_unless("*-0")
 @pytest.mark.parametrize("seed", ROUNDS)
 @pytest.mark.parametrize("door", [TCP, HTTP, WEBSOCKET], ids=lambda door: door.name)
 @pytest.mark.parametrize("mode", ["local", "remote"])

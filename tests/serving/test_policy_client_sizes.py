@@ -19,6 +19,7 @@ LISTS = gym.spaces.Dict({"seen": gym.spaces.Box(-1.0, 1.0, (500,), np.float32)})
 HUNDREDS = gym.spaces.Tuple([gym.spaces.Box(-1.0, 1.0, (4,), np.float32)] * 25)
 
 
+@pytest.mark.slow_unless("many choices", "numbers in lists", "a wide observation")
 @pytest.mark.parametrize(("config", "seen", "steps"), [
     ({"action_space": gym.spaces.Discrete(1000)}, np.zeros(3, np.float32), 1500),
     ({"model": {"use_lstm": True, "lstm_cell_size": 256}}, np.zeros(3, np.float32), 2500),

@@ -48,6 +48,7 @@ def finished(process: subprocess.Popen[str]) -> str:
     return printed
 
 
+@pytest.mark.slow
 def test_clients_of_both_modes_play_cartpole_with_a_server() -> None:
     with serving("cartpole_server") as (server, port):
         clients = [
@@ -59,6 +60,7 @@ def test_clients_of_both_modes_play_cartpole_with_a_server() -> None:
         assert "mean return" in finished(server)
 
 
+@pytest.mark.slow
 def test_an_rllink_client_plays_with_a_server(tmp_path: Path) -> None:
     with serving("rllink_server") as (server, port):
         client = started("rllink_client", f"--port={port}", "--stop-reward=10", folder=tmp_path)

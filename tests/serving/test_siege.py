@@ -173,6 +173,7 @@ def siege(count: int) -> int:
         return grown
 
 
+@pytest.mark.slow
 def test_twenty_thousand_damaged_frames_cost_a_healthy_client_nothing() -> None:
     assert siege(FUZZED) < 60_000_000
 

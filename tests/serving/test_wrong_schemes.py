@@ -35,6 +35,7 @@ def test_a_client_is_told_at_once_which_scheme_its_address_should_have(transport
         assert course.algo._outside.report()["external"]["server_faults"] == 0
 
 
+@pytest.mark.slow_unless("tcp")
 @needs_openssl
 @pytest.mark.parametrize("transport", ["tcp", "http", "websocket"])
 def test_a_client_is_told_at_once_of_a_certificate_that_does_not_hold(

@@ -34,6 +34,7 @@ def by_seat(agent_id: Any, *args: Any, **kwargs: Any) -> str:
     return "ab"[int(str(agent_id)[-1]) % 2]
 
 
+@pytest.mark.slow_unless("tictactoe-*", "vectorised-*")
 @pytest.mark.parametrize(
     ("env", "names"),
     [
@@ -74,6 +75,7 @@ def test_policies_of_every_kind_are_the_same_everywhere(config: dict[str, Any]) 
     assert report.num_envs == 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("running_ray")
 @pytest.mark.parametrize(
     "env",
@@ -107,6 +109,7 @@ def first_of(report: Report, backend: str) -> Any:
 ALONE = ["2 samplers", "a sampler each"]
 
 
+@pytest.mark.slow_unless("Placed-*")
 @pytest.mark.parametrize(
     ("env", "differing", "word"),
     [

@@ -46,6 +46,7 @@ class Levels(gym.Env[Any, Any]):
         return self.seat, before
 
 
+@pytest.mark.slow_unless("here", "remote")
 @every_place
 def test_every_sub_environment_is_called_once_in_their_order(place: str) -> None:
     with PPO(env=Levels, config={**CONFIG, **PLACES[place]}) as algo:
@@ -60,6 +61,7 @@ def test_every_sub_environment_is_called_once_in_their_order(place: str) -> None
         assert paid[-1] == 3.0
 
 
+@pytest.mark.slow_unless("here", "workers")
 @every_place
 def test_what_a_method_raises_arrives_and_the_run_goes_on(place: str) -> None:
     with PPO(env=Levels, config={**CONFIG, **PLACES[place]}) as algo:

@@ -74,11 +74,13 @@ def evaluated(players: int, each: int, rounds: int = 3, **settings: Any) -> list
         return found
 
 
+@pytest.mark.slow_unless("agents that leave", "recurrent")
 @pytest.mark.parametrize("game", GAMES)
 def test_two_workers_play_what_one_process_plays(game: str) -> None:
     assert evaluated(2, 2, **GAMES[game]) == evaluated(0, 4, **GAMES[game])
 
 
+@pytest.mark.slow
 def test_vectorised_environments_are_played_in_workers_too() -> None:
     for found in evaluated(2, 1, env=Pair, evaluation_duration=6):
         assert found["episodes_this_iter"] == 6
@@ -133,6 +135,7 @@ class Named(Policy):
         self.weight = float(weights[self.config["name"]])
 
 
+@pytest.mark.slow_unless("after1-before1")
 @pytest.mark.parametrize("before", [PolicySpec(), PolicySpec(Named, config={"name": "first"})])
 @pytest.mark.parametrize("after", [PolicySpec(), PolicySpec(Named, config={"name": "second"})])
 def test_a_policy_that_takes_the_name_of_another_plays_in_workers(before: Any, after: Any) -> None:
@@ -191,6 +194,7 @@ def test_a_worker_that_dies_is_replaced_and_all_episodes_are_played(tmp_path: Pa
         assert len(Noting.heard) == 1
 
 
+@pytest.mark.slow
 def test_an_environment_that_hangs_is_given_up_and_all_episodes_are_played(tmp_path: Path) -> None:
     own = {"env": Hanging, "env_config": {"flag": str(tmp_path / "hung")}, "env_timeout": 1.0}
     with running(0, env=Counting, evaluation_num_workers=2, evaluation_config=own) as algo:
@@ -255,6 +259,7 @@ def test_a_restored_run_plays_on_where_the_workers_stood(tmp_path: Path) -> None
     assert resumed(tmp_path, 1, 3)["episodes_total"] == 30
 
 
+@pytest.mark.slow
 def test_a_restored_run_that_has_not_played_hands_on_where_it_stood(tmp_path: Path) -> None:
     with running(0, evaluation_num_workers=2) as algo:
         algo.evaluate()
@@ -302,6 +307,7 @@ class Telling(Counting):
         return obs, float(os.getpid() if self.at == 1 else 0), terminated, truncated, info
 
 
+@pytest.mark.slow_unless("2")
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_workers_play_with_the_weights_of_before_while_an_iteration_trains(num_workers: int) -> None:
     class Order(DefaultCallbacks):

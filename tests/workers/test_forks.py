@@ -7,6 +7,7 @@ import pytest
 from tests.workers.crews import running
 
 
+@pytest.mark.slow_unless("0-0", "3-1")
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("code", [0, 1, 3])
 def test_a_child_of_an_environment_ends_where_it_exits_or_raises(code: int, num_workers: int) -> None:

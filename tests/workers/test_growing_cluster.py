@@ -52,6 +52,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("node", ["late", pytest.param("lost", marks=pytest.mark.slow)])
 def test_training_continues_with_the_workers_that_are_there_and_the_others_join(
     node: str, tmp_path: Path

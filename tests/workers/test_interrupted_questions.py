@@ -62,6 +62,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return left
 
 
+@pytest.mark.slow_unless("0")
 @pytest.mark.parametrize("answers", [0, 1])
 def test_an_interrupted_save_or_addition_changes_nothing_for_workers(
     interrupted: list[int], tmp_path: Path, answers: int
@@ -83,6 +84,7 @@ def test_an_interrupted_save_or_addition_changes_nothing_for_workers(
         assert algo.train()["num_worker_restarts"] == 0
 
 
+@pytest.mark.slow_unless("True-True")
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_weights_that_are_set_about_an_interrupted_iteration_reach_all_workers(
@@ -151,6 +153,7 @@ def test_what_cannot_be_told_to_workers_leaves_nothing_behind() -> None:
         assert set(algo.sample().policy_batches) == {"newcomer"}
 
 
+@pytest.mark.slow_unless("True")
 @pytest.mark.parametrize("overlap", [False, True])
 def test_the_next_iteration_comes_wherever_a_fragment_was_interrupted(overlap: bool) -> None:
     settings = {
@@ -170,6 +173,7 @@ def test_the_next_iteration_comes_wherever_a_fragment_was_interrupted(overlap: b
         assert at > 10 * EVERY
 
 
+@pytest.mark.slow_unless("True")
 @pytest.mark.parametrize("overlap", [False, True])
 def test_ctrl_c_drops_no_fragment_that_was_counted(
     overlap: bool, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

@@ -67,6 +67,7 @@ def best(bar: float, kill_every: float, iterations: int, **settings: Any) -> tup
         return found, len(killed), iteration
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_cartpole_gets_better_while_workers_are_killed(overlap: bool) -> None:
     found, killed, _ = best(100.0, 2.0, 60, overlap=overlap)

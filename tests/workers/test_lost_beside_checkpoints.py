@@ -16,6 +16,7 @@ from tests.workers.test_lost_workers import kill
 pytestmark = pytest.mark.filterwarnings("ignore::menv.errors.EnvFaultWarning")
 
 
+@pytest.mark.slow_unless("begin_again")
 @pytest.mark.parametrize("moment", ["begin_again", "sure"])
 def test_a_worker_that_is_lost_while_a_checkpoint_is_taken_up_counts_what_was_sampled_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: str
@@ -92,6 +93,7 @@ def test_a_run_that_has_lost_workers_goes_on_to_the_last_bit(
         assert [one["digest"] for one in results] == [one["digest"] for one in expected]
 
 
+@pytest.mark.slow
 def test_evaluations_that_have_lost_workers_go_on_as_they_would_have(tmp_path: Path) -> None:
     settings = {"evaluation_num_workers": 2, "evaluation_duration": 8}
     with running(0, **settings) as algo:
@@ -104,6 +106,7 @@ def test_evaluations_that_have_lost_workers_go_on_as_they_would_have(tmp_path: P
         assert again.evaluate()["evaluation"]["hist_stats"] == expected
 
 
+@pytest.mark.slow
 def test_a_run_that_has_lost_workers_goes_on_with_another_number_of_them(tmp_path: Path) -> None:
     with running(2) as algo:
         algo.train()
@@ -116,6 +119,7 @@ def test_a_run_that_has_lost_workers_goes_on_with_another_number_of_them(tmp_pat
         assert found["num_env_steps_sampled"] == before + found["num_env_steps_sampled_this_iter"]
 
 
+@pytest.mark.slow_unless("raised")
 @pytest.mark.parametrize("raises", [False, True], ids=["lost", "raised"])
 def test_a_run_that_all_workers_have_ended_can_be_saved_and_goes_on(raises: bool, tmp_path: Path) -> None:
     away = tmp_path / "away"
@@ -140,6 +144,7 @@ def test_a_run_that_all_workers_have_ended_can_be_saved_and_goes_on(raises: bool
         assert again.train()["training_iteration"] == 2
 
 
+@pytest.mark.slow
 def test_an_environment_that_hangs_where_its_episode_is_played_again_is_given_up(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     flag.touch()

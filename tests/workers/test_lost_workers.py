@@ -96,6 +96,7 @@ def test_a_worker_that_is_killed_while_it_samples_is_replaced_in_the_same_iterat
         assert set(np.unique(rows["env_id"])) == set(range(8))
 
 
+@pytest.mark.slow_unless("True")
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_replacement_acts_with_the_weights_and_policies_of_now(overlap: bool) -> None:
     names = ["default_policy", "other"]
@@ -196,6 +197,7 @@ def test_a_worker_that_dies_again_and_again_ends_the_run_with_the_first_cause() 
             algo.train()
 
 
+@pytest.mark.slow_unless("deep")
 @pytest.mark.parametrize(("deaf", "depth"), [(False, 40), (True, 0)], ids=["deep", "deaf"])
 def test_an_environment_that_hangs_is_given_up_with_the_line_where_it_stood(
     deaf: bool, depth: int, tmp_path: Path
@@ -210,6 +212,7 @@ def test_an_environment_that_hangs_is_given_up_with_the_line_where_it_stood(
         assert "os._exit" not in result["first_fault"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_crashes_before_its_environments_are_there_is_not_said_to_hang() -> None:
     told = r"worker 2 .*: ended with exit code -6 \(SIGABRT\), expected it to go on; .*Fatal Python error: Aborted"
     with (
@@ -247,6 +250,7 @@ def test_a_worker_whose_successor_is_not_there_in_time_gets_another_one(
     ]
 
 
+@pytest.mark.slow
 def test_an_environment_that_hangs_again_and_again_ends_the_run_and_says_that() -> None:
     settings = {"env": f"{HERE}:Hanging", "env_config": {"always": True}, "env_timeout": 0.5}
     with running(2, **settings) as algo, warnings.catch_warnings():
@@ -305,6 +309,7 @@ def test_stopping_leaves_no_process_behind_and_may_be_done_twice() -> None:
     eventually(lambda: not any(map(lives, pids)))
 
 
+@pytest.mark.slow_unless("settings2")
 @pytest.mark.parametrize(
     "settings",
     [{"num_workers": 2}, {"num_workers": 2, "overlap": True}, {"num_workers": 0, "remote_worker_envs": True}],
@@ -353,6 +358,7 @@ def test_what_cannot_travel_is_named() -> None:
             algo.train()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_training_reaches_its_steps_while_workers_are_killed_at_random(overlap: bool) -> None:
     rng = np.random.default_rng(7)

@@ -21,6 +21,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow_unless("memory", "two policies")
 @pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
 def test_values_are_those_of_now_and_probabilities_those_of_the_draw(settings: dict[str, Any]) -> None:
     with running(2, overlap=True, lr=0.01, **settings) as algo:

@@ -32,6 +32,7 @@ def test_two_workers_on_ray_train_as_one_process_does_to_the_last_bit(settings: 
     assert same(found[0][1], found[1][1])
 
 
+@pytest.mark.slow
 def test_one_worker_on_ray_gives_batches_that_may_be_written_into() -> None:
     with running(1, engine="ray", overlap=True) as algo:
         algo.train()
@@ -40,6 +41,7 @@ def test_one_worker_on_ray_gives_batches_that_may_be_written_into() -> None:
         assert algo.train()["staleness"]["max"] == 1
 
 
+@pytest.mark.slow
 def test_policies_that_come_and_workers_that_go_on_ray() -> None:
     names = ["default_policy", "newcomer"]
     with running(2, engine="ray") as algo:

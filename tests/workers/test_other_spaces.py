@@ -51,6 +51,7 @@ SPACES: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow_unless("here-*", "workers-observation_space", "remote-action_space")
 @pytest.mark.parametrize("name", SPACES)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_copy_that_declares_another_space_is_named_before_anybody_acts_in_it(place: str, name: str) -> None:
@@ -63,6 +64,7 @@ def test_a_copy_that_declares_another_space_is_named_before_anybody_acts_in_it(p
         algo.train()
 
 
+@pytest.mark.slow_unless("observation_space")
 @pytest.mark.parametrize("name", SPACES)
 def test_a_vectorised_environment_with_other_spaces_is_named_in_its_worker(name: str) -> None:
     said = f"^worker 2: its {name} is .*, expected one like that of the first environment"
@@ -82,6 +84,7 @@ def test_a_worker_with_another_number_of_sub_environments_than_the_driver_is_nam
         algo.train()
 
 
+@pytest.mark.slow_unless("action_space")
 @pytest.mark.parametrize("name", SPACES)
 def test_a_worker_of_evaluations_that_declares_another_space_is_named(name: str) -> None:
     config = {"env": f"{__name__}:Odd", "env_config": {"name": name}, "num_envs_per_worker": 1}

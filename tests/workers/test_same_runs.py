@@ -54,6 +54,7 @@ def without_clocks(result: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "sampler_results": {**kept["sampler_results"], "sampler_perf": None}}
 
 
+@pytest.mark.slow_unless("agents that leave", "recurrent")
 @pytest.mark.parametrize("game", GAMES)
 def test_two_workers_train_as_one_process_does_to_the_last_bit(game: str) -> None:
     here = trained(0, 4, **GAMES[game])
@@ -63,6 +64,7 @@ def test_two_workers_train_as_one_process_does_to_the_last_bit(game: str) -> Non
     assert here[2] == there[2]
 
 
+@pytest.mark.slow_unless("agents that leave")
 @pytest.mark.parametrize("game", ["one agent", "agents that leave"])
 def test_remote_environments_have_the_results_of_one_process(game: str) -> None:
     here, there = (trained(0, 4, 4, remote_worker_envs=remote, **GAMES[game]) for remote in (False, True))
@@ -101,6 +103,7 @@ def test_dqn_trains_alike_with_workers() -> None:
     settings = {
         "kind": DQN,
         "train_batch_size": 16,
+        "training_intensity": 4,
         "rollout_fragment_length": 4,
         "num_steps_sampled_before_learning_starts": 32,
         "min_sample_timesteps_per_iteration": 32,

@@ -23,6 +23,7 @@ def missed(folder: Path, where: str, absent: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow_unless("create-True", "reset-False")
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("where", ["create", "reset"])
 def test_a_successor_whose_environment_cannot_begin_is_followed_by_another_one(

@@ -348,6 +348,7 @@ def test_a_worker_imports_nothing_heavy(kind: Any) -> None:
         assert "torch_max" in result["custom_metrics"]
 
 
+@pytest.mark.slow
 def test_a_policy_that_acts_with_torch_does_so_in_its_worker() -> None:
     found = []
     for workers, each in ((0, 4), (2, 2)):
@@ -404,6 +405,7 @@ SPECS = {
 }
 
 
+@pytest.mark.slow_unless("by_policy")
 @pytest.mark.parametrize(
     "settings",
     [
