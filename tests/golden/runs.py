@@ -14,7 +14,7 @@ import json
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -196,11 +196,11 @@ def league() -> Fields:
     return watch.fields
 
 
-def play(client: PolicyClient) -> None:
-    """Play the walk with the policy of a server until the client is closed."""
+def play(client: PolicyClient, episodes: Iterable[int]) -> None:
+    """Play the walk with the policy of a server, until the client is closed at the latest."""
     env = worlds.Walk()
     with suppress(MenvError):
-        for seed in itertools.count():
+        for seed in episodes:
             episode, over = client.start_episode(f"episode {seed}"), False
             obs, _ = env.reset(seed=seed)
             while not over:
@@ -210,20 +210,28 @@ def play(client: PolicyClient) -> None:
             client.end_episode(episode, obs, truncated=truncated)
 
 
-def served(algorithm: type[Algorithm], mode: Any, **config: Any) -> Fields:
-    """Train with the steps of one client over TCP."""
+def served(algorithm: type[Algorithm], local: int = 0, **config: Any) -> Fields:
+    """Train with the steps of one client over TCP.
+
+    With `local` the client acts by itself, and plays so many episodes before training starts: what it sends while
+    the server learns comes at a different moment in each run.
+    """
     watch = Recorder()
 
     def source(context: Any) -> Any:
-        return PolicyServerInput(context, "127.0.0.1", 0, transport="tcp", force_on_policy=True)
+        return PolicyServerInput(context, "127.0.0.1", 0, transport="tcp")
 
     spaces = {"observation_space": worlds.NUMBERS, "action_space": worlds.CHOICE}
     with algorithm(config=settings(algorithm, watch, {"input": source, **spaces, **config})) as algo:
         host, port = algo.input_address
-        client = PolicyClient(f"tcp://{host}:{port}", mode, seed=3)
-        player = threading.Thread(target=play, args=(client,), daemon=True)
+        client = PolicyClient(f"tcp://{host}:{port}", "local" if local else "remote", None, seed=3)
+        player = threading.Thread(
+            target=play, args=(client, range(local) if local else itertools.count()), daemon=True
+        )
         player.start()
-        train(algo, watch.fields, 3)
+        if local:
+            player.join()
+        train(algo, watch.fields, 1 if local else 3)
         add_weights(algo, watch.fields)
         client.close()
         player.join(10.0)
@@ -375,7 +383,8 @@ RUNS: dict[str, Callable[[], Fields]] = {
     "ppo_evaluation_workers": partial(
         trained, PPO, worlds.Walk, evaluation_num_workers=1, engine="process", **EVALUATED
     ),
-    "ppo_served": partial(served, PPO, "remote"),
+    "ppo_served": partial(served, PPO),
+    "ppo_served_local": partial(served, PPO, local=20),
     "dqn_copies": partial(trained, DQN, "CartPole-v1", evaluate=True),
     "dqn_vector": partial(trained, DQN, worlds.sync_vector),
     "dqn_table": partial(trained, DQN, worlds.Shoal),
@@ -397,7 +406,8 @@ RUNS: dict[str, Callable[[], Fields]] = {
     ),
     "dqn_workers": partial(trained, DQN, worlds.Walk, **PROCESSES),
     "dqn_resumed": partial(resumed, DQN, "CartPole-v1", **PRIORITIZED),
-    "dqn_served": partial(served, DQN, "remote"),
+    "dqn_served": partial(served, DQN),
+    "dqn_served_local": partial(served, DQN, local=20),
     "qmix_two_steps": partial(trained, QMIX, worlds.two_steps),
     "qmix_masks": partial(
         trained, QMIX, worlds.teams, env_config={"agents": 4, "steady": True, "mask": True}, evaluate=True
