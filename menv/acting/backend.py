@@ -92,10 +92,7 @@ def fill_in(whole: Decision, rows: Any, part: Decision) -> None:
 
 
 class Steady(Protocol):
-    """Decides on the same number of rows of one policy again and again, in two steps.
-
-    It may compute some of the rows in the first step and the others in the second.
-    """
+    """Decides on the same number of rows of one policy again and again, in two steps."""
 
     def take(self, obs: Rows, mask: Flags | None, noise: Floats | None) -> None:
         """Take R rows in.

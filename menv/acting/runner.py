@@ -33,11 +33,6 @@ _DTYPES: dict[str, type[np.generic]] = {
 _FLOAT = np.dtype(np.float32)
 _FLAG = np.dtype(np.bool_)
 
-# More products than so many at once make a processor with AVX-512 lower its clock by a twentieth for some milliseconds,
-# in which the environments step. Half as many, and the others 10 us later, do not.
-_DENSE = 180_000
-_LEAST_HALVED = 32
-
 
 @dataclass(frozen=True, slots=True)
 class Runner:
@@ -208,27 +203,15 @@ class SteadyRunner(BoundRunner):
         rows: R, at least 1.
     """
 
-    __slots__ = ("_first", "_halves", "_second")
-
-    def __init__(self, runner: Runner, rows: int) -> None:
-        super().__init__(runner, rows)
-        self._first, self._second = self._run, _nothing
-        weights = sum(array.size for name, array in runner.feed.items() if name in runner.shared)
-        if _DENSE < rows * weights <= 2 * _DENSE and rows >= _LEAST_HALVED:
-            one, other = (
-                bound_run(runner, _part(self._buffers, half), _part(self._results, half))
-                for half in (slice(rows // 2), slice(rows // 2, rows))
-            )
-            (self._first, self._second), self._halves = (one[0], other[0]), (one, other)
+    __slots__ = ()
 
     def take(self, obs: Rows, mask: Flags | None, noise: Floats | None) -> None:
-        """Take R rows in and compute the first of them; see `Steady.take`."""
+        """Take R rows in; see `Steady.take`."""
         self._fill(obs, mask, noise, None)
-        self._first()
 
     def decide(self) -> Decision:
-        """Compute the others and return what is decided; see `Steady.decide`."""
-        self._second()
+        """Return what is decided; see `Steady.decide`."""
+        self._run()
         return Decision(self._answer.copy(), self._inputs, None, self._sound())
 
 
@@ -300,14 +283,6 @@ def bound_run(runner: Runner, inputs: Feed, outputs: Feed) -> tuple[Run, object]
     else:
         run = partial(session.run_with_iobinding, binding)
     return run, (runner, binding, inputs, outputs, values, found)
-
-
-def _part(arrays: Feed, rows: slice) -> Feed:
-    return {name: array[rows] for name, array in arrays.items()}
-
-
-def _nothing() -> None:
-    pass
 
 
 def _buffer(node: Any, sizes: Mapping[str, int]) -> npt.NDArray[Any]:

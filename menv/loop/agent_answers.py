@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,22 +18,9 @@ from menv.connectors.default_pipelines import action_plan, leaf_connectors
 from menv.connectors.pipeline import AgentConnectorPipeline
 from menv.connectors.policy_connectors import PolicyConnectors
 from menv.errors import ContractError
+from menv.loop.networks import Networks
 from menv.sample_batch import SampleBatch
 from menv.segments import Column
-
-
-class Takes(Protocol):
-    """What networks take: rows of a width and a type, and recurrent states of some parts."""
-
-    state_sizes: tuple[int, ...]
-
-    @property
-    def row_width(self) -> int:
-        """F."""
-
-    @property
-    def row_dtype(self) -> np.dtype[Any]:
-        """Of rows."""
 
 
 class Shown:
@@ -58,7 +45,7 @@ class Shown:
     def __init__(
         self,
         agents: Sequence[AgentConnectorDataType],
-        networks: Takes,
+        networks: Networks,
         mask_width: int,
     ) -> None:
         found = [agent.data for agent in agents]

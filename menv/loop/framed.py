@@ -109,8 +109,7 @@ class Framed:
 
         Args:
             frame: The frame.
-            ask: Whether it is answered in this fragment. Its rows are taken in before they are written, so that what a
-                network computes of them does not come all at once.
+            ask: Whether it is answered in this fragment: the network gets its rows now.
         """
         try:
             obs, mask = self._cohort.frame_rows(self._policy, frame)
