@@ -6,6 +6,7 @@ model and the form of their actions are equal; their weights and learning settin
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +23,6 @@ from menv.algorithms.networks.custom_spec import CustomSpec
 from menv.algorithms.networks.network_size import check_size, memory_for
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock import StockSpec
-from menv.algorithms.own_classes import check_own_policy_class
 from menv.algorithms.recipe import Recipe
 from menv.algorithms.vacated import Vacated
 from menv.connectors.action_output import ActionOutput
@@ -35,6 +35,7 @@ from menv.errors import ConfigError
 from menv.loop.cohort import Cohort
 from menv.loop.net_cohort import NetCohort
 from menv.loop.own_cohort import OwnCohort
+from menv.migration_hints import warn_of_uncalled
 from menv.policy import Policy
 from menv.policy_spec import PolicySpec
 
@@ -343,3 +344,46 @@ def _checked(
     except ConfigError:
         return reference
     return None
+
+
+def check_policy_class(policy_id: str, policy_class: Any) -> None:
+    """Look at a subclass of `PPOPolicy` before it is created.
+
+    Raises:
+        ConfigError: Its constructor or its loss has the parameters of classic ones.
+    """
+    where = f"policies[{policy_id!r}]: {policy_class.__name__}"
+    made = ("cohort", "index", "config", "seed")
+    _check_parameters(
+        where, policy_class.__init__, (None, *made), ("network", "settings"),
+        "(self, *args, **kwargs); hand all of them on, the spaces, config and settings are attributes then",
+    )  # fmt: skip
+    _check_parameters(
+        where, policy_class.loss, (None, "batch"), (),
+        "(self, batch); self.network is the model, self.ppo_loss(batch, values=...) PPO's own loss",
+    )  # fmt: skip
+    warn_of_uncalled(where, "PPOPolicy", policy_class)
+
+
+def check_own_policy_class(policy_id: str, policy_class: type[Any]) -> None:
+    """Look at a subclass of `menv.Policy` before it is created.
+
+    Raises:
+        ConfigError: Its constructor has other parameters.
+    """
+    _check_parameters(
+        f"policies[{policy_id!r}]: {policy_class.__name__}", policy_class.__init__, (None, None, None, {}), (),
+        "(self, observation_space, action_space, config); hand all three on to super().__init__",
+    )  # fmt: skip
+
+
+def _check_parameters(
+    where: str, method: Callable[..., Any], args: tuple[Any, ...], names: tuple[str, ...], wanted: str
+) -> None:
+    signature = inspect.signature(method)
+    try:
+        signature.bind(*args, **dict.fromkeys(names))
+    except TypeError as error:
+        raise ConfigError(
+            f"{where}.{method.__name__}{signature} cannot be called ({error}), expected {wanted}"
+        ) from error

@@ -9,14 +9,13 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from menv.algorithms.cohorts import Built, add_to_cohorts, build_cohorts
+from menv.algorithms.cohorts import Built, add_to_cohorts, build_cohorts, check_policy_class
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import adopt, override
 from menv.algorithms.config.off_policy_config import OffPolicyConfig
 from menv.algorithms.config.ppo_config import PPOConfig
 from menv.algorithms.learning.learners import Learners
 from menv.algorithms.networks.network_spec import NetworkSpec
-from menv.algorithms.own_classes import check_policy_class
 from menv.algorithms.recipe import Recipe, recipe_named
 from menv.algorithms.rollouts.completion import Completion
 from menv.algorithms.rollouts.joint_obs import JointObs
@@ -272,7 +271,7 @@ class Population:
             if policy_id in weights:
                 policy.set_weights(weights[policy_id])
             if isinstance(policy, NetPolicy):
-                policy.set_connectors_state(tree.get("connectors", {}).get(policy_id))
+                policy.set_connectors_state(tree["connectors"].get(policy_id))
                 policy.set_draws_state(tree["draws"].get(policy_id))
 
     def sample_size(self, num_envs: int) -> int:

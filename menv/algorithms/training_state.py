@@ -176,8 +176,8 @@ class TrainingState:
         population.learners.agent_steps_trained = int(tree["agent_steps_trained"])
         if self.published is not None:
             # Numbers go on from those that clients may know.
-            self.published.publish(tree.get("weights_seq_no", 0))
-        self.gathering.set_state(tree.get("gathered", ()), population.policies)
+            self.published.publish(tree["weights_seq_no"])
+        self.gathering.set_state(tree["gathered"], population.policies)
         self.metrics.set_state(tree["metrics"])
         self.metrics.episodes_not_resumed += self.rollouts.resume(tree["sampler"])
         self.evaluations.set_state(tree)

@@ -8,10 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv.serving.client.client_spaces import ClientSpaces
 from menv.serving.client.policy_client import PolicyClient
-from menv.serving.wire.messages import SetConfig
-from menv.spaces_json import space_to_json
 from tests.serving.courses import OBSERVATIONS, Course
 
 S = gym.spaces
@@ -54,11 +51,3 @@ def test_agents_of_different_spaces_get_elements_of_their_own(mode: Any) -> None
                 assert same_kind(actions[agent], space.sample()), (agent, actions[agent])
             client.log_returns(name, dict.fromkeys(OWN, 1.0))
         client.end_episode(name, dict.fromkeys(OWN, np.zeros(3, np.float32)))
-
-
-def test_a_server_that_tells_of_its_policies_alone_is_understood() -> None:
-    described = {name: {"action_space": space_to_json(FLAT)} for name in "pq"}
-    about: Any = {"env_steps_per_sample": 1, "force_on_policy": False, "multi_agent": True}
-    assert ClientSpaces(SetConfig(**about, policies=described)).action_space("a") == FLAT
-    described["q"] = {"action_space": space_to_json(OWN["choice"])}
-    assert ClientSpaces(SetConfig(**about, policies=described)).action_space("a") is None

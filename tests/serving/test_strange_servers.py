@@ -73,7 +73,7 @@ def strange(changes: dict[str, dict[str, Any]], space: dict[str, Any] = DISCRETE
     ("remote", {"GET_ACTION": {"action": [1.0]}}, BOX, "an action that is none"),
     ("remote", {"GET_ACTION": {"action": [0.0, float("nan")]}}, BOX, "an action that is none"),
     ("remote", {"GET_CONFIG": {"multi_agent": True}}, DISCRETE, "expected actions by agent"),
-    ("remote", {"GET_CONFIG": {"action_space": None, "policies": {"p": {}}}}, DISCRETE, "unknown space tag"),
+    ("remote", {"GET_CONFIG": {"action_space": {}}}, DISCRETE, "unknown space tag"),
     ("remote", {"GET_ACTION": {"type": "ERROR", "code": "x", "message": "a\n\x1b[2J" * 900}}, DISCRETE, "a "),
     ("local", {"GET_STATE": {"type": "OK"}}, DISCRETE, "answers GetState of number None with Ok"),
     ("local", {"GET_STATE": {"type": "SET_STATE", "weights_seq_no": 1}}, DISCRETE, "holds nothing for"),

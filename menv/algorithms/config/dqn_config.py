@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from menv.algorithms.config.keywords import by_name
+from menv.algorithms.config.keys import by_name
 from menv.algorithms.config.off_policy_config import OffPolicyConfig
 
 if TYPE_CHECKING:

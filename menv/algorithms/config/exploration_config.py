@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from menv.algorithms.config.keywords import section_named
+from menv.algorithms.config.keys import section_named
 from menv.algorithms.config.numbers import check_number, shown
 from menv.errors import ConfigError
 

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import sys
 import warnings
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import FrozenInstanceError, fields
 from typing import Any, TypeVar
+
+import numpy as np
 
 from menv.errors import ConfigError
 from menv.migration_hints import HINTS, ONLY_VALUES, RENAMED_SETTINGS, hint
@@ -22,7 +25,7 @@ RENAMED = {"lambda": "lambda_"}
 """Classic keys that are no Python names, and the fields that they mean."""
 
 SECTION_KEYS: dict[str, frozenset[str]] = {}
-"""The keys of each section, such as `model`, whose class has been imported; `keywords` adds them."""
+"""The keys of each section, such as `model`, whose class has been imported; `section_named` adds them."""
 _NEAR = 0.7
 """How alike a name has to be that is suggested; less is another word with letters in common."""
 _warned: set[str] = set()
@@ -123,3 +126,64 @@ def _frames_of_menv() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("menv."):
         frame, level = frame.f_back, level + 1
     return level
+
+
+def by_name(config_class: type[S]) -> type[S]:
+    """Let a dataclass say what is wrong with keywords that are none of its fields; a decorator above `dataclass`.
+
+    Those that classic configs have, and that mean nothing here, warn once, as they do in a dict. Numbers and arrays
+    of numpy, as whoever draws settings at random has them, are taken for Python's numbers and lists, in lists too.
+
+    Raises:
+        ConfigError: From the class, when it is called: there is no such setting, or something has no name.
+    """
+    names = [field.name for field in fields(config_class)]  # type: ignore[arg-type]
+    known, first = set(names), "env" if "env" in names else names[0]
+    build: Any = vars(config_class)["__init__"]
+
+    @functools.wraps(build)
+    def init(self: S, *args: Any, **given: Any) -> None:
+        if args:
+            raise ConfigError(
+                f"{config_class.__name__}: {args[0]!r:.60} without a name, expected settings by name; write "
+                f"{config_class.__name__}({first}=...), or {config_class.__name__}(**settings) for a dict of them"
+            )
+        # What is no keyword in Python, such as "lambda", can come from a dict all the same.
+        old = {key: name for key, name in RENAMED.items() if name in known and name not in given}
+        settings = {old.get(key, key): value for key, value in given.items()}
+        strange = settings.keys() - known
+        if strange:
+            _judge({name: settings[name] for name in settings if name in strange}, known, config_class)
+        build(self, **{name: _plain(value) for name, value in settings.items() if name in known})
+
+    type.__setattr__(config_class, "__init__", init)
+    type.__setattr__(config_class, "__setattr__", _stay)
+    return config_class
+
+
+def section_named(name: str) -> Callable[[type[S]], type[S]]:
+    """Return a decorator like `by_name` for the dataclass of a config's section of this name."""
+
+    def decorated(section_class: type[S]) -> type[S]:
+        SECTION_KEYS[name] = frozenset(field.name for field in fields(section_class))  # type: ignore[arg-type]
+        return by_name(section_class)
+
+    return decorated
+
+
+def _stay(self: Any, name: str, value: Any) -> None:
+    raise FrozenInstanceError(
+        f"{type(self).__name__}: {name} is assigned to, expected settings to stay as they are; "
+        f"call dataclasses.replace(config, {name}=...), which returns a changed copy"
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
+
+
+def _judge(strange: dict[str, Any], known: set[str], config_class: type[Any]) -> None:
+    for name, value in strange.items():
+        refuse_or_warn(name, value, known, f"{config_class.__name__}: ", python_names=True)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from menv.algorithms.config.keywords import section_named
+from menv.algorithms.config.keys import section_named
 from menv.algorithms.config.numbers import MOST_ROWS, check_count, shown
 from menv.algorithms.networks.cell import Cell
 from menv.algorithms.networks.conv_stack import MOST_SIZE, ConvFilter, is_count, read_filters

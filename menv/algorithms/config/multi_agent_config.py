@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from menv.algorithms.config.keywords import section_named
+from menv.algorithms.config.keys import section_named
 from menv.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.config.keywords import by_name
+from menv.algorithms.config.keys import by_name
 from menv.algorithms.config.ppo_settings import PPOSettings
 from menv.errors import ConfigError
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from menv.algorithms.config.keywords import by_name
+from menv.algorithms.config.keys import by_name
 from menv.algorithms.config.numbers import check_count, shown
 from menv.algorithms.config.off_policy_config import OffPolicyConfig
 from menv.algorithms.networks.conv_stack import MOST_SIZE

@@ -28,14 +28,7 @@ class ClientSpaces:
     def __init__(self, config: SetConfig) -> None:
         self.multi_agent = bool(config.multi_agent)
         own = config.action_space
-        told = (
-            [own]
-            if own is not None
-            else [one.get("action_space") for one in (config.policies or {}).values()]
-        )
-        # Older servers tell of their policies alone; whose is whose, where these differ, they do not say.
-        alike = bool(told) and all(one == told[0] for one in told)
-        self._shared = space_from_json(told[0], "SET_CONFIG.action_space") if alike else None
+        self._shared = None if own is None else space_from_json(own, "SET_CONFIG.action_space")
         self._own = {
             agent: space_from_json(one, f"SET_CONFIG.action_spaces[{agent!a:.40}]")
             for agent, one in (config.action_spaces or {}).items()
