@@ -57,6 +57,7 @@ print(port_of(EnvContext(config, 0, 1)), port_of(EnvContext(config, 2, 5, in_eva
 """
 
 
+@pytest.mark.slow
 def test_the_blocks_of_deploying_run_one_after_the_other_in_processes_of_their_own(tmp_path: Path) -> None:
     found = blocks("docs/deploying.md", "python")
     assert len(found) == 5

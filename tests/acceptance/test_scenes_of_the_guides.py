@@ -323,6 +323,7 @@ def test_an_expensive_environment_is_built_once_in_its_first_reset() -> None:
     algo.stop()
 
 
+@pytest.mark.slow
 def test_an_observation_function_shows_each_agent_what_the_other_sees() -> None:
     seen = Dict({"own_obs": Discrete(6), "opponent_obs": Discrete(6), "opponent_action": Discrete(2)})
 

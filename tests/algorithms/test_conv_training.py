@@ -120,7 +120,9 @@ def test_images_of_24_pixels_are_learned_without_any_setting_and_masks_are_kept_
 
 
 def test_bytes_stay_bytes_from_the_environment_to_the_replay_buffer() -> None:
-    with DQN(env=lambda context: Patch(context, 24), config={**DQN_SETTINGS, "model": {}}) as algorithm:
+    with DQN(
+        env=lambda context: Patch(context, 24), config={**DQN_SETTINGS, "training_intensity": 1, "model": {}}
+    ) as algorithm:
         batch = algorithm.sample()["default_policy"]
         for column in ("obs", "new_obs"):
             assert batch[column].dtype == np.uint8

@@ -65,6 +65,7 @@ def test_after_any_updates_chances_are_those_of_the_priorities(
         assert_chances(raffle, plain)
 
 
+@pytest.mark.slow_unless("0.6-*", "3.0-300")
 @pytest.mark.parametrize("count", [1, 7, 300])
 @pytest.mark.parametrize("now", [0.01, 0.6, 1.0, 3.0])
 def test_the_first_batch_after_a_change_follows_the_new_priorities(count: int, now: float) -> None:

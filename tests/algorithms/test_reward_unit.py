@@ -115,6 +115,7 @@ def played(name: str, factor: float) -> tuple[npt.NDArray[Any], float, dict[str,
         return actions, stats["mean_q"], algo.get_weights()["default_policy"]
 
 
+@pytest.mark.slow_unless("priorities", "recurrent", "qmix")
 @pytest.mark.parametrize("name", RUNS)
 def test_rewards_times_a_power_of_two_give_the_same_run(name: str) -> None:
     actions, mean_q, weights = played(name, 1.0)

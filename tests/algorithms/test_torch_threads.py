@@ -32,6 +32,7 @@ def ran(text: str, *args: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_garbage_from_before_the_import_is_found_and_finalized(tmp_path: Path) -> None:
     """At once by a collection, at the end of the interpreter where it was old, and what modules held until then."""
     text = """

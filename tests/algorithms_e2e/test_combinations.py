@@ -297,6 +297,7 @@ def test_a_users_module_goes_with_every_action_and_with_policies_that_come(
         assert all((learned[name] != copied[name]).any() for name in copied)
 
 
+@pytest.mark.slow_unless("numbers-*lstm': True*", "image-{'fcnet_hiddens': *]}")
 @pytest.mark.parametrize("model", [FLAT, LSTM, {**GRU, "vf_share_layers": True}], ids=str)
 @pytest.mark.parametrize("obs", ["numbers", "image"])
 def test_all_layers_but_the_heads_are_shared_whatever_they_are(model: dict[str, Any], obs: str) -> None:

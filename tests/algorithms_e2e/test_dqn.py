@@ -129,7 +129,13 @@ def rewards_a_target(algo: Any, policy_id: str) -> set[int]:
 def test_fragments_are_as_long_as_the_steps_of_any_policys_targets() -> None:
     policies = {"far": PolicySpec(config={"n_step": 8}), "near": PolicySpec(config={"n_step": 2})}
     multiagent = {"policies": policies, "policy_mapping_fn": to(a="far", b="near")}
-    settings = {**QUICK, "gamma": 0.9, "num_envs_per_worker": 64, "multiagent": multiagent}
+    settings = {
+        **QUICK,
+        "training_intensity": 4,
+        "gamma": 0.9,
+        "num_envs_per_worker": 64,
+        "multiagent": multiagent,
+    }
     with DQN(env=Endless, config=settings) as algo:
         algo.train()
         assert max(rewards_a_target(algo, "far")) == 8
@@ -181,7 +187,7 @@ def test_a_dqn_policy_may_be_added_beside_a_random_one() -> None:
 
 def test_the_same_seed_gives_the_same_run() -> None:
     def run() -> Any:
-        with DQNConfig(env=Duo, **QUICK).build() as algo:
+        with DQNConfig(env=Duo, **QUICK, training_intensity=4).build() as algo:
             algo.train()
             return algo.train()["info"]["default_policy"], weights_of(algo, "default_policy")
 

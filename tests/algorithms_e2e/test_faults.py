@@ -204,6 +204,7 @@ def test_a_plain_bug_ends_the_run_at_its_first_cause(kind: Any) -> None:
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+@pytest.mark.slow_unless("RicketyTeam")
 @both_kinds
 def test_a_run_in_which_environments_crash_is_the_same_again_and_goes_on_from_a_checkpoint(
     kind: Any, tmp_path: Path

@@ -156,8 +156,12 @@ LATE = [LateAgents, LateSpaces, LateProperties, NoAgents]
     "settings",
     [
         pytest.param({}, id="in process"),
-        pytest.param({"num_workers": 1}, id="workers", marks=pytest.mark.slow),
-        pytest.param({"remote_worker_envs": True}, id="remote environments", marks=pytest.mark.slow),
+        pytest.param({"num_workers": 1, "engine": "process"}, id="workers", marks=pytest.mark.slow),
+        pytest.param(
+            {"remote_worker_envs": True, "engine": "process"},
+            id="remote environments",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_spaces_are_found_however_they_are_written(kind: Any, settings: dict[str, Any]) -> None:

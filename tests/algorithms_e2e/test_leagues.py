@@ -92,10 +92,19 @@ def check_goes_on(algo: Algorithm, path: Path, config: dict[str, Any]) -> None:
     "settings",
     [
         pytest.param({}, id="in process"),
-        pytest.param({"num_workers": 1}, id="workers", marks=pytest.mark.slow),
-        pytest.param({"remote_worker_envs": True}, id="remote environments", marks=pytest.mark.slow),
+        pytest.param({"num_workers": 1, "engine": "process"}, id="workers", marks=pytest.mark.slow),
         pytest.param(
-            {"evaluation_interval": 1, "evaluation_duration": 1, "evaluation_num_workers": 1},
+            {"remote_worker_envs": True, "engine": "process"},
+            id="remote environments",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {
+                "evaluation_interval": 1,
+                "evaluation_duration": 1,
+                "evaluation_num_workers": 1,
+                "engine": "process",
+            },
             id="evaluation workers",
             marks=pytest.mark.slow,
         ),
@@ -160,7 +169,7 @@ def test_a_policy_of_a_checkpoint_joins_another_run_with_its_statistics(
         loaded: Any = Policy.from_checkpoint(algo.save(tmp_path / "one"))
         expected = answers(algo.get_policy("car"))
     # The other run has no filters; the policy brings its own.
-    with PPO(league(num_workers=num_workers)) as other:
+    with PPO(league(num_workers=num_workers, engine="process")) as other:
         assert answers(other.get_policy("car")) != expected
         to_train = ["light", *(["expert"] if trained else [])]
         expert = other.add_policy(

@@ -127,7 +127,8 @@ def same_weights(one: Any, other: Any) -> bool:
 def test_workers_train_as_one_process_does_to_the_last_bit() -> None:
     found = []
     for workers, each in ((0, 2), (2, 1)):
-        config = {**SMALL, "multiagent": BY_CAR, "num_workers": workers, "num_envs_per_worker": each}
+        sizes = {"num_workers": workers, "num_envs_per_worker": each, "engine": "process"}
+        config = {**SMALL, "multiagent": BY_CAR, **sizes}
         with PPO(env=convoy, config=config) as algorithm:
             found.append((algorithm.train()["digest"], algorithm.get_weights()))
     assert found[0][0] == found[1][0]
@@ -176,12 +177,15 @@ def as_pettingzoo(context: Any) -> Any:
     return ParallelPettingZooEnv(Parallel())
 
 
+FAR = {"remote_worker_envs": True, "engine": "process"}
+
+
 @pytest.mark.parametrize(
     ("env", "more"),
     [
         (as_gym_vector, {}),
         (as_pettingzoo, {"multiagent": BY_CAR}),
-        pytest.param(road, {"remote_worker_envs": True, "num_envs_per_worker": 2}, marks=pytest.mark.slow),
+        pytest.param(road, {**FAR, "num_envs_per_worker": 2}, marks=pytest.mark.slow),
         (convoy, {"multiagent": {**BY_CAR, "policies": {"car": None, "truck": RandomPolicy}}}),
         (convoy, {"multiagent": BY_CAR, "critic_obs": "all_agents", "env_config": {"mask": "flat"}}),
         (road, {"observation_filter": "MeanStdFilter", "num_envs_per_worker": 3}),

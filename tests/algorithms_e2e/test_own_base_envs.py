@@ -79,6 +79,7 @@ def test_evaluations_are_shared_out_to_all_sub_environments(
             assert found["hist_stats"]["episode_lengths"] == [LENGTH] * 6
 
 
+@pytest.mark.slow_unless("0")
 @pytest.mark.parametrize("players", [0, 2])
 def test_an_evaluation_has_as_many_episodes_as_it_should_where_several_end_at_once(players: int) -> None:
     settings = {"evaluation_num_workers": players, "engine": "process", "evaluation_duration": 4}

@@ -211,6 +211,7 @@ def test_a_recurrent_policy_is_never_asked_without_its_state() -> None:
             algorithm.compute_single_action(0, state=[np.zeros(3)])
 
 
+@pytest.mark.slow_unless("onnx")
 @pytest.mark.parametrize("inference", ["onnx", "torch"])
 def test_recurrent_policies_of_one_architecture_act_and_learn_side_by_side(inference: str) -> None:
     from menv.envs import make_multi_agent

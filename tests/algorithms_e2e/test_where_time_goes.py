@@ -172,7 +172,9 @@ def test_postprocessing_that_takes_long_is_time_of_completing() -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_times_of_workers_add_up(overlap: bool) -> None:
-    with trained(SlowGym, num_workers=2, overlap=overlap, rollout_fragment_length=STEPS // 2) as algo:
+    with trained(
+        SlowGym, num_workers=2, engine="process", overlap=overlap, rollout_fragment_length=STEPS // 2
+    ) as algo:
         perf = times_of(algo)
         assert perf["env_time_s"] >= NAP * STEPS
         assert perf["act_time_s"] > 0

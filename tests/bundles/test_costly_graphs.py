@@ -107,6 +107,7 @@ FOLDED: dict[str, bytes] = {
 }
 
 
+@pytest.mark.slow_unless("[!mj]*")
 @pytest.mark.parametrize("name", FOLDED)
 def test_a_graph_of_too_much_work_is_refused_by_its_shapes(name: str) -> None:
     refuse_unsafe_model(FOLDED[name], "file")

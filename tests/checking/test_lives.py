@@ -179,6 +179,7 @@ DECLARED = [
 ]
 
 
+@pytest.mark.slow_unless("gym-*", "agents-*", "batch-*")
 @pytest.mark.parametrize(("kind", "name"), DECLARED)
 def test_whatever_is_declared_nothing_is_raised(kind: str, name: str) -> None:
     base: Any = Own if kind == "own" else KINDS[kind][0]

@@ -28,6 +28,7 @@ def kill(times: int, seed: int, folder: Path) -> int:
     return interrupted
 
 
+@pytest.mark.slow
 def test_a_checkpoint_loads_after_each_of_20_kills(tmp_path: Path) -> None:
     assert kill(20, 1, tmp_path) > 0
 

@@ -61,6 +61,14 @@ COUNTS: list[list[Any]] = [
 ]
 
 
+@pytest.mark.slow_unless(
+    "iteration",
+    "seed",
+    "metrics.episodes_total",
+    "sampler.episodes.0.slots*",
+    "evaluation.sampler*",
+    "draws*",
+)
 @pytest.mark.parametrize("keys", COUNTS, ids=lambda keys: ".".join(map(str, keys)))
 def test_a_count_that_no_run_can_reach_is_refused_by_file_and_field(
     keys: list[Any], saved: dict[str, Path], tmp_path: Path

@@ -143,6 +143,7 @@ def test_check_takes_modules_that_register_environments(
     assert "menv check: error: --import gone.py: no such file" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_verify_takes_them_and_hands_them_on_to_the_process_that_it_starts(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -130,6 +130,7 @@ class Tables(BaseEnv):
         self.inner.stop()
 
 
+_ENGINES: dict[str, EngineName] = {"remote": "process", "ray": "ray"}
 _WORLDS = {"turns": TURNS, "together": TOGETHER, "irregular": IRREGULAR}
 ALL_ADAPTERS = [
     Adapter("gym", SOLO, "gym"),
@@ -141,20 +142,16 @@ ALL_ADAPTERS = [
     ],
 ]
 LOCAL_ADAPTERS = [adapter for adapter in ALL_ADAPTERS if adapter.kind in ("gym", "agents")]
+_QUICK = ("remote-gym-1", "remote-agents-irregular-2")
 REMOTE_ADAPTERS: list[Any] = [
-    *[
-        Adapter(f"remote-{adapter.name}-{size}", adapter.script, adapter.kind, size)
-        for adapter in LOCAL_ADAPTERS
-        for size in (1, 2)
-    ],
-    *[
-        pytest.param(
-            Adapter(f"ray-{adapter.name}-{size}", adapter.script, adapter.kind, size, "ray"),
-            marks=pytest.mark.slow,
-        )
-        for adapter in LOCAL_ADAPTERS
-        for size in (1, 2)
-    ],
+    pytest.param(
+        Adapter(name, adapter.script, adapter.kind, size, on),
+        marks=() if name in _QUICK else pytest.mark.slow,
+    )
+    for start, on in _ENGINES.items()
+    for adapter in LOCAL_ADAPTERS
+    for size in (1, 2)
+    for name in [f"{start}-{adapter.name}-{size}"]
 ]
 """All step in lock step here: how far the others are when one is ready is a matter of luck."""
 

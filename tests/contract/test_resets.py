@@ -128,6 +128,7 @@ def test_try_reset_passes_seed_and_options_on(adapter: Adapter) -> None:
     assert games[1].resets[-1] == {"seed": 17, "options": {"level": 3}}
 
 
+@pytest.mark.slow_unless("2-*", "None-gym")
 @copies_adapter
 @pytest.mark.parametrize("env_id", [2, -1, "x", None])
 def test_an_unknown_env_id_is_an_error_that_names_the_valid_ones(adapter: Adapter, env_id: Any) -> None:

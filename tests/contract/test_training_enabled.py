@@ -213,6 +213,7 @@ def rows_of(batch: Any) -> Counter[int]:
     return Counter(int(obs[0]) for part in batch.policy_batches.values() for obs in part["obs"])
 
 
+@pytest.mark.slow_unless("*-2")
 @pytest.mark.parametrize("at", [0, 2, STEPS])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_episode_whose_last_known_info_says_false_is_in_no_batch(kind: str, at: int) -> None:

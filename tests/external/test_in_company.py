@@ -36,6 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow_unless("plain-*", "frames-*", "filter and lstm-*")
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_an_environment_that_calls_gives_the_same_batches_as_one_that_is_stepped(

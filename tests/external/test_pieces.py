@@ -47,6 +47,7 @@ def names_of(batch: Any, without: tuple[str, ...] = ELSEWHERE) -> list[str]:
     return [name for name in batch if name not in without]
 
 
+@pytest.mark.slow_unless("plain-*", "frames-*", "filter and lstm-*")
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_whole_episodes_give_the_batch_of_the_same_steps_sampled_here(

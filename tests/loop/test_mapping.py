@@ -137,7 +137,12 @@ def test_a_mapping_finds_the_ids_of_all_policies_in_the_worker_from_its_first_ca
         return str(max(worker.policies))
 
     with build(
-        lambda context: Together(2), newest, ["p", "q"], num_workers=num_workers, engine="process"
+        lambda context: Together(2),
+        newest,
+        ["p", "q"],
+        num_workers=num_workers,
+        engine="process",
+        train_batch_size=200,
     ) as algorithm:
         assert list(algorithm.sample().policy_batches) == ["q"]
         algorithm.add_policy("r", policy_mapping_fn=newest)

@@ -85,6 +85,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
         assert trained(again, 3)["digest"] == expected["digest"]
 
 
+@pytest.mark.slow_unless("remote")
 @pytest.mark.parametrize("far", [FAR, {"num_workers": 1, "engine": "process"}], ids=["remote", "worker"])
 def test_episodes_may_take_longer_than_one_step_to_be_played_again(
     far: dict[str, Any], tmp_path: Path

@@ -265,6 +265,7 @@ def reconnect(door: Door, times: int) -> None:
         assert len(the_serving_threads()) == 1
 
 
+@pytest.mark.slow_unless("tcp")
 @every_door
 def test_fifty_clients_killed_one_after_the_other_leave_nothing_behind(door: Door) -> None:
     reconnect(door, 50)

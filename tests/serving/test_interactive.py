@@ -222,6 +222,7 @@ def test_several_agents_with_policies_of_their_own(door: Door) -> None:
         assert told["policy_for_bob_reward"] == [14.0]
 
 
+@pytest.mark.slow_unless("tcp")
 @every_door
 def test_a_question_about_nobody_who_acts_is_answered_at_once(door: Door) -> None:
     with served(**TWO, settings={"idle_timeout": 30.0}) as one, one.sampling(), one.voice(door) as voice:

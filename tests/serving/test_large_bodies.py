@@ -91,6 +91,9 @@ MANY: dict[str, tuple[InputContext, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow_unless(
+    "json-all columns", "json-a long one", "msgpack-short ones", "msgpack-several agents"
+)
 @pytest.mark.parametrize("name", MANY)
 @pytest.mark.parametrize("encode", [msgspec.json.encode, msgspec.msgpack.encode], ids=["json", "msgpack"])
 def test_the_same_comes_in_whoever_reads_it(name: str, encode: Any) -> None:

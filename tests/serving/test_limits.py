@@ -195,6 +195,7 @@ def test_those_who_say_nothing_take_nobody_s_place(door: Door) -> None:
             one.leave()
 
 
+@pytest.mark.slow_unless("body-tcp", "first word-http", "body-websocket")
 @every_door
 @pytest.mark.parametrize("opens", [True, False], ids=["body", "first word"])
 def test_a_body_that_never_ends_is_not_waited_for(door: Door, opens: bool) -> None:

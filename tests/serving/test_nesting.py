@@ -38,6 +38,7 @@ def levels(value: Any) -> int:
     return 1 + max(map(levels, value), default=0) if isinstance(value, list) else 0
 
 
+@pytest.mark.slow
 @given(values)
 def test_levels_are_counted_in_json_whatever_texts_hold(value: Any) -> None:
     assert json_levels(json.dumps(value).encode()) == levels(value)

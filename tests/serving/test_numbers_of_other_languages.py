@@ -122,6 +122,7 @@ def test_a_byte_order_mark_is_ignored() -> None:
         decode(b"\xef\xbb\xbf\x80")
 
 
+@pytest.mark.slow_unless("read here-*", "read beside-http")
 @pytest.mark.parametrize("door", [TCP, HTTP, WEBSOCKET], ids=lambda door: door.name)
 @pytest.mark.parametrize("steps", [40, 4_000], ids=["read here", "read beside"])
 def test_a_client_that_writes_floats_and_a_mark_is_learned_from(door: Door, steps: int) -> None:

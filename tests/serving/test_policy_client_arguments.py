@@ -64,6 +64,7 @@ def test_an_episode_that_cannot_begin_is_refused_in_either_mode(mode: Any) -> No
         assert course.column("terminateds").tolist() == [True]
 
 
+@pytest.mark.slow_unless("told[0-4]*-local", "told[5-9]*-remote")
 @every_mode
 @pytest.mark.parametrize(("told", "why"), [
     (({5: 1.0},), "agent 5, expected a text"),

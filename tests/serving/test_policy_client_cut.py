@@ -57,6 +57,7 @@ def lose_nothing(
         assert wire.cuts >= 1
 
 
+@pytest.mark.slow_unless("local*")
 @pytest.mark.parametrize("seed", ROUNDS)
 @pytest.mark.parametrize("mode", ["local", "remote"])
 def test_nothing_is_lost_over_a_websocket_that_is_cut_anywhere(

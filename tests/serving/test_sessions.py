@@ -113,6 +113,7 @@ def test_an_episode_goes_on_over_another_connection_whatever_it_waited_for(
         assert lengths == [2 + (state in (asked, answered, paid, logged))]
 
 
+@pytest.mark.slow_unless("closed-*-tcp", "reset-*-websocket")
 @streams
 @every_state
 @pytest.mark.parametrize("leave", [Client.leave, Client.reset], ids=["closed", "reset"])

@@ -23,6 +23,7 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
 
 
+@pytest.mark.slow
 def test_an_environment_that_is_the_same_everywhere_exits_0() -> None:
     done = run("CartPole-v1", *SHORT)
     assert (done.returncode, done.stderr) == (0, "")

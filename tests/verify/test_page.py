@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from menv.verify.backends import BACKENDS
 from tests.doc_blocks import blocks, run_python
 from tests.house.sources import ROOT
 
 
+@pytest.mark.slow
 def test_the_blocks_of_the_page_print_what_it_says(tmp_path: Path) -> None:
     digests, careless = blocks("docs/verifying.md", "python")
     assert run_python(tmp_path / "digests.py", digests) == ["equal digests: True"]

@@ -248,6 +248,7 @@ def test_a_registered_name_is_found_in_another_process_by_what_it_stands_for() -
     assert report.same
 
 
+@pytest.mark.slow
 def test_settings_reach_the_environments_everywhere() -> None:
     one, other = (
         verify_backends(

@@ -54,6 +54,7 @@ def test_who_is_frozen_while_a_policy_is_added_keeps_its_running_means() -> None
         assert [one == other for one, other in zip(before, after, strict=True)] == [False, True]
 
 
+@pytest.mark.slow
 def test_weights_of_ones_own_policy_that_are_set_before_another_one_comes_reach_workers() -> None:
     with running(1) as algo:
         algo.add_policy("second", PolicySpec(policy_class=Set), policy_mapping_fn=to_second)

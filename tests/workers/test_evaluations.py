@@ -336,6 +336,7 @@ def test_workers_play_with_the_weights_of_before_while_an_iteration_trains(num_w
     assert results[1]["evaluation"]["episodes_this_iter"] == 6
 
 
+@pytest.mark.slow
 def test_what_was_begun_is_saved_with_the_run_and_forgotten_after_an_error(tmp_path: Path) -> None:
     class Stops(DefaultCallbacks):
         def on_learn_on_batch(self, **kwargs: Any) -> None:

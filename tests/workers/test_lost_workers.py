@@ -187,6 +187,7 @@ def test_a_simulator_that_ends_its_process_is_shown_with_its_last_words(tmp_path
         assert algo.train()["num_worker_restarts"] == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_again_and_again_ends_the_run_with_the_first_cause() -> None:
     settings = {"env": f"{HERE}:Dying", "env_config": {"always": True}}
     with running(2, **settings) as algo, warnings.catch_warnings():

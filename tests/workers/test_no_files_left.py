@@ -42,6 +42,7 @@ def test_what_is_large_is_taken_with_the_last_file_that_is_left(peer: Peer) -> N
         assert np.array_equal(peer.answer(), LARGE)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_there_are_files_again() -> None:
     with running(1, train_batch_size=4000) as algo:
         algo.train()
