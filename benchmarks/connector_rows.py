@@ -11,11 +11,10 @@ import numpy as np
 
 from benchmarks.rows import Effort, Finding, Row
 from menv.connectors.action_output import ActionOutput
-from menv.connectors.connector_context import ConnectorContext
-from menv.connectors.default_pipelines import action_pipeline, agent_pipeline
+from menv.connectors.connector import ConnectorContext
 from menv.connectors.obs_preprocessor import ObsPreprocessor
-from menv.connectors.policy_connectors import PolicyConnectors
-from menv.loop.connector_path import ConnectorPath
+from menv.connectors.pipeline import PolicyConnectors, action_pipeline, agent_pipeline
+from menv.inference.connector_rows import ConnectorPath
 
 _ROWS = 64
 _UNIT = "us/row"

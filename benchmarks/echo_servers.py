@@ -117,10 +117,10 @@ class _Talks:
 
 
 def ours(kind: str) -> None:
-    from menv.serving.carriers.http import HttpTransport
-    from menv.serving.carriers.server import Server
-    from menv.serving.carriers.tcp import TcpTransport
-    from menv.serving.carriers.websocket import WebSocketTransport
+    from menv.serving.transports.http import HttpTransport
+    from menv.serving.transports.server import Server
+    from menv.serving.transports.tcp import TcpTransport
+    from menv.serving.transports.websocket import WebSocketTransport
 
     transports: dict[str, Any] = {"tcp": TcpTransport, "http": HttpTransport, "websocket": WebSocketTransport}
     with Server(_Talks(), [transports[kind]()]) as server:

@@ -15,10 +15,10 @@ import gymnasium as gym
 from benchmarks import floors
 from benchmarks.rows import Effort, Finding, Row, alternate
 from benchmarks.sampling import fragments, two_policies
-from menv.acting.onnx_acting import OnnxActing
 from menv.algorithms import PPO
 from menv.env_context import EnvContext
 from menv.envs import NullEnv
+from menv.inference.onnx_backend import OnnxBackend
 from menv.wrappers import ParallelPettingZooEnv, PettingZooEnv
 
 LENGTH = 64
@@ -82,14 +82,14 @@ def tables_of_agents(effort: Effort) -> Finding:
 def passes_of_100_agents(effort: Effort) -> Finding:
     """Count the forward passes of one policy an env step, for 100 agents of one environment."""
     settings: dict[str, Any] = {"env_config": {"num_agents": 100}, "rollout_fragment_length": LENGTH}
-    decide, passes = OnnxActing.decide, 0
+    decide, passes = OnnxBackend.decide, 0
 
     def counted(*args: Any) -> Any:
         nonlocal passes
         passes += 1
         return decide(*args)
 
-    with PPO(env=NullEnv, config=settings) as algo, mock.patch.object(OnnxActing, "decide", counted):
+    with PPO(env=NullEnv, config=settings) as algo, mock.patch.object(OnnxBackend, "decide", counted):
         steps = algo.sample().env_steps()
     return Finding(value=passes / steps, rates=[passes / steps])
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from benchmarks.rows import Effort, Finding, Row, alternate
 from benchmarks.sampling import fragments
-from menv.acting.action_head import ActionHead
-from menv.algorithms.config.ppo_settings import PPOSettings
-from menv.algorithms.learning.ppo_learner import PPOLearner
-from menv.algorithms.networks.stock import StockSpec
+from menv.algorithms.networks.stock_spec import StockSpec
+from menv.algorithms.ppo.config import PPOSettings
+from menv.algorithms.ppo.learner import PPOLearner
 from menv.envs import make_multi_agent
+from menv.inference.action_heads import ActionHead
 
 ROWS_A_BATCH, EPOCHS, MINIBATCH, WIDTH = 8192, 4, 512, 64
 _OBS, _ACTIONS = 16, 4

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.rows import Effort, Finding, Row, alternate
 from menv.algorithms import PPO
-from menv.scale.engine import EngineName
+from menv.workers.engine import EngineName
 
 _ENVS = 8
 _STEP_S = 0.05

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from benchmarks.rows import Effort, Finding, Row, alternate
-from menv.acting.action_head import ActionHead
-from menv.algorithms.config.dqn_settings import DQNSettings
-from menv.algorithms.learning.dqn_learner import DQNLearner
-from menv.algorithms.learning.replay import ReplayBuffer
-from menv.algorithms.networks.stock import StockSpec
+from menv.algorithms.dqn.config import DQNSettings
+from menv.algorithms.dqn.learner import DQNLearner
+from menv.algorithms.dqn.replay_buffer import ReplayBuffer
+from menv.algorithms.networks.stock_spec import StockSpec
+from menv.inference.action_heads import ActionHead
 
 ROWS_HELD = 1_000_000
 UNIFORM = "x uniform"

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from benchmarks.rows import Effort, Finding, Row, alternate
-from menv.serving.wire.episodes import read_episode
-from menv.serving.wire.messages import Episodes, decode
+from menv.serving.episode_messages import read_episode
+from menv.serving.protocol import Episodes, decode
 
 BODY_BYTES = 20_000_000
 FLOOR = "x decode"

@@ -13,8 +13,8 @@ from benchmarks.rows import Effort, Finding, Row, alternate
 from benchmarks.sampling import two_policies
 from menv.algorithms import PPO
 from menv.envs import make_multi_agent
-from menv.scale.engine import EngineName, Peer
-from menv.scale.process_engine import ProcessEngine
+from menv.workers.engine import EngineName, RemoteActor
+from menv.workers.process_engine import ProcessEngine
 
 LENGTH = 128
 ENGINES: Sequence[EngineName] = ("process", "ray")
@@ -193,15 +193,15 @@ def overlapped(effort: Effort) -> Finding:
     return Finding(value=statistics.median(shares), rates=shares, note=", ".join(times))
 
 
-def _bare_loops() -> list[Peer]:
+def _bare_loops() -> list[RemoteActor]:
     engine = ProcessEngine()
-    peers: list[Peer] = [engine.start(BareLoop, label=f"bare loop {number}") for number in (1, 2)]
+    peers: list[RemoteActor] = [engine.start(BareLoop, label=f"bare loop {number}") for number in (1, 2)]
     for peer in peers:
         peer.answer()
     return peers
 
 
-def _together(peers: Sequence[Peer], loop: str, steps: int) -> float:
+def _together(peers: Sequence[RemoteActor], loop: str, steps: int) -> float:
     """Return the sum of the rates of bare loops that run at once."""
     for peer in peers:
         peer.ask(loop, steps)

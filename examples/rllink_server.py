@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium as gym
 
 from menv.algorithms import PPO
-from menv.serving.rllink import RLlinkInput
+from menv.serving.policy_server import RLlinkInput
 
 # Some clients read their model from a file that has to be larger than 128 KiB: two layers of 256 are.
 CONFIG: dict[str, Any] = {

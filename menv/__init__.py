@@ -6,10 +6,10 @@ trains. Importing menv imports nothing heavy: each name is fetched when it is fi
 
 from typing import TYPE_CHECKING
 
-from menv._names_on_demand import names_on_demand
+from menv._lazy_names import names_on_demand
 
 if TYPE_CHECKING:
-    from menv.algorithms.export.onnx_export import export_onnx as export_onnx
+    from menv.algorithms.onnx_export import export_onnx as export_onnx
     from menv.base_env import BaseEnv as BaseEnv
     from menv.base_env import End as End
     from menv.base_env import EpisodeEnd as EpisodeEnd
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
     from menv.errors import WorkerLostError as WorkerLostError
     from menv.external_env import ExternalEnv as ExternalEnv
     from menv.external_env import ExternalMultiAgentEnv as ExternalMultiAgentEnv
-    from menv.loop.inference import local_policy_inference as local_policy_inference
-    from menv.multi_agent_batch import MultiAgentBatch as MultiAgentBatch
     from menv.multi_agent_env import MultiAgentEnv as MultiAgentEnv
     from menv.policy import Policy as Policy
+    from menv.policy import RandomPolicy as RandomPolicy
     from menv.policy_spec import PolicySpec as PolicySpec
-    from menv.random_policy import RandomPolicy as RandomPolicy
     from menv.registry import register_env as register_env
+    from menv.sample_batch import MultiAgentBatch as MultiAgentBatch
     from menv.sample_batch import SampleBatch as SampleBatch
-    from menv.scale.convert import to_base_env as to_base_env
+    from menv.sampling.local_inference import local_policy_inference as local_policy_inference
     from menv.vector_env import VectorEnv as VectorEnv
     from menv.verify.verify import verify_backends as verify_backends
+    from menv.workers.convert import to_base_env as to_base_env
 
 __version__ = "0.1.0"
 
@@ -59,7 +59,7 @@ _HOMES = {
     "Join": "base_env",
     "Ready": "base_env",
     "Unclaimed": "base_env",
-    "MultiAgentBatch": "multi_agent_batch",
+    "MultiAgentBatch": "sample_batch",
     "SampleBatch": "sample_batch",
     "DefaultCallbacks": "callbacks",
     "make_multi_callbacks": "callbacks",
@@ -82,14 +82,14 @@ _HOMES = {
     "WorkerLostError": "errors",
     "ExternalEnv": "external_env",
     "ExternalMultiAgentEnv": "external_env",
-    "export_onnx": "algorithms.export.onnx_export",
-    "local_policy_inference": "loop.inference",
-    "to_base_env": "scale.convert",
+    "export_onnx": "algorithms.onnx_export",
+    "local_policy_inference": "sampling.local_inference",
+    "to_base_env": "workers.convert",
     "MultiAgentEnv": "multi_agent_env",
     "make_multi_agent": "envs.independent_copies",
     "Policy": "policy",
     "PolicySpec": "policy_spec",
-    "RandomPolicy": "random_policy",
+    "RandomPolicy": "policy",
     "register_env": "registry",
     "VectorEnv": "vector_env",
     "verify_backends": "verify.verify",

@@ -6,14 +6,14 @@ ready when the others are:
     ready = env.poll()                        who waits for an action, as columns
     env.send_actions(ready.slots, actions)    answers for any subset of whole sub-environments
 
-`menv.loop.sampler` calls it, `menv.adapters` holds the implementations. Nothing here knows
+`menv.sampling.sampler` calls it, `menv.adapters` holds the implementations. Nothing here knows
 policies, batches or connectors.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -21,11 +21,59 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from menv.as_base_env import AsBaseEnv
-from menv.env_calls import call_method
-from menv.errors import ConfigError
-from menv.fault import Fault
+from menv.errors import ConfigError, EnvFault
 from menv.migration_hints import hinted
+from menv.spaces import call_method
+from menv.trajectory_slices import Column
+
+# SEAM menv.as_base_env
+# What every kind of environment has: the method that makes a `BaseEnv` of it.
+#
+# `MultiAgentEnv`, `VectorEnv`, `BaseEnv` and the external ones build on it. It knows none of them.
+
+
+class ConvertibleEnv:
+    """An environment of a kind that menv can step."""
+
+    @property
+    def unwrapped(self) -> Any:
+        """The innermost environment, as in gymnasium: that of a wrapper's `env`, or this one."""
+        inner = getattr(self, "env", self)
+        return self if inner is self else getattr(inner, "unwrapped", inner)
+
+    def to_base_env(
+        self,
+        make_env: Callable[[int], Any] | None = None,
+        num_envs: int = 1,
+        remote_envs: bool = False,
+        remote_env_batch_wait_ms: float = 0,
+        restart_failed_sub_environments: bool = True,
+        num_consecutive_env_failures_tolerance: int = 2,
+    ) -> BaseEnv:
+        """Return this environment and `num_envs - 1` more of its kind as one `BaseEnv`.
+
+        One that holds several already, a `VectorEnv` or a `BaseEnv`, is taken alone: `num_envs`, if given, must be
+        the number of a `VectorEnv`'s sub-environments; what this returned before is returned as it is.
+
+        Args:
+            make_env: Makes the sub-environment of a given index; this one has index 0.
+            num_envs: Sub-environments in all.
+            remote_envs: Whether each lives in a process of its own; all are made by `make_env` then, there, and this
+                one only tells spaces and agents, and is closed.
+            remote_env_batch_wait_ms: Milliseconds that a poll waits for more of them once one has answered.
+            restart_failed_sub_environments: Whether one that raises is closed and made anew by `make_env`, at the cost
+                of its episode; False ends the run.
+            num_consecutive_env_failures_tolerance: So many crashes of one sub-environment in a row, each in a reset or
+                in the first 10 env steps of an episode, do not end the run; the next one does.
+        """
+        from menv.workers.convert import to_base_env
+
+        return to_base_env(
+            self, make_env, num_envs, remote_envs=remote_envs, remote_env_batch_wait_ms=remote_env_batch_wait_ms,
+            restart_failed_sub_environments=restart_failed_sub_environments,
+            num_consecutive_env_failures_tolerance=num_consecutive_env_failures_tolerance,
+        )  # fmt: skip
+
 
 EnvId: TypeAlias = Hashable
 AgentId: TypeAlias = Hashable
@@ -142,13 +190,13 @@ class Unclaimed(NamedTuple):
     env_index: int
 
 
-class AgentPiece(NamedTuple):
+class AgentChunk(NamedTuple):
     """One agent's part in a piece of an episode.
 
     Attributes:
         slot: Of its trajectory.
         join: How the trajectory begins, None if it goes on; its first observation is the one that waits then.
-        moves: What it did, a `menv.played.Moves`.
+        moves: What it did, a `menv.base_env.ExternalSteps`.
         end: How the trajectory ends, None if the last observation waits for the next piece.
     """
 
@@ -158,7 +206,7 @@ class AgentPiece(NamedTuple):
     end: End | None
 
 
-class Piece(NamedTuple):
+class TrajectoryChunk(NamedTuple):
     """A piece of an episode whose actions were chosen elsewhere.
 
     Attributes:
@@ -173,7 +221,7 @@ class Piece(NamedTuple):
 
     env_id: EnvId
     env_index: int
-    agents: Sequence[AgentPiece]
+    agents: Sequence[AgentChunk]
     episode: EpisodeEnd | None
     weights_seq_no: int | None
     began: int = 0
@@ -246,8 +294,8 @@ class Ready:
     infos: Sequence[Mapping[str, Any]] | None = None
     taken: Mapping[int, Any] = field(default_factory=dict)
     seats: Sequence[tuple[EnvId, AgentId]] = ()
-    played: Sequence[Piece] = ()
-    faults: Sequence[Fault] = ()
+    played: Sequence[TrajectoryChunk] = ()
+    faults: Sequence[EnvFault] = ()
     shared_infos: Sequence[SharedInfo] = ()
 
     def __iter__(self) -> Iterator[MultiEnvDict]:
@@ -299,7 +347,7 @@ def six_dicts(ready: Ready) -> tuple[MultiEnvDict, ...]:
     return obs, rewards, terminateds, truncateds, infos, taken
 
 
-class BaseEnv(AsBaseEnv, abc.ABC):
+class BaseEnv(ConvertibleEnv, abc.ABC):
     """Many sub-environments, each stepped when all of its waiting agents have been answered.
 
     A subclass of your own may return the six nested dicts from `poll(self)` and take one nested
@@ -426,3 +474,112 @@ class BaseEnv(AsBaseEnv, abc.ABC):
 
     def stop(self) -> None:
         """Close every sub-environment; may be called more than once."""
+
+
+# SEAM menv.frame
+# One env step of sub-environments that step together, as arrays.
+#
+# `menv.adapters.lockstep` makes it; `menv.sampling.vector_loop` writes it down as it is, and `poll` takes it
+# apart into rows, joins and ends for everybody else.
+
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class VectorStep:
+    """What E sub-environments of one agent each did in one env step, or in a reset of them all.
+
+    Attributes:
+        obs: E observations, an array [E, ...] where the space allows.
+        rewards: [E] for this step.
+        terminated: [E] flags.
+        truncated: [E] flags.
+        infos: E info dicts; none at all if all are empty.
+        done: [E] True where an episode ended; None if none did.
+        begun: [E] True where this step was the reset of a sub-environment and no step of an episode;
+            None if there is none.
+        finals: The last observations of those that are done, copies, in order, where `obs` holds the
+            first one of the next episode; None where `obs` itself holds the last one.
+        final_infos: Their info dicts.
+    """
+
+    obs: Any
+    rewards: npt.NDArray[Any]
+    terminated: Flags
+    truncated: Flags
+    infos: Sequence[Mapping[str, Any]]
+    done: Flags | None = None
+    begun: Flags | None = None
+    finals: Sequence[Any] | None = None
+    final_infos: Sequence[Mapping[str, Any]] = ()
+
+
+# SEAM menv.played
+# What somebody else played: a piece of an episode whose actions a client chose itself, as whole columns.
+#
+# A serving session hands it to the `Switchboard`, the adapter of external environments adds who it was, and
+# `menv.sampling.external_trajectories` writes it down. It is never changed after.
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalSteps:
+    """What one agent did in a piece of an episode; n actions, n >= 0.
+
+    Attributes:
+        obs: n + 1 elements of its observation space, as a list or an array. The first one is the last of the
+            agent's piece before.
+        actions: n elements of its action space, or [n, ...] in the network's own form.
+        rewards: [n] float64, what each action earned.
+        terminated: Whether the agent's trajectory ended by the environment's own rule.
+        truncated: Whether it was cut short.
+        logp: [n] log-probabilities of the actions, None if nobody knows them.
+        dist_inputs: [n, K] what the actions were drawn from, None if nobody says.
+        state_in: [n, S] recurrent states before the actions, None if nobody says.
+        env_t: [n + 1] env step of the episode in which each observation was seen, None if nobody says.
+        network_form: Whether `actions` are in the network's own form, and `logp` and `dist_inputs` speak of these.
+    """
+
+    obs: Any
+    actions: Any
+    rewards: npt.NDArray[np.float64]
+    terminated: bool = False
+    truncated: bool = False
+    logp: Column | None = None
+    dist_inputs: Column | None = None
+    state_in: Column | None = None
+    env_t: Column | None = None
+    network_form: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether the trajectory ends with the last observation."""
+        return self.terminated or self.truncated
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalTrajectory:
+    """A piece of an episode.
+
+    Attributes:
+        agents: What each agent did.
+        env_steps: Length of the piece.
+        terminated: Whether the episode ended with it.
+        truncated: Whether it was cut short.
+        weights_seq_no: The weights that chose the actions; None if nobody says.
+        policies: Who answers for which agent, as far as the client was told; the mapping decides of others.
+        unclaimed: What was paid to agents that no action of theirs can own.
+    """
+
+    agents: Mapping[AgentId, ExternalSteps]
+    env_steps: int
+    terminated: bool = False
+    truncated: bool = False
+    weights_seq_no: int | None = None
+    policies: Mapping[Any, str] = field(default_factory=dict)
+    unclaimed: Mapping[Any, float] = field(default_factory=dict)
+
+    @property
+    def over(self) -> bool:
+        """Whether the episode ends with this piece."""
+        return self.terminated or self.truncated

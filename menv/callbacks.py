@@ -1,6 +1,6 @@
 """Hooks into a run: subclass `DefaultCallbacks`, override what you need, pass the class as `callbacks`.
 
-`menv.loop.hooks` calls those about episodes, `menv.algorithms` the others. All arguments come by keyword;
+`menv.sampling.callback_runner` calls those about episodes, `menv.algorithms` the others. All arguments come by keyword;
 take `**kwargs` for those that you do not use.
 """
 

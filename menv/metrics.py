@@ -1,6 +1,6 @@
 """Episodes that ended, summed up for the result of one training iteration.
 
-`menv.loop.sampler` records, an algorithm asks for the summary. A window without an episode gives
+`menv.sampling.sampler` records, an algorithm asks for the summary. A window without an episode gives
 None and a count of 0, never NaN.
 """
 
@@ -10,13 +10,22 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
 from fractions import Fraction
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 from menv.base_env import SINGLE_AGENT, AgentId
-from menv.episode import Episode
-from menv.episode_record import AS_THEY_COME, MOST_AGENTS, Record, When, as_plain, cut_short, from_plain
+from menv.episode import (
+    AS_THEY_COME,
+    MOST_AGENTS,
+    Episode,
+    EpisodeSummary,
+    When,
+    as_plain,
+    cut_short,
+    from_plain,
+)
 from menv.errors import ContractError
 
 Returns: TypeAlias = dict[Any, list[float]]
@@ -27,11 +36,11 @@ _MOST_NEW = 10_000
 _NOTHING: Mapping[Any, Any] = {}
 
 
-class Taken(NamedTuple):
+class MetricsSnapshot(NamedTuple):
     """What metrics have recorded since they were last asked, on its way to those of another process.
 
     Attributes:
-        records: Episodes; the fields of a `Record` each, for a plain tuple is pickled ten times as fast.
+        records: Episodes; the fields of a `EpisodeSummary` each, for a plain tuple is pickled ten times as fast.
         solos: Episodes of which there is no more to say.
         episodes: How many they all are; the oldest of very many are not among them.
         faulty: Episodes that a fault broke off.
@@ -58,9 +67,9 @@ class Metrics:
 
     def __init__(self, window: int = 100) -> None:
         self._window = window
-        self._before: deque[Record] = deque(maxlen=window)
+        self._before: deque[EpisodeSummary] = deque(maxlen=window)
         # Of this iteration; bounded, because nobody may ever ask for a summary.
-        self._new: deque[Record] = deque(maxlen=max(window, _MOST_NEW))
+        self._new: deque[EpisodeSummary] = deque(maxlen=max(window, _MOST_NEW))
         # Episodes of one agent each, taken apart when they are summed up.
         self._solo: deque[Solos] = deque(maxlen=_MOST_NEW)
         self._new_count = 0
@@ -75,7 +84,7 @@ class Metrics:
         self.episodes_not_resumed = 0
 
     def record(self, episode: Episode, when: When = AS_THEY_COME) -> None:
-        """Take in an episode that ended; see `Record.when`.
+        """Take in an episode that ended; see `EpisodeSummary.when`.
 
         Raises:
             ContractError: A custom metric is no number or infinite, an entry of `hist_data` no list of finite ones, or
@@ -109,7 +118,7 @@ class Metrics:
         else:
             members, custom, hist = _NOTHING, {}, {}
         total, length = episode.total_reward, episode.length
-        self._new.append(Record(total, length, rewards, others, members, custom, hist, when))
+        self._new.append(EpisodeSummary(total, length, rewards, others, members, custom, hist, when))
         self._new_count += 1
         self.episodes_total += 1
         self.add_unclaimed(episode.unclaimed_rewards)
@@ -144,9 +153,9 @@ class Metrics:
         self._faulty_total += 1
         self._first_fault = self._first_fault or line
 
-    def take(self) -> Taken:
+    def take(self) -> MetricsSnapshot:
         """Return what was recorded since the last time, and forget it."""
-        taken = Taken(
+        taken = MetricsSnapshot(
             [tuple(record) for record in self._new], list(self._solo), self._new_count, self._new_faulty,
             self._first_fault, self._unclaimed, list(self._media),
         )  # fmt: skip
@@ -154,9 +163,9 @@ class Metrics:
         self._first_fault, self._unclaimed = None, Fraction()
         return taken
 
-    def absorb(self, taken: Taken) -> None:
+    def absorb(self, taken: MetricsSnapshot) -> None:
         """Record what another process took in."""
-        self._new.extend(map(Record._make, taken.records))
+        self._new.extend(map(EpisodeSummary._make, taken.records))
         self._solo.extend(taken.solos)
         self._media.extend(taken.media)
         self._new_count += taken.episodes
@@ -241,9 +250,9 @@ class Metrics:
         self._solo.clear()
         self._new_count = self._new_faulty = 0
 
-    def _in_order(self) -> list[Record]:
+    def _in_order(self) -> list[EpisodeSummary]:
         solos = [
-            Record(reward, length, {key: reward}, (), _NOTHING, _NOTHING, _NOTHING, when)
+            EpisodeSummary(reward, length, {key: reward}, (), _NOTHING, _NOTHING, _NOTHING, when)
             for key, *columns in self._solo
             for reward, length, when in zip(*columns, strict=True)
         ]
@@ -256,7 +265,7 @@ def _exact(told: str) -> Fraction:
     return Fraction(*map(int, told.split("/")))
 
 
-def _apart(episodes: Sequence[Record]) -> tuple[Returns, Returns, Returns]:
+def _apart(episodes: Sequence[EpisodeSummary]) -> tuple[Returns, Returns, Returns]:
     by_policy: Returns = {}
     by_agent: Returns = {}
     by_group: Returns = {}
@@ -334,7 +343,7 @@ def _numbers(where: str, name: str, values: Any) -> list[float]:
     return [number for number in numbers if not math.isnan(number)]
 
 
-def _custom(episodes: Sequence[Record]) -> dict[str, float | None]:
+def _custom(episodes: Sequence[EpisodeSummary]) -> dict[str, float | None]:
     """Return mean, min and max of each custom metric; a NaN says that an episode has none."""
     found: dict[str, list[float]] = {}
     for episode in episodes:
@@ -357,9 +366,49 @@ def _media(shown: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return out
 
 
-def _histograms(episodes: Sequence[Record]) -> dict[str, list[float]]:
+def _histograms(episodes: Sequence[EpisodeSummary]) -> dict[str, list[float]]:
     out: dict[str, list[float]] = {}
     for episode in episodes:
         for name, values in episode.hist_data.items():
             out.setdefault(name, []).extend(values)
     return out
+
+
+# SEAM menv.loop.times
+# Where the time of sampling goes.
+#
+# A `menv.sampling.sampler` keeps one `Timers`, and whoever goes round for it adds to them; workers send
+# theirs with each
+# fragment.
+
+
+@dataclass(slots=True)
+class Timers:
+    """Seconds since somebody took them.
+
+    Attributes:
+        env: In environments: their steps and resets, what turns their answers into rows, and waiting for those that are
+            elsewhere or call.
+        act: In deciding: networks, policies of one's own, draws, connectors of actions.
+        complete: In what is added to a fragment before anybody learns: values, advantages, postprocessing.
+    """
+
+    env: float = 0.0
+    act: float = 0.0
+    complete: float = 0.0
+
+    def add(self, other: Timers) -> None:
+        """Add those of somebody else."""
+        self.env += other.env
+        self.act += other.act
+        self.complete += other.complete
+
+    def take(self) -> Self:
+        """Return them, and begin anew."""
+        taken = type(self)(*astuple(self))
+        self.env = self.act = self.complete = 0.0
+        return taken
+
+    def as_seconds(self) -> dict[str, float]:
+        """Return them under the names that results have."""
+        return {f"{field.name}_time_s": getattr(self, field.name) for field in fields(self)}

@@ -13,8 +13,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.utils import seeding
 
-from menv.as_base_env import AsBaseEnv
-from menv.base_env import AgentId
+from menv.base_env import AgentId, ConvertibleEnv
 from menv.errors import ContractError
 
 AgentDict: TypeAlias = dict[Any, Any]
@@ -22,7 +21,7 @@ AgentDict: TypeAlias = dict[Any, Any]
 StepDicts: TypeAlias = tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]
 
 
-class MultiAgentEnv(AsBaseEnv):
+class MultiAgentEnv(ConvertibleEnv):
     """An environment in which several agents act, at once, in turns, or in any mixture.
 
     Write `reset` and `step`, name the agents, declare the spaces. The contract:

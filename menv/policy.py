@@ -1,6 +1,6 @@
 """Policy: what answers for agents.
 
-The policies of an algorithm are networks (`menv.loop.net_cohort` runs them many at a time). A policy of
+The policies of an algorithm are networks (`menv.sampling.network_policy_group` runs them many at a time). A policy of
 your own subclasses `Policy` and is named by `PolicySpec(policy_class=...)`; it is given the
 environment's own observations and gives back the environment's own actions.
 """
@@ -15,12 +15,12 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv import draws
+from menv import rng
 from menv.errors import ConfigError, ContractError
 from menv.migration_hints import hinted, old_arguments
-from menv.nested import has_order
-from menv.paths import folder_given
-from menv.spec_config import SpecConfig
+from menv.policy_spec import SpecConfig
+from menv.serialization import folder_given
+from menv.spaces import flags_of, flat_mask, has_order
 
 if TYPE_CHECKING:
     from menv.episode import Episode
@@ -35,17 +35,17 @@ class RowDraws:
         steps: [R] env steps since the start of each row's sub-environment.
     """
 
-    def __init__(self, keys: draws.Keys, steps: npt.NDArray[np.int64]) -> None:
+    def __init__(self, keys: rng.Keys, steps: npt.NDArray[np.int64]) -> None:
         self.keys = keys
         self.steps = steps
 
     def uniforms(self, width: int) -> npt.NDArray[np.float32]:
         """Return [R, width] uniforms in [0, 1)."""
-        return draws.uniforms(self.keys, self.steps, width)
+        return rng.uniforms(self.keys, self.steps, width)
 
     def normals(self, width: int) -> npt.NDArray[np.float32]:
         """Return [R, width] standard normals."""
-        return draws.normals(self.keys, self.steps, width)
+        return rng.normals(self.keys, self.steps, width)
 
 
 def weights_of(policy: Policy) -> Mapping[str, Any]:
@@ -219,7 +219,7 @@ class Policy:
         Raises:
             ConfigError: Something is missing, damaged, newer than this version, or not what it should be.
         """
-        from menv.loop.policy_folders import read_policies
+        from menv.inference.checkpoint_folder import read_policies
 
         return read_policies(folder_given("from_checkpoint", checkpoint), policy_ids)
 
@@ -280,3 +280,164 @@ def check_one_policy(where: str, policy: Any) -> None:
             f"{where}: policy is a {type(policy).__name__}{known}, expected one Policy; "
             "Policy.from_checkpoint of a run returns all by id: take the one you mean"
         )
+
+
+# SEAM menv.drawing_policy
+# DrawingPolicy: what policies have in common that never learn and answer by draws alone.
+#
+# `RandomPolicy` and the heuristics of `menv.envs` derive from it and define `answer`. It knows no action
+# spaces.
+
+
+class SamplingPolicy(Policy):
+    """A policy whose `answer` needs no more than observations, draws and episodes.
+
+    Whoever asks it without a sampler gets draws that depend on `config["seed"]` and the number of calls.
+    """
+
+    def compute_actions(
+        self,
+        obs_batch: Sequence[Any],
+        state_batches: Sequence[Any] | None = None,
+        prev_action_batch: Any = None,
+        prev_reward_batch: Any = None,
+        info_batch: Any = None,
+        episodes: Any = None,
+        explore: bool | None = None,
+        timestep: int | None = None,
+    ) -> tuple[Any, list[Any], dict[str, Any]]:
+        """Return what `answer` does with draws of this call; see `Policy.compute_actions`."""
+        self._calls = getattr(self, "_calls", -1) + 1
+        rows = len(obs_batch)
+        keys = np.arange(rows, dtype=np.uint64) + np.uint64(rng.key(int(self.config.get("seed", 0)), 0))
+        row_draws = RowDraws(keys, np.full(rows, self._calls, np.int64))
+        return self.answer(obs_batch, row_draws, explore, episodes or ()), [], {}
+
+
+# SEAM menv.random_policy
+# RandomPolicy: uniform actions of any space; legal ones only where observations carry a mask.
+
+
+MASK_KEY = "action_mask"
+
+
+class RandomPolicy(SamplingPolicy):
+    """Draws from the action space; never learns.
+
+    A bounded Box is drawn from uniformly, an unbounded dimension from a standard normal. With an
+    `"action_mask"` in the observations, or in those of a group's members, every allowed choice is
+    equally likely. Without a sampler `config["seed"]` decides, as for each `SamplingPolicy`.
+    """
+
+    def answer(
+        self, obs_batch: Sequence[Any], row_draws: RowDraws, explore: bool | None, episodes: Sequence[Any]
+    ) -> Sequence[Any]:
+        """Return R random actions that depend on `row_draws` alone."""
+        if type(self).compute_actions is not RandomPolicy.compute_actions:
+            # A subclass that decides for itself in the classic way.
+            return super().answer(obs_batch, row_draws, explore, episodes)
+        mask = _masks(self.observation_space, self.action_space, obs_batch)
+        uniforms = row_draws.uniforms(_width(self.action_space)).astype(np.float64)
+        return _draw(self.action_space, uniforms, mask)
+
+
+def _masks(space: gym.Space[Any], action_space: gym.Space[Any], obs_batch: Sequence[Any]) -> Any:
+    """Return [R, M] flags, a list with those of each member of a group, or None where there are none."""
+    if isinstance(space, gym.spaces.Dict) and MASK_KEY in space.spaces:
+        return np.stack([flat_mask(obs[MASK_KEY], action_space) for obs in obs_batch]) != 0
+    if not isinstance(space, gym.spaces.Tuple) or not isinstance(action_space, gym.spaces.Tuple):
+        return None
+    if len(space.spaces) != len(action_space.spaces):
+        return None
+    pairs = zip(space.spaces, action_space.spaces, strict=True)
+    return [_masks(own, actions, [obs[i] for obs in obs_batch]) for i, (own, actions) in enumerate(pairs)]
+
+
+def _masks_of_parts(parts: Sequence[gym.Space[Any]], mask: Any) -> Sequence[Any]:
+    if mask is None:
+        return [None] * len(parts)
+    ends = np.cumsum([flags_of(part) for part in parts])
+    return mask if isinstance(mask, list) else np.split(mask, ends[:-1], axis=1)
+
+
+def _width(space: gym.Space[Any]) -> int:
+    """Return how many uniforms one element of `space` takes."""
+    if isinstance(space, gym.spaces.Discrete):
+        return 1
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        return sum(_width(part) for part in _parts(space))
+    if isinstance(space, gym.spaces.Box):
+        return 2 * int(np.prod(space.shape))
+    if isinstance(space, gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
+        return int(np.prod(space.shape))
+    raise ConfigError(
+        f"RandomPolicy: cannot draw from {type(space).__name__}, expected Box, Discrete, MultiDiscrete, MultiBinary, "
+        "Dict or Tuple; name a Policy subclass of your own"
+    )
+
+
+def _parts(space: gym.spaces.Dict | gym.spaces.Tuple[Any]) -> list[gym.Space[Any]]:
+    return list(space.spaces.values()) if isinstance(space, gym.spaces.Dict) else list(space.spaces)
+
+
+def _draw(space: gym.Space[Any], uniforms: npt.NDArray[np.float64], mask: Any = None) -> list[Any]:
+    """Return R elements from [R, width] uniforms."""
+    if isinstance(space, gym.spaces.Discrete):
+        allowed = np.ones((len(uniforms), int(space.n)), np.bool_) if mask is None else mask
+        return list((_pick(allowed, uniforms[:, 0]) + space.start).astype(space.dtype, copy=False))
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return _draw_multi_discrete(space, uniforms, mask)
+    if isinstance(space, gym.spaces.MultiBinary):
+        return list((uniforms >= 0.5).astype(space.dtype).reshape(-1, *space.shape))
+    if isinstance(space, gym.spaces.Box):
+        return _draw_box(space, uniforms)
+    assert isinstance(space, gym.spaces.Dict | gym.spaces.Tuple)
+    parts = _parts(space)
+    cuts = np.cumsum([_width(part) for part in parts])[:-1]
+    pieces = zip(parts, np.split(uniforms, cuts, axis=1), _masks_of_parts(parts, mask), strict=True)
+    drawn = [_draw(part, own, flags) for part, own, flags in pieces]
+    rows = zip(*drawn, strict=True)
+    return (
+        [dict(zip(space.spaces, row, strict=True)) for row in rows]
+        if isinstance(space, gym.spaces.Dict)
+        else list(rows)
+    )
+
+
+def _pick(allowed: npt.NDArray[np.bool_], uniforms: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Return the index of one allowed entry per row, each equally likely."""
+    counts = allowed.cumsum(axis=1)
+    wanted = np.floor(uniforms * counts[:, -1]) + 1
+    picked: npt.NDArray[np.int64] = np.argmax(counts >= wanted[:, None], axis=1)
+    return picked
+
+
+def _draw_multi_discrete(
+    space: gym.spaces.MultiDiscrete, uniforms: npt.NDArray[np.float64], mask: Any
+) -> list[Any]:
+    sizes = space.nvec.reshape(-1)
+    cuts = np.cumsum(sizes)[:-1]
+    masks = [None] * len(sizes) if mask is None else np.split(mask, cuts, axis=1)
+    columns = [
+        _pick(np.ones((len(uniforms), int(size)), np.bool_) if part is None else part, uniforms[:, index])
+        for index, (size, part) in enumerate(zip(sizes, masks, strict=True))
+    ]
+    digits = np.stack(columns, axis=1) + space.start.reshape(-1)
+    return list(digits.astype(space.dtype).reshape(-1, *space.shape))
+
+
+def _draw_box(space: gym.spaces.Box, uniforms: npt.NDArray[np.float64]) -> list[Any]:
+    first, second = np.split(uniforms, 2, axis=1)
+    low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
+    below, above = np.isfinite(low), np.isfinite(high)
+    width = np.where(below & above, high - low, 1.0)
+    if np.issubdtype(space.dtype, np.integer):
+        values = np.where(below, low, 0.0) + np.floor(first * (width + 1.0))
+        return list(values.astype(space.dtype).reshape(-1, *space.shape))
+    normal = np.sqrt(-2.0 * np.log(1.0 - first)) * np.cos(2.0 * np.pi * second)
+    tail = -np.log(1.0 - first)
+    values = np.where(below & above, np.where(below, low, 0.0) + first * width, normal)
+    values = np.where(below & ~above, np.where(below, low, 0.0) + tail, values)
+    values = np.where(above & ~below, np.where(above, high, 0.0) - tail, values)
+    # A Box without dimensions holds 0-d arrays, and iterating over a row would give scalars.
+    return [np.asarray(row) for row in values.astype(space.dtype).reshape(-1, *space.shape)]

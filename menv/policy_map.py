@@ -1,7 +1,7 @@
 """Which policy answers for which agent, and which of them learn.
 
-`menv.loop.sampler` asks it when an agent first appears in an episode. It knows no weights and no
-environments; `menv.loop.dry_run` asks it about every possible agent before the first step.
+`menv.sampling.sampler` asks it when an agent first appears in an episode. It knows no weights and no
+environments; `menv.sampling.infer_policies` asks it about every possible agent before the first step.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from menv.base_env import SINGLE_AGENT, AgentId
-from menv.env_calls import OR_MANY_AGENTS
 from menv.episode import Episode
 from menv.errors import ConfigError, ContractError, MenvError
 from menv.migration_hints import HINTS, hinted
 from menv.policy_spec import PolicySpec, check_policy_id
+from menv.spaces import OR_MANY_AGENTS
 
 DEFAULT_POLICY = "default_policy"
 

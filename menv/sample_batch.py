@@ -1,26 +1,152 @@
 """SampleBatch: the rows of one policy, as columns.
 
-`menv.ledger` makes it, learners and users read it. Rows of one trajectory lie together, in time;
-`menv.segments` says where each piece begins and what lies around it. What can be derived is derived when
+`menv.sampling.rollout_buffer` makes it, learners and users read it. Rows of one trajectory lie together, in time;
+`menv.trajectory_slices` says where each piece begins and what lies around it. What can be derived is derived when
 somebody asks for it. A batch never holds a Python object per row, but for the info dicts of the environment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
+from typing import Any, Self, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from menv.errors import ConfigError
-from menv.infos import Infos
 from menv.policy_map import DEFAULT_POLICY
-from menv.segments import Column, Segments, given
+from menv.trajectory_slices import Column, TrajectorySlices, given
 
-if TYPE_CHECKING:
-    from menv.multi_agent_batch import MultiAgentBatch
+# SEAM menv.infos
+# Infos: the info dicts of a batch, as references that are put in order when somebody asks.
+#
+# `menv.sampling.rollout_buffer` notes which list of dicts came in with which rows, one reference a poll. What
+# is never read
+# costs no work per row. The dicts are those of the environment; nothing here copies or changes them.
+
+
+Info = Mapping[str, Any]
+
+NOTHING_CAME = -1
+"""The source of a row that no info dict belongs to."""
+
+
+class InfoBuffer:
+    """The info dicts of one fragment: those that came in with its rows, then those of its ends."""
+
+    __slots__ = ("_dicts", "_ends", "_polls", "_rows")
+
+    def __init__(
+        self,
+        rows: int,
+        polls: Sequence[tuple[int, Sequence[Info], npt.NDArray[np.int64] | None]],
+        ends: Sequence[Info],
+    ) -> None:
+        """Keep references.
+
+        Args:
+            rows: N, the rows of the fragment.
+            polls: The first row of each poll, its dicts, and the places of its rows among them if not all.
+            ends: The dicts of the M ends.
+        """
+        self._rows = rows
+        self._polls = polls
+        self._ends = ends
+        self._dicts: npt.NDArray[np.object_] | None = None
+
+    def __len__(self) -> int:
+        """Return N + M."""
+        return self._rows + len(self._ends)
+
+    def entries(self, name: str) -> list[tuple[int, Any]]:
+        """Return the value of an entry wherever there is one, with its place among the N + M dicts."""
+        found = []
+        for start, infos, places in self._polls:
+            names = getattr(infos, "names", None)
+            # A sequence that knows its names is not taken apart for nothing.
+            if names is None or name in names:
+                mine = infos if places is None else [infos[place] for place in places.tolist()]
+                found += [(start + row, info[name]) for row, info in enumerate(mine) if info and name in info]
+        ends = enumerate(self._ends, self._rows)
+        return found + [(place, info[name]) for place, info in ends if info and name in info]
+
+    def dicts(self) -> npt.NDArray[np.object_]:
+        """Return [N + M] dicts, None where nothing came in; computed once."""
+        if self._dicts is None:
+            found: list[Info | None] = [None] * self._rows
+            for start, infos, places in self._polls:
+                mine = infos if places is None else [infos[place] for place in places.tolist()]
+                found[start : start + len(mine)] = mine
+            # Not by assignment from a list: numpy would take a mapping of somebody's own for a sequence.
+            self._dicts = np.fromiter([*found, *self._ends], np.object_, len(self))
+            self._polls, self._ends, self._rows = (), (), len(self)
+        return self._dicts
+
+
+class Infos:
+    """The info dicts of B rows.
+
+    Args:
+        logs: Where they are.
+        source: [B] index of each row's dict among those of all logs, `NOTHING_CAME` for none.
+    """
+
+    __slots__ = ("_logs", "_source")
+
+    def __init__(self, logs: Sequence[InfoBuffer], source: npt.NDArray[np.int64]) -> None:
+        self._logs = tuple(logs)
+        self._source = source
+
+    @classmethod
+    def nothing(cls, count: int) -> Infos:
+        """Return the infos of `count` rows to which nothing belongs."""
+        return cls((), np.full(count, NOTHING_CAME))
+
+    def take(self, rows: slice | npt.NDArray[np.int64]) -> Infos:
+        """Return those of some rows."""
+        return Infos(self._logs, self._source[rows])
+
+    def placed(self, places: npt.NDArray[np.int64], count: int) -> Infos:
+        """Return those of `count` rows, where row i has become row `places[i]` and the others have nothing."""
+        source = np.full(count, NOTHING_CAME)
+        source[places] = self._source
+        return Infos(self._logs, source)
+
+    def column(self) -> npt.NDArray[np.object_]:
+        """Return [B] dicts, an empty one for a row to which nothing belongs."""
+        column = np.empty(len(self._source), np.object_)
+        offset = 0
+        for log in self._logs:
+            size = len(log)
+            mine = (self._source >= offset) & (self._source < offset + size)
+            column[mine] = log.dicts()[self._source[mine] - offset]
+            offset += size
+        for row, info in enumerate(column):
+            if info is None:
+                column[row] = {}
+        return column
+
+    @staticmethod
+    def concat(parts: Sequence[Infos]) -> Infos:
+        """Return the infos of several batches, in order."""
+        logs: dict[InfoBuffer, int] = {}
+        offset = 0
+        sources = []
+        for part in parts:
+            moved = np.full(len(part._source), NOTHING_CAME)
+            before = 0
+            for log in part._logs:
+                # Parts of one fragment share its log; it is kept once.
+                if log not in logs:
+                    logs[log] = offset
+                    offset += len(log)
+                mine = (part._source >= before) & (part._source < before + len(log))
+                moved[mine] = part._source[mine] - before + logs[log]
+                before += len(log)
+            sources.append(moved)
+        return Infos(tuple(logs), np.concatenate(sources))
+
 
 # Inside the class, `slice` is a method.
 RowRange: TypeAlias = slice
@@ -91,7 +217,7 @@ class SampleBatch(Mapping[str, Column]):
     def __init__(
         self,
         columns: Mapping[str, Column] | None = None,
-        segments: Segments | None = None,
+        segments: TrajectorySlices | None = None,
         infos: Infos | None = None,
         **by_name: Column,
     ) -> None:
@@ -309,7 +435,7 @@ class SampleBatch(Mapping[str, Column]):
 
     def as_multi_agent(self, policy_id: str = DEFAULT_POLICY) -> MultiAgentBatch:
         """Return this batch as that of one policy among several; each row counts as an env step."""
-        from menv.multi_agent_batch import MultiAgentBatch
+        pass  # moved
 
         return MultiAgentBatch({policy_id: self}, self.env_steps())
 
@@ -339,7 +465,7 @@ class SampleBatch(Mapping[str, Column]):
                 batch[SampleBatch.INFOS]
         names = [name for name in batches[0]._columns if all(name in batch._columns for batch in batches)]
         columns = {name: np.concatenate([batch._columns[name] for batch in batches]) for name in names}
-        segments = Segments.concat([batch.segments for batch in batches])
+        segments = TrajectorySlices.concat([batch.segments for batch in batches])
         infos = Infos.concat([batch._infos for batch in batches])
         return SampleBatch(columns, segments if padded[0] else segments.joined(), infos)
 
@@ -371,7 +497,7 @@ class SampleBatch(Mapping[str, Column]):
         found: list[int] = (np.flatnonzero(column[:-1] if flags else column[1:] != column[:-1]) + 1).tolist()
         return found
 
-    def _pieces(self, rows: Column, labels: Column | None = None) -> Segments:
+    def _pieces(self, rows: Column, labels: Column | None = None) -> TrajectorySlices:
         choice = self.segments.chosen(rows, labels)
         parts, stored = choice.segments, self._columns
         after, before = choice.last[choice.cut_after], choice.first[choice.cut_before]
@@ -409,3 +535,148 @@ def _spread(column: Column, places: Column, count: int) -> Column:
     out = np.zeros((count, *column.shape[1:]), column.dtype)
     out[places] = column
     return out
+
+
+# SEAM menv.multi_agent_batch
+# MultiAgentBatch: what all policies experienced in the same env steps.
+#
+# `menv.sampling.sampler` makes it, an algorithm hands each policy's part to its learner.
+
+
+class MultiAgentBatch:
+    """What all policies experienced in the same env steps.
+
+    Attributes:
+        policy_batches: The batch of each policy that has rows.
+    """
+
+    def __init__(self, policy_batches: Mapping[str, SampleBatch], env_steps: int) -> None:
+        self.policy_batches = dict(policy_batches)
+        self._env_steps = env_steps
+
+    def __repr__(self) -> str:
+        rows = {policy: batch.count for policy, batch in self.policy_batches.items()}
+        return f"MultiAgentBatch({self._env_steps} env steps, rows {rows})"
+
+    def __getitem__(self, policy_id: str) -> SampleBatch:
+        if policy_id not in self.policy_batches:
+            raise KeyError(
+                f"MultiAgentBatch: no rows of {policy_id!r}, expected one of {list(self.policy_batches)}"
+            )
+        return self.policy_batches[policy_id]
+
+    def __contains__(self, policy_id: object) -> bool:
+        return policy_id in self.policy_batches
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.policy_batches)
+
+    @property
+    def count(self) -> int:
+        """Number of env steps."""
+        return self._env_steps
+
+    def env_steps(self) -> int:
+        """Return the number of env steps, over all sub-environments."""
+        return self._env_steps
+
+    def agent_steps(self) -> int:
+        """Return the number of rows of all policies, padding left out."""
+        return sum(batch.agent_steps() for batch in self.policy_batches.values())
+
+    def env_steps_of(self, policy_ids: Collection[str], env_per_agent_step: float) -> int:
+        """Return in how many env steps the agents of some policies acted, as far as their rows are here.
+
+        Rows do not say who acted together. Agents that act in turn have an env step for each row, and agents that act
+        together have one for each pair of `eps_id` and `t`. Between the two, the ratio of all rows decides.
+
+        Args:
+            policy_ids: Of policies that have rows.
+            env_per_agent_step: Env steps for each row of all policies.
+        """
+        some = _rows_and_times([self[name] for name in policy_ids])
+        rows, times = _rows_and_times(list(self.policy_batches.values()))
+        share = (rows * env_per_agent_step - times) / (rows - times) if rows > times else 1.0
+        return round(some[1] + min(1.0, max(0.0, share)) * (some[0] - some[1]))
+
+    def copy(self, shallow: bool = False) -> MultiAgentBatch:
+        """Return the same rows; see `SampleBatch.copy`."""
+        copies = {policy: batch.copy(shallow) for policy, batch in self.policy_batches.items()}
+        return MultiAgentBatch(copies, self._env_steps)
+
+    def as_multi_agent(self) -> MultiAgentBatch:
+        """Return this batch; a `SampleBatch` has the same method."""
+        return self
+
+    def timeslices(self, k: int) -> list[MultiAgentBatch]:
+        """Return batches with the rows of `k` times each, sorted by episode and time; the last may have fewer.
+
+        A time is a pair of `eps_id` and `t`, so agents that act together in one step stay together. `t` counts
+        each agent's own steps: agents that take turns, or joined at different steps, are put side by side by
+        how often they have acted. `env_steps()` of a slice is the number of its times.
+
+        Raises:
+            ConfigError: `k` is below 1, or a batch is padded.
+        """
+        batches = list(self.policy_batches.values())
+        padded = any(SampleBatch.SEQ_MASK in batch for batch in batches)
+        if k < 1 or padded:
+            raise ConfigError(
+                f"MultiAgentBatch.timeslices: got k={k} of {'a padded' if padded else 'an unpadded'} batch, expected "
+                "at least 1 and an unpadded one; pad the slices"
+            )
+        if not self.agent_steps():
+            return []
+        times = _times(batches)
+        count = 1 + max(int(time.max()) for time in times if len(time))
+        bounds = np.arange(0, count + k, k)
+        parts: list[dict[str, SampleBatch]] = [{} for _ in bounds[1:]]
+        for policy_id, batch, time in zip(self.policy_batches, batches, times, strict=True):
+            # Stable, so that the rows of a trajectory stay together and in time.
+            order = np.argsort(time // k, kind="stable")
+            ends = np.searchsorted((time // k)[order], np.arange(len(parts)), "right").tolist()
+            for part, start, end in zip(parts, [0, *ends[:-1]], ends, strict=True):
+                if end > start:
+                    part[policy_id] = batch.take(order[start:end])
+        return [
+            MultiAgentBatch(part, min(k, count - int(first)))
+            for part, first in zip(parts, bounds[:-1], strict=True)
+        ]
+
+    @staticmethod
+    def wrap_as_needed(
+        policy_batches: Mapping[str, SampleBatch], env_steps: int
+    ) -> SampleBatch | MultiAgentBatch:
+        """Return the batch itself if it is that of the default policy alone, else a `MultiAgentBatch`."""
+        if list(policy_batches) == [DEFAULT_POLICY]:
+            return policy_batches[DEFAULT_POLICY]
+        return MultiAgentBatch(policy_batches, env_steps)
+
+    @staticmethod
+    def concat_samples(batches: Sequence[MultiAgentBatch]) -> MultiAgentBatch:
+        """Return several fragments as one batch."""
+        ids = dict.fromkeys(policy for batch in batches for policy in batch.policy_batches)
+        merged = {
+            policy: SampleBatch.concat_samples(
+                [batch.policy_batches[policy] for batch in batches if policy in batch.policy_batches]
+            )
+            for policy in ids
+        }
+        return MultiAgentBatch(merged, sum(batch.env_steps() for batch in batches))
+
+
+def _rows_and_times(batches: Sequence[SampleBatch]) -> tuple[int, int]:
+    rows = sum(batch.agent_steps() for batch in batches)
+    return rows, 1 + max(int(time.max()) for time in _times(batches) if len(time)) if rows else 0
+
+
+def _times(batches: Sequence[SampleBatch]) -> list[Column]:
+    """Return the number of each row's time among those of all batches, in order of episode and `t`."""
+    episode = np.concatenate([batch["eps_id"] for batch in batches])
+    step = np.concatenate([batch["t"] for batch in batches])
+    order = np.lexsort((step, episode))
+    is_new = np.zeros(len(order), np.bool_)
+    is_new[1:] = (np.diff(episode[order]) != 0) | (np.diff(step[order]) != 0)
+    numbers = np.empty(len(order), np.int64)
+    numbers[order] = np.cumsum(is_new)
+    return np.split(numbers, np.cumsum([batch.count for batch in batches])[:-1])

@@ -7,15 +7,166 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, suppress
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv.errors import ContractError
-from menv.nested import parts_of
+from menv.errors import ConfigError, ContractError, no_exit
+
+# SEAM menv.nested
+# What is made of other things of its kind: Dict and Tuple spaces, and dicts, tuples and lists of arrays.
+#
+# Whoever looks at the parts of a space or of an observation asks it. It knows no kind of leaf but by not
+# being nested.
+
+
+Space: TypeAlias = gym.Space[Any]
+Keys: TypeAlias = tuple[Any, ...]
+Build: TypeAlias = Callable[[Sequence[Any]], Any]
+
+
+def parts_of(space: Space) -> list[tuple[Any, Space]] | None:
+    """Return the parts of a Dict or Tuple space and what each is called there, in order; None of any other space."""
+    if isinstance(space, gym.spaces.Dict):
+        return list(space.spaces.items())
+    if isinstance(space, gym.spaces.Tuple):
+        return list(enumerate(space.spaces))
+    return None
+
+
+def paths(space: Space, keys: Keys = ()) -> list[tuple[Keys, Space]]:
+    """Return the spaces in a nested space that are not nested themselves, and the keys that lead to each, in order."""
+    parts = parts_of(space)
+    if parts is None:
+        return [(keys, space)]
+    return [path for key, part in parts for path in paths(part, (*keys, key))]
+
+
+def leaves(space: Space) -> list[Any]:
+    """Return the spaces in a nested space that are not nested themselves, in order."""
+    return [leaf for _, leaf in paths(space)]
+
+
+def columns_of(space: Space, values: Sequence[Any] | npt.NDArray[Any]) -> list[list[Any]]:
+    """Return R values of each leaf, in order, of R elements of a space."""
+    parts = parts_of(space)
+    if parts is None:
+        return [list(values)]
+    return [column for key, part in parts for column in columns_of(part, [value[key] for value in values])]
+
+
+def builder_of(space: Space) -> Build:
+    """Return a function of the values of a space's leaves, in order, that makes one element."""
+    parts = parts_of(space)
+    if parts is None:
+        return lambda values: values[0]
+    counts = [len(leaves(part)) for _, part in parts]
+    starts = np.cumsum([0, *counts]).tolist()
+    builders = [
+        (key, builder_of(part), start, start + count)
+        for (key, part), start, count in zip(parts, starts, counts, strict=False)
+    ]
+    if isinstance(space, gym.spaces.Dict):
+        return lambda values: {key: build(values[a:b]) for key, build, a, b in builders}
+    return lambda values: tuple(build(values[a:b]) for _, build, a, b in builders)
+
+
+def built(space: Space, make: Callable[[Keys, Space], Any], keys: Keys = ()) -> Any:
+    """Return dicts and tuples as a space nests them, with what `make` gives for the keys to each leaf and the leaf."""
+    parts = parts_of(space)
+    if parts is None:
+        return make(keys, space)
+    made = {key: built(part, make, (*keys, key)) for key, part in parts}
+    return made if isinstance(space, gym.spaces.Dict) else tuple(made.values())
+
+
+def values_in(value: Any) -> Iterator[Any]:
+    """Yield what is in dicts, tuples and lists that lie within each other, in order."""
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, tuple | list):
+        yield value
+        return
+    for part in value:
+        yield from values_in(part)
+
+
+def flags_of(space: Space) -> int:
+    """Return how many flags a mask of these actions has: one for each choice of its discrete parts."""
+    discrete = gym.spaces.Discrete | gym.spaces.MultiDiscrete
+    choices = [part for part in leaves(space) if isinstance(part, discrete)]
+    return sum(int(np.sum(part.nvec if hasattr(part, "nvec") else part.n)) for part in choices)
+
+
+def flat_mask(mask: Any, actions: Space | None = None) -> npt.NDArray[Any]:
+    """Return the flags of a mask one after the other.
+
+    Args:
+        mask: An array, or gymnasium's form: a tuple or dict of one mask for each part, None where all is allowed and
+            for a Box, which a dict may leave out.
+        actions: The action space, which says how many flags None stands for, and the order of a dict.
+
+    Raises:
+        KeyError: A dict has other keys than the actions.
+    """
+    if mask is None:
+        return np.ones(0 if actions is None else flags_of(actions), np.int8)
+    parts = dict((None if actions is None else parts_of(actions)) or ())
+    if isinstance(mask, dict) and parts:
+        mask = {**{key: None for key, part in parts.items() if not flags_of(part)}, **mask}
+        for key in mask.keys() ^ parts.keys():
+            raise KeyError(key)
+    if isinstance(mask, tuple | dict) and len(parts) == len(mask):
+        return np.concatenate([flat_mask(mask[key], part) for key, part in parts.items()])
+    found = [np.ravel(part) for part in values_in(mask) if part is not None]
+    return found[0] if len(found) == 1 else np.concatenate([np.zeros(0, np.int8), *found])
+
+
+def open_mask(mask: Any) -> Any:
+    """Return a mask of the same form that allows everything."""
+    if isinstance(mask, dict):
+        return {key: open_mask(part) for key, part in mask.items()}
+    if isinstance(mask, tuple):
+        return tuple(map(open_mask, mask))
+    return None if mask is None else np.ones_like(mask)
+
+
+def own_copy(element: Any) -> Any:
+    """Return a copy of an observation that its environment cannot change any more."""
+    if isinstance(element, np.ndarray):
+        return element.copy()
+    if isinstance(element, dict):
+        return {
+            key: value.copy() if type(value) is np.ndarray else own_copy(value)
+            for key, value in element.items()
+        }
+    if isinstance(element, tuple | list):
+        # A named tuple takes its values one by one.
+        make = getattr(type(element), "_make", type(element))
+        return make(own_copy(value) for value in element)
+    if isinstance(element, Mapping):
+        # Their own `copy` keeps the arrays in them.
+        return {key: own_copy(value) for key, value in element.items()}
+    # Tensors of other libraries, by the names that they have for it; numbers of Python cannot change.
+    for name in ("clone", "copy"):
+        copy = getattr(element, name, None)
+        if callable(copy):
+            return copy()
+    return element
+
+
+def has_order(value: Any) -> bool:
+    """Return whether something is a number of elements one after the other, as lists, arrays and tensors are."""
+    try:
+        len(value)
+    except TypeError:
+        return False
+    return not isinstance(value, Mapping | Set | str | bytes)
+
 
 Array = npt.NDArray[Any]
 
@@ -334,3 +485,207 @@ def _kind(value: Any) -> str:
     if isinstance(value, dict):
         return f"a dict with keys {_listed(value)}"
     return f"{type(value).__name__}"
+
+
+# SEAM menv.env_calls
+# Calls to an environment of the gymnasium kind, and how messages name what came back.
+#
+# Adapters, wrappers and checks share it. It knows neither rows nor episodes.
+
+
+OR_MANY_AGENTS = (
+    ", or derive a class of several agents, whose steps return dicts by agent, from menv.MultiAgentEnv instead of "
+    "gymnasium.Env (menv.wrappers.MultiAgentGym wraps one with a Tuple, a list or a Dict of spaces)"
+)
+"""Ends messages about a `gymnasium.Env` that may not know that it is one for a single agent."""
+
+_WEIGHTED = (
+    " (of several objectives their weighted sum, as LinearizeReward of momaland or LinearReward of MO-Gymnasium makes "
+    "it)"
+)
+
+
+def reset_env(
+    env: Any, index: int | str, seed: int | None = None, options: dict[str, Any] | None = None
+) -> tuple[Any, Any]:
+    """Reset an environment and return `(obs, info)`; it may raise anything.
+
+    Args:
+        env: Is given nothing where nothing is asked for, unless its `reset` wants both.
+        index: What messages call it.
+        seed: Of the episode.
+        options: Likewise.
+
+    Raises:
+        ContractError: Its `reset` takes or returns something else, as one of the old gym API does.
+    """
+    both = {"seed": seed, "options": options}
+    # Where nothing is asked for, one that has neither will do, and so will one that has both without defaults.
+    for asked in (both,) if seed is not None or options is not None else ({}, both):
+        try:
+            result = env.reset(**asked)
+            break
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise
+            if asked is both:
+                raise ContractError(
+                    f"env {index} reset: {error}, expected reset(self, *, seed=None, options=None); "
+                    "declare both parameters, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
+                ) from error
+    if not isinstance(result, tuple) or len(result) != 2:
+        old = ", or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
+        raise ContractError(
+            f"env {index} reset: returned {how_many(result)}, expected (obs, info); "
+            f"return both from reset{'' if result is None else old}"
+        )
+    return result
+
+
+def many_agents(env: Any, obs: Any = None) -> str | None:
+    """Return why a `gymnasium.Env` seems to be one of several agents, None of one agent.
+
+    Args:
+        env: The environment.
+        obs: What its reset returned, if there was one.
+    """
+    for name in ("observation_space", "action_space"):
+        space = getattr(env, name, None)
+        each = space.values() if isinstance(space, dict) else space if isinstance(space, list | tuple) else ()
+        several = bool(each) and all(isinstance(one, gym.Space) for one in each)
+        if several or (callable(space) and not isinstance(space, type)):
+            return f"the environment's {name.replace('_', ' ')} is {type(space).__name__}"
+        by_agent = getattr(env.unwrapped, f"{name}s", None)
+        if space is None and (callable(by_agent) or isinstance(by_agent, Mapping)):
+            return f"the environment has {name}s and no {name}"
+    space = getattr(env, "observation_space", None)
+    if isinstance(obs, dict) and space is not None and not isinstance(space, gym.spaces.Dict):
+        return f"reset returned a dict of {sorted(map(repr, obs))[:8]} for its observation space {space}"
+    return None
+
+
+def close_env(env: Any) -> None:
+    """Close an environment, if it can be closed.
+
+    Raises:
+        EnvCrashError: It called `sys.exit()`.
+    """
+    close = getattr(env, "close", None)
+    if close is not None:
+        with no_exit(f"{type(env).__name__}.close"):
+            close()
+
+
+def close_unused(env: Any) -> None:
+    """Close an environment that was never reset; many cannot be closed then, and there is nothing to free.
+
+    Raises:
+        EnvCrashError: It called `sys.exit()`.
+    """
+    with no_exit(f"{type(env).__name__}.close"), suppress(Exception):
+        env.close()
+
+
+def close_all(envs: Iterable[Any]) -> None:
+    """Close environments one after another, also past those that raise, and raise what the last of these did."""
+    with ExitStack() as closing:
+        for env in reversed([*envs]):
+            closing.callback(close_env, env)
+
+
+def as_flag(flag: Any, whose: str, fix: str = "return one flag") -> bool:
+    """Return a flag that an environment has set as a truth value.
+
+    Args:
+        flag: What the environment returned; arrays of one element will do.
+        whose: Begins the message, such as "env 3 step: terminated".
+        fix: Ends it.
+
+    Raises:
+        ContractError: It is None, a text, a container, or an array of several: `[False, False]` is true.
+    """
+    if isinstance(flag, bool):
+        return flag
+    if flag is not None and not isinstance(flag, str | bytes | list | tuple | dict | set):
+        try:
+            return bool(flag)
+        except (ValueError, RuntimeError, TypeError):
+            pass
+    raise ContractError(f"{whose} is {type(flag).__name__}, expected True or False; {fix}")
+
+
+def last_obs(obs: Any, where: str) -> Any:
+    """Return a copy of the last observation of an environment of one agent, which always has one.
+
+    Raises:
+        ContractError: It is None; `where` begins the message.
+    """
+    if obs is None:
+        raise ContractError(
+            f"{where}: the last observation is None, expected an element of the observation space; return it together "
+            "with terminated or truncated"
+        )
+    return own_copy(obs)
+
+
+def as_reward(reward: Any, whose: str, otherwise: str = "") -> float:
+    """Return a reward as a float.
+
+    Args:
+        reward: What the environment paid.
+        whose: Begins the message, such as "env 3 step: the reward of 'car_1'".
+        otherwise: Ends it where the reward is no number, with what may be done beside returning one.
+
+    Raises:
+        ContractError: It is no number, or not a finite one.
+    """
+    if isinstance(reward, float) and math.isfinite(reward):
+        return float(reward)
+    number, shape, size = None, (), 1
+    try:
+        one = np.asarray(reward)
+        shape, size = one.shape, one.size
+        # Texts would be read as numbers, and None as NaN.
+        if one.dtype.kind in "fiubO" and reward is not None:
+            number = float(one.astype(np.float64).reshape(()))
+    except OverflowError:
+        number = math.inf
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    if number is None:
+        got = f"{type(reward).__name__} of shape {shape}" if shape else type(reward).__name__
+        weighted = _WEIGHTED if size > 1 else ""
+        raise ContractError(f"{whose} is {got}, expected a number; return a float{weighted}{otherwise}")
+    if not math.isfinite(number):
+        raise ContractError(f"{whose} is {number}, expected a finite number; look for a division by zero")
+    return number
+
+
+def how_many(result: Any) -> str:
+    """Describe a return value by how many values it has."""
+    if result is None:
+        return "None (is a `return` missing?)"
+    several = isinstance(result, tuple | list)
+    return f"{len(result)} values" if several else f"a single {type(result).__name__}"
+
+
+def call_method(env: Any, name: str, env_id: Any, args: Sequence[Any]) -> Any:
+    """Return what a method of a sub-environment returns, also one of an environment that gymnasium's wrappers hide.
+
+    Raises:
+        ConfigError: It has no such method.
+        EnvCrashError: It called `sys.exit()`.
+    """
+    if not isinstance(name, str):
+        raise ConfigError(
+            f"call: the method of env {env_id} is {type(name).__name__}, expected the name of one of its methods, "
+            "because it may live in another process; pass that, such as 'set_task', and the arguments behind it"
+        )
+    found = getattr(env, name, None) or getattr(getattr(env, "unwrapped", None), name, None)
+    if not callable(found):
+        raise ConfigError(
+            f"call: env {env_id} is a {type(getattr(env, 'unwrapped', env)).__name__} and has no method {name!r}, "
+            "expected the name of one of its methods; check the spelling"
+        )
+    with no_exit(f"call: env {env_id}, {name}"):
+        return found(*args)

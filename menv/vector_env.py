@@ -14,15 +14,14 @@ from typing import Any, NoReturn
 import gymnasium as gym
 import numpy as np
 
-from menv.as_base_env import AsBaseEnv
-from menv.env_calls import close_all, close_env, how_many, reset_env
-from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
-from menv.fault import raised_by_envs
+from menv.base_env import ConvertibleEnv
+from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError, raised_by_envs
+from menv.spaces import close_all, close_env, how_many, reset_env
 
 VectorStep = tuple[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]]
 
 
-class VectorEnv(AsBaseEnv):
+class VectorEnv(ConvertibleEnv):
     """Write `vector_reset`, `reset_at` and `vector_step`; declare the spaces of one sub-environment.
 
     A sub-environment that is done is not stepped again before `reset_at`, which the adapter calls in

@@ -13,16 +13,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.config.algorithm_config import AlgorithmConfig, ModelConfig, MultiAgentConfig
 from menv.algorithms.config.classic_keys import OF_A_POLICY
-from menv.algorithms.config.dqn_config import DQNConfig
-from menv.algorithms.config.exploration_config import ExplorationConfig
 from menv.algorithms.config.keys import RENAMED
-from menv.algorithms.config.model_config import ModelConfig
-from menv.algorithms.config.multi_agent_config import MultiAgentConfig
-from menv.algorithms.config.ppo_config import PPOConfig
-from menv.algorithms.config.qmix_config import QMIXConfig
 from menv.algorithms.config.replay_buffer_config import ReplayBufferConfig
+from menv.algorithms.dqn.config import DQNConfig, ExplorationConfig
+from menv.algorithms.ppo.config import PPOConfig
+from menv.algorithms.qmix.config import QMIXConfig
 from tests.house.sources import ROOT
 
 PAGE = ROOT / "docs" / "settings.md"

@@ -12,7 +12,7 @@ import pytest
 from menv import ConfigError, Episode, Policy, PolicySpec, RandomPolicy
 from menv.algorithms import PPO, Algorithm, PPOConfig, PPOPolicy
 from menv.base_env import SINGLE_AGENT
-from menv.scale.remote_envs import RemoteEnv
+from menv.workers.remote_envs import RemoteEnv
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from menv.cut import cut, cut_frames
+from menv.sampling.trajectories import cut_frames, split_trajectories
 
 
 @given(frames=st.integers(1, 12), num_envs=st.integers(1, 9), data=st.data())
@@ -17,6 +17,6 @@ def test_frames_are_cut_as_if_they_had_been_sorted(frames: int, num_envs: int, d
     end_rows = np.array(ends, np.int64)
     end_slots = end_rows % num_envs
     found = cut_frames(frames, num_envs, end_slots, end_rows)
-    expected = cut(np.arange(rows) % num_envs, end_slots, end_rows)
+    expected = split_trajectories(np.arange(rows) % num_envs, end_slots, end_rows)
     for name in ("order", "starts", "lengths", "held", "end_order", "end_segments", "withdrawn"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)

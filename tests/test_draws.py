@@ -8,15 +8,15 @@ import sys
 import numpy as np
 import pytest
 
-from menv import draws
+from menv import rng
 
 
-def keys(count: int, seed: int = 0) -> draws.Keys:
-    return np.array([draws.key(seed, env) for env in range(count)], np.uint64)
+def keys(count: int, seed: int = 0) -> rng.Keys:
+    return np.array([rng.key(seed, env) for env in range(count)], np.uint64)
 
 
 def test_uniforms_fill_the_unit_interval_evenly_and_never_reach_one() -> None:
-    numbers = draws.uniforms(keys(500), np.zeros(500, np.int64), 400)
+    numbers = rng.uniforms(keys(500), np.zeros(500, np.int64), 400)
     assert numbers.dtype == np.float32
     assert numbers.shape == (500, 400)
     assert numbers.min() >= 0.0
@@ -32,7 +32,7 @@ def test_the_largest_uniform_times_n_stays_below_n() -> None:
 
 
 def test_normals_have_the_moments_of_the_normal_distribution() -> None:
-    numbers = draws.normals(keys(500), np.arange(500), 400).astype(np.float64)
+    numbers = rng.normals(keys(500), np.arange(500), 400).astype(np.float64)
     assert np.isfinite(numbers).all()
     assert abs(numbers.mean()) < 0.02
     assert abs(numbers.std() - 1) < 0.02
@@ -40,7 +40,7 @@ def test_normals_have_the_moments_of_the_normal_distribution() -> None:
     assert abs((numbers**4).mean() - 3) < 0.2
 
 
-@pytest.mark.parametrize("draw", [draws.uniforms, draws.normals])
+@pytest.mark.parametrize("draw", [rng.uniforms, rng.normals])
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_row_gets_the_same_numbers_alone_and_in_a_batch(draw: type, width: int) -> None:
     many, steps = keys(7), np.arange(7) * 11
@@ -52,13 +52,13 @@ def test_a_row_gets_the_same_numbers_alone_and_in_a_batch(draw: type, width: int
 
 def test_blocks_drawn_ahead_hold_the_numbers_of_each_step() -> None:
     many, steps = keys(5), np.full(5, 40)
-    block = draws.uniforms(many[None, :], steps[None, :] + np.arange(8)[:, None], 2)
+    block = rng.uniforms(many[None, :], steps[None, :] + np.arange(8)[:, None], 2)
     for ahead in range(8):
-        np.testing.assert_array_equal(block[ahead], draws.uniforms(many, steps + ahead, 2))
+        np.testing.assert_array_equal(block[ahead], rng.uniforms(many, steps + ahead, 2))
 
 
 def test_neighbouring_keys_steps_and_columns_are_not_correlated() -> None:
-    numbers = draws.uniforms(keys(200)[:, None], np.arange(200)[None, :], 2).astype(np.float64) - 0.5
+    numbers = rng.uniforms(keys(200)[:, None], np.arange(200)[None, :], 2).astype(np.float64) - 0.5
     unit = (numbers**2).mean()
     for other in (
         numbers[1:] * numbers[:-1],
@@ -70,19 +70,19 @@ def test_neighbouring_keys_steps_and_columns_are_not_correlated() -> None:
 
 def test_keys_depend_on_every_part_and_on_their_order() -> None:
     parts = [(0, 1, 2), (0, 2, 1), (1, 1, 2), (0, 1), (0, 1, 2, 0), (0, 1, 3)]
-    assert len({draws.key(*part) for part in parts}) == len(parts)
-    assert all(0 <= draws.key(*part) < 2**64 for part in parts)
-    assert draws.key(3, 4) == draws.key(3, 4)
+    assert len({rng.key(*part) for part in parts}) == len(parts)
+    assert all(0 <= rng.key(*part) < 2**64 for part in parts)
+    assert rng.key(3, 4) == rng.key(3, 4)
 
 
 def test_a_negative_or_huge_seed_is_fine() -> None:
-    assert 0 <= draws.key(-5, 1) < 2**64
-    assert 0 <= draws.key(10**30, 1) < 2**64
+    assert 0 <= rng.key(-5, 1) < 2**64
+    assert 0 <= rng.key(10**30, 1) < 2**64
 
 
 def test_the_hash_of_an_agent_id_is_the_same_in_every_process() -> None:
     ids = ["car_1", 1, ("car", 1), "1", None]
-    hashes = [draws.stable_hash(one) for one in ids]
+    hashes = [rng.stable_hash(one) for one in ids]
     assert len(set(hashes)) == len(ids)
     code = f"from menv import draws; print([draws.stable_hash(one) for one in {ids!r}])"
     for salt in ("0", "123"):

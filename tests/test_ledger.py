@@ -11,20 +11,20 @@ import pytest
 
 from menv.base_env import End
 from menv.errors import ContractError
-from menv.ledger import Ledger
 from menv.sample_batch import SampleBatch
-from menv.trajectories import Start
+from menv.sampling.rollout_buffer import RolloutBuffer
+from menv.sampling.trajectories import TrajectoryStart
 
 
 class Play:
     """A ledger for one policy whose observations are the numbers 0, 1, 2, ... in the order of writing."""
 
     def __init__(self) -> None:
-        self.ledger = Ledger(1, 0, (), np.int64)
+        self.ledger = RolloutBuffer(1, 0, (), np.int64)
         self.written = 0
 
     def join(self, slot: int, policy: int = 0, episode: int = 0, env_index: int = 3) -> None:
-        self.ledger.start(Start(slot, policy, episode, slot, env_index), f"agent{slot}")
+        self.ledger.start(TrajectoryStart(slot, policy, episode, slot, env_index), f"agent{slot}")
 
     def rows(self, slots: list[int], rewards: list[float], answer: bool = True) -> Any:
         obs = np.arange(self.written, self.written + len(slots), dtype=np.float32)[:, None]

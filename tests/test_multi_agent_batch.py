@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from menv.errors import ConfigError
-from menv.multi_agent_batch import MultiAgentBatch
-from menv.sample_batch import SampleBatch
+from menv.sample_batch import MultiAgentBatch, SampleBatch
 from tests.written_batches import batch, values
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from menv.nested import builder_of, built, columns_of, leaves, own_copy, paths, values_in
+from menv.spaces import builder_of, built, columns_of, leaves, own_copy, paths, values_in
 
 spaces = gym.spaces
 NESTED = spaces.Dict(

@@ -10,10 +10,9 @@ import pytest
 
 from menv.episode import Episode
 from menv.errors import ConfigError, ContractError
-from menv.policy import Policy
+from menv.policy import Policy, RandomPolicy
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
 from menv.policy_spec import PolicySpec
-from menv.random_policy import RandomPolicy
 
 EPISODE, WORKER = Episode(7, 2), object()
 

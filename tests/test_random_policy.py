@@ -8,10 +8,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import draws
+from menv import rng
 from menv.errors import ConfigError
-from menv.policy import RowDraws
-from menv.random_policy import RandomPolicy
+from menv.policy import RandomPolicy, RowDraws
 
 spaces = gym.spaces
 SPACES: list[gym.Space[Any]] = [
@@ -35,7 +34,7 @@ ANY = spaces.Discrete(2)
 
 
 def row_draws(rows: int, step: int = 0) -> RowDraws:
-    return RowDraws(np.array([draws.key(0, row) for row in range(rows)], np.uint64), np.full(rows, step))
+    return RowDraws(np.array([rng.key(0, row) for row in range(rows)], np.uint64), np.full(rows, step))
 
 
 def policy(space: gym.Space[Any], observation_space: gym.Space[Any] = ANY) -> RandomPolicy:
@@ -141,5 +140,5 @@ def test_a_subclass_may_decide_in_the_classic_way() -> None:
             return [3] * len(obs_batch), [], {}
 
     space = gym.spaces.Discrete(5)
-    draws = RowDraws(np.arange(4, dtype=np.uint64), np.zeros(4, np.int64))
-    assert list(Stubborn(space, space, {}).answer([0] * 4, draws, True, ())) == [3] * 4
+    rng = RowDraws(np.arange(4, dtype=np.uint64), np.zeros(4, np.int64))
+    assert list(Stubborn(space, space, {}).answer([0] * 4, rng, True, ())) == [3] * 4

@@ -13,9 +13,9 @@ import gymnasium as gym
 import pytest
 
 from menv import registry
+from menv.adapters.convert import to_local_base_env
 from menv.env_context import EnvContext
 from menv.errors import ConfigError, ContractError, EnvCrashError, UnknownNameError
-from menv.loop.convert import to_base_env
 from menv.registry import describe_env, make_env, register_env, resolve_env
 from tests.house.sources import ROOT
 
@@ -388,4 +388,4 @@ def test_an_environment_on_the_base_class_of_rllib_is_no_single_agent() -> None:
     ):
         make_env(lambda context: market())
     with pytest.raises(ConfigError, match=r"to_base_env: a Market with RLlib's own"):
-        to_base_env(market())
+        to_local_base_env(market())

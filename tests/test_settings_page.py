@@ -8,9 +8,9 @@ from dataclasses import fields
 import pytest
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.config.dqn_config import DQNConfig
-from menv.algorithms.config.ppo_config import PPOConfig
-from menv.algorithms.config.qmix_config import QMIXConfig
+from menv.algorithms.dqn.config import DQNConfig
+from menv.algorithms.ppo.config import PPOConfig
+from menv.algorithms.qmix.config import QMIXConfig
 from tests.settings_page import PAGE, page
 
 

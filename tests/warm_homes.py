@@ -34,7 +34,7 @@ _LONGEST = 1 << 20
 class Forked(subprocess.Popen[bytes]):
     """A process that is a fork of the warm one and yet a child of this one.
 
-    It is told what `menv.scale.process_engine` tells `subprocess.Popen`.
+    It is told what `menv.workers.process_engine` tells `subprocess.Popen`.
     """
 
     def _execute_child(self, args: Any, *settings: Any) -> None:
@@ -52,7 +52,7 @@ class Parent:
     """The process that the others come from. It ends when its socket does."""
 
     def __init__(self) -> None:
-        from menv.scale.home import ONE_THREAD
+        from menv.workers.worker_process import ONE_THREAD
 
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
@@ -90,7 +90,7 @@ def the_parent() -> Parent:
 @contextmanager
 def forked_homes() -> Iterator[None]:
     """Let the engine start forks for a while."""
-    from menv.scale import process_engine
+    from menv.workers import process_engine
 
     known = vars(process_engine)
     known["subprocess"] = SimpleNamespace(**{**vars(subprocess), "Popen": Forked})
@@ -147,15 +147,13 @@ def _settle(job: dict[str, Any], files: list[int]) -> None:
 
 if __name__ == "__main__":
     # Its functions are called last at the end, as those of what is imported first.
-    import menv.scale.process_end
-    import menv.scale.process_main
+    import menv.workers.worker_process
 
     Later.stand_for("onnxruntime")
-    import menv.algorithms.dqn
-    import menv.algorithms.ppo
-    import menv.algorithms.rollouts.rollout_worker
-    import menv.scale.env_host
-    import menv.verify.in_workers  # noqa: F401
+    import menv.algorithms.dqn.dqn
+    import menv.algorithms.ppo.ppo
+    import menv.algorithms.rollout_worker
+    import menv.verify.backends  # noqa: F401
 
     assert not {"torch", "ray"} & set(sys.modules)
     gc.collect()

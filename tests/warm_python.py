@@ -147,8 +147,8 @@ if __name__ == "__main__":
     import torch  # noqa: F401
 
     Later.stand_for("onnxruntime")
-    import menv.algorithms.dqn
-    import menv.algorithms.ppo  # noqa: F401
+    import menv.algorithms.dqn.dqn
+    import menv.algorithms.ppo.ppo  # noqa: F401
 
     gc.collect()
     gc.freeze()

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from menv.infos import InfoLog, Infos
-from menv.sample_batch import SampleBatch
-from menv.segments import Segments
+from menv.sample_batch import InfoBuffer, Infos, SampleBatch
+from menv.trajectory_slices import TrajectorySlices
 
 
 def batch(lengths: list[int], first: int = 0) -> SampleBatch:
@@ -16,7 +15,7 @@ def batch(lengths: list[int], first: int = 0) -> SampleBatch:
     rows = [first + 100 * piece + step for piece, length in enumerate(lengths) for step in range(length)]
     ends = [first + 100 * piece + length + 10 for piece, length in enumerate(lengths)]
     count, pieces = len(rows), len(lengths)
-    segments = Segments(
+    segments = TrajectorySlices(
         lengths=np.array(lengths, np.int64), next_obs=np.array(ends, np.float32).reshape(pieces, 1),
         next_mask=np.zeros((pieces, 0), np.bool_),
         final_missing=np.arange(pieces) % 2 == 1, first_t=np.zeros(pieces, np.int64), eps_id=np.arange(pieces) + first,
@@ -32,7 +31,7 @@ def batch(lengths: list[int], first: int = 0) -> SampleBatch:
     }  # fmt: skip
     columns["terminateds"][segments.ends - 1] = True
     # Every third row has no info, as if its environment had given none.
-    log = InfoLog(count, [(0, [{"of": row} for row in rows], None)], [])
+    log = InfoBuffer(count, [(0, [{"of": row} for row in rows], None)], [])
     source = np.where(np.arange(count) % 3 == 2, -1, np.arange(count))
     return SampleBatch(columns, segments, Infos((log,), source))
 

@@ -1,7 +1,7 @@
 """External episodes as a `BaseEnv`: an episode is a sub-environment that comes and goes.
 
-Callers talk to a `Switchboard` from their own threads; each poll takes what they said, with the same `Roster` as the
-other dict adapters. `menv.loop.convert` makes one of `ExternalEnv`s, the serving inputs one of their own. It knows
+Callers talk to a `EpisodeBroker` from their own threads; each poll takes what they said, with the same `Roster` as the
+other dict adapters. `menv.adapters.convert` makes one of `ExternalEnv`s, the serving inputs one of their own. It knows
 neither sockets nor policies.
 """
 
@@ -14,28 +14,128 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.answers import by_sub_environment, check_answers
-from menv.adapters.external_roster import ExternalRoster
-from menv.adapters.game import Game, chosen_actions
-from menv.adapters.layout import Layout, join_slots
-from menv.adapters.played_pieces import last_piece, next_piece
-from menv.adapters.report import Report
-from menv.adapters.rewards import as_rewards, of_rosters
-from menv.adapters.slot_pool import SlotPool
-from menv.base_env import ALL, AgentId, BaseEnv, EnvId, Piece, Ready, Unclaimed
-from menv.call_errors import over, stopped
-from menv.errors import ContractError, EnvCrashError
-from menv.fault import CALLER, Fault
-from menv.line import Line, Turn
-from menv.played import Played
-from menv.switchboard import Switchboard
+from menv.adapters.agent_tracker import ExternalAgentTracker, SlotPool, WaitingAgents, join_slots
+from menv.adapters.episode_broker import BatchedEpisodeBroker, EpisodeBroker
+from menv.adapters.episode_channel import ChannelStep, EpisodeChannel, RequestBatch
+from menv.adapters.poll_events import PollEvents
+from menv.adapters.validation import as_rewards, by_sub_environment, check_answers, of_rosters
+from menv.base_env import (
+    ALL,
+    AgentChunk,
+    AgentId,
+    BaseEnv,
+    End,
+    EnvId,
+    ExternalTrajectory,
+    IntArray,
+    Ready,
+    TrajectoryChunk,
+    Unclaimed,
+)
+from menv.errors import CALLER, ContractError, EnvCrashError, EnvFault
+from menv.external_env import over, stopped
+
+# SEAM menv.adapters.game
+# Game: an open external episode as the sampler has it.
+#
+# `menv.adapters.external` keeps one for each, and answers its turns. It knows neither callers nor policies.
+
+
+class ExternalEpisode:
+    """An open episode: its line, its agents, and the turn that waits for an answer.
+
+    Attributes:
+        line: As given; so is `roster`.
+        turn: None where nobody waits, or a whole round does.
+        acted: Whether an agent has been asked, or has acted elsewhere; without it there was no episode.
+    """
+
+    __slots__ = ("acted", "line", "roster", "turn")
+
+    def __init__(self, line: EpisodeChannel, roster: ExternalAgentTracker) -> None:
+        self.line = line
+        self.roster = roster
+        self.turn: ChannelStep | None = None
+        self.acted = False
+
+
+def chosen_actions(games: Iterable[ExternalEpisode]) -> dict[int, Any]:
+    """Return the actions that callers chose themselves, by slot."""
+    return {
+        slot: game.turn.actions[agent]
+        for game in games
+        if game.turn is not None and game.turn.actions is not None
+        for agent, slot in zip(game.roster.waiting.agents, game.roster.waiting.slot_list, strict=True)
+    }
+
+
+# SEAM menv.adapters.played_pieces
+# Pieces of episodes that were played elsewhere, as the sampler takes them: with slots, joins and ends.
+#
+# `menv.adapters.external` calls it for what clients send that choose their actions themselves.
+
+
+def next_piece(
+    roster: ExternalAgentTracker, played: ExternalTrajectory, trained: bool, now: int
+) -> TrajectoryChunk:
+    """Return a piece of the episode that `roster` stands for.
+
+    Agents that live on in an episode that ends, end with it, with the observation that they wait with.
+
+    Args:
+        roster: Of the episode.
+        played: What was played.
+        trained: Whether policies may learn from it.
+        now: Env steps of the sub-environment, those of the piece included.
+    """
+    parts = []
+    times = now - roster.episode_steps, now
+    for agent, moves in played.agents.items():
+        if not len(moves.rewards) and agent not in roster.living():
+            continue
+        slot, join = roster.enter(agent)
+        end = None
+        if moves.over or played.over:
+            own = (moves.terminated, moves.truncated) if moves.over else (played.terminated, played.truncated)
+            # Without an action the observation that waits is the last one.
+            acted = len(moves.rewards) > 0
+            last = moves.obs[len(moves.rewards)] if acted else None
+            reward = float(moves.rewards[-1]) if acted else 0.0
+            end = End(slot, roster.env_id, agent, reward, *own, last, {}, withdrawn=not acted)
+            roster.leave(agent)
+        if join is not None:
+            join = join._replace(trained=trained, policy_id=played.policies.get(agent))
+        parts.append(AgentChunk(slot, join, moves, end))
+    if not played.over:
+        return TrajectoryChunk(roster.env_id, roster.env_index, parts, None, played.weights_seq_no, *times)
+    parts += _others(roster, played.terminated, played.truncated)
+    episode = roster.close(played.terminated, played.truncated)
+    return TrajectoryChunk(roster.env_id, roster.env_index, parts, episode, played.weights_seq_no, *times)
+
+
+def last_piece(roster: ExternalAgentTracker, now: int) -> TrajectoryChunk:
+    """Return the end of an episode whose client is gone; see `next_piece`."""
+    parts, began = _others(roster, False, True), now - roster.episode_steps
+    episode = roster.close(False, True)._replace(faulty=True)
+    return TrajectoryChunk(roster.env_id, roster.env_index, parts, episode, None, began, now)
+
+
+def _others(roster: ExternalAgentTracker, terminated: bool, truncated: bool) -> list[AgentChunk]:
+    parts = []
+    for agent in roster.living():
+        slot, _ = roster.enter(agent)
+        end = End(slot, roster.env_id, agent, 0.0, terminated, truncated, None, {}, withdrawn=True)
+        parts.append(AgentChunk(slot, None, None, end))
+        roster.leave(agent)
+    return parts
+
 
 _GOES_ON: dict[AgentId, bool] = {ALL: False}
 _FEW = 16
 
 
 class ExternalEnvs(BaseEnv):
-    """The open episodes of one `Switchboard`.
+    """The open episodes of one `EpisodeBroker`.
 
     Args:
         switchboard: Where callers call.
@@ -51,7 +151,7 @@ class ExternalEnvs(BaseEnv):
 
     def __init__(
         self,
-        switchboard: Switchboard,
+        switchboard: EpisodeBroker,
         envs: Sequence[Any] = (),
         *,
         observation_space: Any = None,
@@ -68,22 +168,22 @@ class ExternalEnvs(BaseEnv):
         self._envs = list(envs)
         self._started = False
         self._pool = SlotPool()
-        self._games: dict[EnvId, Game] = {}
-        self._free: list[ExternalRoster] = []
+        self._games: dict[EnvId, ExternalEpisode] = {}
+        self._free: list[ExternalAgentTracker] = []
         # Those whose last piece is under way; their slots are in use until it has been taken in.
-        self._leaving: list[ExternalRoster] = []
+        self._leaving: list[ExternalAgentTracker] = []
         # The first of as many counts as there is room for.
         self._counts = self._env_steps = np.zeros(0, np.int64)
         # Of the sub-environments that have stepped since the last poll, once for each step.
         self._stepped: list[int] = []
-        self._due: list[Game] = []
+        self._due: list[ExternalEpisode] = []
         # How many of these show observations, and nothing else.
         self._plain = 0
         # Those who wait for answers, in the order of the rows that were delivered last.
-        self._asked: list[Game] = []
-        self._report = Report()
-        self._pieces: list[Piece] = []
-        self._delivered = (list[Layout](), np.zeros(0, np.int64))
+        self._asked: list[ExternalEpisode] = []
+        self._report = PollEvents()
+        self._pieces: list[TrajectoryChunk] = []
+        self._delivered = (list[WaitingAgents](), np.zeros(0, np.int64))
         # Held by who takes turns or answers them, so that whoever stops it finds each of them at its place.
         self._by_turns = threading.RLock()
         self._over = False
@@ -131,8 +231,10 @@ class ExternalEnvs(BaseEnv):
             game.turn = None
             turn.tell(answers)
 
-    def _answers(self, slots: Any, actions: Any) -> list[tuple[Game, Turn, Mapping[AgentId, Any]]]:
-        due: list[tuple[Game, Turn, Mapping[AgentId, Any]]] = []
+    def _answers(
+        self, slots: Any, actions: Any
+    ) -> list[tuple[ExternalEpisode, ChannelStep, Mapping[AgentId, Any]]]:
+        due: list[tuple[ExternalEpisode, ChannelStep, Mapping[AgentId, Any]]] = []
         for env_id, answers in by_sub_environment(slots, actions, self._pool.seats).items():
             game = self._games.get(env_id)
             turn = None if game is None else game.turn
@@ -143,7 +245,7 @@ class ExternalEnvs(BaseEnv):
 
     def _answers_of_all(
         self, slots: Any, actions: Any
-    ) -> list[tuple[Game, Turn, Mapping[AgentId, Any]]] | None:
+    ) -> list[tuple[ExternalEpisode, ChannelStep, Mapping[AgentId, Any]]] | None:
         """Return the answers where all rows of the last poll are answered, in their order; None where that is not so.
 
         Then nobody has to be looked up, and nobody can be missing.
@@ -155,7 +257,7 @@ class ExternalEnvs(BaseEnv):
             or len(actions) != len(slots)
         ):
             return None
-        due: list[tuple[Game, Turn, Mapping[AgentId, Any]]] = []
+        due: list[tuple[ExternalEpisode, ChannelStep, Mapping[AgentId, Any]]] = []
         given = iter(actions)
         for game in games:
             if game.turn is None:
@@ -222,23 +324,23 @@ class ExternalEnvs(BaseEnv):
             )
         self.switchboard.fail(fault)
 
-    def _take_in(self, lines: Sequence[Line]) -> Ready:
+    def _take_in(self, lines: Sequence[EpisodeChannel]) -> Ready:
         for line, turn in zip(lines, self.switchboard.next_turns(lines), strict=True):
             self._advance(line, turn)
         return self._deliver()
 
-    def _let_go(self, games: Sequence[Game]) -> None:
+    def _let_go(self, games: Sequence[ExternalEpisode]) -> None:
         self.switchboard.answered([game.line for game in games])
 
-    def _advance(self, line: Line, turn: Turn | Played | None) -> None:
+    def _advance(self, line: EpisodeChannel, turn: ChannelStep | ExternalTrajectory | None) -> None:
         """Take what was said in an episode: a piece, or turns up to one that must be answered first."""
-        if isinstance(turn, Played):
+        if isinstance(turn, ExternalTrajectory):
             self._play(line, turn)
             return
-        while isinstance(turn, Turn) and not self._take_or_tell(line, turn):
+        while isinstance(turn, ChannelStep) and not self._take_or_tell(line, turn):
             (turn,) = self.switchboard.next_turns([line])
 
-    def _take_or_tell(self, line: Line, turn: Turn) -> bool:
+    def _take_or_tell(self, line: EpisodeChannel, turn: ChannelStep) -> bool:
         """Take in a turn; who made a call that breaks the rules is told why, as the sampler is."""
         try:
             return self._take(line, turn)
@@ -247,7 +349,7 @@ class ExternalEnvs(BaseEnv):
             turn.tell(ContractError(str(error)))
             raise
 
-    def _take(self, line: Line, turn: Turn) -> bool:
+    def _take(self, line: EpisodeChannel, turn: ChannelStep) -> bool:
         """Take in a turn; True if it waits for an answer."""
         game = self._games.get(line.episode_id)
         if line.plays:
@@ -283,7 +385,7 @@ class ExternalEnvs(BaseEnv):
         self._due.append(game)
         return True
 
-    def _step(self, game: Game, turn: Turn) -> bool:
+    def _step(self, game: ExternalEpisode, turn: ChannelStep) -> bool:
         """Take in one env step; True if the episode is over."""
         roster, report = game.roster, self._report
         if turn.obs is None:
@@ -306,16 +408,18 @@ class ExternalEnvs(BaseEnv):
         """Keep the episode that ended last out of all means: without a step it was none."""
         self._report.episodes[-1] = self._report.episodes[-1]._replace(faulty=True)
 
-    def _note_lost(self, game: Game) -> None:
+    def _note_lost(self, game: ExternalEpisode) -> None:
         """Report that an episode was broken off, if an agent has acted in it."""
         line = game.line
         if not game.acted:
             return
         told = f"episode {line.episode_id!r:.60} was broken off: {line.lost}"
         index = game.roster.env_index
-        self._report.faults.append(Fault(line.episode_id, index, CALLER, told, (CALLER, str(line.lost), 0)))
+        self._report.faults.append(
+            EnvFault(line.episode_id, index, CALLER, told, (CALLER, str(line.lost), 0))
+        )
 
-    def _play(self, line: Line, played: Played) -> None:
+    def _play(self, line: EpisodeChannel, played: ExternalTrajectory) -> None:
         """Take in a piece that was played elsewhere; one without actions begins nothing."""
         game = self._games.get(line.episode_id)
         if game is None and not any(len(moves.rewards) for moves in played.agents.values()):
@@ -332,33 +436,33 @@ class ExternalEnvs(BaseEnv):
         ]
         self._hand_on(game, next_piece(roster, played, line.trained, int(self._env_steps[roster.env_index])))
 
-    def _hand_on(self, game: Game, piece: Piece) -> None:
+    def _hand_on(self, game: ExternalEpisode, piece: TrajectoryChunk) -> None:
         self._pieces.append(piece)
         if piece.episode is not None:
             del self._games[game.line.episode_id]
             self._leaving.append(game.roster)
 
-    def _open(self, line: Line) -> Game:
+    def _open(self, line: EpisodeChannel) -> ExternalEpisode:
         if self._free:
             roster = self._free.pop()
             roster.reopen(line.episode_id)
         else:
-            roster = ExternalRoster(line.episode_id, len(self._env_steps), self._pool, self._possible)
+            roster = ExternalAgentTracker(line.episode_id, len(self._env_steps), self._pool, self._possible)
             if len(self._env_steps) == len(self._counts):
                 self._counts = np.append(
                     self._counts, np.zeros_like(self._counts, shape=64 + len(self._counts))
                 )
             self._env_steps = self._counts[: len(self._env_steps) + 1]
-        game = self._games[line.episode_id] = Game(line, roster)
+        game = self._games[line.episode_id] = ExternalEpisode(line, roster)
         return game
 
-    def _mark_untrained(self, line: Line, before: int) -> None:
+    def _mark_untrained(self, line: EpisodeChannel, before: int) -> None:
         """Say that policies do not learn from the lives that have begun since so many, if the caller wants it so."""
         if not line.trained:
             joined = self._report.joined
             joined[before:] = [join._replace(trained=False) for join in joined[before:]]
 
-    def _drop(self, line: Line, rewards: Mapping[AgentId, float]) -> None:
+    def _drop(self, line: EpisodeChannel, rewards: Mapping[AgentId, float]) -> None:
         """Forget an episode in which nobody acted, but for what was paid in it."""
         paid = {agent: reward for agent, reward in rewards.items() if reward}
         if paid:
@@ -397,7 +501,7 @@ class ExternalEnvs(BaseEnv):
         else:
             paid = list(chain.from_iterable([roster.rewards for roster in rosters]))
             rewards = as_rewards(paid, lambda: of_rosters(rosters))
-        report, self._report = self._report, Report()
+        report, self._report = self._report, PollEvents()
         pieces, self._pieces = self._pieces, []
         return Ready(
             slots,
@@ -408,3 +512,100 @@ class ExternalEnvs(BaseEnv):
             None if all_plain else list(chain.from_iterable(roster.infos for roster in rosters)),
             {} if all_plain else chosen_actions(due), self._pool.seats, pieces, report.faults,
         )  # fmt: skip
+
+
+# SEAM menv.adapters.round_envs
+# External episodes that may be asked for in rounds: whole columns from the switchboard to the sampler and
+# back.
+#
+# Serving inputs are kinds of it. A round is delivered as it is where nothing else was said since the last
+# poll, and told
+# at once where all of it is answered together; otherwise it goes on as the turns of its episodes, with the
+# code that
+# `menv.adapters.external` has for these.
+
+
+class BatchedExternalEnvs(ExternalEnvs):
+    """The open episodes of a switchboard that takes rounds.
+
+    Args:
+        switchboard: Where callers call.
+        observation_space: Of each agent.
+        action_space: Likewise.
+        possible_agents: Agents that may ever appear, () if nobody knows.
+        idle_timeout: See `ExternalEnvs`.
+    """
+
+    def __init__(
+        self,
+        switchboard: BatchedEpisodeBroker,
+        *,
+        observation_space: Any = None,
+        action_space: Any = None,
+        possible_agents: Iterable[AgentId] = (),
+        idle_timeout: float | None = 30.0,
+    ) -> None:
+        super().__init__(
+            switchboard, observation_space=observation_space, action_space=action_space,
+            possible_agents=possible_agents, idle_timeout=idle_timeout,
+        )  # fmt: skip
+        self._board = switchboard
+        # The round that the sampler has and has not answered.
+        self._open_round: RequestBatch | None = None
+        # The episodes of the last round, mostly those of the next one, and what was looked up for them.
+        self._lines: list[EpisodeChannel] = []
+        self._players: list[ExternalEpisode] = []
+        self._indices: IntArray = np.zeros(0, np.int64)
+        self._rows: tuple[list[WaitingAgents], IntArray] = ([], self._indices)
+
+    def _answer(self, slots: Any, actions: Any) -> None:
+        asked, self._open_round = self._open_round, None
+        if asked is None:
+            super()._answer(slots, actions)
+        elif (
+            slots is self._delivered[1]
+            and isinstance(actions, Sequence | np.ndarray)
+            and len(actions) == len(slots)
+        ):
+            self._board.answered_round(asked)
+            asked.tell(actions)
+        else:
+            # Some of them, or in another order.
+            for game, turn in zip(self._players, asked.turns(), strict=True):
+                game.turn = turn
+            self._asked = self._players
+            super()._answer(slots, actions)
+
+    def _tell_stopped(self) -> None:
+        super()._tell_stopped()
+        if (asked := self._open_round) is not None:
+            asked.tell(stopped())
+
+    def _take_in(self, lines: Sequence[EpisodeChannel]) -> Ready:
+        """Take what was said in some episodes, and the round that waits; return what there is for the sampler."""
+        asked = self._board.take_round()
+        if asked is not None and not lines:
+            return self._deliver_round(asked)
+        if asked is not None:
+            for line, turn in zip(asked.lines, asked.turns(), strict=True):
+                self._advance(line, turn)
+        return super()._take_in(lines)
+
+    def _deliver_round(self, asked: RequestBatch) -> Ready:
+        if asked.lines != self._lines:
+            self._lines = asked.lines
+            games = self._players = [self._games[line.episode_id] for line in asked.lines]
+            layouts = [game.roster.waiting for game in games]
+            self._indices = np.array([game.roster.env_index for game in games], np.int64)
+            self._rows = (layouts, join_slots(layouts))
+        self._delivered = self._rows
+        for game in self._players:
+            game.roster.episode_steps += 1
+        self._env_steps[self._indices] += 1
+        self._open_round = asked
+        return Ready(self._rows[1], asked.obs, asked.rewards, self._env_steps, seats=self._pool.seats)
+
+    def _let_go(self, games: Sequence[ExternalEpisode]) -> None:
+        """Note that what was said in some games has been answered; they may be part of a round next time."""
+        super()._let_go(games)
+        self._board.steady([game.line for game in games if game.roster.alone])

@@ -1,24 +1,22 @@
 """n copies of a `gymnasium.Env` as a `BaseEnv`: one agent each, slot = env id = index.
 
 The adapter resets a finished copy itself and delivers its new first row in the same poll. While all copies wait and
-are answered together, `poll_frame` tells of a step of theirs without an object for a copy. `menv.loop.convert`
+are answered together, `poll_frame` tells of a step of theirs without an object for a copy. `menv.adapters.convert`
 creates it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from menv.adapters.answers import of_only_agents, stray_answers, wrong_count
-from menv.adapters.gym_steps import Seen, Taken, take_steps
 from menv.adapters.local_envs import LocalEnvs
-from menv.adapters.recorded import Recorded
-from menv.adapters.report import Report, check_info
-from menv.adapters.rewards import as_rewards
+from menv.adapters.poll_events import EpisodeReplay, PollEvents, check_info
+from menv.adapters.validation import as_rewards, of_only_agents, stray_answers, wrong_count
 from menv.base_env import (
     SINGLE_AGENT,
     AgentId,
@@ -28,11 +26,164 @@ from menv.base_env import (
     IntArray,
     Join,
     Ready,
+    VectorStep,
 )  # fmt: skip
-from menv.env_calls import OR_MANY_AGENTS, as_reward, many_agents
-from menv.errors import ContractError
-from menv.frame import Frame
-from menv.nested import own_copy
+from menv.errors import ContractError, MenvError, raised_by_envs
+from menv.spaces import OR_MANY_AGENTS, as_flag, as_reward, how_many, last_obs, many_agents, own_copy
+
+# SEAM menv.adapters.gym_steps
+# An env step of some gymnasium environments, one after another: what they returned, who finished, who raised.
+#
+# `menv.adapters.gym` takes its steps here and makes rows or a frame of them. Nothing here resets, reports or
+# counts.
+
+
+Step = Callable[[Any], Any]
+
+
+class FinishedCopy(NamedTuple):
+    """The end of an episode.
+
+    Attributes:
+        place: Among those that were stepped.
+        env_index: Of the environment.
+        obs: The last observation, a copy.
+        reward: As it was paid.
+        info: The last info dict.
+        flags: Whether it was terminated, and truncated.
+    """
+
+    place: int
+    env_index: int
+    obs: Any
+    reward: Any
+    info: Mapping[str, Any]
+    flags: tuple[bool, bool]
+
+
+@dataclass(slots=True)
+class SteppedCopies:
+    """What came of R steps.
+
+    Attributes:
+        rewards: R; 0.0 where an environment raised.
+        overs: Of those that finished, in order.
+        broken: The environments that raised, and what.
+    """
+
+    rewards: list[Any] = field(default_factory=list)
+    overs: list[FinishedCopy] = field(default_factory=list)
+    broken: list[tuple[int, BaseException]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class StepObservations:
+    """What each environment shows, by index; a step writes over it.
+
+    Attributes:
+        obs: The last observations.
+        infos: The info dicts that came with them.
+        fresh: Whether the episode has seen no step yet.
+    """
+
+    obs: list[Any]
+    infos: list[Mapping[str, Any]]
+    fresh: list[bool]
+
+
+def take_steps(
+    order: Sequence[int], steps: Sequence[Step], actions: Sequence[Any], seen: StepObservations
+) -> SteppedCopies:
+    """Step environments one after another, also past those that raise.
+
+    Args:
+        order: R indices.
+        steps: R methods.
+        actions: R.
+        seen: Is written.
+
+    Raises:
+        ContractError: One returned something else than a step does; it names which.
+    """
+    taken = SteppedCopies()
+    todo = zip(order, steps, actions, strict=True)
+    while len(taken.rewards) < len(order):
+        error = _step_until_one_raises(todo, taken, seen)
+        if error is not None:
+            taken.broken.append((order[len(taken.rewards)], error))
+            taken.rewards.append(0.0)
+    # What an error holds in turn is this call: nothing would be let go of without the collector.
+    error = None
+    return taken
+
+
+def _step_until_one_raises(
+    todo: Iterator[tuple[int, Step, Any]], taken: SteppedCopies, seen: StepObservations
+) -> BaseException | None:
+    """Step the next environments and note what comes of it; return what one raised, None if all were stepped."""
+    all_obs, all_infos, fresh, rewards = seen.obs, seen.infos, seen.fresh, taken.rewards
+    index, terminated, truncated = 0, False, False
+    try:
+        for index, step, action in todo:
+            obs, reward, terminated, truncated, info = step(action)
+            if type(info) is not dict:
+                check_info(info, f"env {index} step")
+            if terminated or truncated:
+                flags = _flag(index, "terminated", terminated), _flag(index, "truncated", truncated)
+                taken.overs.append(
+                    FinishedCopy(len(rewards), index, last_obs(obs, f"env {index} step"), reward, info, flags)
+                )
+            all_obs[index], all_infos[index], fresh[index] = obs, info, False
+            rewards.append(reward)
+        if terminated is None or truncated is None:
+            # Looked at in the last one alone: flags that are None for want of a `return` are so in each.
+            _flag(index, "terminated", terminated)
+            _flag(index, "truncated", truncated)
+    except MenvError:
+        raise
+    except raised_by_envs() as error:
+        _check_unpacking(index, error)
+        return error
+    return None
+
+
+def _flag(index: int, name: str, flag: Any) -> bool:
+    return (
+        flag
+        if flag is True or flag is False
+        else as_flag(flag, f"env {index} step: {name}", f"return one flag{OR_MANY_AGENTS}")
+    )
+
+
+def _check_unpacking(index: int, error: BaseException) -> None:
+    """Tell a wrong number of return values from a crash inside an environment.
+
+    Args:
+        index: The environment.
+        error: Raised while its step was called and what this returned was taken apart, as it was caught there.
+
+    Raises:
+        ContractError: It is the former.
+    """
+    here = error.__traceback__
+    if here is None or here.tb_next is not None:
+        return
+    if isinstance(error, ValueError | RuntimeError) and "ambiguous" in str(error):
+        raise ContractError(
+            f"env {index} step: terminated or truncated is an array of several, expected True or False; return one flag"
+            f"{OR_MANY_AGENTS}"
+        ) from error
+    if "non-iterable NoneType" in str(error):
+        raise ContractError(
+            f"env {index} step: returned {how_many(None)}, expected (obs, reward, terminated, truncated, info); return "
+            "all five from step"
+        ) from error
+    if isinstance(error, ValueError | TypeError):
+        raise ContractError(
+            f"env {index} step: could not unpack what step returned ({error}), expected "
+            "(obs, reward, terminated, truncated, info); split the old `done` into terminated and truncated, or "
+            "wrap the environment in menv.wrappers.LegacyGym"
+        ) from error
 
 
 class GymEnvs(LocalEnvs):
@@ -47,7 +198,7 @@ class GymEnvs(LocalEnvs):
         self._steps = [env.step for env in self._envs]
         self._episode_start = [0] * num_envs
         # The rows that the copies' agents wait with.
-        self._seen = Seen([None] * num_envs, [{}] * num_envs, [False] * num_envs)
+        self._seen = StepObservations([None] * num_envs, [{}] * num_envs, [False] * num_envs)
         # Copies with rows that no poll has delivered yet, and copies that wait for an answer.
         self._due: frozenset[int] = frozenset()
         self._waiting: frozenset[int] = frozenset()
@@ -87,10 +238,10 @@ class GymEnvs(LocalEnvs):
             report.joined, report.ended, report.episodes, report.unclaimed, infos, {}, self._seats,
             (), report.faults,
         )  # fmt: skip
-        self._report, self._torn = Report(), False
+        self._report, self._torn = PollEvents(), False
         return ready
 
-    def poll_frame(self) -> Frame | None:
+    def poll_frame(self) -> VectorStep | None:
         """Step all copies at once, when all of them have been answered in one go; never waits.
 
         Returns:
@@ -113,10 +264,10 @@ class GymEnvs(LocalEnvs):
         self._waiting = self._everybody
         return self._frame(taken)
 
-    def _frame(self, taken: Taken) -> Frame:
+    def _frame(self, taken: SteppedCopies) -> VectorStep:
         """Return a step of everybody, after which new episodes have begun."""
         seen, nobody = self._seen, self._nobody
-        frame = Frame(
+        frame = VectorStep(
             seen.obs, as_rewards(taken.rewards, lambda: map(_whose, self._order), OR_MANY_AGENTS), nobody, nobody,
             list(seen.infos) if any(seen.infos) else (),
         )  # fmt: skip
@@ -173,11 +324,11 @@ class GymEnvs(LocalEnvs):
         return self._seen.obs[index]
 
     def _clear(self, seats: Any) -> None:
-        self._report, self._answers, self._due = Report(), ((), ()), frozenset()
+        self._report, self._answers, self._due = PollEvents(), ((), ()), frozenset()
         self._stepped = None
         self._waiting = self._everybody
 
-    def _play(self, index: int, recorded: Recorded) -> bool:
+    def _play(self, index: int, recorded: EpisodeReplay) -> bool:
         self._env_steps[index] = self._episode_start[index] = recorded.start
         self._seen.obs[index], self._seen.infos[index] = self._reset_once(index, recorded.seed)
         self._steps[index] = self._envs[index].step
@@ -256,14 +407,14 @@ class GymEnvs(LocalEnvs):
         self._tell(taken, now, [self._next_episode(over.env_index) for over in taken.overs])
         return taken.rewards
 
-    def _step_all(self, order: Sequence[int], actions: Sequence[Any]) -> Taken:
+    def _step_all(self, order: Sequence[int], actions: Sequence[Any]) -> SteppedCopies:
         everybody = order is self._order
         steps = self._steps if everybody else [self._steps[index] for index in order]
         taken = take_steps(order, steps, actions, self._seen)
         self._env_steps[slice(None) if everybody else list(order)] += 1
         return taken
 
-    def _tell(self, taken: Taken, now: IntArray, begun: Sequence[tuple[Any, Any]]) -> None:
+    def _tell(self, taken: SteppedCopies, now: IntArray, begun: Sequence[tuple[Any, Any]]) -> None:
         """Report ends of episodes, at env steps [E] `now`, and what has `begun`; begin anew where something raised."""
         for over in taken.overs:
             # What was paid last is none of the next row's.

@@ -2,7 +2,7 @@
 
 Each of gymnasium's autoreset modes gives the same rows: with NEXT_STEP a finished sub-environment has
 no row in the poll in which the others step on, because its reset takes that step; with SAME_STEP and
-DISABLED its first row comes in the poll in which it ended. `menv.loop.convert` creates it.
+DISABLED its first row comes in the poll in which it ended. `menv.adapters.convert` creates it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,12 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
-from menv import draws
-from menv.adapters.lockstep import LockstepEnvs
-from menv.adapters.rewards import as_rewards, of_envs
-from menv.adapters.vector_infos import VectorInfos, by_name, info_of
-from menv.base_env import EnvId, IntArray
-from menv.env_calls import as_flag, close_env, how_many, last_obs
-from menv.errors import ConfigError, ContractError, MenvError
-from menv.fault import raised_by_envs
-from menv.frame import Flags, Frame
-from menv.nested import has_order, own_copy
+from menv import rng
+from menv.adapters.lockstep import LockstepEnvs, VectorInfos, by_name, info_of
+from menv.adapters.validation import as_rewards, of_envs
+from menv.base_env import EnvId, Flags, IntArray, VectorStep
+from menv.errors import ConfigError, ContractError, MenvError, raised_by_envs
+from menv.spaces import as_flag, close_env, has_order, how_many, last_obs, own_copy
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 _BOOL = np.dtype(np.bool_)
@@ -53,7 +49,7 @@ class GymVectorEnvs(LockstepEnvs):
         self.observation_space = env.single_observation_space
         self.action_space = env.single_action_space
         self._mode = autoreset_mode(env)
-        self._seed = None if seed is None else draws.reset_seed(seed, first_index, 0)
+        self._seed = None if seed is None else rng.reset_seed(seed, first_index, 0)
         self._batch_actions = env.action_space
         self._name = type(env).__name__
         kinds = gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary
@@ -84,7 +80,7 @@ class GymVectorEnvs(LockstepEnvs):
         """Reset everything with the next poll, with another seed than the first time; see `LockstepEnvs`."""
         super().start_over(env_steps)
         if self._seed is not None:
-            self._seed = draws.reset_seed(self._seed, 0, int(env_steps.sum()))
+            self._seed = rng.reset_seed(self._seed, 0, int(env_steps.sum()))
 
     def _reset_all(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Sequence[Any]]:
         seed, self._seed = self._seed if seed is None else seed, None
@@ -100,7 +96,7 @@ class GymVectorEnvs(LockstepEnvs):
         self._due = None
         return self._rows(obs), self._infos_of(self._by_name(infos, "reset"))
 
-    def _step_all(self, actions: Any, slots: IntArray | None) -> Frame:
+    def _step_all(self, actions: Any, slots: IntArray | None) -> VectorStep:
         try:
             result = self.env.step(self._all_actions(actions, slots))
         except MenvError:
@@ -123,7 +119,9 @@ class GymVectorEnvs(LockstepEnvs):
             )
         done = self._over(terminated, truncated)
         begun, self._due = self._due, None
-        frame = Frame(self._rows(obs), rewards, terminated, truncated, self._infos_of(infos), None, begun)
+        frame = VectorStep(
+            self._rows(obs), rewards, terminated, truncated, self._infos_of(infos), None, begun
+        )
         # A look at the bytes takes a tenth of what asking numpy does.
         if 1 in done.tobytes():
             frame.done = done
@@ -160,7 +158,7 @@ class GymVectorEnvs(LockstepEnvs):
                 "sub-environment; mend its return value"
             )
 
-    def _see_to_ends(self, frame: Frame, infos: Mapping[str, Any]) -> None:
+    def _see_to_ends(self, frame: VectorStep, infos: Mapping[str, Any]) -> None:
         done = frame.done
         assert done is not None
         if self._mode == NEXT_STEP:

@@ -7,23 +7,226 @@
 from __future__ import annotations
 
 import time
+import traceback
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from menv import draws
-from menv.adapters.crash_log import PAUSES, TOLERATED, CrashLog
-from menv.adapters.created_envs import CreatedEnvs
-from menv.adapters.recorded import Recorded
-from menv.adapters.report import Report
-from menv.base_env import AgentId, EnvId, IntArray, MultiEnvDict
-from menv.env_calls import call_method, close_env, close_unused, reset_env
-from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError, MenvError
-from menv.fault import Fault, raised_by_envs
-from menv.plain_data import digest
+from menv import rng
+from menv.adapters.poll_events import EpisodeReplay, PollEvents
+from menv.base_env import AgentId, BaseEnv, EnvId, IntArray, MultiEnvDict
+from menv.errors import (
+    CallOrderError,
+    ConfigError,
+    ContractError,
+    EnvCrashError,
+    EnvFault,
+    MenvError,
+    WorkerLostError,
+    raised_by_envs,
+)
+from menv.serialization import digest
+from menv.spaces import call_method, close_env, close_unused, reset_env
+
+# SEAM menv.adapters.numbered_envs
+# Sub-environments that are numbered from 0, their number being their env id.
+#
+# `created_envs` and `lockstep` build on it. It knows neither rows nor what an environment is.
+
+
+class NumberedEnvs(BaseEnv):
+    """E sub-environments with their index as env id.
+
+    Attributes:
+        num_envs: E.
+    """
+
+    returns_table = True
+    num_envs: int
+
+    def _index(self, env_id: Any) -> int:
+        """Return the index of a sub-environment.
+
+        Raises:
+            ConfigError: There is none of this id.
+        """
+        if not isinstance(env_id, int | np.integer) or not 0 <= env_id < self.num_envs:
+            raise ConfigError(
+                f"env id {env_id!r}: expected an integer from 0 to {self.num_envs - 1}; use the ids that poll returned"
+            )
+        return int(env_id)
+
+    def _indices(self, env_id: EnvId | None) -> Sequence[int]:
+        return range(self.num_envs) if env_id is None else [self._index(env_id)]
+
+
+# SEAM menv.adapters.created_envs
+# Sub-environments that menv made itself, and can make anew: what those ask of them who write a run down.
+#
+# `local_envs` are such, and those of `menv.workers.remote_envs`. `menv.sampling.episode_checkpoint` lets them
+# go on where another
+# run stood. Nothing here steps.
+
+
+class CreatedEnvs(NumberedEnvs):
+    """Numbered sub-environments that can be made anew.
+
+    Attributes:
+        on_created: Told the index and the sub-environment where one is created in another's place.
+    """
+
+    on_created: Callable[[int, Any], None] | None = None
+    _seed: int | None = None
+    _first_index: int = 0
+
+    @property
+    @abstractmethod
+    def env_steps(self) -> IntArray:
+        """[E] env steps of each sub-environment since its start."""
+
+    @abstractmethod
+    def episode_start(self, index: int) -> int:
+        """Return the env steps of a sub-environment at its last reset."""
+
+    @abstractmethod
+    def slots_of(self, index: int) -> Mapping[Any, int]:
+        """Return the slot of each agent that a sub-environment knows."""
+
+    def episode_seed(self, index: int) -> int | None:
+        """Return the seed of a sub-environment's last reset, None where it was left alone."""
+        if self._seed is None:
+            return None
+        return rng.reset_seed(self._seed, self._first_index + index, self.episode_start(index))
+
+    @abstractmethod
+    def shown(self, index: int) -> str | None:
+        """Return a digest of what waits in a sub-environment, None where no file could hold that."""
+
+    @property
+    @abstractmethod
+    def seats(self) -> Any:
+        """The seats by slot; see `Ready.seats`."""
+
+    @property
+    @abstractmethod
+    def free_slots(self) -> list[int]:
+        """Slots that nobody has, in the order in which they were given back."""
+
+    @abstractmethod
+    def take_up(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any) -> set[int]:
+        """Go on where another run was written down: play running episodes again, begin new ones for the others.
+
+        Args:
+            env_steps: [E] env steps so far.
+            recorded: Running episodes by index.
+            seats: What `seats` and `free_slots` of the other run's environment were.
+
+        Returns:
+            The sub-environments that begin their next episodes: whose episode is not in `recorded`, or came out
+            differently. Their first rows come with the next poll.
+        """
+
+
+# SEAM menv.adapters.crash_log
+# How often each sub-environment raised without making progress, and when that is too often.
+#
+# `local_envs` notes every exception of a sub-environment here before it makes a new one. It keeps the first
+# cause of a
+# series, which is what the error that ends the run is raised from.
+
+
+TOLERATED = 2
+"""How many crashes of one sub-environment in a row, none with progress in between, do not end the run by default."""
+PROGRESS = 10
+"""An episode of so many env steps is progress, also if it ends with a crash."""
+PAUSES = (0.0, 0.05, 0.25)
+"""Seconds to wait before each attempt to make a replacement; when all have failed the run ends."""
+# Causes whose tracebacks are kept as they are; those of more sub-environments at once become text.
+_LIVE = 8
+
+
+class _Series(NamedTuple):
+    """Crashes of one sub-environment without progress in between: the first one, and how many."""
+
+    text: str
+    error: BaseException
+    times: int
+
+
+class CrashLog:
+    """The crashes of the sub-environments of one adapter."""
+
+    def __init__(self, *, tolerated: int | None, creator: bool) -> None:
+        """Begin without crashes.
+
+        Args:
+            tolerated: Crashes in a row without progress that do not end the run; None replaces no sub-environment.
+            creator: Whether there is something to make the replacement with.
+        """
+        self._tolerated = tolerated
+        self._creator = creator
+        self._series: dict[int, _Series] = {}
+
+    def note(self, index: int, text: str, error: BaseException, steps: int) -> None:
+        """Note a crash.
+
+        Args:
+            index: The sub-environment.
+            text: Begins the message: where it was, and what was raised.
+            error: What was raised.
+            steps: Env steps of the episode that it ended, 0 in a reset.
+
+        Raises:
+            EnvCrashError: It is not to be replaced, cannot be, or has been too often; the first cause is its own.
+        """
+        progress = steps >= PROGRESS
+        before = None if progress else self._series.get(index)
+        new = _Series(text, error, 0 if progress else 1)
+        series = new if before is None else before._replace(times=before.times + 1)
+        if before is None and len(self._series) >= _LIVE:
+            _write_down(error)
+        self._series[index] = series
+        if self._tolerated is None:
+            raise self.error(index, "")
+        if not self._creator:
+            raise self.error(index, "", " (without make_env no other can be made)")
+        if series.times > self._tolerated:
+            raise self.error(
+                index,
+                f", the first of {series.times} crashes in a row in reset or in the first {PROGRESS} env steps, "
+                f"expected {self._tolerated} at most (num_consecutive_env_failures_tolerance)",
+            )
+
+    def finished(self, index: int) -> None:
+        """Note that a sub-environment finished an episode."""
+        if self._series:
+            self._series.pop(index, None)
+
+    def no_other(self, index: int, last: BaseException) -> EnvCrashError:
+        """Return the error for a sub-environment whose replacements fail, `last` the latest of them."""
+        return self.error(
+            index,
+            f", and {len(PAUSES)} replacements could not be made or reset, the last because of "
+            f"{type(last).__name__}: {last}",
+        )
+
+    def error(self, index: int, more: str, hint: str = "") -> EnvCrashError:
+        """Return the error that ends the run, with the first cause of the series as its own."""
+        series = self._series[index]
+        lost = isinstance(series.error, WorkerLostError)
+        above = "what is known of its process" if lost else "the environment's own traceback"
+        error = EnvCrashError(f"{series.text}{more}; {above} is above{hint}")
+        error.__cause__ = series.error
+        return error
+
+
+def _write_down(error: BaseException) -> None:
+    """Turn an error's traceback into a note, because its frames keep alive what their callers hold, whole batches."""
+    error.add_note("".join(traceback.format_exception(error)))
+    error.__traceback__ = error.__cause__ = error.__context__ = None
 
 
 class LocalEnvs(CreatedEnvs):
@@ -75,7 +278,7 @@ class LocalEnvs(CreatedEnvs):
         self._env_steps = np.zeros(num_envs, np.int64)
         self._started = False
         self._stopped = False
-        self._report = Report()
+        self._report = PollEvents()
         self._crashes = CrashLog(tolerated=tolerated, creator=make_env is not None)
         self._was_reset = [False] * num_envs
         # Whether a poll is under way, or was broken off with some sub-environments stepped and others not.
@@ -175,7 +378,7 @@ class LocalEnvs(CreatedEnvs):
         """Return a digest of what waits in a sub-environment, None where no file could hold that."""
         return digest(self._waits(index))
 
-    def take_up(self, env_steps: IntArray, recorded: Mapping[int, Recorded], seats: Any) -> set[int]:
+    def take_up(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any) -> set[int]:
         """Go on where another run was written down; see `CreatedEnvs.take_up`."""
         self._started, self._torn = True, False
         self._clear(seats)
@@ -235,7 +438,7 @@ class LocalEnvs(CreatedEnvs):
         """Forget all rows, answers and episodes."""
 
     @abstractmethod
-    def _play(self, index: int, recorded: Recorded) -> bool:
+    def _play(self, index: int, recorded: EpisodeReplay) -> bool:
         """Play an episode again; False if it is over too early."""
 
     @abstractmethod
@@ -268,7 +471,7 @@ class LocalEnvs(CreatedEnvs):
     ) -> tuple[Any, Any]:
         """Reset one sub-environment with a seed of its own and return `(obs, info)`; it may raise anything."""
         if seed is None and self._seed is not None:
-            seed = draws.reset_seed(self._seed, self._first_index + index, int(self._env_steps[index]))
+            seed = rng.reset_seed(self._seed, self._first_index + index, int(self._env_steps[index]))
         result = reset_env(self._envs[index], index, seed, options)
         self._was_reset[index] = True
         return result
@@ -291,7 +494,7 @@ class LocalEnvs(CreatedEnvs):
             EnvCrashError: It has raised too often, or no replacement could be made and reset.
         """
         self._crashes.note(index, self._told(index, where, error), error, steps)
-        self._report.faults.append(Fault.of(index, index, where, error))
+        self._report.faults.append(EnvFault.of(index, index, where, error))
         # A reset that raised counts as an env step, as a step does that raised: the next one has another seed.
         self._env_steps[index] += where == "reset"
         last = error

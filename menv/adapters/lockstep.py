@@ -9,32 +9,133 @@ answered. `poll` gives rows like any other adapter; a sampler that takes frames 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, overload
 
 import numpy as np
+import numpy.typing as npt
 
-from menv.adapters.answers import of_only_agents, stray_answers, wrong_count
-from menv.adapters.numbered_envs import NumberedEnvs
-from menv.adapters.report import Report
-from menv.adapters.rewards import as_rewards, of_envs
-from menv.adapters.vector_infos import VectorInfos
+from menv.adapters.local_envs import NumberedEnvs
+from menv.adapters.poll_events import PollEvents
+from menv.adapters.validation import as_rewards, of_envs, of_only_agents, stray_answers, wrong_count
 from menv.base_env import (
     SINGLE_AGENT,
     AgentId,
     End,
     EnvId,
     EpisodeEnd,
+    Flags,
     FloatArray,
     IntArray,
     Join,
     MultiEnvDict,
     Ready,
+    VectorStep,
 )
-from menv.env_calls import how_many
 from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError
-from menv.frame import Flags, Frame
-from menv.nested import own_copy
+from menv.spaces import how_many, own_copy
+
+# SEAM menv.adapters.vector_infos
+# The infos of a vectorised gymnasium environment, a dict of arrays, as one info dict for each row.
+#
+# `menv.adapters.gym_vector` makes them; they are taken apart when somebody looks.
+
+
+class VectorInfos(Sequence[Mapping[str, Any]]):
+    """The info dicts of some sub-environments.
+
+    Args:
+        infos: As gymnasium gives them, with a mask under `_<key>` for each key.
+        indices: [R] whose they are.
+        resets: What a later reset of some sub-environments said, and [E] True for these.
+    """
+
+    __slots__ = ("_indices", "_infos", "_resets")
+
+    def __init__(
+        self,
+        infos: Mapping[str, Any],
+        indices: IntArray,
+        resets: tuple[Mapping[str, Any], npt.NDArray[np.bool_]] | None = None,
+    ) -> None:
+        self._infos = infos
+        self._indices = indices
+        self._resets = resets
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, place: int) -> Mapping[str, Any]: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> VectorInfos: ...
+
+    def __getitem__(self, place: int | slice) -> Mapping[str, Any] | VectorInfos:
+        if isinstance(place, slice):
+            return VectorInfos(self._infos, self._indices[place], self._resets)
+        return self._of(int(self._indices[place]))
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return map(self._of, self._indices.tolist())
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of all entries that there may be."""
+        return self._infos.keys() if self._resets is None else {*self._infos, *self._resets[0]}
+
+    def at(self, places: IntArray) -> VectorInfos:
+        """Return those at some places."""
+        return VectorInfos(self._infos, self._indices[places], self._resets)
+
+    def _of(self, index: int) -> Mapping[str, Any]:
+        if self._resets is not None and self._resets[1][index]:
+            return info_of(self._resets[0], index)
+        return info_of(self._infos, index)
+
+
+def info_of(infos: Mapping[str, Any], index: int) -> Mapping[str, Any]:
+    """Return what a dict of arrays says about one sub-environment; values without a mask are everybody's."""
+    found: dict[str, Any] = {}
+    for name, values in infos.items():
+        mask = infos.get(f"_{name}")
+        is_mask = name.startswith("_") and name[1:] in infos
+        try:
+            if is_mask or (mask is not None and not mask[index]):
+                continue
+            if isinstance(values, dict):
+                found[name] = info_of(values, index)
+            else:
+                found[name] = values[index] if isinstance(values, np.ndarray | list | tuple) else values
+        except (IndexError, TypeError) as error:
+            raise ContractError(
+                f"env {index} step: infos hold nothing of it under {name!r} ({error}), expected an array of one value "
+                f"for each sub-environment, and one of flags, {'_' + name!r}, if only some have it; mend its infos"
+            ) from error
+    return found
+
+
+def by_name(infos: Any, num_envs: int, where: str) -> Mapping[str, Any]:
+    """Return infos as a dict of arrays, also those of gymnasium's `DictInfoToList`: a dict for each sub-environment.
+
+    Raises:
+        ContractError: They are neither.
+    """
+    if isinstance(infos, Mapping):
+        return infos
+    listed = isinstance(infos, list | tuple)
+    if infos is None or (listed and not infos):
+        return {}
+    if not listed or [isinstance(info, Mapping) for info in infos] != [True] * num_envs:
+        size = f" of {len(infos)}" if listed else ""
+        raise ContractError(
+            f"{where}: returned infos that are a {type(infos).__name__}{size}, expected a dict of arrays, or a list of "
+            f"{num_envs} dicts; mend its return value"
+        )
+    names = dict.fromkeys(chain.from_iterable(infos))
+    values = {name: [info.get(name) for info in infos] for name in names}
+    return {**values, **{f"_{name}": [name in info for info in infos] for name in names}}
 
 
 class LockstepEnvs(NumberedEnvs):
@@ -68,9 +169,9 @@ class LockstepEnvs(NumberedEnvs):
         self._renewed: set[int] = set()
         # Sub-environments in which nobody has acted since their reset.
         self._fresh: Flags = np.ones(num_envs, np.bool_)
-        self._report = Report()
+        self._report = PollEvents()
         # The last frame, if a sampler takes frames.
-        self._frames: Frame | None = None
+        self._frames: VectorStep | None = None
         self._started = False
         self._stopped = False
 
@@ -79,7 +180,7 @@ class LockstepEnvs(NumberedEnvs):
         """Reset everything and return E observations and E info dicts."""
 
     @abstractmethod
-    def _step_all(self, actions: Any, slots: IntArray | None) -> Frame:
+    def _step_all(self, actions: Any, slots: IntArray | None) -> VectorStep:
         """Step everything.
 
         Args:
@@ -111,13 +212,13 @@ class LockstepEnvs(NumberedEnvs):
         slots, obs, rewards, infos = self._undelivered()
         self._delivered = True
         self._renewed.clear()
-        report, self._report = self._report, Report()
+        report, self._report = self._report, PollEvents()
         return Ready(
             slots, obs, rewards, self._env_steps,
             report.joined, report.ended, report.episodes, report.unclaimed, infos, {}, self._seats,
         )  # fmt: skip
 
-    def poll_frame(self) -> Frame:
+    def poll_frame(self) -> VectorStep:
         """Reset everything, the first time, or step with the actions of `answer_frame`; never waits.
 
         Raises:
@@ -131,7 +232,7 @@ class LockstepEnvs(NumberedEnvs):
             self._started = True
             obs, infos = self._reset_all(None, None)
             nobody = np.zeros(self.num_envs, np.bool_)
-            self._frames = Frame(obs, np.zeros(self.num_envs), nobody, nobody, infos, None, ~nobody)
+            self._frames = VectorStep(obs, np.zeros(self.num_envs), nobody, nobody, infos, None, ~nobody)
         else:
             self._frames = self._stepped(self._actions, None)
             self._count(self._frames)
@@ -193,7 +294,7 @@ class LockstepEnvs(NumberedEnvs):
         self._frames = self._actions = None
         self._some.clear()
         self._renewed.clear()
-        self._report = Report()
+        self._report = PollEvents()
         self._env_steps[:] = env_steps
 
     @property
@@ -240,7 +341,7 @@ class LockstepEnvs(NumberedEnvs):
         self._some.pop(index, None)
         self._renewed.add(index)
 
-    def _count(self, frame: Frame) -> None:
+    def _count(self, frame: VectorStep) -> None:
         """Count an env step of everybody but those that were reset."""
         self._env_steps += 1 if frame.begun is None else ~frame.begun
 
@@ -298,14 +399,14 @@ class LockstepEnvs(NumberedEnvs):
                 return
             slots, actions = self._slots, []
 
-    def _stepped(self, actions: Any, slots: IntArray | None) -> Frame:
+    def _stepped(self, actions: Any, slots: IntArray | None) -> VectorStep:
         """Take an env step; what wrappers make of the reward of a reset, which is no step, is nobody's."""
         frame = self._step_all(actions, slots)
         if frame.begun is not None:
             frame.rewards = np.where(frame.begun, 0.0, frame.rewards)
         return frame
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: VectorStep) -> None:
         self._count(frame)
         rewards = as_rewards(frame.rewards, lambda: of_envs("step"))
         begun, absent = frame.begun, None
@@ -325,7 +426,7 @@ class LockstepEnvs(NumberedEnvs):
             self._rewards = rewards[present]
             self._obs, self._infos = _taken(frame.obs, present), _taken(self._infos, present)
 
-    def _end(self, done: IntArray, frame: Frame) -> None:
+    def _end(self, done: IntArray, frame: VectorStep) -> None:
         indices = done.tolist()
         finals, infos = frame.finals, frame.final_infos
         if finals is None:

@@ -1,7 +1,7 @@
 """n copies of a `MultiAgentEnv` as a `BaseEnv`.
 
 Each copy has a `Roster` that turns its dicts into rows. A copy steps when all its waiting agents
-have been answered, and with `{}` while nobody waits. `menv.loop.convert` creates it.
+have been answered, and with `{}` while nobody waits. `menv.adapters.convert` creates it.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from menv.adapters.answers import by_sub_environment, check_answers, wrong_count
-from menv.adapters.breakable_roster import BreakableRoster
-from menv.adapters.layout import Layout, join_slots
+from menv.adapters.agent_tracker import InterruptibleAgentTracker, SlotPool, WaitingAgents, join_slots
 from menv.adapters.local_envs import LocalEnvs
-from menv.adapters.possible_agents import possible_agents
-from menv.adapters.recorded import Recorded
-from menv.adapters.report import Report
-from menv.adapters.rewards import as_rewards, of_rosters
-from menv.adapters.silence import MAX_EMPTY_STEPS, too_silent
-from menv.adapters.slot_pool import SlotPool
+from menv.adapters.poll_events import EpisodeReplay, PollEvents
+from menv.adapters.validation import (
+    MAX_EMPTY_STEPS,
+    as_rewards,
+    by_sub_environment,
+    check_answers,
+    of_rosters,
+    possible_agents,
+    too_silent,
+    wrong_count,
+)
 from menv.base_env import AgentId, EnvId, IntArray, Ready
-from menv.errors import MenvError
-from menv.fault import raised_by_envs
+from menv.errors import MenvError, raised_by_envs
 
 
 class _Raised(NamedTuple):
@@ -41,7 +43,7 @@ class MultiAgentEnvs(LocalEnvs):
         num_envs = self.num_envs
         self._pool = SlotPool()
         self._rosters = [
-            BreakableRoster(index, index, self._pool, possible_agents(env))
+            InterruptibleAgentTracker(index, index, self._pool, possible_agents(env))
             for index, env in enumerate(self._envs)
         ]
         self._everybody = list(range(num_envs))
@@ -49,7 +51,7 @@ class MultiAgentEnvs(LocalEnvs):
         # Copies whose rows no poll has delivered yet, and copies whose rows nobody has answered yet.
         self._due: set[int] = set()
         self._waiting: set[int] = set()
-        self._delivered: tuple[list[Layout], list[int], IntArray] = ([], [], np.zeros(0, np.int64))
+        self._delivered: tuple[list[WaitingAgents], list[int], IntArray] = ([], [], np.zeros(0, np.int64))
         # Whether what a copy returned is still there when the next ones have stepped; None before a look.
         self._apart: bool | None = None
 
@@ -78,7 +80,7 @@ class MultiAgentEnvs(LocalEnvs):
             list(chain.from_iterable([roster.infos for roster in rosters])) if informed else [{}] * len(slots),
             {}, self._pool.seats, (), report.faults, report.shared_infos,
         )  # fmt: skip
-        self._report, self._torn = Report(), False
+        self._report, self._torn = PollEvents(), False
         return ready
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
@@ -157,7 +159,7 @@ class MultiAgentEnvs(LocalEnvs):
         return [roster.waiting.agents, roster.obs, [float(paid) for paid in roster.rewards], roster.held]
 
     def _clear(self, seats: Any) -> None:
-        self._report, self._answers = Report(), [None] * len(self._envs)
+        self._report, self._answers = PollEvents(), [None] * len(self._envs)
         self._due, self._waiting = set(), set(self._everybody)
         self._delivered = ([], [], np.zeros(0, np.int64))
         self._pool.put(seats)
@@ -168,13 +170,13 @@ class MultiAgentEnvs(LocalEnvs):
     ) -> None:
         """Replace rosters by such as know nothing but the slots of some agents."""
         for index in indices:
-            roster = BreakableRoster(index, index, self._pool, possible_agents(self._envs[index]))
+            roster = InterruptibleAgentTracker(index, index, self._pool, possible_agents(self._envs[index]))
             roster.slots.update(slots)
             self._rosters[index] = roster
 
-    def _play(self, index: int, recorded: Recorded) -> bool:
+    def _play(self, index: int, recorded: EpisodeReplay) -> bool:
         self._renew_rosters([index], recorded.slots)
-        roster, step, report = self._rosters[index], self._envs[index].step, Report()
+        roster, step, report = self._rosters[index], self._envs[index].step, PollEvents()
         self._env_steps[index] = recorded.start
         with self._pool.untouched():
             roster.begin(*self._reset_once(index, recorded.seed), report)
@@ -305,7 +307,7 @@ class MultiAgentEnvs(LocalEnvs):
                 self._waiting.discard(index)
                 self._due.discard(index)
 
-    def _slots_of(self, indices: list[int], layouts: list[Layout]) -> IntArray:
+    def _slots_of(self, indices: list[int], layouts: list[WaitingAgents]) -> IntArray:
         """Return the rows' slots; the same array as last time while the layouts are the same."""
         before, order, slots = self._delivered
         if layouts != before or indices != order:

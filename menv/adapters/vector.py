@@ -1,6 +1,6 @@
 """A `VectorEnv`, which steps all its sub-environments with lists, as a `BaseEnv`.
 
-A finished sub-environment is reset by `reset_at` in the same poll. `menv.loop.convert` creates it.
+A finished sub-environment is reset by `reset_at` in the same poll. `menv.adapters.convert` creates it.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from menv import draws
+from menv import rng
 from menv.adapters.lockstep import LockstepEnvs
-from menv.adapters.report import check_info
-from menv.adapters.rewards import as_rewards, of_envs
-from menv.base_env import EnvId, IntArray
-from menv.env_calls import as_flag, close_env, how_many, last_obs
-from menv.errors import ContractError, MenvError
-from menv.fault import raised_by_envs
-from menv.frame import Frame
+from menv.adapters.poll_events import check_info
+from menv.adapters.validation import as_rewards, of_envs
+from menv.base_env import EnvId, IntArray, VectorStep
+from menv.errors import ContractError, MenvError, raised_by_envs
+from menv.spaces import as_flag, close_env, how_many, last_obs
 from menv.vector_env import VectorEnv
 
 _FIVE = ("obs", "rewards", "terminateds", "truncateds", "infos")
@@ -85,7 +83,7 @@ class VectorEnvs(LockstepEnvs):
         self._check_lists("vector_reset", _FIVE[::4], result)
         return list(result[0]), as_infos(result[1], "vector_reset")
 
-    def _step_all(self, actions: Any, slots: IntArray | None) -> Frame:
+    def _step_all(self, actions: Any, slots: IntArray | None) -> VectorStep:
         result = self._call("vector_step", list(actions))
         if not isinstance(result, tuple | list) or len(result) != 5:
             raise self._wrong("vector_step", result, f"five lists ({', '.join(_FIVE)})")
@@ -103,7 +101,7 @@ class VectorEnvs(LockstepEnvs):
             seed = None if self._seed is None else self._seed_of(index, 1)
             obs[index], infos[index] = self._reset_at(index, seed, None)
         flags = over if done else None
-        return Frame(obs, rewards, terminated, truncated, infos, flags, None, finals, final_infos)
+        return VectorStep(obs, rewards, terminated, truncated, infos, flags, None, finals, final_infos)
 
     def _close(self) -> None:
         close_env(self.env)
@@ -120,7 +118,7 @@ class VectorEnvs(LockstepEnvs):
 
     def _seed_of(self, index: int, more: int = 0) -> int:
         assert self._seed is not None
-        return draws.reset_seed(self._seed, self._first_index + index, int(self._env_steps[index]) + more)
+        return rng.reset_seed(self._seed, self._first_index + index, int(self._env_steps[index]) + more)
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -1,44 +1,44 @@
 """Algorithms: what learns. The only package that imports torch and onnx, and only when something is built."""
 
-from menv._root_link_guard import refuse_root_import
+from menv._lazy_names import refuse_root_import
 
 refuse_root_import(__name__)
 
 from typing import TYPE_CHECKING
 
-from menv._names_on_demand import names_on_demand
+from menv._lazy_names import names_on_demand
 
 if TYPE_CHECKING:
     from menv.algorithms.algorithm import Algorithm as Algorithm
-    from menv.algorithms.config.dqn_config import DQNConfig as DQNConfig
-    from menv.algorithms.config.model_config import ModelConfig as ModelConfig
-    from menv.algorithms.config.multi_agent_config import MultiAgentConfig as MultiAgentConfig
-    from menv.algorithms.config.ppo_config import PPOConfig as PPOConfig
-    from menv.algorithms.config.qmix_config import QMIXConfig as QMIXConfig
+    from menv.algorithms.config.algorithm_config import ModelConfig as ModelConfig
+    from menv.algorithms.config.algorithm_config import MultiAgentConfig as MultiAgentConfig
     from menv.algorithms.curves import plot_curves as plot_curves
-    from menv.algorithms.dqn import DQN as DQN
-    from menv.algorithms.learning.advantages import compute_advantages as compute_advantages
-    from menv.algorithms.learning.ppo_policy import PPOPolicy as PPOPolicy
-    from menv.algorithms.ppo import PPO as PPO
-    from menv.algorithms.qmix import QMIX as QMIX
+    from menv.algorithms.dqn.config import DQNConfig as DQNConfig
+    from menv.algorithms.dqn.dqn import DQN as DQN
+    from menv.algorithms.ppo.advantages import compute_advantages as compute_advantages
+    from menv.algorithms.ppo.config import PPOConfig as PPOConfig
+    from menv.algorithms.ppo.policy import PPOPolicy as PPOPolicy
+    from menv.algorithms.ppo.ppo import PPO as PPO
+    from menv.algorithms.qmix.config import QMIXConfig as QMIXConfig
+    from menv.algorithms.qmix.qmix import QMIX as QMIX
     from menv.algorithms.tensorboard import TensorBoardCallbacks as TensorBoardCallbacks
     from menv.algorithms.tensorboard import TensorBoardWriter as TensorBoardWriter
 
 _HOMES = {
     "Algorithm": "algorithm",
-    "DQN": "dqn",
-    "DQNConfig": "config.dqn_config",
-    "ModelConfig": "config.model_config",
-    "MultiAgentConfig": "config.multi_agent_config",
-    "PPO": "ppo",
-    "PPOConfig": "config.ppo_config",
-    "QMIX": "qmix",
-    "QMIXConfig": "config.qmix_config",
+    "DQN": "dqn.dqn",
+    "DQNConfig": "dqn.config",
+    "ModelConfig": "config.algorithm_config",
+    "MultiAgentConfig": "config.algorithm_config",
+    "PPO": "ppo.ppo",
+    "PPOConfig": "ppo.config",
+    "QMIX": "qmix.qmix",
+    "QMIXConfig": "qmix.config",
     "TensorBoardCallbacks": "tensorboard",
     "TensorBoardWriter": "tensorboard",
     "plot_curves": "curves",
-    "PPOPolicy": "learning.ppo_policy",
-    "compute_advantages": "learning.advantages",
+    "PPOPolicy": "ppo.policy",
+    "compute_advantages": "ppo.advantages",
 }
 __all__ = [
     "DQN",

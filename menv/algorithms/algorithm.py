@@ -8,39 +8,150 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
+from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from menv import draws
-from menv.algorithms.checkpoints import Checkpoints
+from menv import rng
+from menv.adapters.external import ExternalEnvs
+from menv.algorithms.checkpoints import Checkpoints, TrainingProgress, TrainingState
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.classic_keys import read_config
-from menv.algorithms.evaluation.evaluation_settings import evaluation_settings
-from menv.algorithms.evaluation.evaluations import Evaluations
-from menv.algorithms.learning.learners import learner_info, merged
-from menv.algorithms.needed_packages import check_packages
-from menv.algorithms.outside import Outside
-from menv.algorithms.policies import Policies
-from menv.algorithms.population import Population
+from menv.algorithms.config.evaluation_config import evaluation_settings
+from menv.algorithms.evaluation_workers import EvaluationRunner
+from menv.algorithms.learners import learner_info, merged
+from menv.algorithms.operation_guard import OperationGuard
+from menv.algorithms.policy_set import PolicyAccess, PolicySet
 from menv.algorithms.recipe import Recipe
-from menv.algorithms.rollouts.gathering import Gathering
-from menv.algorithms.rollouts.rollouts import LocalRollouts
-from menv.algorithms.rollouts.workforce import Workforce
-from menv.algorithms.training_state import Progress, TrainingState
-from menv.algorithms.underway import Underway
+from menv.algorithms.remote_rollouts import WorkerGroupFactory
+from menv.algorithms.rollouts import BatchAccumulator, LocalRollouts, Rollouts
+from menv.algorithms.weight_publisher import WeightPublisher
+from menv.base_env import BaseEnv
 from menv.callbacks import read_callbacks
-from menv.errors import CallOrderError, ConfigError
-from menv.loop.dry_run import GivenSpaces, resolve_agents, resolve_specs
-from menv.loop.sampler import Sampler
+from menv.errors import CallOrderError, ConfigError, MissingExtraError
 from menv.metrics import Metrics
 from menv.migration_hints import Result, hinted, old_arguments, warn_of_uncalled
-from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy_map import PolicyMap
+from menv.sample_batch import MultiAgentBatch
+from menv.sampling.infer_policies import GivenSpaces, resolve_agents, resolve_specs
+from menv.sampling.sampler import Sampler
+
+# SEAM menv.algorithms.outside
+# What of an algorithm concerns those who call from outside: applications, clients of a server.
+#
+# `menv.algorithms.algorithm` has one. Without an external environment nothing of it does anything.
 
 
-class Algorithm(Policies, Checkpoints):
+class ExternalClients:
+    """An algorithm, as those see it who call; those who are there are let in at once.
+
+    Args:
+        config: The settings.
+        base_env: The environments of this process.
+        rollouts: What takes what they do.
+        population: The policies.
+
+    Attributes:
+        published: What clients are given; None where nobody calls.
+    """
+
+    def __init__(
+        self, config: AlgorithmConfig, base_env: BaseEnv, rollouts: Rollouts, population: PolicySet
+    ) -> None:
+        self._base_env = base_env
+        self._rollouts = rollouts
+        self.published: WeightPublisher | None = None
+        if isinstance(base_env, ExternalEnvs):
+            assert isinstance(rollouts, LocalRollouts)
+            on_policy = any(not recipe.off_policy for recipe in population.learners.recipes.values())
+            self.published = WeightPublisher(
+                config, base_env, rollouts.sampler, lambda: population.policies, on_policy=on_policy
+            )
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the server that experience comes from; see `Algorithm.input_address`."""
+        addresses = getattr(self._base_env, "addresses", [])
+        if not addresses:
+            raise ConfigError(
+                'input_address: this algorithm has no server, expected one in config["input"]; see PolicyServerInput'
+            )
+        host, port = addresses[0]
+        return str(host), int(port)
+
+    def publish(self) -> None:
+        """Let those who call have the weights that act now."""
+        if self.published is not None:
+            self.published.publish()
+
+    def follow_connectors(self) -> None:
+        """Let those who call have connectors that were changed; called before each fragment."""
+        if self.published is not None:
+            self.published.follow_connectors()
+
+    def report(self) -> dict[str, Any]:
+        """Return what a result tells of those who call, and of what they did."""
+        if not self._base_env.external:
+            return {}
+        assert isinstance(self._rollouts, LocalRollouts)
+        sampler, status = self._rollouts.sampler, self._base_env.status()
+        if sampler.idle:
+            told = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in list(status.items())[:2])
+            status["idle"] = (
+                f"no step in {self._base_env.idle_timeout:g} s: {told}{_awaited(sampler.awaited)}"
+            )
+        counts = sampler.played.counts
+        return {
+            "external": {
+                **status,
+                "num_off_policy_steps": counts.off_policy,
+                "num_stale_steps": counts.stale,
+                "num_agent_steps_left_out": self._rollouts.left_out,
+            }
+        }
+
+
+def _awaited(episodes: Sequence[Any]) -> str:
+    if not episodes:
+        return ""
+    names = ", ".join(f"{name!r:.60}" for name in episodes[:3]) + (", ..." if len(episodes) > 3 else "")
+    return (
+        f'; batch_mode="complete_episodes" waits for the end of {names}, and others wait for that, expected an end of '
+        'each episode; call end_episode, use "truncate_episodes", or, where one thread plays several episodes by turns '
+        "and waits in a new one, a thread for each"
+    )
+
+
+# SEAM menv.algorithms.needed_packages
+# What an installation without the extra `train` lacks, told in a line before anything is begun.
+#
+# Algorithms, `verify_backends`, curves and TensorBoard call it. It imports none of the packages that it looks
+# for.
+
+
+def check_packages(who: str, *packages: str) -> None:
+    """Refuse to go on without packages that `menv[train]` brings.
+
+    Args:
+        who: What needs them, for the error.
+        *packages: What is imported.
+
+    Raises:
+        MissingExtraError: Some are not installed.
+    """
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        one = len(missing) == 1
+        raise MissingExtraError(
+            f"{who}: the package{'' if one else 's'} {' and '.join(missing)} {'is' if one else 'are'} not installed, "
+            f"expected {'it' if one else 'them'}; run: pip install 'menv[train]'"
+        )
+
+
+class Algorithm(PolicyAccess, Checkpoints):
     """The training loop; also usable as a context manager that stops it.
 
     Attributes:
@@ -77,10 +188,10 @@ class Algorithm(Policies, Checkpoints):
         self._callbacks = read_callbacks(self.config["callbacks"])
         seed = secrets.randbits(62) if self.config.seed is None else int(self.config.seed)
         if self.config.seed is not None:
-            draws.seed_process(seed)
-        self._progress = Progress(seed)
-        self._workforce = Workforce(self.config)
-        self._underway = Underway()
+            rng.seed_process(seed)
+        self._progress = TrainingProgress(seed)
+        self._workforce = WorkerGroupFactory(self.config)
+        self._underway = OperationGuard()
         policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn, multi.policies_to_train)
         first, self._base_env = self._workforce.make_envs()
         given = GivenSpaces(
@@ -88,7 +199,7 @@ class Algorithm(Policies, Checkpoints):
         )
         workers = self.config.num_workers
         envs: dict[str, Any] = {"base_env": self._base_env, "env": first, "num_workers": workers}
-        self._population = Population(
+        self._population = PolicySet(
             policy_map, partial(resolve_specs, given=given, **envs), partial(resolve_agents, **envs), self.config,
             self.recipe, seed, self._callbacks,
         )  # fmt: skip
@@ -96,12 +207,12 @@ class Algorithm(Policies, Checkpoints):
         self._rollouts = self._workforce.rollouts(
             self._base_env, self._population, self._callbacks, seed, self._metrics
         )
-        self._evaluations = Evaluations(self.config, self._population, first, self._callbacks, seed)
+        self._evaluations = EvaluationRunner(self.config, self._population, first, self._callbacks, seed)
         # Where all sub-environments step together there is one agent in each.
         by_rows = multi.count_steps_by == "agent_steps" and not self._base_env.lockstep
-        self._gathering = Gathering(self._rollouts, by_rows=by_rows)
+        self._gathering = BatchAccumulator(self._rollouts, by_rows=by_rows)
         self._stopped = False
-        self._outside = Outside(self.config, self._base_env, self._rollouts, self._population)
+        self._outside = ExternalClients(self.config, self._base_env, self._rollouts, self._population)
         self._state = TrainingState(
             self._progress, self._population, self._rollouts, self._metrics, self._evaluations, self._gathering,
             self._outside.published,

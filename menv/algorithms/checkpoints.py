@@ -1,28 +1,275 @@
 """Saving a training run and going on with it: the part of `Algorithm` that knows folders.
 
-`menv.loop.checkpoint_folder` writes and checks the files, `menv.algorithms.training_state` knows what is in them.
+`menv.inference.checkpoint_folder` writes and checks the files, `menv.algorithms.checkpoints` knows what is in them.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
+import numpy as np
+
 import menv
-from menv.algorithms.networks.network_size import weights_in_file
+from menv.algorithms.config.field_checks import check_stored
+from menv.algorithms.config.stored_config import check_connectors, restored_config, stored_config
+from menv.algorithms.evaluation_workers import EvaluationRunner
+from menv.algorithms.networks.network_spec import weights_in_file
+from menv.algorithms.policy_set import PolicySet
 from menv.algorithms.recipe import recipe_named
-from menv.algorithms.stored_config import check_connectors, restored_config, stored_config
-from menv.algorithms.training_state import WEIGHTS, kept_connectors
+from menv.algorithms.rollouts import BatchAccumulator, LocalRollouts, Rollouts
+from menv.algorithms.weight_publisher import WeightPublisher
 from menv.errors import CallOrderError, ConfigError, MenvError
+from menv.metrics import Metrics
 from menv.migration_hints import old_arguments
-from menv.paths import path_given
+from menv.policy import weights_of
 from menv.policy_map import PolicyMap
+from menv.serialization import Arrays, from_plain, path_given, to_plain
 
 if TYPE_CHECKING:
     from menv.algorithms.algorithm import Algorithm
+
+
+# SEAM menv.algorithms.training_state
+# A training run as what files can hold, and back: weights, learners, counters, metrics and where the sampler
+# stands.
+#
+# `menv.algorithms.checkpoints` asks for it. Each part of a run gives and takes its own state; here these are
+# put
+# together, in an order in which nothing has changed yet when something does not fit. It knows no folders.
+
+
+Files = dict[str, Any]
+
+STATE, ARRAYS, WEIGHTS, LEARNERS = (
+    "state.json",
+    "state_arrays.safetensors",
+    "weights.safetensors",
+    "learners.safetensors",
+)
+
+
+_COUNTS = (
+    "iteration", "weights_seq_no", "env_steps_trained", "agent_steps_trained", "env_steps", "agent_steps", "left_out",
+    "pieces", "running", "replaced", "steps", "begun", "start", "stop", "length", "new_count", "new_faulty",
+    "faulty_total", "episodes_total", "episodes_not_resumed", "released",
+)  # fmt: skip
+_PLACES = ("env_index", "agent_index", "slot", "slots")
+_RANGES: dict[str, tuple[str, float]] = {
+    **dict.fromkeys(_COUNTS, ("iu", 2**53)),
+    **dict.fromkeys(_PLACES, ("iu", 2**24)),
+    "time_total_s": ("fiu", 2**53),
+    "draws": ("fiu", 2**64),
+    "seed": ("iu", 2**64),
+}
+"""Entries of a state, at any depth, that hold numbers: the kinds of these, and the largest that can be."""
+_OF_USERS = (
+    "connectors", "evaluated", "gathered", "extras", "actions", "last", "lives", "remembered", "raw", "shown",
+    "columns", "agent_rewards", "policies", "open", "rng",
+)  # fmt: skip
+"""Entries that hold what users and environments gave, under names of their own."""
+
+
+@dataclass(slots=True)
+class TrainingProgress:
+    """How far a run has come.
+
+    Attributes:
+        seed: What every random draw depends on.
+        iteration: Training iterations so far.
+        began: When it began, had it never been interrupted; of `time.perf_counter`.
+    """
+
+    seed: int
+    iteration: int = 0
+    began: float = field(default_factory=time.perf_counter)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """Everything that the next iterations depend on.
+
+    Attributes:
+        progress: How far the run has come.
+        population: Its policies, and who learns.
+        rollouts: Where fragments come from.
+        metrics: Of the episodes.
+        evaluations: Those so far.
+        gathering: What there is of a batch that is not full.
+        published: What clients are given, if there are any.
+    """
+
+    progress: TrainingProgress
+    population: PolicySet
+    rollouts: Rollouts
+    metrics: Metrics
+    evaluations: EvaluationRunner
+    gathering: BatchAccumulator
+    published: WeightPublisher | None
+
+    def files(self) -> Files:
+        """Return it by file.
+
+        Raises:
+            CallOrderError: A fragment is being sampled.
+            ConfigError: A learner of somebody's own cannot be written down.
+        """
+        population, progress, arrays = self.population, self.progress, Arrays()
+        learners = population.learners.state()
+        # First, because a worker may be found to be lost then, whose episodes are counted.
+        sampler = self.rollouts.state()
+        tree = {
+            "iteration": progress.iteration,
+            "seed": progress.seed,
+            "time_total_s": time.perf_counter() - progress.began,
+            "metrics": self.metrics.state(),
+            "sampler": sampler,
+            **self.evaluations.state(),
+            "gathered": self.gathering.state(),
+            "learners": [[policy_id, seed] for policy_id, (seed, _) in learners.items()],
+            "weights_seq_no": 0 if self.published is None else self.published.weights_seq_no,
+            "env_steps_trained": population.learners.env_steps_trained,
+            "agent_steps_trained": population.learners.agent_steps_trained,
+            **population.state(),
+        }
+        plain = to_plain(tree, arrays)
+        return {
+            STATE: plain,
+            ARRAYS: arrays,
+            WEIGHTS: _flat({name: weights_of(one) for name, one in population.policies.items()}),
+            LEARNERS: _flat({name: own for name, (_, own) in learners.items()}),
+        }
+
+    def restore(
+        self,
+        files: Mapping[str, Any],
+        *,
+        keep_seed: bool = False,
+        changing: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        """Go on from what `files` returned for a run with the same policies, or more; what this one did is forgotten.
+
+        Args:
+            files: What was returned.
+            keep_seed: Whether this run's seed holds, and not the other's.
+            changing: Is entered while anything changes.
+
+        Raises:
+            ConfigError: A policy has another network or keeps other experience, or the environments cannot begin again;
+                nothing has changed then.
+        """
+        weights, learners = _nested(files[WEIGHTS]), _nested(files[LEARNERS])
+        tree = from_plain(files[STATE], files[ARRAYS])
+        _check_counts(tree)
+        for policy_id, learner_seed in tree["learners"]:
+            _check_counts({"seed": learner_seed}, f"learners.{policy_id}")
+        population, progress = self.population, self.progress
+        seed = progress.seed if keep_seed else int(tree["seed"])
+        for policy_id, policy in population.policies.items():
+            _check_weights(policy_id, weights.get(policy_id, {}), weights_of(policy))
+        chosen = {
+            name: (own, learners.get(name, {}))
+            for name, own in tree["learners"]
+            if name in population.policies
+        }
+        population.learners.check_state(chosen)
+        self.rollouts.check_begins_again()
+        with changing or nullcontext():
+            self._take_over(tree, weights, chosen, seed)
+
+    def _take_over(
+        self, tree: Mapping[str, Any], weights: Mapping[str, Any], chosen: Mapping[str, Any], seed: int
+    ) -> None:
+        population, progress = self.population, self.progress
+        self._begin_again(seed)
+        population.set_state(tree, weights, seed)
+        progress.iteration = int(tree["iteration"])
+        progress.began = time.perf_counter() - tree["time_total_s"]
+        population.learners.set_state(chosen, seed)
+        population.learners.env_steps_trained = int(tree["env_steps_trained"])
+        population.learners.agent_steps_trained = int(tree["agent_steps_trained"])
+        if self.published is not None:
+            # Numbers go on from those that clients may know.
+            self.published.publish(tree["weights_seq_no"])
+        self.gathering.set_state(tree["gathered"], population.policies)
+        self.metrics.set_state(tree["metrics"])
+        self.metrics.episodes_not_resumed += self.rollouts.resume(tree["sampler"])
+        self.evaluations.set_state(tree)
+
+    def _begin_again(self, seed: int) -> None:
+        self.rollouts.begin_again(seed)
+        self.progress.seed = seed
+        if self.published is not None:
+            assert isinstance(self.rollouts, LocalRollouts)
+            self.published.follow(self.rollouts.sampler)
+        self.evaluations.begin_again(seed)
+
+
+def _check_counts(value: Any, where: str = "") -> None:
+    """Refuse counts, places and seeds that no run can have reached.
+
+    Raises:
+        ConfigError: There is one; the message names the file and the field.
+    """
+    if isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            _check_counts(item, f"{where}[{place}]")
+    for key, item in value.items() if isinstance(value, Mapping) else ():
+        field = f"{where}.{key}".lstrip(".")
+        if key in _RANGES:
+            kinds, most = _RANGES[key]
+            for numbers in item.values() if isinstance(item, Mapping) else [item]:
+                # A seed of a user may be larger.
+                right = key == "seed" and (numbers is None or (type(numbers) is int and numbers >= 0))
+                check_stored(f"checkpoint, {STATE}", field, 0 if right else numbers, kinds, most=most)
+        elif key not in _OF_USERS:
+            _check_counts(item, field)
+
+
+def kept_connectors(files: Mapping[str, Any]) -> list[str]:
+    """Return the policies whose connectors are among `files`; those of others are made by settings alone."""
+    return [name for name, own in files[STATE].get("connectors", {}).items() if own is not None]
+
+
+def _flat(by_policy: Mapping[str, Mapping[str, Any]]) -> Arrays:
+    """Return the arrays of all policies under one name each; no policy's id has a slash.
+
+    Raises:
+        ConfigError: Something is no array of numbers.
+    """
+    flat = {
+        f"{policy_id}/{name}": np.asarray(own[name]) for policy_id, own in by_policy.items() for name in own
+    }
+    for key, array in flat.items():
+        if array.dtype.kind not in "biuf":
+            raise ConfigError(
+                f"save: {key!r} is an array of {array.dtype}, expected numbers; return those as weights"
+            )
+    return flat
+
+
+def _nested(arrays: Arrays) -> dict[str, Arrays]:
+    found: dict[str, Arrays] = {}
+    for key, array in arrays.items():
+        policy_id, _, name = key.partition("/")
+        found.setdefault(policy_id, {})[name] = array
+    return found
+
+
+def _check_weights(policy_id: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    for name in sorted({*found, *wanted}):
+        shapes = [np.shape(side[name]) if name in side else None for side in (found, wanted)]
+        if shapes[0] != shapes[1]:
+            raise ConfigError(
+                f"checkpoint, policy {policy_id!r}: weights {name!r} have shape {shapes[0]}, expected {shapes[1]}; "
+                "build the same model over the same spaces"
+            )
+
 
 _KIND = "menv training checkpoint"
 _AGAIN = "pass the same policies, or load it with from_checkpoint"
@@ -71,7 +318,7 @@ class Checkpoints:
             ConfigError: A setting is wrong, or something cannot be written down.
             NotWrittenError: There is no room; what was saved before is whole.
         """
-        from menv.loop.checkpoint_folder import keep_only
+        from menv.inference.checkpoint_folder import keep_only
 
         algo = cast("Algorithm", self)
         _refuse_stopped(algo, "save")
@@ -89,8 +336,7 @@ class Checkpoints:
         return folder
 
     def _write(self, root: Path, metric: str | None) -> Path:
-        from menv.loop.checkpoint_folder import write_checkpoint
-        from menv.loop.policy_folders import write_policies
+        from menv.inference.checkpoint_folder import write_checkpoint, write_policies
 
         algo = cast("Algorithm", self)
         manifest = {
@@ -134,7 +380,7 @@ class Checkpoints:
             ConfigError: The checkpoint is not as it was written, is of another algorithm, or something is missing that
                 has to be given again.
         """
-        from menv.loop.latest_checkpoint import read_checkpoint
+        from menv.inference.checkpoint_folder import read_checkpoint
 
         folder, manifest, files = read_checkpoint(path, partial(_content, kind=cls))
         kind = _kind(cls, manifest)
@@ -173,7 +419,7 @@ class Checkpoints:
             ConfigError: The checkpoint is not as it was written, or of other policies or networks; nothing has changed,
                 unless the message says that this algorithm cannot go on.
         """
-        from menv.loop.latest_checkpoint import read_checkpoint
+        from menv.inference.checkpoint_folder import read_checkpoint
 
         algo = cast("Algorithm", self)
         _refuse_stopped(algo, "restore")
@@ -216,14 +462,14 @@ def _taken_over(folder: Path) -> Iterator[None]:
 
 
 def _content(folder: Path, kind: type) -> tuple[Path, dict[str, Any], dict[str, Any]]:
-    from menv.loop.checkpoint_folder import read_files
+    from menv.inference.checkpoint_folder import read_files
 
     manifest = _manifest(folder, kind)
     return folder, manifest, read_files(folder, manifest)
 
 
 def _manifest(folder: Path, kind: type) -> dict[str, Any]:
-    from menv.loop.checkpoint_folder import read_manifest
+    from menv.inference.checkpoint_folder import read_manifest
 
     manifest = read_manifest(folder)
     if manifest.get("kind") != _KIND or not isinstance(manifest.get("algorithm"), str):
@@ -306,7 +552,7 @@ def _metric(result: Mapping[str, Any], metric: str) -> float | None:
 
 
 def _kept(root: Path, keep_last: int | None, keep_best: tuple[str, int] | None) -> set[str]:
-    from menv.loop.checkpoint_folder import as_written, read_manifest
+    from menv.inference.checkpoint_folder import as_written, read_manifest
 
     # Numbers say nothing of this: in one folder there may be higher ones of a run that was given up.
     folders = as_written(root)

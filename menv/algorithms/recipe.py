@@ -11,21 +11,27 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
+import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv.acting.backend import ActingBackend
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.dqn.config import OffPolicyConfig
 from menv.algorithms.networks.network_spec import NetworkSpec
+from menv.algorithms.networks.stock_spec import EPSILON
+from menv.connectors.action_output import flat_action_space
+from menv.connectors.clip_reward import clip_rewards_of
 from menv.errors import ConfigError
+from menv.inference.action_heads import ActionHead
+from menv.inference.backend import ActingBackend
 from menv.sample_batch import SampleBatch
 
 Weights = Mapping[str, npt.NDArray[np.float32]]
 
 _HOMES = {
-    "DQN": "menv.algorithms.dqn:DQNRecipe",
-    "PPO": "menv.algorithms.ppo:PPORecipe",
-    "QMIX": "menv.algorithms.qmix:QMIXRecipe",
+    "DQN": "menv.algorithms.dqn.dqn:DQNRecipe",
+    "PPO": "menv.algorithms.ppo.ppo:PPORecipe",
+    "QMIX": "menv.algorithms.qmix.qmix:QMIXRecipe",
 }
 
 
@@ -165,3 +171,44 @@ def recipe_named(name: str, policy_id: str) -> Recipe:
     module, _, attribute = _HOMES[name].partition(":")
     recipe: Recipe = getattr(import_module(module), attribute)()
     return recipe
+
+
+# SEAM menv.algorithms.off_policy_recipe
+# What the recipes of all algorithms have in common that choose by replayed Q-values.
+#
+# `DQNRecipe` and its siblings derive from it and add the network and the learner.
+
+
+class OffPolicyRecipe:
+    """First weights, and what a batch lacks."""
+
+    off_policy = True
+
+    def first_weights(self, network: NetworkSpec, config: OffPolicyConfig, seed: int) -> dict[str, Any]:
+        """Return the weights that a policy begins with, epsilon among them."""
+        weights = network.first_weights(seed)
+        weights[EPSILON][:] = config.epsilon_at(0)
+        return weights
+
+    def complete(
+        self,
+        batch: SampleBatch,
+        backend: ActingBackend,
+        index: int,
+        config: OffPolicyConfig,
+        *,
+        later: bool = False,
+    ) -> None:
+        """Clip the rewards if the settings say so; targets are made when rows are learned from."""
+        clip_rewards_of(batch, config.clip_rewards)
+
+
+def instead(action_space: gym.Space[Any]) -> str:
+    """Return what to do about actions that are not chosen by their worth."""
+    try:
+        ActionHead.for_space(flat_action_space(action_space))
+    except ConfigError:
+        return "wrap the environment so that its actions are Discrete"
+    if isinstance(action_space, gym.spaces.Tuple):
+        return "train the policy of a group of agents with QMIX, any other with PPO"
+    return "train this policy with PPO"

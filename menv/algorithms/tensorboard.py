@@ -18,7 +18,7 @@ import numpy as np
 
 from menv.callbacks import DefaultCallbacks
 from menv.errors import MissingExtraError
-from menv.paths import path_given, writing
+from menv.serialization import path_given, writing
 
 _REPEATED = ("sampler_results",)
 

@@ -5,6 +5,6 @@ people. A kind of environment has one file, its stage; probes play on stages and
 """
 
 from menv.checking.check import check_env
-from menv.checking.finding import Finding
+from menv.checking.codes import Finding
 
 __all__ = ["Finding", "check_env"]

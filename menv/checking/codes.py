@@ -1,15 +1,50 @@
 """Every code that a finding can have: its severity, its subject, and what to do about it.
 
-`menv.checking.report` reads the table. A code keeps its meaning for ever; one that is given up is
+`menv.checking.codes` reads the table. A code keeps its meaning for ever; one that is given up is
 never used again. `docs/checking.md` shows each with a wrong and a right example.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, TypeAlias
 
-from menv.checking.finding import Severity
+from menv.errors import ConfigError
+
+# SEAM menv.checking.finding
+# One thing that is wrong, doubtful or worth knowing about an environment.
+#
+# `menv.checking.codes` makes findings, `check_env` returns them. It knows nothing of how they are found.
+
+
+Severity: TypeAlias = Literal["error", "warning", "info"]
+"""error: menv refuses it, or what is learned from it is wrong. warning: it works, and a promise is
+lost. info: it works, and one should know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A finding of `check_env`; `str(finding)` is one line.
+
+    Attributes:
+        code: Stable name, such as "ME022"; `docs/checking.md` has a wrong and a right example of each.
+        severity: "error", "warning" or "info".
+        step: Env steps taken since the check began when it showed first, 0 in the first reset; None where
+            no env step is to blame.
+        message: What is wrong, with values, and what was expected.
+        fix: What to do about it.
+    """
+
+    code: str
+    severity: Severity
+    step: int | None
+    message: str
+    fix: str
+
+    def __str__(self) -> str:
+        at = "" if self.step is None else f", env step {self.step}"
+        return f"{self.code} {self.severity}{at}: {self.message}; {self.fix}"
 
 
 class Code(NamedTuple):
@@ -155,3 +190,89 @@ CODES: Final[Mapping[str, Code]] = {
 }  # fmt: skip
 """All codes, ten to a topic: spaces and kinds, reset and agents, step, observations, lives, masks, seeds, ownership,
 closing, everything else."""
+
+
+# SEAM menv.checking.report
+# Where findings are collected: one for each fault, with the env step at which it showed first.
+#
+# Stages and probes write into it, `check_env` reads it.
+
+
+class Broken(Exception):  # noqa: N818 - says what the environment is
+    """The environment cannot be played on.
+
+    Attributes:
+        code: What a finding about it is called.
+        message: What happened.
+        step: Env steps taken until then.
+        fix: What to do, None for what the code says.
+    """
+
+    def __init__(self, code: str, message: str, step: int | None = None, fix: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.step = step
+        self.fix = fix
+
+
+class FindingCollector:
+    """Findings, each fault once."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], Finding] = {}
+
+    def __contains__(self, code: str) -> bool:
+        return any(found == code for found, _ in self._found)
+
+    def add(
+        self, code: str, message: str, step: int | None = None, *, about: str = "", fix: str | None = None
+    ) -> None:
+        """Note a fault, unless it was noted before.
+
+        Args:
+            code: One of `CODES`.
+            message: What is wrong, with values, and what was expected.
+            step: Env steps taken so far.
+            about: Tells faults of one code apart, such as the path in a space.
+            fix: What to do, None for what the code says.
+        """
+        known = CODES[code]
+        self._found.setdefault(
+            (code, about), Finding(code, known.severity, step, _one_line(message), fix or known.fix)
+        )
+
+    def take(self, broken: Broken, where: str = "") -> None:
+        """Note why the environment could not be played on."""
+        self.add(broken.code, where + broken.message, broken.step, fix=broken.fix)
+
+    def findings(self, ignored: Iterable[str]) -> list[Finding]:
+        """Return what was found and is not ignored, by severity, env step and code."""
+        silent = set(ignored)
+        order = ("error", "warning", "info")
+        found = [finding for finding in self._found.values() if finding.code not in silent]
+        return sorted(
+            found, key=lambda f: (order.index(f.severity), -1 if f.step is None else f.step, f.code)
+        )
+
+
+def checked_codes(codes: Iterable[str], where: str) -> frozenset[str]:
+    """Return codes to be ignored.
+
+    Raises:
+        ConfigError: One of them does not exist, or they are no codes at all.
+    """
+    if not isinstance(codes, Iterable):
+        raise ConfigError(f'{where}: {codes!r:.100}, expected codes of findings; write ("ME031",)')
+    asked = frozenset((codes,) if isinstance(codes, str) else codes)
+    unknown = sorted(map(str, asked.difference(CODES)))
+    if unknown:
+        raise ConfigError(
+            f"{where}: {unknown} are no codes of findings, expected some of {min(CODES)} to {max(CODES)}; "
+            "see docs/checking.md for those that exist"
+        )
+    return asked
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:600]

@@ -6,16 +6,65 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from menv.checking.actions import ActionFn, Actor, Tape
-from menv.checking.play import EPISODE_STEPS, EPISODES, During, piece, undisturbed
-from menv.checking.report import Report
-from menv.checking.stage import Stage
-from menv.checking.transcript import Entry, first_difference, same
-from menv.checking.writing import written_into
+from menv.checking.codes import FindingCollector
+from menv.checking.env_runner import EnvRunner, RunnerStep
+from menv.checking.play import (
+    EPISODE_STEPS,
+    EPISODES,
+    ActionFn,
+    Actor,
+    During,
+    Entry,
+    Tape,
+    first_difference,
+    piece,
+    same,
+    undisturbed,
+)
+from menv.spaces import values_in
+
+# SEAM menv.checking.writing
+# Writing into the observations of a turn, and taking it back.
+#
+# The probe of ownership steps in between: an environment that goes on with what it handed out shows it.
+
+
+@contextmanager
+def written_into(turn: RunnerStep) -> Iterator[None]:
+    """Change every array in the observations of `turn` for as long as the context lasts.
+
+    An array may be a constant that the environment shares with others, so that it gets its numbers back, unless
+    the environment has written new ones.
+    """
+    changed: list[tuple[Any, Any, Any]] = []
+    try:
+        for obs in turn.shown.values():
+            for array in filter(_is_writable, values_in(obs)):
+                before = array.copy()
+                _change(array)
+                changed.append((array, before, array.copy()))
+        yield
+    finally:
+        for array, before, after in reversed(changed):
+            if same(array, after):
+                array[...] = before
+
+
+def _is_writable(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.flags.writeable and value.dtype.kind in "biuf"
+
+
+def _change(array: Any) -> None:
+    if array.dtype.kind == "b":
+        np.logical_not(array, out=array)
+    else:
+        np.add(array, 1, out=array, casting="unsafe")
+
 
 _OTHER_SEED = 1_000_003
 _EPISODES_COMPARED = 12
@@ -23,7 +72,7 @@ _COMMON = 3
 """Chance that changes less than one episode in so many proves nothing in a few episodes."""
 _SLOW_STEPS = 2
 
-NewStage = Callable[[int], Stage | None]
+NewStage = Callable[[int], EnvRunner | None]
 """Makes a stage of a new copy with a given vector_index; None if there is only one."""
 
 
@@ -32,8 +81,8 @@ class SeedProbe:
 
     def __init__(
         self,
-        report: Report,
-        stage: Stage,
+        report: FindingCollector,
+        stage: EnvRunner,
         new_stage: NewStage,
         seed: int,
         given: ActionFn | None,
@@ -56,7 +105,7 @@ class SeedProbe:
         self._given = given
         self._tape: Tape = []
         self._first: list[Entry] = []
-        self._copies: list[Stage] = []
+        self._copies: list[EnvRunner] = []
         self._length = (1, _SLOW_STEPS) if is_slow else (EPISODES, EPISODE_STEPS)
         self._one_episode = (1, self._length[1])
 
@@ -83,10 +132,10 @@ class SeedProbe:
         """Return one that gives the same actions as far as they fit."""
         return Actor(self._seed, self._given, self._tape)
 
-    def _play(self, stage: Stage, seed: int, during: During = undisturbed) -> list[Entry]:
+    def _play(self, stage: EnvRunner, seed: int, during: During = undisturbed) -> list[Entry]:
         return list(piece(stage, self._again(), seed, self._length, during))
 
-    def _repeats(self, stage: Stage) -> bool:
+    def _repeats(self, stage: EnvRunner) -> bool:
         again = [(stage, "of the same environment"), *((copy, "of two copies") for copy in self._copies[1:])]
         for which, where in again:
             found = first_difference(self._first, self._play(which, self._seed))
@@ -116,7 +165,7 @@ class SeedProbe:
         )
         return True
 
-    def _check_rows(self, stage: Stage) -> None:
+    def _check_rows(self, stage: EnvRunner) -> None:
         """Note sub-environments of one vectorised environment that play the same episodes."""
         seed = self._seed + _OTHER_SEED
         indices = sorted({key[0] for key in self._first[0].obs}, key=str)
@@ -132,7 +181,7 @@ class SeedProbe:
                 )
                 return
 
-    def _check_unseeded(self, stage: Stage) -> None:
+    def _check_unseeded(self, stage: EnvRunner) -> None:
         """Note episodes that depend on the seed and are all equal without one."""
         if first_difference(self._first, self._play(stage, self._seed + _OTHER_SEED)) is None:
             return
@@ -144,13 +193,13 @@ class SeedProbe:
                 f"{_EPISODES_COMPARED} episodes after a reset without a seed are all the same, expected chance",
             )
 
-    def _different_episodes(self, stage: Stage, seeds: Sequence[int | None]) -> Iterator[int]:
+    def _different_episodes(self, stage: EnvRunner, seeds: Sequence[int | None]) -> Iterator[int]:
         first, *others = (list(piece(stage, self._again(), seed, self._one_episode)) for seed in seeds)
         for place, episode in enumerate(others, 1):
             if first_difference(first, episode) is not None:
                 yield place
 
-    def _always_alike(self, stage: Stage, one: Any, other: Any) -> bool:
+    def _always_alike(self, stage: EnvRunner, one: Any, other: Any) -> bool:
         """Return whether two sub-environments play the same episode with every seed, and many seeds another one."""
         shown = []
         for seed in self._seeds():
@@ -164,7 +213,7 @@ class SeedProbe:
     def _seeds(self) -> list[int]:
         return [self._seed + _OTHER_SEED * number for number in range(_EPISODES_COMPARED)]
 
-    def _is_common(self, stage: Stage) -> bool:
+    def _is_common(self, stage: EnvRunner) -> bool:
         return _COMMON * len(list(self._different_episodes(stage, self._seeds()))) > _EPISODES_COMPARED
 
     def _check_neighbours(self) -> None:
@@ -184,7 +233,7 @@ class SeedProbe:
                 "ME076", f"an episode played beside another one with the same seed: {what}", step
             )
 
-    def _check_writing(self, stage: Stage) -> None:
+    def _check_writing(self, stage: EnvRunner) -> None:
         """Note an environment that goes on with the arrays that it returned."""
         with np.errstate(all="ignore"):
             written = self._play(stage, self._seed, written_into)

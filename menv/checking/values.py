@@ -11,11 +11,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from menv import nested
-from menv.checking.report import Report
-from menv.connectors.flat_actions import component_sizes
-from menv.nested import flat_mask, parts_of
-from menv.spaces import bounds, why_outside
+from menv import spaces
+from menv.checking.codes import FindingCollector
+from menv.connectors.action_output import component_sizes
+from menv.spaces import bounds, flat_mask, parts_of, why_outside
 
 MASK_KEY = "action_mask"
 _MASK_WORDS = ("mask", "avail", "legal", "valid", "allowed")
@@ -36,7 +35,7 @@ def leaves(space: gym.Space[Any], value: Any, path: str) -> Iterator[tuple[str, 
         yield from leaves(part, value[key], f"{path}[{key!r}]")
 
 
-def check_obs(report: Report, step: int, who: str, space: gym.Space[Any], obs: Any) -> None:
+def check_obs(report: FindingCollector, step: int, who: str, space: gym.Space[Any], obs: Any) -> None:
     """Note every leaf of an observation that is not in its space, is not finite, or is slow to take over.
 
     Args:
@@ -79,7 +78,7 @@ def _is_flat_mask(space: gym.Space[Any], mask: Any) -> bool:
     if not isinstance(mask, tuple | dict):
         return False
     # How many flags None stands for is known by the actions, and is looked at with these.
-    parts = list(nested.values_in(mask))
+    parts = list(spaces.values_in(mask))
     return any(part is None for part in parts) or flat_mask(mask).size == np.prod(space.shape or ())
 
 
@@ -116,17 +115,17 @@ def _members(whole: Any) -> list[Any]:
     return [one for part in parts for one in _members(part)] if isinstance(parts, tuple) else [whole]
 
 
-def check_mask_space(report: Report, who: str, obs_space: Any, action_space: Any) -> None:
+def check_mask_space(report: FindingCollector, who: str, obs_space: Any, action_space: Any) -> None:
     """Note a mask that does not fit the actions, or lies where nobody reads it."""
     dicts = [part for part in _members(obs_space) if isinstance(part, gym.spaces.Dict)]
     masks = [part[MASK_KEY] for part in dicts if MASK_KEY in part.spaces]
     width = mask_width(action_space)
-    flags = sum(int(np.prod(leaf.shape or ())) for mask in masks for leaf in nested.leaves(mask))
+    flags = sum(int(np.prod(leaf.shape or ())) for mask in masks for leaf in spaces.leaves(mask))
     if masks and width != flags:
         rule = "no mask" if width is None else f"{width} flags"
         report.add("ME051", f"{who}{MASK_KEY!r} has {flags} flags for {action_space}, expected {rule}")
     for space in dicts:
-        for keys, leaf in nested.paths(space):
+        for keys, leaf in spaces.paths(space):
             path = "obs" + "".join(f"[{key!r}]" for key in keys)
             if keys[-1] == MASK_KEY and len(keys) > 1:
                 report.add("ME054", f"{who}{path} lies too deep, expected obs[{MASK_KEY!r}]")
@@ -147,7 +146,7 @@ def _seems_a_mask(name: Any, space: gym.Space[Any], width: int | None) -> bool:
     return flags and any(word in str(name).lower() for word in _MASK_WORDS)
 
 
-def check_mask(report: Report, step: int, who: str, obs: Any, action_space: Any) -> None:
+def check_mask(report: FindingCollector, step: int, who: str, obs: Any, action_space: Any) -> None:
     """Note a mask that allows its agent nothing, in any component of the action."""
     flags = usable_mask(obs, action_space)
     if flags is None:
@@ -187,7 +186,7 @@ def components(flags: Any, action_space: Any) -> list[Any]:
     return np.split(flags, np.cumsum(component_sizes(action_space))[:-1])
 
 
-def check_reward(report: Report, step: int, who: str, reward: Any) -> None:
+def check_reward(report: FindingCollector, step: int, who: str, reward: Any) -> None:
     """Note a reward that is not one finite number."""
     try:
         numbers = np.asarray(reward)
@@ -203,7 +202,7 @@ def check_reward(report: Report, step: int, who: str, reward: Any) -> None:
         report.add("ME026", f"{who}the reward is {numbers.reshape(())}, expected a finite number", step)
 
 
-def check_flag(report: Report, step: int, who: str, flag: Any) -> bool:
+def check_flag(report: FindingCollector, step: int, who: str, flag: Any) -> bool:
     """Return a flag as a bool, and note one that is something else."""
     if isinstance(flag, bool | np.bool_):
         return bool(flag)
@@ -215,7 +214,7 @@ def check_flag(report: Report, step: int, who: str, flag: Any) -> bool:
     return False
 
 
-def check_info(report: Report, step: int, who: str, info: Any, obs: Any) -> None:
+def check_info(report: FindingCollector, step: int, who: str, info: Any, obs: Any) -> None:
     """Note an info that is no dict, and a mask in it that nobody reads."""
     if not isinstance(info, dict):
         report.add("ME029", f"{who}the info is {type(info).__name__}, expected a dict", step)

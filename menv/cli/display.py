@@ -6,15 +6,58 @@ import json
 import math
 import os
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from menv.cli.spent import Spent
-from menv.stdout import let_go
+from menv.cli.arguments import let_go
+
+# SEAM menv.cli.spent
+# Where the time of a run went, in a line for its end.
+
+
+_SAMPLING = {"env_time_s": "environments", "act_time_s": "deciding", "complete_time_s": "completing batches"}
+
+
+class TimeSpent:
+    """Adds up what results tell of times."""
+
+    def __init__(self) -> None:
+        self._seconds: Counter[str] = Counter()
+        self._workers = False
+
+    def add(self, result: Mapping[str, Any]) -> None:
+        """Take in the result of an iteration."""
+        self._seconds.update(result["sampler_perf"])
+        self._seconds["all"] += result["time_this_iter_s"]
+        self._workers = "num_worker_restarts" in result
+
+    @property
+    def line(self) -> str:
+        """Shares of the whole; of runs with workers those of the workers and of this process. Empty before a result."""
+        seconds = self._seconds
+        if not seconds["all"]:
+            return ""
+        sampling = {name: seconds[key] for key, name in _SAMPLING.items()}
+        learning = {"learning": seconds["learn_time_s"]}
+        if not self._workers:
+            return "time: " + _shares({**sampling, **learning}, seconds["all"], "everything else")
+        own = {"waiting for workers": seconds["sample_time_s"], **learning}
+        return (
+            f"time of workers: {_shares(sampling, sum(sampling.values()) or 1.0)}; "
+            f"of this process: {_shares(own, seconds['all'], 'everything else')}"
+        )
+
+
+def _shares(seconds: Mapping[str, float], whole: float, rest: str = "") -> str:
+    shares = {name: round(100 * part / whole) for name, part in seconds.items()}
+    if rest:
+        shares[rest] = max(0, 100 - sum(shares.values()))
+    return ", ".join(f"{share} % {name}" for name, share in shares.items())
+
 
 _HEADS = ("iteration", "env steps", "steps/s", "episodes", "mean return", "mean length", "seconds")
 _OF_A_POLICY = ("mean return", "entropy", "kl", "loss", "learning rate")
@@ -46,7 +89,7 @@ def display(as_json: bool) -> Display:
         return JsonLines()
     if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb" and find_spec("rich") is not None:
         return LiveTable()
-    return Lines()
+    return PlainLines()
 
 
 class Heard:
@@ -87,12 +130,12 @@ class Heard:
                 let_go(sys.stdout)
 
 
-class Lines:
+class PlainLines:
     """A line for each iteration, and one at the end that says where the time went."""
 
     def __init__(self) -> None:
         self._began = False
-        self._spent = Spent()
+        self._spent = TimeSpent()
 
     def __enter__(self) -> Self:
         return self
@@ -116,7 +159,7 @@ class Lines:
         print(f"saved {folder}", flush=True)
 
 
-class JsonLines(Lines):
+class JsonLines(PlainLines):
     """A JSON object for each iteration, all that `train` returned."""
 
     def result(self, result: Mapping[str, Any]) -> None:
@@ -136,7 +179,7 @@ class LiveTable:
         from rich.live import Live
 
         self._rows: deque[tuple[str, ...]] = deque(maxlen=_ROWS)
-        self._spent = Spent()
+        self._spent = TimeSpent()
         self._live = Live(console=console or Console(), auto_refresh=False)
 
     def __enter__(self) -> Self:

@@ -11,9 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 import menv
-from menv.cli.arguments import Settings, Stop
-from menv.command_line import Parser, ends
-from menv.first_imports import import_first, take_imports
+from menv.cli.arguments import CommandSettings, Parser, Stop, ends
+from menv.registry import import_first, take_imports
 
 _CONFIG = (
     "settings of the algorithm: a JSON object, a .json or .toml file, or KEY=VALUE with dots for sections, such as "
@@ -76,13 +75,13 @@ def _show(given: argparse.Namespace) -> int:
 
 
 def _check(arguments: Sequence[str]) -> int:
-    from menv.checking.__main__ import main as check
+    from menv.cli.check import main as check
 
     return check(arguments, program="menv check")
 
 
 def _verify(arguments: Sequence[str]) -> int:
-    from menv.verify.__main__ import main as verify
+    from menv.cli.verify import main as verify
 
     return verify(arguments, program="menv verify")
 
@@ -141,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         "--record", metavar="FOLDER", help="write each episode there as it is rendered, to look at"
     )
     for command in (train, evaluate):
-        command.add_argument("--config", metavar="SETTINGS", action=Settings, default={}, help=_CONFIG)
+        command.add_argument("--config", metavar="SETTINGS", action=CommandSettings, default={}, help=_CONFIG)
         command.add_argument("--json", action="store_true", help="print results as JSON, one object a line")
     show = commands.add_parser(
         "show",

@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from menv.loop import bundle_files, checkpoint_folder
-from menv.paths import folder_given
+from menv.cli.arguments import tell
+from menv.inference import checkpoint_folder, policy_bundle
 from menv.policy import Policy
-from menv.stdout import tell
+from menv.serialization import folder_given
 
 
 def show(given: argparse.Namespace) -> int:
@@ -35,7 +35,7 @@ def show(given: argparse.Namespace) -> int:
 
 
 def _run(path: Path) -> list[str]:
-    if (path / bundle_files.MANIFEST).exists():
+    if (path / policy_bundle.MANIFEST).exists():
         return []
     here = {checkpoint_folder.MANIFEST, checkpoint_folder.LATEST}
     if not any((path / name).exists() for name in here):

@@ -7,10 +7,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from menv.connectors.agent_connector import AgentConnector, columns_of
-from menv.connectors.agent_rows import AgentConnectorDataType, AgentRows
-from menv.connectors.connector_context import ConnectorContext
-from menv.connectors.connector_registry import keywords, register_connector
+from menv.connectors.agent_connector import AgentConnector, AgentConnectorDataType, AgentRows, columns_of
+from menv.connectors.connector import ConnectorContext, keywords, register_connector
 from menv.errors import ConfigError
 from menv.sample_batch import SampleBatch
 

@@ -13,10 +13,8 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv.connectors.agent_connector import AgentConnector, columns_of
-from menv.connectors.agent_rows import AgentConnectorDataType, AgentRows
-from menv.connectors.connector_context import ConnectorContext
-from menv.connectors.connector_registry import keywords, register_connector
+from menv.connectors.agent_connector import AgentConnector, AgentConnectorDataType, AgentRows, columns_of
+from menv.connectors.connector import ConnectorContext, keywords, register_connector
 from menv.connectors.obs_preprocessor import MOST_COLUMNS, ObsPreprocessor
 from menv.errors import ConfigError, ContractError
 from menv.sample_batch import SampleBatch

@@ -5,21 +5,40 @@ Each network policy has two of them. A change that cannot be made raises, and le
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import gymnasium as gym
+import numpy as np
 
-from menv.connectors.action_connector import ActionConnector
-from menv.connectors.action_data import ActionConnectorDataType
-from menv.connectors.agent_connector import AgentConnector
-from menv.connectors.agent_rows import AgentConnectorDataType, AgentRows
-from menv.connectors.connector import Connector
-from menv.connectors.connector_context import ConnectorContext
-from menv.connectors.connector_registry import get_connector, register_connector
-from menv.errors import ConfigError, UnknownNameError
+from menv.connectors.action_connector import (
+    ActionConnector,
+    ActionConnectorDataType,
+    ClipActionsConnector,
+    ConvertToNumpyConnector,
+    ImmutableActionsConnector,
+    NormalizeActionsConnector,
+)
+from menv.connectors.action_output import ActionOutput
+from menv.connectors.agent_connector import AgentConnector, AgentConnectorDataType, AgentRows
+from menv.connectors.clip_reward import ClipRewardAgentConnector
+from menv.connectors.connector import Connector, ConnectorContext, get_connector, register_connector
+from menv.connectors.mean_std_filter import MeanStdObservationFilterAgentConnector
+from menv.connectors.obs_preprocessor import (
+    FlattenDataAgentConnector,
+    ObsPreprocessor,
+    ObsPreprocessorConnector,
+)
+from menv.connectors.view_requirement import (
+    EnvSamplingAgentConnector,
+    StateBufferConnector,
+    ViewRequirementAgentConnector,
+)
+from menv.errors import ConfigError, ContractError, UnknownNameError
 from menv.spaces import OutsideSpaceError
 
 C = TypeVar("C", bound=Connector)
@@ -273,3 +292,297 @@ class ActionConnectorPipeline(Pipeline[ActionConnector], ActionConnector):
 
 register_connector("AgentConnectorPipeline", AgentConnectorPipeline)
 register_connector("ActionConnectorPipeline", ActionConnectorPipeline)
+
+
+# SEAM menv.connectors.default_pipelines
+# The pipelines that a network policy begins with, and what of a pipeline whole batches can do at once.
+#
+# `menv.algorithms.network_groups` builds them; `menv.loop` asks for the short ways.
+
+
+FILTERS = {"NoFilter": None, "MeanStdFilter": MeanStdObservationFilterAgentConnector}
+"""Settings of `observation_filter` and what they put into a pipeline."""
+
+_NOTHING_TO_DO = (
+    FlattenDataAgentConnector, StateBufferConnector, ViewRequirementAgentConnector, EnvSamplingAgentConnector,
+)  # fmt: skip
+_ACTION_ORDER: tuple[type[ActionConnector], ...] = (
+    ConvertToNumpyConnector, NormalizeActionsConnector, ClipActionsConnector, ImmutableActionsConnector,
+)  # fmt: skip
+
+
+class ActionPlan(NamedTuple):
+    """How a pipeline of action connectors is run.
+
+    Attributes:
+        normalize: Whether batches are scaled at once.
+        clip: Whether batches are clipped at once.
+        rest: Connectors that come after and are called agent by agent.
+    """
+
+    normalize: bool
+    clip: bool
+    rest: tuple[ActionConnector, ...]
+
+
+def agent_pipeline(
+    ctx: ConnectorContext,
+    *,
+    clip_rewards: bool | float = False,
+    observation_filter: str = "NoFilter",
+    more: Sequence[Any] = (),
+) -> AgentConnectorPipeline:
+    """Return the agent connectors that a policy begins with.
+
+    Args:
+        ctx: Of the policy.
+        clip_rewards: As in the config; learners clip rewards when they learn.
+        observation_filter: "NoFilter" or "MeanStdFilter".
+        more: Registered names, or pairs (name, parameters), put behind the filter.
+
+    Raises:
+        ConfigError: A name is unknown, or names something else than an agent connector.
+    """
+    pipeline = AgentConnectorPipeline(ctx)
+    if clip_rewards:
+        limit = None if clip_rewards is True else float(clip_rewards)
+        clip = ClipRewardAgentConnector(ctx, sign=clip_rewards is True, limit=limit)
+        clip.later = True
+        pipeline.append(clip)
+    pipeline.append(ObsPreprocessorConnector(ctx))
+    pipeline.append(FlattenDataAgentConnector(ctx))
+    chosen = FILTERS[observation_filter]
+    if chosen is not None:
+        pipeline.append(chosen(ctx))
+    for entry in more:
+        name, params = (entry, None) if isinstance(entry, str) else _pair(entry)
+        pipeline.append(get_connector(name, ctx, params))  # type: ignore[arg-type]
+    pipeline.append(StateBufferConnector(ctx))
+    pipeline.append(ViewRequirementAgentConnector(ctx))
+    return pipeline
+
+
+def action_pipeline(ctx: ConnectorContext, *, normalize: bool, clip: bool) -> ActionConnectorPipeline:
+    """Return the action connectors that a policy begins with."""
+    steps: list[ActionConnector] = [ConvertToNumpyConnector(ctx)]
+    if normalize:
+        steps.append(NormalizeActionsConnector(ctx))
+    if clip:
+        steps.append(ClipActionsConnector(ctx))
+    return ActionConnectorPipeline(ctx, [*steps, ImmutableActionsConnector(ctx)])
+
+
+def leaf_connectors(pipeline: AgentConnectorPipeline) -> Iterator[AgentConnector]:
+    """Yield the connectors of a pipeline, and of those in it."""
+    for connector in pipeline.connectors:
+        if isinstance(connector, AgentConnectorPipeline):
+            yield from leaf_connectors(connector)
+        else:
+            yield connector
+
+
+def does_nothing(connector: AgentConnector) -> bool:
+    """Return whether a connector leaves whole batches of rows as they are."""
+    return type(connector) in _NOTHING_TO_DO
+
+
+def looks(connector: AgentConnector) -> bool:
+    """Return whether a connector of a user's wants to see what policies answer."""
+    return (
+        not connector.takes_rows and type(connector).on_policy_output is not AgentConnector.on_policy_output
+    )
+
+
+def is_plain(pipeline: AgentConnectorPipeline) -> bool:
+    """Return whether a pipeline does to batches what the preprocessor alone does."""
+    return [type(connector) for connector in steps_of(pipeline)] == [ObsPreprocessorConnector]
+
+
+def steps_of(pipeline: AgentConnectorPipeline) -> list[AgentConnector]:
+    """Return the connectors that do something to whole batches while these are sampled, in order."""
+    return [
+        connector
+        for connector in leaf_connectors(pipeline)
+        if not (type(connector) is ClipRewardAgentConnector and connector.later)
+        and not does_nothing(connector)
+    ]
+
+
+def action_plan(pipeline: ActionConnectorPipeline) -> ActionPlan:
+    """Return how a pipeline is run: as much as can be for whole batches."""
+    kinds = [type(connector) for connector in pipeline.connectors]
+    count, places = 0, [_ACTION_ORDER.index(kind) if kind in _ACTION_ORDER else -1 for kind in kinds]
+    last = -1
+    while count < len(places) and places[count] > last:
+        last = places[count]
+        count += 1
+    done = kinds[:count]
+    rest = tuple(pipeline.connectors[count:])
+    return ActionPlan(NormalizeActionsConnector in done, ClipActionsConnector in done, rest)
+
+
+def _pair(entry: Any) -> tuple[Any, Any]:
+    if not isinstance(entry, list | tuple) or len(entry) != 2:
+        raise ConfigError(
+            f"agent_connectors: {entry!r}, expected a registered name, or a pair of one and its parameters; write "
+            '("FrameStackAgentConnector", {"num_frames": 4})'
+        )
+    return entry[0], entry[1]
+
+
+# SEAM menv.connectors.policy_connectors
+# PolicyConnectors: the two pipelines of one policy.
+
+
+class RowKind(NamedTuple):
+    """What rows a network is shown.
+
+    Attributes:
+        row_width: F.
+        row_dtype: float32, or uint8 for images of bytes.
+    """
+
+    row_width: int
+    row_dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyConnectors:
+    """What stands before and behind one policy.
+
+    Attributes:
+        agent: Observations go through it.
+        action: Answers go through it.
+    """
+
+    agent: AgentConnectorPipeline
+    action: ActionConnectorPipeline
+
+    @classmethod
+    def plain(cls, ctx: ConnectorContext) -> Self:
+        """Return those of a policy whose settings are all defaults."""
+        return cls(agent_pipeline(ctx), action_pipeline(ctx, normalize=True, clip=False))
+
+    def rows_of(self, space: gym.Space[Any]) -> RowKind:
+        """Return what rows a network is shown of observations of a space."""
+        behind, width = self.agent.space(space, 0)
+        return RowKind(width, ObsPreprocessor(behind).dtype)
+
+    def output(self, action_space: gym.Space[Any]) -> ActionOutput:
+        """Return what the action connectors do to whole batches."""
+        plan = action_plan(self.action)
+        return ActionOutput(action_space, normalize=plan.normalize, clip=plan.clip)
+
+    @property
+    def version(self) -> int:
+        """Grows with each change."""
+        return self.agent.version + self.action.version
+
+    def take(self, agent: Any, action: Any) -> None:
+        """Put connectors of these states, as `to_state` of a pipeline has them, into the place of all there are.
+
+        Raises:
+            UnknownNameError: One of them is not registered.
+        """
+        self.agent.restore(agent)
+        self.action.restore(action)
+
+    def for_evaluation(self) -> Self:
+        """Return connectors of their own, which share statistics and change none.
+
+        Raises:
+            ContractError: One of them cannot be copied.
+        """
+        try:
+            agent, action = copy.deepcopy(self.agent), copy.deepcopy(self.action)
+        except Exception as error:  # whatever a user's __deepcopy__ raises
+            whose = ", ".join(_uncopied([*self.agent.connectors, *self.action.connectors])) or "connectors"
+            raise ContractError(
+                f"{whose}: cannot be copied ({type(error).__name__}: {error}), expected connectors that copy.deepcopy "
+                "can copy, because evaluations have their own; define __deepcopy__ in your class"
+            ) from error
+        agent.in_eval()
+        action.in_eval()
+        return type(self)(agent, action)
+
+    def frozen(self) -> Self:
+        """Return connectors as they are now; those that go on here change nothing of them.
+
+        Raises:
+            ContractError: One of them cannot be copied.
+        """
+        copied = self.for_evaluation()
+        for leaf in leaf_connectors(copied.agent):
+            if isinstance(leaf, MeanStdObservationFilterAgentConnector):
+                leaf.unshare()
+        return copied
+
+
+def _uncopied(connectors: Iterable[Connector]) -> list[str]:
+    names = []
+    for connector in connectors:
+        try:
+            copy.deepcopy(connector)
+        except Exception:
+            names.append(connector.name)
+    return names
+
+
+# SEAM menv.connectors.kept_lives
+# What connectors remember of single lives, taken out of one pipeline and put into another one like it.
+#
+# Checkpoints of running episodes, clients that act by themselves and workers whose pipelines are changed call
+# it. What a
+# connector remembers it knows itself; here is only which of them are asked.
+
+
+def keepers(pipeline: AgentConnectorPipeline) -> list[AgentConnector]:
+    """Return the connectors that remember something of each life.
+
+    Of those that are called agent by agent also the ones that only say so by overriding `reset`.
+    """
+    return [
+        leaf
+        for leaf in leaf_connectors(pipeline)
+        if leaf.keeps_lives or not (leaf.takes_rows or type(leaf).reset is AgentConnector.reset)
+    ]
+
+
+def can_move(pipeline: AgentConnectorPipeline) -> bool:
+    """Return whether all that connectors remember of a life can be taken out."""
+    return all(leaf.takes_rows and leaf.tells_lives for leaf in keepers(pipeline))
+
+
+def kept_lives(pipeline: AgentConnectorPipeline, slots: Sequence[int]) -> list[list[Any]]:
+    """Return of the life on each slot what each connector remembers; see `AgentConnector.lives`."""
+    found = [leaf.lives(slots) for leaf in keepers(pipeline)]
+    return [list(life) for life in zip(*found, strict=True)] if found else [[] for _ in slots]
+
+
+def put_lives(pipeline: AgentConnectorPipeline, slots: Sequence[int], lives: Sequence[Sequence[Any]]) -> None:
+    """Let the lives that `kept_lives` told of go on on these slots; one of which nothing is told is new."""
+    for number, leaf in enumerate(keepers(pipeline)):
+        leaf.take_lives(slots, [life[number] if life else None for life in lives])
+
+
+def hand_on_lives(
+    pipeline: AgentConnectorPipeline, successor: AgentConnectorPipeline, slots: Sequence[int]
+) -> None:
+    """Let lives go on in a pipeline that takes another one's place, with those connectors that both have."""
+    before, after = keepers(pipeline), keepers(successor)
+    places = predecessors([type(leaf) for leaf in before], [type(leaf) for leaf in after])
+    for leaf, place in zip(after, places, strict=True):
+        if place is not None and leaf.takes_rows and leaf.tells_lives:
+            leaf.take_lives(slots, before[place].lives(slots))
+
+
+def predecessors(kinds: Sequence[type], successors: Sequence[type]) -> list[int | None]:
+    """Return where among `kinds` each of their successors has its own, the first one to the first; None without one."""
+    left = [*enumerate(kinds)]
+    found: list[int | None] = []
+    for kind in successors:
+        pair = next((pair for pair in left if pair[1] is kind), None)
+        if pair is not None:
+            left.remove(pair)
+        found.append(None if pair is None else pair[0])
+    return found

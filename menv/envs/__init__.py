@@ -7,21 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from menv._names_on_demand import names_on_demand
+from menv._lazy_names import names_on_demand
 
 if TYPE_CHECKING:
     from menv.envs.connect_four import ConnectFour
-    from menv.envs.hierarchical_maze import HierarchicalWindyMaze
     from menv.envs.independent_copies import make_multi_agent
-    from menv.envs.null import NullEnv
-    from menv.envs.random_multi_agent_env import RandomMultiAgentEnv
-    from menv.envs.rock_paper_scissors import RockPaperScissors
-    from menv.envs.rock_paper_scissors_heuristics import AlwaysSame, BeatLastMove
+    from menv.envs.rock_paper_scissors import AlwaysSame, BeatLastMove, RockPaperScissors
+    from menv.envs.test_envs import NullEnv, RandomMultiAgentEnv
     from menv.envs.three_level_maze import ThreeLevelMaze
     from menv.envs.tictactoe import TicTacToe
     from menv.envs.traffic import MultiAgentTrafficEnv
     from menv.envs.two_step_game import TwoStepGame
-    from menv.envs.windy_maze import WindyMaze
+    from menv.envs.windy_maze import HierarchicalWindyMaze, WindyMaze
 
 __all__ = [
     "AlwaysSame",
@@ -40,13 +37,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AlwaysSame": "rock_paper_scissors_heuristics",
-    "BeatLastMove": "rock_paper_scissors_heuristics",
+    "AlwaysSame": "rock_paper_scissors",
+    "BeatLastMove": "rock_paper_scissors",
     "ConnectFour": "connect_four",
-    "HierarchicalWindyMaze": "hierarchical_maze",
+    "HierarchicalWindyMaze": "windy_maze",
     "MultiAgentTrafficEnv": "traffic",
-    "NullEnv": "null",
-    "RandomMultiAgentEnv": "random_multi_agent_env",
+    "NullEnv": "test_envs",
+    "RandomMultiAgentEnv": "test_envs",
     "RockPaperScissors": "rock_paper_scissors",
     "ThreeLevelMaze": "three_level_maze",
     "TicTacToe": "tictactoe",

@@ -8,8 +8,7 @@ from typing import Any
 import gymnasium as gym
 
 from menv.base_env import ALL
-from menv.envs.hierarchical_maze import walked
-from menv.envs.windy_maze import WindyMaze
+from menv.envs.windy_maze import WindyMaze, walked
 from menv.errors import ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 

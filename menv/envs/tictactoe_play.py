@@ -26,7 +26,7 @@ Choose: TypeAlias = Callable[[npt.NDArray[np.float32], npt.NDArray[np.bool_]], A
 _POWERS = 3 ** np.arange(9)
 
 
-class Lines(NamedTuple):
+class PlayedLines(NamedTuple):
     """Ways in which the opponents beat a policy.
 
     A line is one sequence of moves of the opponent: with a deterministic policy it fixes the whole game. The
@@ -46,7 +46,7 @@ class Lines(NamedTuple):
         return self.player1 + self.player2
 
 
-class Record(NamedTuple):
+class PlayRecord(NamedTuple):
     """Results of several games, as the policy that is judged sees them."""
 
     wins: int
@@ -55,19 +55,19 @@ class Record(NamedTuple):
 
 
 class Results(NamedTuple):
-    """A `Record` for each seat."""
+    """A `PlayRecord` for each seat."""
 
-    player1: Record
-    player2: Record
+    player1: PlayRecord
+    player2: PlayRecord
 
 
-def losing_lines(choose: Choose) -> Lines:
+def losing_lines(choose: Choose) -> PlayedLines:
     """Play every line of every opponent against a deterministic policy, from both seats.
 
     Args:
         choose: The policy; called with all positions of one depth at once, at most 945.
     """
-    return Lines(*(_lost_lines(choose, policy_starts) for policy_starts in (True, False)))
+    return PlayedLines(*(_lost_lines(choose, policy_starts) for policy_starts in (True, False)))
 
 
 def play_random(choose: Choose, games: int, seed: int | None = None) -> Results:
@@ -186,7 +186,7 @@ def _play(
     policy_starts: bool,
     games: int,
     rng: np.random.Generator,
-) -> Record:
+) -> PlayRecord:
     boards = np.zeros((games, 9), np.int8)
     wins = draws = losses = 0
     policy_moves = policy_starts
@@ -201,7 +201,7 @@ def _play(
         wins, draws, losses = wins + int(won.sum()), draws + int(drawn.sum()), losses + int(lost.sum())
         boards = boards[~(won | lost | drawn)]
         policy_moves = not policy_moves
-    return Record(wins, draws, losses)
+    return PlayRecord(wins, draws, losses)
 
 
 def _random_moves(boards: Boards, rng: np.random.Generator) -> Moves:

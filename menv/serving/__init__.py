@@ -2,23 +2,23 @@
 
 from typing import TYPE_CHECKING
 
-from menv._names_on_demand import names_on_demand
+from menv._lazy_names import names_on_demand
 
 if TYPE_CHECKING:
-    from menv.serving.carriers.access import Access as Access
-    from menv.serving.carriers.limits import Limits as Limits
-    from menv.serving.carriers.transport import Transport as Transport
     from menv.serving.client.policy_client import PolicyClient as PolicyClient
     from menv.serving.policy_server import PolicyServerInput as PolicyServerInput
-    from menv.serving.rllink import RLlinkInput as RLlinkInput
+    from menv.serving.policy_server import RLlinkInput as RLlinkInput
+    from menv.serving.transports.access import Access as Access
+    from menv.serving.transports.transport import Limits as Limits
+    from menv.serving.transports.transport import Transport as Transport
 
 _HOMES = {
-    "Access": "carriers.access",
-    "Limits": "carriers.limits",
+    "Access": "transports.access",
+    "Limits": "transports.transport",
     "PolicyClient": "client.policy_client",
     "PolicyServerInput": "policy_server",
-    "RLlinkInput": "rllink",
-    "Transport": "carriers.transport",
+    "RLlinkInput": "policy_server",
+    "Transport": "transports.transport",
 }
 __all__ = sorted(_HOMES)
 

@@ -8,14 +8,64 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from menv.backlog import Backlog
-from menv.serving.answerer import Answerer
-from menv.serving.carriers.limits import Limits
-from menv.serving.wire.bad_message import BadMessageError, Code
-from menv.serving.wire.messages import Answer, StartEpisode, Turn
+from menv.adapters.episode_channel import ByteBudget
+from menv.policy import Policy
+from menv.serving.codec import BadMessageError, ErrorCode, WireFormat
+from menv.serving.protocol import Answer, Ok, StartEpisode, Turn, encoder, error_reply
+from menv.serving.transports.transport import Limits, Reply
+
+# SEAM menv.serving.answerer
+# Answerer: the way back for one request, in the dialect that it came in.
+
+
+class Responder:
+    """Answers one request.
+
+    Args:
+        reply: Takes the body.
+        dialect: Of the request.
+        close: Ends the connection after what was replied.
+        always: Whether the transport needs a reply to every body.
+        answers_in: The dialect of answers, where the request was translated from it.
+
+    Attributes:
+        reply: As given; so are `dialect`, `close` and `always`.
+        body: Returns an answer as `reply` takes it.
+    """
+
+    __slots__ = ("always", "body", "close", "dialect", "reply")
+
+    def __init__(
+        self,
+        reply: Reply,
+        dialect: WireFormat,
+        close: Callable[[], None],
+        always: bool = False,
+        answers_in: WireFormat | None = None,
+    ) -> None:
+        self.reply = reply
+        self.body: Callable[[Answer], bytes] = encoder(answers_in or dialect)
+        self.dialect = dialect
+        self.close = close
+        self.always = always
+
+    def send(self, message: Answer) -> None:
+        """Answer."""
+        self.reply(self.body(message))
+
+    def refuse(self, error: BadMessageError, seq: int | None = None) -> None:
+        """Answer that the request cannot be taken."""
+        self.send(error_reply(error, seq))
+
+    def nothing(self) -> None:
+        """Answer a request that has no answer, where the transport needs one all the same."""
+        if self.always:
+            self.send(Ok())
+
 
 _KEPT_FINISHED, _FORGOTTEN_AT_ONCE = 1_000, 64
 _CLIENTS = 4
@@ -23,7 +73,7 @@ _CLIENTS = 4
 
 
 @dataclass(slots=True)
-class Link:
+class OpenEpisode:
     """An episode whose actions are asked for one by one.
 
     Attributes:
@@ -39,12 +89,12 @@ class Link:
     seq: int = -1
     answer: Answer | None = None
     said: type[StartEpisode | Turn] = StartEpisode
-    waiting: list[Answerer] = field(default_factory=list)
+    waiting: list[Responder] = field(default_factory=list)
     number: int = field(default_factory=itertools.count().__next__)
 
 
 @dataclass(slots=True)
-class Chunks:
+class ChunkProgress:
     """An episode that the client plays by itself.
 
     Attributes:
@@ -86,16 +136,16 @@ class ClientState:
         lost_at: When it lost the last one.
     """
 
-    def __init__(self, backlog: Backlog) -> None:
+    def __init__(self, backlog: ByteBudget) -> None:
         self.backlog = backlog
         self.token = secrets.token_hex(16)
         self.name = ""
         self.extended = False
-        self.links: dict[str, Link] = {}
-        self.finished: OrderedDict[str, Link] = OrderedDict()
-        self.chunks: OrderedDict[str, Chunks] = OrderedDict()
+        self.links: dict[str, OpenEpisode] = {}
+        self.finished: OrderedDict[str, OpenEpisode] = OrderedDict()
+        self.chunks: OrderedDict[str, ChunkProgress] = OrderedDict()
         self.chunks_over = 0
-        self.loose: list[Chunks] = []
+        self.loose: list[ChunkProgress] = []
         self.weights_seq_no: int | None = None
         self.only: str | None = None
         self.connected = 0
@@ -118,7 +168,7 @@ class ClientState:
             if count >= most:
                 whose = "" if name == "max_episodes" else " of all clients"
                 raise BadMessageError(
-                    Code.TOO_MANY,
+                    ErrorCode.TOO_MANY,
                     f"{where}: {count} episodes{whose} are open, expected fewer than {most} (Limits.{name}); end some "
                     "first",
                 )
@@ -134,7 +184,7 @@ class ClientState:
             total is not None and total.waiting + size > _CLIENTS * limits.max_waiting
         ):
             raise BadMessageError(
-                Code.TOO_MANY,
+                ErrorCode.TOO_MANY,
                 f"{where}: {self.backlog.waiting} bytes of this client wait to be sampled, expected at most "
                 f"{limits.max_waiting} (Limits.max_waiting); ask for new weights and wait for these before you go on",
             )
@@ -179,3 +229,72 @@ class ClientState:
             if not one.over
         }
         return {**{name: {"seq": link.seq} for name, link in self.links.items()}, **played}
+
+
+# SEAM menv.serving.trainer
+# Trainer: what a server asks of the algorithm that learns from its clients.
+#
+# `menv.algorithms.weight_publisher` implements it, a `ServedEnvs` calls it. What was published last never
+# changes, so
+# that clients are answered while the algorithm learns.
+
+
+class PublishedPolicies(Protocol):
+    """The policies as they were published together. It stays as it is; the next weights come with another one.
+
+    Attributes:
+        weights_seq_no: The number of its weights; it grows with every update.
+        policies: The policies by id.
+    """
+
+    weights_seq_no: int
+    policies: Mapping[str, Policy]
+
+    def made(self, form: str, policy_id: str) -> Any:
+        """Return what `make` has made before. In the server's loop.
+
+        Raises:
+            KeyError: It has not made it yet.
+        """
+
+    def make(self, form: str, policy_id: str) -> Any:
+        """Return a policy in one of its forms. In the one thread that makes them.
+
+        Args:
+            form: "bundle" for a packed bundle, "weights" for packed weights, "onnx" for the ONNX file that RLlink
+                clients read, gzipped, as base64.
+            policy_id: Its id.
+
+        Raises:
+            ConfigError: It has no such form; the sentence says what works instead.
+        """
+
+    def expect_clients(self) -> None:
+        """Make the forms that a first client may ask for. In the thread that makes them."""
+
+    def make_ready(self) -> None:
+        """Make the forms that clients have asked for lately. In the thread that makes them."""
+
+    def connectors_since(self, policy_id: str) -> int:
+        """Return the number with which a policy's connectors changed last; weights alone do not bring them."""
+
+    def policy_for(self, episode_id: str, agent_id: str) -> str:
+        """Return which policy answers for an agent of an episode that is played elsewhere. In the server's loop."""
+
+
+class Trainer(Protocol):
+    """The algorithm.
+
+    Attributes:
+        env_steps_per_sample: Env steps of one fragment.
+        force_on_policy: Whether clients that act by themselves shall wait for the next weights.
+        explore: Whether clients that act by themselves shall draw actions, or take the most likely ones.
+        observation_fn: Whether policies see what an `observation_fn` makes of observations, which clients do not have.
+        latest: What was published last; another thread may put the next one in its place.
+    """
+
+    env_steps_per_sample: int
+    force_on_policy: bool
+    explore: bool
+    observation_fn: bool
+    latest: PublishedPolicies

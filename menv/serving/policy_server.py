@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from menv.env_context import InputContext
 from menv.errors import ConfigError
-from menv.input_context import InputContext
-from menv.serving.carriers.access import Access
-from menv.serving.carriers.limits import Limits
-from menv.serving.carriers.transport import Transport
+from menv.serving.client_state import Trainer
 from menv.serving.served_envs import ServedEnvs
+from menv.serving.transports.access import Access
+from menv.serving.transports.transport import Limits, Transport
 
 Carrier = Literal["http", "tcp", "websocket"]
 
@@ -76,17 +76,55 @@ def _carrier(transport: object, port: int) -> Transport:
     if isinstance(transport, Transport):
         return transport
     if transport == "http":
-        from menv.serving.carriers.http import HttpTransport
+        from menv.serving.transports.http import HttpTransport
 
         return HttpTransport(port)
     if transport == "tcp":
-        from menv.serving.carriers.tcp import TcpTransport
+        from menv.serving.transports.tcp import TcpTransport
 
         return TcpTransport(port)
     if transport == "websocket":
-        from menv.serving.carriers.websocket import WebSocketTransport
+        from menv.serving.transports.websocket import WebSocketTransport
 
         return WebSocketTransport(port)
     raise ConfigError(
         f'transport: {transport!r}, expected "http", "tcp", "websocket" or a Transport; choose one of these'
     )
+
+
+# SEAM menv.serving.rllink
+# RLlinkInput: an algorithm learns from RLlink clients, which act by themselves with an ONNX file.
+#
+# Used as `config["input"] = lambda ioctx: RLlinkInput(ioctx, address, port)`.
+
+
+class RLlinkInput(PolicyServerInput):
+    """A server that speaks RLlink over TCP to any number of clients; see `PolicyServerInput`.
+
+    Clients that speak more than RLlink are welcome on the same port.
+
+    Args:
+        ioctx: What the function `config["input"]` was given.
+        address: What to bind to; anything but this machine needs a token, which RLlink's own clients cannot show.
+        port: 0 takes one that is free; a worker's index is added to any other.
+        settings: See `PolicyServerInput`.
+    """
+
+    def __init__(
+        self, ioctx: InputContext, address: str = "127.0.0.1", port: int = 5555, **settings: Any
+    ) -> None:
+        super().__init__(ioctx, address, port, **{"transport": "tcp", **settings})
+
+    def connect(self, trainer: Trainer) -> None:
+        """Let clients in; see `ExternalEnvs.connect`.
+
+        Raises:
+            ConfigError: What policies see is made by an `observation_fn`, which clients that act by themselves lack.
+        """
+        if trainer.observation_fn:
+            raise ConfigError(
+                "observation_fn: set beside RLlinkInput, whose clients act by themselves on what they observe, "
+                "expected one of the two; show more in the clients' own observations, or have remote clients ask "
+                "PolicyServerInput"
+            )
+        super().connect(trainer)

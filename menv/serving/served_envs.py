@@ -7,32 +7,81 @@ something, takes that, and does what they want done with policies; between fragm
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from menv.adapters.round_envs import RoundEnvs
+from menv.adapters.episode_broker import BatchedEpisodeBroker
+from menv.adapters.external import BatchedExternalEnvs
 from menv.base_env import SINGLE_AGENT, Ready
-from menv.call_errors import stopped
+from menv.env_context import InputContext
 from menv.errors import CallOrderError, ConfigError
-from menv.input_context import InputContext
-from menv.loop.net_policy import NetPolicy
-from menv.nested import leaves
+from menv.external_env import stopped
+from menv.inference.network_policy import NetworkPolicy
 from menv.policy import Policy
-from menv.round_board import RoundBoard
-from menv.serving.carriers.access import Access
-from menv.serving.carriers.limits import Limits
-from menv.serving.carriers.server import Server
-from menv.serving.carriers.transport import Transport
-from menv.serving.errands import Errands
-from menv.serving.interrupts import Interrupts
-from menv.serving.reception import Reception
+from menv.serialization import space_to_json
+from menv.serving.client_state import Trainer
+from menv.serving.codec import BadMessageError, ErrorCode
+from menv.serving.server_sessions import SamplerTaskQueue, ServerSessions
 from menv.serving.session import STILL_PLAYING_S
-from menv.serving.trainer import Trainer
-from menv.serving.wire.bad_message import BadMessageError, Code
-from menv.spaces_json import space_to_json
+from menv.serving.transports.access import Access
+from menv.serving.transports.server import Server
+from menv.serving.transports.transport import Limits, Transport
+from menv.spaces import leaves
+
+# SEAM menv.serving.interrupts
+# Ctrl-C while clients are served in the main thread: held back until nothing is halfway done.
+#
+# In the midst of a callback of the server's loop it would leave bodies unread, answers unsent, or the loop
+# without one of
+# its tasks. `ServedEnvs` holds it back from poll to poll. It knows no server.
+
+
+class Interrupts:
+    """A context that holds Ctrl-C back in the main thread, unless somebody handles it in a way of their own.
+
+    A second one is not held back, and what was is raised at the end.
+
+    Args:
+        wake: Called with the first one, from amidst anything: has whoever waits for clients look here.
+    """
+
+    def __init__(self, wake: Callable[[], object]) -> None:
+        self._wake = wake
+        self._holds = self._held = False
+
+    def __enter__(self) -> None:
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._holds = True
+            signal.signal(signal.SIGINT, self._note)
+
+    def __exit__(self, *_: object) -> None:
+        if self._holds:
+            self._holds = False
+            if signal.getsignal(signal.SIGINT) == self._note:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.check()
+
+    def check(self) -> None:
+        """Raise what was held back.
+
+        Raises:
+            KeyboardInterrupt: There was one.
+        """
+        if self._held:
+            self._held = False
+            raise KeyboardInterrupt
+
+    def _note(self, *_: Any) -> None:
+        self.check()
+        self._held = True
+        self._wake()
+
 
 Kind: TypeAlias = tuple[int, int, str]
 """How many numbers a policy remembers and draws actions from, and what the latter are."""
@@ -45,7 +94,7 @@ _READ_AHEAD = 16
 """Bodies that are read together while others are waited for."""
 
 
-class ServedEnvs(RoundEnvs):
+class ServedEnvs(BatchedExternalEnvs):
     """What clients play, over any transports.
 
     Args:
@@ -88,7 +137,7 @@ class ServedEnvs(RoundEnvs):
             force_on_policy=force_on_policy,
         )  # fmt: skip
         _check_spaces(type(self).__name__, ioctx)
-        board = RoundBoard()
+        board = BatchedEpisodeBroker()
         super().__init__(
             board, observation_space=ioctx.observation_space, action_space=ioctx.action_space,
             possible_agents=ioctx.possible_agents, idle_timeout=idle_timeout,
@@ -104,8 +153,8 @@ class ServedEnvs(RoundEnvs):
         # Of all policies that there have been, which clients may still have.
         self._kinds: set[Kind | None] = set()
         limits, access = limits or Limits(), access or Access()
-        self._errands = Errands(self._wake, self._post)
-        self._reception = Reception(board, ioctx, limits, access, self._errands, return_s)
+        self._errands = SamplerTaskQueue(self._wake, self._post)
+        self._reception = ServerSessions(board, ioctx, limits, access, self._errands, return_s)
         self.server = Server(self._reception, transports, limits, access)
         board.on_news = self.server.pause
         self._interrupts = Interrupts(lambda: self.server.rouse(self._wake))
@@ -235,7 +284,7 @@ class ServedEnvs(RoundEnvs):
     def stop(self) -> None:
         """Tell clients that nobody samples any more, and free ports and threads."""
         super().stop()
-        self._errands.stop(BadMessageError(Code.STOPPING, str(stopped())))
+        self._errands.stop(BadMessageError(ErrorCode.STOPPING, str(stopped())))
         self._flush()
         try:
             self.server.stop()
@@ -349,7 +398,7 @@ def _written(space: Any) -> int:
 
 def _kind(policy: Policy) -> Kind | None:
     """Return what a policy remembers and draws actions from; None if nobody knows."""
-    if not isinstance(policy, NetPolicy):
+    if not isinstance(policy, NetworkPolicy):
         return None
     head = policy.networks.backend.head
     return sum(policy.networks.state_sizes), head.inputs, head.kind

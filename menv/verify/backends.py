@@ -6,20 +6,351 @@ how, is not known here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from menv.base_env import BaseEnv
-from menv.scale.convert import to_base_env
-from menv.scale.engine import EngineName
-from menv.scale.far_env import FarEnv
+import numpy as np
+
+from menv.adapters.convert import to_local_base_env
+from menv.base_env import SINGLE_AGENT, BaseEnv
+from menv.errors import MenvError
+from menv.registry import IMPORT, RegisteredEnv, describe_env, resolve_env
+from menv.sample_batch import MultiAgentBatch, SampleBatch
+from menv.sampling.digest import Digest, DigestRows, row_hashes
+from menv.sampling.sampler import Sampler
+from menv.trajectory_slices import Column
 from menv.vector_env import VectorEnv
-from menv.verify.in_workers import play_in_workers
-from menv.verify.other_process import play_in_another_process
-from menv.verify.record import Record
-from menv.verify.shares import Host, MakeEnv, copies, play_share, shares
 from menv.verify.task import MULTI, SINGLE, WHOLE, Task
+from menv.workers.convert import to_base_env
+from menv.workers.engine import EngineName
+from menv.workers.engines import make_engine
+from menv.workers.registered_envs import RemoteEnvSpec, known_here
+from menv.workers.worker_process import import_paths
+
+# SEAM menv.verify.record
+# What happened in one back-end: its digest, and all rows, to find the first one that differs in another.
+#
+# `menv.verify.backends` writes it, `menv.verify.verify` compares two. It can be written to a file of plain
+# arrays,
+# for rows that come from another process. It knows neither environments nor policies.
+
+
+Part = dict[str, Column]
+
+COMPARED = ("obs", "action_mask", "actions", "rewards", "terminateds", "truncateds", "last_obs")
+"""Columns in the order in which one follows from the other."""
+
+
+class RunRecord:
+    """The rows of all samplers of one back-end.
+
+    Attributes:
+        digest: Of all of them.
+        parts: Columns of [N] rows each: those of `COMPARED` that there are, `hash`, whose they are (`life`, `eps_id`,
+            `env_index` among all, `agent` as text) and when (`t` in the trajectory, `env_t` in the sub-environment).
+    """
+
+    def __init__(self) -> None:
+        self.digest = Digest()
+        self.parts: list[Part] = []
+
+    def take(self, sampler: Sampler, batch: MultiAgentBatch, first_index: int) -> None:
+        """Add what a sampler has sampled since its start.
+
+        Args:
+            sampler: It keeps its episodes, unless its sub-environments step together.
+            batch: Its only fragment.
+            first_index: Index of its first sub-environment among all.
+        """
+        self.digest.add(sampler.digest)
+        for own in batch.policy_batches.values():
+            self.parts.append(_part(sampler, own, first_index))
+
+    def add(self, other: RunRecord) -> None:
+        """Add what other samplers of the same task have sampled."""
+        self.digest.add(other.digest)
+        self.parts += other.parts
+
+    def save(self, path: Path) -> None:
+        """Write the record to a file."""
+        arrays = {
+            f"{number}/{name}": column
+            for number, part in enumerate(self.parts)
+            for name, column in part.items()
+        }
+        # Text, for halves of the sum need not fit into the integers of an array.
+        np.savez(path, digest=np.array([str(number) for number in self.digest.state()]), **_as_any(arrays))
+
+    @classmethod
+    def load(cls, path: Path) -> RunRecord:
+        """Return the record that was written to a file."""
+        record = cls()
+        with np.load(path, allow_pickle=False) as arrays:
+            record.digest = Digest(*(int(text) for text in arrays["digest"]))
+            parts: dict[str, Part] = {}
+            for key in arrays.files:
+                number, _, name = key.partition("/")
+                if name:
+                    parts.setdefault(number, {})[name] = arrays[key]
+        record.parts = list(parts.values())
+        return record
+
+
+def _part(sampler: Sampler, batch: SampleBatch, first_index: int) -> Part:
+    pieces = batch.segments
+    part: Part = {
+        "hash": row_hashes(DigestRows.of(batch)),
+        "life": pieces.spread("life"),
+        "eps_id": pieces.spread("eps_id"),
+        "env_index": pieces.spread("env_id") + first_index,
+        "agent": np.repeat(_agents(sampler, batch), pieces.lengths),
+        "t": batch[SampleBatch.T],
+        "env_t": batch[SampleBatch.ENV_T]
+        if SampleBatch.ENV_T in batch
+        else _counted(pieces.spread("env_id")),
+        "last_obs": batch[SampleBatch.NEXT_OBS],
+    }
+    for name in COMPARED:
+        if name in batch:
+            part[name] = _plain(batch[name])
+    return part
+
+
+def _agents(sampler: Sampler, batch: SampleBatch) -> Column:
+    """Return [S] what the agents of the pieces are called."""
+    episodes, pieces = sampler.episodes, batch.segments
+    names = [
+        repr(episodes[eps_id].get_agents()[number] if eps_id in episodes else SINGLE_AGENT)
+        for eps_id, number in zip(pieces.eps_id.tolist(), pieces.agent_index.tolist(), strict=True)
+    ]
+    return np.array(names, np.str_)
+
+
+def _counted(env_indices: Column) -> Column:
+    """Return [N] how many rows of the same sub-environment lie before each."""
+    order = np.argsort(env_indices, kind="stable")
+    in_order = env_indices[order]
+    counts = np.empty_like(env_indices)
+    counts[order] = np.arange(len(order)) - np.searchsorted(in_order, in_order)
+    return counts
+
+
+def _plain(column: Column) -> Column:
+    if column.dtype != object:
+        return column
+    return np.array([repr(value) for value in column.tolist()], np.str_)
+
+
+def _as_any(arrays: Part) -> dict[str, Any]:
+    return dict(arrays)
+
+
+# SEAM menv.verify.shares
+# Shares: which sub-environments of a task one sampler has, and playing them.
+#
+# `menv.verify.backends` plays all of them in this process, `menv.verify.backends` one in each of several.
+
+
+MakeEnv = Callable[[int], Any]
+Host = Callable[[Task, MakeEnv, int, int], BaseEnv]
+"""`(task, make_env, size, first_index)`: puts `size` sub-environments somewhere."""
+
+
+class Share(NamedTuple):
+    """What one sampler has.
+
+    Attributes:
+        size: Sub-environments.
+        first_index: Index of the first of them among all.
+        worker: As workers count: the driver, which samples alone, is number 0 of 0.
+    """
+
+    size: int
+    first_index: int
+    worker: tuple[int, int]
+
+
+def shares(task: Task, samplers: int) -> list[Share]:
+    """Return the shares of several samplers, of which each has one sub-environment at least."""
+    found, first = [], 0
+    samplers = min(samplers, task.num_envs)
+    for number in range(samplers):
+        size = task.num_envs // samplers + (number < task.num_envs % samplers)
+        found.append(Share(size, first, (0, 0) if samplers == 1 else (number + 1, samplers)))
+        first += size
+    return found
+
+
+def copies(task: Task, make_env: MakeEnv, size: int, first_index: int) -> BaseEnv:
+    """Put copies of an environment into this process, or one that brings its sub-environments along."""
+    size = 1 if task.kind == WHOLE else size
+    return to_local_base_env(make_env(0), make_env, size, seed=task.seed, first_index=first_index)
+
+
+def play_share(task: Task, share: Share, record: RunRecord, host: Host = copies) -> None:
+    """Let one sampler play its share, and close the environments."""
+    base_env = host(task, partial(_make, task, share.worker), share.size, share.first_index)
+    try:
+        sampler = task.sampler(base_env, share.first_index)
+        if not base_env.lockstep:
+            # Rows are dated then, and agents have names. Who steps together goes the short way round without.
+            sampler.keep_episodes()
+        batch = sampler.sample()
+        record.take(sampler, batch, share.first_index)
+        sampler.finish(batch)
+    finally:
+        base_env.stop()
+
+
+def _make(task: Task, worker: tuple[int, int], index: int) -> Any:
+    return task.make_env(index, *worker)
+
+
+# SEAM menv.verify.in_workers
+# Playing a task in workers: samplers in other processes, each with a share of the sub-environments.
+#
+# `menv.verify.backends` has it in its table, once for each engine. What comes back are the records of the
+# shares.
+
+
+_WORKERS = 2
+
+
+def play_in_workers(task: Task, engine_name: EngineName) -> RunRecord:
+    """Play a task in two workers.
+
+    Raises:
+        UnsendableError: The environment cannot be described to another process.
+    """
+    engine, record = make_engine(engine_name), RunRecord()
+    try:
+        peers = [
+            engine.start(
+                _Player, task, known_here(task.env, task.settings), number, label=f"worker {number + 1}"
+            )
+            for number in range(min(_WORKERS, task.num_envs))
+        ]
+        for peer in peers:
+            peer.ask("play")
+        for peer in peers:
+            peer.answer()
+            record.add(peer.answer())
+    finally:
+        engine.stop()
+    return record
+
+
+class _Player:
+    """Lives in a worker."""
+
+    def __init__(self, task: Task, known: RegisteredEnv, number: int) -> None:
+        known.tell()
+        self._task = task
+        self._number = number
+
+    def play(self) -> Any:
+        """Return the record of this worker's share."""
+        record = RunRecord()
+        play_share(self._task, shares(self._task, _WORKERS)[self._number], record)
+        return record
+
+
+# SEAM menv.verify.other_process
+# Playing a task in a Python process of its own, in which strings have other hashes.
+#
+# `menv.verify.backends` has it in its table, `menv.cli.verify` is the other end. What goes over is a command
+# line:
+# the environment by name, settings as JSON; what comes back is a file of plain arrays. Environments that no
+# name leads to
+# stay here.
+
+
+ROWS = "--rows"
+"""The option with which a process of ours writes down what happened, in place of comparing."""
+
+_HASH_SEEDS = ("1", "2")
+
+
+class NotHostedError(MenvError):
+    """A back-end cannot host this environment; compare the others."""
+
+
+def play_in_another_process(task: Task) -> RunRecord:
+    """Play a task in another process.
+
+    Raises:
+        NotHostedError: No name leads there, or the environment cannot be played there.
+    """
+    name, settings = _name_of(task), _as_json(task.settings)
+    seed = next(seed for seed in _HASH_SEEDS if seed != os.environ.get("PYTHONHASHSEED"))
+    env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(import_paths())}
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder) / "rows.npz"
+        command = [
+            sys.executable, "-m", "menv.verify", name, "--config", settings, "--envs", str(task.num_envs),
+            "--steps", str(task.num_envs * task.env_steps), "--seed", str(task.seed), ROWS, str(rows),
+            *(word for module in task.modules for word in (IMPORT, module)),
+        ]  # fmt: skip
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        if done.returncode or not rows.exists():
+            last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+            raise NotHostedError(f"another process: it ended with status {done.returncode}: {last}")
+        return RunRecord.load(rows)
+
+
+def _name_of(task: Task) -> str:
+    """Return what another process finds the environment of a task by.
+
+    Raises:
+        NotHostedError: There is no such name.
+    """
+    env = task.env
+    creator = resolve_env(env)
+    module, name = getattr(creator, "__module__", None), getattr(creator, "__qualname__", "")
+    if isinstance(creator, partial) and isinstance(env, str):
+        # A gymnasium id; one that was registered by code is not known there, which that process says.
+        return env
+    with suppress(AttributeError, KeyError):
+        found: Any = sys.modules[str(module)]
+        if module != "__main__" and reduce(getattr, name.split("."), found) is creator:
+            return f"{module}:{name}"
+    if task.modules and isinstance(env, str):
+        # They made the name known here.
+        return env
+    raise NotHostedError(
+        f"another process: no name leads to {describe_env(env)}, expected a class or a function at the top of a module "
+        "that can be imported; move it there"
+    )
+
+
+def _as_json(settings: Mapping[str, Any]) -> str:
+    """Return settings as text.
+
+    Raises:
+        NotHostedError: JSON cannot hold them.
+    """
+    try:
+        text = json.dumps(settings)
+    except (TypeError, ValueError) as error:
+        raise NotHostedError(
+            f"another process: JSON cannot hold these settings ({error}), expected names and numbers; give the others "
+            "to the environment in another way"
+        ) from error
+    if json.loads(text) != settings:
+        raise NotHostedError(
+            "another process: JSON turns these settings into others, expected dicts with strings as keys, and lists; "
+            "write them so"
+        )
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +369,7 @@ class Backend:
 
     name: str
     kinds: tuple[str, ...]
-    play: Callable[[Task], Record]
+    play: Callable[[Task], RunRecord]
     suspects: str = ""
     repeats: bool = False
     elsewhere: bool = False
@@ -54,14 +385,14 @@ def vectorised(task: Task, make_env: MakeEnv, size: int, first_index: int) -> Ba
 def remote(task: Task, make_env: MakeEnv, size: int, first_index: int, engine: EngineName) -> BaseEnv:
     """Put copies of an environment into two other processes, to be answered as they finish."""
     return to_base_env(
-        make_env(0), FarEnv(task.env, task.context(0)), size, remote_envs=True, remote_envs_per_process=-(-size // 2),
-        engine=engine, seed=task.seed, first_index=first_index,
+        make_env(0), RemoteEnvSpec(task.env, task.context(0)), size, remote_envs=True,
+        remote_envs_per_process=-(-size // 2), engine=engine, seed=task.seed, first_index=first_index,
     )  # fmt: skip
 
 
-def play_here(task: Task, host: Host = copies, samplers: int = 1) -> Record:
+def play_here(task: Task, host: Host = copies, samplers: int = 1) -> RunRecord:
     """Play a task in this process, by several samplers one after another, each with a share of the sub-environments."""
-    record = Record()
+    record = RunRecord()
     for share in shares(task, samplers):
         play_share(task, share, record, host)
     return record

@@ -13,23 +13,22 @@ from typing import Any
 
 import gymnasium as gym
 
-from menv.algorithms.cohorts import build_cohorts
+from menv.adapters.convert import to_local_base_env
 from menv.algorithms.config.classic_keys import override, read_config
-from menv.algorithms.config.ppo_config import PPOConfig
-from menv.algorithms.ppo import PPORecipe
+from menv.algorithms.network_groups import build_cohorts
+from menv.algorithms.ppo.config import PPOConfig
+from menv.algorithms.ppo.ppo import PPORecipe
 from menv.base_env import AgentId, BaseEnv
 from menv.env_context import EnvContext
 from menv.errors import ConfigError
-from menv.loop.agent_spaces import AgentSpaces
-from menv.loop.cohort import Cohort
-from menv.loop.convert import to_base_env
-from menv.loop.dry_run import GivenSpaces, resolve_agents, resolve_specs
-from menv.loop.quota import Quota
-from menv.loop.sampler import Sampler
 from menv.multi_agent_env import MultiAgentEnv
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
 from menv.registry import describe_env, make_env
+from menv.sampling.fragment_limit import FragmentLimit
+from menv.sampling.infer_policies import AgentSpaces, GivenSpaces, resolve_agents, resolve_specs
+from menv.sampling.policy_group import PolicyGroup
+from menv.sampling.sampler import Sampler
 
 SINGLE, MULTI, WHOLE = "single-agent", "multi-agent", "whole"
 """Kinds of environments: copies of one agent, copies of many, and those that bring their sub-environments along."""
@@ -70,7 +69,7 @@ class Task:
         config = read_config(PPOConfig, self.settings, env)
         self._config = _acting_by_onnx(replace(config, seed=seed))
         first = self.make_env(0)
-        base_env = to_base_env(first)
+        base_env = to_local_base_env(first)
         try:
             if base_env.external:
                 raise ConfigError(
@@ -104,7 +103,7 @@ class Task:
 
     def sampler(self, base_env: BaseEnv, first_index: int) -> Sampler:
         """Return a sampler of its own for some of the sub-environments; all of them have the same policies."""
-        quota = Quota(self.env_steps, lockstep=base_env.lockstep)
+        quota = FragmentLimit(self.env_steps, lockstep=base_env.lockstep)
         sampler = Sampler(
             base_env, self._policy_map, [cohort.twin() for cohort in self._cohorts], quota, seed=self.seed,
             first_index=first_index, observation_fn=self._config.multiagent.observation_fn,
@@ -112,7 +111,7 @@ class Task:
         sampler.explore = self._config.explore
         return sampler
 
-    def _policies(self, first: Any, base_env: BaseEnv) -> tuple[PolicyMap, list[Cohort]]:
+    def _policies(self, first: Any, base_env: BaseEnv) -> tuple[PolicyMap, list[PolicyGroup]]:
         config, multi = self._config, self._config.multiagent
         given = GivenSpaces(
             config.observation_space, config.action_space, reshaped=multi.observation_fn is not None

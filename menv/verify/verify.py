@@ -7,19 +7,222 @@ what they do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from menv.algorithms.needed_packages import check_packages
-from menv.checking.global_draws import state_of_generators, used_since
+import numpy as np
+
+from menv.algorithms.algorithm import check_packages
+from menv.checking.env_runner import state_of_generators, used_since
 from menv.errors import ConfigError, MenvError
-from menv.first_imports import import_first
-from menv.scale.engines import ray_runs
-from menv.verify.backends import BACKENDS, Backend
-from menv.verify.difference import first_difference
-from menv.verify.other_process import NotHostedError
-from menv.verify.record import Record
-from menv.verify.report import Finding, Report
+from menv.registry import import_first
+from menv.trajectory_slices import Column
+from menv.verify.backends import BACKENDS, COMPARED, Backend, NotHostedError, Part, RunRecord
 from menv.verify.task import Task
+from menv.workers.engines import ray_runs
+
+# SEAM menv.verify.difference
+# The first row in which two back-ends differ, and in which of its columns.
+#
+# `menv.verify.verify` asks for it when digests differ. It looks at records and knows nothing else.
+
+
+Row = tuple[Part, int]
+
+_NO_ROW = "no such row"
+_LONGEST = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two back-ends part.
+
+    Attributes:
+        env_index: Of the sub-environment, among all.
+        agent: The agent's id, as `repr` shows it.
+        episode: Number of the episode in its sub-environment, from 0, those without a row left out.
+        step: Index of the row in the agent's trajectory.
+        env_step: Env steps of the sub-environment when the row was observed.
+        column: What differs, with the index of the number in it; "row" if only one of the two has such a row.
+        values: What both have there, shortened.
+    """
+
+    env_index: int
+    agent: str
+    episode: int
+    step: int
+    env_step: int
+    column: str
+    values: tuple[str, str]
+
+    def __str__(self) -> str:
+        where = f"env {self.env_index}, agent {self.agent}, episode {self.episode}, step {self.step}"
+        return f"{where} (env step {self.env_step}): {self.column} is {self.values[0]} and {self.values[1]}"
+
+
+def first_difference(one: RunRecord, other: RunRecord) -> Difference:
+    """Return the first row that differs, in env steps of its sub-environment, of two records with other digests."""
+    rows = [_rows(one), _rows(other)]
+    found = [
+        _place(rows[key not in rows[0]][key])
+        for key in rows[0].keys() | rows[1].keys()
+        if _hash(rows[0].get(key)) != _hash(rows[1].get(key))
+    ]
+    *_, key = min(found)
+    pair = rows[0].get(key), rows[1].get(key)
+    whose, record = (pair[0], one) if pair[0] is not None else (pair[1], other)
+    assert whose is not None
+    part, row = whose
+    column, values = _column(*pair)
+    return Difference(
+        int(part["env_index"][row]), str(part["agent"][row]), _episode(record, part, row), int(part["t"][row]),
+        int(part["env_t"][row]), column, values,
+    )  # fmt: skip
+
+
+def _rows(record: RunRecord) -> dict[Any, Row]:
+    found: dict[Any, Row] = {}
+    for part in record.parts:
+        keys = zip(*(part[name].tolist() for name in ("eps_id", "life", "t")), strict=True)
+        found |= {key: (part, row) for row, key in enumerate(keys)}
+    return found
+
+
+def _hash(row: Row | None) -> int | None:
+    return None if row is None else int(row[0]["hash"][row[1]])
+
+
+def _place(row: Row) -> tuple[int, int, int, str, Any]:
+    """Return what tells the first of several rows, and its key."""
+    part, number = row
+    key = tuple(int(part[name][number]) for name in ("eps_id", "life", "t"))
+    return (
+        int(part["env_t"][number]), int(part["env_index"][number]), key[2], str(part["agent"][number]), key
+    )  # fmt: skip
+
+
+def _episode(record: RunRecord, part: Part, row: int) -> int:
+    """Return the number of a row's episode among those of its sub-environment that have rows."""
+    began: dict[int, int] = {}
+    for other in record.parts:
+        mine = other["env_index"] == part["env_index"][row]
+        for eps_id, env_t in zip(other["eps_id"][mine].tolist(), other["env_t"][mine].tolist(), strict=True):
+            began[eps_id] = min(env_t, began.get(eps_id, env_t))
+    return sorted(began, key=began.__getitem__).index(int(part["eps_id"][row]))
+
+
+def _column(one: Row | None, other: Row | None) -> tuple[str, tuple[str, str]]:
+    if one is None or other is None:
+        texts = [_NO_ROW if row is None else "one" for row in (one, other)]
+        return "row", (texts[0], texts[1])
+    for name in COMPARED:
+        if name == "last_obs" and not (_flag(one) or _flag(other)):
+            continue
+        pair = [part[name][row] if name in part else None for part, row in (one, other)]
+        if not _same(*pair):
+            return _value(name, pair[0], pair[1])
+    return "last_obs", ("given", "not given")
+
+
+def _flag(row: Row) -> bool:
+    part, number = row
+    return bool(part["terminateds"][number] or part["truncateds"][number])
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is None or other is None:
+        return one is other
+    first, second = np.asarray(one), np.asarray(other)
+    alike = first.shape == second.shape and first.dtype == second.dtype
+    return alike and first.tobytes() == second.tobytes()
+
+
+def _value(name: str, one: Any, other: Any) -> tuple[str, tuple[str, str]]:
+    one, other = np.asarray(one), np.asarray(other)
+    if one.shape != other.shape or one.ndim == 0:
+        return name, (_short(one), _short(other))
+    flat = one.ravel(), other.ravel()
+    place = next(index for index in range(len(flat[0])) if not _same(flat[0][index], flat[1][index]))
+    return f"{name}[{place}]", (_short(flat[0][place]), _short(flat[1][place]))
+
+
+def _short(value: Column) -> str:
+    text = repr(np.asarray(value).item()) if np.ndim(value) == 0 else f"of shape {np.shape(value)}"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+# SEAM menv.verify.report
+# What came out of comparing back-ends, for programs and for people.
+#
+# `menv.verify.verify` makes it; `python -m menv.verify` prints its lines.
+
+
+@dataclass(frozen=True, slots=True)
+class BackendFinding:
+    """A back-end in which an environment lives other lives than in the first one.
+
+    Attributes:
+        backend: Its name.
+        first: The first row that differs; the first of its two values is that of the first back-end.
+        suspects: What to look for; "" where what an earlier back-end showed says it all.
+    """
+
+    backend: str
+    first: Difference
+    suspects: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What was compared, and what differs.
+
+    Attributes:
+        env: What the environment is called.
+        num_envs: E.
+        env_steps: Of all sub-environments together.
+        seed: Of resets, draws and weights.
+        digests: By back-end, in the order in which they were played; all are compared with the first.
+        differences: Back-ends whose digests differ from the first one's.
+        left_out: Why some back-ends were not played, by name.
+        generators: The process's generators that were drawn from or seeded meanwhile, "" for none; nothing of menv
+            does so.
+    """
+
+    env: str
+    num_envs: int
+    env_steps: int
+    seed: int
+    digests: Mapping[str, str]
+    differences: tuple[BackendFinding, ...]
+    left_out: Mapping[str, str]
+    generators: str = ""
+
+    @property
+    def same(self) -> bool:
+        """Whether all digests are equal."""
+        return not self.differences
+
+    @property
+    def lines(self) -> list[str]:
+        """The report as text."""
+        reference, *others = self.digests
+        count = f"{self.num_envs} environments, {self.env_steps} env steps, seed {self.seed}"
+        verdict = "the same everywhere" if self.same else "not the same everywhere"
+        lines = [f"{self.env}: {verdict} ({count})", f"  {reference}: {self.digests[reference]}"]
+        found = {finding.backend: finding for finding in self.differences}
+        for name in others:
+            lines.append(f"  {name}: {'differs' if name in found else self.digests[name]}")
+            if name in found:
+                lines.append(f"    first at {found[name].first} there")
+                lines += [f"    look for {text}" for text in [found[name].suspects] if text]
+        if self.generators:
+            lines.append(f"  it draws from {self.generators}, or seeds it")
+        lines += [f"  left out, {why}" for why in self.left_out.values()]
+        return lines
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
 
 NUM_ENVS = 8
 ENV_STEPS = 2_000
@@ -35,7 +238,7 @@ def verify_backends(
     backends: Sequence[Backend] = BACKENDS,
     ray: bool | None = None,
     modules: Sequence[str] = (),
-) -> Report:
+) -> VerifyReport:
     """Play an environment with fixed policies in every back-end that can host it, and compare.
 
     One seed and as many environments in all give the same trajectories, however they are batched and spread, unless the
@@ -75,9 +278,9 @@ def verify_backends(
     _check_modules(modules)
     import_first(modules, "verify_backends: module")
     task = Task(env, config, num_envs, env_steps, seed, modules)
-    reference: Record | None = None
+    reference: RunRecord | None = None
     digests, left_out = {}, {}
-    differences: list[Finding] = []
+    differences: list[BackendFinding] = []
     repeats, generators = True, ""
     for backend in [one for one in backends if task.kind in one.kinds]:
         if backend.on_ray and not (ray_runs() if ray is None else ray):
@@ -103,10 +306,10 @@ def verify_backends(
             # What differs in this process already need not be sought between processes.
             told = backend.suspects in known or (backend.elsewhere and differences)
             suspects = backend.suspects if repeats and not told else ""
-            differences.append(Finding(backend.name, first, suspects))
+            differences.append(BackendFinding(backend.name, first, suspects))
             repeats = repeats and not backend.repeats
     played = task.num_envs * task.env_steps
-    return Report(
+    return VerifyReport(
         task.name, task.num_envs, played, seed, digests, tuple(differences), left_out, generators
     )  # fmt: skip
 

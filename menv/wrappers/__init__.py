@@ -4,21 +4,20 @@ Imported as `menv.wrappers` only; each name is imported when it is asked for. No
 policies or the loop.
 """
 
-from menv._root_link_guard import refuse_root_import
+from menv._lazy_names import refuse_root_import
 
 refuse_root_import(__name__)
 
 from typing import TYPE_CHECKING
 
-from menv._names_on_demand import names_on_demand
+from menv._lazy_names import names_on_demand
 
 if TYPE_CHECKING:
     from menv.wrappers.group_agents import GroupAgentsWrapper
     from menv.wrappers.legacy_gym import LegacyGym
     from menv.wrappers.multi_agent_gym import MultiAgentGym
     from menv.wrappers.open_spiel_env import OpenSpielEnv
-    from menv.wrappers.parallel_pettingzoo_env import ParallelPettingZooEnv
-    from menv.wrappers.pettingzoo_env import PettingZooEnv
+    from menv.wrappers.pettingzoo_env import ParallelPettingZooEnv, PettingZooEnv
     from menv.wrappers.record_episodes import RecordEpisodes
     from menv.wrappers.vmas_env import VmasEnv
 
@@ -38,7 +37,7 @@ _HOMES = {
     "LegacyGym": "legacy_gym",
     "MultiAgentGym": "multi_agent_gym",
     "OpenSpielEnv": "open_spiel_env",
-    "ParallelPettingZooEnv": "parallel_pettingzoo_env",
+    "ParallelPettingZooEnv": "pettingzoo_env",
     "PettingZooEnv": "pettingzoo_env",
     "RecordEpisodes": "record_episodes",
     "VmasEnv": "vmas_env",

@@ -12,10 +12,10 @@ from typing import Any
 import gymnasium as gym
 
 from menv.base_env import ALL, COMMON, AgentId
-from menv.env_calls import as_flag, close_env, how_many, reset_env
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
-from menv.wrappers.agent_group import blank
+from menv.spaces import as_flag, close_env, how_many, reset_env
+from menv.wrappers.group_agents import blank
 from menv.wrappers.pettingzoo_base import check_answers
 
 

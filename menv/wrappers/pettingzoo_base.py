@@ -1,23 +1,99 @@
 """What both wrappers of PettingZoo environments share: the game itself, its spaces and its masks.
 
-`menv.wrappers.pettingzoo_env` and `menv.wrappers.parallel_pettingzoo_env` build on it. It goes by what the
+`menv.wrappers.pettingzoo_env` and `menv.wrappers.pettingzoo_env` build on it. It goes by what the
 game can do and never imports PettingZoo; how an episode runs is for its subclasses to know.
 """
 
 from __future__ import annotations
 
+import copy
+import importlib.util
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
 from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 
 from menv.base_env import AgentId
-from menv.errors import ContractError
+from menv.errors import ConfigError, ContractError, MissingExtraError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv
-from menv.nested import flags_of, flat_mask
-from menv.wrappers.pettingzoo_kind import check_kind
+from menv.spaces import flags_of, flat_mask
+
+# SEAM menv.wrappers.pettingzoo_kind
+# Tells PettingZoo's two kinds of environment from each other and from everything else.
+#
+# The two PettingZoo wrappers ask it when they are made. It looks at methods only and imports no PettingZoo.
+
+
+_TURNS_AT_ONCE = "turn_based_aec_to_parallel_wrapper"
+_WRAPPERS = {"AEC": "PettingZooEnv", "parallel": "ParallelPettingZooEnv"}
+_MAKERS = {"AEC": "env", "parallel": "parallel_env"}
+
+
+def check_kind(env: Any, wrapper: str, wanted: str) -> None:
+    """Raise unless `env` is a PettingZoo environment of the wanted kind.
+
+    Args:
+        env: What the user passed.
+        wrapper: The class that was called, for the message.
+        wanted: "AEC" or "parallel".
+
+    Raises:
+        ConfigError: It is of the other kind, or no PettingZoo environment.
+        MissingExtraError: It is none, and PettingZoo is not installed.
+    """
+    if isinstance(env, ModuleType):
+        raise ConfigError(
+            f"{wrapper}: got the module {env.__name__}, expected an environment; "
+            f"pass {env.__name__.rpartition('.')[2]}.{_MAKERS[wanted]}()"
+        )
+    if isinstance(env, type) or (callable(env) and not hasattr(env, "step")):
+        name = getattr(env, "__qualname__", type(env).__name__)
+        raise ConfigError(
+            f"{wrapper}: got {name} itself, expected the environment that it makes; pass {name}()"
+        )
+    if isinstance(env, MultiAgentEnv | gym.Env):
+        kind = "MultiAgentEnv" if isinstance(env, MultiAgentEnv) else "gymnasium.Env"
+        raise ConfigError(
+            f"{wrapper}: {type(env).__name__} is a {kind}, expected a PettingZoo environment; use it as it is"
+        )
+    kind = kind_of(env)
+    if kind == wanted:
+        return
+    if kind:
+        # In the other wrapper agents would be asked that cannot act.
+        turns = any(one.__name__ == _TURNS_AT_ONCE for one in type(env).__mro__)
+        raise ConfigError(
+            f"{wrapper}: {type(env).__name__} has PettingZoo's {kind} interface, expected the {wanted} one; "
+            + (
+                "pass the game as it was before turn_based_aec_to_parallel"
+                if turns
+                else f"use {_WRAPPERS[kind]}"
+            )
+        )
+    if importlib.util.find_spec("pettingzoo") is None:
+        raise MissingExtraError(
+            f"{wrapper}: got {type(env).__name__} and PettingZoo is not installed, expected one of its environments; "
+            'run pip install "menv[pettingzoo]"'
+        )
+    raise ConfigError(
+        f"{wrapper}: {type(env).__name__} is no PettingZoo environment, expected one with the {wanted} interface; "
+        "pass what a PettingZoo module's env() or parallel_env() returns"
+    )
+
+
+def kind_of(env: Any) -> str:
+    """Return "AEC", "parallel", or "" if it is neither."""
+    if not callable(getattr(env, "reset", None)) or not callable(getattr(env, "step", None)):
+        return ""
+    if callable(getattr(env, "last", None)) and callable(getattr(env, "observe", None)):
+        return "AEC"
+    # A parallel game has no turns; its spaces are by agent, where gymnasium has one.
+    by_agent = callable(getattr(env, "observation_space", None)) or hasattr(env, "observation_spaces")
+    return "parallel" if by_agent or hasattr(env, "possible_agents") else ""
+
 
 MASK = "action_mask"
 OBSERVATION = "observation"
@@ -229,3 +305,104 @@ def check_answers(where: str, asked: Iterable[AgentId], answers: AgentDict) -> N
 
 def _some(agents: list[Any]) -> str:
     return ", ".join(map(repr, agents[:8])) or "none before the game is reset"
+
+
+# SEAM menv.wrappers.pettingzoo_state
+# Where a game keeps whose turn it is, beneath PettingZoo's own wrappers, and how to step it from there.
+#
+# An attribute that is read through three of those wrappers costs a tenth of a small game's whole step, and
+# every
+# step reads a dozen. The two PettingZoo wrappers ask once and go there directly. It knows modules by name and
+# imports no PettingZoo.
+
+
+_STATE = (
+    "agents", "agent_selection", "terminations", "truncations", "infos", "rewards", "_cumulative_rewards"
+)  # fmt: skip
+_TURN_WRAPPERS = "pettingzoo.utils.wrappers"
+_ORDER = ("order_enforcing", "OrderEnforcingWrapper")
+_PLAIN = {
+    _ORDER,
+    ("assert_out_of_bounds", "AssertOutOfBoundsWrapper"),
+    ("clip_out_of_bounds", "ClipOutOfBoundsWrapper"),
+    ("terminate_illegal", "TerminateIllegalWrapper"),
+}
+"""PettingZoo's wrappers that pass the state on as it is and care for nothing beyond a single step."""
+
+
+def state_holder(env: Any) -> Any:
+    """Return the object that holds the turn's state, or None if `env.last` has to be asked.
+
+    PettingZoo's wrappers only pass the state on; a wrapper of anybody else may show another one, so nothing
+    beneath it is looked at. `last` is asked where somebody wrote one of their own.
+    """
+    game = env
+    while _passes_on(game):
+        game = vars(game)["env"]
+    return game if _is_pettingzoos(type(game), "last") else None
+
+
+def inside_order_checks(env: Any) -> Any:
+    """Return the environment within PettingZoo's check of the order of calls, which costs more than it tells.
+
+    `PettingZooEnv` refuses a call out of order itself.
+    """
+    return vars(env)["env"] if _passes_on(env) and _name(type(env)) == _ORDER else env
+
+
+def observer(env: Any) -> Callable[[Any], Any]:
+    """Return `env.observe` without the wrappers around it that only hand the call on."""
+    game = env
+    while _passes_on(game) and (_name(type(game)) == _ORDER or _hands_on(type(game), "observe")):
+        game = vars(game)["env"]
+    observe: Callable[[Any], Any] = game.observe
+    return observe
+
+
+def parallel_stepper(env: Any) -> Callable[[Any], Any]:
+    """Return `env.step` of a parallel game, for one made of an AEC game without that game's checks of order."""
+    kind = type(env)
+    step: Callable[[Any], Any] = env.step
+    if (kind.__module__, kind.__name__) != ("pettingzoo.utils.conversions", "aec_to_parallel_wrapper"):
+        return step
+    inner = inside_order_checks(env.aec_env)
+    return step if inner is env.aec_env or "step" in vars(env) else _Shortened(env, inner).step
+
+
+class _Shortened:
+    """PettingZoo's AEC game made parallel, stepped on a shallow copy that holds the game without its order checks."""
+
+    def __init__(self, env: Any, inner: Any) -> None:
+        self._env = env
+        self._copy = copy.copy(env)
+        self._copy.aec_env = inner
+
+    def step(self, actions: Any) -> Any:
+        result = self._copy.step(actions)
+        # As its own step would have done.
+        self._env.agents = self._copy.agents
+        return result
+
+
+def _passes_on(env: Any) -> bool:
+    """Return whether `env` is a wrapper of PettingZoo's without a state or a method of its own."""
+    if _name(type(env)) not in _PLAIN or "env" not in vars(env):
+        return False
+    # Somebody may have put a method on the object itself, to watch it.
+    own = vars(env).keys() & {*_STATE, "step", "observe", "last"}
+    return not own and not any(hasattr(type(env), name) for name in _STATE)
+
+
+def _hands_on(kind: type, method: str) -> bool:
+    """Return whether a wrapper has the method from PettingZoo's base class of wrappers."""
+    return bool(getattr(kind, method).__module__ == f"{_TURN_WRAPPERS}.base")
+
+
+def _name(kind: type) -> tuple[str, str] | None:
+    package, _, module = kind.__module__.rpartition(".")
+    return (module, kind.__name__) if package == _TURN_WRAPPERS else None
+
+
+def _is_pettingzoos(kind: type, method: str) -> bool:
+    written = getattr(kind, method, None)
+    return str(getattr(written, "__module__", "")).partition(".")[0] == "pettingzoo"

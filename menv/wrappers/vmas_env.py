@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from menv.base_env import AgentId, BaseEnv, Columns, End, EnvId, EpisodeEnd, Join, Ready
 from menv.errors import CallOrderError, ConfigError, ContractError
-from menv.wrappers.legacy_spaces import to_gymnasium
+from menv.wrappers.legacy_gym import to_gymnasium
 
 Array = npt.NDArray[Any]
 

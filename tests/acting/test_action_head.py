@@ -7,8 +7,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv.acting.action_head import ILLEGAL, ActionHead
 from menv.errors import ConfigError
+from menv.inference.action_heads import ILLEGAL, ActionHead
 
 
 def test_a_discrete_space_needs_one_logit_and_one_flag_a_choice_and_one_uniform_a_row() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv.acting import onnx_acting
-from menv.acting.onnx_acting import OnnxActing
-from menv.algorithms.torch_acting import TorchActing
+from menv.algorithms.torch_backend import TorchBackend
+from menv.inference import onnx_backend
+from menv.inference.onnx_backend import OnnxBackend
 from tests.bundles.cases import CASES, Spaces, algorithm_of, observations
 
 
@@ -23,7 +23,7 @@ def test_a_back_end_alone_has_one_policy_and_weights_of_its_own(kind: str, infer
         policy: Any = algorithm.get_policy()
         rows, mask = policy.networks.preprocess(observations(policy, 6))
         backend = policy.networks.backend
-    assert isinstance(backend, OnnxActing if inference == "onnx" else TorchActing)
+    assert isinstance(backend, OnnxBackend if inference == "onnx" else TorchBackend)
     other = {name: value * np.float32(0.5) for name, value in backend.get_weights(0).items()}
     second = backend.add_policy(other)
     alone = backend.alone(second)
@@ -48,6 +48,6 @@ def test_a_back_end_alone_opens_no_graph_again(monkeypatch: pytest.MonkeyPatch) 
         policy: Any = algorithm.get_policy()
         backend, rows = policy.networks.backend, np.zeros((2, 3), np.float32)
         before = backend.evaluate(0, rows, None, np.array([0, 1]))
-        monkeypatch.delattr(onnx_acting, "open_session")
+        monkeypatch.delattr(onnx_backend, "open_session")
         after = backend.alone(0).evaluate(0, rows, None, np.array([0, 1]))
         np.testing.assert_array_equal(before.logp, after.logp)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from menv.acting.action_head import ActionHead
-from menv.acting.lanes import LanePlan
-from menv.algorithms.networks.stock import StockSpec
+from menv.algorithms.networks.stock_spec import StockSpec
+from menv.inference.action_heads import ActionHead
+from menv.inference.backend import PolicyBatchLayout
 from tests.acting.lively import lively_weights
 from tests.acting.test_onnx_acting import backend, check_each_alone, random_rows
 
@@ -37,7 +37,7 @@ def test_rows_of_any_number_of_policies_are_answered_alike_wherever_they_lie(
 @pytest.mark.parametrize("asked", [1, 2, 5])
 def test_policies_that_are_not_asked_are_not_computed(rows: int, asked: int) -> None:
     policies, spare_rows = 500, 100
-    plan = LanePlan(policies, spare_rows)
+    plan = PolicyBatchLayout(policies, spare_rows)
     which = np.random.default_rng(rows).integers(policies - asked, policies, rows)
     for _ in range(5):
         lanes = plan.lanes_of(which)
@@ -47,7 +47,7 @@ def test_policies_that_are_not_asked_are_not_computed(rows: int, asked: int) -> 
 
 
 def test_few_rows_of_all_policies_are_computed_together() -> None:
-    lanes = LanePlan(20, 100).lanes_of(np.arange(40) % 20)
+    lanes = PolicyBatchLayout(20, 100).lanes_of(np.arange(40) % 20)
     assert lanes is not None
 
 

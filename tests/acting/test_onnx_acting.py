@@ -8,12 +8,12 @@ import numpy.typing as npt
 import onnx
 import pytest
 
-from menv.acting.acting_graphs import GraphKind
-from menv.acting.action_head import ActionHead
-from menv.acting.onnx_acting import OnnxActing
-from menv.algorithms.networks.graphs import StockGraphs
-from menv.algorithms.networks.stock import StockSpec
+from menv.algorithms.networks.stock_graphs import StockGraphs
+from menv.algorithms.networks.stock_spec import StockSpec
 from menv.errors import ConfigError
+from menv.inference.action_heads import ActionHead
+from menv.inference.onnx_backend import OnnxBackend
+from menv.inference.onnx_sessions import GraphKind
 from tests.acting.lively import lively_weights
 
 HEADS = [
@@ -41,8 +41,8 @@ def spec_of(obs_size: int, head: ActionHead, hiddens: tuple[int, ...] = (64, 64)
     return StockSpec(obs_size, head, hiddens, dueling=dueling)
 
 
-def backend(spec: StockSpec, policies: int = 1) -> OnnxActing:
-    return OnnxActing(StockGraphs(spec), spec.head, [lively_weights(spec, seed) for seed in range(policies)])
+def backend(spec: StockSpec, policies: int = 1) -> OnnxBackend:
+    return OnnxBackend(StockGraphs(spec), spec.head, [lively_weights(spec, seed) for seed in range(policies)])
 
 
 def random_rows(spec: StockSpec, rows: int, seed: int = 0) -> Rows:
@@ -56,12 +56,12 @@ def random_rows(spec: StockSpec, rows: int, seed: int = 0) -> Rows:
     return obs, mask, head.any_noise(rng, rows)
 
 
-def bias_only(logits: list[float], head: ActionHead) -> OnnxActing:
+def bias_only(logits: list[float], head: ActionHead) -> OnnxBackend:
     """A policy whose logits are the same for every observation."""
     spec = StockSpec(1, head, hiddens=())
     weights = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
     weights["policy.out.bias"][:] = logits
-    return OnnxActing(StockGraphs(spec), head, [weights])
+    return OnnxBackend(StockGraphs(spec), head, [weights])
 
 
 def test_a_draw_falls_where_the_cumulated_probabilities_pass_it() -> None:
@@ -85,7 +85,7 @@ def test_a_continuous_action_is_the_mean_plus_the_scaled_draw() -> None:
     weights = spec.first_weights(0)
     weights["policy.out.weight"][:] = [[1.0, -1.0]]
     weights["policy.log_std"][:] = [np.log(2.0), np.log(0.5)]
-    acting = OnnxActing(StockGraphs(spec), spec.head, [weights])
+    acting = OnnxBackend(StockGraphs(spec), spec.head, [weights])
     obs = np.array([[3.0], [0.0]], np.float32)
     noise = np.array([[1.0, 1.0], [-1.0, 4.0]], np.float32)
     np.testing.assert_allclose(acting.act(obs, None, noise), [[5.0, -2.5], [-2.0, 2.0]], rtol=1e-6)
@@ -150,7 +150,7 @@ def test_a_mask_that_allows_everything_changes_nothing() -> None:
     np.testing.assert_array_equal(acting.act(obs, everything, noise), acting.act(obs, None, noise))
 
 
-def outputs_of(acting: OnnxActing, spec: StockSpec, rows: Rows) -> list[npt.NDArray[Any]]:
+def outputs_of(acting: OnnxBackend, spec: StockSpec, rows: Rows) -> list[npt.NDArray[Any]]:
     obs, mask, noise = rows
     actions = acting.act(obs, mask, noise)
     return [actions, acting.greedy(obs, mask), *acting.evaluate(0, obs, mask, actions), acting.values(0, obs)]
@@ -190,7 +190,7 @@ def test_many_policies_in_one_batch_answer_as_each_alone_to_the_last_bit(
             check_each_alone(acting, random_rows(spec, rows, seed), which)
 
 
-def check_each_alone(acting: OnnxActing, given: Rows, which: npt.NDArray[np.int64]) -> None:
+def check_each_alone(acting: OnnxBackend, given: Rows, which: npt.NDArray[np.int64]) -> None:
     """See that rows of several policies are answered as by each policy alone."""
     obs, mask, noise = given
     found, best = acting.decide(obs, mask, noise, which), acting.greedy(obs, mask, which)

@@ -6,13 +6,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from menv.acting.action_head import ActionHead
-from menv.acting.backend import ActingBackend
-from menv.acting.onnx_acting import OnnxActing
-from menv.algorithms.networks.graphs import StockGraphs
-from menv.algorithms.networks.stock import StockSpec
+from menv.algorithms.networks.stock_graphs import StockGraphs
+from menv.algorithms.networks.stock_spec import StockSpec
 from menv.algorithms.networks.torch_stock import TorchStock
-from menv.algorithms.torch_acting import TorchActing
+from menv.algorithms.torch_backend import TorchBackend
+from menv.inference.action_heads import ActionHead
+from menv.inference.backend import ActingBackend
+from menv.inference.onnx_backend import OnnxBackend
 
 LARGEST = float(1.0 - 2.0**-23)
 Floats = npt.NDArray[np.float32]
@@ -26,8 +26,8 @@ def constant_q(q_values: list[float], epsilon: float, kind: str = "onnx", polici
     weights["epsilon"][:] = epsilon
     each = [weights, *({**weights, "epsilon": np.ones(1, np.float32)} for _ in range(policies - 1))]
     if kind == "torch":
-        return TorchActing(partial(TorchStock, spec), spec.head, each)
-    return OnnxActing(StockGraphs(spec), spec.head, each)
+        return TorchBackend(partial(TorchStock, spec), spec.head, each)
+    return OnnxBackend(StockGraphs(spec), spec.head, each)
 
 
 def rows(count: int) -> Floats:
@@ -110,9 +110,9 @@ def test_dueling_adds_the_value_to_advantages_about_their_mean(kind: str) -> Non
     weights["policy.out.weight"][:] = [[1.0, 2.0, 6.0], [0.0, 3.0, 0.0]]
     weights["value.out.weight"][:] = [[10.0], [-1.0]]
     acting: ActingBackend = (
-        OnnxActing(StockGraphs(spec), spec.head, [weights])
+        OnnxBackend(StockGraphs(spec), spec.head, [weights])
         if kind == "onnx"
-        else TorchActing(partial(TorchStock, spec), spec.head, [weights])
+        else TorchBackend(partial(TorchStock, spec), spec.head, [weights])
     )
     obs = np.array([[1.0, 0.0], [0.0, 2.0]], np.float32)
     # Advantages (1, 2, 6) have mean 3 and value 10; (0, 6, 0) have mean 2 and value -2.

@@ -7,13 +7,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from menv.acting.action_head import ActionHead
-from menv.acting.backend import Decision
-from menv.acting.onnx_acting import OnnxActing
-from menv.algorithms.networks.cell import Cell, CellKind
-from menv.algorithms.networks.stock import StockSpec
-from menv.algorithms.torch_acting import TorchActing, check_against
+from menv.algorithms.networks.stock_spec import Cell, CellKind, StockSpec
+from menv.algorithms.torch_backend import TorchBackend, check_against
 from menv.errors import ConfigError
+from menv.inference.action_heads import ActionHead
+from menv.inference.backend import Decision
+from menv.inference.onnx_backend import OnnxBackend
 from tests.acting.lively import lively_weights
 
 Floats = npt.NDArray[np.float32]
@@ -32,9 +31,9 @@ SPECS = {
 SPEC = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 
 
-def onnx(spec: StockSpec, policies: int = 1) -> OnnxActing:
+def onnx(spec: StockSpec, policies: int = 1) -> OnnxBackend:
     weights = [lively_weights(spec, seed) for seed in range(policies)]
-    return OnnxActing(spec.graphs({}), spec.head, weights, sum(spec.state_sizes))
+    return OnnxBackend(spec.graphs({}), spec.head, weights, sum(spec.state_sizes))
 
 
 def random_rows(spec: StockSpec, rows: int) -> tuple[Floats, Floats, Floats]:
@@ -53,7 +52,7 @@ def same(one: Decision, other: Decision) -> bool:
 
 @SPEC
 def test_both_back_ends_agree(spec: StockSpec) -> None:
-    reference = TorchActing(spec.torch_network, spec.head, [lively_weights(spec, 0)], sum(spec.state_sizes))
+    reference = TorchBackend(spec.torch_network, spec.head, [lively_weights(spec, 0)], sum(spec.state_sizes))
     check_against(onnx(spec), reference, np.random.default_rng(0), masked=False)
 
 
@@ -121,7 +120,7 @@ def test_one_step_is_that_of_torch_modules(kind: CellKind) -> None:
     with torch.no_grad():
         after = module(torch.from_numpy(obs), before if kind == "gru" else before.split(5, 1))  # type: ignore[no-untyped-call]
     wanted = after if kind == "gru" else torch.cat(after, 1)
-    found = OnnxActing(spec.graphs({}), spec.head, [weights], len(state[0])).decide(
+    found = OnnxBackend(spec.graphs({}), spec.head, [weights], len(state[0])).decide(
         obs, None, noise, 0, state
     )
     assert found.state is not None

@@ -7,11 +7,10 @@ import pickle
 import numpy as np
 import pytest
 
-from menv.acting.action_head import ActionHead
-from menv.acting.onnx_acting import OnnxActing
-from menv.acting.weight_stacks import WeightStacks
-from menv.algorithms.networks.stock import StockSpec
+from menv.algorithms.networks.stock_spec import StockSpec
 from menv.errors import ConfigError
+from menv.inference.action_heads import ActionHead
+from menv.inference.onnx_backend import OnnxBackend, WeightStacks
 
 
 def test_policies_that_come_one_by_one_seldom_move_the_others_and_change_none() -> None:
@@ -44,12 +43,12 @@ def test_policies_that_do_not_fit_leave_the_others_as_they_were() -> None:
 def test_a_back_end_that_travelled_takes_policies_and_goes_on_travelling() -> None:
     spec = StockSpec(3, ActionHead("categorical", (4,)), (5,))
     weights = [spec.first_weights(seed) for seed in range(4)]
-    here = OnnxActing(spec.graphs({}), spec.head, weights[:2])
-    there: OnnxActing = pickle.loads(pickle.dumps(here))
+    here = OnnxBackend(spec.graphs({}), spec.head, weights[:2])
+    there: OnnxBackend = pickle.loads(pickle.dumps(here))
     for backend in (here, there):
         for one in weights[2:]:
             backend.add_policy(one)
-    back: OnnxActing = pickle.loads(pickle.dumps(there))
+    back: OnnxBackend = pickle.loads(pickle.dumps(there))
     obs, which = np.random.default_rng(0).random((12, 3), np.float32), np.arange(12) % 4
     mask = np.ones((12, 4), np.bool_)
     wanted = here.decide(obs, mask, None, which).dist_inputs

@@ -8,8 +8,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv.algorithms.networks.group_layout import group_layout
-from menv.algorithms.networks.group_spec import GroupSpec
+from menv.algorithms.qmix.network import GroupSpec, group_layout
 
 Floats = npt.NDArray[np.float32]
 STATE = 4

@@ -12,17 +12,23 @@ import onnx
 import pytest
 import torch
 
-from menv.acting.acting_graphs import GraphKind
-from menv.acting.action_head import ActionHead
-from menv.acting.onnx_acting import OnnxActing
 from menv.algorithms import PPO
-from menv.algorithms.learning.flat_adam import FlatAdam
-from menv.algorithms.networks.conv_stack import ConvLayer, ConvStack, default_filters, read_filters
-from menv.algorithms.networks.graphs import StockGraphs
-from menv.algorithms.networks.stock import Activation, StockSpec
-from menv.algorithms.networks.torch_conv import TorchConv
-from menv.algorithms.torch_acting import TorchActing, check_against
+from menv.algorithms.flat_adam import FlatAdam
+from menv.algorithms.networks.stock_graphs import StockGraphs
+from menv.algorithms.networks.stock_spec import (
+    Activation,
+    ConvLayer,
+    ConvStack,
+    StockSpec,
+    default_filters,
+    read_filters,
+)
+from menv.algorithms.networks.torch_stock import TorchConv
+from menv.algorithms.torch_backend import TorchBackend, check_against
 from menv.errors import ConfigError
+from menv.inference.action_heads import ActionHead
+from menv.inference.onnx_backend import OnnxBackend
+from menv.inference.onnx_sessions import GraphKind
 from tests.acting.lively import lively_weights
 
 HEADS = [
@@ -72,14 +78,14 @@ def random_rows(spec: StockSpec, rows: int) -> tuple[Any, Any, Any]:
     )
 
 
-def onnx_acting(spec: StockSpec, policies: int = 1) -> OnnxActing:
-    return OnnxActing(
+def onnx_acting(spec: StockSpec, policies: int = 1) -> OnnxBackend:
+    return OnnxBackend(
         StockGraphs(spec), spec.head, [lively_weights(spec, seed, shaken_by=0.1) for seed in range(policies)]
     )
 
 
-def torch_acting(spec: StockSpec, policies: int = 1) -> TorchActing:
-    return TorchActing(
+def torch_acting(spec: StockSpec, policies: int = 1) -> TorchBackend:
+    return TorchBackend(
         spec.torch_network, spec.head, [lively_weights(spec, seed, shaken_by=0.1) for seed in range(policies)]
     )
 
@@ -213,7 +219,7 @@ def test_elu_rounds_alike_in_every_batch_without_convolutions_too(width: int) ->
     spec = StockSpec(5, ActionHead("gaussian", (3,)), (width, width), "elu")
     rng = np.random.default_rng(0)
     weights = {name: rng.standard_normal(shape, np.float32) for name, shape in spec.weight_shapes().items()}
-    acting = OnnxActing(StockGraphs(spec), spec.head, [weights])
+    acting = OnnxBackend(StockGraphs(spec), spec.head, [weights])
     obs = rng.standard_normal((300, 5), np.float32)
     whole = acting.values(0, obs)
     for size in range(1, 40):
@@ -267,10 +273,10 @@ def test_a_small_image_of_bytes_without_convolutions_is_read_as_the_numbers_that
     bytes_spec, float_spec = (StockSpec(12, HEADS[0], (8,), pixels=pixels) for pixels in (True, False))
     weights = lively_weights(float_spec, 1, shaken_by=0.1)
     obs = np.random.default_rng(0).integers(0, 256, (9, 12), np.uint8)
-    wanted = OnnxActing(StockGraphs(float_spec), HEADS[0], [weights]).values(0, obs.astype(np.float32))
+    wanted = OnnxBackend(StockGraphs(float_spec), HEADS[0], [weights]).values(0, obs.astype(np.float32))
     for backend in (
-        OnnxActing(StockGraphs(bytes_spec), HEADS[0], [weights]),
-        TorchActing(bytes_spec.torch_network, HEADS[0], [weights]),
+        OnnxBackend(StockGraphs(bytes_spec), HEADS[0], [weights]),
+        TorchBackend(bytes_spec.torch_network, HEADS[0], [weights]),
     ):
         np.testing.assert_allclose(backend.values(0, obs), wanted, rtol=1e-5)
 

@@ -8,13 +8,18 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv.acting.action_head import ActionHead
 from menv.algorithms import PPO
-from menv.algorithms.config.model_config import ModelConfig
-from menv.algorithms.networks.conv_stack import ConvFilter, ConvStack, default_filters, read_filters
+from menv.algorithms.config.algorithm_config import ModelConfig
 from menv.algorithms.networks.network_choice import chosen_network
-from menv.algorithms.networks.stock import StockSpec
+from menv.algorithms.networks.stock_spec import (
+    ConvFilter,
+    ConvStack,
+    StockSpec,
+    default_filters,
+    read_filters,
+)
 from menv.errors import ConfigError
+from menv.inference.action_heads import ActionHead
 
 IMAGE = gym.spaces.Box(0, 255, (36, 24, 3), np.uint8)
 MASK = gym.spaces.MultiBinary(3)

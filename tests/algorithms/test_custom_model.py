@@ -12,15 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from menv.acting.action_head import ActionHead
-from menv.algorithms.config.model_config import ModelConfig
-from menv.algorithms.learning.flat_adam import FlatAdam
-from menv.algorithms.networks.custom_spec import CustomSpec
-from menv.algorithms.networks.obs_structure import ObsStructure
-from menv.algorithms.networks.stock import StockSpec
-from menv.algorithms.torch_acting import TorchActing
+from menv.algorithms.config.algorithm_config import ModelConfig
+from menv.algorithms.flat_adam import FlatAdam
+from menv.algorithms.networks.custom_model import CustomSpec, ObsStructure
+from menv.algorithms.networks.stock_spec import StockSpec
+from menv.algorithms.torch_backend import TorchBackend
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError
+from menv.inference.action_heads import ActionHead
 
 BOX = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)
 CHOICE = ActionHead("categorical", (3,))
@@ -99,7 +98,7 @@ def test_first_weights_are_those_that_the_module_draws_under_the_seed() -> None:
 def test_it_acts_with_the_weights_of_each_policy_and_masks_choices(head: ActionHead) -> None:
     spec = spec_of(head=head)
     weights = [spec.first_weights(seed) for seed in range(3)]
-    acting = TorchActing(spec.torch_network, head, weights)
+    acting = TorchBackend(spec.torch_network, head, weights)
     rng = np.random.default_rng(0)
     obs = rng.standard_normal((40, 4), np.float32)
     which = rng.integers(0, 3, 40)
@@ -126,7 +125,7 @@ def test_it_acts_with_the_weights_of_each_policy_and_masks_choices(head: ActionH
 
 def test_new_weights_of_one_policy_change_its_answers_only() -> None:
     spec = spec_of()
-    acting = TorchActing(spec.torch_network, CHOICE, [spec.first_weights(0), spec.first_weights(0)])
+    acting = TorchBackend(spec.torch_network, CHOICE, [spec.first_weights(0), spec.first_weights(0)])
     obs = np.random.default_rng(0).standard_normal((9, 4), np.float32)
     before = acting.values(1, obs)
     acting.set_weights(0, spec.first_weights(5))
@@ -173,7 +172,7 @@ def test_frozen_parameters_and_buffers_are_the_same_for_every_policy_and_dropout
     assert set(spec.weight_shapes()) == set(spec_of().weight_shapes())
     weights = spec.first_weights(4)
     obs = np.random.default_rng(0).standard_normal((9, 4), np.float32)
-    one, other = (TorchActing(spec.torch_network, CHOICE, [weights]) for _ in range(2))
+    one, other = (TorchBackend(spec.torch_network, CHOICE, [weights]) for _ in range(2))
     np.testing.assert_array_equal(one.values(0, obs), one.values(0, obs))
     np.testing.assert_array_equal(one.values(0, obs), other.values(0, obs))
     assert len(set(one.values(0, obs).tolist())) == 9

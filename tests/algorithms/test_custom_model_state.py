@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from menv.acting.action_head import ActionHead
 from menv.algorithms import DQN, PPO
-from menv.algorithms.networks.custom_spec import CustomSpec
+from menv.algorithms.networks.custom_model import CustomSpec
 from menv.errors import ConfigError
+from menv.inference.action_heads import ActionHead
 from tests.algorithms_e2e.test_recurrent import CONFIG, STEPS, recall
 
 SPACE = gym.spaces.Dict({"cue": gym.spaces.Discrete(3), "place": gym.spaces.Box(-1.0, 1.0, (2,))})

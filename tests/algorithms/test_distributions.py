@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from menv.acting.action_head import ActionHead
-from menv.algorithms.learning import distributions
+from menv.algorithms import distributions
+from menv.inference.action_heads import ActionHead
 
 COIN_AND_DIE = ActionHead("multi_categorical", (2, 3))
 THREE = ActionHead("categorical", (3,))

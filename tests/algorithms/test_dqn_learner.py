@@ -8,17 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from menv.acting.action_head import ActionHead
-from menv.acting.onnx_acting import OnnxActing
-from menv.algorithms.config.dqn_config import DQNConfig
-from menv.algorithms.config.dqn_settings import DQNSettings
-from menv.algorithms.dqn import DQNRecipe
-from menv.algorithms.learning.dqn_learner import DQNLearner
-from menv.algorithms.networks.graphs import StockGraphs
-from menv.algorithms.networks.stock import StockSpec
+from menv.algorithms.dqn.config import DQNConfig, DQNSettings
+from menv.algorithms.dqn.dqn import DQNRecipe
+from menv.algorithms.dqn.learner import DQNLearner
+from menv.algorithms.networks.stock_graphs import StockGraphs
+from menv.algorithms.networks.stock_spec import StockSpec
 from menv.errors import ConfigError
+from menv.inference.action_heads import ActionHead
+from menv.inference.onnx_backend import OnnxBackend
 from menv.sample_batch import SampleBatch
-from menv.segments import Segments
+from menv.trajectory_slices import TrajectorySlices
 
 SPEC = StockSpec(3, ActionHead("q_values", (2,)), (16,), dueling=True)
 
@@ -40,7 +39,7 @@ def one_step_pieces(
     count = len(obs)
     zeros = np.zeros(count, np.int64)
     next_mask = np.ones((count, 0 if mask is None else len(mask[0])), np.bool_)
-    segments = Segments(
+    segments = TrajectorySlices(
         lengths=np.ones(count, np.int64), next_obs=np.asarray(next_obs, np.float32), next_mask=next_mask,
         final_missing=zeros > 0,
         first_t=zeros, eps_id=np.arange(count), agent_index=zeros, env_id=zeros, unroll_id=np.arange(count),
@@ -72,7 +71,7 @@ def test_q_values_become_what_actions_pay(dueling: bool, double_q: bool, priorit
     one = learner(spec, lr=1e-2, double_q=double_q, replay_buffer_config={"prioritized_replay": prioritized})
     for number in range(4):
         stats = one.learn(bandit(64, number), 64 * (number + 1))
-    acting = OnnxActing(StockGraphs(spec), spec.head, [one.weights()])
+    acting = OnnxBackend(StockGraphs(spec), spec.head, [one.weights()])
     q_values = acting.evaluate(0, bandit(50)["obs"], None, np.zeros(50, np.int64)).dist_inputs
     np.testing.assert_allclose(q_values.mean(0), [0.0, 1.0], atol=0.1)
     assert stats["updates"] == 64.0
@@ -147,7 +146,7 @@ def test_a_truncated_row_is_worth_what_follows_and_a_terminated_one_is_not(termi
     one = learner(lr=1e-2, gamma=0.5, target_network_update_freq=10)
     for number in range(8):
         one.learn(batch, number)
-    acting = OnnxActing(StockGraphs(SPEC), SPEC.head, [one.weights()])
+    acting = OnnxBackend(StockGraphs(SPEC), SPEC.head, [one.weights()])
     q_values = acting.evaluate(0, np.array([first], np.float32), None, np.zeros(1, np.int64)).dist_inputs
     assert q_values[0, 0] == pytest.approx(0.0 if terminated else 0.5, abs=0.1)
 
@@ -171,7 +170,7 @@ def test_a_choice_that_will_be_illegal_is_worth_nothing_however_much_it_would_pa
     one = learner(lr=1e-2, gamma=0.5, target_network_update_freq=10, double_q=double_q)
     for number in range(10):
         one.learn(batch, number)
-    acting = OnnxActing(StockGraphs(SPEC), SPEC.head, [one.weights()])
+    acting = OnnxBackend(StockGraphs(SPEC), SPEC.head, [one.weights()])
     seen = np.array([first, second], np.float32)
     q_values = acting.evaluate(0, seen, None, np.zeros(2, np.int64)).dist_inputs
     assert q_values[1, 1] > 5.0
@@ -321,7 +320,7 @@ def test_actions_that_are_not_discrete_are_refused_with_ppo_as_the_way_out(space
 
 def test_rewards_are_clipped_if_the_settings_say_so() -> None:
     batch = one_step_pieces(np.zeros((3, 3)), [0, 0, 0], [-3.0, 0.5, 9.0], np.zeros((3, 3)), True)
-    acting = OnnxActing(StockGraphs(SPEC), SPEC.head, [SPEC.first_weights(0)])
+    acting = OnnxBackend(StockGraphs(SPEC), SPEC.head, [SPEC.first_weights(0)])
     DQNRecipe().complete(batch, acting, 0, DQNConfig(env="unused"))
     assert batch["rewards"].tolist() == [-3.0, 0.5, 9.0]
     DQNRecipe().complete(batch, acting, 0, DQNConfig(env="unused", clip_rewards=1.0))

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from menv.acting.action_head import ILLEGAL
-from menv.algorithms.learning.dqn_loss import dqn_loss, td_targets
+from menv.algorithms.dqn.learner import dqn_loss, td_targets
+from menv.inference.action_heads import ILLEGAL
 
 RETURNS = torch.tensor([1.0, 2.0, 3.0])
 DISCOUNTS = torch.tensor([0.5, 0.5, 0.0])

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from menv.algorithms.networks.group_layout import group_layout
+from menv.algorithms.qmix.network import group_layout
 from menv.errors import ConfigError
 
 BOX = gym.spaces.Box(0.0, 1.0, (2,))

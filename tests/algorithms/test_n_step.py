@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from menv.algorithms.learning.n_step import transitions
+from menv.algorithms.dqn.learner import transitions
 from menv.errors import ConfigError
 from menv.sample_batch import SampleBatch
 from tests.written_batches import batch as written

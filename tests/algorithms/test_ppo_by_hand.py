@@ -10,15 +10,13 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from menv.acting.action_head import ActionHead
-from menv.acting.onnx_acting import OnnxActing
-from menv.algorithms.config.ppo_settings import PPOSettings
-from menv.algorithms.learning.ppo_learner import PPOLearner
-from menv.algorithms.networks.cell import Cell
-from menv.algorithms.networks.graphs import StockGraphs
-from menv.algorithms.networks.mlp_passes import can_pass
-from menv.algorithms.networks.slopes import SLOPES
-from menv.algorithms.networks.stock import Activation, StockSpec
+from menv.algorithms.networks.stock_graphs import StockGraphs
+from menv.algorithms.networks.stock_spec import Activation, Cell, StockSpec
+from menv.algorithms.ppo.config import PPOSettings
+from menv.algorithms.ppo.gradients import SLOPES, can_pass
+from menv.algorithms.ppo.learner import PPOLearner
+from menv.inference.action_heads import ActionHead
+from menv.inference.onnx_backend import OnnxBackend
 
 HEADS = [
     ActionHead("categorical", (1,)),
@@ -62,7 +60,7 @@ def batch_for(spec: StockSpec, weights: Weights, rows: int, masked: bool = False
     if masked:
         mask = rng.random((rows, head.mask_width)) < 0.6
         mask[:, np.cumsum((0, *head.choices[:-1]))] = True
-    acting = OnnxActing(StockGraphs(spec), head, [{name: 0.7 * value for name, value in weights.items()}])
+    acting = OnnxBackend(StockGraphs(spec), head, [{name: 0.7 * value for name, value in weights.items()}])
     actions = acting.act(obs, mask, head.any_noise(rng, rows))
     told = acting.evaluate(0, obs, mask, actions)
     columns: Columns = {

@@ -9,13 +9,13 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from menv.acting.action_head import ActionHead
-from menv.acting.onnx_acting import OnnxActing
-from menv.algorithms.config.ppo_settings import PPOSettings
-from menv.algorithms.learning.ppo_learner import PPOLearner, explained_variance
-from menv.algorithms.networks.graphs import StockGraphs
-from menv.algorithms.networks.stock import StockSpec
+from menv.algorithms.networks.stock_graphs import StockGraphs
+from menv.algorithms.networks.stock_spec import StockSpec
+from menv.algorithms.ppo.config import PPOSettings
+from menv.algorithms.ppo.learner import PPOLearner, explained_variance
 from menv.errors import ConfigError
+from menv.inference.action_heads import ActionHead
+from menv.inference.onnx_backend import OnnxBackend
 
 STATS = {
     "policy_loss",
@@ -43,7 +43,7 @@ def batch_for(
     """Rows as the sampler delivers them; some first actions are good."""
     rng = np.random.default_rng(seed)
     head = spec.head
-    acting = OnnxActing(StockGraphs(spec), head, [weights])
+    acting = OnnxBackend(StockGraphs(spec), head, [weights])
     obs = rng.standard_normal((rows, spec.obs_size), np.float32)
     mask = None
     if head.mask_width:
@@ -107,7 +107,7 @@ def test_good_actions_become_likelier_and_values_come_closer(head: ActionHead) -
     learner, batch = learner_and_batch(head, rows=256)
     learner.learn(batch, 0)
     spec = StockSpec(4, head, (16,))
-    acting = OnnxActing(StockGraphs(spec), head, [learner.weights()])
+    acting = OnnxBackend(StockGraphs(spec), head, [learner.weights()])
     logp = acting.evaluate(0, batch["obs"], batch.get("action_mask"), batch["actions"]).logp
     change = logp - batch["action_logp"]
     good = batch["advantages"] > 0

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from menv.acting.action_head import ActionHead
-from menv.algorithms.learning.ppo_loss import (
+from menv.algorithms.ppo.loss import (
     LossWeights,
     Minibatch,
     adapted_kl_coeff,
@@ -15,6 +14,7 @@ from menv.algorithms.learning.ppo_loss import (
     ppo_loss,
     value_loss,
 )
+from menv.inference.action_heads import ActionHead
 
 COIN = ActionHead("categorical", (2,))
 LOG_2 = math.log(2.0)

@@ -8,11 +8,10 @@ import numpy as np
 import onnx
 import pytest
 
-from menv.acting.backend import ActingBackend
-from menv.acting.onnx_acting import OnnxActing
-from menv.algorithms.networks.group_graphs import GroupGraphs
-from menv.algorithms.networks.group_spec import GroupSpec
-from menv.algorithms.torch_acting import TorchActing, check_against
+from menv.algorithms.qmix.network import GroupGraphs, GroupSpec
+from menv.algorithms.torch_backend import TorchBackend, check_against
+from menv.inference.backend import ActingBackend
+from menv.inference.onnx_backend import OnnxBackend
 from tests.acting.lively import lively_weights
 from tests.algorithms.groups_of_three import MEMBERS, SEEN, STATE, random_rows, spec_of
 
@@ -30,8 +29,8 @@ SPECS = [
 
 def acting_of(spec: GroupSpec, kind: str, *weights: Any) -> ActingBackend:
     if kind == "torch":
-        return TorchActing(spec.torch_network, spec.head, weights)
-    return OnnxActing(spec.graphs(weights[0]), spec.head, weights)
+        return TorchBackend(spec.torch_network, spec.head, weights)
+    return OnnxBackend(spec.graphs(weights[0]), spec.head, weights)
 
 
 def constant_q(q_values: list[float], epsilon: float, kind: str, members: int = 2) -> ActingBackend:

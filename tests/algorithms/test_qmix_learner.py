@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from menv.acting.onnx_acting import OnnxActing
-from menv.algorithms.config.dqn_settings import DQNSettings
-from menv.algorithms.learning.qmix_learner import QMIXLearner
-from menv.algorithms.networks.group_spec import GroupSpec
+from menv.algorithms.dqn.config import DQNSettings
+from menv.algorithms.qmix.learner import QMIXLearner
+from menv.algorithms.qmix.network import GroupSpec
 from menv.errors import ConfigError
+from menv.inference.onnx_backend import OnnxBackend
 from tests.acting.lively import lively_weights
 from tests.algorithms.groups_of_three import MEMBERS, random_rows, spec_of
 from tests.algorithms.test_dqn_learner import one_step_pieces
@@ -149,7 +149,7 @@ def test_every_weight_but_epsilon_learns_and_all_are_published() -> None:
     for name, value in after.items():
         assert not np.array_equal(value, before[name]), name
     assert after["epsilon"].tolist() == [0.5]
-    acting = OnnxActing(spec.graphs(after), spec.head, [before])
+    acting = OnnxBackend(spec.graphs(after), spec.head, [before])
     acting.set_weights(0, after)
     obs, _, _ = random_rows(spec, 5)
     q_values = acting.evaluate(0, obs, None, np.zeros((5, MEMBERS), np.int64)).dist_inputs

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from menv.algorithms.learning.raffle import Raffle
+from menv.algorithms.dqn.replay_buffer import PrioritizedSampler
 from menv.errors import ConfigError
 
 Floats = npt.NDArray[np.float64]
@@ -14,19 +14,19 @@ Floats = npt.NDArray[np.float64]
 POINTS_EACH = 256
 
 
-def filled(priorities: Floats) -> Raffle:
-    raffle = Raffle(len(priorities))
+def filled(priorities: Floats) -> PrioritizedSampler:
+    raffle = PrioritizedSampler(len(priorities))
     raffle.update(np.arange(len(priorities)), priorities)
     return raffle
 
 
-def hits(raffle: Raffle) -> npt.NDArray[np.int64]:
+def hits(raffle: PrioritizedSampler) -> npt.NDArray[np.int64]:
     """Count what is drawn at points that cover all tickets evenly."""
     points = (np.arange(raffle.span * POINTS_EACH) + 0.5) / POINTS_EACH
     return np.bincount(raffle.drawn(points, len(points))[0], minlength=raffle.capacity)
 
 
-def assert_chances(raffle: Raffle, priorities: Floats) -> None:
+def assert_chances(raffle: PrioritizedSampler, priorities: Floats) -> None:
     found, state = hits(raffle), raffle.state()
     # One factor for all places; each ticket may be wrong by one point.
     wanted = priorities * POINTS_EACH / state["raffle"][0]
@@ -45,7 +45,7 @@ def test_after_any_updates_chances_are_those_of_the_priorities(
     capacity: int, seed: int, rounds: int, spread: float
 ) -> None:
     rng = np.random.default_rng(seed)
-    raffle, plain = Raffle(capacity), np.zeros(capacity)
+    raffle, plain = PrioritizedSampler(capacity), np.zeros(capacity)
     for _ in range(rounds):
         # Places twice in a batch, and priorities of 0, among them.
         places = rng.integers(0, capacity, rng.integers(1, 2 * capacity))
@@ -105,7 +105,7 @@ def test_one_enormous_priority_takes_all_draws_and_no_memory() -> None:
 
 def test_tickets_stay_few_however_often_priorities_change() -> None:
     rng = np.random.default_rng(0)
-    raffle = Raffle(2_000)
+    raffle = PrioritizedSampler(2_000)
     for number in range(600):
         raffle.update(rng.integers(0, 2_000, 200), rng.random(200) ** 4 * 1.1 ** (number % 100))
         raffle.sample(100, rng)
@@ -116,14 +116,14 @@ def test_tickets_stay_few_however_often_priorities_change() -> None:
 def test_the_only_place_with_a_priority_is_always_drawn(capacity: int) -> None:
     rng = np.random.default_rng(capacity)
     for place in {0, capacity // 2, capacity - 1}:
-        raffle = Raffle(capacity)
+        raffle = PrioritizedSampler(capacity)
         raffle.update(np.array([place]), np.array([rng.random() * 1e-3 + 1e-9]))
         assert set(raffle.sample(50, rng)[0].tolist()) == {place}
 
 
 def test_a_restored_raffle_draws_as_the_one_that_was_saved() -> None:
     rng = np.random.default_rng(0)
-    saved, restored = Raffle(300), filled(np.ones(300))
+    saved, restored = PrioritizedSampler(300), filled(np.ones(300))
     for number in range(400):
         places, priorities = rng.integers(0, 300, 20), rng.random(20)
         for raffle in (saved, restored) if number > 100 else (saved,):
@@ -140,7 +140,7 @@ def test_a_restored_raffle_draws_as_the_one_that_was_saved() -> None:
 
 
 def test_nothing_to_draw_bad_places_and_bad_priorities_are_refused() -> None:
-    raffle = Raffle(10)
+    raffle = PrioritizedSampler(10)
     for _ in range(2):
         with pytest.raises(ConfigError, match="every priority is 0"):
             raffle.sample(1, np.random.default_rng(0))
@@ -156,4 +156,4 @@ def test_nothing_to_draw_bad_places_and_bad_priorities_are_refused() -> None:
         with pytest.raises(ConfigError, match=r"priorities from .* expected finite ones"):
             raffle.update(np.array([0]), np.array([bad]))
     with pytest.raises(ConfigError, match="capacity 0"):
-        Raffle(0)
+        PrioritizedSampler(0)

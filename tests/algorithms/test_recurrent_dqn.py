@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from menv.acting.action_head import ActionHead
-from menv.algorithms.config.dqn_settings import DQNSettings
-from menv.algorithms.learning.recurrent_dqn_learner import RecurrentDQNLearner
-from menv.algorithms.networks.cell import Cell
-from menv.algorithms.networks.stock import StockSpec
+from menv.algorithms.dqn.config import DQNSettings
+from menv.algorithms.dqn.recurrent_learner import RecurrentDQNLearner
+from menv.algorithms.networks.stock_spec import Cell, StockSpec
 from menv.errors import ConfigError
+from menv.inference.action_heads import ActionHead
 from menv.sample_batch import SampleBatch
 from tests.written_batches import batch as written
 

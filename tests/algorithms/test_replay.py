@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from menv.algorithms.learning.replay import ReplayBuffer
+from menv.algorithms.dqn.replay_buffer import ReplayBuffer
 from menv.errors import ConfigError
 
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from menv.algorithms.learning.advantages import compute_advantages
-from menv.algorithms.learning.returns import gae
+from menv.algorithms.ppo.advantages import compute_advantages, gae
 from menv.errors import ConfigError
 from tests.written_batches import batch
 
@@ -126,7 +125,7 @@ def test_columns_of_unequal_length_are_refused() -> None:
 
 def test_advantages_need_no_torch() -> None:
     code = (
-        "import sys; import menv.algorithms.learning.returns, menv.algorithms.config.ppo_settings;"
+        "import sys; import menv.algorithms.ppo.advantages, menv.algorithms.ppo.config;"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

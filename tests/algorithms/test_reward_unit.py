@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from menv import MultiAgentEnv
 from menv.algorithms import DQN, QMIX, Algorithm
-from menv.algorithms.learning.value_scale import RewardUnit
+from menv.algorithms.return_scaling import RewardScale
 
 
 def test_the_unit_is_the_power_of_two_nearest_to_the_size_of_the_returns() -> None:
-    unit = RewardUnit()
+    unit = RewardScale()
     unit.renew()
     assert (unit.unit, unit.span) == (1.0, 1.0)
     unit.follow(np.array([0.0, 3.0, -4.0, 0.0, np.inf, np.nan]), 100)

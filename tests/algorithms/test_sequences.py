@@ -8,14 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from menv.acting.action_head import ActionHead
-from menv.algorithms.config.ppo_settings import PPOSettings
-from menv.algorithms.learning.flat_adam import FlatAdam
-from menv.algorithms.learning.ppo_learner import PPOLearner
-from menv.algorithms.learning.sequences import sequences, state_before
-from menv.algorithms.networks.cell import Cell, CellKind
-from menv.algorithms.networks.stock import StockSpec
-from menv.algorithms.networks.torch_cell import TorchCell
+from menv.algorithms.flat_adam import FlatAdam
+from menv.algorithms.networks.stock_spec import Cell, CellKind, StockSpec
+from menv.algorithms.networks.torch_stock import TorchCell
+from menv.algorithms.ppo.config import PPOSettings
+from menv.algorithms.ppo.learner import PPOLearner
+from menv.algorithms.sequences import sequences, state_before
+from menv.inference.action_heads import ActionHead
 
 SPEC = StockSpec(3, ActionHead("categorical", (2,)), (4,), cell=Cell("lstm", 5))
 

@@ -7,12 +7,11 @@ import numpy as np
 import onnx
 import pytest
 
-from menv.acting.acting_graphs import GraphKind
-from menv.acting.action_head import ActionHead
-from menv.acting.runner import open_session
-from menv.algorithms.networks.graphs import StockGraphs
-from menv.algorithms.networks.stock import Activation, StockSpec
+from menv.algorithms.networks.stock_graphs import StockGraphs
+from menv.algorithms.networks.stock_spec import Activation, StockSpec
 from menv.errors import ConfigError
+from menv.inference.action_heads import ActionHead
+from menv.inference.onnx_sessions import GraphKind, open_session
 
 HEAD = ActionHead("categorical", (3,))
 

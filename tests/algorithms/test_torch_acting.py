@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv.acting.action_head import ActionHead
-from menv.acting.backend import ActingBackend
-from menv.acting.onnx_acting import OnnxActing
-from menv.algorithms.networks.graphs import StockGraphs
-from menv.algorithms.networks.stock import Activation, StockSpec
+from menv.algorithms.networks.stock_graphs import StockGraphs
+from menv.algorithms.networks.stock_spec import Activation, StockSpec
 from menv.algorithms.networks.torch_stock import TorchStock
-from menv.algorithms.torch_acting import TorchActing, check_against
+from menv.algorithms.torch_backend import TorchBackend, check_against
 from menv.errors import ConfigError
+from menv.inference.action_heads import ActionHead
+from menv.inference.backend import ActingBackend
+from menv.inference.onnx_backend import OnnxBackend
 from tests.acting.lively import lively_weights
 
 HEADS = [
@@ -37,11 +37,11 @@ def spec_of(obs_size: int, head: ActionHead, **settings: Any) -> StockSpec:
     return StockSpec(obs_size, head, dueling=head.kind == "q_values" and head.sizes[0] > 2, **settings)
 
 
-def both_backends(spec: StockSpec, policies: int = 1) -> tuple[OnnxActing, TorchActing]:
+def both_backends(spec: StockSpec, policies: int = 1) -> tuple[OnnxBackend, TorchBackend]:
     weights = [lively_weights(spec, seed) for seed in range(policies)]
     return (
-        OnnxActing(StockGraphs(spec), spec.head, weights),
-        TorchActing(partial(TorchStock, spec), spec.head, weights),
+        OnnxBackend(StockGraphs(spec), spec.head, weights),
+        TorchBackend(partial(TorchStock, spec), spec.head, weights),
     )
 
 

@@ -14,17 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from menv import MultiAgentEnv
-from menv.acting.action_head import ActionHead
 from menv.algorithms import PPO, PPOConfig
-from menv.algorithms.config.ppo_settings import PPOSettings
-from menv.algorithms.learning.ppo_learner import PPOLearner
-from menv.algorithms.learning.ppo_policy import PPOPolicy
-from menv.algorithms.learning.value_scale import ValueScale
-from menv.algorithms.networks.cell import Cell
-from menv.algorithms.networks.custom_spec import CustomSpec
-from menv.algorithms.networks.stock import VALUE_OUT, StockSpec
-from menv.algorithms.torch_acting import TorchActing
+from menv.algorithms.networks.custom_model import CustomSpec
+from menv.algorithms.networks.stock_spec import VALUE_OUT, Cell, StockSpec
+from menv.algorithms.ppo.config import PPOSettings
+from menv.algorithms.ppo.learner import PPOLearner
+from menv.algorithms.ppo.policy import PPOPolicy
+from menv.algorithms.return_scaling import ReturnNormalizer
+from menv.algorithms.torch_backend import TorchBackend
 from menv.errors import ConfigError
+from menv.inference.action_heads import ActionHead
 
 Columns = dict[str, npt.NDArray[Any]]
 HEADS = [
@@ -43,7 +42,7 @@ def batch_for(spec: StockSpec, rows: int = 60) -> Columns:
     """Rows that a fresh policy might have sampled, with value targets of about 1."""
     rng = np.random.default_rng(rows)
     head = spec.head
-    acting = TorchActing(spec.torch_network, head, [spec.first_weights(1)])
+    acting = TorchBackend(spec.torch_network, head, [spec.first_weights(1)])
     obs = rng.standard_normal((rows, spec.obs_size), np.float32)
     draw = rng.standard_normal if head.noise == "normal" else rng.random
     actions = acting.act(obs, None, draw((rows, head.noise_width), np.float32))
@@ -70,8 +69,8 @@ def layer() -> tuple[Tensor, Tensor]:
     return torch.tensor([[2.0], [-1.0]]), torch.tensor([0.5])
 
 
-def scale_of(weight: Tensor, bias: Tensor) -> ValueScale:
-    return ValueScale([weight, bias], bias)
+def scale_of(weight: Tensor, bias: Tensor) -> ReturnNormalizer:
+    return ReturnNormalizer([weight, bias], bias)
 
 
 def test_mean_and_unit_are_averages_over_batches_each_weighing_99_hundredths_of_the_next() -> None:
@@ -214,7 +213,7 @@ def test_targets_that_are_all_the_same_are_learned(by_hand: bool) -> None:
     learner = learner_for(spec, by_hand=by_hand, num_sgd_iter=8)
 
     def values() -> npt.NDArray[np.float32]:
-        return TorchActing(spec.torch_network, spec.head, [learner.weights()]).values(0, batch["obs"])
+        return TorchBackend(spec.torch_network, spec.head, [learner.weights()]).values(0, batch["obs"])
 
     off = []
     for _ in range(80):
@@ -240,7 +239,7 @@ def test_a_restored_learner_goes_on_in_the_same_unit_to_the_last_bit(spec: Stock
 
 def test_a_recurrent_network_learns_in_units_too() -> None:
     spec = StockSpec(4, HEADS[0], (8,), cell=Cell("lstm", 6))
-    acting = TorchActing(spec.torch_network, spec.head, [spec.first_weights(1)], sum(spec.state_sizes))
+    acting = TorchBackend(spec.torch_network, spec.head, [spec.first_weights(1)], sum(spec.state_sizes))
     rng = np.random.default_rng(2)
     obs = rng.standard_normal((24, 4), np.float32)
     states = [np.zeros((24, size), np.float32) for size in spec.state_sizes]

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from menv import Episode, PolicySpec, SampleBatch
 from menv.algorithms import DQN, PPO, PPOPolicy
-from menv.algorithms.networks.graphs import StockGraphs
-from menv.algorithms.networks.stock import StockSpec
+from menv.algorithms.networks.stock_graphs import StockGraphs
+from menv.algorithms.networks.stock_spec import StockSpec
 from menv.envs import TwoStepGame
 from tests.algorithms_e2e.looking import Others, WithCritic, watching
 from tests.algorithms_e2e.shifts import Shifts, mapped_to_themselves
@@ -107,7 +107,7 @@ def test_modules_are_trained_by_the_same_optimizer_and_are_no_part_of_what_acts(
 
 
 def test_acting_graphs_have_no_input_for_the_weights_of_a_critic() -> None:
-    from menv.acting.action_head import ActionHead
+    from menv.inference.action_heads import ActionHead
 
     graphs = StockGraphs(StockSpec(2, ActionHead("categorical", (3,)), critic_size=7))
     for kind in ("act", "greedy"):

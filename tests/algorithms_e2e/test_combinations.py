@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from menv import DefaultCallbacks, Policy, PolicySpec, RandomPolicy, SampleBatch
 from menv.algorithms import DQN, PPO, QMIX, Algorithm
-from menv.algorithms.learning.sequences import state_before
+from menv.algorithms.sequences import state_before
 from tests.algorithms_e2e.comings import Comings
 
 FLAT: dict[str, Any] = {"fcnet_hiddens": [8]}

@@ -10,7 +10,7 @@ import pytest
 
 from menv import PolicySpec, RandomPolicy
 from menv.algorithms import DQN, PPO, DQNConfig
-from menv.algorithms.dqn import DQNRecipe
+from menv.algorithms.dqn.dqn import DQNRecipe
 from menv.base_env import ALL
 from menv.envs import TicTacToe
 from menv.errors import ConfigError

@@ -10,7 +10,7 @@ import pytest
 
 from menv import DefaultCallbacks, PolicySpec, RandomPolicy, VectorEnv
 from menv.algorithms import DQN, PPO, DQNConfig
-from menv.algorithms.evaluation.evaluation_settings import evaluation_settings
+from menv.algorithms.config.evaluation_config import evaluation_settings
 from menv.errors import ConfigError, MenvError
 from tests.algorithms_e2e.test_policies_on_the_fly import LENGTH, Duo, to
 

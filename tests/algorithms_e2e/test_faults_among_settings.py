@@ -11,8 +11,7 @@ import pytest
 
 from menv import DefaultCallbacks, Policy
 from menv.algorithms import DQN, PPO, QMIX, Algorithm
-from menv.wrappers.parallel_pettingzoo_env import ParallelPettingZooEnv
-from menv.wrappers.pettingzoo_env import PettingZooEnv
+from menv.wrappers.pettingzoo_env import ParallelPettingZooEnv, PettingZooEnv
 from tests.algorithms_e2e.test_faults import LENGTH, OBS, Rickety, RicketyTeam
 from tests.checkpoints.runs import REPLAYED, SMALL
 from tests.wrappers_pettingzoo.small_games import Together, Turns

@@ -15,7 +15,7 @@ from gymnasium.spaces import Box, Discrete
 
 from menv import MultiAgentEnv
 from menv.algorithms import DQN, PPO
-from menv.algorithms.rollouts.rollouts import LocalRollouts
+from menv.algorithms.rollouts import LocalRollouts
 from menv.callbacks import DefaultCallbacks
 from menv.envs import TicTacToe
 from menv.sample_batch import SampleBatch

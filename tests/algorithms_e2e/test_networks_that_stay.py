@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv.algorithms.learning import ppo_learner
-from menv.algorithms.networks.group_spec import GroupSpec
-from menv.algorithms.networks.stock import StockSpec
+from menv.algorithms.networks.stock_spec import StockSpec
+from menv.algorithms.ppo import learner
+from menv.algorithms.qmix.network import GroupSpec
 from tests.algorithms_e2e.test_devices import OWN, STOCK, trained
 
 NOT_ASKED = {"a loss and modules": "default_policy.value.", "custom dqn": "default_policy.value."}
@@ -38,7 +38,7 @@ def test_learning_with_one_network_is_learning_with_a_new_one_at_every_step(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Gradients that are written by hand read the parameters themselves; other tests compare both ways.
-    monkeypatch.setattr(ppo_learner, "can_learn", lambda spec: False)
+    monkeypatch.setattr(learner, "can_learn", lambda spec: False)
     found = trained(kind)
     for spec_class in (StockSpec, GroupSpec):
         build: Any = spec_class.torch_network

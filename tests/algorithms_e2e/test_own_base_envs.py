@@ -13,7 +13,7 @@ from menv import BaseEnv
 from menv.algorithms import PPO
 from menv.base_env import ALL
 from menv.errors import ContractError
-from menv.loop import patience
+from menv.sampling import rollout_loop
 
 LENGTH = 4
 TOGETHER = 12
@@ -98,7 +98,7 @@ def test_nobody_waits_for_the_share_of_a_sub_environment_that_went_for_good(batc
 
 
 def test_one_of_a_declared_number_that_went_for_good_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "_EMPTY_POLLS", 50)
+    monkeypatch.setattr(rollout_loop, "_EMPTY_POLLS", 50)
     with built(Counted, env_config={"leave": True}) as algo:
         algo.train()
         with pytest.raises(

@@ -11,7 +11,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from menv import DefaultCallbacks, Episode, MultiAgentEnv, PolicySpec, RandomPolicy, SampleBatch
 from menv.algorithms import PPO, PPOPolicy, compute_advantages
-from menv.algorithms.learning.returns import gae
+from menv.algorithms.ppo.advantages import gae
 from tests.algorithms_e2e.looking import Judge, Others, steps_of, watching
 from tests.algorithms_e2e.shifts import Shifts, mapped_to_themselves
 

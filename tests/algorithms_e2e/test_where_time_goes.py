@@ -12,7 +12,7 @@ import pytest
 
 from menv import BaseEnv, MultiAgentEnv, Policy, PolicySpec, VectorEnv
 from menv.algorithms import PPO, PPOPolicy
-from menv.algorithms.rollouts.rollouts import LocalRollouts
+from menv.algorithms.rollouts import LocalRollouts
 from menv.sample_batch import SampleBatch
 
 NAP = 0.004

@@ -16,7 +16,7 @@ from menv.connectors import (
     ConnectorContext,
 )
 from menv.errors import ContractError
-from menv.loop.inference import local_policy_inference
+from menv.sampling.local_inference import local_policy_inference
 from tests.algorithms_e2e.comings import Comings
 
 

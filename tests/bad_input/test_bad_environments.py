@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from menv import register_env
+from menv.adapters.convert import to_local_base_env
 from menv.algorithms import PPO
 from menv.base_env import ALL
 from menv.errors import ConfigError, ContractError, EnvCrashError, UnknownNameError
-from menv.loop.convert import to_base_env
 from menv.multi_agent_env import AgentDict
 from tests.bad_input.broken_envs import GOOD, UNIT, Faulty, FaultyGym, checked, refusal, seeing
 
@@ -115,7 +115,7 @@ def test_a_reset_of_one_value_is_told_about_the_two(kind: Any) -> None:
 
 
 def test_actions_for_an_agent_that_is_not_waiting_are_named() -> None:
-    base_env = to_base_env(Faulty())
+    base_env = to_local_base_env(Faulty())
     base_env.poll()
     with pytest.raises(ContractError) as caught:
         base_env.send_actions({0: {"ann": 1, "bob": 1, "eve": 1}})

@@ -11,8 +11,8 @@ import pytest
 from menv import Episode, Policy, PolicySpec, check_env, to_base_env
 from menv.algorithms import PPO, ModelConfig, MultiAgentConfig, PPOConfig
 from menv.errors import ConfigError, ContractError
-from menv.loop import quota
 from menv.multi_agent_env import StepDicts
+from menv.sampling import fragment_limit
 from tests.bad_input.broken_envs import Faulty, FaultyGym
 
 
@@ -80,7 +80,7 @@ def test_a_forgotten_return_is_named(kind: type[Any], method: str) -> None:
 
 
 def test_waiting_for_the_end_of_an_endless_episode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota, "LONGEST", 1_000)
+    monkeypatch.setattr(fragment_limit, "LONGEST", 1_000)
 
     config = {"train_batch_size": 8, "batch_mode": "complete_episodes", "inference": "onnx"}
     with pytest.raises(ContractError, match=r"without the end of an episode.*truncate_episodes"):
@@ -118,7 +118,7 @@ class EndlessAlone(gym.Env[Any, Any]):
 def test_an_evaluation_does_not_wait_for_ever_for_the_end_of_an_episode(
     monkeypatch: pytest.MonkeyPatch, env: Any, unit: str
 ) -> None:
-    monkeypatch.setattr(quota, "LONGEST", 1_000)
+    monkeypatch.setattr(fragment_limit, "LONGEST", 1_000)
     config = {"train_batch_size": 8, "inference": "onnx", "evaluation_duration_unit": unit}
     with (
         PPO(env=env, config=config) as algo,
@@ -145,7 +145,7 @@ class Crashing(EndlessAlone):
 def test_an_evaluation_does_not_wait_for_ever_where_every_episode_crashes(
     monkeypatch: pytest.MonkeyPatch, unit: str
 ) -> None:
-    monkeypatch.setattr(quota, "LONGEST", 1_000)
+    monkeypatch.setattr(fragment_limit, "LONGEST", 1_000)
     config = {"inference": "onnx", "evaluation_duration_unit": unit}
     with PPO(env=lambda context: Crashing(), config=config) as algo:
         if unit == "timesteps":
@@ -160,7 +160,7 @@ def test_an_evaluation_does_not_wait_for_ever_where_every_episode_crashes(
 def test_the_steps_of_many_episodes_of_an_evaluation_are_no_endless_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(quota, "LONGEST", 10)
+    monkeypatch.setattr(fragment_limit, "LONGEST", 10)
     config = {"inference": "onnx", "evaluation_duration": 100}
     with PPO(env=Faulty, config=config) as algo:
         found = algo.evaluate()["evaluation"]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from menv.algorithms import DQN, PPO, QMIX
-from menv.algorithms.config.numbers import MOST, check_count, check_number, shown
-from menv.algorithms.networks.network_size import memory_for
+from menv.algorithms.config.field_checks import MOST, check_count, check_number, shown
+from menv.algorithms.networks.network_spec import memory_for
 from menv.errors import ConfigError
 from tests.bad_input.broken_envs import Faulty
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from menv import Policy, PolicySpec
-from menv.acting.backend import are_numbers
 from menv.algorithms import DQN, PPO, QMIX
 from menv.connectors import ActionConnector
 from menv.envs import TwoStepGame
 from menv.envs.independent_copies import make_multi_agent
 from menv.errors import ConfigError, ContractError
+from menv.inference.backend import are_numbers
 
 SMALL: dict[str, Any] = {"train_batch_size": 64, "sgd_minibatch_size": 32, "num_sgd_iter": 1, "seed": 1}
 SPACES: dict[str, gym.Space[Any]] = {

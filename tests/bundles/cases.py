@@ -11,7 +11,7 @@ from menv.algorithms import DQN, PPO, QMIX
 from menv.algorithms.algorithm import Algorithm
 from menv.multi_agent_env import MultiAgentEnv
 from menv.policy import Policy
-from menv.spaces_json import space_from_json, space_to_json
+from menv.serialization import space_from_json, space_to_json
 
 _spaces = gym.spaces
 VECTOR = _spaces.Box(-1.0, 1.0, (3,), np.float32)

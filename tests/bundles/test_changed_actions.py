@@ -12,8 +12,8 @@ import pytest
 from menv import Policy
 from menv.algorithms import PPO
 from menv.connectors import ClipActionsConnector, ConnectorContext
-from menv.loop.packed_bundle import pack_bundle
-from menv.serving.client.local_policy import LocalPolicy
+from menv.inference.policy_bundle import pack_bundle
+from menv.serving.client.local_actor import LocalPolicy
 
 OBS = np.array([0.1, -0.2, 0.3], np.float32)
 FAR = gym.spaces.Box(0, 10, (2,), np.float32)

@@ -11,7 +11,7 @@ import pytest
 
 from menv import Policy, export_onnx
 from menv.algorithms import PPO
-from menv.connectors import connector_registry, register_lambda_agent_connector
+from menv.connectors import connector, register_lambda_agent_connector
 from menv.errors import ConfigError
 
 SMALL: dict[str, Any] = {
@@ -50,7 +50,7 @@ def test_a_connector_that_nobody_registered_is_refused_by_name(tmp_path: Path) -
         policy.export_checkpoint(tmp_path / "policy")
     loaded: Any = Policy.from_checkpoint(tmp_path / "policy")
     assert loaded.agent_connectors.connectors[0].name == "HalvedOnDisk"
-    tables = [value for value in vars(connector_registry).values() if isinstance(value, dict)]
+    tables = [value for value in vars(connector).values() if isinstance(value, dict)]
     next(table for table in tables if "HalvedOnDisk" in table).pop("HalvedOnDisk")
     with pytest.raises(ConfigError, match="agent_connectors: connector 'HalvedOnDisk': not registered"):
         Policy.from_checkpoint(tmp_path / "policy")

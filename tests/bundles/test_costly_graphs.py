@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from menv import ConfigError
-from menv.acting.model_scan import refuse_costly_model, refuse_unsafe_model
+from menv.inference.model_check import refuse_costly_model, refuse_unsafe_model
 
 BIG = 20_000
 

@@ -199,7 +199,7 @@ def test_a_graph_that_reaches_beyond_itself_is_refused_before_it_is_opened(
     (folder / "greedy.onnx").write_bytes(model.SerializeToString())
     sign(folder)
     opened: list[bytes] = []
-    monkeypatch.setattr("menv.acting.onnx_acting.open_session", opened.append)
+    monkeypatch.setattr("menv.inference.onnx_backend.open_session", opened.append)
     assert said in refused(folder)
     assert not opened
 

@@ -10,8 +10,8 @@ import onnxruntime as ort
 import pytest
 
 from menv import ConfigError
-from menv.acting.model_scan import refuse_unsafe_model
-from menv.acting.runner import open_session
+from menv.inference.model_check import refuse_unsafe_model
+from menv.inference.onnx_sessions import open_session
 
 _GRAPH, _NODE, _INITIALIZER = 7, 1, 5
 

@@ -15,7 +15,7 @@ import pytest
 
 from menv.algorithms import PPO
 from menv.errors import ConfigError
-from menv.spaces_json import space_to_json
+from menv.serialization import space_to_json
 from tests.bundles.cases import algorithm_of
 from tests.bundles.test_costly_graphs import FOLDED
 from tests.bundles.test_damage import sign
@@ -27,7 +27,7 @@ MEASURE = """
 import sys, time
 from menv import Policy
 from menv.errors import ConfigError
-import menv.algorithms, menv.loop.policy_folders
+import menv.algorithms, menv.inference.checkpoint_folder
 
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))

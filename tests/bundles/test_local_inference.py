@@ -156,7 +156,7 @@ def test_acting_asks_no_connector_for_its_state(monkeypatch: pytest.MonkeyPatch)
     def written(*_: Any) -> Any:
         raise AssertionError("statistics are written at each step")
 
-    monkeypatch.setattr("menv.connectors.running_mean.RunningMean.to_state", written)
+    monkeypatch.setattr("menv.connectors.mean_std_filter.RunningMean.to_state", written)
     with PPO(env="CartPole-v1", config={"observation_filter": "MeanStdFilter"}) as algorithm:
         policy: Any = algorithm.get_policy()
         for _ in range(2):

@@ -13,10 +13,10 @@ import pytest
 
 from menv import Policy, export_onnx
 from menv.algorithms import PPO
-from menv.algorithms.export.rllink_graph import RLlinkGraph
+from menv.algorithms.rllink_graph import RLlinkGraph
 from menv.errors import ConfigError
-from menv.loop.golden import columns
-from menv.nested import paths
+from menv.inference.golden_rows import columns
+from menv.spaces import paths
 from tests.bundles.cases import KINDS, Spaces, algorithm_of, observations
 
 ROWS = 9

@@ -18,8 +18,9 @@ from safetensors.numpy import load, save
 
 from menv.algorithms import PPO
 from menv.errors import ConfigError
-from menv.loop.bundle_files import FILES, MANIFEST
-from menv.loop.packed_bundle import (
+from menv.inference.policy_bundle import (
+    FILES,
+    MANIFEST,
     pack_bundle,
     pack_weights,
     policy_from_bytes,
@@ -190,7 +191,7 @@ def test_whoever_unpacks_needs_neither_torch_nor_onnx(small: tuple[bytes, bytes]
     (tmp_path / "weights").write_bytes(small[1])
     code = (
         "import pathlib, sys\n"
-        "from menv.loop.packed_bundle import policy_from_bytes, unpack_weights\n"
+        "from menv.inference.policy_bundle import policy_from_bytes, unpack_weights\n"
         "policy = policy_from_bytes(pathlib.Path('policy').read_bytes())\n"
         "policy.set_weights(unpack_weights(pathlib.Path('weights').read_bytes()))\n"
         "assert policy.act(policy.observation_space.sample()) in policy.action_space\n"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from menv.errors import ConfigError
-from menv.spaces_json import space_from_json, space_to_json
+from menv.serialization import space_from_json, space_to_json
 
 S = gym.spaces
 FLAG: Any = np.bool_

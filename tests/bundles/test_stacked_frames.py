@@ -18,9 +18,9 @@ from menv import Policy, export_onnx, local_policy_inference
 from menv.algorithms import PPO
 from menv.connectors import AgentConnector, register_connector
 from menv.errors import ConfigError, ContractError
-from menv.loop.golden import columns
-from menv.nested import paths
+from menv.inference.golden_rows import columns
 from menv.sample_batch import SampleBatch
+from menv.spaces import paths
 from tests.bundles.cases import FOUR, VECTOR, Spaces, algorithm_of, observations, same
 from tests.bundles.stacked import STACKS, Herd, stacking
 from tests.bundles.test_damage import refused, sign

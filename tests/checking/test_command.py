@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from menv.checking.__main__ import main
+from menv.cli.check import main
 from menv.registry import register_env
 from tests.house.sources import ROOT
 

@@ -10,10 +10,10 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import DictInfoToList
 
+from menv.adapters.convert import to_local_base_env
 from menv.base_env import ALL, BaseEnv
 from menv.checking import check_env
 from menv.envs.tictactoe import TicTacToe
-from menv.loop.convert import to_base_env
 from menv.vector_env import VectorEnv
 from tests.bad_input.broken_envs import UNIT, FaultyGym
 from tests.contract.scripted import IRREGULAR, TOGETHER, TURNS, ScriptedEnv, SixDicts
@@ -305,7 +305,7 @@ def test_a_method_that_is_missing_is_named(method: str) -> None:
 def test_an_environment_in_table_form_is_right() -> None:
     make = {"gym": lambda index: gym.make("CartPole-v1"), "agents": lambda index: TicTacToe({})}
     for kind in make.values():
-        assert codes(lambda context, kind=kind: to_base_env(kind(0), kind, 3), env_steps=200) == []
+        assert codes(lambda context, kind=kind: to_local_base_env(kind(0), kind, 3), env_steps=200) == []
 
 
 @pytest.mark.slow_unless("turns-new id", "together-later", "irregular-now")

@@ -10,7 +10,7 @@ import pytest
 
 from menv.base_env import ALL, SINGLE_AGENT
 from menv.checking import check_env
-from menv.checking.finding import Finding
+from menv.checking.codes import Finding
 from tests.bad_input.broken_envs import UNIT, Faulty, FaultyGym
 from tests.checking.test_kinds import Batch, Lists, Own
 

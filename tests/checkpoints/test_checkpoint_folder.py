@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from menv.errors import ConfigError
-from menv.loop.checkpoint_folder import (
+from menv.inference.checkpoint_folder import (
     FORMAT,
     find_checkpoint,
     keep_only,

@@ -12,8 +12,13 @@ import pytest
 
 from menv import ConfigError, Policy
 from menv.algorithms import PPO
-from menv.loop.checkpoint_folder import keep_only, read_files, read_manifest, write_checkpoint
-from menv.loop.latest_checkpoint import read_checkpoint
+from menv.inference.checkpoint_folder import (
+    keep_only,
+    read_checkpoint,
+    read_files,
+    read_manifest,
+    write_checkpoint,
+)
 from tests.checkpoints.runs import SMALL
 
 

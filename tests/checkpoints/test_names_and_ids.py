@@ -14,7 +14,7 @@ import pytest
 from menv import ConfigError, MultiAgentEnv, Policy, export_onnx, register_env
 from menv.algorithms import PPO
 from menv.cli.main import main
-from menv.plain_data import from_plain, to_plain
+from menv.serialization import from_plain, to_plain
 from menv.wrappers import RecordEpisodes
 from tests.checkpoints.runs import SMALL
 

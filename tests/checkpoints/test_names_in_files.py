@@ -20,9 +20,9 @@ import pytest
 import menv
 from menv.algorithms import DQN, PPO, QMIX, Algorithm, ModelConfig, MultiAgentConfig
 from menv.algorithms.config.classic_keys import read_config
-from menv.algorithms.config.exploration_config import ExplorationConfig
 from menv.algorithms.config.replay_buffer_config import ReplayBufferConfig
-from menv.algorithms.stored_config import restored_config, stored_config
+from menv.algorithms.config.stored_config import restored_config, stored_config
+from menv.algorithms.dqn.config import ExplorationConfig
 from menv.cli.main import main
 from menv.errors import ConfigError, MenvError
 from menv.policy_map import PolicyMap
@@ -49,7 +49,7 @@ NAMES: list[Any] = [
     {"$named": f"class {CANARY}:Thing"},
     {"$named": f"function {CANARY}:thing"},
     {"$tuple": [f"{CANARY}:Thing", {}], "$named": "a tuple"},
-    {"$named": "class menv.algorithms.ppo:PPO"},
+    {"$named": "class menv.algorithms.ppo.ppo:PPO"},
 ]
 """Forms in which a file may name code; the last one is menv's own, but an algorithm would read `env_config`."""
 TOUCH = {"env": "subprocess:Popen", "env_config": {"/bin/touch": 1}}
@@ -161,12 +161,12 @@ HARM: dict[str, tuple[list[Any], Any]] = {
     "an env": (["env"], "subprocess:Popen"),
     "an env of an evaluation": (["evaluation_config"], TOUCH),
     "an evaluation of an evaluation": (["evaluation_config"], {"evaluation_config": TOUCH, **TOUCH}),
-    "an algorithm as an env": (["env"], {"$named": "class menv.algorithms.ppo:PPO"}),
+    "an algorithm as an env": (["env"], {"$named": "class menv.algorithms.ppo.ppo:PPO"}),
     "an id behind an id": (["evaluation_config"], {"env_config": {"id": f"{CANARY}:A-v0"}}),
     "a key": (["env_config"], {f"{CANARY}:Thing": 1}),
     "callbacks": (["callbacks"], [{"$named": f"class {CANARY}:Thing"}]),
     "an input": (["input"], {"$named": "class menv.policy:Policy"}),
-    "a model": (["model", "custom_model"], {"$named": "class menv.algorithms.ppo:PPO"}),
+    "a model": (["model", "custom_model"], {"$named": "class menv.algorithms.ppo.ppo:PPO"}),
     "a policy": (
         ["multiagent", "policies", "default_policy", "policy_class"],
         {"$named": f"class {CANARY}:T"},

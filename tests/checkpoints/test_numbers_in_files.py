@@ -11,10 +11,10 @@ import pytest
 
 from menv import register_env
 from menv.algorithms import DQN, PPO, QMIX, Algorithm, PPOConfig
-from menv.algorithms.stored_config import restored_config
+from menv.algorithms.config.stored_config import restored_config
 from menv.envs import TwoStepGame
 from menv.errors import ConfigError
-from menv.loop.checkpoint_folder import read_manifest
+from menv.inference.checkpoint_folder import read_manifest
 from tests.checkpoints.forged import forge, forge_array
 from tests.checkpoints.runs import REPLAYED, SMALL
 

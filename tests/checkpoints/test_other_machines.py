@@ -55,6 +55,6 @@ def test_without_ray_workers_are_processes_with_a_warning(
     forge(folder, "manifest.json", ["config", "engine"], "ray")
     forge(folder, "manifest.json", ["config", "num_workers"], 1)
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "menv.scale.ray_engine", raising=False)
+    monkeypatch.delitem(sys.modules, "menv.workers.ray_engine", raising=False)
     with pytest.warns(UserWarning, match="engine is 'ray' in the checkpoint and Ray is not installed here"):
         assert trained(folder).engine is None

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from menv.errors import ConfigError
-from menv.plain_data import Arrays, digest, from_plain, is_plain, to_plain
+from menv.serialization import Arrays, digest, from_plain, is_plain, to_plain
 
 KEYS = st.one_of(st.text(), st.integers(), st.booleans(), st.tuples(st.text(), st.integers()))
 LEAVES = st.one_of(

@@ -18,7 +18,7 @@ import pytest
 from menv import Policy, PolicySpec, RandomPolicy
 from menv.algorithms import PPO
 from menv.errors import ConfigError, UnknownNameError
-from menv.loop.checkpoint_folder import find_checkpoint, read_manifest, write_checkpoint
+from menv.inference.checkpoint_folder import find_checkpoint, read_manifest, write_checkpoint
 from tests.algorithms.test_custom_model import Moody
 from tests.bundles.cases import algorithm_of, observations, same
 from tests.checkpoints.runs import SMALL, by_seat, trained, weights_of
@@ -219,7 +219,7 @@ def test_a_full_disk_stops_a_save_and_the_checkpoint_of_before_stays(
     with PPO.from_checkpoint(saved, policy_mapping_fn=by_seat) as algo:
         trained(algo, 1)
         with monkeypatch.context() as patched:
-            patched.setattr("menv.loop.bundle_files.write_folder", full)
+            patched.setattr("menv.inference.policy_bundle.write_folder", full)
             with pytest.raises(OSError, match="no space left"):
                 algo.save(tmp_path / "run")
         assert find_checkpoint(tmp_path / "run").name == "000002"

@@ -14,7 +14,7 @@ import pytest
 
 from menv.algorithms import PPOConfig
 from menv.algorithms.config.classic_keys import read_config
-from menv.algorithms.stored_config import restored_config, stored_config
+from menv.algorithms.config.stored_config import restored_config, stored_config
 from menv.errors import ConfigError
 from menv.policy_map import PolicyMap
 

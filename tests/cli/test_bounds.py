@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from menv.algorithms import DQN
-from menv.cli.bounds import Bounds
 from menv.cli.main import main
+from menv.cli.train import Bounds
 
 SMALL = ["--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64"]
 OFTEN = ["--config", "evaluation_interval=2", "--config", "evaluation_duration=2"]

@@ -15,10 +15,8 @@ import pytest
 from menv import PolicySpec
 from menv.algorithms import PPO, DQNConfig, PPOConfig, QMIXConfig
 from menv.algorithms.config import keys
-from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.config.algorithm_config import AlgorithmConfig, ModelConfig, MultiAgentConfig
 from menv.algorithms.config.classic_keys import override, read_config
-from menv.algorithms.config.model_config import ModelConfig
-from menv.algorithms.config.multi_agent_config import MultiAgentConfig
 from menv.connectors.frame_stack import FrameStackAgentConnector
 from menv.errors import ConfigError
 from menv.migration_hints import HINTS, ONLY_VALUES
@@ -77,9 +75,10 @@ def test_a_dict_with_classic_keys_is_taken_as_keywords() -> None:
 def test_every_field_of_the_dataclass_has_a_sentence_under_it() -> None:
     import ast
 
-    from menv.algorithms.config import algorithm_config, model_config, multi_agent_config, ppo_settings
+    from menv.algorithms.config import algorithm_config
+    from menv.algorithms.ppo import config
 
-    for module in (algorithm_config, model_config, multi_agent_config, ppo_settings):
+    for module in (algorithm_config, algorithm_config, algorithm_config, config):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if not isinstance(node, ast.ClassDef):
                 continue

@@ -7,10 +7,9 @@ import pytest
 
 from menv import PolicySpec
 from menv.algorithms.config.classic_keys import adopt, override, read_config
-from menv.algorithms.config.dqn_config import DQNConfig
-from menv.algorithms.config.dqn_settings import DQNSettings
-from menv.algorithms.config.ppo_config import PPOConfig
-from menv.algorithms.stored_config import restored_config, stored_config
+from menv.algorithms.config.stored_config import restored_config, stored_config
+from menv.algorithms.dqn.config import DQNConfig, DQNSettings
+from menv.algorithms.ppo.config import PPOConfig
 from menv.errors import ConfigError
 from menv.policy_map import PolicyMap
 

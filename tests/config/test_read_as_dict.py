@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from menv.algorithms import DQN, PPO, PPOConfig
-from menv.algorithms.dqn import DEFAULT_CONFIG as DQN_DEFAULTS
-from menv.algorithms.ppo import DEFAULT_CONFIG
+from menv.algorithms.dqn.dqn import DEFAULT_CONFIG as DQN_DEFAULTS
+from menv.algorithms.ppo.ppo import DEFAULT_CONFIG
 
 
 def test_settings_are_read_by_their_classic_names_and_sections_are_dicts() -> None:

@@ -8,8 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv.connectors.action_output import ActionOutput
-from menv.connectors.flat_actions import flat_action_space
+from menv.connectors.action_output import ActionOutput, flat_action_space
 from menv.errors import ConfigError
 from menv.spaces import OutsideSpaceError
 

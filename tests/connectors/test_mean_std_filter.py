@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from menv.connectors import AgentConnectorDataType, ConnectorContext, MeanStdObservationFilterAgentConnector
-from menv.connectors.agent_rows import AgentRows
-from menv.connectors.running_mean import RunningMean
+from menv.connectors.agent_connector import AgentRows
+from menv.connectors.mean_std_filter import RunningMean
 from menv.errors import ConfigError
 from menv.sample_batch import SampleBatch
 from menv.spaces import OutsideSpaceError

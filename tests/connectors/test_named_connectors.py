@@ -27,8 +27,8 @@ from menv.connectors import (
     ViewRequirementAgentConnector,
     register_lambda_agent_connector,
 )
-from menv.connectors.agent_rows import AgentRows
-from menv.connectors.default_pipelines import agent_pipeline
+from menv.connectors.agent_connector import AgentRows
+from menv.connectors.pipeline import agent_pipeline
 from menv.errors import ConfigError, ContractError
 from menv.sample_batch import SampleBatch
 from menv.spaces import OutsideSpaceError

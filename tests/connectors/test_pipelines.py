@@ -33,8 +33,8 @@ from menv.connectors import (
     register_lambda_action_connector,
     register_lambda_agent_connector,
 )
-from menv.connectors.agent_rows import AgentRows
-from menv.connectors.policy_connectors import PolicyConnectors
+from menv.connectors.agent_connector import AgentRows
+from menv.connectors.pipeline import PolicyConnectors
 from menv.errors import ConfigError, ContractError, UnknownNameError
 from menv.sample_batch import SampleBatch
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from menv.adapters.episode_broker import EpisodeBroker
 from menv.adapters.external import ExternalEnvs
 from menv.base_env import ALL, Ready
-from menv.switchboard import Switchboard
 from tests.contract.scripted import ACTIONS, OBS, Script, ScriptedEnv
 
 
@@ -22,7 +22,7 @@ def without_own_truncations(script: Script) -> Script:
 class Player:
     """Plays one game, episode after episode."""
 
-    def __init__(self, board: Switchboard, game: ScriptedEnv) -> None:
+    def __init__(self, board: EpisodeBroker, game: ScriptedEnv) -> None:
         self.board, self.game = board, game
         self.episode = ""
 
@@ -50,7 +50,7 @@ class CalledEnvs(ExternalEnvs):
 
     def __init__(self, games: Sequence[ScriptedEnv]) -> None:
         super().__init__(
-            Switchboard(),
+            EpisodeBroker(),
             observation_space=OBS,
             action_space=ACTIONS,
             possible_agents=games[0].possible_agents,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from menv.scale.engine import Engine, EngineName, Peer
+from menv.workers.engine import Engine, EngineName, RemoteActor
 
 
 class Stage:
@@ -31,10 +31,10 @@ class Stage:
             stop()
 
 
-class RecycledPeer(Peer):
+class RecycledPeer(RemoteActor):
     """A peer that goes back where it came from when its engine is stopped."""
 
-    def __init__(self, inner: Peer, label: str) -> None:
+    def __init__(self, inner: RemoteActor, label: str) -> None:
         self.inner, self.label, self.killed = inner, label, False
         inner.label = label
 
@@ -68,11 +68,11 @@ class RecycledEngine(Engine):
 
     name: ClassVar[EngineName] = "process"
 
-    def __init__(self, inner: Engine, pool: list[Peer]) -> None:
+    def __init__(self, inner: Engine, pool: list[RemoteActor]) -> None:
         self.inner, self.pool = inner, pool
         self.peers: list[RecycledPeer] = []
 
-    def start(self, make: Callable[..., Any], *args: Any, label: str) -> Peer:
+    def start(self, make: Callable[..., Any], *args: Any, label: str) -> RemoteActor:
         peer = RecycledPeer(self._any(), label)
         peer.inner.ask("open", make, args)
         self.peers.append(peer)
@@ -81,7 +81,7 @@ class RecycledEngine(Engine):
     def put(self, value: Any) -> Any:
         return self.inner.put(value)
 
-    def wait(self, peers: Sequence[Peer], timeout: float | None = None) -> list[Peer]:
+    def wait(self, peers: Sequence[RemoteActor], timeout: float | None = None) -> list[RemoteActor]:
         by_inner = {id(peer.inner): peer for peer in peers if isinstance(peer, RecycledPeer)}
         found = self.inner.wait([peer.inner for peer in peers if isinstance(peer, RecycledPeer)], timeout)
         return [by_inner[id(peer)] for peer in found]
@@ -104,7 +104,7 @@ class RecycledEngine(Engine):
             if not peer.killed:
                 self.pool.append(peer.inner)
 
-    def _any(self) -> Peer:
+    def _any(self) -> RemoteActor:
         if self.pool:
             return self.pool.pop()
         peer = self.inner.start(Stage, label="stage")

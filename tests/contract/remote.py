@@ -8,14 +8,14 @@ from functools import cache
 from typing import Any
 
 from menv.base_env import BaseEnv
-from menv.scale.convert import to_base_env
-from menv.scale.engine import Engine, EngineName, Peer
-from menv.scale.engines import make_engine
+from menv.workers.convert import to_base_env
+from menv.workers.engine import Engine, EngineName, RemoteActor
+from menv.workers.engines import make_engine
 from tests.contract.recycled import RecycledEngine
 from tests.contract.scripted import Script, ScriptedEnv, SoloGym
 
 LOCK_STEP = 99_999_999
-_POOLS: dict[EngineName, list[Peer]] = {"process": [], "ray": []}
+_POOLS: dict[EngineName, list[RemoteActor]] = {"process": [], "ray": []}
 _USED: list[RecycledEngine] = []
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from menv.base_env import ALL, BaseEnv, Ready
 from menv.errors import ContractError
-from menv.nested import own_copy
+from menv.spaces import own_copy
 from tests.contract.adapters import (
     ALL_ADAPTERS,
     REMOTE_ADAPTERS,

@@ -9,11 +9,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from menv.adapters.convert import to_local_base_env
 from menv.base_env import ALL, BaseEnv, Ready
 from menv.errors import ConfigError, ContractError, EnvCrashError
-from menv.loop.convert import to_base_env
-from menv.scale import convert as anywhere
 from menv.vector_env import VectorEnv
+from menv.workers import convert as anywhere
 from tests.contract.adapters import (
     ALL_ADAPTERS,
     LOCAL_ADAPTERS,
@@ -152,7 +152,7 @@ def test_try_restart_replaces_a_sub_environment_and_closes_the_old_one(
         made.append(kind(adapter.script, index))
         return made[-1]
 
-    base_env = to_base_env(make(0), make, 2)
+    base_env = to_local_base_env(make(0), make, 2)
     watch = Watch()
     if started:
         for _ in range(3):
@@ -179,7 +179,7 @@ def taken(base_env: BaseEnv, watch: Watch) -> Ready:
 
 
 def test_an_instance_without_a_creator_cannot_be_restarted() -> None:
-    base_env = to_base_env(SoloGym(SOLO))
+    base_env = to_local_base_env(SoloGym(SOLO))
     with pytest.raises(ConfigError, match=r"try_restart: env 0 .*expected make_env; pass make_env"):
         base_env.try_restart(0)
 
@@ -214,16 +214,16 @@ def test_without_a_seed_reset_is_called_without_one(adapter: Adapter) -> None:
 
 def test_the_seeds_of_a_sub_environment_depend_on_its_index_among_all_workers() -> None:
     together = [ScriptedEnv(TOGETHER, world) for world in range(4)]
-    run(to_base_env(together[0], together.__getitem__, 4, seed=9), 30)
+    run(to_local_base_env(together[0], together.__getitem__, 4, seed=9), 30)
     alone = ScriptedEnv(TOGETHER, 3)
-    run(to_base_env(alone, None, 1, seed=9, first_index=3), 30)
+    run(to_local_base_env(alone, None, 1, seed=9, first_index=3), 30)
     assert alone.resets == together[3].resets
 
 
 @pytest.mark.parametrize("mode", ["now", "later", "new id"])
 def test_an_own_base_env_is_reset_after_its_end_and_never_otherwise(mode: str) -> None:
     game = ScriptedEnv(TOGETHER)
-    base_env = to_base_env(SixDicts([game], mode))
+    base_env = to_local_base_env(SixDicts([game], mode))
     ended = 0
     for _ in range(40):
         ready = base_env.poll()
@@ -234,7 +234,7 @@ def test_an_own_base_env_is_reset_after_its_end_and_never_otherwise(mode: str) -
 
 
 def test_an_own_base_env_that_gives_new_env_ids_goes_on_under_them() -> None:
-    base_env = to_base_env(SixDicts([ScriptedEnv(TOGETHER)], "new id"))
+    base_env = to_local_base_env(SixDicts([ScriptedEnv(TOGETHER)], "new id"))
     ids: list[Any] = []
     for _ in range(40):
         ready = base_env.poll()
@@ -262,7 +262,7 @@ def test_try_reset_of_a_running_own_base_env_ends_its_episode_as_truncated(adapt
 
 def test_try_restart_reaches_an_own_base_env() -> None:
     inner = SixDicts([ScriptedEnv(TOGETHER)], "now")
-    base_env = to_base_env(inner)
+    base_env = to_local_base_env(inner)
     base_env.poll()
     base_env.try_restart(0)
     assert inner.restarted == [0]
@@ -302,7 +302,7 @@ class CrashingAgents(ScriptedEnv):
 @pytest.mark.parametrize("kind", ["gym", "agents", "own"])
 def test_a_crash_names_the_env_and_keeps_the_cause(kind: str, where: str) -> None:
     env: Any = Crashes(where) if kind == "gym" else CrashingAgents(where)
-    base_env = to_base_env(SixDicts([env], "now") if kind == "own" else env)
+    base_env = to_local_base_env(SixDicts([env], "now") if kind == "own" else env)
     with pytest.raises(
         EnvCrashError, match="raised ZeroDivisionError: no wheels; the environment's own"
     ) as caught:
@@ -314,17 +314,17 @@ def test_a_crash_names_the_env_and_keeps_the_cause(kind: str, where: str) -> Non
 @pytest.mark.parametrize("num_envs", [0, -1])
 def test_fewer_than_one_environment_is_refused(num_envs: int) -> None:
     with pytest.raises(ConfigError, match="expected at least 1"):
-        to_base_env(SoloGym(SOLO), lambda index: SoloGym(SOLO), num_envs)
+        to_local_base_env(SoloGym(SOLO), lambda index: SoloGym(SOLO), num_envs)
 
 
 def test_several_environments_need_a_creator() -> None:
     with pytest.raises(
         ConfigError, match="num_envs=2 and make_env is None, expected one that creates 1 more; pass make_env"
     ):
-        to_base_env(SoloGym(SOLO), None, 2)
+        to_local_base_env(SoloGym(SOLO), None, 2)
 
 
-@pytest.mark.parametrize("convert", [to_base_env, to_remote_env])
+@pytest.mark.parametrize("convert", [to_local_base_env, to_remote_env])
 def test_what_creates_no_environments_is_refused(convert: Any) -> None:
     with pytest.raises(
         ConfigError, match="make_env is 3, expected a function of one index; pass make_env=lambda"
@@ -336,7 +336,7 @@ def test_anything_else_is_refused_with_the_accepted_kinds() -> None:
     with pytest.raises(
         ConfigError, match=r"cannot use int .*expected a gymnasium.Env, .* a menv.MultiAgentEnv,"
     ):
-        to_base_env(3)
+        to_local_base_env(3)
 
 
 class Both(ScriptedEnv, gym.Env[Any, Any]):  # type: ignore[misc]
@@ -344,7 +344,7 @@ class Both(ScriptedEnv, gym.Env[Any, Any]):  # type: ignore[misc]
 
 
 def test_an_environment_of_both_kinds_goes_the_multi_agent_way() -> None:
-    ready: Ready = to_base_env(Both(TOGETHER)).poll()
+    ready: Ready = to_local_base_env(Both(TOGETHER)).poll()
     assert [ready.seats[slot][1] for slot in ready.slots.tolist()] == ["a", "b"]
 
 
@@ -356,7 +356,7 @@ def test_steps_without_a_waiting_agent_end_in_an_error_after_a_thousand() -> Non
 
     for own in (False, True):
         game = Nobody(TOGETHER)
-        base_env = to_base_env(SixDicts([game], "now") if own else game)
+        base_env = to_local_base_env(SixDicts([game], "now") if own else game)
         answer_all(base_env, base_env.poll())
         with pytest.raises(
             ContractError, match=r"nobody waited for an action in 1000 env steps in a row.*__all__"
@@ -384,7 +384,7 @@ class Noting(gym.Env[Any, Any]):
 
 
 def test_the_last_observation_of_an_episode_that_try_reset_ends_is_an_element_of_its_space() -> None:
-    base_env = to_base_env(VectorEnv.vectorize_gym_envs(lambda index: Noting(), num_envs=2))
+    base_env = to_local_base_env(VectorEnv.vectorize_gym_envs(lambda index: Noting(), num_envs=2))
     base_env.send_actions(base_env.poll().slots, [0, 0])
     base_env.poll()
     base_env.try_reset(seed=4)

@@ -25,7 +25,7 @@ from menv import (
     check_env,
     to_base_env,
 )
-from menv.adapters.table import TableEnvs
+from menv.adapters.custom import TableEnvs
 from menv.algorithms import PPO
 
 SEATS = [(world, agent) for world in range(2) for agent in "abc"]
@@ -93,7 +93,10 @@ def first(**values: Any) -> Callable[[Any], Any]:
     ("parts", "message"),
     [
         ({"rewards": lambda a: a[1:]}, "rewards: 5, expected 6, one for each slot"),
-        ({"rewards": lambda a: a * np.nan}, "the reward of agent 'a' of env 0 is nan, expected a finite number"),
+        (
+            {"rewards": lambda a: a * np.nan},
+            "the reward of agent 'a' of env 0 is nan, expected a finite number",
+        ),
         ({"rewards": lambda a: None}, "rewards: "),
         ({"obs": lambda a: a[1:]}, "obs: 5, expected 6"),
         ({"obs": lambda a: None}, "obs: NoneType, expected 6"),
@@ -103,32 +106,68 @@ def first(**values: Any) -> Callable[[Any], Any]:
         ({"slots": lambda a: a * 0}, r"slots: agent 'a' of env 0 \(slot 0\) has 6 rows, expected one"),
         ({"slots": lambda a: a + 1}, "slots: there is a row for slot 6, on which nobody lives"),
         ({"slots": lambda a: a - 1}, "slots: there is a row for slot -1, on which nobody lives"),
-        ({"joined": lambda a: ()}, "slots: there is a row for slot 0, on which nobody lives, expected slots of"),
-        ({"joined": lambda a: [*a, *a[:1]]}, "joined: agent 'a' of env 0 joins on slot 0, on which agent 'a' of env 0"),
-        ({"joined": lambda a: [*a, Join(9, 0, "d", 0)]}, r"joined: agent 'd' of env 0 \(slot 9\) joins and has no row"),
+        (
+            {"joined": lambda a: ()},
+            "slots: there is a row for slot 0, on which nobody lives, expected slots of",
+        ),
+        (
+            {"joined": lambda a: [*a, *a[:1]]},
+            "joined: agent 'a' of env 0 joins on slot 0, on which agent 'a' of env 0",
+        ),
+        (
+            {"joined": lambda a: [*a, Join(9, 0, "d", 0)]},
+            r"joined: agent 'd' of env 0 \(slot 9\) joins and has no row",
+        ),
         ({"joined": first(slot=-3)}, "joined: slot -3, expected an integer from 0"),
         ({"joined": first(slot=1 << 40)}, "joined: slot 1099511627776, expected an integer from 0"),
         ({"joined": first(env_index=2)}, "joined: env_index 2, expected an integer from 0 to 1"),
         ({"joined": lambda a: [tuple(one) for one in a]}, "joined: tuple, expected menv.Join"),
-        ({"ended": lambda a: ()}, r"episodes: the episode of env 0 ended while agents \['a', 'b', 'c'\] live on"),
+        (
+            {"ended": lambda a: ()},
+            r"episodes: the episode of env 0 ended while agents \['a', 'b', 'c'\] live on",
+        ),
         ({"ended": lambda a: a[1:]}, r"episodes: the episode of env 0 ended while agents \['a'\] live on"),
-        ({"ended": lambda a: [*a, *a[:1]]}, "ended: agent 'a' of env 0 ends on slot 0, on which nobody lives"),
+        (
+            {"ended": lambda a: [*a, *a[:1]]},
+            "ended: agent 'a' of env 0 ends on slot 0, on which nobody lives",
+        ),
         ({"ended": first(slot=77)}, "ended: agent 'a' of env 0 ends on slot 77, on which nobody lives"),
-        ({"ended": first(agent_id="b")}, "ended: agent 'b' of env 0 ends on slot 0, on which agent 'a' of env 0"),
-        ({"ended": first(reward=np.inf)}, "ended: the reward of agent 'a' of env 0 is inf, expected a finite"),
+        (
+            {"ended": first(agent_id="b")},
+            "ended: agent 'b' of env 0 ends on slot 0, on which agent 'a' of env 0",
+        ),
+        (
+            {"ended": first(reward=np.inf)},
+            "ended: the reward of agent 'a' of env 0 is inf, expected a finite",
+        ),
         ({"ended": lambda a: [tuple(one) for one in a]}, "ended: tuple, expected menv.End"),
         ({"ended": lambda a: None}, "ended: NoneType, expected a list"),
         ({"ended": first(terminated=False)}, r"ended: agent 'a' of env 0 \(slot 0\) is neither terminated"),
-        ({"ended": first(info=None)}, r"ended: the info of agent 'a' of env 0 \(slot 0\) is NoneType, expected a dict"),
-        ({"episodes": first(env_id="x")}, "episodes: env 'x' has env_index 0, where the episode of env 0 runs"),
+        (
+            {"ended": first(info=None)},
+            r"ended: the info of agent 'a' of env 0 \(slot 0\) is NoneType, expected a dict",
+        ),
+        (
+            {"episodes": first(env_id="x")},
+            "episodes: env 'x' has env_index 0, where the episode of env 0 runs",
+        ),
         ({"episodes": first(env_steps=None)}, "episodes: the episode of env 0 took None env steps"),
         ({"joined": first(env_index=1)}, "joined: env 0 has env_index 0, and its episode runs at 1"),
         ({"joined": first(agent_id="b")}, r"joined: agent 'b' of env 0 \(slot 0\) joins again, on slot 1"),
-        ({"joined": first(agent_id="__all__")}, "joined: an agent is called '__all__', expected another name"),
-        ({"joined": first(agent_id="__common__")}, "joined: an agent is called '__common__', expected another name"),
+        (
+            {"joined": first(agent_id="__all__")},
+            "joined: an agent is called '__all__', expected another name",
+        ),
+        (
+            {"joined": first(agent_id="__common__")},
+            "joined: an agent is called '__common__', expected another name",
+        ),
         ({"joined": first(agent_id=[])}, r"joined: the id \(0, \[\]\), expected ids that can be keys"),
         ({"taken": lambda a: {9: 0}}, "taken: an action for slot 9, which has no row"),
-        ({"env_steps": lambda a: a % 4}, "env_steps: 0 of sub-environment 0, after 3, expected never less than before"),
+        (
+            {"env_steps": lambda a: a % 4},
+            "env_steps: 0 of sub-environment 0, after 3, expected never less than before",
+        ),
         ({"episodes": first(env_index=-1)}, "episodes: env_index -1, expected an integer from 0 to 1"),
         ({"episodes": first(unclaimed=1)}, "episodes: 1 entries of `unclaimed` before the end of env 0"),
         ({"episodes": lambda a: [tuple(one) for one in a]}, "episodes: tuple, expected menv.EpisodeEnd"),
@@ -138,9 +177,12 @@ def first(**values: Any) -> Callable[[Any], Any]:
         ({"played": lambda a: [None]}, "played: pieces of episodes, expected none"),
         ({"env_steps": lambda a: a[1:]}, r"env_steps: int64 of shape \(1,\), expected \[2\] integers"),
         ({"env_steps": lambda a: None}, "env_steps: object of shape"),
-        ({"env_steps": lambda a: 0 * a}, "env_steps: sub-environment 0 has new rows and 0 env steps, as with its rows"),
+        (
+            {"env_steps": lambda a: 0 * a},
+            "env_steps: sub-environment 0 has new rows and 0 env steps, as with its rows",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_table_that_contradicts_itself_is_refused(parts: dict[str, Any], message: str) -> None:
     with pytest.raises(ContractError, match=f"^Changed.poll: {message}.*; "):
         play(changed(**parts))

@@ -12,12 +12,12 @@ import pytest
 
 from menv import PolicySpec
 from menv.algorithms import PPO
-from menv.draws import key
 from menv.envs import AlwaysSame, BeatLastMove, RockPaperScissors
 from menv.envs.rock_paper_scissors import NOTHING, PAPER, ROCK, SCISSORS
 from menv.episode import Episode
 from menv.errors import ConfigError
 from menv.policy import Policy, RowDraws
+from menv.rng import key
 
 SPACES: tuple[gym.Space[Any], gym.Space[Any]] = (gym.spaces.Discrete(4), gym.spaces.Discrete(3))
 SMALL = {"num_sgd_iter": 1, "sgd_minibatch_size": 100, "train_batch_size": 600}

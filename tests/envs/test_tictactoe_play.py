@@ -12,8 +12,8 @@ import pytest
 from menv.envs.tictactoe import PLAYERS, TicTacToe
 from menv.envs.tictactoe_play import (
     Choose,
-    Lines,
-    Record,
+    PlayedLines,
+    PlayRecord,
     board_value,
     choose_first_legal,
     choose_perfect,
@@ -52,7 +52,7 @@ def all_results(choose: Choose, seat: str, opponent_moves: tuple[int, ...] = ())
 @pytest.mark.parametrize("choose", [choose_perfect, choose_first_legal])
 def test_losing_lines_agree_with_playing_every_game(choose: Choose) -> None:
     lost = [sum(result < 0 for result in all_results(choose, seat)) for seat in PLAYERS]
-    assert losing_lines(choose) == Lines(*lost)
+    assert losing_lines(choose) == PlayedLines(*lost)
 
 
 def test_a_perfect_player_loses_no_line() -> None:
@@ -68,11 +68,11 @@ def test_the_first_legal_move_can_be_beaten_from_both_seats() -> None:
 
 @pytest.mark.parametrize("square", [-1, 9])
 def test_a_policy_that_moves_illegally_loses_every_line(square: int) -> None:
-    assert losing_lines(lambda observations, mask: np.full(len(mask), square)) == Lines(1, 9)
+    assert losing_lines(lambda observations, mask: np.full(len(mask), square)) == PlayedLines(1, 9)
 
 
 def test_a_policy_that_always_takes_the_centre_loses_by_its_second_move() -> None:
-    assert losing_lines(lambda observations, mask: [4] * len(mask)) == Lines(8, 1 + 8 * 7)
+    assert losing_lines(lambda observations, mask: [4] * len(mask)) == PlayedLines(8, 1 + 8 * 7)
 
 
 def test_policies_see_what_the_game_shows() -> None:
@@ -140,7 +140,7 @@ def test_two_random_players_win_as_often_as_known() -> None:
 
 
 def test_perfect_players_draw_and_beat_the_first_legal_move() -> None:
-    draws = Record(0, 500, 0)
+    draws = PlayRecord(0, 500, 0)
     assert play_perfect(choose_perfect, 500, seed=0) == (draws, draws)
     beaten = play_perfect(choose_first_legal, 500, seed=0)
     assert beaten.player1.wins == beaten.player2.wins == 0

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from menv.base_env import ALL
-from menv.envs.traffic import AGE_LIMIT, SIGHT, MultiAgentTrafficEnv
-from menv.envs.traffic_rules import careful_driver, fixed_cycle
+from menv.envs.traffic import AGE_LIMIT, SIGHT, MultiAgentTrafficEnv, careful_driver, fixed_cycle
 from menv.errors import CallOrderError, ConfigError, ContractError
 
 BRAKE, KEEP, ACCELERATE = 0, 1, 2

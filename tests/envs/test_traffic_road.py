@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from menv.envs.traffic_road import AMBER_STEPS, BLOCK, CROSS, MAIN, Light, Road, picture_of, text_of
+from menv.envs.traffic import AMBER_STEPS, BLOCK, CROSS, MAIN, Light, Road, picture_of, text_of
 
 HERE = BLOCK
 """Where the first crossing is, on every lane."""

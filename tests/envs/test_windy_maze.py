@@ -12,8 +12,7 @@ from menv import PolicySpec, RandomPolicy
 from menv.algorithms import PPO
 from menv.base_env import ALL
 from menv.envs import HierarchicalWindyMaze, ThreeLevelMaze, WindyMaze
-from menv.envs.hierarchical_maze import walked
-from menv.envs.windy_maze import DOWN, LEFT, RIGHT, UP
+from menv.envs.windy_maze import DOWN, LEFT, RIGHT, UP, walked
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from tests.bad_input.broken_envs import checked

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.played import Moves, Played
+from menv.base_env import ExternalSteps, ExternalTrajectory
 from tests.external.told import Told, training
 from tests.external.walk import Walk
 
@@ -25,7 +25,7 @@ class Noted:
     rewards: list[float] = field(default_factory=list)
     terminated: bool = False
 
-    def piece(self, start: int, stop: int, **known: Any) -> Played:
+    def piece(self, start: int, stop: int, **known: Any) -> ExternalTrajectory:
         """Return the steps from `start` to before `stop`; `known` columns of the whole episode go along."""
         last = stop == len(self.actions)
         flags: dict[str, Any] = {
@@ -36,13 +36,13 @@ class Noted:
             name: value[start:stop] if isinstance(value, np.ndarray) else value
             for name, value in known.items()
         }
-        moves = Moves(
+        moves = ExternalSteps(
             self.obs[start : stop + 1], columns.pop("actions", self.actions[start:stop]),
             np.array(self.rewards[start:stop], np.float64), **flags, **columns,
         )  # fmt: skip
-        return Played({AGENT: moves}, stop - start, **flags)
+        return ExternalTrajectory({AGENT: moves}, stop - start, **flags)
 
-    def pieces(self, size: int | None, **known: Any) -> list[Played]:
+    def pieces(self, size: int | None, **known: Any) -> list[ExternalTrajectory]:
         """Return pieces of `size` steps, or one."""
         steps = len(self.actions)
         bounds = [*range(0, steps, size or steps), steps]

@@ -10,15 +10,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv.adapters.external import ExternalEnvs
-from menv.adapters.round_envs import RoundEnvs
-from menv.backlog import EACH, Backlog
+from menv.adapters.episode_broker import BatchedEpisodeBroker, EpisodeBroker
+from menv.adapters.episode_channel import EACH, ByteBudget, Call, Paid, RequestBatch
+from menv.adapters.external import BatchedExternalEnvs, ExternalEnvs
 from menv.base_env import SINGLE_AGENT, Ready
 from menv.errors import CallOrderError, EpisodeError
-from menv.line import Call, Paid
-from menv.round import Round
-from menv.round_board import RoundBoard
-from menv.switchboard import Switchboard
 
 SPACES: dict[str, Any] = {
     "observation_space": gym.spaces.Box(-np.inf, np.inf, (2,), np.float32),
@@ -32,12 +28,12 @@ class Player:
     def __init__(self, envs: ExternalEnvs) -> None:
         self.envs = envs
         self.board = envs.switchboard
-        self.backlog = Backlog()
+        self.backlog = ByteBudget()
         self.heard: dict[str, list[Any]] = {}
         self.rounds = 0
 
     def start(self, name: str) -> None:
-        self.board.start(name, backlog=Backlog(self.backlog))
+        self.board.start(name, backlog=ByteBudget(self.backlog))
 
     def ask(self, names: Sequence[str], obs: Any, rewards: Sequence[float]) -> list[str]:
         """Ask for the actions of several episodes; return in which of them that was refused."""
@@ -77,9 +73,9 @@ class InRounds(Player):
         return 0 if waiting is None else (10 + EACH) * len(waiting.lines)
 
     def ask(self, names: Sequence[str], obs: Any, rewards: Sequence[float]) -> list[str]:
-        assert isinstance(self.board, RoundBoard)
+        assert isinstance(self.board, BatchedEpisodeBroker)
         answers = [self._answer(name) for name in names]
-        if self.board.ask_round(Round(names, obs, np.array(rewards), answers, _together)):
+        if self.board.ask_round(RequestBatch(names, obs, np.array(rewards), answers, _together)):
             self.rounds += 1
             return []
         return super().ask(names, obs, rewards)
@@ -95,7 +91,9 @@ def _paid(reward: float) -> Paid | None:
 
 
 def both() -> tuple[InRounds, Player]:
-    return InRounds(RoundEnvs(RoundBoard(), **SPACES)), Player(ExternalEnvs(Switchboard(), **SPACES))
+    return InRounds(BatchedExternalEnvs(BatchedEpisodeBroker(), **SPACES)), Player(
+        ExternalEnvs(EpisodeBroker(), **SPACES)
+    )
 
 
 def rows(ready: Ready) -> dict[Any, Any]:
@@ -110,10 +108,14 @@ def told(ready: Ready) -> list[Any]:
     """Return what else a poll says, and the rows."""
     ended = sorted((end.env_id, end.reward, end.terminated, end.withdrawn) for end in ready.ended)
     return [
-        rows(ready), ready.env_steps.tolist(), sorted(join.env_id for join in ready.joined), ended,
+        rows(ready),
+        ready.env_steps.tolist(),
+        sorted(join.env_id for join in ready.joined),
+        ended,
         sorted((one.env_id, one.env_steps, one.truncated) for one in ready.episodes),
-        sorted(ready.unclaimed), {ready.seats[slot]: action for slot, action in ready.taken.items()},
-    ]  # fmt: skip
+        sorted(ready.unclaimed),
+        {ready.seats[slot]: action for slot, action in ready.taken.items()},
+    ]
 
 
 def send(player: Player, ready: Ready, how: str, draws: random.Random) -> None:

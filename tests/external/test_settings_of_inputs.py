@@ -12,8 +12,8 @@ import pytest
 
 from menv.algorithms import PPO
 from menv.errors import ConfigError
-from menv.scale.engines import make_engine
 from menv.serving.policy_server import PolicyServerInput
+from menv.workers.engines import make_engine
 
 SPACES: dict[str, Any] = {
     "observation_space": gym.spaces.Box(-1.0, 1.0, (4,), np.float32),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from menv.algorithms import PPO
-from menv.played import Moves, Played
+from menv.base_env import ExternalSteps, ExternalTrajectory
 from tests.external.pieces import AGENT, Noted, own_actions, sampled, told
 from tests.external.told import OBS, ToldTeam, training
 from tests.external.walk import Walk
@@ -132,9 +132,12 @@ def test_states_that_are_told_are_taken_and_others_follow_from_what_was_seen(siz
     )
 
 
-def numbered(noted: list[Noted], number: int | None) -> list[Played]:
-    return [Played(piece.agents, piece.env_steps, piece.terminated, piece.truncated, number) for one in noted
-            for piece in one.pieces(None)]  # fmt: skip
+def numbered(noted: list[Noted], number: int | None) -> list[ExternalTrajectory]:
+    return [
+        ExternalTrajectory(piece.agents, piece.env_steps, piece.terminated, piece.truncated, number)
+        for one in noted
+        for piece in one.pieces(None)
+    ]
 
 
 def test_pieces_of_weights_that_are_gone_are_left_out_and_counted() -> None:
@@ -156,7 +159,9 @@ def test_pieces_of_weights_that_are_gone_are_left_out_and_counted() -> None:
         played = algo._sampler.played
         played.old_weights, played.weights_seq_no, played.max_staleness = old_weights, 8, 6
         for piece, number in zip(numbered(noted[:4], None), (1, 3, 5, 8), strict=True):
-            again = Played(piece.agents, piece.env_steps, piece.terminated, piece.truncated, number)
+            again = ExternalTrajectory(
+                piece.agents, piece.env_steps, piece.terminated, piece.truncated, number
+            )
             env.switchboard.play(env.switchboard.start(), again)
         result = algo.train()
         told_of = result["external"]
@@ -176,9 +181,9 @@ def test_agents_of_a_piece_end_when_they_do_and_the_others_with_the_episode() ->
     def column(number: int, steps: Any) -> Any:
         return np.array([[number, step] for step in steps], np.float32)
 
-    def moves(number: int, start: int, stop: int, **flags: Any) -> Moves:
+    def moves(number: int, start: int, stop: int, **flags: Any) -> ExternalSteps:
         count = stop - start
-        return Moves(
+        return ExternalSteps(
             column(number, range(start, stop + 1)),
             [1] * count,
             np.arange(start, stop, dtype=np.float64),
@@ -189,11 +194,11 @@ def test_agents_of_a_piece_end_when_they_do_and_the_others_with_the_episode() ->
     with training(env, PPO, rollout_fragment_length=7) as algo:
         board = env.switchboard
         board.start("x")
-        board.play("x", Played({"a": moves(0, 0, 3), "b": moves(1, 0, 2, terminated=True)}, 3))
-        board.play("x", Played({"a": moves(0, 3, 4), "c": moves(2, 0, 1)}, 1))
+        board.play("x", ExternalTrajectory({"a": moves(0, 0, 3), "b": moves(1, 0, 2, terminated=True)}, 3))
+        board.play("x", ExternalTrajectory({"a": moves(0, 3, 4), "c": moves(2, 0, 1)}, 1))
         # "c" does nothing here, but lives on; "b" comes back; "a" only tells that it is over.
-        board.play("x", Played({"a": moves(0, 4, 4, truncated=True), "b": moves(1, 20, 22)}, 2))
-        board.play("x", Played({"b": moves(1, 22, 23)}, 1, terminated=True))
+        board.play("x", ExternalTrajectory({"a": moves(0, 4, 4, truncated=True), "b": moves(1, 20, 22)}, 2))
+        board.play("x", ExternalTrajectory({"b": moves(1, 22, 23)}, 1, terminated=True))
         batch = algo.sample()["default_policy"]
         summary = algo._metrics.summary()
     lives = {(int(piece["obs"][0][0]), int(piece["obs"][0][1])): piece for piece in batch.split_by_episode()}
@@ -217,20 +222,22 @@ def test_a_piece_outside_the_space_is_named() -> None:
 
     env = told(Walk())
     with training(env, PPO, rollout_fragment_length=2) as algo:
-        bad = Moves(
+        bad = ExternalSteps(
             [np.zeros(2, np.float32), np.zeros(3, np.float32), np.zeros(2, np.float32)], [0, 1], np.zeros(2)
         )
         env.switchboard.start("x")
-        env.switchboard.play("x", Played({AGENT: bad}, 2, terminated=True))
+        env.switchboard.play("x", ExternalTrajectory({AGENT: bad}, 2, terminated=True))
         with pytest.raises(ContractError, match=r"env x, agent 'agent0', observation 1 of a piece: .*\(3,\)"):
             algo.sample()
 
 
 def test_an_episode_without_a_step_is_nothing() -> None:
     env = told(Walk())
-    nothing = Moves([np.zeros(2, np.float32)], [], np.zeros(0), terminated=True)
+    nothing = ExternalSteps([np.zeros(2, np.float32)], [], np.zeros(0), terminated=True)
     with training(env, PPO, idle_timeout=0.05) as algo:
-        env.switchboard.play(env.switchboard.start(), Played({AGENT: nothing}, 0, terminated=True))
+        env.switchboard.play(
+            env.switchboard.start(), ExternalTrajectory({AGENT: nothing}, 0, terminated=True)
+        )
         result = algo.train()
     assert result["episodes_this_iter"] == 0
     assert "idle" in result["external"]
@@ -245,10 +252,12 @@ def test_an_episode_may_end_with_a_piece_without_a_step(closed: bool) -> None:
         env.switchboard.start("x")
         env.switchboard.play("x", one.piece(0, 3))
         first = one.piece(3, 4).agents[AGENT]
-        env.switchboard.play("x", Played({AGENT: Moves(first.obs, first.actions, first.rewards)}, 1))
+        env.switchboard.play(
+            "x", ExternalTrajectory({AGENT: ExternalSteps(first.obs, first.actions, first.rewards)}, 1)
+        )
         batches = [algo.sample()["default_policy"]] if closed else []
-        last = Moves(first.obs[1:], [], np.zeros(0), terminated=True)
-        env.switchboard.play("x", Played({AGENT: last}, 0, terminated=True))
+        last = ExternalSteps(first.obs[1:], [], np.zeros(0), terminated=True)
+        env.switchboard.play("x", ExternalTrajectory({AGENT: last}, 0, terminated=True))
         (piece,) = noted[0].pieces(None)
         env.switchboard.play(env.switchboard.start(), piece)
         if closed:

@@ -1,7 +1,7 @@
 """Figures about the size and the prose of menv that may fall and never rise; `tests/house/ratchet.json` holds them.
 
 python -m tests.house.ratchet --write                          writes the figures that have fallen
-python -m tests.house.ratchet --write --allow-rise menv.loop   writes those of a package that have risen, too
+python -m tests.house.ratchet --write --allow-rise menv.sampling   writes those of a package that have risen, too
 python -m tests.house.ratchet --words                          lists the words to avoid
 """
 

@@ -41,18 +41,26 @@ def test_imports_are_absolute() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
-        ("policy.py", "from menv.loop import sampler", f"{NOUNS} may not import loop"),
+        ("policy.py", "from menv.sampling import sampler", f"{NOUNS} may not import sampling"),
         ("policy.py", "import menv.adapters.gym", f"{NOUNS} may not import adapters"),
-        ("policy.py", "def act():\n    from menv.loop.bundle import load", f"{NOUNS} may not import loop"),
-        ("policy.py", "if TYPE_CHECKING:\n    import menv.loop", f"{NOUNS} may not import loop"),
-        ("acting/policy.py", "from menv.connectors.agent import Agent", "acting may not import connectors"),
-        ("loop/sampler.py", "from menv.algorithms import ppo", "loop may not import algorithms"),
+        (
+            "policy.py",
+            "def act():\n    from menv.inference.policy_bundle import load",
+            f"{NOUNS} may not import inference",
+        ),
+        ("policy.py", "if TYPE_CHECKING:\n    import menv.sampling", f"{NOUNS} may not import sampling"),
+        (
+            "adapters/policy.py",
+            "from menv.connectors.agent import Agent",
+            "adapters may not import connectors",
+        ),
+        ("sampling/sampler.py", "from menv.algorithms import ppo", "sampling may not import algorithms"),
         ("wrappers/group.py", "from menv import adapters", "wrappers may not import adapters"),
         ("spaces.py", "def f():\n    import torch.nn", "only menv.algorithms may import torch"),
-        ("algorithms/ppo.py", "import onnxruntime", "only menv.acting may import onnxruntime"),
+        ("algorithms/ppo.py", "import onnxruntime", "only menv.inference may import onnxruntime"),
         ("multi_agent_env.py", "def to_base_env():\n    import menv.algorithms", "may not import algorithms"),
         ("policy.py", "from menv import to_base_env", "import it from its own module"),
-        ("__init__.py", "from menv.loop.sampler import Sampler", f"{NOUNS} may not import loop"),
+        ("__init__.py", "from menv.sampling.sampler import Sampler", f"{NOUNS} may not import sampling"),
     ],
 )
 def test_an_import_against_the_direction_is_found(
@@ -65,14 +73,20 @@ def test_an_import_against_the_direction_is_found(
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("policy.py", "class Policy:\n  def from_checkpoint():\n    from menv.loop.bundle import load"),
+        (
+            "policy.py",
+            "class Policy:\n  def from_checkpoint():\n    from menv.inference.policy_bundle import load",
+        ),
         (
             "vector_env.py",
-            "class VectorEnv:\n  def to_base_env():\n    from menv.scale.convert import to_base_env",
+            "class VectorEnv:\n  def to_base_env():\n    from menv.workers.convert import to_base_env",
         ),
         ("multi_agent_env.py", "def with_agent_groups():\n    from menv.wrappers import group_agents"),
-        ("__init__.py", "if TYPE_CHECKING:\n    from menv.loop.sampler import Sampler"),
-        ("loop/sampler.py", "from menv.adapters.gym import GymAdapter\nfrom menv.errors import MenvError"),
+        ("__init__.py", "if TYPE_CHECKING:\n    from menv.sampling.sampler import Sampler"),
+        (
+            "sampling/sampler.py",
+            "from menv.adapters.gym import GymAdapter\nfrom menv.errors import MenvError",
+        ),
         ("cli/main.py", "import menv.algorithms, menv.envs, rich"),
         ("algorithms/ppo.py", "import torch\nfrom menv.algorithms import learner"),
     ],

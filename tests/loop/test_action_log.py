@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv.loop import action_log
-from menv.loop.action_log import ActionLog
+from menv.sampling import episode_checkpoint
+from menv.sampling.episode_checkpoint import EpisodeRecorder
 
 
 class Part:
@@ -26,19 +26,21 @@ class Part:
         return self.actions
 
 
-def noted(log: ActionLog, cohort: int, *pieces: tuple[int, int, list[int]], first: int | None = None) -> Part:
+def noted(
+    log: EpisodeRecorder, cohort: int, *pieces: tuple[int, int, list[int]], first: int | None = None
+) -> Part:
     part: Any = Part(list(pieces), log.rows if first is None else first)
     log.note(cohort, part)
     return part  # type: ignore[no-any-return]
 
 
-def told(log: ActionLog, episode: int) -> Any:
+def told(log: EpisodeRecorder, episode: int) -> Any:
     found = log.actions_of(episode)
     return found and {agent: np.concatenate(parts).tolist() for agent, parts in found.items()}
 
 
 def test_each_agent_has_its_actions_in_order_over_fragments_and_lives() -> None:
-    log = ActionLog()
+    log = EpisodeRecorder()
     noted(log, 0, (7, 0, [1, 2]), (7, 0, [3]), (8, 0, [9]))
     noted(log, 1, (7, 1, [5]))
     noted(log, 0, (7, 0, [4]), (8, 0, [8]))
@@ -49,7 +51,7 @@ def test_each_agent_has_its_actions_in_order_over_fragments_and_lives() -> None:
 
 
 def test_lives_are_in_their_order_whichever_batch_they_are_in() -> None:
-    log = ActionLog()
+    log = EpisodeRecorder()
     noted(log, 0, (7, 0, [3]), (7, 1, [9]), (7, 0, [6]), first=1)
     noted(log, 0, (7, 0, [1, 2]), first=0)
     noted(log, 0, (7, 0, [8]), first=4)
@@ -59,20 +61,20 @@ def test_lives_are_in_their_order_whichever_batch_they_are_in() -> None:
 
 
 def test_episodes_that_are_over_are_let_go() -> None:
-    log = ActionLog()
+    log = EpisodeRecorder()
     noted(log, 0, (7, 0, [1, 2]), (8, 0, [9]))
     log.keep([8])
     assert (log.rows, told(log, 7), told(log, 8)) == (1, {}, {0: [9]})
 
 
 def test_what_is_noted_does_not_change_with_the_batch() -> None:
-    log = ActionLog()
+    log = EpisodeRecorder()
     noted(log, 0, (7, 0, [1, 2])).actions[:] = 0
     assert told(log, 7) == {0: [1, 2]}
 
 
 def test_it_is_full_after_many_rows_and_no_more_once_they_are_let_go() -> None:
-    log = ActionLog()
+    log = EpisodeRecorder()
     while not log.full:
         noted(log, 0, (7, 0, [0] * 10_000))
     log.keep([])
@@ -81,8 +83,8 @@ def test_it_is_full_after_many_rows_and_no_more_once_they_are_let_go() -> None:
 
 
 def test_an_episode_that_is_too_long_is_let_go_until_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(action_log, "LONGEST", 3)
-    log = ActionLog()
+    monkeypatch.setattr(episode_checkpoint, "LONGEST", 3)
+    log = EpisodeRecorder()
     noted(log, 0, (7, 0, [1, 2]), (7, 1, [1, 2]), (8, 0, [1, 2, 3]))
     log.keep([7, 8])
     noted(log, 0, (7, 0, [5]))

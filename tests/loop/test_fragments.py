@@ -11,14 +11,14 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import DictInfoToList
 
 from menv import RandomPolicy
+from menv.adapters.convert import to_local_base_env
 from menv.algorithms import PPO
-from menv.loop.convert import to_base_env
-from menv.loop.own_cohort import OwnCohort
-from menv.loop.quota import Quota
-from menv.loop.sampler import Sampler
-from menv.multi_agent_batch import MultiAgentBatch
 from menv.multi_agent_env import AgentDict, StepDicts
 from menv.policy_map import PolicyMap
+from menv.sample_batch import MultiAgentBatch
+from menv.sampling.custom_policy_group import CustomPolicyGroup
+from menv.sampling.fragment_limit import FragmentLimit
+from menv.sampling.sampler import Sampler
 from tests.contract.scripted import SOLO, TOGETHER, ScriptedEnv, SixDicts, SoloGym, seen
 from tests.loop.reference_envs import RoundRobin, Steady, Together
 
@@ -26,8 +26,10 @@ from tests.loop.reference_envs import RoundRobin, Steady, Together
 def sampler(env: Any, make: Any, num_envs: int, length: int, **settings: Any) -> Sampler:
     spaces = (env.observation_space, env.action_space)
     mapping = PolicyMap(["p0", "p1"], lambda agent: f"p{agent % 2}" if isinstance(agent, int) else "p0")
-    cohort = OwnCohort(["p0", "p1"], [RandomPolicy(*spaces), RandomPolicy(*spaces)], *spaces)
-    return Sampler(to_base_env(env, make, num_envs), mapping, [cohort], Quota(length, **settings))
+    cohort = CustomPolicyGroup(["p0", "p1"], [RandomPolicy(*spaces), RandomPolicy(*spaces)], *spaces)
+    return Sampler(
+        to_local_base_env(env, make, num_envs), mapping, [cohort], FragmentLimit(length, **settings)
+    )
 
 
 def together(num_envs: int, length: int, *, agents: int = 5, episode: int = 25, **settings: Any) -> Sampler:
@@ -93,9 +95,9 @@ class Telling(Together):
 def test_each_row_has_the_info_of_its_own_agent_and_step() -> None:
     env = Telling(5, 7)
     spaces = (gym.spaces.Discrete(2), gym.spaces.Discrete(2))
-    cohorts = [OwnCohort([name], [RandomPolicy(*spaces)], *spaces) for name in ("p0", "p1")]
+    cohorts = [CustomPolicyGroup([name], [RandomPolicy(*spaces)], *spaces) for name in ("p0", "p1")]
     mapping = PolicyMap(["p0", "p1"], lambda agent: f"p{agent % 2}")
-    loop = Sampler(to_base_env(env, lambda _: Telling(5, 7), 2), mapping, cohorts, Quota(5))
+    loop = Sampler(to_local_base_env(env, lambda _: Telling(5, 7), 2), mapping, cohorts, FragmentLimit(5))
     for _ in range(4):
         for part in loop.sample().policy_batches.values():
             told = [(info["of"], info["at"]) for info in part["infos"]]
@@ -118,7 +120,7 @@ def test_rows_have_the_same_infos_where_each_sub_environment_has_a_dict_of_its_o
     for listed in (False, True):
         makers = [lambda world=world: SoloGym(SOLO, world) for world in range(3)]
         env: Any = SyncVectorEnv(makers, autoreset_mode=mode)
-        base = to_base_env(DictInfoToList(env) if listed else env)
+        base = to_local_base_env(DictInfoToList(env) if listed else env)
         loop = sampler(base, None, 1, 9)
         told.append([dict(info) for _ in range(2) for info in loop.sample()["p0"]["infos"]])
     assert told[0] == told[1]
@@ -129,7 +131,7 @@ def test_the_first_info_of_an_episode_tells_nothing_of_the_end_before(listed: bo
     told = []
     for mode in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
         env: Any = SyncVectorEnv([lambda: SoloGym(SOLO)] * 2, autoreset_mode=mode)
-        base = to_base_env(DictInfoToList(env) if listed else env)
+        base = to_local_base_env(DictInfoToList(env) if listed else env)
         rows, ends = [], []
         for _ in range(9):
             ready = base.poll()
@@ -199,8 +201,8 @@ def test_a_base_env_that_goes_on_under_new_env_ids_fills_its_fragments() -> None
     game = ScriptedEnv(TOGETHER)
     env = SixDicts([game], "new id")
     spaces = (env.observation_space, env.action_space)
-    cohort = OwnCohort(["p0"], [RandomPolicy(*spaces)], *spaces)
-    loop = Sampler(to_base_env(env), PolicyMap(["p0"]), [cohort], Quota(7))
+    cohort = CustomPolicyGroup(["p0"], [RandomPolicy(*spaces)], *spaces)
+    loop = Sampler(to_local_base_env(env), PolicyMap(["p0"]), [cohort], FragmentLimit(7))
     for _ in range(3):
         assert loop.sample().env_steps() >= 7
 
@@ -225,7 +227,7 @@ def test_a_train_batch_is_made_of_whole_fragments(
 
 
 def test_a_share_of_rows_is_full_once_the_last_answer_has_had_its_effect() -> None:
-    quota = Quota(4, count_steps_by="agent_steps")
+    quota = FragmentLimit(4, count_steps_by="agent_steps")
     env_steps = np.zeros(2, np.int64)
     quota.begin(env_steps)
     for step in range(2):

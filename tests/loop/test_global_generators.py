@@ -12,7 +12,7 @@ import pytest
 
 from menv import MultiAgentEnv, VectorEnv
 from menv.algorithms import PPO
-from menv.scale.convert import to_base_env
+from menv.workers.convert import to_base_env
 
 
 class Lucky(gym.Env[Any, Any]):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from menv import Policy, export_onnx
-from menv.loop.golden import columns
-from menv.nested import paths
+from menv.inference.golden_rows import columns
+from menv.spaces import paths
 from tests.bundles.cases import KINDS, algorithm_of, observations
 from tests.doc_blocks import blocks, run_python
 

@@ -11,24 +11,24 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from menv.algorithms.cohorts import build_cohorts
-from menv.algorithms.config.model_config import ModelConfig
-from menv.algorithms.config.ppo_config import PPOConfig
-from menv.algorithms.learning.sequences import state_before
-from menv.algorithms.ppo import PPORecipe
+from menv.adapters.convert import to_local_base_env
+from menv.algorithms.config.algorithm_config import ModelConfig
+from menv.algorithms.network_groups import build_cohorts
+from menv.algorithms.ppo.config import PPOConfig
+from menv.algorithms.ppo.ppo import PPORecipe
+from menv.algorithms.sequences import state_before
 from menv.base_env import BaseEnv, Ready
 from menv.connectors.action_output import ActionOutput
-from menv.loop.cohort import Cohort
-from menv.loop.convert import to_base_env
-from menv.loop.net_cohort import NetCohort
-from menv.loop.own_cohort import OwnCohort
-from menv.loop.quota import Quota
-from menv.loop.sampler import Sampler
 from menv.metrics import Metrics
-from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
+from menv.sample_batch import MultiAgentBatch
+from menv.sampling.custom_policy_group import CustomPolicyGroup
+from menv.sampling.fragment_limit import FragmentLimit
+from menv.sampling.network_policy_group import NetworkPolicyGroup
+from menv.sampling.policy_group import PolicyGroup
+from menv.sampling.sampler import Sampler
 from tests.contract.scripted import ACTIONS, AGENTS, OBS, Moment, Seen, all_seen, seen
 
 # One agent's rewards are whole multiples of its unit, so that a sum over agents can be read apart again.
@@ -116,7 +116,7 @@ class Drawn(Policy):
 
 
 @lru_cache(maxsize=2)
-def _networks(kind: str) -> NetCohort:
+def _networks(kind: str) -> NetworkPolicyGroup:
     model = ModelConfig(use_lstm=True, lstm_cell_size=8) if kind == "recurrent" else ModelConfig()
     config = PPOConfig(env="unused", inference="onnx", model=model)
     spec = PolicySpec(observation_space=OBS, action_space=ACTIONS)
@@ -127,19 +127,29 @@ def _networks(kind: str) -> NetCohort:
     return built.cohort
 
 
-def cohort(kind: str, policies: Sequence[str] = ("even", "odd")) -> Cohort:
+def cohort(kind: str, policies: Sequence[str] = ("even", "odd")) -> PolicyGroup:
     """Return the policies "even" and "odd": networks, with a memory or without, or of one's own."""
     if kind == "own":
-        return OwnCohort(list(policies), [Drawn(OBS, ACTIONS) for _ in policies], OBS, ACTIONS)
+        return CustomPolicyGroup(list(policies), [Drawn(OBS, ACTIONS) for _ in policies], OBS, ACTIONS)
     nets = _networks(kind)
-    return NetCohort(list(policies), OBS, ACTIONS, nets.backend, ActionOutput(ACTIONS), nets.state_sizes)
+    return NetworkPolicyGroup(
+        list(policies), OBS, ACTIONS, nets.backend, ActionOutput(ACTIONS), nets.state_sizes
+    )
 
 
-def sampler(base_env: BaseEnv, kind: str, quota: Quota, seed: int = 0, first_index: int = 0) -> Sampler:
+def sampler(
+    base_env: BaseEnv, kind: str, quota: FragmentLimit, seed: int = 0, first_index: int = 0
+) -> Sampler:
     mapping = PolicyMap(["even", "odd"], lambda agent_id: "odd" if agent_id in ("b", "d") else "even")
     return Sampler(
-        to_base_env(base_env), mapping, [cohort(kind)], quota, metrics=Metrics(), seed=seed, first_index=first_index
-    )  # fmt: skip
+        to_local_base_env(base_env),
+        mapping,
+        [cohort(kind)],
+        quota,
+        metrics=Metrics(),
+        seed=seed,
+        first_index=first_index,
+    )
 
 
 class Row(NamedTuple):

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from menv.multi_agent_batch import MultiAgentBatch
-from menv.sample_batch import SampleBatch
+from menv.sample_batch import MultiAgentBatch, SampleBatch
 from tests.written_batches import batch, values
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6)

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from menv.adapters.gym import GymEnvs
 from menv.algorithms import PPO
-from menv.algorithms.rollouts.rollouts import LocalRollouts
+from menv.algorithms.rollouts import LocalRollouts
 from menv.callbacks import DefaultCallbacks
-from menv.loop.quota import Quota
-from menv.loop.sampler import Sampler
 from menv.metrics import Metrics
-from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy_map import PolicyMap
+from menv.sample_batch import MultiAgentBatch
+from menv.sampling.fragment_limit import FragmentLimit
+from menv.sampling.sampler import Sampler
 from tests.contract.crashing import World, together
 from tests.contract.scripted import SOLO, Script
 from tests.properties.schedules import as_found, cohort
@@ -59,7 +59,7 @@ class Run:
         ]
         self.loop = Sampler(
             together(self.worlds, solo=True, seed=SEED), PolicyMap(["even"]), [cohort("networks", ["even"])],
-            Quota(length, **quota), metrics=Metrics(10_000), seed=SEED, callbacks=callbacks,
+            FragmentLimit(length, **quota), metrics=Metrics(10_000), seed=SEED, callbacks=callbacks,
         )  # fmt: skip
         self.loop.whole_frames = frames
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from menv.loop.convert import to_base_env
-from menv.loop.quota import Quota
+from menv.adapters.convert import to_local_base_env
+from menv.sampling.fragment_limit import FragmentLimit
 from tests.contract.scripted import Moment, Script, ScriptedEnv, Seen, SixDicts, seen
 from tests.properties.schedules import (
     UNITS,
@@ -42,12 +42,12 @@ class Run:
         rotate = [script[world % len(script) :] + script[: world % len(script)] for world in range(num_envs)]  # type: ignore[operator]
         self.games = [ScriptedEnv(moments, world, "abc") for world, moments in enumerate(rotate)]
         inner = (
-            to_base_env(self.games[0], self.games.__getitem__, num_envs)
+            to_local_base_env(self.games[0], self.games.__getitem__, num_envs)
             if adapter == "agents"
-            else to_base_env(SixDicts(self.games, adapter))
+            else to_local_base_env(SixDicts(self.games, adapter))
         )
         self.env = Tap(inner)
-        self.sampler = sampler(self.env, kind, Quota(length, **quota))
+        self.sampler = sampler(self.env, kind, FragmentLimit(length, **quota))
         self.batches = [self.sampler.sample() for _ in range(-(-30 // length))]
 
     def check_rewards(self) -> None:

@@ -12,13 +12,13 @@ from gymnasium.vector import SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from menv.loop.convert import to_base_env
-from menv.loop.quota import Quota
-from menv.loop.sampler import Sampler
-from menv.loop.whole_episodes import WholeQuota
+from menv.adapters.convert import to_local_base_env
 from menv.metrics import Metrics
-from menv.multi_agent_batch import MultiAgentBatch
 from menv.policy_map import PolicyMap
+from menv.sample_batch import MultiAgentBatch
+from menv.sampling.fragment_limit import FragmentLimit
+from menv.sampling.sampler import Sampler
+from menv.sampling.vector_loop import WholeEpisodeLimit
 from menv.vector_env import VectorEnv
 from tests.contract.scripted import SOLO, Moment, Script, SoloGym
 from tests.properties.schedules import Row, as_found, cohort, trajectories
@@ -53,10 +53,12 @@ class Run:
         whole: bool = False,
     ) -> None:  # fmt: skip
         self.made = [SoloGym(script, world, salt, copies=kind == "SameStep") for world in range(envs)]
-        base_env = to_base_env(self.env(kind), self.made.__getitem__, envs if kind == "gym" else 1, seed=SEED)
+        base_env = to_local_base_env(
+            self.env(kind), self.made.__getitem__, envs if kind == "gym" else 1, seed=SEED
+        )
         mapping = PolicyMap(["even"], None if short else lambda agent_id: "even")
         self.metrics = Metrics(10_000)
-        quota = WholeQuota(length) if whole else Quota(length, lockstep=base_env.lockstep)
+        quota = WholeEpisodeLimit(length) if whole else FragmentLimit(length, lockstep=base_env.lockstep)
         self.loop = Sampler(
             base_env, mapping, [cohort("networks", ["even"])], quota, metrics=self.metrics, seed=SEED
         )

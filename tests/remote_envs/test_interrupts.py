@@ -12,7 +12,7 @@ import pytest
 from menv import to_base_env
 from menv.algorithms import PPO
 from menv.env_context import EnvContext
-from menv.scale.packing import UnsendableError
+from menv.workers.pipe_channel import UnsendableError
 from tests.interrupting import raised_at
 from tests.remote_envs.far import Counting
 

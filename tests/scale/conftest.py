@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from menv.scale.engine import Engine
-from menv.scale.engines import make_engine
+from menv.workers.engine import Engine
+from menv.workers.engines import make_engine
 from tests.scale.processes import eventually, lives
 
 

@@ -27,7 +27,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 BESIDE = """
     import sys
     import game
-    from menv.scale.engines import make_engine
+    from menv.workers.engines import make_engine
 
     class OwnError(Exception):
         pass
@@ -74,7 +74,7 @@ def test_modules_are_found_where_the_driver_finds_them(tmp_path: Path, kind: str
         sys.path.insert(0, sys.argv[2])
         sys.path.append(pathlib.Path(sys.argv[2]))  # is not looked at by Python itself
         from far_game import size
-        from menv.scale.engines import make_engine
+        from menv.workers.engines import make_engine
         from tests.scale.homes import Counter
         peer = make_engine(sys.argv[1]).start(Counter, label="worker 1")
         peer.ask("echo", size)
@@ -89,7 +89,7 @@ def test_a_process_has_the_variables_of_its_driver_and_one_thread_for_linear_alg
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     text = """
         import os
-        from menv.scale.engines import make_engine
+        from menv.workers.engines import make_engine
         from tests.scale.homes import Counter
         os.environ["OF_THE_DRIVER"] = "here"
         peer = make_engine("process").start(Counter, label="worker 1")
@@ -103,7 +103,7 @@ def test_a_process_has_the_variables_of_its_driver_and_one_thread_for_linear_alg
 
 LEAVING = """
     import sys
-    from menv.scale.engines import make_engine
+    from menv.workers.engines import make_engine
     from tests.scale.homes import Counter
     engine = make_engine(sys.argv[1])
     peers = [engine.start(Counter, 0, sys.argv[2], label=f"worker {index}") for index in range(2)]
@@ -132,7 +132,7 @@ def test_a_driver_that_ends_without_stop_leaves_nobody(tmp_path: Path, kind: str
 
 STAYING = """
     import sys, time
-    from menv.scale.engines import make_engine
+    from menv.workers.engines import make_engine
     from tests.scale.homes import Counter
     engine = make_engine(sys.argv[1])
     peers = [engine.start(Counter, label=f"worker {index}") for index in range(2)]
@@ -172,7 +172,7 @@ def test_a_driver_that_has_started_ray_itself_takes_all_of_it_along(tmp_path: Pa
 
 INTERRUPTED = """
     import signal, sys
-    from menv.scale.engines import make_engine
+    from menv.workers.engines import make_engine
     from tests.scale.homes import Counter
     # Shells start what runs in the background with this signal ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -206,7 +206,7 @@ def test_ctrl_c_means_the_driver_alone(tmp_path: Path, kind: str) -> None:
 
 def test_a_driver_without_stdin_stdout_and_stderr_has_peers(tmp_path: Path) -> None:
     text = """
-        from menv.scale.engines import make_engine
+        from menv.workers.engines import make_engine
         from tests.scale.homes import Counter
         engine = make_engine("process")
         peer = engine.start(Counter, label="worker 1")
@@ -224,7 +224,7 @@ def test_a_driver_without_stdin_stdout_and_stderr_has_peers(tmp_path: Path) -> N
 
 def test_what_a_process_writes_to_stderr_is_passed_on_in_whole_lines(tmp_path: Path) -> None:
     text = """
-        from menv.scale.engines import make_engine
+        from menv.workers.engines import make_engine
         from tests.scale.homes import Counter
         engine = make_engine("process")
         peer = engine.start(Counter, label="worker 1")
@@ -240,7 +240,7 @@ def test_what_a_process_writes_to_stderr_is_passed_on_in_whole_lines(tmp_path: P
 
 def test_what_a_process_prints_is_seen_at_once(tmp_path: Path) -> None:
     text = """
-        from menv.scale.engines import make_engine
+        from menv.workers.engines import make_engine
         from tests.scale.homes import Counter
         peer = make_engine("process").start(Counter, label="worker 1")
         peer.ask("prints", "hello")
@@ -255,7 +255,7 @@ def test_what_a_process_prints_is_seen_at_once(tmp_path: Path) -> None:
 def test_what_an_object_started_ends_with_its_process(tmp_path: Path) -> None:
     text = """
         import os, signal
-        from menv.scale.engines import make_engine
+        from menv.workers.engines import make_engine
         from tests.scale.homes import Counter
         engine = make_engine("process")
         peers = [engine.start(Counter, label=f"worker {index}") for index in range(2)]
@@ -280,7 +280,7 @@ def test_what_an_object_started_ends_with_its_process(tmp_path: Path) -> None:
 def test_a_process_that_was_forked_from_the_driver_does_no_harm_when_it_ends(tmp_path: Path) -> None:
     text = """
         import os, sys
-        from menv.scale.engines import make_engine
+        from menv.workers.engines import make_engine
         from tests.scale.homes import Counter
         engine = make_engine("process")
         peer = engine.start(Counter, label="worker 1")
@@ -302,7 +302,7 @@ def test_a_process_that_was_forked_from_the_driver_may_neither_ask_nor_end_what_
     text = """
         import os, sys
         from menv.errors import CallOrderError
-        from menv.scale.engines import make_engine
+        from menv.workers.engines import make_engine
         from tests.scale.homes import Counter
         engine = make_engine("process")
         peer = engine.start(Counter, label="worker 1")
@@ -327,7 +327,7 @@ def test_a_process_that_was_forked_from_the_driver_may_neither_ask_nor_end_what_
 
 OPTIONS = """
     import os, shutil, sys
-    from menv.scale.engines import make_engine
+    from menv.workers.engines import make_engine
     class Own:
         def told(self):
             return sys.flags.optimize, sys.warnoptions
@@ -365,7 +365,7 @@ WITHOUT_RAY = """
             if name.partition(".")[0] == "ray":
                 raise ModuleNotFoundError(f"No module named {name!r}", name="ray")
     sys.meta_path.insert(0, NoRay())
-    from menv.scale.engines import make_engine
+    from menv.workers.engines import make_engine
     print(make_engine().name)
     try:
         make_engine("ray")
@@ -382,6 +382,9 @@ def test_where_ray_is_missing_processes_are_taken_and_ray_says_how_to_install_it
 
 
 def test_a_process_needs_neither_torch_nor_ray_nor_numpy_until_it_is_asked(tmp_path: Path) -> None:
-    code = "import sys, menv.scale.process_main; print(*({'torch', 'ray', 'numpy', 'onnxruntime'} & {*sys.modules}))"
+    code = (
+        "import sys, menv.workers.worker_process; "
+        "print(*({'torch', 'ray', 'numpy', 'onnxruntime'} & {*sys.modules}))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.stdout, done.stderr) == ("\n", "")

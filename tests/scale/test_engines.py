@@ -17,16 +17,17 @@ import numpy as np
 import pytest
 
 from menv.errors import CallOrderError, ConfigError, EnvFaultWarning, NoRoomError
-from menv.scale.engine import Engine, Peer
-from menv.scale.engines import make_engine
-from menv.scale.far_error import FarError, FarTraceback
-from menv.scale.packing import UnsendableError
-from menv.scale.process_engine import ProcessEngine, ProcessPeer
+from menv.workers.engine import Engine, RemoteActor, RemoteError, RemoteTraceback
+from menv.workers.engines import make_engine
+from menv.workers.pipe_channel import UnsendableError
+from menv.workers.process_engine import ProcessActor, ProcessEngine
 from tests.scale.homes import Counter, Stubborn, Unclosable, Unmakeable, raise_secret
 from tests.scale.processes import PATIENCE_S, eventually, files_left, lives, open_files
 
 
-def started(engine: Engine, make: Callable[..., Any] = Counter, *args: Any, label: str = "worker 1") -> Peer:
+def started(
+    engine: Engine, make: Callable[..., Any] = Counter, *args: Any, label: str = "worker 1"
+) -> RemoteActor:
     """Return a peer whose object is there."""
     peer = engine.start(make, *args, label=label)
     assert peer.answer() is None
@@ -34,7 +35,7 @@ def started(engine: Engine, make: Callable[..., Any] = Counter, *args: Any, labe
 
 
 @pytest.fixture(scope="module", params=["process", "ray"])
-def there(request: pytest.FixtureRequest) -> Iterator[Peer]:
+def there(request: pytest.FixtureRequest) -> Iterator[RemoteActor]:
     """A peer of each engine for those tests that only ask it: to start one takes a while."""
     if request.param == "ray":
         request.getfixturevalue("running_ray")
@@ -45,7 +46,7 @@ def there(request: pytest.FixtureRequest) -> Iterator[Peer]:
     engine.stop(grace=1.0)
 
 
-def asked(peer: Peer, method: str, *args: Any) -> Any:
+def asked(peer: RemoteActor, method: str, *args: Any) -> Any:
     peer.ask(method, *args)
     return peer.answer()
 
@@ -57,14 +58,14 @@ def test_an_object_lives_in_another_process_and_keeps_what_it_knows(engine: Engi
     assert peer.pending == 0
 
 
-def test_answers_come_in_the_order_of_the_questions(there: Peer) -> None:
+def test_answers_come_in_the_order_of_the_questions(there: RemoteActor) -> None:
     for number in range(50):
         there.ask("echo", number)
     assert there.pending == 50
     assert [there.answer() for _ in range(50)] == [*range(50)]
 
 
-def test_many_questions_and_answers_may_be_under_way_at_once(there: Peer) -> None:
+def test_many_questions_and_answers_may_be_under_way_at_once(there: RemoteActor) -> None:
     """More than a socket holds, in both directions."""
     text = "x" * 20_000
     for number in range(60):
@@ -83,7 +84,7 @@ def test_asking_does_not_wait_for_the_answer(engine: Engine) -> None:
     assert peer.answer().sum() == 1_000_000
 
 
-def test_arrays_arrive_as_they_are(there: Peer) -> None:
+def test_arrays_arrive_as_they_are(there: RemoteActor) -> None:
     for size in (0, 1, 1_000, 10_000_000):
         values: dict[str, Any] = {
             "floats": np.random.default_rng(0).random(size, np.float32),
@@ -98,10 +99,10 @@ def test_arrays_arrive_as_they_are(there: Peer) -> None:
             assert back[name].dtype == value.dtype
 
 
-def test_what_is_written_into_an_argument_stays_there(there: Peer) -> None:
+def test_what_is_written_into_an_argument_stays_there(there: RemoteActor) -> None:
     mine = {"small": np.ones(3), "large": np.ones(100_000)}
     fixed = asked(there, "changed", mine)
-    assert fixed == ([] if isinstance(there, ProcessPeer) else ["large"])
+    assert fixed == ([] if isinstance(there, ProcessActor) else ["large"])
     assert all(value.all() for value in mine.values())
 
 
@@ -196,12 +197,12 @@ def test_an_answer_that_nobody_asked_for_is_not_waited_for(engine: Engine) -> No
         started(engine).answer()
 
 
-def test_what_a_method_raises_arrives_with_the_traceback_of_over_there(there: Peer) -> None:
+def test_what_a_method_raises_arrives_with_the_traceback_of_over_there(there: RemoteActor) -> None:
     there.ask("raises", KeyError("a key"))
     there.ask("echo", 1)
     with pytest.raises(KeyError, match="a key") as caught:
         there.answer()
-    assert isinstance(caught.value.__cause__, FarTraceback)
+    assert isinstance(caught.value.__cause__, RemoteTraceback)
     assert "in worker 1:" in str(caught.value.__cause__)
     assert "homes.py" in caught.value.__cause__.text
     assert there.answer() == 1
@@ -223,7 +224,7 @@ def test_an_exception_of_the_program_itself_is_of_the_same_class_when_it_is_back
 
 @pytest.mark.slow_unless("process*")
 def test_an_exception_that_cannot_travel_says_what_it_was(engine: Engine) -> None:
-    with pytest.raises(FarError, match=r"^worker 1: SecretError: nobody can read this$") as caught:
+    with pytest.raises(RemoteError, match=r"^worker 1: SecretError: nobody can read this$") as caught:
         started(engine, raise_secret)
     assert "in raise_secret" in str(caught.value.__cause__)
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from menv.errors import WorkerLostError
-from menv.scale.process_engine import ProcessEngine
+from menv.workers.process_engine import ProcessEngine
 from tests.interrupting import raised_at
 from tests.scale.homes import Counter
 

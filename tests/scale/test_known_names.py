@@ -14,7 +14,7 @@ from menv import registry
 from menv.algorithms import PPO
 from menv.errors import EnvCrashError
 from menv.registry import make_env, register_env
-from menv.scale.known_names import known_here
+from menv.workers.registered_envs import known_here
 from tests.checkpoints.runs import SMALL
 from tests.workers.crews import Counting
 

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from menv.errors import WorkerLostError
-from menv.scale.engine import Engine, Peer
-from menv.scale.engines import make_engine
-from menv.scale.link import Link
+from menv.workers.engine import Engine, RemoteActor
+from menv.workers.engines import make_engine
+from menv.workers.pipe_channel import PipeChannel
 from tests.scale.homes import Counter
 from tests.scale.processes import PATIENCE_S, children, descriptors, eventually, lives, resident
 from tests.scale.test_engines import asked, started
@@ -83,7 +83,7 @@ def test_stopping_in_one_thread_wakes_another_one_that_waits(engine: Engine, how
             peer.ask("sleep", 60.0)
         lost: list[bool] = []
 
-        def listen(peers: list[Peer] = peers, lost: list[bool] = lost) -> None:
+        def listen(peers: list[RemoteActor] = peers, lost: list[bool] = lost) -> None:
             if how == "wait":
                 assert engine.wait(peers)
             with pytest.raises(WorkerLostError):
@@ -100,7 +100,7 @@ def test_stopping_in_one_thread_wakes_another_one_that_waits(engine: Engine, how
 
 def test_the_descriptor_of_a_closed_link_is_nobody_elses_while_it_is_waited_for() -> None:
     near, far = socket.socketpair()
-    link, number = Link(near), near.fileno()
+    link, number = PipeChannel(near), near.fileno()
     with far:
         link.hold()
         link.close()

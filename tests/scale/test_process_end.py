@@ -16,8 +16,8 @@ from typing import IO, Any
 import pytest
 
 from menv.errors import EnvFaultWarning
-from menv.scale.engine import Peer
-from menv.scale.process_engine import ProcessEngine
+from menv.workers.engine import RemoteActor
+from menv.workers.process_engine import ProcessEngine
 
 _kept: list[Any] = []
 
@@ -138,7 +138,7 @@ def test_the_exit_code_tells_whether_the_object_could_be_stopped(
     assert ("nothing works" in capfd.readouterr().err) == raises
 
 
-def code(peer: Peer) -> int | None:
+def code(peer: RemoteActor) -> int | None:
     """Return the exit code of a peer's process."""
     process: Any = peer._process  # type: ignore[attr-defined]
     return process.poll()  # type: ignore[no-any-return]

@@ -14,9 +14,9 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from menv.errors import NoRoomError, WorkerLostError
-from menv.scale import ray_room
-from menv.scale.engine import Peer
-from menv.scale.ray_engine import RayEngine
+from menv.workers import ray_engine
+from menv.workers.engine import RemoteActor
+from menv.workers.ray_engine import RayEngine
 from tests.scale.homes import Counter
 from tests.scale.processes import driver, ran
 
@@ -27,7 +27,7 @@ def address(running_ray: None) -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
-def outcome(peer: Peer) -> str:
+def outcome(peer: RemoteActor) -> str:
     """Return what comes of asking a peer."""
     if not peer.pending:
         peer.ask("add", 1)
@@ -42,7 +42,7 @@ def outcome(peer: Peer) -> str:
 def test_an_actor_that_has_no_room_says_so_instead_of_waiting_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ray_room, "ON_ONE_MACHINE_S", 1.0)
+    monkeypatch.setattr(ray_engine, "ON_ONE_MACHINE_S", 1.0)
     engine = RayEngine(2.0)
     crowd = [engine.start(Counter, label=f"worker {index}") for index in range(3)]
     try:
@@ -140,7 +140,7 @@ WITH_RUNTIME_ENV = """
             "env_vars": {"OF_THE_JOB": "yes"},
         },
     )
-    from menv.scale.engines import make_engine
+    from menv.workers.engines import make_engine
     from tests.scale.homes import Counter
 
     class Own(Counter):
@@ -187,7 +187,7 @@ SHUT_DOWN = """
     import sys
     import ray
     from menv.errors import WorkerLostError
-    from menv.scale.engines import make_engine
+    from menv.workers.engines import make_engine
     from tests.scale.homes import Counter
     engine = make_engine("ray")
     peer, idle = engine.start(Counter, label="worker 1"), engine.start(Counter, label="worker 2")
@@ -222,7 +222,7 @@ THREE_NODES = """
     import ray
     from ray.cluster_utils import Cluster
     from menv.errors import WorkerLostError
-    from menv.scale.engines import make_engine
+    from menv.workers.engines import make_engine
     from tests.scale.homes import Counter
 
     class There(Counter):
@@ -308,7 +308,7 @@ def test_a_cluster_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
 
 
 WITHOUT_A_CLUSTER = """
-    from menv.scale.engines import make_engine
+    from menv.workers.engines import make_engine
     from tests.scale.homes import Counter
 
     engine = make_engine("ray", cpus=0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from menv.scale import watchdog
-from menv.scale.last_words import in_a_line
-from menv.scale.watchdog import last_of, where_it_hung
+from menv.workers import watchdog
+from menv.workers.process_engine import in_a_line
+from menv.workers.watchdog import last_of, where_it_hung
 
 CRASH = """Fatal Python error: Segmentation fault
 

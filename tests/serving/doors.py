@@ -9,10 +9,10 @@ import struct
 from collections.abc import Callable
 from typing import BinaryIO, NamedTuple
 
-from menv.serving.carriers.http import HttpTransport
-from menv.serving.carriers.listener import Listener
-from menv.serving.carriers.tcp import TcpTransport
-from menv.serving.carriers.websocket import WebSocketTransport
+from menv.serving.transports.http import HttpTransport
+from menv.serving.transports.listener import Listener
+from menv.serving.transports.tcp import TcpTransport
+from menv.serving.transports.websocket import WebSocketTransport
 
 PATIENCE_S = 10.0
 SESSION = "0123456789abcdef" * 2

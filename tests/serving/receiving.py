@@ -8,14 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from menv.input_context import InputContext
-from menv.played import Played
-from menv.round_board import RoundBoard
-from menv.serving.carriers.access import Access
-from menv.serving.carriers.limits import Limits
-from menv.serving.carriers.server import Server
-from menv.serving.errands import Errands
-from menv.serving.reception import Reception
+from menv.adapters.episode_broker import BatchedEpisodeBroker
+from menv.base_env import ExternalTrajectory
+from menv.env_context import InputContext
+from menv.serving.server_sessions import SamplerTaskQueue, ServerSessions
+from menv.serving.transports.access import Access
+from menv.serving.transports.server import Server
+from menv.serving.transports.transport import Limits
 from tests.serving.corpus import ACTIONS, MASKED, OBS
 from tests.serving.doors import PATIENCE_S, TCP, Client, Door
 
@@ -40,13 +39,13 @@ class Receiving:
     """
 
     def __init__(self, ioctx: InputContext, doors: tuple[Door, ...], limits: Limits, access: Access) -> None:
-        self.board = RoundBoard()
-        self.reception = Reception(
+        self.board = BatchedEpisodeBroker()
+        self.reception = ServerSessions(
             self.board,
             ioctx,
             limits,
             access,
-            Errands(self.board.wake, lambda callback: self.server.post(callback)),
+            SamplerTaskQueue(self.board.wake, lambda callback: self.server.post(callback)),
             60,
         )
         self.server = Server(self.reception, [door.make() for door in doors], limits, access)
@@ -63,13 +62,13 @@ class Receiving:
     def client(self, door: Door = TCP) -> Client:
         return Client(door, self.server.addresses[0])
 
-    def played(self) -> list[Played]:
+    def played(self) -> list[ExternalTrajectory]:
         """Return all pieces of episodes that have come, in their order."""
         pieces: list[Any] = []
         # The sampler is given a few at a time.
         while lines := self.board.collect(0.0):
             pieces += [turn for line in lines for turn in line.turns]
-        return [piece for piece in pieces if isinstance(piece, Played)]
+        return [piece for piece in pieces if isinstance(piece, ExternalTrajectory)]
 
 
 @contextlib.contextmanager

@@ -15,9 +15,9 @@ import numpy as np
 from menv.algorithms import DQN, PPO
 from menv.algorithms.algorithm import Algorithm
 from menv.sample_batch import SampleBatch
-from menv.serving.carriers.transport import Transport
 from menv.serving.policy_server import PolicyServerInput
 from menv.serving.served_envs import ServedEnvs
+from menv.serving.transports.transport import Transport
 from tests.serving.doors import HTTP, PATIENCE_S, TCP, WEBSOCKET, Door
 from tests.serving.talks import eventually
 from tests.serving.voices import Voice

@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from unittest.mock import patch
 
-from menv.serving.carriers import http_endpoint, listener, stream_connection
-from menv.serving.carriers.access import Access
-from menv.serving.carriers.limits import Limits
-from menv.serving.carriers.server import Server
-from menv.serving.carriers.transport import Peer, Reply
+from menv.serving.transports import http, listener, stream_connection
+from menv.serving.transports.access import Access
+from menv.serving.transports.server import Server
+from menv.serving.transports.transport import Limits, Peer, Reply
 from tests.serving.doors import PATIENCE_S, Door
 
 CLOSE, RAISE, HOLD, LATE, FLOOD = b"{close", b"{raise", b"{hold", b"{late", b"{flood"
@@ -87,7 +86,7 @@ def serving(
 ) -> Iterator[tuple[Server, Talks]]:
     """Run a server with a port for each door; it must have had that many faults, and nothing may be logged."""
     with contextlib.ExitStack() as short:
-        for module in (http_endpoint, listener, stream_connection):
+        for module in (http, listener, stream_connection):
             short.enter_context(patch.object(module, "LINGER_S", LINGER_S))
         yield from _served(doors, limits, access, faults)
 

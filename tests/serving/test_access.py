@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from menv.errors import ConfigError
-from menv.serving.carriers.access import Access, bearer
+from menv.serving.transports.access import Access, bearer
 from tests.serving.doors import HTTP, TCP, WEBSOCKET, Client, Door, http_response, http_wrap, read_head
 from tests.serving.talks import serving
 

@@ -17,9 +17,9 @@ import pytest
 from menv.algorithms import DQN
 from menv.errors import RefusedError
 from menv.serving import Limits
-from menv.serving.carriers.tcp import TcpTransport
 from menv.serving.client.policy_client import PolicyClient
-from menv.serving.rllink import RLlinkInput
+from menv.serving.policy_server import RLlinkInput
+from menv.serving.transports.tcp import TcpTransport
 from tests.external.told import Told, obs, training, waiting
 from tests.serving.doors import HTTP, TCP, WEBSOCKET, Door
 from tests.serving.served import Served, obs_of, served, settled

@@ -12,25 +12,21 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from menv.errors import ConfigError
-from menv.serving.wire import columns
-from menv.serving.wire.bad_message import BadMessageError, Code
-from menv.serving.wire.bad_value import BadValueError
-from menv.serving.wire.columns import action, column, element, observation, reader_of, reward
-from menv.serving.wire.dialect import Dialect
-from menv.serving.wire.masks import MaskCheck
-from menv.serving.wire.packed import to_raw
+from menv.serving import value_readers
+from menv.serving.codec import BadMessageError, BadValueError, ErrorCode, WireFormat, to_raw
+from menv.serving.value_readers import MaskCheck, action, column, element, observation, reader_of, reward
 from menv.spaces import why_outside
 from tests.serving.spaces import numbers, same, spaces
 
 S = gym.spaces
-J, M = Dialect
-dialects = st.sampled_from(Dialect)
+J, M = WireFormat
+dialects = st.sampled_from(WireFormat)
 
 
 @settings(max_examples=400, deadline=None)
 @given(spaces, dialects, st.integers(0, 2**31), st.integers(0, 4))
 def test_samples_of_any_space_survive_both_dialects_to_the_last_bit(
-    space: Any, dialect: Dialect, seed: int, rows: int
+    space: Any, dialect: WireFormat, seed: int, rows: int
 ) -> None:
     space.seed(seed)
     samples = [space.sample() for _ in range(rows)]
@@ -63,8 +59,8 @@ def test_packed_numbers_are_not_copied_unless_their_type_changes() -> None:
     assert same(wider, np.full((3, 2), 0.1, np.float32))
 
 
-@pytest.mark.parametrize("dialect", Dialect)
-def test_whole_numbers_are_taken_for_floats_and_zeros_and_ones_for_flags(dialect: Dialect) -> None:
+@pytest.mark.parametrize("dialect", WireFormat)
+def test_whole_numbers_are_taken_for_floats_and_zeros_and_ones_for_flags(dialect: WireFormat) -> None:
     assert same(
         element(to_raw([1, -1], dialect), S.Box(-1, 1, (2,)), dialect, ""), np.array([1, -1], np.float32)
     )
@@ -87,50 +83,52 @@ def test_a_packed_mask_of_flags_is_taken_for_bytes_of_zeros_and_ones() -> None:
 BOX = S.Box(np.array([-1.0, -np.inf], np.float32), np.array([1.0, 5.0], np.float32))
 NESTED = S.Dict({"a b": S.Tuple([BOX, S.Discrete(3, start=-1)]), "t": S.Text(3, charset="ab")})
 INSIDE: dict[str, Any] = {"a b": [[0.0, 0.0], 0], "t": "ab"}
-WRONG: list[tuple[gym.Space[Any], Any, Code, str]] = [
-    (BOX, [0.0, 5.5], Code.OUT_OF_RANGE, r"^obs\[1\]: got 5\.5, expected -inf to 5\.0$"),
-    (BOX, [-1.5, 0.0], Code.OUT_OF_RANGE, r"^obs\[0\]: got -1\.5, expected -1\.0 to 1\.0$"),
+WRONG: list[tuple[gym.Space[Any], Any, ErrorCode, str]] = [
+    (BOX, [0.0, 5.5], ErrorCode.OUT_OF_RANGE, r"^obs\[1\]: got 5\.5, expected -inf to 5\.0$"),
+    (BOX, [-1.5, 0.0], ErrorCode.OUT_OF_RANGE, r"^obs\[0\]: got -1\.5, expected -1\.0 to 1\.0$"),
     (
         BOX,
         [0.0, -1e39],
-        Code.NOT_FINITE,
+        ErrorCode.NOT_FINITE,
         r"^obs\[1\]: got NaN or a number too large for its type, expected float >= -3\.4",
     ),
-    (BOX, [0.0], Code.WRONG_LENGTH, r"^obs: got another length, expected array of length 2$"),
-    (BOX, [[0.0], [0.0]], Code.WRONG_TYPE, r"^obs\[0\]: got array, expected float$"),
-    (BOX, [0.0, "0"], Code.WRONG_TYPE, r"^obs\[1\]: got str, expected float$"),
-    (BOX, [0.0, True], Code.WRONG_TYPE, r"^obs\[1\]: got bool, expected float$"),
-    (S.Discrete(3, start=-1), 2, Code.OUT_OF_RANGE, r"^obs: got another number, expected int <= 1$"),
-    (S.Discrete(3, start=-1), -2, Code.OUT_OF_RANGE, r"expected int >= -1$"),
-    (S.Discrete(3), 1.5, Code.WRONG_TYPE, r"^obs: got float, expected int$"),
-    (S.Discrete(3), True, Code.WRONG_TYPE, r"^obs: got bool, expected int$"),
-    (S.Discrete(3), [1], Code.WRONG_TYPE, r"^obs: got array, expected int$"),
-    (S.MultiDiscrete([2, 9]), [2, 0], Code.OUT_OF_RANGE, r"^obs\[0\]: got 2, expected 0 to 1$"),
-    (S.MultiBinary(2), [2, 0], Code.OUT_OF_RANGE, r"^obs\[0\]: got another number, expected int <= 1$"),
-    (S.Box(0, 255, (1,), np.uint8), [256], Code.OUT_OF_RANGE, r"expected int <= 255$"),
-    (S.Box(0, 2**64 - 1, (1,), np.uint64), [2**64 - 1], Code.OUT_OF_RANGE, ""),
-    (NESTED, {**INSIDE, "t": "abc"}, Code.OUT_OF_RANGE, r"^obs\['t'\]: got other characters"),
+    (BOX, [0.0], ErrorCode.WRONG_LENGTH, r"^obs: got another length, expected array of length 2$"),
+    (BOX, [[0.0], [0.0]], ErrorCode.WRONG_TYPE, r"^obs\[0\]: got array, expected float$"),
+    (BOX, [0.0, "0"], ErrorCode.WRONG_TYPE, r"^obs\[1\]: got str, expected float$"),
+    (BOX, [0.0, True], ErrorCode.WRONG_TYPE, r"^obs\[1\]: got bool, expected float$"),
+    (S.Discrete(3, start=-1), 2, ErrorCode.OUT_OF_RANGE, r"^obs: got another number, expected int <= 1$"),
+    (S.Discrete(3, start=-1), -2, ErrorCode.OUT_OF_RANGE, r"expected int >= -1$"),
+    (S.Discrete(3), 1.5, ErrorCode.WRONG_TYPE, r"^obs: got float, expected int$"),
+    (S.Discrete(3), True, ErrorCode.WRONG_TYPE, r"^obs: got bool, expected int$"),
+    (S.Discrete(3), [1], ErrorCode.WRONG_TYPE, r"^obs: got array, expected int$"),
+    (S.MultiDiscrete([2, 9]), [2, 0], ErrorCode.OUT_OF_RANGE, r"^obs\[0\]: got 2, expected 0 to 1$"),
+    (S.MultiBinary(2), [2, 0], ErrorCode.OUT_OF_RANGE, r"^obs\[0\]: got another number, expected int <= 1$"),
+    (S.Box(0, 255, (1,), np.uint8), [256], ErrorCode.OUT_OF_RANGE, r"expected int <= 255$"),
+    (S.Box(0, 2**64 - 1, (1,), np.uint64), [2**64 - 1], ErrorCode.OUT_OF_RANGE, ""),
+    (NESTED, {**INSIDE, "t": "abc"}, ErrorCode.OUT_OF_RANGE, r"^obs\['t'\]: got other characters"),
     (
         NESTED,
         {**INSIDE, "t": "abab"},
-        Code.OUT_OF_RANGE,
+        ErrorCode.OUT_OF_RANGE,
         r"^obs\.t: got another length, expected str of length <= 3$",
     ),
     (
         NESTED,
         {**INSIDE, "a b": [[0, 6], 0]},
-        Code.OUT_OF_RANGE,
+        ErrorCode.OUT_OF_RANGE,
         r"^obs\['a b'\]\[0\]\[1\]: got 6\.0, expected -inf",
     ),
-    (NESTED, {**INSIDE, "a b": [[0, 0], 5]}, Code.OUT_OF_RANGE, r"^obs\.a b\[1\]: got another number"),
-    (NESTED, {"t": "ab"}, Code.MISSING_FIELD, r"^obs: field 'a b' is missing"),
-    (NESTED, {**INSIDE, "zz": 1}, Code.WRONG_TYPE, r"^obs: unknown field 'zz'"),
+    (NESTED, {**INSIDE, "a b": [[0, 0], 5]}, ErrorCode.OUT_OF_RANGE, r"^obs\.a b\[1\]: got another number"),
+    (NESTED, {"t": "ab"}, ErrorCode.MISSING_FIELD, r"^obs: field 'a b' is missing"),
+    (NESTED, {**INSIDE, "zz": 1}, ErrorCode.WRONG_TYPE, r"^obs: unknown field 'zz'"),
 ]
 
 
-@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("dialect", WireFormat)
 @pytest.mark.parametrize("case", range(len(WRONG)))
-def test_what_is_no_element_is_told_with_its_place_and_what_was_expected(case: int, dialect: Dialect) -> None:
+def test_what_is_no_element_is_told_with_its_place_and_what_was_expected(
+    case: int, dialect: WireFormat
+) -> None:
     space, value, code, text = WRONG[case]
     if not text:
         # The greatest number of 64 bits is inside; beside it lies a number that no type holds.
@@ -143,9 +141,9 @@ def test_what_is_no_element_is_told_with_its_place_and_what_was_expected(case: i
         raise AssertionError(caught.value.text)
 
 
-@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("dialect", WireFormat)
 @pytest.mark.parametrize("shape", [(129,), (200, 3), (2, 300), (1, 150, 2)])
-def test_wide_elements_are_counted_in_all_their_axes(shape: tuple[int, ...], dialect: Dialect) -> None:
+def test_wide_elements_are_counted_in_all_their_axes(shape: tuple[int, ...], dialect: WireFormat) -> None:
     space = S.Box(-1, 1, shape, np.float32)
     sample = space.sample()
     assert same(element(to_raw(sample.tolist(), dialect), space, dialect, "obs"), sample)
@@ -157,8 +155,8 @@ def test_wide_elements_are_counted_in_all_their_axes(shape: tuple[int, ...], dia
                 element(to_raw(wrong, dialect), space, dialect, "obs")
 
 
-@pytest.mark.parametrize("dialect", Dialect)
-def test_the_row_of_a_column_is_told(dialect: Dialect) -> None:
+@pytest.mark.parametrize("dialect", WireFormat)
+def test_the_row_of_a_column_is_told(dialect: WireFormat) -> None:
     rows: list[Any] = [[0.0, 0.0]] * 4
     rows[2] = [0.0, 6.0]
     with pytest.raises(BadMessageError, match=r"obs\[2\]\[1\]: got 6\.0, expected -inf to 5\.0"):
@@ -168,36 +166,36 @@ def test_the_row_of_a_column_is_told(dialect: Dialect) -> None:
 
 
 @pytest.mark.parametrize(("array", "code"), [
-    (np.zeros((2, 3), np.float32), Code.WRONG_LENGTH),
-    (np.zeros(2, np.float32), Code.WRONG_LENGTH),
-    (np.full((1, 2), np.nan), Code.NOT_FINITE),
-    (np.full((1, 2), -np.inf, np.float32), Code.NOT_FINITE),
-    (np.full((1, 2), 2.0), Code.OUT_OF_RANGE),
-    (np.zeros((1, 2), np.bool_), Code.WRONG_TYPE),
+    (np.zeros((2, 3), np.float32), ErrorCode.WRONG_LENGTH),
+    (np.zeros(2, np.float32), ErrorCode.WRONG_LENGTH),
+    (np.full((1, 2), np.nan), ErrorCode.NOT_FINITE),
+    (np.full((1, 2), -np.inf, np.float32), ErrorCode.NOT_FINITE),
+    (np.full((1, 2), 2.0), ErrorCode.OUT_OF_RANGE),
+    (np.zeros((1, 2), np.bool_), ErrorCode.WRONG_TYPE),
 ])  # fmt: skip
-def test_packed_columns_of_floats_are_checked_like_lists(array: Any, code: Code) -> None:
+def test_packed_columns_of_floats_are_checked_like_lists(array: Any, code: ErrorCode) -> None:
     with pytest.raises(BadMessageError) as caught:
         column(to_raw(array, M), BOX, M, "obs")
     assert caught.value.code is code
 
 
 @pytest.mark.parametrize(("space", "array", "code"), [
-    (S.Discrete(2), np.array([0, 2]), Code.OUT_OF_RANGE),
-    (S.Discrete(2), np.array([0.5]), Code.WRONG_TYPE),
-    (S.Discrete(2), np.array([2**64 - 1], np.uint64), Code.OUT_OF_RANGE),
-    (S.Box(0, 255, (1,), np.uint8), np.array([[256]]), Code.OUT_OF_RANGE),
-    (S.Box(0, 255, (1,), np.uint8), np.array([[-1]], np.int8), Code.OUT_OF_RANGE),
-    (S.MultiBinary(1), np.array([[2]], np.int8), Code.OUT_OF_RANGE),
-    (S.Box(0, 1, (1,), np.bool_), np.array([[2]], np.uint8), Code.OUT_OF_RANGE),  # type: ignore[arg-type]
+    (S.Discrete(2), np.array([0, 2]), ErrorCode.OUT_OF_RANGE),
+    (S.Discrete(2), np.array([0.5]), ErrorCode.WRONG_TYPE),
+    (S.Discrete(2), np.array([2**64 - 1], np.uint64), ErrorCode.OUT_OF_RANGE),
+    (S.Box(0, 255, (1,), np.uint8), np.array([[256]]), ErrorCode.OUT_OF_RANGE),
+    (S.Box(0, 255, (1,), np.uint8), np.array([[-1]], np.int8), ErrorCode.OUT_OF_RANGE),
+    (S.MultiBinary(1), np.array([[2]], np.int8), ErrorCode.OUT_OF_RANGE),
+    (S.Box(0, 1, (1,), np.bool_), np.array([[2]], np.uint8), ErrorCode.OUT_OF_RANGE),  # type: ignore[arg-type]
 ])  # fmt: skip
-def test_packed_integers_never_wrap_around(space: Any, array: Any, code: Code) -> None:
+def test_packed_integers_never_wrap_around(space: Any, array: Any, code: ErrorCode) -> None:
     with pytest.raises(BadMessageError) as caught:
         column(to_raw(array, M), space, M, "obs")
     assert caught.value.code is code
 
 
-@pytest.mark.parametrize("dialect", Dialect)
-def test_bounds_that_no_signed_number_of_64_bits_holds_are_kept(dialect: Dialect) -> None:
+@pytest.mark.parametrize("dialect", WireFormat)
+def test_bounds_that_no_signed_number_of_64_bits_holds_are_kept(dialect: WireFormat) -> None:
     space = S.Box(0, 2**63 + 4096, (1,), np.uint64)
     assert element(to_raw([2**63 + 4096], dialect), space, dialect, "obs") == 2**63 + 4096
     for wrong in ([2**64 - 1], [-1]):
@@ -215,12 +213,12 @@ def test_equal_spaces_share_a_reader_and_new_ones_do_not_pile_up() -> None:
         assert reader_of(other) is not first
     for n in range(1, 1500):
         reader_of(S.Discrete(n))
-    assert len(columns._by_form) <= 1024
+    assert len(value_readers._by_form) <= 1024
     assert element(to_raw(7, J), S.Discrete(8), J, "obs") == 7
 
 
-@pytest.mark.parametrize("dialect", Dialect)
-def test_an_action_may_leave_the_bounds_of_its_box_but_stays_finite(dialect: Dialect) -> None:
+@pytest.mark.parametrize("dialect", WireFormat)
+def test_an_action_may_leave_the_bounds_of_its_box_but_stays_finite(dialect: WireFormat) -> None:
     space = S.Tuple([S.Box(-1, 1, (1,)), S.Discrete(2)])
     drawn = action(to_raw([[3.5], 1], dialect), space, dialect)
     assert same(drawn, (np.array([3.5], np.float32), np.int64(1)))
@@ -229,8 +227,8 @@ def test_an_action_may_leave_the_bounds_of_its_box_but_stays_finite(dialect: Dia
             action(to_raw(wrong, dialect), space, dialect)
 
 
-@pytest.mark.parametrize("dialect", Dialect)
-def test_an_observation_whose_mask_allows_nothing_is_only_taken_as_a_last_one(dialect: Dialect) -> None:
+@pytest.mark.parametrize("dialect", WireFormat)
+def test_an_observation_whose_mask_allows_nothing_is_only_taken_as_a_last_one(dialect: WireFormat) -> None:
     one: Any = S.Dict({"action_mask": S.Box(0, 1, (2,), np.int8), "x": S.Discrete(2)})
     group: Any = S.Tuple([S.Discrete(2), one])
     nothing = {"action_mask": [0, 0], "x": 1}
@@ -250,8 +248,8 @@ def test_an_observation_whose_mask_allows_nothing_is_only_taken_as_a_last_one(di
     observation(half, one, dialect, final=True, actions=both)
 
 
-@pytest.mark.parametrize("dialect", Dialect)
-def test_a_reward_is_a_number_or_one_for_each_agent(dialect: Dialect) -> None:
+@pytest.mark.parametrize("dialect", WireFormat)
+def test_a_reward_is_a_number_or_one_for_each_agent(dialect: WireFormat) -> None:
     assert reward(to_raw(2, dialect), dialect) == 2.0
     assert reward(to_raw({"a": 1, "b": -0.5}, dialect), dialect) == {"a": 1.0, "b": -0.5}
     for wrong in ("1", None, True, [1.0], {"a": None}):

@@ -14,10 +14,10 @@ from collections.abc import Callable
 import pytest
 
 from menv.errors import CallOrderError, ConfigError, ContractError
-from menv.serving.carriers.http_connection import HttpConnection
-from menv.serving.carriers.server import Server
-from menv.serving.carriers.stream_connection import StreamConnection
-from menv.serving.carriers.tcp import TcpTransport
+from menv.serving.transports.http import HttpConnection
+from menv.serving.transports.server import Server
+from menv.serving.transports.stream_connection import StreamConnection
+from menv.serving.transports.tcp import TcpTransport
 from tests.house.sources import ROOT
 from tests.serving.doors import DOORS, HTTP, PATIENCE_S, TCP, WEBSOCKET, Client, Door
 from tests.serving.few_descriptors import FEW
@@ -164,7 +164,7 @@ def test_stop_may_be_called_twice_and_by_several_threads_and_before_start() -> N
 
 
 def test_a_conversation_that_blocks_is_named_by_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("menv.serving.carriers.server._JOIN_S", 0.2)
+    monkeypatch.setattr("menv.serving.transports.server._JOIN_S", 0.2)
     goes_on = threading.Event()
     server = Server(Talks(), [TcpTransport()])
     server.start()

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from menv.errors import CallOrderError, ConfigError
-from menv.serving.errands import Errands
-from menv.serving.wire.bad_message import BadMessageError, Code
+from menv.serving.codec import BadMessageError, ErrorCode
+from menv.serving.server_sessions import SamplerTaskQueue
 from tests.serving.talks import eventually
 
 EACH = 3
@@ -21,7 +21,7 @@ def test_errands_are_answered_once_whether_they_were_made_or_the_server_was_stop
     answers: Counter[int] = Counter()
     for number in range(ROUNDS):
         posted: list[Callable[[], object]] = []
-        errands = Errands(lambda: None, posted.append)
+        errands = SamplerTaskQueue(lambda: None, posted.append)
         stopping = threading.Thread(target=errands.stop, args=(CallOrderError("over"),), daemon=True)
         for errand in range(EACH * number, EACH * number + EACH):
             errands.add(lambda: None, lambda _, errand=errand: answers.update([errand]))  # type: ignore[misc]
@@ -35,7 +35,7 @@ def test_errands_are_answered_once_whether_they_were_made_or_the_server_was_stop
 
 def test_what_cannot_be_made_is_answered_and_a_fault_of_the_servers_is_noted() -> None:
     posted: list[Callable[[], object]] = []
-    errands = Errands(lambda: None, posted.append)
+    errands = SamplerTaskQueue(lambda: None, posted.append)
     answers: list[object] = []
 
     def refuse() -> None:
@@ -51,4 +51,4 @@ def test_what_cannot_be_made_is_answered_and_a_fault_of_the_servers_is_noted() -
     refused, internal = answers
     assert isinstance(refused, ConfigError)
     assert isinstance(internal, BadMessageError)
-    assert internal.code == Code.INTERNAL
+    assert internal.code == ErrorCode.INTERNAL

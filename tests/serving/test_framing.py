@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from menv.serving.wire.bad_message import BadMessageError, Code
-from menv.serving.wire.framing import MOST_BODY_BYTES, Frames, frame
+from menv.serving.codec import BadMessageError, ErrorCode
+from menv.serving.protocol import MOST_BODY_BYTES, Frames, frame
 
 D1_FRAMES = {
     "PING": b'00000016{"type": "PING"}',
@@ -73,7 +73,7 @@ def test_a_frame_that_has_begun_is_pending_with_its_header() -> None:
 def test_a_header_of_other_bytes_than_digits_is_told(header: bytes) -> None:
     with pytest.raises(BadMessageError, match="expected the length of the body in 8 ASCII digits") as caught:
         Frames(100).feed(header)
-    assert caught.value.code is Code.BAD_FRAME
+    assert caught.value.code is ErrorCode.BAD_FRAME
 
 
 def test_another_protocol_is_told_from_its_first_byte_on() -> None:
@@ -85,7 +85,7 @@ def test_a_body_beyond_the_limit_is_refused_before_it_comes_and_the_setting_is_n
     assert Frames(100).feed(b"00000100") == []
     with pytest.raises(BadMessageError, match=r"101 bytes, expected at most 100.*Limits\.max_body") as caught:
         Frames(100).feed(b"00000101")
-    assert caught.value.code is Code.TOO_LARGE
+    assert caught.value.code is ErrorCode.TOO_LARGE
 
 
 def test_a_broken_stream_stays_broken_and_what_came_before_can_be_had() -> None:

@@ -17,14 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from menv.input_context import InputContext
-from menv.line import Turn
-from menv.serving.carriers.access import Access
-from menv.serving.wire.bad_message import BadMessageError
-from menv.serving.wire.dialect import Dialect
-from menv.serving.wire.episodes import read_episode
-from menv.serving.wire.flat_episodes import read_flat, write_flat
-from menv.serving.wire.packed import to_raw
+from menv.adapters.episode_channel import ChannelStep
+from menv.env_context import InputContext
+from menv.serving.codec import BadMessageError, WireFormat, to_raw
+from menv.serving.episode_messages import read_episode, read_flat, write_flat
+from menv.serving.transports.access import Access
 from tests.serving import corpus
 from tests.serving.corpus import EPISODE, MALFORMED, RICH, several_agents
 from tests.serving.doors import HTTP, PATIENCE_S, TCP, WEBSOCKET, Client, Door
@@ -107,10 +104,10 @@ def test_the_same_comes_in_whoever_reads_it(name: str, encode: Any) -> None:
     assert same(here, elsewhere)
 
 
-@given(data=st.data(), dialect=st.sampled_from(Dialect))
+@given(data=st.data(), dialect=st.sampled_from(WireFormat))
 @settings(deadline=None, max_examples=60)
 def test_episodes_in_any_spaces_are_the_same_after_their_way_between_processes(
-    data: Any, dialect: Dialect
+    data: Any, dialect: WireFormat
 ) -> None:
     observation, action, steps = data.draw(spaces), data.draw(spaces), data.draw(st.integers(0, 40))
     both = (observation, action)
@@ -130,7 +127,7 @@ def test_a_long_column_of_composite_observations_is_read_in_many_small_steps() -
     obs = [{**corpus.SEEN, "word": "ab"}] * 4_001
     fields = {**EPISODE, "obs": obs, "actions": [0] * 4_000, "rewards": [0] * 4_000}
     both = several_agents("masked")
-    read = read_episode(to_raw(fields, Dialect.JSON), lambda _: both, Dialect.JSON)
+    read = read_episode(to_raw(fields, WireFormat.JSON), lambda _: both, WireFormat.JSON)
     *pauses, again = read_flat(write_flat(read), lambda _: both)
     assert len(pauses) > 10
     assert again is not None
@@ -182,7 +179,7 @@ def test_a_message_that_was_read_elsewhere_is_answered_in_its_own_dialect_with_i
         assert one.translation.translated == 6
         for line in one.board.collect(0.0):
             for said in line.turns:
-                assert isinstance(said, Turn)
+                assert isinstance(said, ChannelStep)
                 assert said.obs is not None
                 assert same(said.obs["agent0"], obs.astype(np.uint8))
 

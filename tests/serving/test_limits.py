@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from menv.errors import ConfigError
-from menv.serving.carriers.bucket import Bucket
-from menv.serving.carriers.limits import Limits
+from menv.serving.transports.transport import Limits, TokenBucket
 from tests.serving.doors import (
     DOORS,
     HTTP,
@@ -342,7 +341,7 @@ def test_conversations_over_http_give_way_when_their_connection_is_gone() -> Non
 
 @pytest.mark.parametrize("rate", [0.2, 1.0, 3.0, 100.0])
 def test_a_bucket_lets_a_second_s_worth_through_at_once_and_then_its_rate(rate: float) -> None:
-    bucket, now, passed = Bucket(rate), 1_000.0, 0
+    bucket, now, passed = TokenBucket(rate), 1_000.0, 0
     while now < 1_050.0:
         if wait := bucket.wait(now):
             now += wait

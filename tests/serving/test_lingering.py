@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from menv.serving.carriers.lingering import Lingering
+from menv.serving.transports.server import BatchWindow
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def nowhere() -> None:
     """Look at no sockets."""
 
 
-def run(lingering: Lingering, loop: asyncio.AbstractEventLoop, *begin: Callable[[], object]) -> float:
+def run(lingering: BatchWindow, loop: asyncio.AbstractEventLoop, *begin: Callable[[], object]) -> float:
     """Run the loop to the end; return how many seconds that took."""
     for one in begin or (lingering.begin,):
         loop.call_soon(one)
@@ -40,7 +40,7 @@ def test_where_nobody_is_waited_for_it_ends_before_another_look() -> None:
 
         def begin() -> None:
             loop.call_soon(happened.append, "another look")
-            Lingering(loop, nowhere, 60.0, lambda: True, lambda: happened.append("the last")).begin()
+            BatchWindow(loop, nowhere, 60.0, lambda: True, lambda: happened.append("the last")).begin()
 
         loop.call_soon(begin)
         loop.run_forever()
@@ -50,7 +50,9 @@ def test_where_nobody_is_waited_for_it_ends_before_another_look() -> None:
 def test_it_asks_after_every_look_until_nobody_is_waited_for() -> None:
     with loop_with_an_end() as (loop, happened):
         answers = iter([False, False, False, True])
-        lingering = Lingering(loop, nowhere, 60.0, lambda: next(answers), lambda: happened.append("the last"))
+        lingering = BatchWindow(
+            loop, nowhere, 60.0, lambda: next(answers), lambda: happened.append("the last")
+        )
         assert run(lingering, loop) < 30.0
         assert happened == ["the last"]
         assert list(answers) == []
@@ -58,7 +60,7 @@ def test_it_asks_after_every_look_until_nobody_is_waited_for() -> None:
 
 def test_it_takes_no_longer_than_it_may() -> None:
     with loop_with_an_end() as (loop, happened):
-        lingering = Lingering(loop, nowhere, 0.01, lambda: False, lambda: happened.append("the last"))
+        lingering = BatchWindow(loop, nowhere, 0.01, lambda: False, lambda: happened.append("the last"))
         assert 0.01 <= run(lingering, loop) < 10.0
         assert happened == ["the last"]
 
@@ -66,7 +68,9 @@ def test_it_takes_no_longer_than_it_may() -> None:
 def test_it_begins_once() -> None:
     with loop_with_an_end() as (loop, happened):
         answers = iter([False, False, True])
-        lingering = Lingering(loop, nowhere, 60.0, lambda: next(answers), lambda: happened.append("the last"))
+        lingering = BatchWindow(
+            loop, nowhere, 60.0, lambda: next(answers), lambda: happened.append("the last")
+        )
         run(lingering, loop, lingering.begin, lingering.begin)
         assert happened == ["the last"]
 
@@ -79,7 +83,7 @@ def test_a_look_that_brings_everybody_is_the_last_one() -> None:
             loop.call_soon(happened.append, "around the loop")
             lingering.begin()
 
-        lingering = Lingering(loop, look, 60.0, lambda: True, lambda: happened.append("the last"))
+        lingering = BatchWindow(loop, look, 60.0, lambda: True, lambda: happened.append("the last"))
         run(lingering, loop, lingering.look)
         assert happened == ["look", "the last"]
 
@@ -87,7 +91,7 @@ def test_a_look_that_brings_everybody_is_the_last_one() -> None:
 def test_a_look_ends_nothing_before_it_has_begun() -> None:
     with loop_with_an_end() as (loop, happened):
         look = partial(happened.append, "look")
-        lingering = Lingering(loop, look, 60.0, lambda: True, lambda: happened.append("the last"))
+        lingering = BatchWindow(loop, look, 60.0, lambda: True, lambda: happened.append("the last"))
         loop.call_soon(loop.call_soon, lingering.begin)
         run(lingering, loop, lingering.look)
         assert happened == ["look", "the last"]

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from menv.serving.wire.bad_message import MEANINGS, BadMessageError, Code
+from menv.serving.codec import MEANINGS, BadMessageError, ErrorCode
 from tests.serving.corpus import MALFORMED, bodies, take
 
 
@@ -64,6 +64,6 @@ def test_what_was_sent_is_not_repeated_in_the_error() -> None:
 
 
 def test_every_code_has_a_meaning_and_no_other_code_can_be_raised() -> None:
-    assert set(MEANINGS) == set(Code)
+    assert set(MEANINGS) == set(ErrorCode)
     with pytest.raises(ValueError, match="no_such_code"):
         BadMessageError("no_such_code", "text")

@@ -9,9 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from menv.serving.wire.bad_message import BadMessageError, Code
-from menv.serving.wire.dialect import Dialect
-from menv.serving.wire.messages import (
+from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, to_raw
+from menv.serving.protocol import (
     OLD_NAMES,
     Action,
     Answer,
@@ -39,15 +38,14 @@ from menv.serving.wire.messages import (
     encode,
     error_reply,
 )
-from menv.serving.wire.packed import to_raw
 from tests.serving.corpus import EPISODE, WELL_MADE
 
 
-def raw(value: Any, dialect: Dialect) -> msgspec.Raw:
+def raw(value: Any, dialect: WireFormat) -> msgspec.Raw:
     return to_raw(value, dialect)
 
 
-def requests(dialect: Dialect) -> list[Request]:
+def requests(dialect: WireFormat) -> list[Request]:
     """Return one request of each type, with all of its fields."""
     obs, act = raw([1.0, 2.0], dialect), raw(1, dialect)
     episodes = [raw(EPISODE, dialect)]
@@ -85,8 +83,8 @@ ANSWERS: list[Answer] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dialect", Dialect)
-def test_every_request_survives_both_dialects(dialect: Dialect) -> None:
+@pytest.mark.parametrize("dialect", WireFormat)
+def test_every_request_survives_both_dialects(dialect: WireFormat) -> None:
     sent = requests(dialect)
     assert {type(request) for request in sent} == set(Request.__args__)
     for request in sent:
@@ -97,9 +95,9 @@ def test_every_request_survives_both_dialects(dialect: Dialect) -> None:
         assert encode(back, dialect) == body
 
 
-@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("dialect", WireFormat)
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: type(answer).__name__)
-def test_every_answer_survives_both_dialects(answer: Answer, dialect: Dialect) -> None:
+def test_every_answer_survives_both_dialects(answer: Answer, dialect: WireFormat) -> None:
     assert decode_answer(encode(answer, dialect)) == (answer, dialect)
 
 
@@ -108,24 +106,24 @@ def test_there_is_an_answer_of_every_type_above() -> None:
 
 
 def test_answers_are_these_bytes() -> None:
-    assert json.loads(encode(Pong(), Dialect.JSON)) == {"type": "PONG"}
-    assert encode(Pong(), Dialect.MSGPACK) == b"\x81\xa4type\xa4PONG"
+    assert json.loads(encode(Pong(), WireFormat.JSON)) == {"type": "PONG"}
+    assert encode(Pong(), WireFormat.MSGPACK) == b"\x81\xa4type\xa4PONG"
     plain = SetConfig(env_steps_per_sample=200, force_on_policy=True)
-    assert json.loads(encode(plain, Dialect.JSON)) == {
+    assert json.loads(encode(plain, WireFormat.JSON)) == {
         "type": "SET_CONFIG", "env_steps_per_sample": 200, "force_on_policy": True,
     }  # fmt: skip
     state = SetState(weights_seq_no=1, bundles={"p": b"\x00\xff"})
-    assert json.loads(encode(state, Dialect.JSON))["bundles"] == {"p": "AP8="}
-    assert msgspec.msgpack.decode(encode(state, Dialect.MSGPACK))["bundles"] == {"p": b"\x00\xff"}
+    assert json.loads(encode(state, WireFormat.JSON))["bundles"] == {"p": "AP8="}
+    assert msgspec.msgpack.decode(encode(state, WireFormat.MSGPACK))["bundles"] == {"p": b"\x00\xff"}
 
 
-@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("dialect", WireFormat)
 @pytest.mark.parametrize(
     "action", [np.int64(3), np.array([0.5, 1], np.float32), {"a": np.array([1, 2])}, "text", (1, 2)]
 )
-def test_actions_of_numpy_are_answered_as_plain_numbers_and_lists(action: Any, dialect: Dialect) -> None:
+def test_actions_of_numpy_are_answered_as_plain_numbers_and_lists(action: Any, dialect: WireFormat) -> None:
     body = encode(Action(episode_id="e", action=action, weights_seq_no=1), dialect)
-    read = json.loads if dialect is Dialect.JSON else msgspec.msgpack.decode
+    read = json.loads if dialect is WireFormat.JSON else msgspec.msgpack.decode
     plain = {"a": [1, 2]} if isinstance(action, dict) else np.asarray(action).tolist()
     assert read(body)["action"] == plain
 
@@ -165,7 +163,7 @@ def test_old_names_that_nobody_sends_are_answered(name: str) -> None:
         BadMessageError, match="is not spoken any more, expected one of PING, GET_CONFIG"
     ) as caught:
         decode(json.dumps({"type": name}).encode())
-    assert caught.value.code is Code.UNKNOWN_TYPE
+    assert caught.value.code is ErrorCode.UNKNOWN_TYPE
 
 
 def test_an_error_knows_the_number_of_the_message_that_it_answers() -> None:
@@ -182,8 +180,8 @@ def test_an_error_knows_the_number_of_the_message_that_it_answers() -> None:
     assert error_reply(caught.value, seq=4).seq == 4
 
 
-@pytest.mark.parametrize("dialect", Dialect)
-def test_an_info_is_taken_up_to_the_depth_that_is_allowed(dialect: Dialect) -> None:
+@pytest.mark.parametrize("dialect", WireFormat)
+def test_an_info_is_taken_up_to_the_depth_that_is_allowed(dialect: WireFormat) -> None:
     def log(levels: int) -> bytes:
         info: Any = {}
         for _ in range(levels - 1):
@@ -193,7 +191,7 @@ def test_an_info_is_taken_up_to_the_depth_that_is_allowed(dialect: Dialect) -> N
     decode(log(8), max_depth=8)
     with pytest.raises(BadMessageError, match=r"info: \d+ levels, expected at most 8") as caught:
         decode(log(10), max_depth=8)
-    assert caught.value.code is Code.TOO_DEEP
+    assert caught.value.code is ErrorCode.TOO_DEEP
 
 
 @pytest.mark.parametrize("info", [b"", b', "info": null', b', "info": {}'])

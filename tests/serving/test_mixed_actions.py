@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 from menv.serving.client.policy_client import PolicyClient
-from menv.serving.rllink import RLlinkInput
+from menv.serving.policy_server import RLlinkInput
 from tests.serving.courses import Course
 from tests.serving.doors import HTTP, TCP, Door
 from tests.serving.served import served

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from menv.serving.wire.nesting import json_levels, msgpack_levels
+from menv.serving.codec import json_levels, msgpack_levels
 from tests.house.sources import ROOT
 
 leaves = (
@@ -90,8 +90,8 @@ def test_a_value_that_breaks_off_has_no_more_levels_than_the_whole(value: Any, d
 def test_a_program_that_raised_its_recursion_limit_is_not_ended_by_deep_nesting(body: str) -> None:
     code = f"""
 import sys, threading
-from menv.serving.wire.messages import decode
-from menv.serving.wire.bad_message import BadMessageError
+from menv.serving.protocol import decode
+from menv.serving.codec import BadMessageError
 sys.setrecursionlimit(10_000_000)
 def receive():
     try:

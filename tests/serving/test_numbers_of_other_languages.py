@@ -10,21 +10,19 @@ import numpy as np
 import pytest
 from msgspec import Raw, msgpack
 
-from menv.input_context import InputContext
-from menv.serving.carriers.limits import Limits
+from menv.env_context import InputContext
+from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, packed, to_raw
+from menv.serving.episode_messages import WireEpisode, read_episode
+from menv.serving.protocol import Episodes, GetAction, decode
 from menv.serving.served_envs import _most_steps
-from menv.serving.wire.bad_message import BadMessageError, Code
-from menv.serving.wire.columns import action, column, observation
-from menv.serving.wire.dialect import Dialect
-from menv.serving.wire.episodes import WireEpisode, read_episode
-from menv.serving.wire.messages import Episodes, GetAction, decode
-from menv.serving.wire.packed import packed, to_raw
+from menv.serving.transports.transport import Limits
+from menv.serving.value_readers import action, column, observation
 from tests.serving.doors import HTTP, TCP, WEBSOCKET, Door
 from tests.serving.served import obs_of, served
 from tests.serving.voices import episode
 
 S = gym.spaces
-BOTH = pytest.mark.parametrize("dialect", Dialect)
+BOTH = pytest.mark.parametrize("dialect", WireFormat)
 WIDE = S.Discrete(2**62, start=0)
 MASKED = S.Dict({"action_mask": S.MultiBinary(3), "seen": S.Box(-9.0, 9.0, (2,), np.float32)})
 
@@ -40,9 +38,9 @@ def as_floats(value: Any) -> Any:
 
 @pytest.mark.parametrize("text", ["1.0", "1e0", "1.00e+0", "0.1E1", "10e-1", "1"])
 def test_a_whole_number_is_an_integer_however_it_is_written(text: str) -> None:
-    assert action(Raw(text.encode()), S.Discrete(3), Dialect.JSON) == 1
+    assert action(Raw(text.encode()), S.Discrete(3), WireFormat.JSON) == 1
     found = column(
-        Raw(f"[[{text}, 2.0], [2.0,{text}]]".encode()), S.MultiDiscrete([3, 3]), Dialect.JSON, "actions"
+        Raw(f"[[{text}, 2.0], [2.0,{text}]]".encode()), S.MultiDiscrete([3, 3]), WireFormat.JSON, "actions"
     )
     assert found.tolist() == [[1, 2], [2, 1]]  # type: ignore[union-attr]
     body = f'{{"type": "GET_ACTION", "episode_id": "1.0", "seq": {text}, "observation": {text}}}'
@@ -54,29 +52,29 @@ def test_a_whole_number_is_an_integer_however_it_is_written(text: str) -> None:
 @pytest.mark.parametrize("text", ["1.5", "true", '"1"', "1e-1", "1e300", "null", "[1.0]", "NaN"])
 def test_anything_else_is_none(text: str) -> None:
     with pytest.raises(BadMessageError):
-        action(Raw(text.encode()), S.Discrete(3), Dialect.JSON)
+        action(Raw(text.encode()), S.Discrete(3), WireFormat.JSON)
 
 
 @pytest.mark.parametrize("value", [1.5, True, "1", 1e300, float("nan"), float("inf")])
 def test_nor_is_it_in_msgpack(value: Any) -> None:
     with pytest.raises(BadMessageError):
-        action(Raw(msgpack.encode(value)), S.Discrete(3), Dialect.MSGPACK)
+        action(Raw(msgpack.encode(value)), S.Discrete(3), WireFormat.MSGPACK)
     with pytest.raises(BadMessageError):
-        action(Raw(msgpack.encode([1.0, value])), S.MultiDiscrete([3, 3]), Dialect.MSGPACK)
+        action(Raw(msgpack.encode([1.0, value])), S.MultiDiscrete([3, 3]), WireFormat.MSGPACK)
 
 
 def test_no_digit_is_lost_and_zero_may_have_a_sign() -> None:
     for number in (2**53 + 1, 2**62 - 1):
-        assert action(Raw(f"{number}.0".encode()), WIDE, Dialect.JSON) == number
-    assert action(Raw(b"-0.0"), S.Discrete(3), Dialect.JSON) == 0
-    assert action(Raw(b"-1.0"), S.Discrete(3, start=-1), Dialect.JSON) == -1
+        assert action(Raw(f"{number}.0".encode()), WIDE, WireFormat.JSON) == number
+    assert action(Raw(b"-0.0"), S.Discrete(3), WireFormat.JSON) == 0
+    assert action(Raw(b"-1.0"), S.Discrete(3, start=-1), WireFormat.JSON) == -1
     with pytest.raises(BadMessageError) as caught:
-        action(Raw(b"3.0"), S.Discrete(3), Dialect.JSON)
-    assert caught.value.code == Code.OUT_OF_RANGE
+        action(Raw(b"3.0"), S.Discrete(3), WireFormat.JSON)
+    assert caught.value.code == ErrorCode.OUT_OF_RANGE
 
 
 @BOTH
-def test_masks_and_bytes_of_images_may_be_floats(dialect: Dialect) -> None:
+def test_masks_and_bytes_of_images_may_be_floats(dialect: WireFormat) -> None:
     seen = to_raw({"action_mask": [1.0, 0.0, 1.0], "seen": [1, -2.5]}, dialect)
     found = observation(seen, MASKED, dialect)
     assert found["action_mask"].tolist() == [1, 0, 1]
@@ -89,20 +87,28 @@ def test_masks_and_bytes_of_images_may_be_floats(dialect: Dialect) -> None:
 def test_packed_floats_are_integers_where_all_of_them_are_whole() -> None:
     space = S.MultiDiscrete([3, 300])
     for dtype in (np.float32, np.float64):
-        raw = to_raw(packed(np.array([[1, 299], [0, 7]], dtype)), Dialect.MSGPACK)
-        assert column(raw, space, Dialect.MSGPACK, "actions").tolist() == [[1, 299], [0, 7]]  # type: ignore[union-attr]
+        raw = to_raw(packed(np.array([[1, 299], [0, 7]], dtype)), WireFormat.MSGPACK)
+        assert column(raw, space, WireFormat.MSGPACK, "actions").tolist() == [[1, 299], [0, 7]]  # type: ignore[union-attr]
         for wrong in (1.5, np.nan, np.inf, 1e19, -1.0):
-            other = to_raw(packed(np.array([[1, wrong]], dtype)), Dialect.MSGPACK)
+            other = to_raw(packed(np.array([[1, wrong]], dtype)), WireFormat.MSGPACK)
             with pytest.raises(BadMessageError):
-                column(other, space, Dialect.MSGPACK, "actions")
+                column(other, space, WireFormat.MSGPACK, "actions")
 
 
 @BOTH
-def test_every_field_and_column_of_an_episode_may_be_a_float(dialect: Dialect) -> None:
+def test_every_field_and_column_of_an_episode_may_be_a_float(dialect: WireFormat) -> None:
     told = {
-        "id": "e 1.0", "t": 3, "weights_seq_no": 2, "obs": [1, 2, 0], "actions": [1, 0], "rewards": [1, 2],
-        "env_t": [3, 4, 5], "is_terminated": False, "is_truncated": False, "action_logp": [-1, 0],
-    }  # fmt: skip
+        "id": "e 1.0",
+        "t": 3,
+        "weights_seq_no": 2,
+        "obs": [1, 2, 0],
+        "actions": [1, 0],
+        "rewards": [1, 2],
+        "env_t": [3, 4, 5],
+        "is_terminated": False,
+        "is_truncated": False,
+        "action_logp": [-1, 0],
+    }
     found, expected = (
         read_episode(to_raw(one, dialect), lambda _: (S.Discrete(3), S.Discrete(2)), dialect)
         for one in (as_floats(told), told)
@@ -117,7 +123,7 @@ def test_a_byte_order_mark_is_ignored() -> None:
     body = b"\xef\xbb\xbf" + json.dumps({"type": "EPISODES", "episodes": [], "env_steps": 0.0}).encode()
     request, dialect = decode(body)
     assert isinstance(request, Episodes)
-    assert (request.env_steps, dialect) == (0, Dialect.JSON)
+    assert (request.env_steps, dialect) == (0, WireFormat.JSON)
     with pytest.raises(BadMessageError):
         decode(b"\xef\xbb\xbf\x80")
 
@@ -152,8 +158,8 @@ def test_a_choice_is_no_likelier_than_certain() -> None:
     told = episode([0, 0, 0], [1, 0], [1.0, 1.0], "terminated")
 
     def read(logp: list[float], space: Any, actions: Any) -> WireEpisode:
-        raw = to_raw({**told, "actions": actions, "action_logp": logp}, Dialect.JSON)
-        return read_episode(raw, lambda _: (S.Discrete(3), space), Dialect.JSON)
+        raw = to_raw({**told, "actions": actions, "action_logp": logp}, WireFormat.JSON)
+        return read_episode(raw, lambda _: (S.Discrete(3), space), WireFormat.JSON)
 
     for space, actions in ((S.Discrete(2), [1, 0]), (S.MultiDiscrete([2, 2]), [[1, 1], [0, 1]])):
         with pytest.raises(BadMessageError, match=r"action_logp\[1\]: got 0.5, expected at most 0"):
@@ -165,7 +171,7 @@ def test_a_choice_is_no_likelier_than_certain() -> None:
 
 
 @BOTH
-def test_inputs_of_a_gaussian_may_have_the_shape_of_actions(dialect: Dialect) -> None:
+def test_inputs_of_a_gaussian_may_have_the_shape_of_actions(dialect: WireFormat) -> None:
     flat = np.arange(12, dtype=np.float64).reshape(2, 6)
     means, logs = flat[:, :3], flat[:, 3:]
     three, column_of_three = S.Box(-1.0, 1.0, (3,)), S.Box(-1.0, 1.0, (3, 1))

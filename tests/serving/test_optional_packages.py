@@ -11,10 +11,10 @@ from tests.house.sources import ROOT
 
 OURS = "from menv.serving.carriers import server, tcp, http, websocket"
 START = """
-from menv.serving.carriers.server import Server
-from menv.serving.carriers.http import HttpTransport
-from menv.serving.carriers.tcp import TcpTransport
-from menv.serving.carriers.websocket import WebSocketTransport
+from menv.serving.transports.server import Server
+from menv.serving.transports.http import HttpTransport
+from menv.serving.transports.tcp import TcpTransport
+from menv.serving.transports.websocket import WebSocketTransport
 server = Server(None, [TcpTransport(), {transport}()])
 server.start()
 server.stop()

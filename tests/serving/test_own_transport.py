@@ -8,11 +8,10 @@ import queue
 import pytest
 
 from menv.errors import ConfigError
-from menv.serving.carriers.access import Access
-from menv.serving.carriers.limits import Limits
-from menv.serving.carriers.server import Server
-from menv.serving.carriers.tcp import TcpTransport
-from menv.serving.carriers.transport import Conversation, Handler, Peer, Transport
+from menv.serving.transports.access import Access
+from menv.serving.transports.server import Server
+from menv.serving.transports.tcp import TcpTransport
+from menv.serving.transports.transport import Handler, Limits, Peer, SessionProtocol, Transport
 from tests.serving.doors import TCP, Client
 from tests.serving.talks import CLOSE, RAISE, Talks, eventually
 
@@ -23,7 +22,7 @@ class Mailbox:
     def __init__(self, transport: Mailboxes) -> None:
         self.transport = transport
         self.replies: queue.Queue[bytes | None] = queue.Queue()
-        self.conversation: Conversation | None = None
+        self.conversation: SessionProtocol | None = None
 
     def post(self, body: bytes) -> None:
         self.transport.loop.call_soon_threadsafe(self.transport.take, self, body)

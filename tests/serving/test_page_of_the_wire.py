@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from menv.serving.wire.bad_message import MEANINGS
-from menv.serving.wire.messages import Answer, Request
+from menv.serving.codec import MEANINGS
+from menv.serving.protocol import Answer, Request
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rllink.md").read_text("utf-8")
 

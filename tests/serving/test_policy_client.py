@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from menv.algorithms import DQN
+from menv.env_context import InputContext
 from menv.errors import CallOrderError, ConfigError, ContractError, EpisodeError, RefusedError
-from menv.input_context import InputContext
-from menv.serving.carriers.limits import Limits
 from menv.serving.client.policy_client import PolicyClient
-from menv.serving.policy_server import Carrier, PolicyServerInput
-from menv.serving.rllink import RLlinkInput
+from menv.serving.policy_server import Carrier, PolicyServerInput, RLlinkInput
+from menv.serving.transports.transport import Limits
 from tests.serving.courses import Course, observation, play
 from tests.serving.talks import eventually
 

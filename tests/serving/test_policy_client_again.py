@@ -12,9 +12,9 @@ import pytest
 
 from menv.algorithms import DQN
 from menv.errors import ContractError, EpisodeError, RefusedError, ServerGoneError
-from menv.serving.client.client_values import written
+from menv.serving.client.client_session import written
 from menv.serving.client.policy_client import PolicyClient
-from menv.serving.wire.messages import EndEpisode
+from menv.serving.protocol import EndEpisode
 from tests.serving.courses import Course, observation
 from tests.serving.talks import eventually
 from tests.serving.test_policy_client_policies import TEAMS

@@ -7,10 +7,10 @@ from typing import Literal
 
 import pytest
 
-from menv.serving.carriers.access import Access
-from menv.serving.client import client_link
+from menv.serving.client import client_session
 from menv.serving.client.policy_client import PolicyClient
 from menv.serving.policy_server import Carrier
+from menv.serving.transports.access import Access
 from tests.serving.certificates import made_in, needs_openssl
 from tests.serving.courses import SCHEMES, Course, cut_wire, observation
 
@@ -63,7 +63,7 @@ def lose_nothing(
 def test_nothing_is_lost_over_a_websocket_that_is_cut_anywhere(
     mode: Mode, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_link, "_LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(client_session, "_LONGEST_PAUSE_S", 0.05)
     lose_nothing(mode, "websocket", "ws", seed, MOST[mode])
 
 
@@ -75,7 +75,7 @@ def test_nothing_is_lost_over_a_websocket_that_is_cut_anywhere(
 def test_nothing_is_lost_over_an_encrypted_connection_that_is_cut_anywhere(
     transport: Carrier, mode: Mode, seed: int, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_link, "_LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(client_session, "_LONGEST_PAUSE_S", 0.05)
     monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
     access = Access(ssl_certificate=files[0], ssl_key=files[1])
     lose_nothing(mode, transport, f"{SCHEMES[transport]}s", seed, HANDSHAKE + MOST[mode], access=access)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from menv.errors import ConfigError, EpisodeError, MenvError, ServerGoneError
-from menv.serving.carriers.limits import Limits
-from menv.serving.client import client_link
+from menv.serving.client import client_session
 from menv.serving.client.policy_client import PolicyClient
 from menv.serving.policy_server import Carrier
+from menv.serving.transports.transport import Limits
 from tests.serving.courses import Course, cut_wire, observation, play
 from tests.serving.test_policy_client_policies import TEAMS
 
@@ -31,7 +31,7 @@ ROUNDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in ra
 def test_connections_may_be_cut_anywhere(
     mode: str, transport: str, most: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_link, "_LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(client_session, "_LONGEST_PAUSE_S", 0.05)
     paid = [float(number) for number in range(90)]
     with Course(transport=transport) as course, cut_wire(course, seed, 8, most) as wire:  # type: ignore[arg-type]
         address = f"{course.scheme}://127.0.0.1:{wire.port}"

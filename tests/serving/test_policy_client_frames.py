@@ -10,10 +10,10 @@ import pytest
 from menv.connectors import AgentConnector, register_connector
 from menv.envs import RandomMultiAgentEnv
 from menv.errors import ContractError
-from menv.loop.packed_bundle import pack_bundle
-from menv.serving.client.local_policy import LocalPolicy, unpacked
+from menv.inference.policy_bundle import pack_bundle
+from menv.serving.client.local_actor import LocalPolicy, unpacked
 from menv.serving.client.policy_client import PolicyClient
-from menv.serving.wire.messages import SetState
+from menv.serving.protocol import SetState
 from tests.serving.courses import Course, observation, play
 from tests.serving.talks import eventually
 from tests.serving.test_policy_client_policies import MODES, TEAMS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from menv.algorithms import DQN, PPO
-from menv.serving.client import client_link
+from menv.serving.client import client_session
 from menv.serving.client.policy_client import PolicyClient
 from menv.serving.policy_server import PolicyServerInput
 from tests.serving.courses import Wire
@@ -64,7 +64,7 @@ def play(client: PolicyClient, chance: random.Random, calls: int, logs: bool) ->
 def test_every_reward_arrives_once_whoever_comes_goes_and_is_paid_when(
     mode: Any, door: Door, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_link, "_LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(client_session, "_LONGEST_PAUSE_S", 0.05)
     chance, remote = random.Random(f"{seed} {mode} {door.name}"), mode == "remote"
     settings = {
         "env_steps_per_sample": chance.choice([1, 4, 16]),

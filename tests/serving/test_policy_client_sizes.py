@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from menv.errors import EpisodeError
-from menv.serving.carriers.limits import Limits
 from menv.serving.client.policy_client import PolicyClient
+from menv.serving.transports.transport import Limits
 from tests.serving.courses import Course
 
 WIDE = gym.spaces.Box(-1.0, 1.0, (375_000,), np.float32)

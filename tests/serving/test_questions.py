@@ -10,12 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from menv.serving import intake, questions, slices
-from menv.serving.turn_values import TurnValues
-from menv.serving.wire import messages
-from menv.serving.wire.bad_message import BadMessageError
-from menv.serving.wire.dialect import Dialect
-from menv.serving.wire.question_column import read_questions
+from menv.serving import action_requests, protocol, session
+from menv.serving.action_requests import read_questions
+from menv.serving.codec import BadMessageError, WireFormat
+from menv.serving.step_columns import StepColumns
+from menv.serving.transports import server
 from tests.serving.doors import TCP, WEBSOCKET, Door
 from tests.serving.served import Served, obs_of, served
 from tests.serving.voices import Voice
@@ -207,15 +206,15 @@ def test_a_mask_that_allows_nothing_among_others_is_refused_alone() -> None:
 def test_more_than_is_read_in_one_go_is_read_in_several(
     name: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (questions, intake):
+    for module in (action_requests, session):
         monkeypatch.setattr(module, name, most, raising=False)
-    together, several = [], TurnValues.column
+    together, several = [], StepColumns.column
 
-    def counted(values: TurnValues, raws: Any, *rest: Any) -> Any:
+    def counted(values: StepColumns, raws: Any, *rest: Any) -> Any:
         together.append(len(raws))
         return several(values, raws, *rest)
 
-    monkeypatch.setattr(TurnValues, "column", counted)
+    monkeypatch.setattr(StepColumns, "column", counted)
     with served() as one, one.sampling(), one.voice() as voice:
         names = begin(voice, 12)
         said = [asks(name, TOO_LARGE if name == "e7" else obs_of(1)) for name in names]
@@ -227,7 +226,7 @@ def test_more_than_is_read_in_one_go_is_read_in_several(
 def outcome(body: bytes) -> tuple[Any, ...]:
     """Return what a body is read as, or how it is refused."""
     try:
-        return messages.decode(body)
+        return protocol.decode(body)
     except BadMessageError as error:
         return error.code, error.text, error.seq
 
@@ -279,23 +278,23 @@ def test_a_question_is_read_the_short_way_as_it_is_the_long_way(
 ) -> None:
     bodies = [body, *mutants(body, 400)]
     short = [outcome(one) for one in bodies]
-    monkeypatch.setattr(messages, "_question", lambda *_: None)
+    monkeypatch.setattr(protocol, "_question", lambda *_: None)
     assert short == [outcome(one) for one in bodies]
 
 
 def test_the_short_way_is_taken_also_where_a_field_is_unknown() -> None:
     for body in (WRITTEN[0], WRITTEN[2], WRITTEN[9], WRITTEN[10]):
-        request, dialect = messages.decode(body)
-        assert messages._question(body, dialect) == request
+        request, dialect = protocol.decode(body)
+        assert protocol._question(body, dialect) == request
     for body in (WRITTEN[1], WRITTEN[5], WRITTEN[14]):
         with pytest.raises(BadMessageError, match="duplicate_key"):
-            messages.decode(body)
+            protocol.decode(body)
 
 
-@pytest.mark.parametrize("dialect", Dialect, ids=lambda dialect: dialect.name)
-def test_what_is_read_with_others_is_read_as_it_is_by_itself(dialect: Dialect) -> None:
+@pytest.mark.parametrize("dialect", WireFormat, ids=lambda dialect: dialect.name)
+def test_what_is_read_with_others_is_read_as_it_is_by_itself(dialect: WireFormat) -> None:
     rng = np.random.default_rng(0)
-    written = [body for body in WRITTEN if (body[:1] == b"{") is (dialect is Dialect.JSON)]
+    written = [body for body in WRITTEN if (body[:1] == b"{") is (dialect is WireFormat.JSON)]
     bodies = [one for body in written for one in (*[body] * 100, *mutants(body, 100))]
     read = 0
     for _ in range(3000):
@@ -321,15 +320,15 @@ def test_questions_that_come_together_are_read_together(write: Any) -> None:
     bodies = [
         write({"type": "GET_ACTION", "episode_id": "e", "observation": [0.5], **more}) for more in PLAIN
     ]
-    read = read_questions(bodies, messages.decode(bodies[0])[1])
+    read = read_questions(bodies, protocol.decode(bodies[0])[1])
     # In msgpack an unknown field has to be looked at by itself.
-    expected = [messages.decode(body)[0] for body in bodies[: 5 if bodies[0][:1] == b"{" else 4]]
+    expected = [protocol.decode(body)[0] for body in bodies[: 5 if bodies[0][:1] == b"{" else 4]]
     assert read[: len(expected)] == expected
 
 
 @pytest.mark.parametrize("body", [WRITTEN[1], WRITTEN[5], b'{"type":"PING","GET_ACTION":1}', b"{GET_ACTION"])
 def test_what_has_to_be_looked_at_closely_is_not_read_with_others(body: bytes) -> None:
-    read = read_questions([WRITTEN[0], body, WRITTEN[0]], Dialect.JSON)
+    read = read_questions([WRITTEN[0], body, WRITTEN[0]], WireFormat.JSON)
     assert read[1] is None
 
 
@@ -337,7 +336,7 @@ def test_a_body_that_goes_on_behind_that_of_another_peer_takes_nothing_of_it() -
     begins = WRITTEN[0][:-1] + b', "more": [0'
     ends = b"0]}, " + WRITTEN[0] + b", " + WRITTEN[0]
     assert len(json.loads(b"[" + b", ".join([begins, WRITTEN[0], ends]) + b"]")) == 3
-    assert read_questions([begins, WRITTEN[0], ends], Dialect.JSON) == [None] * 3
+    assert read_questions([begins, WRITTEN[0], ends], WireFormat.JSON) == [None] * 3
 
 
 @streams
@@ -359,7 +358,7 @@ def test_a_question_that_was_read_with_others_waits_for_the_work_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # After every step others have their turn, so that the pieces are not taken yet when the question has been read.
-    monkeypatch.setattr(slices, "SLICE_S", -1.0)
+    monkeypatch.setattr(server, "SLICE_S", -1.0)
     played = {
         "obs": [obs_of(0), obs_of(1)], "actions": [1], "rewards": [1.0], "is_terminated": True, "is_truncated": False,
     }  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv.serving.rllink import RLlinkInput
+from menv.serving.policy_server import RLlinkInput
 from tests.serving.served import served, settled
 from tests.serving.test_interactive import TWO
 from tests.serving.voices import episode

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from menv.serving.rllink import RLlinkInput
+from menv.serving.policy_server import RLlinkInput
 from tests.serving.doors import HTTP, TCP
 from tests.serving.served import Served, obs_of, served, settled
 from tests.serving.talks import eventually

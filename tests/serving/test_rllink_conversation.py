@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 
 from menv.serving import served_envs, session
-from menv.serving.rllink import RLlinkInput
+from menv.serving.policy_server import RLlinkInput
 from tests.serving.doors import DOORS, HTTP, TCP, Door
 from tests.serving.served import obs_of, served
 from tests.serving.talks import eventually

@@ -14,9 +14,9 @@ import onnxruntime as ort
 import pytest
 
 from menv import Policy
-from menv.acting.model_scan import refuse_unsafe_model
 from menv.algorithms import PPO
-from menv.algorithms.export.rllink_graph import INPUT, LEAST_BYTES, RLlinkGraph, onnx_file
+from menv.algorithms.rllink_graph import INPUT, LEAST_BYTES, RLlinkGraph, onnx_file
+from menv.algorithms.weight_publisher import WeightsHistory
 from menv.connectors import (
     ActionConnector,
     AgentConnector,
@@ -24,9 +24,9 @@ from menv.connectors import (
     MeanStdObservationFilterAgentConnector,
 )
 from menv.errors import ConfigError
-from menv.loop.golden import columns
-from menv.loop.weights_history import WeightsHistory
-from menv.nested import columns_of, leaves
+from menv.inference.golden_rows import columns
+from menv.inference.model_check import refuse_unsafe_model
+from menv.spaces import columns_of, leaves
 from tests.bundles.cases import CASES, Spaces, algorithm_of, observations
 
 WITH_A_MEMORY = {name for name, case in CASES.items() if {"use_lstm", "use_gru"} & set(case.model)}

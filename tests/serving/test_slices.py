@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from menv.serving.slices import SLICE_S, Slices
+from menv.serving.transports.server import SLICE_S, CooperativeScheduler
 
 
 def work(name: str, slices: int, log: list[str]) -> Iterator[None]:
@@ -20,7 +20,7 @@ def work(name: str, slices: int, log: list[str]) -> Iterator[None]:
 
 def test_short_work_is_done_at_once() -> None:
     done: list[object] = []
-    Slices().run(iter([None] * 3), done.append)
+    CooperativeScheduler().run(iter([None] * 3), done.append)
     assert done == [None]
 
 
@@ -28,7 +28,7 @@ def test_works_take_turns_with_each_other_and_with_the_loop() -> None:
     log: list[str] = []
 
     async def run() -> None:
-        slices, ended = Slices(), asyncio.Event()
+        slices, ended = CooperativeScheduler(), asyncio.Event()
         slices.run(work("a", 4, log), lambda error: log.append("a is done"))
         slices.run(work("b", 2, log), lambda error: log.append("b is done"))
         slices.run(iter([]), lambda error: ended.set())
@@ -50,7 +50,7 @@ def test_what_work_raises_is_handed_on_and_the_next_goes_on() -> None:
         raise ZeroDivisionError
 
     async def run() -> None:
-        slices = Slices()
+        slices = CooperativeScheduler()
         slices.run(fails(), found.append)
         slices.run(iter([None]), found.append)
         dropped = work("dropped", 1, [])
@@ -70,7 +70,7 @@ def test_dropped_work_is_never_done(count: int) -> None:
     log: list[str] = []
 
     async def run() -> None:
-        slices = Slices()
+        slices = CooperativeScheduler()
         works = [work("x", 3, log) for _ in range(count)]
         for one in works:
             slices.run(one, lambda error: log.append("done"))

@@ -15,7 +15,7 @@ from websockets.sync.server import serve
 
 from menv.errors import MenvError, ServerGoneError
 from menv.serving.client.policy_client import PolicyClient
-from menv.serving.wire.framing import Frames, frame
+from menv.serving.protocol import Frames, frame
 
 DISCRETE = {"space": "discrete", "n": 2, "start": 0, "dtype": "int64"}
 BOX = {"space": "box", "low": -1, "high": 1, "shape": [2], "dtype": "float32"}

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
+from menv.env_context import InputContext
 from menv.errors import ConfigError
-from menv.input_context import InputContext
-from menv.serving.carriers.access import Access
-from menv.serving.carriers.limits import Limits
 from menv.serving.client.policy_client import PolicyClient
-from menv.serving.policy_server import PolicyServerInput
-from menv.serving.rllink import RLlinkInput
+from menv.serving.policy_server import PolicyServerInput, RLlinkInput
+from menv.serving.transports.access import Access
+from menv.serving.transports.transport import Limits
 from tests.serving.doors import DOORS, HTTP, TCP, WEBSOCKET, Client, Door, http_response, http_wrap
 from tests.serving.served import ACTIONS, OBS, Served, obs_of, served
 from tests.serving.voices import Turns, episode

@@ -190,7 +190,7 @@ def test_an_interrupt_from_the_keyboard_is_the_servers() -> None:
 def test_a_body_that_needs_more_memory_than_there_is_for_one_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("menv.serving.translation.MEMORY_FACTOR", 0)
+    monkeypatch.setattr("menv.serving.body_parser_pool.MEMORY_FACTOR", 0)
     with receiving(max_body=40_000_000) as one, one.client() as client:
         rows = b",".join([b"[0,0,0,0]"] * 2_000_000)
         episode = b'{"is_terminated": true, "is_truncated": true, "obs": [%b]}' % rows

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from menv.serving.carriers.limits import Limits
+from menv.serving.transports.transport import Limits
 from tests.serving.doors import (
     DOORS,
     HTTP,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from menv.algorithms import PPO
+from menv.algorithms.weight_publisher import WeightsHistory
 from menv.errors import CallOrderError, ConfigError
-from menv.loop.weights_history import WeightsHistory
 from tests.algorithms.test_custom_model import Net
 from tests.bundles.cases import VECTOR, Spaces, algorithm_of, observations
 

@@ -16,12 +16,11 @@ import pytest
 from menv.algorithms import DQN, PPO
 from menv.callbacks import DefaultCallbacks
 from menv.envs import RandomMultiAgentEnv
-from menv.loop.packed_bundle import policy_from_bytes, unpack_weights
+from menv.inference.policy_bundle import policy_from_bytes, unpack_weights
 from menv.policy_spec import PolicySpec
 from menv.serving.client.policy_client import PolicyClient
-from menv.serving.policy_server import PolicyServerInput
-from menv.serving.rllink import RLlinkInput
-from menv.serving.wire.messages import GetState
+from menv.serving.policy_server import PolicyServerInput, RLlinkInput
+from menv.serving.protocol import GetState
 from tests.serving.courses import Course, observation
 from tests.serving.doors import HTTP, TCP, WEBSOCKET, Door
 from tests.serving.served import Served, obs_of, served

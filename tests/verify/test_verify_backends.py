@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from menv import ConfigError, EnvCrashError, register_env, verify_backends
-from menv.loop.digest import Digest
-from menv.verify.backends import BACKENDS, Backend, play_here
-from menv.verify.record import Record
-from menv.verify.report import Report
+from menv.sampling.digest import Digest
+from menv.verify.backends import BACKENDS, Backend, RunRecord, play_here
 from menv.verify.task import Task
+from menv.verify.verify import VerifyReport
 from tests.verify import hosted, unsteady
 
 # The games of PettingZoo that are tested here are made as its documentation says for its versions up to now.
@@ -101,7 +100,7 @@ def test_ray_is_not_started_unasked() -> None:
     assert "pass ray=True" in report.left_out["2 workers (ray)"]
 
 
-def first_of(report: Report, backend: str) -> Any:
+def first_of(report: VerifyReport, backend: str) -> Any:
     (finding,) = [one for one in report.differences if one.backend == backend]
     return finding.first
 
@@ -263,7 +262,7 @@ def test_settings_reach_the_environments_everywhere() -> None:
 
 
 def test_a_back_end_of_ones_own_is_a_line_in_the_table() -> None:
-    def forgetful(task: Task) -> Record:
+    def forgetful(task: Task) -> RunRecord:
         record = play_here(task)
         record.parts[0]["rewards"][7] += 1
         record.parts[0]["hash"][7] += 1

@@ -19,7 +19,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv.algorithms import PPO
-from menv.scale import watchdog
+from menv.workers import watchdog
 
 PLAYERS = {
     "policies": ["player1", "player2"],

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from menv import Policy, PolicySpec
-from menv.algorithms.rollouts.worker_rollouts import WorkerRollouts
+from menv.algorithms.remote_rollouts import RemoteRollouts
 from menv.connectors import EnvSamplingAgentConnector
 from menv.errors import EnvFaultWarning
-from menv.scale.packing import UnsendableError
-from menv.scale.peer_group import PeerGroup
+from menv.workers.actor_group import ActorGroup
+from menv.workers.pipe_channel import UnsendableError
 from tests.interrupting import raised_at
 from tests.workers.crews import running
 
@@ -48,9 +48,9 @@ class Holding(EnvSamplingAgentConnector):
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Answers that are still waited for before Ctrl-C, once; [] for none."""
     left: list[int] = []
-    answer = PeerGroup.answer
+    answer = ActorGroup.answer
 
-    def answer_or_interrupt(self: PeerGroup, index: int) -> Any:
+    def answer_or_interrupt(self: ActorGroup, index: int) -> Any:
         if left:
             left[0] -= 1
             if left[0] < 0:
@@ -58,7 +58,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
                 raise KeyboardInterrupt
         return answer(self, index)
 
-    monkeypatch.setattr(PeerGroup, "answer", answer_or_interrupt)
+    monkeypatch.setattr(ActorGroup, "answer", answer_or_interrupt)
     return left
 
 
@@ -194,9 +194,9 @@ def test_ctrl_c_drops_no_fragment_that_was_counted(
         expected = undisturbed.train()
     with running(2, **settings) as algo:
         algo.train()
-        joined = WorkerRollouts._together
+        joined = RemoteRollouts._together
         for _ in range(2):
-            monkeypatch.setattr(WorkerRollouts, "_together", interrupted_after(joined))
+            monkeypatch.setattr(RemoteRollouts, "_together", interrupted_after(joined))
             with pytest.raises(KeyboardInterrupt):
                 algo.train()
             monkeypatch.undo()

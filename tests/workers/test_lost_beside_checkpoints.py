@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from menv.algorithms import PPO
-from menv.algorithms.rollouts.workers import Workers
+from menv.algorithms.worker_group import WorkerGroup
 from menv.errors import EnvCrashError, WorkerLostError
 from tests.workers.crews import running, same, weights_of
 from tests.workers.test_lost_workers import kill
@@ -24,9 +24,9 @@ def test_a_worker_that_is_lost_while_a_checkpoint_is_taken_up_counts_what_was_sa
     with running(2) as algo:
         before = [algo.train() for _ in range(3)][-1]
         algo.save(tmp_path)
-        method = getattr(Workers, moment)
+        method = getattr(WorkerGroup, moment)
 
-        def kill_afterwards(workers: Workers, *args: Any) -> Any:
+        def kill_afterwards(workers: WorkerGroup, *args: Any) -> Any:
             found = method(workers, *args)
             pid = workers.pids[1]
             assert pid is not None
@@ -34,7 +34,7 @@ def test_a_worker_that_is_lost_while_a_checkpoint_is_taken_up_counts_what_was_sa
             return found
 
         with monkeypatch.context() as patched:
-            patched.setattr(Workers, moment, kill_afterwards)
+            patched.setattr(WorkerGroup, moment, kill_afterwards)
             algo.restore(tmp_path)
         result = algo.train()
         assert result["num_env_steps_sampled_this_iter"] == 128

@@ -18,7 +18,7 @@ import pytest
 from menv.algorithms import PPO
 from menv.callbacks import DefaultCallbacks
 from menv.errors import CallOrderError, ConfigError, EnvCrashError, EnvFaultWarning, WorkerLostError
-from menv.scale import watchdog
+from menv.workers import watchdog
 from tests.scale.processes import children, eventually, lives
 from tests.workers.crews import Counting, Hasty, running, same, weights_of
 

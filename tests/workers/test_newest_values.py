@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv.algorithms.learning.advantages import compute_advantages
-from menv.algorithms.learning.sequences import state_before
+from menv.algorithms.ppo.advantages import compute_advantages
+from menv.algorithms.sequences import state_before
 from menv.callbacks import DefaultCallbacks
 from tests.workers.crews import PLAYERS, running, weights_of
 

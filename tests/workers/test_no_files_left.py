@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from menv.errors import EnvFaultWarning, NoRoomError
-from menv.scale.engine import Peer
-from menv.scale.process_engine import ProcessEngine
+from menv.workers.engine import RemoteActor
+from menv.workers.process_engine import ProcessEngine
 from tests.scale.homes import Counter
 from tests.scale.processes import files_left
 from tests.workers.crews import running
@@ -19,7 +19,7 @@ SAID = r"Too many open files, expected room for one more open file .*ulimit -n"
 
 
 @pytest.fixture
-def peer() -> Iterator[Peer]:
+def peer() -> Iterator[RemoteActor]:
     """Something elsewhere that has been asked to send `LARGE` back."""
     engine = ProcessEngine()
     peer = engine.start(Counter, label="worker 1")
@@ -29,7 +29,7 @@ def peer() -> Iterator[Peer]:
     engine.stop()
 
 
-def test_what_is_large_is_refused_where_no_file_is_left_and_nobody_waits_for_it(peer: Peer) -> None:
+def test_what_is_large_is_refused_where_no_file_is_left_and_nobody_waits_for_it(peer: RemoteActor) -> None:
     with files_left(0):
         with pytest.raises(NoRoomError, match=SAID):
             peer.ask("echo", LARGE)
@@ -37,7 +37,7 @@ def test_what_is_large_is_refused_where_no_file_is_left_and_nobody_waits_for_it(
             peer.answer()
 
 
-def test_what_is_large_is_taken_with_the_last_file_that_is_left(peer: Peer) -> None:
+def test_what_is_large_is_taken_with_the_last_file_that_is_left(peer: RemoteActor) -> None:
     with files_left(1):
         assert np.array_equal(peer.answer(), LARGE)
 

@@ -11,7 +11,7 @@ import pytest
 
 from menv import DefaultCallbacks
 from menv.algorithms import DQN, PPO
-from menv.algorithms.rollouts.worker_rollouts import WorkerRollouts
+from menv.algorithms.remote_rollouts import RemoteRollouts
 from tests.workers.crews import PLAYERS, ROADS, running, same, weights_of
 
 GAMES: dict[str, dict[str, Any]] = {
@@ -150,7 +150,7 @@ def test_overlapped_runs_repeat_too() -> None:
 
 def test_workers_that_begin_before_anybody_learns_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     early = trained(2, 2, 3, overlap=True, max_staleness=2)
-    monkeypatch.setattr(WorkerRollouts, "begin", lambda self: None)
+    monkeypatch.setattr(RemoteRollouts, "begin", lambda self: None)
     late = trained(2, 2, 3, overlap=True, max_staleness=2)
     assert early[0] == late[0]
     assert same(early[1], late[1])

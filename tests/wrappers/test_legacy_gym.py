@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from menv import RandomPolicy
+from menv.adapters.convert import to_local_base_env
 from menv.algorithms import PPO
 from menv.base_env import ALL
 from menv.errors import ConfigError, ContractError
-from menv.loop.convert import to_base_env
 from menv.multi_agent_env import AgentDict, MultiAgentEnv
-from menv.wrappers.legacy_gym import LegacyGym, LegacyMultiAgent
-from menv.wrappers.legacy_spaces import to_gymnasium
+from menv.wrappers.legacy_gym import LegacyGym, LegacyMultiAgent, to_gymnasium
 from tests.bad_input.broken_envs import SMALL, checked, refusal
 
 BOX = gym.spaces.Box(0.0, 9.0, (1,), np.float32)
@@ -368,7 +367,7 @@ def test_an_old_environment_goes_through_an_adapter_in_old_spaces() -> None:
     corridor = OldCorridor()
     corridor.observation_space = old("Box", low=np.zeros(1), high=np.full(1, 9.0))
     corridor.action_space = old("Discrete", n=2)
-    base_env = to_base_env(LegacyGym(corridor))
+    base_env = to_local_base_env(LegacyGym(corridor))
     ready = base_env.poll()
     base_env.send_actions(ready.slots, [1])
     assert base_env.poll().obs[0].tolist() == [1.0]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from menv.algorithms import PPO
-from menv.random_policy import RandomPolicy
+from menv.policy import RandomPolicy
 from menv.registry import register_env
 from menv.wrappers import ParallelPettingZooEnv, PettingZooEnv
 from tests.wrappers_pettingzoo.games import AS_THEY_WARN, PARALLEL, Game

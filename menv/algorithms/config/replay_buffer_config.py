@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from menv.algorithms.config.field_checks import MOST, check_count, check_number, shown
 from menv.algorithms.config.keys import section_named
-from menv.algorithms.config.numbers import MOST, check_count, check_number, shown
 from menv.errors import ConfigError
 
 _KINDS = {

@@ -19,16 +19,16 @@ import torch
 from onnx import TensorProto
 from torch import Tensor, nn
 
-from menv.acting.acting_graphs import GraphKind
-from menv.acting.model_scan import refuse_unsafe_model
 from menv.algorithms.networks.graph_builder import GraphBuilder
-from menv.algorithms.networks.graphs import add_policy
+from menv.algorithms.networks.stock_graphs import add_policy
 from menv.algorithms.networks.torch_custom import build_module, initial_state, learned
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError
+from menv.inference.model_check import refuse_unsafe_model
+from menv.inference.onnx_sessions import GraphKind
 
 if TYPE_CHECKING:
-    from menv.algorithms.networks.custom_spec import CustomSpec
+    from menv.algorithms.networks.custom_model import CustomSpec
 
 _BODY = "module/"
 """Begins the names of all that the module computes."""

@@ -17,9 +17,19 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from menv.algorithms.networks.cell import INPUT, STATE, Cell
-from menv.algorithms.networks.conv_stack import ConvLayer, ConvStack
-from menv.algorithms.networks.stock import EPSILON, LOG_STD, Activation, Layer, Role, StockSpec
+from menv.algorithms.networks.stock_spec import (
+    EPSILON,
+    INPUT,
+    LOG_STD,
+    STATE,
+    Activation,
+    Cell,
+    ConvLayer,
+    ConvStack,
+    Layer,
+    Role,
+    StockSpec,
+)
 
 OPSET = 17
 IR_VERSION = 9

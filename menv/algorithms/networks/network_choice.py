@@ -12,11 +12,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from menv.algorithms.config.model_config import ModelConfig
-from menv.algorithms.networks.conv_stack import LEAST_SIDE, ConvStack, default_filters
-from menv.algorithms.networks.custom_spec import CustomSpec
+from menv.algorithms.config.algorithm_config import ModelConfig
+from menv.algorithms.networks.custom_model import CustomSpec
 from menv.algorithms.networks.network_spec import NetworkSpec
-from menv.algorithms.networks.stock import StockSpec
+from menv.algorithms.networks.stock_spec import LEAST_SIDE, ConvStack, StockSpec, default_filters
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from menv.algorithms.networks.stock import UnitWeights
-from menv.algorithms.networks.torch_network import masked
+from menv.algorithms.networks.network_spec import masked
+from menv.algorithms.networks.stock_spec import UnitWeights
 from menv.errors import ConfigError
 from menv.migration_hints import warn_of_uncalled
 
 if TYPE_CHECKING:
-    from menv.algorithms.networks.custom_spec import CustomSpec
+    from menv.algorithms.networks.custom_model import CustomSpec
 
 _TRIAL_ROWS, _TRIAL_STEPS = 2, 3
 _MOST_LAYERS = 50

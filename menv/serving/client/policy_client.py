@@ -6,25 +6,366 @@ is sent again is known to `client_link`, how to act without asking to `local_act
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal
 
+from menv import external_env
+from menv.adapters.episode_channel import finite_reward
 from menv.base_env import SINGLE_AGENT
-from menv.call_errors import check_told_info, done_flags, truncation
-from menv.errors import ContractError, EpisodeError, MenvError, RefusedError
-from menv.line import finite_reward
-from menv.serving.client.client_address import check_token, read_address
-from menv.serving.client.client_arguments import check_settings, check_start, check_told
-from menv.serving.client.client_link import ClientLink, NotNowError
-from menv.serving.client.client_spaces import ClientSpaces
-from menv.serving.client.remote_episode import RemoteEpisode
+from menv.errors import ConfigError, ContractError, EpisodeError, MenvError, RefusedError, ServerGoneError
+from menv.external_env import check_told_info, done_flags, truncation
+from menv.serving.client.client_connection import check_token, read_address
+from menv.serving.client.client_session import ClientSession, ClientSpaces, NotNowError, element_of, written
+from menv.serving.codec import ErrorCode
+from menv.serving.protocol import EndEpisode, GetAction, LogAction, LogReturns, StartEpisode
 
 if TYPE_CHECKING:
     from menv.serving.client.local_actor import LocalActor
     from menv.serving.client.local_episode import LocalEpisode
+
+
+# SEAM menv.serving.client.client_arguments
+# What an application hands to a `PolicyClient`, looked at before anything is done with it.
+#
+# What no message can hold is refused here, in the call that brings it, and not when it is sent with what
+# others have
+# said. It knows no server.
+
+
+_MODES = ("local", "remote")
+_LONGEST = 1e9
+"""Seconds; what waits for a socket takes no number that is much larger, infinity neither."""
+_LONGEST_ID = 256
+
+
+def check_settings(
+    inference_mode: object, update_interval: Any, session: object, timeout: Any, client: object, seed: object
+) -> None:
+    """Refuse arguments that no client can have; they are those of `PolicyClient`.
+
+    Raises:
+        ConfigError: One is of the wrong kind.
+    """
+    if inference_mode not in _MODES:
+        raise ConfigError(
+            f"PolicyClient: inference_mode={inference_mode!r:.40}, expected 'local' or 'remote'; choose one"
+        )
+    # NaN is below nothing.
+    if update_interval is not None and not (_is_number(update_interval) and update_interval >= 0):
+        raise ConfigError(
+            f"PolicyClient: update_interval={update_interval!r:.40}, expected seconds from 0 or None; leave it out for "
+            "10"
+        )
+    if session is not None and not is_id(session):
+        raise ConfigError(
+            f"PolicyClient: session is {session!a:.60}, expected None or the `session` of another client; leave it out"
+        )
+    if not _is_number(timeout) or not 0 < timeout <= _LONGEST:
+        raise ConfigError(
+            f"PolicyClient: timeout={timeout!r:.40}, expected seconds above 0, at most {_LONGEST:g}; leave it out for "
+            "60"
+        )
+    if client is not None and not (isinstance(client, str) and _is_utf8(client)):
+        raise ConfigError(
+            f"PolicyClient: client is {client!a:.60}, expected a text or None; give a name for the server's reports"
+        )
+    if seed is not None and (not isinstance(seed, Integral) or isinstance(seed, bool)):
+        raise ConfigError(
+            f"PolicyClient: seed={seed!r:.40}, expected a whole number or None; leave it out to take one by chance"
+        )
+
+
+def is_id(value: object) -> bool:
+    """Return whether a value can name an episode, an agent or a session in messages."""
+    return isinstance(value, str) and 0 < len(value) <= _LONGEST_ID and _is_utf8(value)
+
+
+def check_start(episode_id: object, trained: object) -> None:
+    """Refuse what no episode can begin with.
+
+    The server would refuse an id only when the episode is sent, and with it all that go in the same message.
+
+    Raises:
+        ConfigError: The id is none.
+        ContractError: Whether policies may learn is neither True nor False.
+    """
+    if episode_id is not None and not is_id(episode_id):
+        raise ConfigError(
+            f"start_episode: the id is {episode_id!a:.60}, expected a text of 1 to {_LONGEST_ID} characters that UTF-8 "
+            "has; write str(...) of a number, or leave the id out to get one"
+        )
+    external_env.check_start(None, trained)
+
+
+def check_agent(where: str, agent: object) -> None:
+    """Refuse what cannot name an agent.
+
+    Raises:
+        ContractError: It cannot.
+    """
+    if not is_id(agent):
+        raise ContractError(
+            f"{where}: agent {agent!a:.60}, expected a text of 1 to {_LONGEST_ID} characters that UTF-8 has; name "
+            "agents by texts"
+        )
+
+
+def check_told(rewards: Iterable[Any], infos: Mapping[Any, Any] | None, done: Iterable[Any]) -> None:
+    """Refuse what no message can tell of several agents: sent and refused, it would keep back all that is told.
+
+    Args:
+        rewards: By agent.
+        infos: Likewise, or None.
+        done: Likewise.
+
+    Raises:
+        ContractError: One of them is told of what names no agent, or an info is none.
+    """
+    for agent in (*rewards, *(infos or ()), *done):
+        check_agent("log_returns", agent)
+    for info in (infos or {}).values():
+        external_env.check_told_info(info)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real)
+
+
+def _is_utf8(text: str) -> bool:
+    """Return whether a text has no halves of characters, such as file names may hold."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# SEAM menv.serving.client.remote_episode
+# An episode whose actions a client asks the server for, one by one.
+#
+# `PolicyClient` calls it. Messages are numbered, so that one which had to be sent again is taken once.
+
+
+_ABOUT_SIZE = (ErrorCode.TOO_LARGE, ErrorCode.TOO_DEEP)
+"""Why a message is refused that would be refused again with the same info."""
+_ABOUT_VALUES = (ErrorCode.UNKNOWN_AGENT, ErrorCode.WRONG_TYPE, ErrorCode.OUT_OF_RANGE, ErrorCode.NOT_FINITE)
+"""Why a message is refused that may be refused again with the same rewards, infos and done flags."""
+
+
+class DroppedError(RefusedError):
+    """The server does not take what was paid or told; it will not be told again, and the episode goes on."""
+
+
+class RemoteEpisode:
+    """One open episode.
+
+    Args:
+        link: The session that it belongs to.
+        spaces: Of the agents.
+        episode_id: Its id.
+        seq: Number of the last message that was taken; None starts the episode.
+        trained: Whether policies may learn from it.
+
+    Raises:
+        EpisodeError: The id was used before.
+    """
+
+    def __init__(
+        self,
+        link: ClientSession,
+        spaces: ClientSpaces,
+        episode_id: str,
+        seq: int | None = None,
+        trained: bool = True,
+    ) -> None:
+        self.episode_id = episode_id
+        self._link = link
+        self._spaces = spaces
+        self._seq = seq or 0
+        self._paid: dict[str, float] = {}
+        self._info: dict[str, Any] = {}
+        self._done: dict[str, bool] = {}
+        # A message that the server may have taken or not, and what it took along.
+        self._unsure: tuple[type[Any], dict[str, Any]] | None = None
+        self._taken_along: tuple[dict[str, float], dict[str, Any], dict[str, bool]] = ({}, {}, {})
+        if seq is None:
+            link.ask(StartEpisode(episode_id=episode_id, training_enabled=trained, seq=0), anew=True)
+
+    def act(self, observation: Any) -> Any:
+        """Return the action that the server chooses; see `PolicyClient.get_action`."""
+        answer = self._ask(GetAction, observation=written(observation, "get_action"))
+        space_of = self._spaces.action_space
+        if not self._spaces.multi_agent:
+            return element_of(space_of(SINGLE_AGENT), answer.action)
+        if not isinstance(answer.action, dict):
+            raise ContractError(
+                f"PolicyClient: the server answers with a {type(answer.action).__name__}, expected actions by agent; "
+                "look at the server's config"
+            )
+        return {agent: element_of(space_of(agent), action) for agent, action in answer.action.items()}
+
+    def log(self, observation: Any, action: Any) -> None:
+        """Tell what the application did; see `PolicyClient.log_action`."""
+        self._ask(
+            LogAction,
+            observation=written(observation, "log_action"),
+            action=written(action, "log_action"),
+            wait=True,
+        )
+
+    def pay(self, reward: Any, info: Any, done: Mapping[str, bool] | None) -> None:
+        """Note rewards, which the next message takes along; see `PolicyClient.log_returns`."""
+        if info:
+            written(info, "log_returns")
+        if self._spaces.multi_agent:
+            for agent, amount in reward.items():
+                self._paid[agent] = self._paid.get(agent, 0.0) + amount
+        else:
+            self._paid[SINGLE_AGENT] = self._paid.get(SINGLE_AGENT, 0.0) + reward
+        if info:
+            self._info.update(info)
+        if done:
+            self._done.update({agent: True for agent, flag in done.items() if flag})
+
+    def leave(self) -> None:
+        """Tell what no message has taken along so far, unless the server takes nothing of this episode now."""
+        if self._paid or self._info or self._done:
+            if not self._paid and not self._spaces.multi_agent:
+                self._paid[SINGLE_AGENT] = 0.0
+            with contextlib.suppress(EpisodeError):
+                self._ask(LogReturns)
+
+    def end(self, observation: Any, truncated: bool) -> None:
+        """Tell that it is over; see `PolicyClient.end_episode`."""
+        self._ask(EndEpisode, observation=written(observation, "end_episode"), truncated=truncated)
+
+    def _ask(self, kind: type[Any], **fields: Any) -> Any:
+        """Return the answer to the next message, which takes along what was paid since the last one.
+
+        After a call that found no server its message is said first: the server may have taken it, and its number.
+        """
+        if (answer := self._answer_before(kind, fields)) is not None:
+            return answer
+        return self._say(kind, {**fields, **self._take_along()})
+
+    def _take_along(self) -> dict[str, Any]:
+        """Take what was paid and told since the last message, and return it as fields of the next one."""
+        multi, fields = self._spaces.multi_agent, dict[str, Any]()
+        if self._paid or (multi and (self._info or self._done)):
+            fields["reward"] = written(self._paid if multi else self._paid[SINGLE_AGENT], "log_returns")
+        if self._info:
+            fields["info"] = written(self._info, "log_returns")
+        if self._done:
+            fields["done"] = self._done
+        self._taken_along = self._paid, self._info, self._done
+        self._paid, self._info, self._done = {}, {}, {}
+        return fields
+
+    def _answer_before(self, kind: type[Any], fields: Mapping[str, Any]) -> Any:
+        """Say a message that found no server; return its answer if it is this very one, otherwise None."""
+        if self._unsure is None:
+            return None
+        before, said = self._unsure
+        is_same = before is kind and all(said[name] == value for name, value in fields.items())
+        try:
+            answer = self._say(before, said)
+        except RefusedError as error:
+            if is_same or isinstance(error, DroppedError):
+                raise
+            return None
+        return answer if is_same else None
+
+    def _say(self, kind: type[Any], fields: dict[str, Any]) -> Any:
+        """Return the answer to a message; of what it took along and the server refuses, the next ones are free."""
+        try:
+            return self._exchange(kind, fields)
+        except RefusedError as error:
+            if error.code in _ABOUT_VALUES:
+                self._sort_out(error)
+            raise
+
+    def _exchange(self, kind: type[Any], fields: dict[str, Any]) -> Any:
+        seq = self._seq + 1
+        self._unsure = kind, fields
+        try:
+            answer = self._link.ask(kind(episode_id=self.episode_id, seq=seq, **fields))
+        except ServerGoneError:
+            raise
+        except MenvError as error:
+            self._unsure = None
+            self._take_back(getattr(error, "code", None) not in _ABOUT_SIZE)
+            if isinstance(error, NotNowError):
+                self._catch_up(error)
+            raise
+        self._seq, self._unsure = seq, None
+        return answer
+
+    def _catch_up(self, refusal: NotNowError) -> None:
+        """Ask where the episode stands, which another client may have gone on with.
+
+        Raises:
+            NotNowError: One has.
+        """
+        seq = self._seq
+        with contextlib.suppress(MenvError):
+            self._seq = self._link.standing(self.episode_id, seq)
+        if self._seq != seq:
+            raise NotNowError(
+                f"{refusal}; another client of this session has gone on with the episode, and this one knows now where "
+                "it stands: call again"
+            ) from refusal
+
+    def _sort_out(self, refusal: RefusedError) -> None:
+        """Tell what a refused message took along, of one agent after the other; drop what is refused again.
+
+        Raises:
+            DroppedError: Something was.
+        """
+        held = self._paid, self._info, self._done
+        agents = sorted(set().union(*held)) if self._spaces.multi_agent else [None] * any(held)
+        dropped = []
+        for agent in agents:
+            parts = [_split(one, agent) for one in (self._paid, self._info, self._done)]
+            rest = [others for _, others in parts]
+            self._paid, self._info, self._done = (own for own, _ in parts)
+            fields = self._take_along()
+            self._paid, self._info, self._done = rest
+            try:
+                self._exchange(LogReturns, fields)
+            except RefusedError as error:
+                if error.code not in _ABOUT_VALUES:
+                    raise
+                self._paid, self._info, self._done = rest
+                dropped.append(agent)
+        if dropped:
+            whose = f" of {dropped[:20]!a}" if self._spaces.multi_agent else ""
+            raise DroppedError(
+                f"{refusal}; rewards, infos and done flags{whose} since the last message are dropped, and the episode "
+                "goes on: call again",
+                refusal.code,
+            ) from refusal
+
+    def _take_back(self, with_info: bool) -> None:
+        """Have what a message took along said again with the next one: it was not taken."""
+        paid, info, done = self._taken_along
+        for agent, amount in self._paid.items():
+            paid[agent] = paid.get(agent, 0.0) + amount
+        self._paid, self._done = paid, done | self._done
+        self._info = info | self._info if with_info else self._info
+
+
+def _split(held: dict[str, Any], agent: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what is held of one agent, and the rest; None stands for everything."""
+    own = {name: one for name, one in held.items() if agent in (None, name)}
+    return own, {name: one for name, one in held.items() if name not in own}
+
 
 _KEPT_IDS = 10_000
 
@@ -81,7 +422,7 @@ class PolicyClient:
         self._token, self._name, self._timeout = token, client, timeout
         self._lock = threading.Lock()
         self._is_closed = False
-        self._links: list[tuple[threading.Thread, ClientLink]] = []
+        self._links: list[tuple[threading.Thread, ClientSession]] = []
         self._episodes: dict[str, RemoteEpisode | LocalEpisode] = {}
         self._own = threading.local()
         self._first = self._own.link = self._new_link(session)
@@ -337,16 +678,16 @@ class PolicyClient:
         self._episodes[episode.episode_id] = remote
         return remote
 
-    def _link(self) -> ClientLink:
+    def _link(self) -> ClientSession:
         """Return this thread's own way to the server; with local inference all threads share one."""
         if self._actor is not None:
             return self._first
-        link: ClientLink | None = getattr(self._own, "link", None)
+        link: ClientSession | None = getattr(self._own, "link", None)
         if link is None:
             link = self._own.link = self._left_behind() or self._new_link(None)
         return link
 
-    def _left_behind(self) -> ClientLink | None:
+    def _left_behind(self) -> ClientSession | None:
         with self._lock:
             for index, (owner, link) in enumerate(self._links):
                 if not owner.is_alive():
@@ -354,8 +695,8 @@ class PolicyClient:
                     return link
         return None
 
-    def _new_link(self, session: str | None) -> ClientLink:
-        link = ClientLink(self._address, self._token, self._name, self._timeout, session)
+    def _new_link(self, session: str | None) -> ClientSession:
+        link = ClientSession(self._address, self._token, self._name, self._timeout, session)
         with self._lock:
             self._links.append((threading.current_thread(), link))
         return link

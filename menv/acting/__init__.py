@@ -1,1 +1,0 @@
-"""Acting: from rows of observations to rows of actions, with ONNX Runtime and without torch."""

@@ -1,0 +1,164 @@
+"""One table: which kind of environment is turned into a `BaseEnv` by which adapter.
+
+`menv.workers.convert` and its hosts call it; what is to live in other processes is the former's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+
+from menv.adapters.custom import CustomEnvs, InnerEnvs, TableEnvs
+from menv.adapters.external import ExternalEnvs
+from menv.adapters.gym import GymEnvs
+from menv.adapters.gym_vector import GymVectorEnvs
+from menv.adapters.local_envs import TOLERATED, NumberedEnvs
+from menv.adapters.multi_agent import MultiAgentEnvs
+from menv.adapters.vector import VectorEnvs
+from menv.base_env import SINGLE_AGENT, BaseEnv
+from menv.errors import ConfigError, ContractError
+from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
+from menv.multi_agent_env import MultiAgentEnv
+from menv.registry import refuse_rllib
+from menv.spaces import OR_MANY_AGENTS, many_agents
+from menv.vector_env import VectorEnv
+
+# What makes tables of others here, or has its tables looked at.
+_ADAPTERS = (NumberedEnvs, ExternalEnvs, InnerEnvs)
+
+
+def to_local_base_env(
+    env: Any,
+    make_env: Callable[[int], Any] | None = None,
+    num_envs: int = 1,
+    *,
+    restart_failed_sub_environments: bool = True,
+    num_consecutive_env_failures_tolerance: int = TOLERATED,
+    seed: int | None = None,
+    first_index: int = 0,
+) -> BaseEnv:
+    """Return `env` and its copies as one `BaseEnv` in this process.
+
+    Args:
+        env: A BaseEnv, VectorEnv or gymnasium.vector.VectorEnv, which brings its sub-environments along, or
+            a MultiAgentEnv or gymnasium.Env, which becomes sub-environment 0.
+        make_env: Creates sub-environment number `vector_index`, for the others.
+        num_envs: How many sub-environments there shall be.
+        restart_failed_sub_environments: Whether one that raises is closed and made anew by `make_env`, at the cost of
+            its episode; False ends the run. Sub-environments that `env` brings along are never made anew.
+        num_consecutive_env_failures_tolerance: So many crashes of one sub-environment in a row, each in a reset or
+            in the first 10 env steps of an episode, do not end the run; the next one does.
+        seed: Gives every reset its own seed; None leaves the environments alone.
+        first_index: Index of sub-environment 0 among those of all workers.
+
+    Raises:
+        ConfigError: `env` is of another kind or has another number of sub-environments, `make_env` is
+            missing.
+        ContractError: Its constructor has left out that of its base class.
+    """
+    check_make_env(make_env)
+    if isinstance(env, BaseEnv):
+        check_number(env, num_envs)
+        return _own(env)
+    if isinstance(env, ExternalEnv | ExternalMultiAgentEnv):
+        _check_begun(env, "switchboard", "action_space, observation_space")
+        return _external(env, make_env, num_envs)
+    if isinstance(env, VectorEnv | gym.vector.VectorEnv):
+        _check_begun(env, "num_envs", "observation_space, action_space, num_envs")
+        check_number(env, num_envs)
+        if isinstance(env, VectorEnv):
+            return VectorEnvs(env, seed=seed, first_index=first_index)
+        _check_spaces(env)
+        return GymVectorEnvs(env, seed=seed, first_index=first_index)
+    tolerated = num_consecutive_env_failures_tolerance if restart_failed_sub_environments else None
+    local: dict[str, Any] = {"seed": seed, "first_index": first_index, "tolerated": tolerated}
+    # A class may be both; its agents are lost if it is taken for a single-agent one.
+    if isinstance(env, MultiAgentEnv):
+        return MultiAgentEnvs(make_env, num_envs, [env], **local)
+    if isinstance(env, gym.Env):
+        refuse_rllib(env, "to_base_env")
+        why = many_agents(env)
+        if why is not None:
+            raise ConfigError(
+                f"{type(env.unwrapped).__name__}: {why}, expected a gymnasium Space; set that of one agent"
+                f"{OR_MANY_AGENTS}"
+            )
+        return GymEnvs(make_env, num_envs, [env], **local)
+    raise ConfigError(
+        f"to_base_env: cannot use {type(env).__name__} as an environment, expected a gymnasium.Env, a "
+        "gymnasium.vector.VectorEnv, a menv.MultiAgentEnv, VectorEnv, ExternalEnv or BaseEnv; subclass one of them, "
+        "wrap the object in one, an environment of PettingZoo in menv.wrappers.PettingZooEnv or ParallelPettingZooEnv, "
+        "one of the old gym API in menv.wrappers.LegacyGym"
+    )
+
+
+def check_make_env(make_env: Any) -> None:
+    """Refuse what creates no environments."""
+    if make_env is not None and not callable(make_env):
+        raise ConfigError(
+            f"to_base_env: make_env is {make_env!r:.100}, expected a function of one index; pass "
+            "make_env=lambda index: YourEnv(...)"
+        )
+
+
+def check_number(env: Any, num_envs: int) -> None:
+    """Refuse to make copies of an environment that brings its sub-environments along; others may have any number.
+
+    Raises:
+        ConfigError: `env` has another number of them.
+    """
+    if not isinstance(env, BaseEnv | VectorEnv | gym.vector.VectorEnv) or num_envs in (1, env.num_envs):
+        return
+    if isinstance(env, BaseEnv):
+        raise ConfigError(
+            f"to_base_env: num_envs={num_envs} for a {type(env).__name__}, expected 1: a BaseEnv holds its own "
+            "sub-environments; leave num_envs (num_envs_per_worker) out"
+        )
+    raise ConfigError(
+        f"to_base_env: num_envs={num_envs} for a {type(env).__name__} of {env.num_envs} sub-environments, expected "
+        "its own number; leave num_envs (num_envs_per_worker) out, or set it to that"
+    )
+
+
+def _own(env: BaseEnv) -> BaseEnv:
+    """Return a `BaseEnv` in table form; what others wrote stands behind somebody who looks at what it says."""
+    if not env.returns_table:
+        return CustomEnvs(env)
+    return env if isinstance(env, _ADAPTERS) else TableEnvs(env)
+
+
+def _check_begun(env: Any, attribute: str, arguments: str) -> None:
+    """Refuse an environment whose constructor has left out that of its base class."""
+    if not hasattr(env, attribute):
+        name = type(env).__name__
+        raise ContractError(
+            f"{name}: {attribute} is missing, expected the base class to set it; call super().__init__({arguments})"
+        )
+
+
+def _check_spaces(env: gym.vector.VectorEnv[Any, Any, Any]) -> None:
+    missing = [name for name in ("single_observation_space", "single_action_space") if not hasattr(env, name)]
+    if missing:
+        raise ContractError(
+            f"{type(env).__name__}: {' and '.join(missing)} missing, expected those of gymnasium 1.0's VectorEnv; set "
+            "them, or pass on what was vectorised: games of PettingZoo in menv.wrappers.ParallelPettingZooEnv"
+        )
+
+
+def _external(
+    env: ExternalEnv | ExternalMultiAgentEnv, make_env: Callable[[int], Any] | None, num_envs: int
+) -> BaseEnv:
+    if num_envs > 1 and make_env is None:
+        raise ConfigError(f"to_base_env: num_envs={num_envs} without make_env, expected a function; pass one")
+    envs = [env, *(make_env(index) for index in range(1, num_envs) if make_env is not None)]
+    for other in envs:
+        if other.converted:
+            raise ConfigError(
+                f"to_base_env: this {type(other).__name__} is sampled already, expected one that is not; create another"
+            )
+        other.converted, other.switchboard = True, env.switchboard
+    if isinstance(env, ExternalMultiAgentEnv):
+        return ExternalEnvs(env.switchboard, envs, possible_agents=env.possible_agents)
+    return ExternalEnvs(env.switchboard, envs, possible_agents=[SINGLE_AGENT])

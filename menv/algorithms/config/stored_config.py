@@ -1,0 +1,402 @@
+"""Settings in a checkpoint: what JSON can hold is written, everything else by name only and given again.
+
+`menv.algorithms.checkpoints` writes and reads with it. `_looked_up` decides for every name in a file, at any depth,
+what it may mean here: an environment that this process knows, or a class that menv offers for that setting. You pass
+everything else again. Nothing is imported for a file. The spaces of gymnasium are written out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from menv.algorithms.config.algorithm_config import AlgorithmConfig, left_over
+from menv.algorithms.config.builder_chain import SECTIONS
+from menv.algorithms.config.classic_keys import OF_CONNECTORS, read_config, read_keys
+from menv.algorithms.config.field_checks import shown
+from menv.algorithms.config.replay_buffer_config import newly_chosen
+from menv.callbacks import DefaultCallbacks
+from menv.errors import ConfigError
+from menv.multi_agent_env import MultiAgentEnv
+from menv.policy import Policy
+from menv.policy_map import PolicyMap
+from menv.policy_spec import PolicySpec, ids_given
+from menv.registry import is_known, names_module
+from menv.serialization import SpaceDecoder, space_to_json
+
+_NAMED = "$named"
+_FLOAT = "$float"
+_TUPLE = "$tuple"
+_SPACE = "$space"
+_OFFERING = ("menv", "menv.algorithms", "menv.envs")
+"""The packages of menv whose classes need not be given again."""
+_OFFERED: dict[str, tuple[type, ...]] = {
+    "env": (MultiAgentEnv, gym.Env), "callbacks": (DefaultCallbacks,), "policy_class": (Policy,),
+}  # fmt: skip
+"""The settings that such a class may stand in, and what it derives from there. No other setting takes a class of a
+file: `env=PPO` would build an algorithm of the file's `env_config`."""
+_DATA = ("env_config", "custom_model_config", "agent_connectors")
+"""Settings whose content menv passes on, so that its keys are no settings."""
+_PROCESSES, _PROCESSES_EACH, _MOST_ENVS = 32, 4, 10_000
+"""A checkpoint starts so many workers by itself, or so many for each processor, with so many sub-environments each."""
+_PLAIN = (bool, int, float, str)
+_TOLD = 8
+"""So many things that have to be given again are told by name."""
+_OF_A_SPEC = ("policy_class", "observation_space", "action_space", "config", "algorithm", "inferred")
+
+Tree = dict[str, Any]
+
+
+class NamedOnlyError(ConfigError):
+    """Settings that a checkpoint holds by name only were not given again; give them.
+
+    Args:
+        missing: Where they stand, keys of the config from the outermost to the innermost, and what they were.
+
+    Attributes:
+        missing: Likewise.
+        told: What the message says of them, without what to do.
+    """
+
+    def __init__(self, missing: list[tuple[tuple[Any, ...], str]]) -> None:
+        places = ["".join(f"[{key!r}]" for key in path) for path, _ in missing]
+        names = ", ".join(
+            f"config{place} was {was}" for place, (_, was) in zip(places[:_TOLD], missing, strict=False)
+        )
+        more = f" and {len(missing) - _TOLD} more" * (len(missing) > _TOLD)
+        them = "it" if len(missing) == 1 else "them"
+        self.missing = missing
+        self.told = (
+            f"from_checkpoint: {names}{more}, which a checkpoint holds by name only, "
+            f"expected {them} to be given again"
+        )
+        super().__init__(f"{self.told}; pass {them} in config")
+
+
+def as_json(value: Any, theirs: bool = False) -> Any:
+    """Return a setting as what JSON can hold; what it cannot is named.
+
+    Args:
+        value: The setting.
+        theirs: Whether it is handed on as it is, to an environment for example, to which a list is no tuple, and a
+            member of an Enum no string.
+    """
+    if isinstance(value, np.generic):
+        return as_json(value.item(), theirs)
+    if value is None or (type(value) in _PLAIN if theirs else isinstance(value, _PLAIN)):
+        endless = isinstance(value, float) and not math.isfinite(value)
+        return {_FLOAT: repr(value)} if endless else value
+    if isinstance(value, type):
+        return {_NAMED: f"class {value.__module__}:{value.__qualname__}"}
+    known = type(value) is dict if theirs else isinstance(value, Mapping)
+    if known and all(type(key) in (str, np.str_) for key in value):
+        return {key: as_json(item, theirs=True) for key, item in value.items()}
+    return _of_parts(value, theirs)
+
+
+def _of_parts(value: Any, theirs: bool) -> Any:
+    ours = isinstance(value, AlgorithmConfig) or type(value).__module__.partition(".")[0] == "menv"
+    if isinstance(value, AlgorithmConfig):
+        return {field.name: as_json(vars(value)[field.name]) for field in fields(value)}
+    if is_dataclass(value) and ours:
+        return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
+    if type(value) is list or (isinstance(value, list | tuple) and (ours or not theirs)):
+        return [as_json(item, theirs) for item in value]
+    if type(value) is tuple:
+        # Whoever does not know the first mark asks for it to be given again.
+        return {_TUPLE: [as_json(item, theirs) for item in value], _NAMED: "a tuple"}
+    if isinstance(value, gym.Space) and _is_gymnasiums(value):
+        with contextlib.suppress(ConfigError):
+            # It has no form in JSON: then it is named as well.
+            return {_SPACE: space_to_json(value), _NAMED: "a space"}
+    return {_NAMED: _name_of(value)}
+
+
+def _is_gymnasiums(space: Any) -> bool:
+    """Return whether a space, and all that lie in it, come back as what they are: of gymnasium's own classes."""
+    inner = getattr(space, "spaces", ())
+    parts = inner.values() if isinstance(inner, Mapping) else inner
+    return type(space).__module__.partition(".")[0] == "gymnasium" and all(map(_is_gymnasiums, parts))
+
+
+def stored_config(config: AlgorithmConfig, policy_map: PolicyMap) -> Tree:
+    """Return an algorithm's settings, with the policies that it has now."""
+    tree: Tree = as_json(config)
+    mapping_fn, to_train = policy_map.settings
+    tree["multiagent"] |= {
+        "policies": {
+            name: {field: as_json(getattr(spec, field)) for field in _OF_A_SPEC}
+            for name, spec in policy_map.specs.items()
+        },
+        "policy_mapping_fn": as_json(mapping_fn),
+        "policies_to_train": as_json(to_train),
+    }
+    return tree
+
+
+def restored_config(
+    config_class: type[AlgorithmConfig],
+    stored: Tree,
+    given: Any,
+    env: Any = None,
+    policy_ids: Collection[str] | None = None,
+) -> AlgorithmConfig:
+    """Return the settings of a checkpoint, with those that are given put over them.
+
+    Args:
+        config_class: The algorithm's config.
+        stored: As from `stored_config`, as JSON gives it back.
+        given: A classic dict, an instance of `config_class`, or None.
+        env: Takes precedence over both.
+        policy_ids: The policies that are wanted, None for all.
+
+    Raises:
+        ConfigError: Something that is stored by name only is not given, or a wanted policy is not there.
+    """
+    policy_ids = None if policy_ids is None else ids_given("from_checkpoint", policy_ids)
+    values = _read(_looked_up(stored))
+    multi = values.pop("multiagent")
+    own = _given(config_class, given)
+    _bound_costs(values, own)
+    theirs = own.pop("multiagent", {})
+    known = theirs.pop("policies", None)
+    for name, value in own.items():
+        both = name in SECTIONS and isinstance(value, Mapping) and isinstance(values.get(name), dict)
+        values[name] = {**values[name], **newly_chosen(value)} if both else value
+    values |= left_over(values, own)
+    multi |= theirs
+    multi["policies"] = _policies(multi["policies"], known, policy_ids)
+    if policy_ids is not None and isinstance(multi["policies_to_train"], list):
+        multi["policies_to_train"] = [
+            name for name in multi["policies_to_train"] if name in multi["policies"]
+        ]
+    values["multiagent"] = multi
+    _fit_to_machine(values, own)
+    if env is not None:
+        values["env"] = env
+    _check_given(values)
+    multi["policies"] = {
+        name: one if isinstance(one, PolicySpec) else PolicySpec(**one)
+        for name, one in multi["policies"].items()
+    }
+    return read_config(config_class, values)
+
+
+def _bound_costs(values: Tree, given: Mapping[str, Any]) -> None:
+    """Lower the number of workers that a file asks for to what this machine may bear, unless it is given again.
+
+    Raises:
+        ConfigError: It asks for more sub-environments than any run needs; these are not lowered, because they decide
+            what is learned.
+    """
+    most = max(_PROCESSES, _PROCESSES_EACH * (os.cpu_count() or 1))
+    for name in ("num_workers", "evaluation_num_workers"):
+        if name not in given and type(values.get(name)) is int and values[name] > most:
+            warnings.warn(
+                f"from_checkpoint: {name} is {shown(values[name])} in the checkpoint, which starts at most {most} "
+                f"processes here by itself, and is lowered to that; pass {name} in config to start more",
+                stacklevel=4,
+            )
+            values[name] = most
+    for where, settings in (("", values), ("evaluation_config.", values.get("evaluation_config") or {})):
+        remote = settings.get("remote_worker_envs", values.get("remote_worker_envs"))
+        limit, envs = most if remote else _MOST_ENVS, settings.get("num_envs_per_worker")
+        again = "evaluation_config" if where else "num_envs_per_worker"
+        if again not in given and type(envs) is int and envs > limit:
+            raise ConfigError(
+                f"from_checkpoint: {where}num_envs_per_worker is {shown(envs)}, expected at most {limit} from a file; "
+                f"pass {again} in config if it shall be so"
+            )
+
+
+def _fit_to_machine(values: Tree, given: Mapping[str, Any]) -> None:
+    """Do without a GPU and without Ray where this machine has none, unless they are given again."""
+    specs = values["multiagent"]["policies"].values()
+    of_policies = [spec.get("config") for spec in specs if isinstance(spec, dict)]
+    settings = [one for one in (values, values.get("evaluation_config"), *of_policies) if one]
+    on_ray = [one for one in settings if one.get("engine") == "ray"]
+    if on_ray and "engine" not in given and find_spec("ray") is None:
+        warnings.warn(
+            "from_checkpoint: engine is 'ray' in the checkpoint and Ray is not installed here, so workers are "
+            "processes of this machine; run: pip install 'menv[ray]', or pass engine='process' in config",
+            stacklevel=4,
+        )
+        for one in on_ray:
+            one["engine"] = None
+    on_gpus = [one for one in settings if isinstance(one.get("num_gpus"), int | float) and one["num_gpus"]]
+    if on_gpus and "num_gpus" not in given and not _finds_gpu():
+        warnings.warn(
+            "from_checkpoint: the checkpoint has num_gpus and torch finds no GPU here, so the processor learns; pass "
+            "num_gpus=0 in config",
+            stacklevel=4,
+        )
+        for one in on_gpus:
+            one["num_gpus"] = 0
+
+
+def _finds_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def check_connectors(
+    where: str,
+    stored: Tree,
+    kept: Collection[str],
+    config: AlgorithmConfig,
+    specs: Mapping[str, PolicySpec],
+) -> None:
+    """Refuse other settings of connectors than those by which a checkpoint's were made, where these go on.
+
+    Args:
+        where: Begins the message.
+        stored: As from `stored_config`.
+        kept: Policies whose connectors are in the checkpoint, and not only the settings that make them.
+        config: The settings of whoever goes on.
+        specs: The policies of whoever goes on.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    for name in sorted(specs.keys() & kept):
+        before = _read(stored["multiagent"]["policies"][name]["config"]) or {}
+        own = specs[name].config or {}
+        for key in OF_CONNECTORS:
+            was = as_json(before.get(key, _read(stored[key])))
+            now = as_json(own.get(key, getattr(config, key)))
+            if was != now:
+                raise ConfigError(
+                    f"{where}: policy {name!r} has {key}={shown(now)}, expected {shown(was)}, because its connectors "
+                    "go on as they are in the checkpoint; leave it as it was, or edit policy.agent_connectors and "
+                    "policy.action_connectors afterwards"
+                )
+
+
+def _given(config_class: type[AlgorithmConfig], given: Any) -> Tree:
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        found = read_keys(config_class, given)
+    else:
+        whole = read_config(config_class, given)
+        found = {field.name: vars(whole)[field.name] for field in fields(whole)}
+    multi = found.get("multiagent", {})
+    by_name = (
+        multi
+        if isinstance(multi, Mapping)
+        else {field.name: getattr(multi, field.name) for field in fields(multi)}
+    )
+    return {**found, "multiagent": dict(by_name)}
+
+
+def _policies(stored: Tree, given: Any, policy_ids: Collection[str] | None) -> dict[str, Any]:
+    """Return the specs of the checkpoint's policies, those that are given, and as they are stored of the others."""
+    wanted = list(stored if policy_ids is None else policy_ids)
+    missing = sorted(set(wanted) - stored.keys())
+    if missing:
+        raise ConfigError(
+            f"policy_ids: {missing} not in the checkpoint, expected some of {sorted(stored)}; correct them"
+        )
+    entries = given if isinstance(given, Mapping) else dict.fromkeys(given or ())
+    found: dict[str, Any] = {}
+    for name in wanted:
+        spaces = stored[name].get("inferred")
+        known = isinstance(spaces, list) and all(isinstance(space, gym.Space) for space in spaces)
+        inferred = tuple(spaces) if known and len(spaces) == 2 else None
+        found[name] = (
+            {**stored[name], "inferred": inferred}
+            if entries.get(name) is None
+            else replace(PolicySpec.of(name, entries[name]), inferred=inferred)
+        )
+    return found
+
+
+def _check_given(values: Tree) -> None:
+    """Refuse settings that are stored by name only.
+
+    Raises:
+        ConfigError: There are such; all of them are told, so that nobody has to try again for each.
+    """
+    missing = list(_by_name_only(values))
+    if missing:
+        raise NamedOnlyError(missing)
+
+
+def _by_name_only(value: Any, *path: Any) -> Iterator[tuple[tuple[Any, ...], str]]:
+    if isinstance(value, Mapping):
+        if _NAMED in value:
+            yield path, str(value[_NAMED])
+            return
+        for key, item in value.items():
+            yield from _by_name_only(item, *path, key)
+    elif isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            yield from _by_name_only(item, *path, place)
+
+
+def _looked_up(value: Any, field: str = "", data: bool = False) -> Any:
+    """Return a stored tree in which each name of code is what it means in this process, or a mark to give it again.
+
+    Args:
+        value: As JSON gives it.
+        field: The setting that it stands in.
+        data: Whether it lies within `_DATA`: then its keys are no settings.
+    """
+    if isinstance(value, list):
+        return [_looked_up(item, field, data) for item in value]
+    if isinstance(value, str):
+        foreign = not is_known(value) if field == "env" and not data else names_module(value)
+        return {_NAMED: value} if foreign else value
+    if not isinstance(value, dict) or _SPACE in value:
+        return value
+    if _NAMED in value and _TUPLE not in value:
+        return (None if data else _offered(value, field)) or {_NAMED: str(value[_NAMED])}
+    inner = data or field in _DATA
+    named = next(filter(names_module, value), None)
+    if named is not None:
+        return {_NAMED: named}
+    return {key: _looked_up(item, field if key == _TUPLE else key, inner) for key, item in value.items()}
+
+
+def _read(value: Any, spaces: SpaceDecoder | None = None) -> Any:
+    spaces = spaces or SpaceDecoder()
+    if isinstance(value, list):
+        return [_read(item, spaces) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _FLOAT in value:
+        return float(value[_FLOAT])
+    if _TUPLE in value:
+        return tuple(_read(item, spaces) for item in value[_TUPLE])
+    if _SPACE in value:
+        return spaces.read(value[_SPACE], "from_checkpoint: a space of the config")
+    return {key: _read(item, spaces) for key, item in value.items()}
+
+
+def _offered(stored: Tree, field: str) -> type | None:
+    """Return the class that is stored by name if menv offers it for this setting."""
+    name = str(stored[_NAMED]).rpartition(":")[2]
+    for package in map(import_module, _OFFERING):
+        found = getattr(package, name) if name in package.__all__ else None
+        right = isinstance(found, type) and issubclass(found, _OFFERED.get(field, ()))
+        if right and as_json(found) == stored:
+            return found
+    return None
+
+
+def _name_of(value: Any) -> str:
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if module and name:
+        return f"function {module}:{name}"
+    return f"an instance of {type(value).__module__}:{type(value).__qualname__}"

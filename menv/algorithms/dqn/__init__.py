@@ -1,0 +1,1 @@
+"""DQN: configuration, replay buffer, and learners for feed-forward and recurrent networks."""

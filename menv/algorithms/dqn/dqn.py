@@ -1,0 +1,85 @@
+"""DQN: deep Q-learning (Mnih et al. 2015, "Human-level control through deep reinforcement learning")."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+
+from menv.algorithms.algorithm import Algorithm
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.dqn.config import DQNConfig
+from menv.algorithms.networks.network_choice import chosen_network
+from menv.algorithms.networks.network_spec import NetworkSpec
+from menv.algorithms.networks.stock_spec import StockSpec
+from menv.algorithms.recipe import Learner, OffPolicyRecipe, Weights, instead
+from menv.errors import ConfigError
+from menv.inference.action_heads import ActionHead, in_a_line
+
+
+class DQNRecipe(OffPolicyRecipe):
+    """How a DQN policy is trained: by Q-values of discrete actions, from replayed rows."""
+
+    name = "DQN"
+    config_class: type[AlgorithmConfig] = DQNConfig
+
+    def network(
+        self, obs_size: int, action_space: gym.Space[Any], config: DQNConfig, observation_space: Any = None
+    ) -> NetworkSpec:
+        """Return the network of one policy.
+
+        Args:
+            obs_size: F, numbers in a flat observation.
+            action_space: Of the policy.
+            config: Its settings.
+            observation_space: Of the policy, for networks that follow its structure.
+
+        Raises:
+            ConfigError: The actions are not Discrete.
+        """
+        if not isinstance(action_space, gym.spaces.Discrete):
+            kind = "continuous" if isinstance(action_space, gym.spaces.Box) else type(action_space).__name__
+            raise ConfigError(
+                f"DQN: {kind} action space {in_a_line(action_space)}, expected Discrete; {instead(action_space)}"
+            )
+        head = ActionHead("q_values", (int(action_space.n),))
+        model = config.model
+        stock = StockSpec(
+            obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation,
+            dueling=config.dueling, cell=model.cell,
+        )  # fmt: skip
+        return chosen_network(stock, model, observation_space)
+
+    def make_learner(
+        self,
+        network: NetworkSpec,
+        weights: Weights,
+        config: DQNConfig,
+        seed: int,
+    ) -> Learner:
+        """Return a `DQNLearner`, of sequences if the network is recurrent."""
+        from menv.algorithms.torch_runtime import learning_device
+
+        device = learning_device(config.num_gpus)
+        if network.state_sizes:
+            from menv.algorithms.dqn.recurrent_learner import RecurrentDQNLearner
+
+            return RecurrentDQNLearner(
+                network, config, weights, seed, config.model.max_seq_len, device=device
+            )
+        from menv.algorithms.dqn.learner import DQNLearner
+
+        return DQNLearner(network, config, weights, seed, device=device)
+
+
+DEFAULT_CONFIG = DQNConfig()
+"""The settings that hold where nothing else is said; `DEFAULT_CONFIG.copy()` is a dict of them."""
+
+
+class DQN(Algorithm):
+    """Q-learning from replayed experience: double, dueling, n-step, with priorities if asked.
+
+    Built as `DQN(env=..., config={...classic keys...})` or `DQNConfig(env=..., ...).build()`.
+    """
+
+    recipe = DQNRecipe()

@@ -1,0 +1,462 @@
+"""Evaluation: the current policies play episodes of their own, in environments of their own, in this process.
+
+`menv.algorithms.evaluation_workers` has one, or each of its workers. Nothing that is sampled here is learned from,
+and no number of the training run depends on whether or when it was asked, unless a policy of the user's own remembers
+what it was asked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from menv import rng
+from menv.adapters.custom import TableEnvs
+from menv.adapters.local_envs import CreatedEnvs
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.fragments import WorkerPlacement, env_context, joined, spread
+from menv.algorithms.postprocessing import BatchPostprocessor
+from menv.algorithms.rollouts import PolicyView
+from menv.base_env import BaseEnv, EpisodeEnd
+from menv.callbacks import DefaultCallbacks
+from menv.episode import AS_THEY_COME, Episode, When
+from menv.errors import CallOrderError, ConfigError, ContractError
+from menv.metrics import Metrics
+from menv.policy import Policy
+from menv.policy_map import PolicyMap
+from menv.sampling import fragment_limit
+from menv.sampling.fragment_limit import ExternalFragmentLimit, Flags, FragmentLimit
+from menv.sampling.infer_policies import AgentSpaces, resolve_agents
+from menv.sampling.policy_group import PolicyGroup
+from menv.sampling.sampler import Sampler
+from menv.spaces import alike
+from menv.trajectory_slices import Column
+
+# SEAM menv.algorithms.evaluation.episode_shares
+# How many episodes of each sub-environment an evaluation plays, so that short ones are not preferred.
+#
+# `menv.algorithms.evaluation` hands one of these quotas to its sampler. Where all sub-environments step at
+# once, one that has played its share plays on until all have; `FirstEpisodes` then leaves out what is too
+# much.
+
+
+Shares = npt.NDArray[np.int64]
+
+
+class _WholeEpisodes(FragmentLimit):
+    """Whole episodes, none of which may go on for ever."""
+
+    def __init__(
+        self, length: int, batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
+    ) -> None:
+        super().__init__(length, batch_mode)
+        # [E] env steps of each sub-environment when it last finished an episode, and those that have done so since.
+        self._since: Shares = np.zeros(0, np.int64)
+        self._ended: list[int] = []
+
+    def begin(self, env_steps: Column) -> None:
+        """Begin an evaluation at these env step counts [E]."""
+        super().begin(env_steps)
+        self._since, self._ended = env_steps.copy(), []
+
+    def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
+        """Note that episodes ended."""
+        super().note_ends(ends)
+        self._ended += [end.env_index for end in ends if not end.faulty]
+
+    def _check_endless(self, env_steps: Column) -> None:
+        appeared = np.zeros(max(0, len(env_steps) - len(self._since)), np.int64)
+        self._since = np.concatenate((self._since, appeared)) if len(appeared) else self._since
+        self._since[self._ended] = env_steps[self._ended]
+        self._ended.clear()
+        running = env_steps - self._since
+        if np.maximum.reduce(running, initial=0) > fragment_limit.LONGEST + 10 * self.length:
+            raise ContractError(
+                f"evaluation: env {int(running.argmax())} took {int(running.max())} env steps without the end of an "
+                "episode, expected one, because evaluations play whole episodes and a crash ends none; end or truncate "
+                "episodes in the environment"
+            )
+
+
+class EpisodeLimit(_WholeEpisodes):
+    """A number of whole episodes of each sub-environment, so that short ones are not preferred.
+
+    One that a fault of its environment breaks off does not count: another is played.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.shares: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
+        """Count episodes that ended."""
+        super().note_ends(ends)
+        for end in ends:
+            self.shares[end.env_index] -= not end.faulty
+
+    def closed(self, env_steps: Column) -> Flags | None:
+        """Return [E] True where a sub-environment has played its episodes."""
+        self._check_endless(env_steps)
+        done: Flags = self.shares <= 0
+        return done if done.any() else None
+
+
+class StepLimit(_WholeEpisodes):
+    """So many env steps of each sub-environment, and on to the end of its episode."""
+
+    def __init__(self) -> None:
+        super().__init__(1, "complete_episodes")
+
+
+class JointEpisodeLimit(_WholeEpisodes, ExternalFragmentLimit):
+    """So many episodes, whoever plays them, for sub-environments that nobody has counted; the first to end count."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.left_over = 0
+
+    def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
+        """Count episodes that ended."""
+        super().note_ends(ends)
+        self.left_over -= sum(not end.faulty for end in ends)
+
+    def closed(self, env_steps: Column) -> Flags | None:
+        """Return [E] True once all episodes have been played, None before."""
+        self._check_endless(env_steps)
+        return np.ones(len(env_steps), np.bool_) if self.left_over <= 0 else None
+
+
+class LockstepEpisodeLimit(_WholeEpisodes):
+    """A share of each sub-environment, in episodes or in env steps and on to the end; all play until all are done."""
+
+    def __init__(self, in_episodes: bool) -> None:
+        super().__init__(1)
+        self.shares: Shares = np.zeros(0, np.int64)
+        self._in_episodes = in_episodes
+
+    def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
+        """Count episodes that ended."""
+        super().note_ends(ends)
+        for end in ends:
+            self.shares[end.env_index] -= 1 if self._in_episodes else end.env_steps
+
+    def closed(self, env_steps: Column) -> Flags | None:
+        """Return [E] True once every sub-environment has played its share, None before."""
+        self._check_endless(env_steps)
+        return np.ones(len(env_steps), np.bool_) if (self.shares <= 0).all() else None
+
+
+class FirstEpisodes(Metrics):
+    """Metrics over the first episodes of each sub-environment that steps together with others, or of all.
+
+    Attributes:
+        shares: [E] what is left of each one's share, in episodes or in env steps.
+    """
+
+    def __init__(self, in_episodes: bool, index_of: Callable[[Any], int] = int) -> None:
+        """Begin with no shares; `index_of` gives the index of a sub-environment for its id."""
+        super().__init__(0)
+        self._index_of = index_of
+        self.shares: Shares = np.zeros(0, np.int64)
+        self._in_episodes = in_episodes
+
+    def record(self, episode: Episode, when: When = AS_THEY_COME) -> None:
+        """Take in an episode that ended, if it is within its sub-environment's share."""
+        index = self._index_of(episode.env_id)
+        if self.shares[index] > 0:
+            self.shares[index] -= 1 if self._in_episodes else episode.length
+            super().record(episode, when)
+
+
+MakeBaseEnv = Callable[[AlgorithmConfig], BaseEnv]
+
+
+class Evaluation:
+    """Plays episodes with the policies of a crew.
+
+    Args:
+        settings: Those of evaluations.
+        crew: The policies; their weights are those of the moment.
+        make_base_env: Creates the environments, when the first evaluation begins.
+        callbacks: Told about the episodes.
+        seed: Key of every random draw.
+        place: Which share of all sub-environments, and so of all episodes, this is.
+
+    Attributes:
+        guard: Is entered while environments are stepped.
+        begun: Whether the next `run` waits for what was begun before: never.
+    """
+
+    begun = False
+
+    def __init__(
+        self,
+        settings: AlgorithmConfig,
+        crew: PolicyView,
+        make_base_env: MakeBaseEnv,
+        callbacks: DefaultCallbacks,
+        seed: int,
+        place: WorkerPlacement | None = None,
+    ) -> None:
+        self._settings = settings
+        self._crew = crew
+        self._playing: PolicyMap | None = None
+        self._make_base_env = make_base_env
+        self._callbacks = callbacks
+        self._seed = seed
+        self._place = place or WorkerPlacement()
+        self._in_episodes = settings.evaluation_duration_unit == "episodes"
+        # Where episodes are recorded.
+        self.metrics = Metrics(0)
+        self._base_env: BaseEnv | None = None
+        self._sampler: Sampler | None = None
+        self._quota: FragmentLimit = EpisodeLimit() if self._in_episodes else StepLimit()
+        # Evaluations change nothing about what environments draw in training, nor the other way round.
+        self._generators = (
+            None
+            if settings.seed is None
+            else rng.EnvGenerators(rng.key(settings.seed, rng.EVALUATION, self._place.worker_index))
+        )
+        # Whether an exception ended the last evaluation.
+        self._broken_off = False
+        self.guard: AbstractContextManager[Any] = nullcontext()
+
+    @property
+    def progress(self) -> int:
+        """A number that changes with each env step."""
+        steps = getattr(self._base_env, "env_steps", None)
+        return 0 if steps is None else int(steps.sum())
+
+    @property
+    def _workers(self) -> int:
+        return self._settings.num_workers if self._place.worker_index else 1
+
+    def begin(self) -> None:
+        """Do nothing: this process plays when it is waited for."""
+
+    def run(self) -> dict[str, Any]:
+        """Play, and return the metrics of the episodes that were played."""
+        env_steps, agent_steps = self.play()
+        return as_result(self.metrics, env_steps, agent_steps)
+
+    def play(self) -> tuple[int, int]:
+        """Play, and return how many env steps and agent steps it was."""
+        with nullcontext() if self._generators is None else self._generators.entered():
+            return self._play()
+
+    def _play(self) -> tuple[int, int]:
+        sampler = self._ready()
+        env_steps, agent_steps = sampler.env_steps, sampler.agent_steps
+        self._share_out(self._settings.evaluation_duration, sampler.base_env.num_envs)
+        self._broken_off = True
+        with self.guard:
+            batch = sampler.sample()
+        sampler.finish(batch)
+        self._broken_off = False
+        return sampler.env_steps - env_steps, sampler.agent_steps - agent_steps
+
+    def recreated(self) -> Sequence[int]:
+        """Return nothing: no worker plays."""
+        return ()
+
+    def _share_out(self, duration: int, num_envs: int) -> None:
+        """Tell the quota what each sub-environment is to play, or all together where nobody has counted them."""
+        quota, workers = self._quota, self._workers
+        mine = max(0, self._place.worker_index - 1)
+        total, index = num_envs * workers, mine * num_envs + np.arange(num_envs)
+        if isinstance(quota, JointEpisodeLimit):
+            quota.left_over = duration // workers + (mine < duration % workers)
+            if isinstance(self.metrics, FirstEpisodes):
+                # Several may end at once.
+                self.metrics.shares = np.array([quota.left_over])
+        elif isinstance(quota, EpisodeLimit | LockstepEpisodeLimit):
+            # What is left over is spread evenly, so that workers have the same to do.
+            shares = -(-(index + 1) * duration // total) + -index * duration // total
+            quota.shares = shares if self._in_episodes else np.full(num_envs, -(-duration // total))
+            if isinstance(self.metrics, FirstEpisodes):
+                self.metrics.shares = quota.shares.copy()
+        else:
+            quota.length = -(-duration // max(1, total or workers))
+
+    def state(self) -> dict[str, Any] | None:
+        """Return what the next evaluation depends on as a plain tree, None before the first and after a failed one."""
+        if self._sampler is None or self._broken_off:
+            return None
+        with suppress(CallOrderError):
+            # With other policies than those that played, the next one begins anew.
+            same = self._playing is self._crew.policy_map
+            return {"sampler": self._sampler.state() if same else None, "metrics": self.metrics.state()}
+        return None
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` of another run's evaluation returned."""
+        self._ready()
+        if state["sampler"] is not None:
+            self.resume(state["sampler"])
+        self.metrics.set_state(state["metrics"])
+
+    def resume(self, tree: Mapping[str, Any]) -> None:
+        """Go on from where the samplers of another run's evaluation stood; one of several goes on from its share."""
+        sampler = self._ready()
+        if self._place.worker_index:
+            own = sampler.base_env.num_envs
+            tree = spread(tree, self._workers, own)["workers"][self._place.worker_index - 1]
+        with self.guard:
+            sampler.resume(joined(tree))
+
+    def stop(self) -> None:
+        """Close the environments."""
+        if self._base_env is not None:
+            self._base_env.stop()
+
+    def _ready(self) -> Sampler:
+        if self._broken_off:
+            self._start_over()
+        if self._base_env is None:
+            self._base_env = self._make_base_env(self._settings)
+            if self._base_env.lockstep:
+                self._quota = LockstepEpisodeLimit(self._in_episodes)
+                self.metrics = FirstEpisodes(self._in_episodes, self._index_of)
+            elif not self._base_env.num_envs:
+                self._quota = ExternalFragmentLimit(1, "complete_episodes")
+                if self._in_episodes:
+                    self._quota, self.metrics = JointEpisodeLimit(), FirstEpisodes(True, lambda _: 0)
+        # Those that step together, or share all episodes, are not all at the beginning of one when the last is done.
+        midway = self._base_env.lockstep or isinstance(self._quota, JointEpisodeLimit)
+        if self._sampler is None or midway or self._playing is not self._crew.policy_map:
+            # Whoever comes or goes, everybody stands at the beginning of an episode here.
+            self._sampler = self._new_sampler()
+        return self._sampler
+
+    def _index_of(self, env_id: Any) -> int:
+        return self._base_env.index_of(env_id) if isinstance(self._base_env, TableEnvs) else int(env_id)
+
+    def _start_over(self) -> None:
+        self.stop()
+        self._broken_off = False
+        self._base_env = self._sampler = None
+        self.metrics = Metrics(0)
+
+    def _new_sampler(self) -> Sampler:
+        assert self._base_env is not None
+        if self._sampler is not None:
+            self._base_env.stop()
+            self._base_env = self._make_base_env(self._settings)
+        crew, place = self._crew, self._place
+        self._playing = crew.policy_map
+        sampler = Sampler(
+            self._base_env, crew.policy_map, [cohort.twin() for cohort in crew.cohorts], self._quota,
+            metrics=self.metrics, seed=self._seed, worker_index=place.worker_index,
+            num_workers=self._workers if place.worker_index else 0,
+            first_index=place.first_index(self._base_env.num_envs),
+            observation_fn=self._settings.multiagent.observation_fn, callbacks=self._callbacks,
+        )  # fmt: skip
+        sampler.whole_frames = False
+        sampler.explore = self._settings.explore
+        sampler.policies = crew.policies
+        self._tell_envs_created(sampler)
+        return sampler
+
+    def _tell_envs_created(self, sampler: Sampler) -> None:
+        def tell(index: int, env: Any) -> None:
+            self._callbacks.on_sub_environment_created(
+                worker=sampler,
+                sub_environment=env,
+                env_context=env_context(self._settings, index, self._place),
+                env_index=index,
+            )
+
+        base_env = sampler.base_env
+        for index, env in enumerate(base_env.get_sub_environments()):
+            tell(index, env)
+        if isinstance(base_env, CreatedEnvs):
+            base_env.on_created = tell
+
+
+def as_result(metrics: Metrics, env_steps: int, agent_steps: int) -> dict[str, Any]:
+    """Return what an evaluation tells: a summary of the episodes that were recorded, and how many steps it was."""
+    summary = metrics.summary()
+    return {
+        **summary,
+        "sampler_results": summary,
+        "num_env_steps_sampled_this_iter": env_steps,
+        "num_agent_steps_sampled_this_iter": agent_steps,
+    }
+
+
+# SEAM menv.algorithms.evaluation.players
+# The policies of a run as those who play in its evaluations.
+
+
+Kind: TypeAlias = Literal["observation", "action"]
+
+
+class EvalPolicies:
+    """A crew that another mapping may choose from.
+
+    Args:
+        crew: All policies of the run.
+        policy_mapping_fn: None maps agents as the run does.
+    """
+
+    def __init__(self, crew: PolicyView, policy_mapping_fn: Callable[..., Any] | None = None) -> None:
+        self._crew = crew
+        self._mapping_fn = policy_mapping_fn
+        # What the run's own map was, and what came of it.
+        self._maps: tuple[PolicyMap, PolicyMap] | None = None
+
+    @property
+    def policy_map(self) -> PolicyMap:
+        """Who answers for whom; the same object as long as the run's own is."""
+        now = self._crew.policy_map
+        if self._mapping_fn is None:
+            return now
+        if self._maps is None or self._maps[0] is not now:
+            self._maps = now, now.changed(policy_mapping_fn=self._mapping_fn)
+        return self._maps[1]
+
+    @property
+    def policies(self) -> Mapping[str, Policy]:
+        """The policy objects by id."""
+        return self._crew.policies
+
+    @property
+    def cohorts(self) -> Sequence[PolicyGroup]:
+        """Who answers together."""
+        return self._crew.cohorts
+
+    @property
+    def completion(self) -> BatchPostprocessor:
+        """Nobody learns from what is played."""
+        return self._crew.completion
+
+    def check_plays(self, base_env: BaseEnv, env: Any, settings: AlgorithmConfig) -> None:
+        """Refuse an environment whose agents map to no policy, or to one that cannot play there.
+
+        Args:
+            base_env: The environment in table form.
+            env: One sub-environment, or the user's own BaseEnv.
+            settings: Those of evaluations.
+
+        Raises:
+            ContractError: An agent maps to an unknown policy.
+            ConfigError: An agent's space is of another kind or shape than that of its policy.
+        """
+        agents = resolve_agents(self.policy_map, base_env, env)
+        # What an `observation_fn` shows is not what the environment declares.
+        reshaped = settings.multiagent.observation_fn is not None
+        kinds: tuple[Kind, ...] = ("action",) if reshaped else ("observation", "action")
+        for kind in kinds:
+            given = getattr(settings, f"{kind}_space")
+            spaces = AgentSpaces(base_env if base_env.lockstep else env, kind, given)
+            for agent, policy_id in agents.items():
+                found, built = spaces.found(agent), getattr(self.policies[policy_id], f"{kind}_space")
+                if found is not None and not alike(found, built):
+                    raise ConfigError(
+                        f"the {kind} space of agent {agent!r} is {found}, expected one like that of its policy "
+                        f"{policy_id!r}, {built}; let another policy play, or mend the environment"
+                    )

@@ -1,0 +1,487 @@
+"""The evaluations of one run: what plays them, made when the first one begins, and what the latest told.
+
+`menv.algorithms.algorithm` has one. How episodes are played is in `menv.algorithms.evaluation`, and by whom
+in `menv.algorithms.evaluation_workers`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from menv.adapters.convert import check_number
+from menv.adapters.validation import Declared, check_worker, declared
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.config.evaluation_config import evaluation_settings
+from menv.algorithms.evaluation import EvalPolicies, Evaluation, as_result
+from menv.algorithms.fragments import (
+    PolicyUpdate,
+    WorkerCounters,
+    WorkerInit,
+    check_evaluable,
+    make_evaluation_experience,
+)
+from menv.algorithms.operation_guard import OperationGuard
+from menv.algorithms.policy_set import PolicySet
+from menv.algorithms.rollout_worker import WorkerSlot, heard, opened
+from menv.algorithms.rollouts import PolicyView
+from menv.algorithms.worker_group import PolicySync, WorkerGroup, sealed_settings
+from menv.base_env import BaseEnv
+from menv.callbacks import DefaultCallbacks, read_callbacks
+from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError, EnvFaultWarning
+from menv.metrics import Metrics, MetricsSnapshot
+from menv.migration_hints import Result
+from menv.policy_map import PolicyMap
+from menv.serialization import is_plain
+from menv.workers.engines import make_engine
+from menv.workers.pipe_channel import SealedValue, UnsendableError
+from menv.workers.watchdog import Watchdog, creation_limit, limited
+
+_SEED = 10_000
+_OWN = {"env", "env_config", "multiagent"}
+"""Settings of evaluations that decide who plays in what."""
+_NEAR: dict[str, Any] = {"remote_worker_envs": False, "remote_env_batch_wait_ms": 0, "env_timeout": None}
+
+
+class EvaluationRunner:
+    """Those of one run.
+
+    Args:
+        config: The training run's settings.
+        population: The policies.
+        training_env: That which is trained in, if there is one.
+        callbacks: Told about evaluations and their episodes.
+        seed: Of the training run.
+
+    Attributes:
+        latest: What the latest evaluation told, {} before the first.
+    """
+
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        population: PolicySet,
+        training_env: Any,
+        callbacks: DefaultCallbacks,
+        seed: int,
+    ) -> None:
+        self.latest: dict[str, Any] = {}
+        self._config = config
+        self._population = population
+        self._training_env = training_env
+        self._callbacks = callbacks
+        self._seed = seed
+        self._evaluation: Evaluation | EvaluationWorkers | None = None
+        # What workers are told of the settings, from before callbacks were shown the algorithm and kept it.
+        self._first: SealedValue | None = None
+        self._declared = declared(training_env)
+        self._playing = False
+
+    def rehearse(self) -> None:
+        """Keep the settings for workers, and try out who plays in what, where evaluations have their own of that.
+
+        It is found out at once then what is wrong, and not when the first of them is due.
+
+        Raises:
+            ConfigError: The environment cannot be played in by the policies, or is none.
+            ContractError: An agent maps to no policy.
+            EnvCrashError: The environment could not be created.
+        """
+        config = self._config
+        if config.evaluation_num_workers:
+            pass  # moved
+            from menv.workers.engines import check_system
+
+            check_system()
+            self._first = sealed(evaluation_settings(config))
+        if config.evaluation_interval is not None:
+            self._try_out()
+
+    def _try_out(self) -> None:
+        if not self._config.evaluation_config:
+            return
+        settings = evaluation_settings(self._config)
+        with _told_where():
+            if not self._have_own:
+                check_number(self._training_env, settings.num_envs_per_worker)
+                return
+            near = replace(settings, num_envs_per_worker=1, **_NEAR)
+            env, base_env = make_evaluation_experience(near, self._training_env)
+            try:
+                self._check_plays(env, base_env, settings)
+            finally:
+                base_env.stop()
+        self._declared = declared(env)
+
+    @property
+    def _have_own(self) -> bool:
+        return bool(_OWN & set(self._config.evaluation_config or ()))
+
+    def _check_plays(self, env: Any, base_env: BaseEnv, settings: AlgorithmConfig) -> None:
+        check_number(env, settings.num_envs_per_worker)
+        if not base_env.external:
+            self._players(settings).check_plays(base_env, env, settings)
+
+    def _make_envs(self, settings: AlgorithmConfig) -> BaseEnv:
+        env, base_env = make_evaluation_experience(settings, self._training_env)
+        try:
+            if self._have_own:
+                with _told_where():
+                    self._check_plays(env, base_env, settings)
+        except BaseException:
+            base_env.stop()
+            raise
+        return base_env
+
+    def run(self, algorithm: Any, underway: OperationGuard) -> dict[str, Any]:
+        """Play, and return what it told; `algorithm` is what callbacks are shown.
+
+        It is half done until `on_evaluate_end` is called, so that the run may be saved there.
+
+        Raises:
+            CallOrderError: Somebody calls it whom an evaluation has called.
+        """
+        if self._playing:
+            raise CallOrderError(
+                "evaluate: an evaluation is going on, expected to stand between two; its own hooks cannot begin another"
+            )
+        try:
+            self._playing = True
+            with underway.half("an evaluation is going on"):
+                self._play(algorithm)
+            self._callbacks.on_evaluate_end(algorithm=algorithm, evaluation_metrics=self.latest)
+        finally:
+            self._playing = False
+        return self.latest
+
+    def _play(self, algorithm: Any) -> None:
+        evaluation = self._ready()
+        if not evaluation.begun:
+            self._callbacks.on_evaluate_start(algorithm=algorithm)
+        self.latest = Result({"evaluation": evaluation.run()})
+        numbers = evaluation.recreated()
+        if numbers:
+            self._callbacks.on_workers_recreated(
+                algorithm=algorithm, worker_ids=list(numbers), is_evaluation=True
+            )
+
+    def begin(self, algorithm: Any, iteration: int) -> None:
+        """Let workers play what an iteration ends with while it trains, where they shall."""
+        if self._config.evaluation_parallel_to_training and self.due(iteration):
+            self._callbacks.on_evaluate_start(algorithm=algorithm)
+            self._ready().begin()
+
+    def due(self, iteration: int) -> bool:
+        """Return whether an iteration ends with an evaluation."""
+        interval = self._config.evaluation_interval
+        return interval is not None and iteration % interval == 0
+
+    def begin_again(self, seed: int) -> None:
+        """Forget what plays, for a run with this seed."""
+        self.stop()
+        self._evaluation, self._seed = None, seed
+
+    def state(self) -> dict[str, Any]:
+        """Return what the next evaluation depends on, and what the latest told as far as a file can hold it."""
+        return {
+            "evaluation": None if self._evaluation is None else self._evaluation.state(),
+            "evaluated": self.latest if is_plain(self.latest) else {},
+        }
+
+    def set_state(self, tree: Mapping[str, Any]) -> None:
+        """Go on from what `state` of another run returned."""
+        self.latest = tree["evaluated"]
+        if tree["evaluation"] is not None:
+            self._ready().set_state(tree["evaluation"])
+
+    def stop(self) -> None:
+        """Close the environments."""
+        if self._evaluation is not None:
+            self._evaluation.stop()
+
+    def _ready(self) -> Evaluation | EvaluationWorkers:
+        if self._evaluation is None:
+            self._evaluation = self._new_evaluation()
+        return self._evaluation
+
+    def _new_evaluation(self) -> Evaluation | EvaluationWorkers:
+        config, first, seed = self._config, self._training_env, self._seed + _SEED
+        settings = evaluation_settings(config)
+        players = self._players(settings)
+        if config.evaluation_num_workers:
+            pass  # moved
+
+            if config.evaluation_interval is None:
+                self._try_out()
+            return EvaluationWorkers(settings, players, first, seed, self._first, self._declared)
+        own = settings["callbacks"]
+        callbacks = self._callbacks if own is config["callbacks"] else read_callbacks(own)
+        return Evaluation(settings, players, self._make_envs, callbacks, seed)
+
+    def _players(self, settings: AlgorithmConfig) -> EvalPolicies:
+        mapped = "policy_mapping_fn" in ((self._config.evaluation_config or {}).get("multiagent") or {})
+        return EvalPolicies(self._population, settings.multiagent.policy_mapping_fn if mapped else None)
+
+
+@contextmanager
+def _told_where() -> Iterator[None]:
+    """Let messages about what is wrong begin with the setting."""
+    try:
+        yield
+    except (ConfigError, ContractError, EnvCrashError) as error:
+        raise type(error)(f"evaluation_config: {error}") from (error.__cause__ or error)
+
+
+# SEAM menv.algorithms.evaluation.evaluation_seat
+# A worker of evaluations: what plays its share of the episodes in another process.
+#
+# `menv.algorithms.evaluation_workers` lets an engine create it. It imports no torch, unless a policy acts
+# with it.
+
+
+class EvaluationShare(NamedTuple):
+    """What a worker has played.
+
+    Attributes:
+        metrics: Episodes.
+        env_steps: Of all of them, and of those that others had to wait for.
+        agent_steps: Likewise.
+        warnings: What is to be warned of.
+    """
+
+    metrics: MetricsSnapshot
+    env_steps: int
+    agent_steps: int
+    warnings: Sequence[str]
+
+
+class EvaluationWorker:
+    """Plays the share that its place says.
+
+    Args:
+        plan: All that it needs to know.
+    """
+
+    def __init__(self, plan: WorkerInit) -> None:
+        config = opened(plan)
+        self._place, self._company, self._declared = plan.place, plan.company, plan.declared
+        # Environments in processes of their own are watched from here.
+        self._seconds = None if config.remote_worker_envs else config.env_timeout
+        self._evaluation = Evaluation(
+            config, plan.company, self._make_envs, read_callbacks(config["callbacks"]), plan.seed, plan.place
+        )
+        self._evaluation.guard = Watchdog(self._seconds, lambda: self._evaluation.progress)
+
+    def play(self, news: PolicyUpdate) -> EvaluationShare:
+        """Play with the policies as they are by now.
+
+        Args:
+            news: What has changed of them.
+        """
+        # Nobody is in the midst of an episode.
+        self._company.take(news, ())
+        with heard() as faults:
+            steps = self._evaluation.play()
+        return EvaluationShare(self._evaluation.metrics.take(), *steps, faults)
+
+    def state(self) -> Any:
+        """Return where the sampler stands; see `Evaluation.state`."""
+        state = self._evaluation.state()
+        return state and state["sampler"]
+
+    def resume(self, tree: Mapping[str, Any]) -> None:
+        """Go on from its share of what `state` of all workers, or of another number of them, returned."""
+        self._evaluation.resume(tree)
+
+    def stop(self) -> None:
+        """Close the environments."""
+        self._evaluation.stop()
+
+    def _make_envs(self, config: AlgorithmConfig) -> BaseEnv:
+        with limited(creation_limit(self._seconds)):
+            first, base_env = make_evaluation_experience(config, None, self._place)
+        check_worker(f"evaluation worker {self._place.worker_index}", base_env, first, self._declared)
+        return base_env
+
+
+class EvalWorkerBootstrap(WorkerSlot):
+    """A place for one that plays."""
+
+    def _made(self, plan: WorkerInit) -> EvaluationWorker:
+        return EvaluationWorker(plan)
+
+
+# SEAM menv.algorithms.evaluation.evaluation_workers
+# An evaluation that workers play: each has its share of the sub-environments, and so of the episodes.
+#
+# `menv.algorithms.evaluation_workers` has one where `evaluation_num_workers` is not 0. What comes out is what
+# one
+# process tells that has as many sub-environments.
+
+
+class EvaluationWorkers:
+    """Workers that play; they are started when the first evaluation begins.
+
+    Args:
+        settings: Those of evaluations.
+        crew: The policies; what workers know of them is made good before each evaluation.
+        training_env: That which is trained in, if there is one.
+        seed: Key of every random draw.
+        first: What `sealed` returned when the run was built.
+        declared: The spaces of the driver's environment, which theirs must have too.
+
+    Raises:
+        ConfigError: There is no environment to play in.
+    """
+
+    def __init__(
+        self,
+        settings: AlgorithmConfig,
+        crew: PolicyView,
+        training_env: Any,
+        seed: int,
+        first: SealedValue | None = None,
+        declared: Declared | None = None,
+    ) -> None:
+        check_evaluable(settings, training_env)
+        self._settings = _of_workers(settings)
+        self._first, self._declared = first, declared
+        self._crew = crew
+        self._seed = seed
+        self._metrics = Metrics(0)
+        self._headlines = PolicySync(crew)
+        self._engine = make_engine(settings.engine, patience=settings.worker_start_timeout_s)
+        self._workers: WorkerGroup | None = None
+        self._playing: PolicyMap | None = None
+        self._broken_off = False
+        # Whether workers were asked to play and nobody has waited for them, what they were told, and what came of it.
+        self._begun = False
+        self._parcel: Any = None
+        self._played: Sequence[EvaluationShare] | None = None
+        # Where another run's samplers stood, until somebody plays on from there.
+        self._resumed: Mapping[str, Any] | None = None
+        self._warned: set[str] = set()
+
+    @property
+    def begun(self) -> bool:
+        """Whether the next `run` tells what was begun before it."""
+        return self._begun or self._played is not None
+
+    def begin(self) -> None:
+        """Let workers play with the policies of now; `run` waits for them."""
+        # What was begun and nobody has waited for is forgotten.
+        self._broken_off |= self._begun
+        self._played = None
+        workers = self._ready()
+        self._headlines.tell_filters()
+        # What cannot be sent has been told to nobody.
+        self._broken_off = True
+        parcel = self._engine.put(self._headlines.news())
+        self._begun = True
+        if self._resumed is not None:
+            tree, self._resumed = self._resumed, None
+            replaced = tree.get("replaced", ())
+            if len(replaced) == len(workers):
+                workers.stand_in(replaced)
+            workers.all_at_once("resume", tree)
+        workers.ask_all("play", parcel=parcel)
+        self._parcel, self._broken_off = parcel, False
+
+    def run(self) -> dict[str, Any]:
+        """Play, or wait for what was begun, and return the metrics of the episodes that were played.
+
+        Raises:
+            WorkerLostError: Workers are lost again and again.
+        """
+        if not self.begun:
+            self.begin()
+        env_steps = agent_steps = 0
+        for own in self._all_played():
+            self._metrics.absorb(own.metrics)
+            self._warn(own)
+            env_steps, agent_steps = env_steps + own.env_steps, agent_steps + own.agent_steps
+        self._played = None
+        return as_result(self._metrics, env_steps, agent_steps)
+
+    def _all_played(self) -> Sequence[EvaluationShare]:
+        if self._played is None:
+            assert self._workers is not None
+            self._begun, self._broken_off = False, True
+            self._played = self._workers.answers("play", parcel=self._parcel)
+            self._broken_off = False
+        return self._played
+
+    def recreated(self) -> list[int]:
+        """Return the numbers, from 1, of the workers that were replaced since the last look."""
+        if self._workers is None:
+            return []
+        numbers, self._workers.recreated = self._workers.recreated, []
+        return numbers
+
+    def state(self) -> dict[str, Any] | None:
+        """Return what the next evaluation depends on as a plain tree, None before the first and after a failed one."""
+        if self._resumed is not None:
+            return {"sampler": self._resumed, "metrics": self._metrics.state()}
+        if self._workers is None or self._broken_off:
+            return None
+        if self._begun:
+            self._all_played()
+        # With other policies than those that played, the next one begins anew.
+        states = self._workers.all_at_once("state") if self._playing is self._crew.policy_map else [None]
+        whole = None
+        if None not in states:
+            replaced = self._workers.replaced
+            whole = {"workers": states, "gone": WorkerCounters().state(), "pieces": 0, "replaced": replaced}
+        return {"sampler": whole, "metrics": self._metrics.state()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` of another run's evaluation returned, whoever played it."""
+        self._resumed = state["sampler"]
+        self._metrics.set_state(state["metrics"])
+
+    def stop(self) -> None:
+        """End the workers."""
+        if self._workers is not None:
+            self._workers.stop()
+
+    def _ready(self) -> WorkerGroup:
+        policy_map = self._crew.policy_map
+        if self._workers is None:
+            self._workers = WorkerGroup(
+                self._settings, self._headlines, self._seed, self._metrics, self._engine,
+                self._settings.num_envs_per_worker, seat=EvalWorkerBootstrap, label="evaluation worker",
+                first=self._first, declared=self._declared,
+            )  # fmt: skip
+        elif self._broken_off or policy_map is not self._playing:
+            self._workers.brief_again()
+        else:
+            return self._workers
+        self._headlines.told()
+        self._playing = policy_map
+        return self._workers
+
+    def _warn(self, played: EvaluationShare) -> None:
+        for line in played.warnings:
+            if line not in self._warned:
+                self._warned.add(line)
+                warnings.warn(line, EnvFaultWarning, stacklevel=2)
+
+
+def sealed(settings: AlgorithmConfig) -> SealedValue | None:
+    """Return what workers of evaluations are told of the settings, as it is before callbacks hear of the run.
+
+    Returns:
+        None if that cannot be sent at all; the first evaluation says so.
+    """
+    with suppress(UnsendableError):
+        return sealed_settings(_of_workers(settings))
+    return None
+
+
+def _of_workers(settings: AlgorithmConfig) -> AlgorithmConfig:
+    return replace(
+        settings, num_workers=settings.evaluation_num_workers, overlap=False, max_staleness=1, input=None
+    )

@@ -1,1 +1,0 @@
-"""What leaves an algorithm: policies on disk, as one file of ONNX, and as clients are given them."""

@@ -1,0 +1,519 @@
+"""What goes between a driver and its workers: plans, news of the policies, fragments.
+
+`menv.algorithms.rollout_worker` is one end, `menv.algorithms.remote_rollouts` the other. Nothing
+here does anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+import gymnasium as gym
+import numpy as np
+
+from menv.adapters.validation import Declared
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.config.evaluation_config import evaluation_settings
+from menv.algorithms.postprocessing import BatchPostprocessor
+from menv.base_env import SINGLE_AGENT, BaseEnv
+from menv.connectors.mean_std_filter import SyncedFilterAgentConnector
+from menv.connectors.pipeline import PolicyConnectors, hand_on_lives, leaf_connectors
+from menv.env_context import EnvContext, InputContext
+from menv.errors import ConfigError
+from menv.inference.network_policy import NetworkPolicy
+from menv.metrics import MetricsSnapshot, Timers
+from menv.multi_agent_env import MultiAgentEnv
+from menv.policy import Policy
+from menv.policy_map import PolicyMap
+from menv.policy_spec import PolicySpec
+from menv.registry import RegisteredEnv, checked_creator, make_env
+from menv.sample_batch import MultiAgentBatch
+from menv.sampling.digest import Digest
+from menv.sampling.fragment_limit import ExternalFragmentLimit, FragmentLimit
+from menv.sampling.policy_group import PolicyGroup
+from menv.sampling.vector_loop import WholeEpisodeLimit
+from menv.workers.convert import to_base_env
+from menv.workers.pipe_channel import SealedValue
+from menv.workers.registered_envs import RemoteEnvSpec
+
+# SEAM menv.algorithms.rollouts.experience
+# Where an algorithm's experience comes from: environments that are stepped, or an input whose clients play.
+#
+# `menv.algorithms.algorithm` calls it when it is built, and for evaluations.
+
+
+Spaces = Mapping[Hashable, gym.Space[Any]]
+_MOST_ENVS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlacement:
+    """Which process it is that samples, and so which share of all sub-environments it has.
+
+    Attributes:
+        worker_index: 0 for the driver, from 1 for workers.
+        recreated: Whether it takes the place of a worker that was lost.
+        in_evaluation: Whether it plays evaluations.
+    """
+
+    worker_index: int = 0
+    recreated: bool = False
+    in_evaluation: bool = False
+
+    def first_index(self, num_envs: int) -> int:
+        """Return the index of its first sub-environment among all, where each worker has `num_envs`; 0 if unknown."""
+        return max(0, self.worker_index - 1) * (num_envs or _MOST_ENVS)
+
+
+_DRIVER = WorkerPlacement()
+
+
+def make_experience(config: AlgorithmConfig, place: WorkerPlacement = _DRIVER) -> tuple[Any, BaseEnv]:
+    """Create the environments of a config, or one worker's share of them.
+
+    Returns:
+        The first of them, which knows the agents and their spaces, and all of them in table form. With an `input`
+        the first one is only a stub, or the input itself.
+
+    Raises:
+        ConfigError: A setting is wrong.
+        EnvCrashError: An environment could not be created.
+    """
+    if config.input is None:
+        make = partial(_make_env, config, place)
+        first = make(0)
+        return first, _in_table_form(config, first, make, config.seed, place)
+    if not callable(config.input):
+        raise ConfigError(
+            f"input: {type(config.input).__name__}, expected a function of an InputContext; write lambda ioctx: "
+            "PolicyServerInput(ioctx, address, port), or leave it out to step the env; examples/offline_logs.py "
+            "learns from episodes that were logged"
+        )
+    source_of: Callable[..., Any] = checked_creator("input", config.input, "InputContext")
+    stub = None if config.env is None else _make_env(config, place, 0)
+    source = source_of(_input_context(config, stub))
+    if not isinstance(source, BaseEnv):
+        raise ConfigError(
+            f"input: the function returned {type(source).__name__}, expected a BaseEnv such as PolicyServerInput; "
+            "return one"
+        )
+    base_env = to_base_env(source)
+    return (base_env if stub is None else stub), base_env
+
+
+def check_with_input(config: AlgorithmConfig) -> None:
+    """Refuse settings that cannot work with an `input`, whose clients step their own environments.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    for name, instead in (("num_workers", ""), ("remote_worker_envs", ", or put it into evaluation_config")):
+        if value := getattr(config, name):
+            raise ConfigError(
+                f"{name}: {value} with an input, expected {type(value)()}, because one server takes many clients, "
+                f"which step their own environments; leave {name} out{instead}"
+            )
+    for name in ("evaluation_interval", "evaluation_num_workers"):
+        if (value := getattr(config, name)) and evaluation_settings(config).env is None:
+            raise ConfigError(
+                f"{name}: {value} with an input and no env, expected an environment that menv steps, because clients "
+                'cannot be evaluated; give one with evaluation_config={"env": ...}'
+            )
+
+
+def check_evaluable(config: AlgorithmConfig, training_env: Any) -> None:
+    """Refuse evaluations without an environment that menv steps.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if config.env is None or (
+        config.input is not None and config.input is not False and training_env is None
+    ):
+        raise ConfigError(
+            "evaluate: clients of an input cannot be evaluated, expected an environment that menv steps; give one with "
+            'evaluation_config={"env": ...}'
+        )
+
+
+def make_evaluation_experience(
+    config: AlgorithmConfig, training_env: Any, place: WorkerPlacement = _DRIVER
+) -> tuple[Any, BaseEnv]:
+    """Create the environments of evaluations, or one worker's share of them.
+
+    Returns:
+        The first of them, which knows the agents and their spaces, and all of them in table form.
+
+    Raises:
+        ConfigError: The config's `env` is that which is trained in, or there is none.
+        EnvCrashError: An environment could not be created.
+    """
+    check_evaluable(config, training_env)
+    place = replace(place, in_evaluation=True)
+    make = partial(_make_env, config, place)
+    env = make(0)
+    if env is training_env:
+        raise ConfigError(
+            "evaluate: env returned the environment that is trained in, expected a new one at each call; create it "
+            "in the function"
+        )
+    seed = None if config.seed is None else config.seed + 10_000
+    return env, _in_table_form(config, env, make, seed, place)
+
+
+def _in_table_form(
+    config: AlgorithmConfig,
+    first: Any,
+    make: Callable[[int], Any],
+    seed: int | None,
+    place: WorkerPlacement = _DRIVER,
+) -> BaseEnv:
+    brought = getattr(first, "num_envs", None)
+    first_index = place.first_index(brought if isinstance(brought, int) else config.num_envs_per_worker)
+    settings: dict[str, Any] = {
+        "seed": seed, "first_index": first_index,
+        "restart_failed_sub_environments": config.restart_failed_sub_environments,
+        "num_consecutive_env_failures_tolerance": config.num_consecutive_env_failures_tolerance,
+    }  # fmt: skip
+    if not config.remote_worker_envs:
+        return to_base_env(first, make, config.num_envs_per_worker, **settings)
+    return to_base_env(
+        first, RemoteEnvSpec(config.env, env_context(config, 0, place), config.log_level), config.num_envs_per_worker,
+        remote_envs=True, remote_env_batch_wait_ms=config.remote_env_batch_wait_ms, env_timeout=config.env_timeout,
+        engine=config.engine, **settings,
+    )  # fmt: skip
+
+
+def make_quota(config: AlgorithmConfig, base_env: BaseEnv) -> FragmentLimit:
+    """Return what says when a fragment of one process is full."""
+    num_envs = (base_env.num_envs or config.num_envs_per_worker) * max(1, config.num_workers)
+    length, by = config.fragment_length(num_envs), config.multiagent.count_steps_by
+    uncounted = not base_env.num_envs and config.rollout_fragment_length == "auto"
+    if base_env.external or uncounted:
+        return ExternalFragmentLimit(length, config.batch_mode, by)
+    if base_env.lockstep and config.batch_mode == "complete_episodes":
+        return WholeEpisodeLimit(length)
+    return FragmentLimit(length, config.batch_mode, by, lockstep=base_env.lockstep)
+
+
+def env_context(config: AlgorithmConfig, vector_index: int, place: WorkerPlacement = _DRIVER) -> EnvContext:
+    """Return the context of sub-environment number `vector_index`."""
+    return EnvContext(
+        dict(config.env_config), worker_index=place.worker_index, vector_index=vector_index,
+        num_workers=config.num_workers, recreated_worker=place.recreated, remote=config.remote_worker_envs,
+        in_evaluation=place.in_evaluation,
+    )  # fmt: skip
+
+
+def _make_env(config: AlgorithmConfig, place: WorkerPlacement, vector_index: int) -> Any:
+    return make_env(config.env, env_context(config, vector_index, place).copy_with_overrides(remote=False))
+
+
+def _input_context(config: AlgorithmConfig, stub: Any) -> InputContext:
+    agents = tuple(getattr(stub, "possible_agents", None) or ())
+    multi = isinstance(stub, MultiAgentEnv) or bool(agents)
+    one, by_agent = {}, {}
+    for kind in ("observation", "action"):
+        given = getattr(config, f"{kind}_space")
+        if given is None:
+            given = getattr(stub, f"{kind}_spaces", None) or getattr(stub, f"{kind}_space", None)
+        if given is None and not multi:
+            given = _shared_space(config, f"{kind}_space")
+        if isinstance(given, gym.spaces.Dict) and agents and set(agents) <= set(given.spaces):
+            given = given.spaces
+        spaces = dict(given) if isinstance(given, Mapping) and not isinstance(given, gym.Space) else {}
+        one[kind], by_agent[kind] = (None if spaces else given), spaces
+    multi = multi or bool(by_agent["observation"])
+    return InputContext(
+        num_workers=config.num_workers, observation_space=one["observation"], action_space=one["action"],
+        observation_spaces=by_agent["observation"], action_spaces=by_agent["action"],
+        possible_agents=(agents or tuple(by_agent["observation"])) if multi else (SINGLE_AGENT,),
+        multi_agent=multi, env_config=dict(config.env_config), env_steps_per_sample=config.fragment_length(1),
+    )  # fmt: skip
+
+
+def _shared_space(config: AlgorithmConfig, kind: str) -> Any:
+    """Return the space that all policies declare, None if one of them declares none or another."""
+    policies = config.multiagent.policies
+    if kind == "observation_space" and config.multiagent.observation_fn is not None:
+        # What clients observe is not what policies do.
+        return None
+    named = policies if isinstance(policies, Mapping) else {}
+    spaces = [getattr(PolicySpec.of(policy_id, value), kind) for policy_id, value in named.items()]
+    return spaces[0] if spaces and all(space == spaces[0] for space in spaces) else None
+
+
+# SEAM menv.algorithms.rollouts.company
+# The policies as a worker has them, and what it is told of them.
+#
+# `menv.algorithms.worker_group` makes both in the driver; whoever samples or plays in a worker has a company
+# and
+# lets it take the news.
+
+
+class PolicyUpdate(NamedTuple):
+    """What has changed of the policies since the last news.
+
+    Attributes:
+        weights: By policy id.
+        connectors: Pipelines that were edited, by policy id.
+        filters: By policy id: the place in its agent connectors, and a filter whose statistics are to be taken over.
+    """
+
+    weights: Mapping[str, Mapping[str, Any]]
+    connectors: Mapping[str, PolicyConnectors]
+    filters: Mapping[str, Sequence[tuple[int, Any]]]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has changed."""
+        return not (self.weights or self.connectors or self.filters)
+
+    def of(self, policy_ids: Collection[str]) -> PolicyUpdate:
+        """Return what is told of some policies."""
+        weights, connectors, filters = self
+        return PolicyUpdate(
+            {name: own for name, own in weights.items() if name in policy_ids},
+            {name: own for name, own in connectors.items() if name in policy_ids},
+            {name: own for name, own in filters.items() if name in policy_ids},
+        )
+
+
+@dataclass(slots=True)
+class WorkerPolicies:
+    """The policies, as a worker has them; a `Crew`. It is pickled in one go, because its parts know each other.
+
+    Attributes:
+        policy_map: Who answers for whom.
+        policies: The policy objects by id.
+        cohorts: Who answers together.
+        completion: Makes fragments ready to be learned from.
+    """
+
+    policy_map: PolicyMap
+    policies: Mapping[str, Policy]
+    cohorts: list[PolicyGroup]
+    completion: BatchPostprocessor
+
+    def take(self, news: PolicyUpdate, slots: Sequence[int]) -> None:
+        """Let policies be as they are in the driver.
+
+        Args:
+            news: Of them.
+            slots: On which lives may be lived here that connectors remember; the driver knows nothing of them.
+        """
+        # Who takes the place of a lost worker has not all whom it is told of, if some were removed since.
+        news = news.of(self.policies)
+        for policy_id, own in news.connectors.items():
+            policy = self.policies[policy_id]
+            assert isinstance(policy, NetworkPolicy)
+            before = policy.networks.connectors[policy.index]
+            hand_on_lives(before.agent, own.agent, slots)
+            policy.networks.connectors[policy.index] = own  # type: ignore[index]
+        for policy_id, weights in news.weights.items():
+            self.policies[policy_id].set_weights(weights)
+        for policy_id, filters in news.filters.items():
+            mine = synced(self.policies[policy_id])
+            for place, theirs in filters:
+                mine[place].sync(theirs)
+
+
+def synced(policy: Policy) -> dict[int, SyncedFilterAgentConnector]:
+    """Return the filters of a policy whose statistics are merged, by their place among its agent connectors."""
+    if not isinstance(policy, NetworkPolicy):
+        return {}
+    return {
+        place: one
+        for place, one in enumerate(leaf_connectors(policy.agent_connectors))
+        if isinstance(one, SyncedFilterAgentConnector)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """What workers are told of the settings.
+
+    Attributes:
+        config: They.
+        known: What names of environments mean.
+    """
+
+    config: AlgorithmConfig
+    known: RegisteredEnv
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInit:
+    """What a worker is made from.
+
+    Attributes:
+        settings: The settings, or those of an earlier time.
+        place: Which worker it is.
+        company: The policies.
+        seed: Key of every random draw.
+        declared: The spaces of the driver's environment.
+        num_envs: How many sub-environments each worker has.
+    """
+
+    settings: SamplingSettings | SealedValue
+    place: WorkerPlacement
+    company: WorkerPolicies
+    seed: int
+    declared: Declared
+    num_envs: int
+
+
+class Fragment(NamedTuple):
+    """What a worker has sampled, and where it stands.
+
+    Attributes:
+        batch: Ready to be learned from.
+        env_steps: Since the worker's start.
+        agent_steps: Likewise.
+        digest: Of all rows since then.
+        left_out: Rows since then that could not be learned from.
+        num_envs: Of this worker.
+        running: Episodes that run.
+        metrics: Episodes that ended.
+        filters: What filters have seen since the last fragment, by policy id; see `News`.
+        warnings: What is to be warned of.
+        times: Where the time has gone since the last fragment.
+    """
+
+    batch: MultiAgentBatch
+    env_steps: int
+    agent_steps: int
+    digest: list[int]
+    left_out: int
+    num_envs: int
+    running: int
+    metrics: MetricsSnapshot
+    filters: Mapping[str, Sequence[tuple[int, Any]]]
+    warnings: Sequence[str]
+    times: Timers
+
+
+# SEAM menv.algorithms.rollouts.stand
+# Where workers stand: what each has done, and checkpoints of a run that was spread over other processes.
+#
+# `menv.algorithms.remote_rollouts` adds the workers up with it; rollouts of one process read a checkpoint of
+# many.
+
+
+Tree = dict[str, Any]
+
+
+@dataclass(slots=True)
+class WorkerCounters:
+    """What somebody has sampled.
+
+    Attributes:
+        env_steps: Since the start.
+        agent_steps: Likewise.
+        left_out: Rows that could not be learned from.
+        digest: Of all rows.
+        running: Episodes that run.
+    """
+
+    env_steps: int = 0
+    agent_steps: int = 0
+    left_out: int = 0
+    digest: Digest = field(default_factory=Digest)
+    running: int = 0
+
+    @classmethod
+    def after(cls, fragment: Fragment) -> Self:
+        """Return where a worker stands after a fragment."""
+        return cls(
+            fragment.env_steps,
+            fragment.agent_steps,
+            fragment.left_out,
+            Digest(*fragment.digest),
+            fragment.running,
+        )
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Any]) -> Self:
+        """Return what `state`, or that of a sampler, tells."""
+        return cls(
+            tree["env_steps"],
+            tree["agent_steps"],
+            digest=Digest(*tree.get("digest", ())),
+            running=tree["running"],
+        )
+
+    @classmethod
+    def sum(cls, stands: Iterable[WorkerCounters]) -> Self:
+        """Return what several have done together."""
+        total = cls()
+        for stand in stands:
+            total.add(stand)
+        return total
+
+    def add(self, other: WorkerCounters) -> None:
+        """Add what somebody else has done."""
+        self.env_steps += other.env_steps
+        self.agent_steps += other.agent_steps
+        self.left_out += other.left_out
+        self.digest.add(other.digest)
+
+    def state(self) -> Tree:
+        """Return it as a plain tree."""
+        return {
+            "env_steps": self.env_steps,
+            "agent_steps": self.agent_steps,
+            "digest": self.digest.state(),
+            "running": self.running,
+        }
+
+
+def joined(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the state of a run's samplers as that of one; running episodes of several are broken off."""
+    if "workers" not in tree:
+        return tree
+    workers: Sequence[Tree] = tree["workers"]
+    total = WorkerCounters()
+    for one in (tree["gone"], *workers):
+        total.add(WorkerCounters.of(one))
+    return {
+        **total.state(),
+        "running": sum(one["running"] for one in workers),
+        "pieces": tree["pieces"],
+        "steps": np.concatenate([one["steps"] for one in workers]),
+        "begun": np.concatenate([one["begun"] for one in workers]),
+        **_NO_EPISODES,
+    }
+
+
+def spread(tree: Mapping[str, Any], count: int, each: int) -> Mapping[str, Any]:
+    """Return the state of a run's samplers as that of `count` workers with `each` sub-environments."""
+    if "workers" in tree and [len(one["steps"]) for one in tree["workers"]] == [each] * count:
+        return tree
+    whole = joined(tree)
+    steps, begun = whole["steps"], whole["begun"]
+    if len(steps) != count * each:
+        # Other sub-environments: none may draw the numbers again that any of them has drawn.
+        steps = np.full(count * each, steps.max(initial=0))
+    if len(begun) != len(steps):
+        begun = np.full(len(steps), begun.max(initial=0))
+    workers = []
+    for index in range(count):
+        own = slice(index * each, (index + 1) * each)
+        workers.append(
+            {
+                **WorkerCounters().state(),
+                "pieces": 0,
+                "steps": steps[own],
+                "begun": begun[own],
+                **_NO_EPISODES,
+            }
+        )
+    # The first one tells of all that are broken off.
+    workers[0]["running"] = whole["running"]
+    return {"workers": workers, "gone": WorkerCounters.of(whole).state(), "pieces": whole["pieces"]}
+
+
+_NO_EPISODES: Mapping[str, Any] = {"episodes": [], "rows": [], "seats": ([], [])}

@@ -1,0 +1,518 @@
+"""The learners of all policies: each gets its own policy's rows, and its weights are published.
+
+`menv.algorithms.algorithm` calls `learn` with every train batch, whose rows are complete. It knows no environments
+and no sampler.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.network_groups import BuiltPolicies, first_weights
+from menv.algorithms.networks.network_spec import NetworkSpec
+from menv.algorithms.networks.stock_spec import StockSpec, Trunk
+from menv.algorithms.recipe import (
+    BringsLearner,
+    ChecksState,
+    FollowsRewards,
+    KeepsState,
+    Learner,
+    ReadsLearner,
+    Recipe,
+    Weights,
+)
+from menv.algorithms.torch_runtime import threads, threads_to_learn_with
+from menv.callbacks import DefaultCallbacks, overrides
+from menv.errors import ConfigError
+from menv.policy import Policy
+from menv.policy_map import PolicyMap
+from menv.sample_batch import MultiAgentBatch, SampleBatch
+from menv.sampling.callback_runner import broken_columns, refuse_broken
+
+# SEAM menv.algorithms.learning.shared_layers
+# Policies that stand on the same hidden layers: which they are, what they share, what they must agree in.
+#
+# A policy joins a group by `model={"shared_layers": name}`. Each has a learner and an optimizer of its own;
+# `menv.algorithms.learners` hands the layers on after each one's steps. Nothing here holds weights.
+
+
+_ALGORITHMS = ("DQN", "PPO")
+_ALONE = 'give it config={"model": {"shared_layers": None}}'
+
+
+class SharingLearner(Protocol):
+    """A learner of a policy that shares layers."""
+
+    def take(self, weights: Weights) -> None:
+        """Copy in what another policy has learned about layers that both share."""
+
+
+class SharedLayers:
+    """The groups of policies that share layers, by policy."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[str, Trunk]] = {}
+        self._group_of: dict[str, str] = {}
+
+    def names(self, policy_id: str) -> list[str]:
+        """Return the names of the weights that a policy shares; they are the same for its whole group."""
+        group = self._group_of.get(policy_id)
+        return [] if group is None else [name for name, _ in self._groups[group][policy_id].shapes]
+
+    def peers(self, policy_id: str) -> list[str]:
+        """Return the other policies of a policy's group, in order."""
+        group = self._groups.get(self._group_of.get(policy_id, ""), {})
+        return [other for other in group if other != policy_id]
+
+    def join(
+        self,
+        policy_id: str,
+        config: AlgorithmConfig,
+        recipe: Recipe,
+        network: NetworkSpec,
+        policy_map: PolicyMap,
+    ) -> None:
+        """Put a policy into the group that its settings name, if they name one.
+
+        Raises:
+            ConfigError: Its network has no layers to share, or not those of the group; or it learns and
+                others of the group do not, or the other way round.
+        """
+        group = config.model.shared_layers
+        if group is None:
+            return
+        where = f"policies[{policy_id!r}]: model.shared_layers={group!r}"
+        trunk = _trunk_of(network, recipe, where)
+        for other, theirs in self._groups.get(group, {}).items():
+            if theirs != trunk:
+                mine, wanted = _difference(trunk, theirs)
+                raise ConfigError(
+                    f"{where}: its hidden layers have {mine}, expected {wanted} as those of policy {other!r}; "
+                    f"{_remedy(trunk, theirs)}, or groups of their own"
+                )
+            _check_pair(policy_id, other, group, policy_map)
+        self._groups.setdefault(group, {})[policy_id] = trunk
+        self._group_of[policy_id] = group
+
+    def leave(self, policy_id: str) -> None:
+        """Take a policy out of its group, for it is removed."""
+        group = self._group_of.pop(policy_id, None)
+        if group is not None:
+            del self._groups[group][policy_id]
+            if not self._groups[group]:
+                del self._groups[group]
+
+    def check_frozen(self, policy_map: PolicyMap) -> None:
+        """Refuse groups of which some learn and others never do.
+
+        A frozen policy keeps its weights to the last bit, which layers that others train cannot.
+
+        Args:
+            policy_map: Who learns; policies that it does not have are left out.
+
+        Raises:
+            ConfigError: There is such a group.
+        """
+        for policy_id, group in self._group_of.items():
+            for other in self.peers(policy_id):
+                if policy_id in policy_map.specs and other in policy_map.specs:
+                    _check_pair(policy_id, other, group, policy_map)
+
+    def check_asked(self, trained: Collection[str], asked: Collection[str]) -> None:
+        """Refuse that some of a group learn from a batch while others, who have rows in it, shall not.
+
+        Args:
+            trained: The policies that learn from it.
+            asked: Those that have rows in it.
+
+        Raises:
+            ConfigError: There is such a group.
+        """
+        for policy_id in trained:
+            for other in self.peers(policy_id):
+                if other in asked and other not in trained:
+                    raise _one_is_frozen(policy_id, other, self._group_of[other])
+
+
+def _trunk_of(network: NetworkSpec, recipe: Recipe, where: str) -> Trunk:
+    if not isinstance(network, StockSpec) or recipe.name not in _ALGORITHMS:
+        raise ConfigError(
+            f"{where} for {recipe.name} on {type(network).__name__}, expected {' or '.join(_ALGORITHMS)} on the stock "
+            f"network; {_ALONE}"
+        )
+    trunk = network.trunk()
+    if not trunk.shapes:
+        raise ConfigError(f"{where} without hidden layers, expected at least one; set model.fcnet_hiddens")
+    return trunk
+
+
+def _check_pair(one: str, other: str, group: str, policy_map: PolicyMap) -> None:
+    if policy_map.is_frozen(one) != policy_map.is_frozen(other):
+        learning, frozen = (other, one) if policy_map.is_frozen(one) else (one, other)
+        raise _one_is_frozen(learning, frozen, group)
+
+
+def _one_is_frozen(learning: str, frozen: str, group: str) -> ConfigError:
+    return ConfigError(
+        f"policies_to_train: {learning!r} and not {frozen!r}, which shares layers {group!r} with it, expected both or "
+        f"none, for a frozen policy keeps its weights; {_ALONE}"
+    )
+
+
+def _remedy(mine: Trunk, theirs: Trunk) -> str:
+    heads, others = ({name.partition(".")[0] for name, _ in trunk.shapes} for trunk in (mine, theirs))
+    if heads == others:
+        return "give both the same model and observation size"
+    return "let their heads stand on one trunk, PPO by model.vf_share_layers=True and DQN by dueling=True"
+
+
+def _difference(mine: Trunk, theirs: Trunk) -> tuple[Any, Any]:
+    if mine.activation != theirs.activation:
+        return f"activation {mine.activation!r}", repr(theirs.activation)
+    pairs = [(dict(mine.shapes).get(name), name, shape) for name, shape in theirs.shapes]
+    for own, name, shape in pairs:
+        if own != shape:
+            return (f"no {name}" if own is None else f"{name} {list(own)}"), (
+                name if own is None else list(shape)
+            )
+    extra = next((name for name, _ in mine.shapes if name not in dict(theirs.shapes)), None)
+    if extra is None:
+        return f"convolutions {mine.conv}", theirs.conv
+    return extra, f"no {extra}"
+
+
+_OWN = "weights."
+"""Before the names of weights that a learner has other than the policy that acts."""
+_LATEST = ("epsilon", "cur_lr", "replay_rows", "cur_kl_coeff", "entropy_coeff", "skipped_updates")
+
+
+class Learners:
+    """Trains the policies that have a network and are to be trained.
+
+    Args:
+        seed: Decides the order of rows.
+        policies: The policy objects by id, for the callbacks.
+        callbacks: Told when a policy learns.
+
+    Attributes:
+        nets: The networks, by architecture.
+        recipes: What trains each of their policies.
+        configs: The settings of each of them.
+        policy_map: Which of them learn.
+        shared: Which of them stand on the same layers.
+        env_steps_trained: Env steps of the rows that policies learned from. A row that is replayed counts each time.
+        agent_steps_trained: These rows.
+        told: By policy, the names under which callbacks have put something into its statistics since `take_told`.
+    """
+
+    def __init__(
+        self,
+        nets: list[BuiltPolicies],
+        recipes: dict[str, Recipe],
+        configs: dict[str, AlgorithmConfig],
+        policy_map: PolicyMap,
+        seed: int,
+        policies: Mapping[str, Policy],
+        callbacks: DefaultCallbacks,
+    ) -> None:
+        self.nets = nets
+        self.recipes = recipes
+        self.configs = configs
+        self.policy_map = policy_map
+        self.shared = SharedLayers()
+        self._seed = seed
+        self._learners: dict[str, Learner] = {}
+        self._seeds: dict[str, int] = {}
+        self._warned: set[str] = set()
+        self.told: dict[str, set[str]] = {}
+        self._policies = policies
+        self._callbacks = callbacks
+        self.env_steps_trained = 0
+        self.agent_steps_trained = 0
+        for policy_id, config in configs.items():
+            network = self._home(policy_id)[0].network
+            self.shared.join(policy_id, config, recipes[policy_id], network, policy_map)
+            self.take_over(policy_id)
+
+    def learn(
+        self, batch: MultiAgentBatch, env_steps: int, env_per_agent_step: float = 1.0
+    ) -> dict[str, dict[str, float]]:
+        """Let each policy that is to be trained learn from its own rows.
+
+        Args:
+            batch: One train batch, completed.
+            env_steps: Env steps of the whole run so far.
+            env_per_agent_step: Env steps for each agent step that was sampled for the batch: 0.5 where two agents act
+                together.
+
+        Returns:
+            Statistics of each policy that learned.
+        """
+        stats: dict[str, dict[str, float]] = {}
+        on_policy: list[str] = []
+        replayed = 0
+        found = list(self._of(batch))
+        chosen = [one for one in found if self.policy_map.trains(one[2], batch[one[2]])]
+        self.shared.check_asked([one[2] for one in chosen], [one[2] for one in found])
+        for built, index, policy_id in chosen:
+            if policy_id not in self._policies:
+                # A callback of another policy's turn has removed it.
+                continue
+            own = batch[policy_id]
+            learner = self._learners.get(policy_id) or self._new(built, index, policy_id)
+            policy = self._policies[policy_id]
+            told = self._tell(policy_id, policy, own)
+            self._catch_up(policy_id, learner)
+            with threads(self._threads_of(built, policy_id)):
+                stats[policy_id] = {**learner.learn(own, env_steps), **_plain(told)}
+            self._warn_of_skipped(policy_id, stats[policy_id], own)
+            weights = learner.weights()
+            policy.set_weights(weights)
+            self._hand_on(policy_id, weights)
+            if self.recipes[policy_id].off_policy:
+                rows = int(stats[policy_id]["updates"]) * self.configs[policy_id].rows_of_a_step()
+                replayed += rows
+            else:
+                rows = own.count
+                on_policy.append(policy_id)
+            self.agent_steps_trained += rows
+        self.env_steps_trained += replayed + batch.env_steps_of(on_policy, env_per_agent_step)
+        return stats
+
+    def _tell(self, policy_id: str, policy: Policy, batch: SampleBatch) -> dict[str, Any]:
+        """Tell the callbacks that a policy is to learn; return what they put into its statistics.
+
+        Raises:
+            ContractError: They have left NaN or infinity where it learns from it.
+        """
+        told: dict[str, Any] = {}
+        hook = "on_learn_on_batch"
+        before = broken_columns(batch) if overrides(self._callbacks, hook) else None
+        self._callbacks.on_learn_on_batch(policy=policy, train_batch=batch, result=told)
+        if before is not None:
+            refuse_broken(hook, policy_id, batch, before)
+        self.told.setdefault(policy_id, set()).update(told)
+        return told
+
+    def _catch_up(self, policy_id: str, learner: Learner) -> None:
+        """Let a learner go on from weights that its policy itself was given since it last learned."""
+        given = self._policies[policy_id].get_weights()
+        own = learner.weights()
+        if not all(np.array_equal(given[name], own[name]) for name in given.keys() & own.keys()):
+            self.set_weights(policy_id, given)
+
+    def _warn_of_skipped(self, policy_id: str, stats: Mapping[str, Any], batch: SampleBatch) -> None:
+        """Warn, once of each policy, of gradients that could not be learned from: it may be all of them."""
+        if "skipped_updates" in stats and policy_id not in self._warned:
+            self._warned.add(policy_id)
+            broken = sorted(broken_columns(batch))
+            where = f" (its rows hold NaN or infinity in {', '.join(broken)})" if broken else ""
+            warnings.warn(
+                f"policy {policy_id!r}: a gradient was NaN or infinite and was left out{where}, expected finite ones; "
+                "look at the size of rewards, or lower lr (skipped_updates in the result counts them)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def take_told(self) -> dict[str, set[str]]:
+        """Return `told`, which begins anew: a league has thousands of policies that come and go."""
+        told, self.told = self.told, {}
+        return told
+
+    def forget(self, policy_id: str) -> None:
+        """Drop the learner of a policy that is removed."""
+        self._learners.pop(policy_id, None)
+        self._seeds.pop(policy_id, None)
+        self._warned.discard(policy_id)
+        self.recipes.pop(policy_id, None)
+        self.configs.pop(policy_id, None)
+        self.shared.leave(policy_id)
+
+    def set_weights(self, policy_id: str, weights: Weights) -> None:
+        """Let a policy's learner go on from other weights, and the policies that share layers with it as well."""
+        if policy_id in self._learners:
+            self._learners[policy_id].set_weights(weights)
+        self._hand_on(policy_id, weights)
+
+    def take_over(self, policy_id: str) -> None:
+        """Give a new policy the layers that its group has."""
+        first = next(iter(self.shared.peers(policy_id)), None)
+        if first is not None:
+            built, index = self._home(first)
+            self._give(policy_id, built.cohort.backend.get_weights(index))
+
+    def _hand_on(self, policy_id: str, weights: Weights) -> None:
+        """Give the layers that a policy shares to the others of its group, their optimizers' moments left alone."""
+        for other in self.shared.peers(policy_id):
+            self._give(other, weights)
+
+    def _give(self, policy_id: str, weights: Weights) -> None:
+        built, index = self._home(policy_id)
+        part = {name: weights[name] for name in self.shared.names(policy_id)}
+        if policy_id in self._policies:
+            # It may have built something from those of before.
+            policy = self._policies[policy_id]
+            policy.set_weights({**policy.get_weights(), **part})
+        else:
+            built.cohort.backend.set_weights(index, {**built.cohort.backend.get_weights(index), **part})
+        if policy_id in self._learners:
+            cast(SharingLearner, self._learners[policy_id]).take(part)
+
+    def _home(self, policy_id: str) -> tuple[BuiltPolicies, int]:
+        built = next(built for built in self.nets if policy_id in built.cohort.policy_ids)
+        return built, built.cohort.policy_ids.index(policy_id)
+
+    def _of(self, batch: MultiAgentBatch) -> Iterator[tuple[BuiltPolicies, int, str]]:
+        """Yield the networks whose policies have rows, each with the policy's index and id, in order of the ids.
+
+        Seeds and shared layers depend on the order, which has to be the same in a run that was resumed: that one has
+        built its networks anew.
+        """
+        homes = {
+            policy_id: (built, index)
+            for built in self.nets
+            for index, policy_id in enumerate(built.cohort.policy_ids)
+        }
+        for policy_id in sorted(homes.keys() & batch.policy_batches.keys()):
+            yield *homes[policy_id], policy_id
+
+    def state(self) -> dict[str, tuple[int, dict[str, Any]]]:
+        """Return each learner's seed and what its next step depends on, besides the weights that act, by policy.
+
+        Raises:
+            ConfigError: A learner of somebody's own does not say.
+        """
+        found = {}
+        for policy_id, learner in self._learners.items():
+            if not isinstance(learner, KeepsState):
+                raise ConfigError(
+                    f"save: the learner of policy {policy_id!r}, {type(learner).__name__}, has no state and set_state, "
+                    "expected both; define them: arrays by name"
+                )
+            acting, own = self._policies[policy_id].get_weights(), learner.weights()
+            changed = {
+                _OWN + name: own[name] for name in own if not np.array_equal(own[name], acting.get(name, ()))
+            }
+            found[policy_id] = self._seeds[policy_id], {**learner.state(), **changed}
+        return found
+
+    def check_state(self, state: Mapping[str, tuple[int, Mapping[str, Any]]]) -> None:
+        """Refuse what `set_state` could not take over; nothing changes.
+
+        Raises:
+            ConfigError: It is the state of a learner with other settings.
+        """
+        for policy_id, (seed, arrays) in state.items():
+            if isinstance(self._policies[policy_id], BringsLearner):
+                continue
+            learner = self._learners.get(policy_id) or self._made(*self._home(policy_id), policy_id, seed)
+            if isinstance(learner, ChecksState):
+                try:
+                    learner.check_state(arrays)
+                except ConfigError as error:
+                    raise ConfigError(f"checkpoint, policy {policy_id!r}: {error}") from error
+
+    def set_state(self, state: Mapping[str, tuple[int, Mapping[str, Any]]], seed: int) -> None:
+        """Take over what `state` of other learners returned, once the policies have their weights.
+
+        Args:
+            state: As from `state`.
+            seed: What the others were given.
+        """
+        self._seed = seed
+        self._learners.clear()
+        self._seeds.clear()
+        for policy in self._policies.values():
+            if isinstance(policy, ReadsLearner):
+                policy.leave_learner()
+        for policy_id, (own_seed, arrays) in state.items():
+            learner = self._new(*self._home(policy_id), policy_id, own_seed)
+            assert isinstance(learner, KeepsState)
+            own = {name.removeprefix(_OWN): arrays[name] for name in arrays if name.startswith(_OWN)}
+            learner.set_weights({**learner.weights(), **own})
+            learner.set_state({name: arrays[name] for name in arrays if not name.startswith(_OWN)})
+
+    def _threads_of(self, built: BuiltPolicies, policy_id: str) -> int | None:
+        """Return how many threads a policy learns with, None for as many as torch has now."""
+        config = self.configs[policy_id]
+        if config.num_gpus:
+            return None
+        return threads_to_learn_with(
+            config.torch_threads,
+            built.network.weight_shapes(),
+            config.rows_of_a_step(),
+            config.num_workers if config.overlap else 0,
+        )
+
+    def _new(self, built: BuiltPolicies, index: int, policy_id: str, seed: int | None = None) -> Learner:
+        is_new = seed is None
+        if seed is None:
+            taken, first = set(self._seeds.values()), self._seed % 2**31
+            # As many as have one may all be taken; the next one is not.
+            seed = next(one for one in range(first, first + len(taken) + 1) if one not in taken)
+        learner = self._made(built, index, policy_id, seed)
+        if is_new and isinstance(learner, FollowsRewards):
+            config, recipe = self.configs[policy_id], self.recipes[policy_id]
+            first_ones = first_weights(built.network, policy_id, config, recipe, self._seed)
+            own, scaled = learner.weights(), built.network.unit_weights().powers
+            learner.has_first_weights = all(np.array_equal(own[name], first_ones[name]) for name in scaled)
+        self._learners[policy_id], self._seeds[policy_id] = learner, seed
+        return learner
+
+    def _made(self, built: BuiltPolicies, index: int, policy_id: str, seed: int) -> Learner:
+        policy = self._policies[policy_id]
+        if isinstance(policy, BringsLearner):
+            return policy.make_learner(seed)
+        weights: dict[str, Any] = built.cohort.backend.get_weights(index)
+        return self.recipes[policy_id].make_learner(built.network, weights, self.configs[policy_id], seed)
+
+
+def merged(stats: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the statistics of several batches of one policy as one.
+
+    Means are weighted by `updates`, the number of gradient steps, where a learner tells it; what is no mean
+    over gradient steps is taken from the last batch.
+    """
+    if len(stats) == 1:
+        return stats[0]
+    out: dict[str, Any] = {}
+    for name in dict.fromkeys(name for one in stats for name in one):
+        told = [(one[name], one.get("updates", 1)) for one in stats if name in one]
+        weight = sum(updates for _, updates in told)
+        if name == "updates":
+            out[name] = weight
+        elif name in _LATEST or not weight or not all(isinstance(value, int | float) for value, _ in told):
+            out[name] = told[-1][0]
+        else:
+            out[name] = sum(value * updates for value, updates in told) / weight
+    return out
+
+
+def _plain(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a hook has put into statistics, numbers as Python's own, so that results can be written as JSON."""
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in told.items()}
+
+
+def learner_info(
+    stats: Mapping[str, dict[str, float]], told: Mapping[str, Collection[str]]
+) -> dict[str, Any]:
+    """Return each policy's statistics at the places where the classic system has had them.
+
+    Args:
+        stats: By policy.
+        told: By policy, the names of those that callbacks have put there.
+    """
+    learner = {
+        policy_id: {
+            "learner_stats": dict(own),
+            "custom_metrics": {name: own[name] for name in own if name in told[policy_id]},
+        }
+        for policy_id, own in stats.items()
+    }
+    # A policy may be called "learner" too; its own statistics stay beside the others.
+    return {**stats, "learner": {**stats.get("learner", {}), **learner}}

@@ -1,0 +1,442 @@
+"""Policies to cohorts: those that share an architecture act together.
+
+`menv.algorithms.policy_set` calls it. Two policies share an architecture if their spaces, their
+model and the form of their actions are equal; their weights and learning settings may differ.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from menv import rng
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.config.classic_keys import override
+from menv.algorithms.networks.custom_model import CustomSpec
+from menv.algorithms.networks.network_spec import NetworkSpec, check_size, memory_for
+from menv.algorithms.networks.stock_spec import StockSpec
+from menv.algorithms.recipe import Recipe
+from menv.connectors.action_connector import CustomSteps
+from menv.connectors.action_output import ActionOutput
+from menv.connectors.connector import ConnectorContext
+from menv.connectors.obs_preprocessor import ObsPreprocessor
+from menv.connectors.pipeline import PolicyConnectors, action_pipeline, agent_pipeline
+from menv.errors import ConfigError
+from menv.inference.backend import ActingBackend
+from menv.inference.onnx_sessions import ActingGraphs
+from menv.migration_hints import warn_of_uncalled
+from menv.policy import Policy
+from menv.policy_spec import PolicySpec
+from menv.sampling.custom_policy_group import CustomPolicyGroup
+from menv.sampling.network_policy_group import NetworkPolicyGroup
+from menv.sampling.policy_group import PolicyGroup
+
+# SEAM menv.algorithms.vacated
+# Vacated: places that removed policies have left among those of their kind, until others may have them.
+#
+# `menv.algorithms.policy_set` keeps one. Agents whose episodes began before a policy was removed go on with
+# it, and are
+# bound to its place by number: here and in workers, to their last row. Which episodes run it is told.
+
+
+@dataclass(slots=True)
+class _FreeSlot:
+    """One place.
+
+    Attributes:
+        cohort: Whose it is.
+        index: Its number there.
+        named_by: Ids of the episodes that may go on with it; None as long as nobody has looked since it was left.
+    """
+
+    cohort: PolicyGroup
+    index: int
+    named_by: set[int] | None = None
+
+
+class FreePolicySlots:
+    """The places that nobody has."""
+
+    def __init__(self) -> None:
+        self._places: list[_FreeSlot] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def leave(self, cohort: PolicyGroup, index: int) -> None:
+        """Note that the policy number `index` of a cohort is removed."""
+        self._places.append(_FreeSlot(cohort, index))
+
+    def look(self, running: Iterable[int]) -> None:
+        """Take note of the episodes that run between two fragments, when no other row is held than theirs."""
+        now = set(running)
+        for place in self._places:
+            place.named_by = now if place.named_by is None else place.named_by & now
+
+    def take(self, fits: Callable[[PolicyGroup, int], bool]) -> tuple[PolicyGroup, int] | None:
+        """Return a place that another policy may have, and forget it; None where there is none.
+
+        Args:
+            fits: Whether a place of a cohort is what is looked for.
+        """
+        for place in self._places:
+            if place.named_by is not None and not place.named_by and fits(place.cohort, place.index):
+                self._places.remove(place)
+                return place.cohort, place.index
+        return None
+
+
+@dataclass(slots=True)
+class BuiltPolicies:
+    """A cohort of networks and how it was made.
+
+    Attributes:
+        cohort: The cohort.
+        network: Description of its networks.
+        form: What another policy must have in common with them to be added.
+        check: Returns another back-end if the cohort's is wrong; None once that is known.
+    """
+
+    cohort: NetworkPolicyGroup
+    network: NetworkSpec
+    form: Any
+    check: Callable[[], ActingBackend | None] | None
+
+    @property
+    def inference(self) -> str:
+        """What runs the networks, "onnx" or "torch"."""
+        from menv.inference.onnx_backend import OnnxBackend
+
+        return "onnx" if isinstance(self.cohort.backend, OnnxBackend) else "torch"
+
+    def settle(self) -> bool:
+        """Check what runs the networks, the first time; return whether something else runs them now."""
+        check, self.check = self.check, None
+        other = check() if check else None
+        if other is None:
+            return False
+        self.cohort.backend = other
+        return True
+
+
+_OF_CUSTOM = ("normalize_actions", "clip_actions", "clip_rewards")
+"""Settings that hold for custom policies too, in the main config or in that of the policy."""
+
+
+def build_cohorts(
+    specs: Mapping[str, PolicySpec],
+    configs: Mapping[str, AlgorithmConfig],
+    recipes: Mapping[str, Recipe],
+    seed: int,
+    main: AlgorithmConfig,
+) -> tuple[list[PolicyGroup], list[BuiltPolicies]]:
+    """Return all cohorts, and what is known about those made of networks.
+
+    Args:
+        specs: The policies, their spaces filled in.
+        configs: The settings of each policy that has a network.
+        recipes: What trains it.
+        seed: Decides the first weights.
+        main: The settings of the run.
+
+    Raises:
+        ConfigError: A space or a setting that no stock network can serve.
+    """
+    cohorts: list[PolicyGroup] = []
+    nets: list[BuiltPolicies] = []
+    networks = {name: _network(name, specs[name], configs[name], recipe) for name, recipe in recipes.items()}
+    for members in _alike(specs, configs, networks):
+        first = specs[members[0]]
+        if first.answers_itself:
+            policies = [_own_policy(name, specs[name], main) for name in members]
+            cohorts.append(CustomPolicyGroup(members, policies, first.observation_space, first.action_space))
+        else:
+            weights = [
+                first_weights(networks[name], name, configs[name], recipes[name], seed) for name in members
+            ]
+            network = networks[members[0]]
+            connectors = [_connectors(specs[name], configs[name], network) for name in members]
+            nets.append(_net_cohort(members, first, configs[members[0]], network, weights, connectors, seed))
+            cohorts.append(nets[-1].cohort)
+    return cohorts, nets
+
+
+def _network(name: str, spec: PolicySpec, config: AlgorithmConfig, recipe: Recipe) -> NetworkSpec:
+    preprocessor = ObsPreprocessor(spec.observation_space)
+    try:
+        space, width = _connectors(spec, config).agent.space(spec.observation_space, 0)
+        if width != preprocessor.size and getattr(config, "critic_obs", None) is not None:
+            raise ConfigError(
+                "agent_connectors: observations are widened beside critic_obs, expected one or the other; leave one out"
+            )
+        network = recipe.network(width, spec.action_space, config, space)
+        check_size(network.weight_shapes(), stock=not isinstance(network, CustomSpec))
+    except ConfigError as error:
+        raise ConfigError(f"policies[{name!r}], {error}") from error
+    if preprocessor.mask_width not in (0, network.head.mask_width):
+        raise ConfigError(
+            f"policies[{name!r}]: action_mask of {preprocessor.mask_width} flags for the action space "
+            f"{spec.action_space}, expected {network.head.mask_width}; give one flag for each choice"
+        )
+    return network
+
+
+def _alike(
+    specs: Mapping[str, PolicySpec],
+    configs: Mapping[str, AlgorithmConfig],
+    networks: Mapping[str, NetworkSpec],
+) -> list[list[str]]:
+    groups: list[tuple[Any, list[str]]] = []
+    for name, spec in specs.items():
+        key = _form(spec, configs.get(name), networks.get(name))
+        for other, members in groups:
+            if other == key:
+                members.append(name)
+                break
+        else:
+            groups.append((key, [name]))
+    return [members for _, members in groups]
+
+
+def _form(spec: PolicySpec, config: AlgorithmConfig | None, network: NetworkSpec | None) -> Any:
+    """Return what policies must have in common to act together."""
+    form = config and (
+        config.normalize_actions is not False,
+        config.clip_actions,
+        config.inference,
+        config.num_gpus > 0,
+        config.observation_filter,
+        list(config.agent_connectors),
+    )
+    return spec.observation_space, spec.action_space, network, form
+
+
+def add_to_cohorts(
+    nets: list[BuiltPolicies],
+    name: str,
+    spec: PolicySpec,
+    config: AlgorithmConfig | None,
+    recipe: Recipe | None,
+    seed: int,
+    admit: Callable[[NetworkSpec], None],
+    vacated: FreePolicySlots,
+    main: AlgorithmConfig,
+) -> list[PolicyGroup]:
+    """Add a policy to the networks that it is like, or return a new cohort of it.
+
+    Args:
+        nets: The networks there are; a new one is appended.
+        name: The policy's id.
+        spec: Its spaces filled in.
+        config: Its settings, None for one without a network.
+        recipe: What trains it, likewise.
+        seed: Decides the first weights.
+        admit: Called with its network before anything changes; may refuse it.
+        vacated: Places of policies that were removed.
+        main: The settings of the run.
+    """
+    if recipe is None or config is None:
+        return _add_own(name, spec, vacated, main)
+    network = _network(name, spec, config, recipe)
+    admit(network)
+    form = _form(spec, config, network)
+    weights = first_weights(network, name, config, recipe, seed)
+    alike = next((built.cohort for built in nets if built.form == form), None)
+    if alike is not None:
+        left = vacated.take(lambda cohort, _: cohort is alike)
+        alike.admit(name, weights, _connectors(spec, config, network), left and left[1])
+        return []
+    connectors = [_connectors(spec, config, network)]
+    nets.append(_net_cohort([name], spec, config, network, [weights], connectors, seed))
+    return [nets[-1].cohort]
+
+
+def _add_own(
+    name: str, spec: PolicySpec, vacated: FreePolicySlots, main: AlgorithmConfig
+) -> list[PolicyGroup]:
+    """Give a policy that a user wrote the place of one that was removed, or return a new cohort of it."""
+    policy = _own_policy(name, spec, main)
+    left = vacated.take(
+        lambda cohort, place: isinstance(cohort, CustomPolicyGroup) and cohort.fits(policy, place, spec)
+    )
+    if left is None:
+        return [CustomPolicyGroup([name], [policy], spec.observation_space, spec.action_space)]
+    cohort, place = left
+    assert isinstance(cohort, CustomPolicyGroup)
+    cohort.admit(name, policy, place)
+    return []
+
+
+def first_weights(network: NetworkSpec, name: str, config: AlgorithmConfig, recipe: Recipe, seed: int) -> Any:
+    """Return a new policy's weights."""
+    own_seed = rng.key(seed, rng.stable_hash(name), rng.WEIGHTS) >> 1
+    with memory_for(name, network.weight_shapes()):
+        return recipe.first_weights(network, config, own_seed)
+
+
+def _own_policy(policy_id: str, spec: PolicySpec, main: AlgorithmConfig) -> Policy:
+    assert spec.policy_class is not None
+    if not issubclass(spec.policy_class, Policy):
+        raise ConfigError(
+            f"policies[{policy_id!r}]: policy_class {spec.policy_class.__name__}, expected a subclass of menv.Policy; "
+            "derive it from menv.Policy and define compute_actions"
+        )
+    check_own_policy_class(policy_id, spec.policy_class)
+    # Never None: policies that are written for the classic interface look into it.
+    policy = spec.policy_class(spec.observation_space, spec.action_space, spec.config or {})
+    own = {name: value for name, value in (spec.config or {}).items() if name in _OF_CUSTOM}
+    config = override(main, own, policy_id)
+    if config.normalize_actions or config.clip_actions or config.clip_rewards:
+        policy.given_steps = CustomSteps(
+            spec.action_space, bool(config.normalize_actions), config.clip_actions, config.clip_rewards
+        )
+    return policy
+
+
+def _connectors(
+    spec: PolicySpec, config: AlgorithmConfig, network: NetworkSpec | None = None
+) -> PolicyConnectors:
+    """Return the pipelines that a policy begins with; those without a network only tell shapes."""
+    states = [] if network is None else [np.zeros(size, np.float32) for size in network.state_sizes]
+    ctx = ConnectorContext(
+        dict(spec.config or {}),
+        states,
+        spec.observation_space,
+        spec.action_space,
+        is_policy_recurrent=bool(states),
+    )
+    agent = agent_pipeline(
+        ctx,
+        clip_rewards=config.clip_rewards,
+        observation_filter=config.observation_filter,
+        more=config.agent_connectors,
+    )
+    action = action_pipeline(ctx, normalize=config.normalize_actions is not False, clip=config.clip_actions)
+    return PolicyConnectors(agent, action)
+
+
+def _net_cohort(
+    members: Sequence[str],
+    spec: PolicySpec,
+    config: AlgorithmConfig,
+    network: NetworkSpec,
+    weights: Sequence[Any],
+    connectors: list[PolicyConnectors],
+    seed: int,
+) -> BuiltPolicies:
+    preprocessor = ObsPreprocessor(spec.observation_space)
+    backend, check = _backend(network, weights, config, seed, preprocessor)
+    output = ActionOutput(
+        spec.action_space, normalize=config.normalize_actions is not False, clip=config.clip_actions
+    )
+    cohort = NetworkPolicyGroup(
+        members, spec.observation_space, spec.action_space, backend, output, network.state_sizes, connectors
+    )
+    cohort.graphs = partial(_stored_graphs, network)
+    return BuiltPolicies(cohort, network, _form(spec, config, network), check)
+
+
+def _stored_graphs(network: NetworkSpec) -> ActingGraphs | None:
+    """Return what builds the graphs of a policy on disk; those of a user's module are for nothing else."""
+    return network.stored_graphs if isinstance(network, CustomSpec) else network.graphs({})
+
+
+def _backend(
+    network: NetworkSpec,
+    weights: Sequence[Mapping[str, Any]],
+    config: AlgorithmConfig,
+    seed: int,
+    preprocessor: ObsPreprocessor,
+) -> tuple[ActingBackend, Callable[[], ActingBackend | None] | None]:
+    """Return what runs the networks, and for "auto" what checks it; see `BuiltPolicies.check`."""
+    from menv.inference.onnx_backend import OnnxBackend
+
+    inference, state_size = config.inference, sum(network.state_sizes)
+    graphs = None if inference == "torch" else network.graphs(weights[0])
+    if graphs is not None:
+        onnx = OnnxBackend(graphs, network.head, weights, state_size)
+        return onnx, None if inference == "onnx" else partial(_checked, onnx, network, seed, preprocessor)
+    if inference == "onnx":
+        raise ConfigError(
+            'inference: "onnx" for a network that has no acting graph, expected "auto" or "torch"; choose one'
+        )
+    from menv.algorithms.torch_backend import TorchBackend
+    from menv.algorithms.torch_runtime import learning_device
+
+    device = learning_device(config.num_gpus)
+    return TorchBackend(network.torch_network, network.head, weights, state_size, device), None
+
+
+def _checked(
+    onnx: ActingBackend, network: NetworkSpec, seed: int, preprocessor: ObsPreprocessor
+) -> ActingBackend | None:
+    """Return torch with the same weights if ONNX Runtime disagrees with it, None if all is well."""
+    from menv.algorithms.torch_backend import TorchBackend, check_against
+
+    weights = [onnx.get_weights(policy) for policy in range(onnx.policies)]
+    reference = TorchBackend(network.torch_network, network.head, weights, sum(network.state_sizes))
+    try:
+        rng, masked = np.random.default_rng(seed), preprocessor.mask_width > 0
+        critic_size = network.critic_size if isinstance(network, StockSpec) else 0
+        # Convolutions divide bytes by 255.
+        brightest = 3 if isinstance(network, StockSpec) and network.conv is None else 255
+        check_against(
+            onnx,
+            reference,
+            rng,
+            masked=masked,
+            critic_size=critic_size,
+            dtype=preprocessor.dtype,
+            brightest=brightest,
+        )
+    except ConfigError:
+        return reference
+    return None
+
+
+def check_policy_class(policy_id: str, policy_class: Any) -> None:
+    """Look at a subclass of `PPOPolicy` before it is created.
+
+    Raises:
+        ConfigError: Its constructor or its loss has the parameters of classic ones.
+    """
+    where = f"policies[{policy_id!r}]: {policy_class.__name__}"
+    made = ("cohort", "index", "config", "seed")
+    _check_parameters(
+        where, policy_class.__init__, (None, *made), ("network", "settings"),
+        "(self, *args, **kwargs); hand all of them on, the spaces, config and settings are attributes then",
+    )  # fmt: skip
+    _check_parameters(
+        where, policy_class.loss, (None, "batch"), (),
+        "(self, batch); self.network is the model, self.ppo_loss(batch, values=...) PPO's own loss",
+    )  # fmt: skip
+    warn_of_uncalled(where, "PPOPolicy", policy_class)
+
+
+def check_own_policy_class(policy_id: str, policy_class: type[Any]) -> None:
+    """Look at a subclass of `menv.Policy` before it is created.
+
+    Raises:
+        ConfigError: Its constructor has other parameters.
+    """
+    _check_parameters(
+        f"policies[{policy_id!r}]: {policy_class.__name__}", policy_class.__init__, (None, None, None, {}), (),
+        "(self, observation_space, action_space, config); hand all three on to super().__init__",
+    )  # fmt: skip
+
+
+def _check_parameters(
+    where: str, method: Callable[..., Any], args: tuple[Any, ...], names: tuple[str, ...], wanted: str
+) -> None:
+    signature = inspect.signature(method)
+    try:
+        signature.bind(*args, **dict.fromkeys(names))
+    except TypeError as error:
+        raise ConfigError(
+            f"{where}.{method.__name__}{signature} cannot be called ({error}), expected {wanted}"
+        ) from error

@@ -1,0 +1,379 @@
+"""ONNX acting graphs of the stock networks, built from the same `StockSpec` as the torch form.
+
+`OnnxActing` asks for bytes by kind; nothing here runs them. One graph serves every policy of an architecture and
+never has to be built again when weights change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+
+from menv.algorithms.networks.graph_builder import GraphBuilder
+from menv.algorithms.networks.stock_spec import EPSILON, LOG_STD, StockSpec
+from menv.inference.action_heads import ILLEGAL, LEAST_CHANCE, ActionHead
+from menv.inference.onnx_sessions import GraphKind
+
+# SEAM menv.algorithms.networks.graph_tails
+# What heads make of a network's outputs, as nodes of a graph: distribution inputs, draws, log-probabilities.
+#
+# `graphs` chooses a tail for each graph. Nothing here knows layers.
+
+
+class _Choices:
+    """The tail of one or several categorical components.
+
+    Components of unlike sizes are laid out as [R, components, largest size], padded with illegal
+    choices, so that any number of them costs the same few nodes.
+    """
+
+    def __init__(self, graph: GraphBuilder, head: ActionHead) -> None:
+        self.graph = graph
+        self.head = head
+        self.several = head.kind == "multi_categorical"
+        self.logits = ""
+
+    def dist_inputs(self, outputs: str, masked: bool) -> str:
+        graph, self.logits = self.graph, outputs
+        if masked:
+            mask = graph.given("mask", TensorProto.BOOL, ["R", self.head.mask_width])
+            self.logits = graph.add("Where", mask, self.logits, graph.constant(ILLEGAL, np.float32))
+        return self.logits
+
+    def by_component(self) -> str:
+        graph, sizes, widest = self.graph, self.head.sizes, max(self.head.sizes)
+        if not self.several:
+            return self.logits
+        if min(sizes) == widest:
+            return graph.add("Reshape", self.logits, graph.constant([0, len(sizes), widest]))
+        starts = np.cumsum((0, *sizes[:-1]))[:, None]
+        choice = np.arange(widest)[None, :]
+        real = choice < np.asarray(sizes)[:, None]
+        padded = graph.add("Gather", self.logits, graph.constant(np.where(real, starts + choice, 0)), axis=1)
+        illegal = graph.constant(ILLEGAL, np.float32)
+        return graph.add("Where", graph.constant(real, np.bool_), padded, illegal)
+
+    def sample(self, draws: str) -> str:
+        # Inverse CDF. Scaling the draw by the sum as computed, not by 1, keeps it below the last step
+        # of the CDF, so that rounding can never pick a choice of probability 0.
+        graph, head = self.graph, self.head
+        if head.sizes == (2,) and not self.several:
+            return self._sample_of_two(draws)
+        chances = graph.add("Softmax", self.by_component(), axis=-1)
+        steps = graph.add("CumSum", chances, graph.constant(2 if self.several else 1))
+        axis = 2 if self.several else 1
+        total = graph.add("Gather", steps, graph.constant([max(head.sizes) - 1]), axis=axis)
+        if self.several:
+            draws = graph.add("Unsqueeze", draws, graph.constant([2]))
+        beyond = graph.add("Greater", steps, graph.add("Mul", draws, total))
+        return self._first_highest(graph.add("Cast", beyond, to=TensorProto.UINT8))
+
+    def _sample_of_two(self, draws: str) -> str:
+        # A softmax of two numbers takes as long as the layer before it. The draw is below 1 and may be 0, so
+        # a choice of probability 0 is never taken.
+        graph = self.graph
+        # One node instead of two that pick and one that subtracts; products with 1 are exact, so the sum is, too.
+        lead = graph.add("MatMul", self.logits, graph.constant([[1.0], [-1.0]], np.float32))
+        chance = graph.add("Sigmoid", lead)
+        second = graph.add("GreaterOrEqual", draws, chance)
+        return graph.add("Squeeze", graph.add("Cast", second, to=TensorProto.INT64), graph.constant([-1]))
+
+    def mode(self) -> str:
+        return self._first_highest(self.by_component())
+
+    def _first_highest(self, x: str) -> str:
+        return self.graph.add("ArgMax", x, axis=-1, keepdims=0)
+
+    def logp(self, dist_inputs: str, actions: str) -> str:
+        graph = self.graph
+        last = graph.constant([-1])
+        logs = graph.add("LogSoftmax", self.by_component(), axis=-1)
+        taken = graph.add("GatherElements", logs, graph.add("Unsqueeze", actions, last), axis=-1)
+        taken = graph.add("Squeeze", taken, last)
+        if not self.several:
+            return taken
+        return graph.add("Squeeze", graph.row_sum(taken, len(self.head.sizes)), last)
+
+
+class _Gaussian:
+    """The tail of a diagonal normal distribution with a free log_std."""
+
+    def __init__(self, graph: GraphBuilder, head: ActionHead) -> None:
+        self.graph = graph
+        self.head = head
+        self.means = ""
+        self.log_std = ""
+
+    def dist_inputs(self, outputs: str, masked: bool) -> str:
+        assert not masked, "continuous actions have no mask"
+        self.means = outputs
+        return outputs if self.graph.stacked else self.complete()
+
+    def complete(self) -> str:
+        """Return means and log_std of each row."""
+        graph = self.graph
+        rows = self.log_std = self.deviations()
+        if not graph.stacked:
+            rows = graph.add("Expand", rows, graph.add("Shape", self.means))
+        return graph.add("Concat", self.means, rows, axis=1)
+
+    def sample(self, draws: str) -> str:
+        graph = self.graph
+        return graph.add("Add", self.means, graph.add("Mul", graph.add("Exp", self.deviations()), draws))
+
+    def deviations(self) -> str:
+        return self.graph.of_each_row(LOG_STD, (self.head.outputs,))
+
+    def mode(self) -> str:
+        return self.means
+
+    def logp(self, dist_inputs: str, actions: str) -> str:
+        graph = self.graph
+        z = graph.add("Div", graph.add("Sub", actions, self.means), graph.add("Exp", self.log_std))
+        terms = graph.add("Mul", graph.add("Mul", z, z), graph.constant(-0.5, np.float32))
+        terms = graph.add("Sub", terms, self.log_std)
+        terms = graph.add("Sub", terms, graph.constant(0.5 * np.log(2.0 * np.pi), np.float32))
+        return graph.add("Squeeze", graph.row_sum(terms, self.head.outputs), graph.constant([-1]))
+
+
+class _OwnDeviations(_Gaussian):
+    """The tail of a diagonal normal distribution whose log_std the network computes for each row."""
+
+    outputs = ""
+
+    def dist_inputs(self, outputs: str, masked: bool) -> str:
+        assert not masked, "continuous actions have no mask"
+        graph, size, self.outputs = self.graph, self.head.sizes[0], outputs
+        self.means, self.log_std = (
+            graph.add("Gather", outputs, graph.constant(np.arange(start, start + size)), axis=1)
+            for start in (0, size)
+        )
+        return outputs
+
+    def complete(self) -> str:
+        return self.outputs
+
+    def deviations(self) -> str:
+        return self.log_std
+
+
+class _Mixed:
+    """The tail of choices and numbers together, which are drawn independently of each other."""
+
+    def __init__(self, graph: GraphBuilder, head: ActionHead) -> None:
+        self.graph = graph
+        self.head = head
+        choices, numbers = (part.head for part in head.parts)
+        self.choices = _Choices(graph, choices)
+        self.numbers = (_OwnDeviations if graph.own_deviations else _Gaussian)(graph, numbers)
+
+    def dist_inputs(self, outputs: str, masked: bool) -> str:
+        graph, choices = self.graph, sum(self.head.choices)
+        width = self.head.inputs if graph.own_deviations else self.head.outputs
+        logits = self._columns(outputs, np.arange(choices))
+        self.numbers.dist_inputs(self._columns(outputs, np.arange(choices, width)), False)
+        return graph.add("Concat", self.choices.dist_inputs(logits, masked), self.numbers.complete(), axis=1)
+
+    def sample(self, draws: str) -> str:
+        own = [self._columns(draws, part.columns) for part in self.head.parts]
+        return self._joined(self.choices.sample(own[0]), self.numbers.sample(own[1]))
+
+    def mode(self) -> str:
+        return self._joined(self.choices.mode(), self.numbers.mode())
+
+    def logp(self, dist_inputs: str, actions: str) -> str:
+        graph, (choices, numbers) = self.graph, self.head.parts
+        chosen = graph.add("Cast", self._columns(actions, choices.columns), to=TensorProto.INT64)
+        of_choices = self.choices.logp("", chosen)
+        return graph.add("Add", of_choices, self.numbers.logp("", self._columns(actions, numbers.columns)))
+
+    def _columns(self, x: str, places: npt.NDArray[np.int64]) -> str:
+        return self.graph.add("Gather", x, self.graph.constant(places), axis=1)
+
+    def _joined(self, choices: str, numbers: str) -> str:
+        """Return actions of choices [R, components] and numbers [R, k]."""
+        both = self.graph.add(
+            "Concat", self.graph.add("Cast", choices, to=TensorProto.FLOAT), numbers, axis=1
+        )
+        places = np.argsort(np.concatenate([part.columns for part in self.head.parts]))
+        return self._columns(both, places)
+
+
+class _QValues:
+    """The tail of one choice by its worth: the best one, or by a chance of epsilon any legal one."""
+
+    def __init__(self, graph: GraphBuilder, head: ActionHead) -> None:
+        self.graph = graph
+        self.head = head
+        self.worth = ""
+        self.mask = ""
+
+    def dist_inputs(self, outputs: str, masked: bool) -> str:
+        graph, self.worth = self.graph, outputs
+        if masked:
+            mask = graph.given("mask", TensorProto.BOOL, ["R", self.head.mask_width])
+            self.mask = self.by_component(mask, self.head.sizes[0])
+            self.worth = graph.add("Where", self.mask, self.worth, graph.constant(ILLEGAL, np.float32))
+        return self.by_row(self.worth, self.head.inputs)
+
+    def by_component(self, x: str, width: int) -> str:
+        """Return what rows hold for their component, `width` numbers, as the Q-values are laid out."""
+        return x
+
+    def by_row(self, x: str, width: int) -> str:
+        """Return what components hold as rows of `width`."""
+        return x
+
+    def mode(self) -> str:
+        return self.by_row(self._best(), len(self.head.sizes))
+
+    def _best(self) -> str:
+        return self.graph.add("ArgMax", self.worth, axis=-1, keepdims=0)
+
+    def sample(self, draws: str) -> str:
+        graph = self.graph
+        draws = self.by_component(draws, 2)
+        whether, what = (graph.add("Gather", draws, graph.constant([place]), axis=1) for place in (0, 1))
+        explores = graph.add("Less", whether, graph.of_each_row(EPSILON, (1,)))
+        explores = graph.add("Squeeze", explores, graph.constant([1]))
+        chosen = graph.add("Where", explores, self._any_legal(what), self._best())
+        return self.by_row(chosen, len(self.head.sizes))
+
+    def _any_legal(self, draw: str) -> str:
+        # A draw of at most 1 - 2**-23 times a count stays below the count in float32, so that the first choice
+        # whose number among the legal ones exceeds the product exists, and is legal.
+        graph, count = self.graph, self.head.sizes[0]
+        if not self.mask:
+            number = graph.add("Mul", draw, graph.constant(count, np.float32))
+            number = graph.add("Cast", number, to=TensorProto.INT64)
+            return graph.add("Squeeze", number, graph.constant([1]))
+        numbers = graph.add("CumSum", self._legal(), graph.constant(1))
+        total = graph.add("Gather", numbers, graph.constant([count - 1]), axis=1)
+        beyond = graph.add("Greater", numbers, graph.add("Mul", draw, total))
+        return graph.add("ArgMax", graph.add("Cast", beyond, to=TensorProto.UINT8), axis=-1, keepdims=0)
+
+    def _legal(self) -> str:
+        return self.graph.add("Cast", self.mask, to=TensorProto.FLOAT)
+
+    def logp(self, dist_inputs: str, actions: str) -> str:
+        graph, last = self.graph, self.graph.constant([-1])
+        epsilon = graph.weight(EPSILON, (1,))
+        one = graph.constant(1.0, np.float32)
+        share = graph.add("Mul", epsilon, graph.constant(1.0 / self.head.sizes[0], np.float32))
+        if self.mask:
+            legal = self._legal()
+            own = graph.add("GatherElements", legal, graph.add("Unsqueeze", actions, last), axis=1)
+            total = graph.add("ReduceSum", legal, last, keepdims=1)
+            # A mask of a row that nobody asked may allow nothing.
+            shares = graph.add("Div", own, graph.add("Max", total, one))
+            share = graph.add("Squeeze", graph.add("Mul", epsilon, shares), last)
+        best = graph.add("Cast", graph.add("Equal", actions, self._best()), to=TensorProto.FLOAT)
+        chance = graph.add("Add", share, graph.add("Mul", best, graph.add("Sub", one, epsilon)))
+        chance = graph.add("Max", chance, graph.constant(LEAST_CHANCE, np.float32))
+        # Log rounds the numbers that fill no vector register differently: each row gets registers of its own.
+        wide = graph.add("Mul", graph.add("Unsqueeze", chance, last), graph.constant([1.0] * 16, np.float32))
+        return graph.add(
+            "Squeeze", graph.add("Gather", graph.add("Log", wide), graph.constant([0]), axis=1), last
+        )
+
+
+class _MultiQValues(_QValues):
+    """The tail of several choices by their worth; the graph computes [R * components, choices]."""
+
+    def by_component(self, x: str, width: int) -> str:
+        return self.graph.add("Reshape", x, self.graph.constant([-1, width]))
+
+    def by_row(self, x: str, width: int) -> str:
+        return self.graph.add("Reshape", x, self.graph.constant([-1, width]))
+
+    def logp(self, dist_inputs: str, actions: str) -> str:
+        graph, last = self.graph, self.graph.constant([-1])
+        logs = super().logp(dist_inputs, graph.add("Reshape", actions, last))
+        members = len(self.head.sizes)
+        return graph.add("Squeeze", graph.row_sum(self.by_row(logs, members), members), last)
+
+
+Tail: TypeAlias = _Choices | _Gaussian | _Mixed | _QValues
+
+
+def tail_of(graph: GraphBuilder, head: ActionHead) -> Tail:
+    """Return what a head makes of the outputs of `graph`."""
+    tails: dict[str, type[Tail]] = {
+        "gaussian": _OwnDeviations if graph.own_deviations else _Gaussian,
+        "mixed": _Mixed,
+        "q_values": _QValues,
+        "multi_q_values": _MultiQValues,
+    }
+    return tails.get(head.kind, _Choices)(graph, head)
+
+
+class StockGraphs:
+    """Builds the graphs of one `StockSpec`.
+
+    Args:
+        spec: The network.
+        defaults: Weights that a single-policy graph holds as overridable initializers, for files
+            that shall run on their own. Without them a forgotten weight is an error of the runtime.
+    """
+
+    def __init__(
+        self, spec: StockSpec, defaults: Mapping[str, npt.NDArray[np.float32]] | None = None
+    ) -> None:
+        self.spec = spec
+        self.defaults = dict(defaults or {})
+
+    @property
+    def stacks(self) -> bool:
+        """Whether several policies can share a graph: not those with convolutions."""
+        return self.spec.conv is None
+
+    def build(self, kind: GraphKind, stacked: bool = False, masked: bool = False) -> bytes:
+        """Return a serialised model; see `ActingGraphs.build`."""
+        assert not stacked or (kind in ("act", "greedy") and self.stacks), (
+            f"no stacked graph of kind {kind!r}"
+        )
+        graph = GraphBuilder(self.spec, stacked)
+        # What the value network sees is called so too, although it may be more.
+        width = self.spec.inputs_of("value" if kind == "values" else "policy")
+        as_bytes = self.spec.pixels and not (kind == "values" and self.spec.critic_size)
+        element = TensorProto.UINT8 if as_bytes else TensorProto.FLOAT
+        graph.given("obs", element, graph.rows_of(width))
+        if kind == "values":
+            graph.result("values", TensorProto.FLOAT, ["R"], graph.values())
+        else:
+            add_policy(graph, self.spec.head, kind, masked)
+        return graph.serialised(kind, {} if stacked else self.defaults)
+
+
+def add_policy(graph: GraphBuilder, head: ActionHead, kind: GraphKind, masked: bool) -> None:
+    """Add what a graph of a kind other than "values" computes, and its results."""
+    tail = tail_of(graph, head)
+    outputs = tail.dist_inputs(graph.policy_outputs(), masked)
+    if kind == "evaluate":
+        actions = graph.given("actions", *action_type(head))
+        graph.result("dist_inputs", TensorProto.FLOAT, ["R", head.inputs], outputs)
+        graph.result("logp", TensorProto.FLOAT, ["R"], tail.logp(outputs, actions))
+        return
+    if kind == "act":
+        action = tail.sample(graph.given("noise", TensorProto.FLOAT, ["R", head.noise_width]))
+    else:
+        action = tail.mode()
+    graph.result("action", *action_type(head), action)
+    if head.told or head.by_worth:
+        # Of Q-values a NaN shows nowhere else.
+        graph.result(
+            "dist_inputs" if head.told else "q_values", TensorProto.FLOAT, ["R", head.inputs], outputs
+        )
+    state_sizes = graph.spec.state_sizes
+    if state_sizes:
+        graph.result("state_after", TensorProto.FLOAT, ["R", sum(state_sizes)], graph.state_after())
+
+
+def action_type(head: ActionHead) -> tuple[int, list[str | int]]:
+    """Return element type and shape of actions."""
+    element = TensorProto.FLOAT if head.numbers else TensorProto.INT64
+    return element, ["R", *head.action_shape]

@@ -1,0 +1,576 @@
+"""The policies of one algorithm: building them, finding one, adding and removing some while it trains.
+
+`menv.algorithms.algorithm` owns it. It knows networks, recipes and learners, no environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from menv.algorithms.centralized_critic import JointObs
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.config.classic_keys import adopt, override
+from menv.algorithms.dqn.config import OffPolicyConfig
+from menv.algorithms.learners import Learners
+from menv.algorithms.network_groups import (
+    BuiltPolicies,
+    FreePolicySlots,
+    add_to_cohorts,
+    build_cohorts,
+    check_policy_class,
+)
+from menv.algorithms.networks.network_spec import NetworkSpec
+from menv.algorithms.postprocessing import BatchPostprocessor
+from menv.algorithms.ppo.config import PPOConfig
+from menv.algorithms.recipe import Recipe, recipe_named
+from menv.algorithms.rollouts import freeze
+from menv.base_env import AgentId
+from menv.callbacks import DefaultCallbacks
+from menv.errors import ConfigError, ContractError
+from menv.inference.network_policy import NetworkPolicy, RemovedPolicies
+from menv.migration_hints import old_arguments
+from menv.policy import Policy, one_row, weights_of
+from menv.policy_map import DEFAULT_POLICY, PolicyMap
+from menv.policy_spec import PolicySpec, SpecConfig, check_policy_id, ids_given, spec_by_parts, spec_like
+from menv.sampling.custom_policy_group import CustomPolicyGroup
+from menv.sampling.network_policy_group import NetworkPolicyGroup
+from menv.sampling.policy_group import PolicyGroup
+
+if TYPE_CHECKING:
+    from menv.algorithms.algorithm import ExternalClients
+    from menv.algorithms.operation_guard import OperationGuard
+    from menv.algorithms.remote_rollouts import WorkerGroupFactory
+    from menv.algorithms.rollouts import BatchAccumulator, Rollouts
+
+
+Resolve = Callable[[PolicyMap], Mapping[str, PolicySpec]]
+Agents = Callable[[PolicyMap], Mapping[AgentId, str]]
+
+
+class PolicySet:
+    """All policies and whatever trains them.
+
+    Args:
+        policy_map: Who answers for whom.
+        resolve: Tries a mapping out and fills in the spaces of its policies.
+        agents: Returns the possible agents, each with a policy that answers for it.
+        config: The main settings.
+        recipe: What trains policies that name no algorithm.
+        seed: Decides the first weights and the order of rows.
+        callbacks: Told about policies that are created and that learn.
+
+    Attributes:
+        policy_map: Who answers for whom.
+        policies: The policy objects by id.
+        learners: Who learns.
+        completion: Makes fragments ready to be learned from.
+        cohorts: Who answers together.
+        vacated: Places among them that removed policies have left.
+    """
+
+    def __init__(
+        self,
+        policy_map: PolicyMap,
+        resolve: Resolve,
+        agents: Agents,
+        config: AlgorithmConfig,
+        recipe: Recipe,
+        seed: int,
+        callbacks: DefaultCallbacks,
+    ) -> None:
+        self.policy_map = policy_map
+        self._resolve = resolve
+        self._agents = agents
+        self._joint: JointObs | None = None
+        self._config = config
+        self._recipe = recipe
+        self._seed = seed
+        self._callbacks = callbacks
+        self.vacated = FreePolicySlots()
+        specs = self._resolved(policy_map)
+        recipes = {
+            name: self._recipe_of(name, spec) for name, spec in specs.items() if not spec.answers_itself
+        }
+        configs = {name: self._config_of(name, specs[name], own, specs) for name, own in recipes.items()}
+        self.cohorts, nets = build_cohorts(specs, configs, recipes, seed, config)
+        found = {name: cohort for cohort in self.cohorts for name in cohort.policy_ids}
+        self.policies = {
+            name: _policy_of(found[name], name, spec, seed, nets, configs) for name, spec in specs.items()
+        }
+        self.learners = Learners(nets, recipes, configs, policy_map, seed, self.policies, callbacks)
+        self.completion = BatchPostprocessor(self.cohorts, self.policies, recipes, configs, self._joint_obs)
+        freeze(self)
+        for name, policy in self.policies.items():
+            callbacks.on_create_policy(policy_id=name, policy=policy)
+
+    @property
+    def inference(self) -> dict[str, str]:
+        """What runs each policy's network, "onnx" or "torch", by policy id."""
+        nets = self.learners.nets
+        return {
+            name: one.inference for one in nets for name in one.cohort.policy_ids if name in self.policies
+        }
+
+    def settle(self) -> bool:
+        """Check what runs the networks, the first time; return whether something else runs some of them now."""
+        settled = [built.settle() for built in self.learners.nets]
+        return any(settled)
+
+    def get(self, policy_id: str) -> Policy:
+        """Return a policy.
+
+        Raises:
+            ConfigError: There is no such policy.
+        """
+        if isinstance(policy_id, tuple) or not isinstance(policy_id, Hashable):
+            # The second argument of classic `compute_single_action` is the state.
+            raise ConfigError(
+                f"policy_id: {type(policy_id).__name__}, expected one of {sorted(self.policies)}; pass a memory's "
+                "state by name, state=..."
+            )
+        if policy_id not in self.policies:
+            raise ConfigError(
+                f"policy {policy_id!r} does not exist, expected one of {sorted(self.policies)}; "
+                "pass policy_id=... of one of these"
+            )
+        return self.policies[policy_id]
+
+    def add(self, policy_id: str, spec: Any, mapping_fn: Any, to_train: Any) -> list[PolicyGroup]:
+        """Add a policy; arguments and errors as for `Algorithm.add_policy`. Return new cohorts, if any."""
+        check_policy_id(policy_id)
+        spec = PolicySpec.of(policy_id, spec)
+        changed = self.policy_map.changed(
+            add={policy_id: spec}, policy_mapping_fn=mapping_fn, policies_to_train=to_train
+        )
+        learners, recipe, config = self.learners, None, None
+        specs = self._resolved(changed)
+        resolved = specs[policy_id]
+        if not spec.answers_itself:
+            recipe = self._recipe_of(policy_id, spec)
+            config = self._config_of(policy_id, resolved, recipe, specs)
+        learners.shared.check_frozen(changed)
+
+        def admit(network: NetworkSpec) -> None:
+            assert recipe is not None
+            assert config is not None
+            learners.shared.join(policy_id, config, recipe, network, changed)
+
+        added = add_to_cohorts(
+            learners.nets, policy_id, resolved, config, recipe, self._seed, admit, self.vacated, self._config
+        )
+        if recipe is not None and config is not None:
+            learners.recipes[policy_id], learners.configs[policy_id] = recipe, config
+            learners.take_over(policy_id)
+        home = _home(policy_id, (*self.cohorts, *added))
+        for built in learners.nets:
+            if built.cohort is home:
+                built.settle()
+        try:
+            policy = _policy_of(home, policy_id, resolved, self._seed, learners.nets, learners.configs)
+        except Exception:
+            self._withdraw(policy_id, home)
+            raise
+        self.cohorts.extend(added)
+        self.policies[policy_id] = policy
+        self._take(changed)
+        self._callbacks.on_create_policy(policy_id=policy_id, policy=self.policies[policy_id])
+        return added
+
+    def take_back(self, policy_id: str, added: Iterable[PolicyGroup], before: PolicyMap) -> None:
+        """Undo `add`, which returned these cohorts and found this policy map."""
+        cohort = _home(policy_id, self.cohorts)
+        for one in added:
+            self.cohorts.remove(one)
+        self._withdraw(policy_id, cohort)
+        del self.policies[policy_id]
+        self._take(before)
+
+    def remove(self, policy_id: str, mapping_fn: Any, to_train: Any) -> None:
+        """Remove a policy; arguments and errors as for `Algorithm.remove_policy`."""
+        changed = self.policy_map.changed(
+            remove=[policy_id], policy_mapping_fn=mapping_fn, policies_to_train=to_train
+        )
+        self._resolved(changed)
+        self.learners.shared.check_frozen(changed)
+        self.learners.forget(policy_id)
+        self.completion.postprocessing.forget(policy_id)
+        policy, cohort = self.policies.pop(policy_id), _home(policy_id, self.cohorts)
+        self.vacated.leave(cohort, cohort.policy_ids.index(policy_id))
+        if isinstance(policy, NetworkPolicy):
+            assert isinstance(policy.networks, NetworkPolicyGroup)
+            # Whoever holds the object may go on with it.
+            policy.networks, policy.index = RemovedPolicies.of(policy.networks, policy.index), 0
+        self._take(changed)
+
+    def read_weights(self, weights: Any) -> Mapping[str, Mapping[str, Any]]:
+        """Return weights that a user gives, once they are of policies that there are.
+
+        Raises:
+            ConfigError: They are not by policy id and name, or there is no such policy.
+        """
+        given = weights.values() if isinstance(weights, Mapping) else [weights]
+        wrong = next((one for one in given if not isinstance(one, Mapping)), None)
+        if not isinstance(weights, Mapping) or not all(isinstance(one, Mapping) for one in given):
+            raise ConfigError(
+                f"set_weights: {type(wrong).__name__} where weights by name belong, expected a dict of these by policy "
+                "id; give what get_weights returned"
+            )
+        for policy_id in weights:
+            self.get(policy_id)
+        return weights
+
+    def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
+        """Give policies weights, and their learners; where one policy refuses its own, all keep those of before.
+
+        Args:
+            weights: By policy id and name.
+        """
+        several = weights if len(weights) > 1 else ()
+        before = {policy_id: weights_of(self.policies[policy_id]) for policy_id in several}
+        changed: list[str] = []
+        try:
+            for policy_id, by_name in weights.items():
+                self.policies[policy_id].set_weights(by_name)
+                changed.append(policy_id)
+        except BaseException:
+            for policy_id in changed:
+                self.policies[policy_id].set_weights(before[policy_id])
+            raise
+        for policy_id, by_name in weights.items():
+            if self.learners.shared.peers(policy_id):
+                # Another one of the group has handed its layers on.
+                self.policies[policy_id].set_weights(by_name)
+            self.learners.set_weights(policy_id, by_name)
+
+    def copy(self, policy: Policy, policy_id: str) -> None:
+        """Give a policy the weights and the connectors of another one, whoever that belongs to.
+
+        Raises:
+            ConfigError: Their networks differ, or a connector is not registered here.
+        """
+        own = self.get(policy_id)
+        if not isinstance(own, NetworkPolicy) or not isinstance(policy, NetworkPolicy):
+            raise ConfigError(
+                f"policy {policy_id!r}: {type(own).__name__} cannot copy a {type(policy).__name__}, expected two "
+                "policies with networks; leave out policy_class"
+            )
+        self.set_weights({policy_id: policy.get_weights()})
+        own.set_connectors_state(
+            [policy.agent_connectors.to_state()[1], policy.action_connectors.to_state()[1]]
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return what answers depend on besides weights, as a plain tree; who learns is asked by itself."""
+        nets = {name: one for name, one in self.policies.items() if isinstance(one, NetworkPolicy)}
+        return {
+            "connectors": {name: one.connectors_state() for name, one in nets.items()},
+            "draws": {name: one.draws_state() for name, one in nets.items()},
+        }
+
+    def set_state(self, tree: Mapping[str, Any], weights: Mapping[str, Mapping[str, Any]], seed: int) -> None:
+        """Let the policies answer as those did of which `state` told.
+
+        Args:
+            tree: May hold more, and lack some of the policies.
+            weights: By policy; those that are missing stay.
+            seed: Decides the first weights of policies that come later.
+        """
+        self._seed = seed
+        for policy_id, policy in self.policies.items():
+            if policy_id in weights:
+                policy.set_weights(weights[policy_id])
+            if isinstance(policy, NetworkPolicy):
+                policy.set_connectors_state(tree["connectors"].get(policy_id))
+                policy.set_draws_state(tree["draws"].get(policy_id))
+
+    def sample_size(self, num_envs: int) -> int:
+        """Return the steps that are sampled before the learners get them: as many as any who may learn needs."""
+        learning = (
+            config for name, config in self.learners.configs.items() if not self.policy_map.is_frozen(name)
+        )
+        configs: Iterable[AlgorithmConfig] = (self._config, *learning)
+        return max(config.sample_size(num_envs) for config in configs)
+
+    def _withdraw(self, policy_id: str, cohort: PolicyGroup) -> None:
+        learners = self.learners
+        learners.forget(policy_id)
+        self.completion.postprocessing.forget(policy_id)
+        if cohort in self.cohorts:
+            self.vacated.leave(cohort, cohort.policy_ids.index(policy_id))
+        cohort.retire(policy_id)
+        # A cohort that was made for it is nobody's.
+        learners.nets[:] = [built for built in learners.nets if built.cohort in self.cohorts]
+
+    def _take(self, policy_map: PolicyMap) -> None:
+        self.policy_map = self.learners.policy_map = policy_map
+        freeze(self)
+
+    def _resolved(self, policy_map: PolicyMap) -> Mapping[str, PolicySpec]:
+        specs = self._resolve(policy_map)
+        policy_map.keep_spaces(specs)
+        return specs
+
+    def _recipe_of(self, policy_id: str, spec: PolicySpec) -> Recipe:
+        return self._recipe if spec.trained_by is None else recipe_named(spec.trained_by, policy_id)
+
+    def _config_of(
+        self, policy_id: str, spec: PolicySpec, recipe: Recipe, specs: Mapping[str, PolicySpec]
+    ) -> AlgorithmConfig:
+        """Return one policy's settings; `spec` and `specs`, those of all policies, have their spaces."""
+        if recipe.name == self._recipe.name:
+            config = override(self._config, spec.config, policy_id)
+        else:
+            config = adopt(recipe.config_class, self._config, spec.config, policy_id)
+        if isinstance(config, OffPolicyConfig):
+            config.check_reach(self._config, f"policies[{policy_id!r}].config: ")
+        if config.num_gpus:
+            from menv.algorithms.torch_runtime import learning_device
+
+            # Now, not after the first fragment.
+            learning_device(config.num_gpus)
+        if isinstance(config, PPOConfig) and config.critic_obs == "all_agents":
+            if self._joint is None:
+                owners = self._agents(self.policy_map)
+                self._joint = JointObs({agent: specs[owner] for agent, owner in owners.items()})
+            size = self._joint.size(spec.observation_space, spec.action_space)
+            return replace(config, critic_obs_size=size)
+        return config
+
+    def _joint_obs(self) -> JointObs:
+        assert self._joint is not None
+        return self._joint
+
+
+def _home(policy_id: str, cohorts: Iterable[PolicyGroup]) -> PolicyGroup:
+    return next(cohort for cohort in cohorts if policy_id in cohort.policy_ids)
+
+
+def _policy_of(
+    cohort: PolicyGroup,
+    policy_id: str,
+    spec: PolicySpec,
+    seed: int,
+    nets: Iterable[BuiltPolicies],
+    configs: Mapping[str, AlgorithmConfig],
+) -> Policy:
+    index = cohort.policy_ids.index(policy_id)
+    if isinstance(cohort, CustomPolicyGroup):
+        return cohort.policies[index]
+    assert isinstance(cohort, NetworkPolicyGroup)
+    if spec.policy_class is not None:
+        (network,) = (built.network for built in nets if built.cohort is cohort)
+        settings = configs[policy_id]
+        check_policy_class(policy_id, spec.policy_class)
+        policy: NetworkPolicy = spec.policy_class(
+            cohort, index, spec.config, seed, network=network, settings=settings
+        )
+    else:
+        policy = NetworkPolicy(cohort, index, spec.config, seed)
+        policy.config = SpecConfig(spec.config or {}, configs[policy_id])
+    policy.explore = configs[policy_id].explore
+    return policy
+
+
+# SEAM menv.algorithms.policies
+# The policies of a run as its users meet them: asked for actions, exported, given weights, added and removed.
+#
+# A base class of `menv.algorithms.algorithm.Algorithm`. `menv.algorithms.policy_set` keeps them.
+
+
+class PolicyAccess:
+    """What an `Algorithm` can do with its policies."""
+
+    config: AlgorithmConfig
+    iteration: int
+    _population: PolicySet
+    _rollouts: Rollouts
+    _workforce: WorkerGroupFactory
+    _gathering: BatchAccumulator
+    _outside: ExternalClients
+    _underway: OperationGuard
+
+    @property
+    def inference(self) -> dict[str, str]:
+        """What runs each policy's network, "onnx" or "torch", by policy id."""
+        return self._population.inference
+
+    def get_policy(self, policy_id: str = DEFAULT_POLICY) -> Policy:
+        """Return a policy.
+
+        Raises:
+            ConfigError: There is no such policy.
+        """
+        return self._population.get(policy_id)
+
+    @old_arguments(observation="obs")
+    def compute_single_action(
+        self,
+        obs: Any,
+        policy_id: str = DEFAULT_POLICY,
+        explore: bool | None = None,
+        state: Sequence[Any] | None = None,
+        *,
+        full_fetch: bool = False,
+    ) -> Any:
+        """Return one policy's env-ready action for one observation.
+
+        Args:
+            obs: An element of the policy's observation space.
+            policy_id: Who answers.
+            explore: False takes the most likely action; None does as `config.explore` says.
+            state: Of a recurrent policy: at first `get_policy(policy_id).get_initial_state()`, then what was
+                returned for the observation before. With a state, `(action, state, fetches)` is returned.
+            full_fetch: Whether these three are returned without a state too.
+
+        Raises:
+            CallOrderError: Another thread trains, samples or evaluates.
+            ConfigError: There is no such policy.
+            ContractError: The observation is outside the space, or a recurrent policy is given no state.
+        """
+        explore = self.config.explore if explore is None else explore
+        if not isinstance(explore, int | np.bool_):
+            raise ConfigError(
+                f"compute_single_action: explore is {explore!r:.60}, expected True, False or None; "
+                "leave it out to do as config.explore says"
+            )
+        self._underway.refuse_others(
+            "compute_single_action", "ask copy.deepcopy(algo.get_policy(policy_id)), made before"
+        )
+        policy = self.get_policy(policy_id)
+        batches = [] if state is None else one_row("compute_single_action", state)
+        if not batches and policy.get_initial_state():
+            raise ContractError(
+                f"compute_single_action: no state for the recurrent policy {policy_id!r}, expected one; pass "
+                "state=policy.get_initial_state() at first and the returned state from then on"
+            )
+        if state is None and not full_fetch:
+            return policy.env_action(policy.compute_actions([obs], explore=explore)[0][0])
+        actions, states, fetches = policy.compute_actions([obs], batches, explore=explore)
+        action = policy.env_action(actions[0])
+        return action, [part[0] for part in states], {name: value[0] for name, value in fetches.items()}
+
+    @old_arguments(export_dir="folder")
+    def export_policy_checkpoint(self, folder: str | Path, policy_id: str = DEFAULT_POLICY) -> Path:
+        """Write one policy into a new folder, from which `Policy.from_checkpoint` makes it again.
+
+        Args:
+            folder: Must not exist; all of it is written, or nothing.
+            policy_id: Which.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ConfigError: There is no such policy, the folder exists, or the policy has no form on disk.
+        """
+        return self.get_policy(policy_id).export_checkpoint(folder, trained=self._trained(policy_id))
+
+    def _trained(self, policy_id: str) -> dict[str, Any]:
+        """Return how a policy was trained, for whom finds it on a disk."""
+        recipe = self._population.learners.recipes.get(policy_id)
+        return {
+            "algorithm": None if recipe is None else recipe.name,
+            "env_steps": int(self._rollouts.env_steps),
+            "iterations": self.iteration,
+        }
+
+    def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
+        """Return copies of the weights of some policies, or of all."""
+        known = self._population.policies
+        ids = list(known) if policy_ids is None else ids_given("get_weights", policy_ids)
+        return {policy_id: dict(weights_of(self.get_policy(policy_id))) for policy_id in ids}
+
+    def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
+        """Copy weights in, by policy id; learners go on from them. If those of one are refused, none change.
+
+        Layers that a policy shares (`model={"shared_layers": ...}`) change for its whole group; if several of a group
+        are given, the last one's hold.
+        """
+        self._population.set_weights(self._population.read_weights(weights))
+        self._outside.publish()
+
+    @spec_by_parts
+    def add_policy(
+        self,
+        policy_id: str,
+        spec: Any = None,
+        *,
+        policy: Policy | None = None,
+        policy_mapping_fn: Callable[..., Any] | None = None,
+        policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
+    ) -> Policy:
+        """Add a policy; it answers in episodes that begin from now on.
+
+        Args:
+            policy_id: A new id.
+            spec: As in `policies`; None infers everything. You can also give its parts by name: `policy_class` or
+                `policy_cls`, `observation_space`, `action_space`, `config` and `algorithm`.
+            policy: A trained policy to copy: one of this or another algorithm (`get_policy`), or one of a checkpoint,
+                as in `add_policy("expert", policy=Policy.from_checkpoint(folder))`. The new policy starts with its
+                weights and its connectors, statistics of filters included, and with its spaces unless `spec` gives
+                some. Its network must be the one that `spec` and the settings of this algorithm describe.
+            policy_mapping_fn: Replaces the mapping; None keeps it.
+            policies_to_train: Replaces who is trained; None keeps it.
+
+        Returns:
+            The policy.
+
+        Raises:
+            ConfigError: The id exists, a setting is wrong, or the network of `policy` is another one.
+            ContractError: The mapping returns an unknown id for a possible agent.
+        """
+        with self._rollouts.alone:
+            self._look_who_left()
+            before = self._population.policy_map
+            if policy is not None:
+                spec = spec_like(policy_id, spec, policy)
+            added = self._population.add(policy_id, spec, policy_mapping_fn, policies_to_train)
+            try:
+                if policy is not None:
+                    self._population.copy(policy, policy_id)
+                self._rollouts.follow(added)
+            except ConfigError:
+                # Its network is another one, or something in it cannot go to the workers.
+                self._population.take_back(policy_id, added, before)
+                raise
+        self._outside.publish()
+        return self._population.get(policy_id)
+
+    def remove_policy(
+        self,
+        policy_id: str,
+        *,
+        policy_mapping_fn: Callable[..., Any] | None = None,
+        policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
+    ) -> None:
+        """Remove a policy; episodes that run keep it to their end, but nobody learns from its rows any more.
+
+        Args:
+            policy_id: Its id.
+            policy_mapping_fn: Replaces the mapping; None keeps it.
+            policies_to_train: Replaces who is trained; None keeps it.
+
+        Raises:
+            ConfigError: There is no such policy, or it is the last one.
+            ContractError: The mapping still returns it for a known agent.
+        """
+        self._workforce.check_travels(policy_mapping_fn, policies_to_train)
+        with self._rollouts.alone:
+            self._population.remove(policy_id, policy_mapping_fn, policies_to_train)
+            self._rollouts.retire(policy_id)
+            self._rollouts.follow()
+            self._gathering.drop(policy_id)
+            self._look_who_left()
+        self._outside.publish()
+
+    def _look_who_left(self) -> None:
+        """Note which episodes may go on with policies that were removed, where that can be known."""
+        vacated = self._population.vacated
+        running = self._rollouts.running_ids() if vacated and self._underway.between else None
+        if running is not None:
+            vacated.look(running)

@@ -1,0 +1,356 @@
+"""What is done to the trajectories of a fragment before advantages: users' own hooks, then central critics.
+
+`menv.algorithms.postprocessing` calls it with each fragment. Where no policy asks for any of it, nothing is done
+and nothing is kept while sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from menv.algorithms.centralized_critic import CriticRows, JointFragment, JointObs
+from menv.algorithms.config.algorithm_config import AlgorithmConfig, MultiAgentConfig
+from menv.algorithms.recipe import Recipe
+from menv.base_env import AgentId
+from menv.connectors.action_connector import CustomSteps
+from menv.connectors.clip_reward import clip_rewards_of
+from menv.episode import Episode
+from menv.errors import ContractError
+from menv.inference.backend import ActingBackend
+from menv.inference.network_policy import NetworkPolicy
+from menv.policy import Policy
+from menv.sample_batch import MultiAgentBatch, SampleBatch
+from menv.sampling.callback_runner import broken_columns, refuse_broken
+from menv.sampling.network_policy_group import NetworkPolicyGroup
+from menv.sampling.policy_group import PolicyGroup
+from menv.sampling.trajectories import PolicyRows, pieces_of
+
+Episodes = Mapping[int, Episode]
+Beside = Sequence[tuple[str, SampleBatch]]
+
+# Columns that a batch has where there is something to say of some of its rows.
+_SOMETIMES = {SampleBatch.OFF_POLICY, SampleBatch.ACTION_LOGP, SampleBatch.ACTION_DIST_INPUTS}
+
+
+class Postprocessing:
+    """Looks at trajectories with those of the other agents beside them.
+
+    Args:
+        policies: The policy objects by id.
+        configs: The settings of each that has a network.
+        joint: Returns the possible agents, for `critic_obs="all_agents"`.
+    """
+
+    def __init__(
+        self,
+        policies: Mapping[str, Policy],
+        configs: Mapping[str, AlgorithmConfig],
+        joint: Callable[[], JointObs],
+    ) -> None:
+        self._policies = policies
+        self._configs = configs
+        self._joint = joint
+        # The columns that each policy's hook left the first time; it must not change its mind.
+        self._columns: dict[str, list[str]] = {}
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody looks at trajectories, for which a sampler must keep its episodes."""
+        return any(self._hooked(name) or self._critic_of(name) is not None for name in self._policies)
+
+    def forget(self, policy_id: str) -> None:
+        """Forget a policy that is removed; another one under its id may leave other columns."""
+        self._columns.pop(policy_id, None)
+
+    def run_hooks(self, batch: MultiAgentBatch, episodes: Episodes, beside: Beside = ()) -> None:
+        """Call `postprocess_trajectory` of the policies that override it, for each of their pieces.
+
+        Raises:
+            ContractError: It returned no batch, one of other rows or other columns than before, or NaN or infinity
+                where somebody learns from it.
+        """
+        hooked = [name for name in batch if self._hooked(name)]
+        if hooked:
+            company = _FragmentPolicies(batch, episodes, beside)
+            for name in hooked:
+                before, pieces = broken_columns(batch[name]), company.pieces[name]
+                done = [self._postprocessed(piece, company.of(piece)) for piece in pieces]
+                joined = batch.policy_batches[name] = self._joined(name, pieces, done)
+                refuse_broken("postprocess_trajectory", name, joined, before, pieces)
+
+    def critic_rows(
+        self, batch: MultiAgentBatch, episodes: Episodes, beside: Beside = ()
+    ) -> dict[str, CriticRows]:
+        """Return what the central critics of the policies that have one see; see `Completion.complete`."""
+        asked = {name: self._critic_of(name) for name in batch}
+        own = {name: critic for name, critic in asked.items() if callable(critic)}
+        found = {}
+        if own:
+            company = _FragmentPolicies(batch, episodes, beside)
+            for name, critic in own.items():
+                size = getattr(self._configs[name], "critic_obs_size", 0)
+                parts = [_called(critic, piece, company.of(piece), size) for piece in company.pieces[name]]
+                found[name] = CriticRows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        everybody = [name for name, critic in asked.items() if critic == "all_agents"]
+        if everybody:
+            names = (*batch, *(name for name, _ in beside))
+            outside = [name for name in names if not isinstance(self._policies[name], NetworkPolicy)]
+            fragment = JointFragment(self._joint(), batch, episodes, outside, beside)
+            for name in everybody:
+                policy = self._policies[name]
+                found[name] = fragment.of(name, policy.observation_space, policy.action_space)
+        return found
+
+    def _hooked(self, name: str) -> bool:
+        return type(self._policies[name]).postprocess_trajectory is not Policy.postprocess_trajectory
+
+    def _critic_of(self, name: str) -> Any:
+        return getattr(self._configs.get(name), "critic_obs", None)
+
+    def _postprocessed(self, piece: PolicyRows, others: dict[AgentId, SampleBatch]) -> SampleBatch:
+        # A copy of its own: the other agents see the rows as they were, whatever is written into this one.
+        found = self._policies[piece.policy_id].postprocess_trajectory(
+            piece.batch.copy(), others, piece.episode
+        )
+        what = type(found).__name__
+        if isinstance(found, SampleBatch):
+            lost = sorted(set(piece.batch.stored()) - set(found.stored()))
+            if found.count == piece.batch.count and not lost:
+                return found
+            what = f"{found.count} rows" + (f" without {lost[0]!r}" if lost else "")
+        raise ContractError(
+            f"{_where(piece)}: returned {what}, expected a SampleBatch of the same {piece.batch.count} rows and their "
+            "columns; change the batch that was given and return it"
+        )
+
+    def _joined(self, name: str, pieces: list[PolicyRows], done: list[SampleBatch]) -> SampleBatch:
+        for piece, one in zip(pieces, done, strict=True):
+            columns = sorted(set(one.stored()) - _SOMETIMES)
+            expected = self._columns.setdefault(name, columns)
+            if columns != expected:
+                raise ContractError(
+                    f"{_where(piece)}: columns {sorted(set(columns) ^ set(expected))} are in some batches and not in "
+                    "others, expected the same columns each time; add zeros where there is nothing to say"
+                )
+            for column in columns:
+                first, this = done[0][column], one[column]
+                if first.shape[1:] != this.shape[1:]:
+                    raise ContractError(
+                        f"{_where(piece)}: column {column!r} has rows of shape {this.shape[1:]}, expected "
+                        f"{first.shape[1:]} as before; make them equally long for all agents"
+                    )
+        return SampleBatch.concat_samples(done)
+
+
+class _FragmentPolicies:
+    """The pieces of a fragment, and who was there with each."""
+
+    def __init__(self, batch: MultiAgentBatch, episodes: Episodes, beside: Beside) -> None:
+        self.pieces = {name: pieces_of(name, own, episodes) for name, own in batch.policy_batches.items()}
+        self._by_episode: dict[int, dict[AgentId, list[SampleBatch]]] = {}
+        seen = [pieces_of(name, own, episodes) for name, own in beside]
+        for piece in chain(*self.pieces.values(), *seen):
+            agents = self._by_episode.setdefault(piece.episode.episode_id, {})
+            agents.setdefault(piece.agent_id, []).append(piece.batch)
+        self._joined: dict[int, dict[AgentId, SampleBatch]] = {}
+
+    def of(self, piece: PolicyRows) -> dict[AgentId, SampleBatch]:
+        """Return the rows of every other agent of an episode, in order of appearance."""
+        key = piece.episode.episode_id
+        if key not in self._joined:
+            lives = self._by_episode[key]
+            present = [agent for agent in piece.episode.get_agents() if agent in lives]
+            self._joined[key] = {agent: SampleBatch.concat_samples(lives[agent]) for agent in present}
+        return {agent: rows for agent, rows in self._joined[key].items() if agent != piece.agent_id}
+
+
+def add_critic_values(batch: SampleBatch, seen: CriticRows, backend: ActingBackend, index: int) -> None:
+    """Add `critic_obs` [N, C], and `vf_preds` and `next_vf_preds` [N] by one pass over all rows.
+
+    Args:
+        batch: A policy's rows.
+        seen: What its critic sees of them; a row of NaN after a piece is worth as much as the piece's last row.
+        backend: Runs the value network.
+        index: The policy's index in it.
+    """
+    batch[SampleBatch.CRITIC_OBS] = seen.rows
+    if SampleBatch.VF_PREDS in batch:
+        return
+    ends, count = batch.segments.ends - 1, batch.count
+    known = ~batch[SampleBatch.TERMINATEDS][ends] & ~np.isnan(seen.after[:, 0])
+    values = backend.values(index, np.concatenate((seen.rows, seen.after[known])))
+    after = np.append(values[1:count], values[count - 1])
+    after[ends] = values[ends]
+    after[ends[known]] = values[count:]
+    batch[SampleBatch.VF_PREDS], batch[SampleBatch.NEXT_VF_PREDS] = values[:count], after
+
+
+def _called(
+    critic: Callable[..., Any], piece: PolicyRows, others: Mapping[AgentId, SampleBatch], size: int
+) -> CriticRows:
+    """Return what a user's function makes of a piece; a row of NaN where it says nothing of what comes after."""
+    # A copy: what is learned from is not the critic's to change.
+    found = critic(piece.batch.copy(), others, piece.episode)
+    count = piece.batch.count
+    try:
+        rows = np.asarray(found, np.float32)
+    except (TypeError, ValueError):
+        rows = np.empty(0, np.float32)
+    if rows.shape not in ((count, size), (count + 1, size)):
+        raise ContractError(
+            f"critic_obs of policy {piece.policy_id!r}, agent {piece.agent_id!r}: returned "
+            f"{type(found).__name__} of shape {np.shape(found) if rows.size else None}, expected {(count, size)} or "
+            f"{(count + 1, size)}; return critic_obs_size numbers for each row"
+        )
+    if not np.isfinite(rows).all():
+        raise ContractError(
+            f"critic_obs of policy {piece.policy_id!r}, agent {piece.agent_id!r}: a number is not finite, expected "
+            "finite ones; look for a division by zero"
+        )
+    after = rows[count:] if len(rows) > count else np.full((1, size), np.nan, np.float32)
+    return CriticRows(rows[:count], after)
+
+
+def _where(piece: PolicyRows) -> str:
+    return f"policy {piece.policy_id!r}.postprocess_trajectory, agent {piece.agent_id!r}"
+
+
+# SEAM menv.algorithms.rollouts.completion
+# What a fragment lacks before anybody can learn from it, added where it was sampled, or where it is learned
+# from.
+#
+# `menv.algorithms.rollouts` calls it with each fragment, in this process and in workers. It knows the
+# networks
+# that act, hooks and critics, no learners; a pickled one has what a worker needs of it, and no environment.
+
+
+class BatchPostprocessor:
+    """Adds to each policy's rows what its algorithm learns from.
+
+    Args:
+        cohorts: Who answers together.
+        policies: The policy objects by id.
+        recipes: What trains each policy that has a network.
+        configs: The settings of each of them.
+        joint: Returns the possible agents, for critics that see all of them.
+
+    Attributes:
+        postprocessing: What is done to trajectories before.
+        left_out: Rows that could not be learned from: nobody knows how probable their actions were.
+    """
+
+    def __init__(
+        self,
+        cohorts: Sequence[PolicyGroup],
+        policies: Mapping[str, Policy],
+        recipes: Mapping[str, Recipe],
+        configs: Mapping[str, AlgorithmConfig],
+        joint: Callable[[], JointObs],
+    ) -> None:
+        self._cohorts = cohorts
+        self._policies = policies
+        self._recipes = recipes
+        self._configs = configs
+        self._joint = joint
+        self.postprocessing = Postprocessing(policies, configs, joint)
+        self.left_out = 0
+
+    def __reduce__(self) -> Any:
+        configs = {name: _bare(config) for name, config in self._configs.items()}
+        seen = any(getattr(config, "critic_obs", None) == "all_agents" for config in configs.values())
+        joint = partial(_given, self._joint() if seen else None)
+        return BatchPostprocessor, (
+            list(self._cohorts),
+            dict(self._policies),
+            dict(self._recipes),
+            configs,
+            joint,
+        )
+
+    def over(
+        self, cohorts: Sequence[PolicyGroup], policies: Mapping[str, Policy], left_out: int
+    ) -> BatchPostprocessor:
+        """Return one that does the same over other copies of the cohorts and policies."""
+        other = BatchPostprocessor(cohorts, policies, self._recipes, self._configs, self._joint)
+        other.left_out = left_out
+        return other
+
+    def complete(
+        self,
+        batch: MultiAgentBatch,
+        episodes: Mapping[int, Episode],
+        beside: Sequence[tuple[str, SampleBatch]] = (),
+        *,
+        later: bool = False,
+    ) -> None:
+        """Add to each policy's rows what its algorithm learns from.
+
+        Args:
+            batch: One fragment.
+            episodes: Its episodes by id; only those of policies that look at trajectories are needed.
+            beside: Rows that nobody learns from, by policy; hooks and critics see who acted in them.
+            later: Whether `catch_up` follows, elsewhere.
+        """
+        self._leave_out(batch)
+        self.postprocessing.run_hooks(batch, episodes, beside)
+        critics = self.postprocessing.critic_rows(batch, episodes, beside)
+        for policy_id, rows in batch.policy_batches.items():
+            steps = self._policies[policy_id].given_steps
+            if isinstance(steps, CustomSteps):
+                clip_rewards_of(rows, steps.clip_rewards)
+        for cohort, index, policy_id in self._of(batch):
+            if policy_id in critics:
+                add_critic_values(batch[policy_id], critics[policy_id], cohort.backend, index)
+            self._recipes[policy_id].complete(
+                batch[policy_id], cohort.backend, index, self._configs[policy_id], later=later
+            )
+
+    def catch_up(self, batch: MultiAgentBatch) -> None:
+        """Add what was left for later, with the networks of now."""
+        for cohort, index, policy_id in self._of(batch):
+            self._recipes[policy_id].complete(
+                batch[policy_id], cohort.backend, index, self._configs[policy_id]
+            )
+
+    def _of(self, batch: MultiAgentBatch) -> Iterator[tuple[NetworkPolicyGroup, int, str]]:
+        for cohort in self._cohorts:
+            if isinstance(cohort, NetworkPolicyGroup):
+                for index, policy_id in enumerate(cohort.policy_ids):
+                    if policy_id in batch.policy_batches:
+                        yield cohort, index, policy_id
+
+    def _leave_out(self, batch: MultiAgentBatch) -> None:
+        """Drop rows that their policy cannot learn from: nobody knows how probable the actions were.
+
+        What comes before such a row is bootstrapped from it, so that no return holds what the action led to.
+        """
+        for policy_id, recipe in self._recipes.items():
+            rows = batch.policy_batches.get(policy_id)
+            if recipe.off_policy or rows is None or SampleBatch.OFF_POLICY not in rows.stored():
+                continue
+            foreign = rows[SampleBatch.OFF_POLICY]
+            self.left_out += int(foreign.sum())
+            kept = np.flatnonzero(~foreign)
+            if not len(kept):
+                del batch.policy_batches[policy_id]
+            elif len(kept) < len(foreign):
+                batch.policy_batches[policy_id] = rows.take(kept)
+
+
+def _bare(config: AlgorithmConfig) -> AlgorithmConfig:
+    """Return settings without what only an algorithm needs, most of which is code of the user's."""
+    return replace(
+        config, env=None, env_config={}, input=None, callbacks=None, evaluation_config=None,
+        multiagent=MultiAgentConfig(),
+    )  # fmt: skip
+
+
+def _given(joint: JointObs | None) -> JointObs:
+    assert joint is not None
+    return joint

@@ -1,0 +1,1 @@
+"""PPO: configuration, loss, learner, and gradients computed without autograd."""

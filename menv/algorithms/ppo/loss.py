@@ -1,0 +1,225 @@
+"""PPO's loss on one minibatch: the clipped surrogate, the value error, entropy and KL divergence.
+
+`ppo_learner` calls it. Pure functions of tensors: no optimizer, no schedule, no state.
+
+Symbols, as in Schulman et al. 2017 (arXiv:1707.06347): r_t is the ratio of an action's probability
+under the new and the old policy, A_t its advantage, epsilon `clip_param`, beta the weight of the KL term.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from menv.algorithms import distributions
+from menv.algorithms.config.field_checks import LARGEST
+from menv.algorithms.ppo.config import PPOSettings
+from menv.algorithms.torch_runtime import constant
+from menv.inference.action_heads import ActionHead
+
+_MOST_LOG_RATIO = 20.0
+# Below them the KL term moves nothing, above them nothing else does. Halved on and on, its weight would take as long to
+# come back, or end at 0; grown on and on, no gradient would be finite.
+_KL_COEFFS = (1e-6, 1e6)
+FIELDS = {
+    "obs": "obs", "mask": "action_mask", "actions": "actions", "old_logp": "action_logp",
+    "old_inputs": "action_dist_inputs", "advantages": "advantages", "value_targets": "value_targets",
+    "critic_obs": "critic_obs",
+}  # fmt: skip
+"""The columns of a train batch that a `Minibatch` has fields for, by field."""
+
+
+class Minibatch(NamedTuple):
+    """Rows of one gradient step; old means under the policy that acted.
+
+    Attributes:
+        obs: [B, F].
+        mask: [B, M] allowed choices, or None.
+        actions: [B, ...] as the acting back-end returned them.
+        old_logp: [B].
+        old_inputs: [B, D] in the standard form of `distributions`.
+        advantages: [B], normalised.
+        value_targets: [B].
+        state: Only of sequences, which all other columns are then laid out in, [B, T, ...]: [B, S] the state
+            before each.
+        valid: Only of sequences: [B, T] False where one has ended already.
+        critic_obs: [B, C] what the value network sees, or None if that is obs.
+        bounds: [B, 2] of `clip_bounds`, where they are known.
+        others: More columns by name, for a user's own loss; None if nobody reads them.
+    """
+
+    obs: Tensor
+    mask: Tensor | None
+    actions: Tensor
+    old_logp: Tensor
+    old_inputs: Tensor
+    advantages: Tensor
+    value_targets: Tensor
+    state: Tensor | None = None
+    valid: Tensor | None = None
+    critic_obs: Tensor | None = None
+    bounds: Tensor | None = None
+    others: Mapping[str, Tensor] | None = None
+
+    def named(self) -> dict[str, Tensor]:
+        """Return all columns of rows by the names that they have in a train batch."""
+        found = {FIELDS[name]: column for name, column in self._asdict().items() if name in FIELDS}
+        return {
+            **{name: column for name, column in found.items() if column is not None},
+            **(self.others or {}),
+        }
+
+    def split(self, size: int) -> list[Minibatch]:
+        """Return the rows in parts of `size`, the last one of what is left."""
+        columns = {name: column for name, column in self._asdict().items() if name != "others"}
+        parts = {name: torch.split(column, size) for name, column in columns.items() if column is not None}
+        others = {name: torch.split(column, size) for name, column in (self.others or {}).items()}
+        found = []
+        for number in range(len(parts["obs"])):
+            fields: dict[str, Any] = {name: part[number] for name, part in parts.items()}
+            if others:
+                fields["others"] = {name: part[number] for name, part in others.items()}
+            found.append(self._replace(**fields))
+        return found
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Minibatch:
+        """Return a minibatch of the changed columns."""
+        changed: dict[str, Any] = {
+            name: change(column)
+            for name, column in self._asdict().items()
+            if column is not None and name != "others"
+        }
+        if self.others is not None:
+            changed["others"] = {name: change(column) for name, column in self.others.items()}
+        return self._replace(**changed)
+
+
+@dataclass(frozen=True, slots=True)
+class LossWeights:
+    """Coefficients of one update; see `PPOSettings` for their meaning."""
+
+    clip_param: float
+    vf_clip_param: float | None
+    vf_loss_coeff: float
+    entropy_coeff: float
+    kl_coeff: float
+
+    @classmethod
+    def of(
+        cls, settings: PPOSettings, env_steps: int, kl_coeff: float, value_unit: float = 1.0
+    ) -> LossWeights:
+        """Return those of an update after so many env steps, with the KL weight and the unit of values of then.
+
+        A limit of squared errors is set in the environment's unit, and returned in that of the values.
+        """
+        limit = None if settings.vf_clip_param is None else settings.vf_clip_param / value_unit**2
+        return cls(
+            settings.clip_param,
+            None if limit is None or limit > LARGEST else float(limit),
+            float(settings.vf_loss_coeff),
+            settings.entropy_coeff_at(env_steps),
+            kl_coeff,
+        )
+
+
+class LossTerms(NamedTuple):
+    """The loss and its parts, scalar tensors; only `total` is to be differentiated."""
+
+    total: Tensor
+    policy_loss: Tensor
+    vf_loss: Tensor
+    entropy: Tensor
+    kl: Tensor
+
+
+def ppo_loss(
+    head: ActionHead,
+    weights: LossWeights,
+    rows: Minibatch,
+    dist_inputs: Tensor,
+    values: Tensor,
+    *,
+    report: bool = True,
+) -> LossTerms:
+    """Return the loss to be minimised (Schulman et al. 2017, eq. 9, with the KL term of eq. 8).
+
+    total = policy_loss + vf_loss_coeff * vf_loss - entropy_coeff * entropy + kl_coeff * kl
+
+    Args:
+        head: What the distribution inputs mean.
+        weights: Coefficients.
+        rows: The minibatch.
+        dist_inputs: [B, D] of the policy being learned, after masking.
+        values: [B] of the value function being learned.
+        report: False leaves out terms of weight 0: they are NaN then.
+    """
+    inputs = distributions.standard(head, dist_inputs)
+    log_ratio = distributions.standard_logp(head, inputs, rows.actions) - rows.old_logp
+    ratio = clipped_ratio(log_ratio, rows.advantages, weights.clip_param, rows.bounds)
+    policy_loss = torch.dot(ratio, rows.advantages) * (-1.0 / len(ratio))
+    vf_loss = value_loss(values, rows.value_targets, weights.vf_clip_param)
+    total = torch.add(policy_loss, vf_loss, alpha=weights.vf_loss_coeff)
+    # Terms of weight 0 are reported all the same, but nothing is differentiated for them.
+    still = inputs.detach()
+    entropy = kl = constant(math.nan, still.device)
+    if report or weights.entropy_coeff:
+        entropy = distributions.standard_entropy(head, inputs if weights.entropy_coeff else still).mean()
+    if weights.entropy_coeff:
+        total = torch.sub(total, entropy, alpha=weights.entropy_coeff)
+    if report or weights.kl_coeff:
+        kl = distributions.standard_kl(head, rows.old_inputs, inputs if weights.kl_coeff else still).mean()
+    if weights.kl_coeff:
+        total = torch.add(total, kl, alpha=weights.kl_coeff)
+    return LossTerms(total, policy_loss, vf_loss, entropy, kl)
+
+
+def clip_bounds(advantages: Tensor, clip_param: float) -> Tensor:
+    """Return [B, 2] the least and the highest log r_t that `clipped_ratio` lets through."""
+    gain = advantages > 0.0
+    least = math.log1p(-clip_param) if clip_param < 1.0 else -math.inf
+    bounds = torch.stack(
+        (torch.where(gain, -math.inf, least), torch.where(gain, math.log1p(clip_param), _MOST_LOG_RATIO)), -1
+    )
+    # Numbers alone have torch's default dtype, which is a user's to choose.
+    return bounds.to(advantages.dtype)
+
+
+def clipped_ratio(
+    log_ratio: Tensor, advantages: Tensor, clip_param: float, bounds: Tensor | None = None
+) -> Tensor:
+    """Return [B] the factor of A_t in min(r_t A_t, clip(r_t, 1 - epsilon, 1 + epsilon) A_t) (eq. 7).
+
+    The minimum clips r_t from above where the advantage is positive and from below where it is negative.
+    Written as one clamp of log r_t between bounds it has half the operations to differentiate, and a
+    policy that ran away cannot overflow to infinity. `bounds` [B, 2] are those of `clip_bounds`, if they are known.
+    """
+    if bounds is None:
+        bounds = clip_bounds(advantages, clip_param)
+    return log_ratio.clamp(*bounds.unbind(-1)).exp()
+
+
+def value_loss(values: Tensor, targets: Tensor, limit: float | None) -> Tensor:
+    """Return the mean of (V - V_target)^2 (eq. 9), each at most `limit`; rows beyond have no gradient."""
+    if limit is None:
+        return functional.mse_loss(values, targets)
+    return functional.mse_loss(values, targets, reduction="none").clamp(max=limit).mean()
+
+
+def adapted_kl_coeff(kl_coeff: float, kl: float, kl_target: float) -> float:
+    """Return the weight of the KL term for the next update.
+
+    The rule beneath eq. 8 with the bounds and factors of the classic implementation: half as much
+    below 0.5 targets, 1.5 times as much above 2, but neither
+    below 1e-6 nor above 1e6, so that it can come back.
+    """
+    if kl > 2.0 * kl_target:
+        return min(kl_coeff * 1.5, max(kl_coeff, _KL_COEFFS[1]))
+    if kl < 0.5 * kl_target:
+        return max(kl_coeff * 0.5, min(kl_coeff, _KL_COEFFS[0]))
+    return kl_coeff

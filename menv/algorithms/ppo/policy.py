@@ -1,0 +1,336 @@
+"""PPOPolicy: a policy that PPO trains, for users who want something else to be learned from its trajectories.
+
+Subclasses are named by `PolicySpec(policy_class=...)`. They act like any other policy of PPO, through the same
+network; what a subclass adds exists in the process that learns only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from menv import rng
+from menv.algorithms.config.keys import ReadAsDict
+from menv.algorithms.networks.network_spec import NetworkSpec
+from menv.algorithms.ppo.config import PPOSettings
+from menv.algorithms.ppo.loss import LossWeights, Minibatch, ppo_loss
+from menv.algorithms.torch_runtime import array_of, learning_device
+from menv.errors import ConfigError, ContractError
+from menv.inference.backend import check_weights
+from menv.inference.network_policy import NetworkPolicy
+from menv.policy_spec import SpecConfig
+from menv.sampling.network_policy_group import NetworkPolicyGroup
+
+if TYPE_CHECKING:
+    from menv.algorithms.networks.network_spec import TorchNetwork
+    from menv.algorithms.ppo.learner import PPOLearner
+
+
+class PPOPolicy(NetworkPolicy):
+    """A policy of PPO; subclass it, override some of these three methods, and name the class in a `PolicySpec`.
+
+    - `make_modules()` returns torch modules of your own, such as a central critic.
+    - `postprocess_trajectory(batch, other_agent_batches, episode)` adds columns to a piece of a trajectory [T]:
+      numpy arrays of T rows. What PPO needs and you did not add, PPO adds: `action_logp`, `vf_preds`,
+      `advantages`, `value_targets`. With values of your own, call `menv.algorithms.compute_advantages`. Rewards are
+      the environment's; `clip_rewards` comes after.
+    - `loss(batch)` returns what is minimised, for a minibatch of B rows in random order.
+
+    One optimizer trains the network and the modules. Modules are part of `get_weights()`, by names such as
+    `critic.0.weight`, and never of what acts.
+
+    Attributes:
+        settings: The complete settings of this policy, such as `settings.gamma`; `config["gamma"]` is the same.
+        modules: What `make_modules` returned; they always have the current weights.
+        loss_weights: PPO's coefficients, as they are in the update that runs.
+        value_mean: Of the value targets; see `loss`.
+        value_unit: In which values are learned; see `loss`.
+    """
+
+    value_mean = 0.0
+    value_unit = 1.0
+
+    algorithm: ClassVar[str | None] = "PPO"
+
+    def __init__(
+        self,
+        cohort: NetworkPolicyGroup,
+        index: int,
+        config: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        *,
+        network: NetworkSpec,
+        settings: PPOSettings,
+    ) -> None:
+        """Look at policy number `index`; an algorithm calls it.
+
+        Raises:
+            ConfigError: A module cannot be trained with the network.
+        """
+        super().__init__(cohort, index, config, seed)
+        self.settings = settings
+        if isinstance(settings, ReadAsDict):
+            self.config = SpecConfig(config or {}, settings)
+        self.loss_weights = LossWeights.of(settings, 0, settings.first_kl_coeff(network.head.kind))
+        self._spec = network
+        self._network: TorchNetwork | None = None
+        self._learning = False
+        with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
+            # Their first weights depend on the seed and the policy, and nothing else on theirs.
+            torch.manual_seed(rng.key(seed, rng.stable_hash(self.policy_id), rng.WEIGHTS) >> 1)
+            self.modules = self._checked(self.make_modules())
+        if network.state_sizes and (self.modules or type(self).loss is not PPOPolicy.loss):
+            raise ConfigError(
+                f"policy {self.policy_id!r}: a loss or modules of its own on a recurrent network, expected PPO's own "
+                "loss on sequences; leave model.use_lstm and use_gru out, or override postprocess_trajectory alone"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy stands on weights of its own: no learner is there to change those that this one reads.
+        return {**super().__getstate__(), "_network": None, "_learning": False}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if isinstance(self.settings, ReadAsDict):
+            self.config = SpecConfig(self.config, self.settings)
+
+    def make_modules(self) -> dict[str, nn.Module]:
+        """Return torch modules of float32 parameters, without buffers, by name; called once.
+
+        Torch's generator is seeded here, so that the same seed gives the same weights.
+        """
+        return {}
+
+    def loss(self, batch: Mapping[str, Tensor]) -> Tensor | tuple[Tensor, Mapping[str, Any]]:
+        """Return the loss of a minibatch, PPO's unless it is overridden.
+
+        With `normalize_values`, `value_targets` and `vf_preds` are `(values - value_mean) / value_unit` here, and
+        `self.network` gives values in the same unit: the loss is then the same whether rewards are 0.01 or 10,000.
+        Columns of your own, such as returns, stay in the environment's unit. To compare the values with these, take
+        `value_mean + value_unit * self.network.values(obs)`.
+
+        A policy with both modules and a `postprocess_trajectory` may have a critic of its own. All its columns are in
+        the environment's unit, and `loss_weights.vf_loss_coeff`, which `ppo_loss` uses, is divided by the squared
+        deviation of the value targets.
+
+        Args:
+            batch: B rows of every column that the train batch stores, as tensors: obs [B, F], actions, rewards,
+                terminateds, truncateds, `action_mask` [B, M] if there is one, `action_logp`, `vf_preds`,
+                `value_targets`, and those that you added. `advantages` have mean 0 and variance 1 over the train
+                batch. `action_dist_inputs` [B, D] describe the distribution that acted, as
+                `menv.algorithms.distributions` has them. Floats are float32. With `num_gpus` they are on the
+                GPU, and so are the network and the modules while the loss is computed.
+
+        Returns:
+            A scalar, or a scalar and statistics by name, scalars too. A statistic "kl" adapts `kl_coeff`.
+        """
+        return self.ppo_loss(batch)
+
+    def ppo_loss(
+        self, batch: Mapping[str, Tensor], values: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return PPO's own loss of a minibatch and its statistics.
+
+        Args:
+            batch: As for `loss`.
+            values: [B] what takes the place of the value network; None: that itself.
+        """
+        rows = Minibatch(
+            batch["obs"], batch.get("action_mask"), batch["actions"], batch["action_logp"], batch["action_dist_inputs"],
+            batch["advantages"], batch["value_targets"], critic_obs=batch.get("critic_obs"),
+        )  # fmt: skip
+        if values is None and rows.critic_obs is None:
+            inputs, values = self.network.both(rows.obs, rows.mask)
+        else:
+            inputs = self.network.dist_inputs(rows.obs, rows.mask)
+        if values is None:
+            values = self.network.values(batch["critic_obs"])
+        terms = ppo_loss(self._spec.head, self.loss_weights, rows, inputs, values)._asdict()
+        return terms.pop("total"), terms
+
+    @property
+    def network(self) -> TorchNetwork:
+        """The policy and value network with the current weights.
+
+        `dist_inputs(obs [N, F], mask)` -> [N, D], `values(obs)` -> [N] of what the value network sees, which is
+        `critic_obs` [N, C] where there is one, and `both(obs, mask)`.
+        """
+        if self._network is None:
+            weights = super().get_weights()
+            self._network = self._spec.torch_network(
+                {name: torch.from_numpy(weights[name]) for name in weights}
+            )
+        return self._network
+
+    @property
+    def learns_as_ppo(self) -> bool:
+        """Whether the class leaves the loss and what it is computed from as they are."""
+        own, names = type(self), ("loss", "ppo_loss", "checked_loss", "network")
+        return not self.modules and all(getattr(own, name) is getattr(PPOPolicy, name) for name in names)
+
+    @property
+    def has_own_critic(self) -> bool:
+        """Whether values may come from modules of the policy's own."""
+        own = type(self).postprocess_trajectory is not PPOPolicy.postprocess_trajectory
+        return bool(self.modules) and own
+
+    def get_weights(self) -> dict[str, Any]:
+        """Return copies of the weights by name, those of the modules among them."""
+        own = {name: array_of(param.detach()).copy() for name, param in self.module_params()}
+        return {**super().get_weights(), **own}
+
+    def set_weights(self, weights: Mapping[str, Any]) -> None:
+        """Copy weights in; names and shapes must be those of `get_weights`; see `NetworkPolicy.set_weights`."""
+        own = dict(self.module_params())
+        for name, param in own.items():
+            found = np.shape(weights[name]) if name in weights else None
+            if found != tuple(param.shape):
+                raise ConfigError(
+                    f"policy {self.policy_id!r}: weights {name!r} have shape {found}, expected {tuple(param.shape)}; "
+                    "give the weights of a policy of the same class"
+                )
+        check_weights(self.policy_id, {name: weights[name] for name in own})
+        super().set_weights({name: weights[name] for name in weights if name not in own})
+        for name, param in own.items():
+            param.data.copy_(torch.from_numpy(np.array(weights[name], np.float32)))
+        if not self._learning:
+            self._network = None
+
+    def leave_learner(self) -> None:
+        """Stand on weights of its own again, as before anything was learned."""
+        self._network, self._learning = None, False
+        for _, param in self.module_params():
+            param.data, param.grad = param.data.clone(), None
+
+    def make_learner(self, seed: int) -> PPOLearner:
+        """Return what trains this policy."""
+        from menv.algorithms.ppo.learner import PPOLearner
+
+        owned = {id(param) for _, param in self.module_params()}
+        for name, value in vars(self).items():
+            params = value.parameters() if isinstance(value, nn.Module) else ()
+            if any(param.requires_grad and id(param) not in owned for param in params):
+                raise ConfigError(
+                    f"policy {self.policy_id!r}: attribute {name!r} is a torch module that nobody trains, expected "
+                    "trained ones in make_modules; return it there, or switch requires_grad off"
+                )
+        model = getattr(self.settings, "model", None)
+        most = 1 if model is None else model.max_seq_len
+        own = None if self._spec.state_sizes else self
+        device = learning_device(getattr(self.settings, "num_gpus", 0))
+        return PPOLearner(self._spec, self.settings, self.get_weights(), seed, most, own, device=device)
+
+    def checked_loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of a minibatch and its statistics; a learner calls it.
+
+        Raises:
+            ContractError: `loss` returned no finite scalar that depends on the weights.
+        """
+        return _scalars(self.policy_id, self.loss(batch))
+
+    def learn_with(self, network: TorchNetwork, params: Mapping[str, Tensor]) -> None:
+        """Read a learner's parameters from now on, which change as it learns.
+
+        Args:
+            network: The network over them.
+            params: Those of the modules among them, by the names of `get_weights`.
+        """
+        self._network, self._learning = network, True
+        self._stand_on(params)
+
+    @contextmanager
+    def lent(self, network: TorchNetwork, params: Mapping[str, Tensor]) -> Iterator[None]:
+        """Read a learner's parameters for as long as it learns; they are on a GPU, where other hooks compute nothing.
+
+        Args:
+            network: As for `learn_with`.
+            params: As for `learn_with`.
+        """
+        own = {name: param.data for name, param in self.module_params()}
+        self._network = network
+        self._stand_on(params)
+        try:
+            yield
+        finally:
+            self._network = None
+            for name, param in self.module_params():
+                param.grad, param.data = None, own[name]
+
+    def _stand_on(self, params: Mapping[str, Tensor]) -> None:
+        for name, param in self.module_params():
+            param.grad = None
+            param.data = params[name].detach()
+            param.grad = params[name].grad
+
+    def module_params(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters of the modules by the names of `get_weights`."""
+        for module_name, module in self.modules.items():
+            for name, param in module.named_parameters():
+                yield f"{module_name}.{name}", param
+
+    def _checked(self, modules: Any) -> dict[str, nn.Module]:
+        where = f"policy {self.policy_id!r}: make_modules"
+        if not isinstance(modules, Mapping) or not all(
+            isinstance(one, nn.Module) for one in modules.values()
+        ):
+            raise ConfigError(
+                f"{where} returned {type(modules).__name__}, expected a dict of torch modules by name; "
+                'return {"critic": ...}'
+            )
+        taken = {name.partition(".")[0] for name in self._spec.weight_shapes()}
+        for name, module in modules.items():
+            params = dict(module.named_parameters())
+            wrong = [key for key, param in params.items() if param.dtype != torch.float32]
+            buffers = [key for key in module.state_dict() if key not in params]
+            if name in taken or wrong or buffers:
+                what = (
+                    "a name of the network's own layers"
+                    if name in taken
+                    else f"{[*wrong, *buffers][0]!r} in it"
+                )
+                raise ConfigError(
+                    f"{where}: {name!r} with {what}, expected another name and nothing but float32 parameters; "
+                    "rename it, or leave layers with buffers such as BatchNorm out"
+                )
+        return dict(modules)
+
+
+def _scalars(policy_id: str, found: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return what a policy's `loss` returned as a loss and its statistics.
+
+    Raises:
+        ContractError: It is no finite scalar that depends on the weights.
+    """
+    total, stats = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
+    where = f"policy {policy_id!r}.loss"
+    if not isinstance(total, Tensor) or total.shape != () or not isinstance(stats, Mapping):
+        what = (
+            f"a tensor of shape {tuple(total.shape)}" if isinstance(total, Tensor) else type(total).__name__
+        )
+        raise ContractError(
+            f"{where}: returned {what}, expected a scalar tensor, or one and a dict of statistics; take the mean over "
+            "the rows"
+        )
+    if not total.requires_grad:
+        raise ContractError(
+            f"{where}: returned a number without a gradient, expected one that depends on the weights; compute it from "
+            "self.network or self.modules, in torch and without detach()"
+        )
+    if not math.isfinite(float(total.detach())):
+        raise ContractError(
+            f"{where}: returned {float(total.detach())}, expected a finite number; look for a division by zero, a "
+            "logarithm of 0, or columns that are not finite"
+        )
+    told = {str(name): torch.as_tensor(value, dtype=torch.float32).detach() for name, value in stats.items()}
+    for name, value in told.items():
+        if value.shape != ():
+            raise ContractError(
+                f"{where}: statistic {name!r} has shape {tuple(value.shape)}, expected a scalar; take its mean"
+            )
+    return total, told

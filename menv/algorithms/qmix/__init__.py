@@ -1,0 +1,1 @@
+"""QMIX: configuration, mixing network and learner."""

@@ -1,0 +1,283 @@
+"""The network of a group of agents: one network of Q-values that all members share, and one that mixes them.
+
+`torch_group` and `group_graphs` build it. What acts is the shared network alone; the mixing network belongs to
+learning (Rashid et al. 2018, "QMIX: monotonic value function factorisation", section 4). Needs neither torch nor
+onnx.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+
+from menv.algorithms.networks.graph_builder import GraphBuilder
+from menv.algorithms.networks.stock_graphs import add_policy
+from menv.algorithms.networks.stock_spec import Activation, Layer, StockSpec, UnitWeights, orthogonal
+from menv.algorithms.recipe import instead
+from menv.connectors.obs_preprocessor import Leaf, ObsPreprocessor
+from menv.errors import ConfigError
+from menv.inference.action_heads import ActionHead, in_a_line
+from menv.inference.onnx_sessions import ActingGraphs, GraphKind
+
+if TYPE_CHECKING:
+    from menv.algorithms.qmix.torch_network import TorchGroup
+
+
+# SEAM menv.algorithms.networks.group_layout
+# Which numbers of a group's flat observation are whose: each member's own, and the state of the whole.
+#
+# `menv.algorithms.qmix.qmix` reads it off the spaces of a group of agents, once. It knows no networks.
+
+
+STATE_KEY = "state"
+"""The entry of a member's Dict observation that holds the state of the whole, the same for all members."""
+
+
+class GroupLayout(NamedTuple):
+    """The columns of a flat observation, and the choices.
+
+    Attributes:
+        members: [C] the columns that each member sees.
+        state: The columns of the state of the whole: the first member's `"state"`; everything that the members
+            see where the observations have no such entry.
+        choices: Number of choices of each member.
+    """
+
+    members: tuple[tuple[int, ...], ...]
+    state: tuple[int, ...]
+    choices: int
+
+
+def group_layout(observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> GroupLayout:
+    """Return the layout of a group's observations and actions.
+
+    Raises:
+        ConfigError: These are no spaces of a group, or those of its members differ.
+    """
+    members = _parts("observation", observation_space)
+    actions = _parts("action", action_space)
+    if len(members) != len(actions):
+        raise ConfigError(
+            f"QMIX: {len(members)} members observe and {len(actions)} act, expected the same number; group the agents "
+            "with env.with_agent_groups"
+        )
+    _refuse_unlike("observation", members, members)
+    # Where a member's numbers begin is of no account.
+    _refuse_unlike("action", actions, [getattr(space, "n", space) for space in actions])
+    if not isinstance(actions[0], gym.spaces.Discrete):
+        raise ConfigError(
+            f"QMIX: the members' action space is {in_a_line(actions[0])}, expected Discrete; {instead(actions[0])}"
+        )
+    leaves = ObsPreprocessor(observation_space).leaves
+    own = tuple(_columns(leaves, place, state=False) for place in range(len(members)))
+    return GroupLayout(own, _columns(leaves, 0, state=True) or sum(own, ()), int(actions[0].n))
+
+
+def _parts(kind: str, space: gym.Space[Any]) -> tuple[Any, ...]:
+    if not isinstance(space, gym.spaces.Tuple) or not space.spaces:
+        raise ConfigError(
+            f"QMIX: {kind} space {in_a_line(space)}, expected the Tuple of a group of agents; group them with "
+            'env.with_agent_groups({"group": ["agent_1", "agent_2"]})'
+        )
+    return tuple(space.spaces)
+
+
+def _refuse_unlike(kind: str, spaces: Sequence[Any], forms: Sequence[Any]) -> None:
+    for place, (space, form) in enumerate(zip(spaces, forms, strict=True)):
+        if form != forms[0] or type(space) is not type(spaces[0]):
+            raise ConfigError(
+                f"QMIX: the {kind} spaces of members 0 and {place} of the group are {in_a_line(spaces[0])} and "
+                f"{in_a_line(space)}, expected equal ones, because the members share one network; pad the smaller one "
+                "(action_mask forbids choices), or train this policy with PPO"
+            )
+
+
+def _columns(leaves: list[Leaf], place: int, *, state: bool) -> tuple[int, ...]:
+    return tuple(
+        column
+        for leaf in leaves
+        if leaf.keys[0] == place and (leaf.keys[1:2] == (STATE_KEY,)) is state
+        for column in range(leaf.start, leaf.start + leaf.width)
+    )
+
+
+Mixer: TypeAlias = Literal["qmix", "vdn"] | None
+MIXERS: tuple[Mixer, ...] = ("qmix", "vdn", None)
+
+_GAIN = 1.0
+# What these make are weights without their signs.
+_POWERS = (-1, 0, 1, 0, 1)
+"""Of `mixing_layers`: Q-values are divided by the unit in the hidden layer, and the result is multiplied by it."""
+_UNSIGNED = ("mixer.hidden_weight", "mixer.out_weight")
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """Q-values of every member of a group, and what makes one number of them.
+
+    Attributes:
+        obs_size: F, numbers in the group's flat observation.
+        layout: Whose they are.
+        hiddens: Width of each hidden layer of the shared network.
+        activation: Non-linearity after each of them.
+        dueling: Whether its Q-values are V + A - mean A.
+        mixer: "qmix" mixes by weights that depend on the state of the whole and are never negative; "vdn"
+            adds the members' Q-values up (Sunehag et al. 2018); None leaves each to itself.
+        embed_dim: Width of the mixing network's hidden layer.
+    """
+
+    obs_size: int
+    layout: GroupLayout
+    hiddens: tuple[int, ...] = (64, 64)
+    activation: Activation = "relu"
+    dueling: bool = False
+    mixer: Mixer = "qmix"
+    embed_dim: int = 32
+
+    @cached_property
+    def member(self) -> StockSpec:
+        """The network that the members share; it reads what a member sees, and which member it is as a one-hot code."""
+        size = len(self.layout.members[0]) + len(self.layout.members)
+        head = ActionHead("q_values", (self.layout.choices,))
+        return StockSpec(size, head, self.hiddens, self.activation, dueling=self.dueling)
+
+    @cached_property
+    def head(self) -> ActionHead:
+        """One choice of each member."""
+        return ActionHead("multi_q_values", (self.layout.choices,) * len(self.layout.members))
+
+    @cached_property
+    def inputs(self) -> tuple[int, ...]:
+        """[C * member.obs_size] where the members' inputs lie in a row that a 0 and a 1 were put behind."""
+        zero, one, places = self.obs_size, self.obs_size + 1, range(len(self.layout.members))
+        return tuple(
+            column
+            for place, own in enumerate(self.layout.members)
+            for column in (*own, *(one if other == place else zero for other in places))
+        )
+
+    @property
+    def state_sizes(self) -> tuple[int, ...]:
+        """(): there is no recurrent state."""
+        return ()
+
+    def mixing_layers(self) -> tuple[Layer, ...]:
+        """Return the layers that make the mixing network's weights of the state; none without "qmix".
+
+        In this order: weights and bias of its hidden layer, weights of its last layer, and the two layers that
+        give the bias of the last.
+        """
+        if self.mixer != "qmix":
+            return ()
+        state, width, members = len(self.layout.state), self.embed_dim, len(self.layout.members)
+        return (
+            Layer("mixer.hidden_weight", state, members * width, _GAIN),
+            Layer("mixer.hidden_bias", state, width, _GAIN),
+            Layer("mixer.out_weight", state, width, _GAIN),
+            Layer("mixer.out_bias.0", state, width, _GAIN),
+            Layer("mixer.out_bias.1", width, 1, _GAIN),
+        )
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every weight by name: the shared network's, epsilon, the mixing network's."""
+        shapes = self.member.weight_shapes()
+        for layer in self.mixing_layers():
+            shapes[f"{layer.name}.weight"] = (layer.inputs, layer.outputs)
+            shapes[f"{layer.name}.bias"] = (layer.outputs,)
+        return shapes
+
+    def first_weights(self, seed: int) -> dict[str, npt.NDArray[np.float32]]:
+        """Return first weights: orthogonal matrices and zero biases; the same seed gives the same.
+
+        But the layers that make the mixing network's weights have biases of up to 1 / sqrt(numbers of state), as in the
+        original implementation. In a state of zeros the weights would be 0 otherwise, and as their signs are dropped
+        they would have no slope there: no member would ever learn.
+        """
+        weights = self.member.first_weights(seed)
+        rng = np.random.default_rng((seed, len(weights)))
+        for layer in self.mixing_layers():
+            matrix = layer.gain * orthogonal(rng, layer.inputs, layer.outputs)
+            weights[f"{layer.name}.weight"] = matrix.astype(np.float32)
+            weights[f"{layer.name}.bias"] = np.zeros(layer.outputs, np.float32)
+        rng = np.random.default_rng((seed, len(weights)))
+        for layer in self.mixing_layers():
+            if layer.name in _UNSIGNED:
+                most = 1.0 / math.sqrt(layer.inputs)
+                weights[f"{layer.name}.bias"][:] = rng.uniform(-most, most, layer.outputs)
+        return weights
+
+    def unit_weights(self) -> UnitWeights:
+        """Return the last layers of the members, and of the mixing network what makes its first and last weights."""
+        powers = {f"{layer.name}.{part}": power for layer, power in zip(self.mixing_layers(), _POWERS, strict=False)
+                  if power for part in ("weight", "bias")}  # fmt: skip
+        return UnitWeights({**self.member.unit_weights().powers, **powers})
+
+    def torch_network(self, params: Mapping[str, Any]) -> TorchGroup:
+        """Return the network over `params`; see `NetworkSpec.torch_network`."""
+        from menv.algorithms.qmix.torch_network import TorchGroup
+
+        return TorchGroup(self, params)
+
+    def graphs(self, defaults: Mapping[str, npt.NDArray[np.float32]]) -> ActingGraphs:
+        """Return what builds its acting graphs."""
+        pass  # moved
+
+        return GroupGraphs(self, defaults)
+
+
+# SEAM menv.algorithms.networks.group_graphs
+# ONNX acting graphs of a group's network: rows of the group in, one choice of each member out.
+#
+# `OnnxActing` asks for bytes by kind; nothing here runs them. The mixing network is in none of them.
+
+
+class GroupGraphs:
+    """Builds the graphs of one `GroupSpec`.
+
+    Args:
+        spec: The network.
+        defaults: Weights that a graph holds as overridable initializers; those of the mixing network are left
+            out.
+
+    Attributes:
+        stacks: False: policies are answered one after the other.
+    """
+
+    stacks = False
+
+    def __init__(
+        self, spec: GroupSpec, defaults: Mapping[str, npt.NDArray[np.float32]] | None = None
+    ) -> None:
+        self.spec = spec
+        self.defaults = dict(defaults or {})
+
+    def build(self, kind: GraphKind, stacked: bool = False, masked: bool = False) -> bytes:
+        """Return a serialised model; see `ActingGraphs.build`."""
+        assert not stacked, "groups have no stacked graphs"
+        graph = GraphBuilder(self.spec.member, stacked)
+        graph.given("obs", TensorProto.FLOAT, ["R", self.spec.obs_size])
+        graph.reads = self._member_rows(graph)
+        if kind == "values":
+            members = len(self.spec.layout.members)
+            best = graph.add("Reshape", graph.values(), graph.constant([-1, members]))
+            total = graph.add("Squeeze", graph.row_sum(best, members), graph.constant([-1]))
+            graph.result("values", TensorProto.FLOAT, ["R"], total)
+        else:
+            add_policy(graph, self.spec.head, kind, masked)
+        return graph.serialised(kind, self.defaults)
+
+    def _member_rows(self, graph: GraphBuilder) -> str:
+        """Return [R * C, member.obs_size] what each member sees, and who it is."""
+        row = "obs"
+        for number in (0.0, 1.0):
+            row = graph.add("Pad", row, graph.constant([0, 0, 0, 1]), graph.constant(number, np.float32))
+        row = graph.add("Gather", row, graph.constant(self.spec.inputs), axis=1)
+        return graph.add("Reshape", row, graph.constant([-1, self.spec.member.obs_size]))

@@ -1,0 +1,73 @@
+"""QMIX: a group of agents learns what it earns together.
+
+Rashid et al. 2018, "QMIX: monotonic value function factorisation for deep multi-agent reinforcement learning".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+
+from menv.algorithms.algorithm import Algorithm
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.networks.network_spec import NetworkSpec
+from menv.algorithms.qmix.config import QMIXConfig
+from menv.algorithms.qmix.network import GroupSpec, group_layout
+from menv.algorithms.recipe import Learner, OffPolicyRecipe, Weights
+from menv.errors import ConfigError
+
+
+class QMIXRecipe(OffPolicyRecipe):
+    """How the policy of a group is trained: each member by its own Q-values, all by the group's reward."""
+
+    name = "QMIX"
+    config_class: type[AlgorithmConfig] = QMIXConfig
+
+    def network(
+        self, obs_size: int, action_space: gym.Space[Any], config: QMIXConfig, observation_space: Any = None
+    ) -> NetworkSpec:
+        """Return the network of one group.
+
+        Args:
+            obs_size: F, numbers in a flat observation.
+            action_space: A Tuple of Discrete spaces of one size.
+            config: Its settings.
+            observation_space: A Tuple of equal spaces; where they are Dicts, `"state"` is the state of the
+                whole and `"action_mask"` what a member may do.
+
+        Raises:
+            ConfigError: These are no spaces of a group, or those of its members differ.
+        """
+        layout, model = group_layout(observation_space, action_space), config.model
+        stray = {"use_lstm": model.use_lstm, "use_gru": model.use_gru, "custom_model": model.custom_model,
+                 "conv_filters": model.conv_filters}  # fmt: skip
+        for name, value in stray.items():
+            if value:
+                off = False if name.startswith("use_") else None
+                raise ConfigError(
+                    f"QMIX: model.{name} is set, expected hidden layers alone, without a memory; leave it out, or put "
+                    f'{{"{name}": {off}}} into the model of this policy\'s own config'
+                )
+        return GroupSpec(
+            obs_size, layout, tuple(model.fcnet_hiddens), model.fcnet_activation,
+            dueling=config.dueling, mixer=config.mixer, embed_dim=config.mixing_embed_dim,
+        )  # fmt: skip
+
+    def make_learner(self, network: NetworkSpec, weights: Weights, config: QMIXConfig, seed: int) -> Learner:
+        """Return a `QMIXLearner`."""
+        from menv.algorithms.qmix.learner import QMIXLearner
+        from menv.algorithms.torch_runtime import learning_device
+
+        assert isinstance(network, GroupSpec)
+        return QMIXLearner(network, config, weights, seed, device=learning_device(config.num_gpus))
+
+
+class QMIX(Algorithm):
+    """Q-learning for groups of agents: each member acts by what it sees, all learn from the group's reward.
+
+    Built as `QMIX(env=..., config={...classic keys...})` or `QMIXConfig(env=..., ...).build()`, over an environment
+    whose agents are grouped by `with_agent_groups`.
+    """
+
+    recipe = QMIXRecipe()

@@ -1,0 +1,230 @@
+"""A worker: what samples in another process, made from a `WorkerInit` and told the `PolicyUpdate`.
+
+`menv.algorithms.remote_rollouts` lets an engine create it and asks it for fragments. It imports no torch,
+unless a policy acts with it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from menv import rng
+from menv.adapters.validation import check_worker
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.fragments import (
+    Fragment,
+    PolicyUpdate,
+    WorkerInit,
+    WorkerPolicies,
+    make_experience,
+    synced,
+)
+from menv.algorithms.rollouts import LocalRollouts, Tree, freeze
+from menv.callbacks import overrides, read_callbacks
+from menv.errors import EnvFaultWarning
+from menv.inference.network_policy import NetworkPolicy
+from menv.metrics import Metrics
+from menv.sampling.custom_policy_group import CustomPolicyGroup
+from menv.workers.pipe_channel import SealedValue
+from menv.workers.watchdog import Watchdog, creation_limit, limited
+from menv.workers.worker_process import set_log_level
+
+Filters = dict[str, list[tuple[int, Any]]]
+_ALWAYS = ("always", None, EnvFaultWarning)
+
+
+class WorkerSlot(ABC):
+    """A place for a worker, which has imported what that will need; all but `take` is asked of the worker."""
+
+    def __init__(self) -> None:
+        import menv.inference.onnx_backend  # noqa: F401 - takes longest of all, and nobody has to wait for it yet
+
+        self._worker: Any = None
+
+    def take(self, plan: WorkerInit) -> None:
+        """Create the worker, in the place of the one that is here."""
+        self.stop()
+        self._worker = self._made(plan)
+
+    @abstractmethod
+    def _made(self, plan: WorkerInit) -> Any:
+        """Return a worker."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._worker, name)
+
+    def stop(self) -> None:
+        """Close the worker's environments."""
+        if self._worker is not None:
+            self._worker.stop()
+
+
+class WorkerBootstrap(WorkerSlot):
+    """A place for one that samples."""
+
+    def _made(self, plan: WorkerInit) -> RolloutWorker:
+        return RolloutWorker(plan)
+
+
+class RolloutWorker:
+    """Samples the share of the sub-environments that its place says.
+
+    Args:
+        plan: All that it needs to know.
+    """
+
+    def __init__(self, plan: WorkerInit) -> None:
+        config = opened(plan)
+        self._company = plan.company
+        self._metrics = Metrics(0)
+        # Environments in processes of their own are watched from here.
+        seconds = None if config.remote_worker_envs else config.env_timeout
+        if config.seed is not None:
+            rng.seed_process(plan.seed, plan.place.worker_index)
+        with limited(creation_limit(seconds)):
+            first, base_env = make_experience(config, plan.place)
+        check_worker(f"worker {plan.place.worker_index}", base_env, first, plan.declared, plan.num_envs)
+        callbacks = read_callbacks(config["callbacks"])
+        self._rollouts = LocalRollouts(
+            config,
+            base_env,
+            plan.company,
+            callbacks,
+            plan.seed,
+            self._metrics,
+            plan.place,
+        )
+        # Who looks at batches here sees them whole.
+        looked_at = any(overrides(callbacks, hook) for hook in ("on_postprocess_trajectory", "on_sample_end"))
+        self._rollouts.later = config.overlap and not looked_at
+        self._rollouts.guard = Watchdog(seconds, self._progress)
+
+    def sample(self, weights_seq_no: int | None, explore: bool, news: PolicyUpdate | None = None) -> Fragment:
+        """Return one fragment.
+
+        Args:
+            weights_seq_no: Number of the weights that act, which the rows shall tell; None if they shall not.
+            explore: Whether actions are drawn.
+            news: What has changed of the policies.
+        """
+        if news is not None:
+            self._company.take(news, range(self._rollouts.sampler.slots_used))
+        # What has come with a filter from a process that handed on nothing is in its statistics already.
+        for policy in self._company.policies.values():
+            for one in synced(policy).values():
+                one.reset_state()
+        rollouts = self._rollouts
+        for cohort in self._company.cohorts:
+            cohort.weights_seq_no = weights_seq_no
+        rollouts.sampler.explore = explore
+        with heard() as faults:
+            batch = rollouts.sample()
+        return Fragment(
+            batch, rollouts.env_steps, rollouts.agent_steps, rollouts.digest.state(), rollouts.left_out,
+            rollouts.num_envs, len(rollouts.sampler.running), self._metrics.take(), self._seen(), faults,
+            rollouts.times.take(),
+        )  # fmt: skip
+
+    def follow(self, company: WorkerPolicies) -> None:
+        """Go on with the policies that there are now; episodes that run keep theirs."""
+        own = self._company
+        added = company.cohorts[len(own.cohorts) :]
+        for mine, newer in zip(own.cohorts, company.cohorts, strict=False):
+            mine.adopt(newer)
+        cohorts = [*own.cohorts, *added]
+        # The newer policies stand on newer copies of the cohorts; those that are here know what runs.
+        home: dict[int, Any] = {id(newer): mine for newer, mine in zip(company.cohorts, cohorts, strict=True)}
+        policies = dict(company.policies)
+        for policy in policies.values():
+            if isinstance(policy, NetworkPolicy):
+                policy.networks = home[id(policy.networks)]
+        for cohort in own.cohorts:
+            if isinstance(cohort, CustomPolicyGroup):
+                known = dict(zip(cohort.policy_ids, cohort.policies, strict=True))
+                policies |= {name: policy for name, policy in known.items() if name in policies}
+        own.completion = company.completion.over(cohorts, policies, own.completion.left_out)
+        own.policy_map, own.policies = company.policy_map, policies
+        freeze(own)
+        self._rollouts.sampler.policies = policies
+        self._rollouts.follow(added)
+        own.cohorts = cohorts
+
+    def running_ids(self) -> set[int] | None:
+        """Return the ids of the episodes that run here; see `Rollouts.running_ids`."""
+        return self._rollouts.running_ids()
+
+    def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
+        """Return what a method of each sub-environment returned."""
+        return self._rollouts.call_envs(method, args)
+
+    def state(self) -> Tree:
+        """Return where the sampler stands."""
+        return self._rollouts.state()
+
+    def check_begins_again(self) -> None:
+        """Refuse environments that cannot begin again."""
+        self._rollouts.check_begins_again()
+
+    def begin_again(self, seed: int) -> None:
+        """Forget everything that was sampled."""
+        self._metrics.take()
+        self._rollouts.begin_again(seed)
+
+    def resume(self, tree: Mapping[str, Any]) -> int:
+        """Go on from what `state` returned."""
+        return self._rollouts.resume(tree)
+
+    def stop(self) -> None:
+        """Close the environments."""
+        self._rollouts.stop()
+
+    def _progress(self) -> int:
+        steps = getattr(self._rollouts.base_env, "env_steps", None)
+        return 0 if steps is None else int(steps.sum())
+
+    def _seen(self) -> Filters:
+        found: Filters = {}
+        for policy_id, policy in self._company.policies.items():
+            for place, one in synced(policy).items():
+                if one.is_training:
+                    found.setdefault(policy_id, []).append((place, one.as_serializable()))
+                    one.reset_state()
+        return found
+
+
+def opened(plan: WorkerInit) -> AlgorithmConfig:
+    """Return the settings of a plan; names of environments mean here by then what they mean in the driver."""
+    settings = plan.settings.opened() if isinstance(plan.settings, SealedValue) else plan.settings
+    config = settings.config
+    if plan.place.recreated and config.seed is not None:
+        config = replace(config, seed=plan.seed)
+    set_log_level(config.log_level)
+    settings.known.tell()
+    return config
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """Keep warnings of faults, which the driver shows; others are shown as ever, each once."""
+    faults: list[str] = []
+    show = warnings.showwarning
+
+    def hear(message: Any, category: Any, *args: Any, **kwargs: Any) -> None:
+        if issubclass(category, EnvFaultWarning):
+            faults.append(str(message))
+        else:
+            show(message, category, *args, **kwargs)
+
+    # Not by `catch_warnings`: after that, and after each change of a filter, Python shows all warnings again.
+    if not warnings.filters or warnings.filters[0][:3] != _ALWAYS:
+        warnings.simplefilter("always", EnvFaultWarning)
+    warnings.showwarning = hear
+    try:
+        yield faults
+    finally:
+        warnings.showwarning = show

@@ -1,0 +1,435 @@
+"""Rollouts: where an algorithm's fragments come from.
+
+`menv.algorithms.algorithm` has one. `LocalRollouts` sample in this process, here for algorithms without workers and
+there in every worker; `menv.algorithms.remote_rollouts` asks workers for theirs. Nobody here learns.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter
+from typing import Any, Protocol
+
+from menv import rng
+from menv.adapters.local_envs import CreatedEnvs
+from menv.adapters.lockstep import LockstepEnvs
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.fragments import WorkerPlacement, env_context, joined, make_quota
+from menv.algorithms.postprocessing import BatchPostprocessor
+from menv.base_env import BaseEnv
+from menv.callbacks import DefaultCallbacks
+from menv.errors import CallOrderError, ConfigError
+from menv.inference.network_policy import NetworkPolicy
+from menv.metrics import Metrics, Timers
+from menv.policy import Policy
+from menv.policy_map import PolicyMap
+from menv.sample_batch import MultiAgentBatch, SampleBatch
+from menv.sampling.digest import Digest
+from menv.sampling.policy_group import PolicyGroup
+from menv.sampling.sampler import Sampler
+from menv.serialization import is_plain
+from menv.trajectory_slices import TrajectorySlices
+
+Tree = dict[str, Any]
+
+
+class PolicyView(Protocol):
+    """The policies, as those need them who sample: a `Population`, or what of one has come to a worker."""
+
+    @property
+    def policy_map(self) -> PolicyMap:
+        """Who answers for whom."""
+
+    @property
+    def policies(self) -> Mapping[str, Policy]:
+        """The policy objects by id."""
+
+    @property
+    def cohorts(self) -> Sequence[PolicyGroup]:
+        """Who answers together."""
+
+    @property
+    def completion(self) -> BatchPostprocessor:
+        """Makes fragments ready to be learned from."""
+
+
+def freeze(crew: PolicyView) -> None:
+    """Let connectors learn from what policies see that are trained, and from nothing else."""
+    for name, policy in crew.policies.items():
+        if isinstance(policy, NetworkPolicy):
+            pipeline = policy.agent_connectors
+            (pipeline.in_eval if crew.policy_map.is_frozen(name) else pipeline.in_training)()
+
+
+class Rollouts(Protocol):
+    """A source of fragments that are ready to be learned from.
+
+    Attributes:
+        env_steps: Of all sub-environments, since the start.
+        agent_steps: Rows that have been answered, since the start.
+        idle: Whether the last fragment was given up for the time being, because nobody called.
+    """
+
+    @property
+    def alone(self) -> AbstractContextManager[Any]:
+        """Is entered by who samples, learns or changes the policies, so that no other thread does so meanwhile."""
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps of all sub-environments since the start."""
+
+    @property
+    def agent_steps(self) -> int:
+        """Rows that have been answered since the start."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether the last fragment was given up for the time being, because nobody called."""
+
+    @property
+    def digest(self) -> Digest:
+        """Of all rows that have been released."""
+
+    @property
+    def left_out(self) -> int:
+        """Rows that could not be learned from."""
+
+    @property
+    def num_envs(self) -> int:
+        """How many sub-environments there are in all."""
+
+    @property
+    def times(self) -> Timers:
+        """Where the time of sampling goes; workers' seconds add up."""
+
+    @property
+    def taking(self) -> AbstractContextManager[Any]:
+        """A context around `sample` and the note of its fragment, in which Ctrl-C waits so that none is lost."""
+
+    def prepare(self) -> None:
+        """Wait for what other processes sample, if they do; an interrupt loses nothing."""
+
+    def sample(self) -> MultiAgentBatch:
+        """Return a fragment of every sub-environment; see `Algorithm.sample`."""
+
+    def follow(self, added: Sequence[PolicyGroup] = ()) -> None:
+        """Go on with the policies that the crew has now; episodes that run keep theirs."""
+
+    def retire(self, policy_id: str) -> None:
+        """Take the id of a policy away that is removed."""
+
+    def running_ids(self) -> set[int] | None:
+        """Return the ids of the episodes that run; None where those of others may hold rows, or be told of later."""
+
+    def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
+        """Return what a method of each sub-environment returned."""
+
+    def state(self) -> Tree:
+        """Return where the samplers stand; see `Sampler.state`."""
+
+    def check_begins_again(self) -> None:
+        """Refuse environments that cannot begin again."""
+
+    def begin_again(self, seed: int) -> None:
+        """Forget everything that was sampled, and stand at the beginning."""
+
+    def resume(self, tree: Mapping[str, Any]) -> int:
+        """Go on from what `state` returned; return how many episodes could not be taken up."""
+
+    def stop(self) -> None:
+        """Close the environments; may be called more than once."""
+
+
+class LocalRollouts:
+    """A sampler in this process.
+
+    Args:
+        config: The settings.
+        base_env: The sub-environments.
+        crew: The policies.
+        callbacks: Told about episodes.
+        seed: Key of every random draw.
+        metrics: Where episodes are recorded.
+        place: Which share of all sub-environments this is.
+
+    Attributes:
+        sampler: Takes what happens.
+        base_env: The sub-environments.
+        guard: Is entered while environments are stepped.
+        later: Whether what networks think of states is added by somebody else, who learns meanwhile.
+    """
+
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        base_env: BaseEnv,
+        crew: PolicyView,
+        callbacks: DefaultCallbacks,
+        seed: int,
+        metrics: Metrics,
+        place: WorkerPlacement | None = None,
+    ) -> None:
+        self._config = config
+        self._crew = crew
+        self._callbacks = callbacks
+        self._seed = seed
+        self._metrics = metrics
+        self._place = place or WorkerPlacement()
+        self.base_env = base_env
+        self.guard: AbstractContextManager[Any] = nullcontext()
+        self.alone = threading.RLock()
+        self.taking: AbstractContextManager[Any] = nullcontext()
+        self._sampling = False
+        self.later = False
+        # Whether an exception has left the sampler in the midst of a fragment.
+        self._broken_off = False
+        self.sampler = self._new_sampler()
+        for index, env in enumerate(base_env.get_sub_environments()):
+            self._tell_env_created(index, env)
+        if isinstance(base_env, CreatedEnvs):
+            base_env.on_created = self._tell_env_created
+
+    @property
+    def env_steps(self) -> int:
+        return self.sampler.env_steps
+
+    @property
+    def agent_steps(self) -> int:
+        return self.sampler.agent_steps
+
+    @property
+    def idle(self) -> bool:
+        return self.sampler.idle
+
+    @property
+    def digest(self) -> Digest:
+        return self.sampler.digest
+
+    @property
+    def left_out(self) -> int:
+        return self._crew.completion.left_out
+
+    @property
+    def num_envs(self) -> int:
+        return self.base_env.num_envs or self._config.num_envs_per_worker
+
+    @property
+    def times(self) -> Timers:
+        return self.sampler.times
+
+    def prepare(self) -> None:
+        """Do nothing: this process samples when it is asked."""
+
+    def sample(self) -> MultiAgentBatch:
+        """Return a fragment of every sub-environment.
+
+        After an exception, such as Ctrl-C, the next call begins with new episodes; what was sampled of that fragment is
+        left out.
+
+        Raises:
+            CallOrderError: Somebody calls it whom the fragment itself has called, or another thread.
+        """
+        if self._sampling:
+            raise CallOrderError(
+                "sample: a fragment is being sampled, expected to stand between two; hooks, environments and other "
+                "threads cannot begin one meanwhile: call it after train() or sample()"
+            )
+        # Who calls an external environment may be who changes the policies: waiting for each other, both would wait.
+        with nullcontext() if self.base_env.external else self.alone:
+            try:
+                self._sampling = True
+                self._mend()
+                batch, sampler, before = self._fragment(), self.sampler, perf_counter()
+                self._crew.completion.complete(batch, sampler.episodes, sampler.unlearned, later=self.later)
+                sampler.times.complete += perf_counter() - before
+                sampler.finish(batch)
+            finally:
+                self._sampling = False
+        return batch
+
+    def _fragment(self) -> MultiAgentBatch:
+        agent_steps = self.sampler.agent_steps
+        with self.guard, self.base_env.unbroken():
+            try:
+                return self.sampler.sample()
+            except BaseException:
+                # Somebody else's environment goes on where it is.
+                if isinstance(self.base_env, CreatedEnvs | LockstepEnvs):
+                    self._broken_off, self.sampler.agent_steps = True, agent_steps
+                raise
+
+    def follow(self, added: Sequence[PolicyGroup] = ()) -> None:
+        self.sampler.change_policies(self._crew.policy_map, added)
+        if self._crew.completion.postprocessing.wanted:
+            self.sampler.keep_episodes()
+
+    def retire(self, policy_id: str) -> None:
+        self.sampler.retire(policy_id)
+
+    def running_ids(self) -> set[int] | None:
+        self.sampler.row_by_row()
+        # Clients may name policies that were removed.
+        if self.base_env.external or not all(cohort.ledger.closed for cohort in self._crew.cohorts):
+            return None
+        return {episode.episode_id for episode in self.sampler.running.values()}
+
+    def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
+        env_ids = self.base_env.get_sub_environments(as_dict=True) or [0]
+        with self.guard:
+            return [self.base_env.call(env_id, method, *args) for env_id in env_ids]
+
+    def state(self) -> Tree:
+        self._mend()
+        return self.sampler.state()
+
+    def check_begins_again(self) -> None:
+        """Refuse environments that cannot start again.
+
+        Raises:
+            ConfigError: The environment cannot.
+        """
+        if self.sampler.polled and not isinstance(self.base_env, CreatedEnvs | LockstepEnvs):
+            raise ConfigError(
+                f"restore: {type(self.base_env).__name__} cannot begin again, expected environments that menv made; "
+                "load the checkpoint with from_checkpoint"
+            )
+
+    def begin_again(self, seed: int) -> None:
+        self.check_begins_again()
+        self._seed = seed
+        self._broken_off = False
+        for cohort in self._crew.cohorts:
+            cohort.take_rows()
+        self.sampler = self._new_sampler()
+
+    def resume(self, tree: Mapping[str, Any]) -> int:
+        tree = joined(tree)
+        if self._config.seed is not None:
+            # Environments do not draw the numbers again that they have drawn since the start.
+            rng.seed_process(self._seed, self._place.worker_index, tree["env_steps"])
+        with self.guard:
+            return self.sampler.resume(tree)
+
+    def stop(self) -> None:
+        self.base_env.stop()
+
+    def _mend(self) -> None:
+        if not self._broken_off:
+            return
+        before = self.sampler
+        left = before.state_without_episodes()
+        try:
+            self.begin_again(self._seed)
+            self.sampler.explore = before.explore
+            lost = self.resume(left)
+        except BaseException:
+            # What has been counted is in the sampler of before alone.
+            self.sampler, self._broken_off = before, True
+            raise
+        self._metrics.episodes_not_resumed += lost
+
+    def _new_sampler(self) -> Sampler:
+        config, crew, place = self._config, self._crew, self._place
+        sampler = Sampler(
+            self.base_env, crew.policy_map, crew.cohorts, make_quota(config, self.base_env),
+            metrics=self._metrics, seed=self._seed, worker_index=place.worker_index,
+            num_workers=config.num_workers, first_index=place.first_index(self.base_env.num_envs),
+            observation_fn=config.multiagent.observation_fn, callbacks=self._callbacks,
+        )  # fmt: skip
+        sampler.explore = config.explore
+        sampler.policies = crew.policies
+        if crew.completion.postprocessing.wanted:
+            sampler.keep_episodes()
+        return sampler
+
+    def _tell_env_created(self, index: int, env: Any) -> None:
+        self._callbacks.on_sub_environment_created(
+            worker=self.sampler,
+            sub_environment=env,
+            env_context=env_context(self._config, index, self._place),
+            env_index=index,
+        )
+
+
+# SEAM menv.algorithms.rollouts.gathering
+# Gathering: fragments become train batches, as many of them as the learners want at once.
+#
+# `menv.algorithms.algorithm` has one and asks it for batches. What there is of a batch that is not full is
+# part of a
+# checkpoint. It knows no learners.
+
+
+class BatchAccumulator:
+    """Fragments of a batch that is not full.
+
+    Args:
+        rollouts: Where they come from.
+        by_rows: Whether answered rows count, and not env steps.
+    """
+
+    def __init__(self, rollouts: Rollouts, *, by_rows: bool) -> None:
+        self._rollouts = rollouts
+        self._by_rows = by_rows
+        # And how many steps each counts.
+        self._fragments: list[tuple[MultiAgentBatch, int]] = []
+
+    def batch(self, size: int, sample: Callable[[], MultiAgentBatch]) -> tuple[MultiAgentBatch | None, int]:
+        """Sample until a batch is full; return it and how many steps it counts.
+
+        None where nobody calls an external environment; what there is of the batch is kept for the next time.
+
+        Args:
+            size: The steps that make it full.
+            sample: Returns the next fragment.
+        """
+        fragments, rollouts = self._fragments, self._rollouts
+        taken = sum(steps for _, steps in fragments)
+        while not fragments or taken < size:
+            rollouts.prepare()
+            with rollouts.taking:
+                before = rollouts.agent_steps
+                batch = sample()
+                if rollouts.idle:
+                    return None, 0
+                # Answered rows count, although a few of them are held back until their reward is complete.
+                steps = rollouts.agent_steps - before if self._by_rows else batch.env_steps()
+                fragments.append((batch, steps))
+            taken += fragments[-1][1]
+        batches, self._fragments = [batch for batch, _ in fragments], []
+        return (batches[0] if len(batches) == 1 else MultiAgentBatch.concat_samples(batches)), taken
+
+    def drop(self, policy_id: str) -> None:
+        """Leave out the rows of a policy that is removed; another one may have its id next."""
+        for batch, _ in self._fragments:
+            batch.policy_batches.pop(policy_id, None)
+
+    def state(self) -> list[Any]:
+        """Return the fragments as a plain tree, but for infos; none where a file cannot hold them."""
+        found = [
+            [
+                steps,
+                batch.env_steps(),
+                {
+                    name: [
+                        rows.stored(),
+                        {part: getattr(rows.segments, part) for part in TrajectorySlices.__slots__},
+                    ]
+                    for name, rows in batch.policy_batches.items()
+                },
+            ]
+            for batch, steps in self._fragments
+        ]
+        return found if is_plain(found) else []
+
+    def set_state(self, fragments: Sequence[Any], policies: Collection[str]) -> None:
+        """Go on with fragments of which `state` told, as far as they are rows of some policies."""
+        self._fragments = []
+        for steps, env_steps, by_policy in fragments:
+            rows = {
+                name: SampleBatch(columns, TrajectorySlices(**parts))
+                for name, (columns, parts) in by_policy.items()
+                if name in policies
+            }
+            self._fragments.append((MultiAgentBatch(rows, env_steps), steps))

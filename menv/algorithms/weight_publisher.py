@@ -1,0 +1,469 @@
+"""Published: an algorithm's policies as those see them who act elsewhere, each set of weights with its number.
+
+An `Algorithm` keeps one where its environment is external, and tells it when weights have changed. It is
+the `Trainer` of serving inputs, whose clients are given a `Publication` while the algorithm learns the next one.
+Weights that were published are kept for a while, to judge actions that they chose.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from menv import rng
+from menv.adapters.external import ExternalEnvs
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.connectors.pipeline import PolicyConnectors
+from menv.episode import Episode
+from menv.errors import CallOrderError, ConfigError, ContractError
+from menv.inference.backend import ActingBackend, Actions, Flags, Floats, ForwardOutputs, Rows
+from menv.inference.connector_rows import plain
+from menv.inference.network_policy import NetworkPolicy, RemovedPolicies
+from menv.inference.policy_bundle import GoldenRowSets, pack_bundle, pack_weights
+from menv.policy import Policy
+from menv.sampling.sampler import Sampler
+
+# SEAM menv.loop.weights_history
+# WeightsHistory: what each policy's weights were at the last sequence numbers, and what policies thought
+# then.
+#
+# A server notes the weights that it publishes; actions that a client took arrive later, stamped with the
+# number of the
+# weights that it acted with, and are judged by those. It does not know who publishes, how, or who is at the
+# other end.
+
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(slots=True)
+class _WeightsAge:
+    """A back-end that is for nothing else than to judge one policy's actions.
+
+    Attributes:
+        origin: The back-end that acts.
+        backend: One of its own, with other weights.
+        number: The sequence number of these.
+    """
+
+    origin: ActingBackend
+    backend: ActingBackend
+    number: int | None = None
+
+
+class WeightsHistory:
+    """The last `keep` sets of weights of each policy.
+
+    Sequence numbers belong to the whole run: a policy that did not learn in an update need not be noted, and its
+    weights at that number are those that it had before. Memory: `keep` copies of each policy's weights, and one more
+    of each policy that is evaluated; `forget` frees those of a policy that is gone.
+
+    May be used by several threads at once: noting never waits for an evaluation.
+
+    Args:
+        keep: How many sets of weights of each policy are kept.
+
+    Raises:
+        ConfigError: `keep` is not positive.
+    """
+
+    def __init__(self, keep: int = 16) -> None:
+        if keep < 1:
+            raise ConfigError(
+                f"WeightsHistory: keep={keep}, expected at least 1; keep what clients may act with"
+            )
+        self.keep = keep
+        self._latest: int | None = None
+        self._sets: dict[str, dict[int, dict[str, Array]]] = {}
+        self._judges: dict[str, _WeightsAge] = {}
+        self._notes, self._judging = threading.Lock(), threading.Lock()
+
+    @property
+    def latest(self) -> int | None:
+        """The newest sequence number, None before there is one."""
+        return self._latest
+
+    def note(self, seq: int, policy_id: str, weights: Mapping[str, Array]) -> None:
+        """Keep copies of the weights that a policy has from sequence number `seq` on.
+
+        Args:
+            seq: Not below the latest, and above those of this policy.
+            policy_id: Whose.
+            weights: As `policy.get_weights` returns them; they may change afterwards.
+
+        Raises:
+            CallOrderError: The number is too low.
+        """
+        copies = {name: np.array(value) for name, value in weights.items()}
+        for value in copies.values():
+            value.flags.writeable = False
+        with self._notes:
+            sets = self._sets.setdefault(policy_id, {})
+            last = max(sets, default=None)
+            if (self._latest is not None and seq < self._latest) or (last is not None and seq <= last):
+                raise CallOrderError(
+                    f"WeightsHistory.note: number {seq} for policy {policy_id!r} after {last}, and {self._latest} for "
+                    "any, expected numbers that increase; count on from the latest"
+                )
+            sets[seq] = copies
+            self._latest = seq
+            if len(sets) > self.keep:
+                del sets[min(sets)]
+
+    def known(self, policy_id: str, seq: int) -> bool:
+        """Return whether the weights that a policy had at a sequence number are still here."""
+        return self._found(policy_id, seq) is not None
+
+    def weights(self, policy_id: str, seq: int | None = None) -> Mapping[str, Array] | None:
+        """Return the weights, read-only, that a policy had at a number; None if they are unknown or forgotten.
+
+        Args:
+            policy_id: Whose.
+            seq: The number; None for the latest.
+        """
+        found = self._found(policy_id, seq)
+        return None if found is None else found[1]
+
+    def evaluate(
+        self,
+        policy: NetworkPolicy,
+        seq: int | None,
+        rows: Rows,
+        mask: Flags | None,
+        actions: Actions,
+        state: Floats | None = None,
+    ) -> ForwardOutputs | None:
+        """Return what a policy thought of actions at a sequence number.
+
+        The weights that act are left alone.
+
+        Args:
+            policy: Whose back-end computes it.
+            seq: The number; None for the latest.
+            rows: [N, F] as the network reads them, behind all connectors.
+            mask: [N, M] True where allowed; None allows everything.
+            actions: [N, ...] of the network, as ledgers keep them; `ActionOutput.inverse` makes them of the
+                environment's.
+            state: [N, S] of a recurrent network before each row.
+
+        Returns:
+            [N, D] distribution inputs and [N] log-probabilities; None if nobody knows the weights any more, or yet:
+            what was done with them is best left out.
+
+        Raises:
+            ConfigError: The weights that were noted are those of another network.
+        """
+        found = self._found(policy.policy_id, seq)
+        if found is None:
+            return None
+        number, weights = found
+        with self._judging:
+            judge = self._judge(policy)
+            if judge.number != number:
+                names = judge.backend.weight_names
+                judge.backend.set_weights(0, {name: weights[name] for name in names if name in weights})
+                judge.number = number
+            return judge.backend.evaluate(0, rows, mask, actions, state)
+
+    def forget(self, policy_id: str) -> None:
+        """Forget a policy, which has been removed; another one may be noted under its id."""
+        with self._notes, self._judging:
+            self._sets.pop(policy_id, None)
+            self._judges.pop(policy_id, None)
+
+    def _found(self, policy_id: str, seq: int | None) -> tuple[int, dict[str, Array]] | None:
+        """Return the number from which on a policy had the weights that it had at `seq`, and these."""
+        with self._notes:
+            sets = self._sets.get(policy_id, {})
+            if self._latest is None or (seq is not None and seq > self._latest):
+                return None
+            numbers = list(sets)
+            place = len(numbers) if seq is None else bisect_right(numbers, seq)
+            return (numbers[place - 1], sets[numbers[place - 1]]) if place else None
+
+    def _judge(self, policy: NetworkPolicy) -> _WeightsAge:
+        judge, origin = self._judges.get(policy.policy_id), policy.networks.backend
+        if judge is None or judge.origin is not origin:
+            judge = _WeightsAge(origin, origin.alone(policy.index))
+            self._judges[policy.policy_id] = judge
+        return judge
+
+
+_LATELY = 16
+"""A form that a client has asked for is made of so many more sets of weights before the next client asks."""
+_FEW = 4
+"""Policies whose forms are made before any client has asked."""
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A policy with a back-end of its own, and what is made once for it.
+
+    Attributes:
+        policy: Whose copy it is.
+        backend: The back-end that acts for that one.
+        own: The copy.
+        rehearsals: Of its bundles.
+        graph: Makes its ONNX files.
+    """
+
+    policy: NetworkPolicy
+    backend: ActingBackend
+    own: NetworkPolicy
+    rehearsals: GoldenRowSets = field(default_factory=GoldenRowSets)
+    graph: Any = None
+
+
+class PolicyForms:
+    """Makes the forms in which clients are given policies, of copies that nobody else uses. For one thread.
+
+    Attributes:
+        asked: The number of the weights when a client last asked for a form of a policy.
+    """
+
+    def __init__(self) -> None:
+        self.asked: dict[tuple[str, str], int] = {}
+        self._copies: dict[str, _Copy] = {}
+
+    def make(
+        self, form: str, policy: NetworkPolicy, weights: Mapping[str, Any], connectors: PolicyConnectors
+    ) -> Any:
+        """Return one form of a policy with these weights and connectors."""
+        copy = self._copy_of(policy)
+        copy.own.networks.backend.set_weights(0, weights)
+        copy.own.networks.connectors[:] = [connectors]  # type: ignore[index]
+        if form == "weights":
+            return pack_weights(copy.own)
+        if form == "bundle":
+            return pack_bundle(copy.own, rehearsals=copy.rehearsals)
+        from menv.algorithms.rllink_graph import RLlinkGraph, onnx_file
+
+        if copy.graph is None:
+            copy.graph = RLlinkGraph(copy.own)
+        return onnx_file(copy.graph.model())
+
+    def forget(self, policy_id: str) -> None:
+        """Forget a policy that is gone."""
+        self._copies.pop(policy_id, None)
+
+    def _copy_of(self, policy: NetworkPolicy) -> _Copy:
+        """Return a policy's copy; the same one as long as the policy is the same."""
+        backend, known = policy.networks.backend, self._copies.get(policy.policy_id)
+        if known is None or known.policy is not policy or known.backend is not backend:
+            own = NetworkPolicy(
+                RemovedPolicies.of(policy.networks, policy.index), 0, policy.config, policy.seed
+            )
+            own.explore = policy.explore
+            known = self._copies[policy.policy_id] = _Copy(policy, backend, own)
+        return known
+
+
+class Publication:
+    """Policies with the weights of one number; implements `menv.serving.client_state.PublishedPolicies`.
+
+    Args:
+        forms: Makes what clients are given.
+        number: Of the weights.
+        policies: By id.
+        weights: Those of the policies with a network, by id; nobody changes them.
+        since: By policy id, the number with which its connectors changed last.
+        sampler: Says which policy answers for an agent.
+
+    Attributes:
+        weights_seq_no: The number.
+        policies: As given.
+    """
+
+    def __init__(
+        self,
+        forms: PolicyForms,
+        number: int,
+        policies: Mapping[str, Policy],
+        weights: Mapping[str, Mapping[str, Any]],
+        since: Mapping[str, int],
+        sampler: Sampler,
+    ) -> None:
+        self.weights_seq_no = number
+        self.policies = dict(policies)
+        self._forms = forms
+        self._weights = weights
+        self._connectors = {
+            name: _kept(policy) for name, policy in policies.items() if isinstance(policy, NetworkPolicy)
+        }
+        self._since = dict(since)
+        self._sampler, self._policy_map = sampler, sampler.policy_map
+        self._made: dict[tuple[str, str], Any] = {}
+
+    def made(self, form: str, policy_id: str) -> Any:
+        """Return what `make` has made before; see `menv.serving.client_state.PublishedPolicies.made`."""
+        made = self._made[form, policy_id]
+        self._forms.asked[form, policy_id] = self.weights_seq_no
+        return made
+
+    def make(self, form: str, policy_id: str) -> Any:
+        """Return a policy in one of its forms; see `menv.serving.client_state.PublishedPolicies.make`."""
+        self._forms.asked[form, policy_id] = self.weights_seq_no
+        return self._make(form, policy_id)
+
+    def make_ready(self) -> None:
+        """Make what clients have asked for lately; see `menv.serving.client_state.PublishedPolicies.make_ready`."""
+        for (form, policy_id), number in list(self._forms.asked.items()):
+            if policy_id not in self.policies or number + _LATELY < self.weights_seq_no:
+                self._forms.asked.pop((form, policy_id), None)
+                self._forms.forget(policy_id)
+                continue
+            with suppress(ConfigError):
+                self._make(form, policy_id)
+
+    def expect_clients(self) -> None:
+        """Make what a first client may ask for; see `menv.serving.client_state.PublishedPolicies.expect_clients`."""
+        for policy_id in list(self._weights)[:_FEW]:
+            graphs = self.policies[policy_id].networks.graphs()  # type: ignore[attr-defined]
+            # The exporter of torch takes seconds, for modules that may never be asked for.
+            if graphs is not None and graphs.stacks:
+                self._forms.asked |= {
+                    (form, policy_id): self.weights_seq_no for form in ("bundle", "onnx", "weights")
+                }
+        self.make_ready()
+
+    def connectors_since(self, policy_id: str) -> int:
+        """Return the number with which connectors changed last; see `menv.serving.client_state.PublishedPolicies`."""
+        return self._since.get(policy_id, 0)
+
+    def policy_for(self, episode_id: str, agent_id: str) -> str:
+        """Return which policy answers for an agent; see `menv.serving.client_state.PublishedPolicies.policy_for`."""
+        return self._policy_map.only or self._policy_map.policy_for(
+            agent_id, Episode(rng.stable_hash(episode_id) >> 5, episode_id), self._sampler
+        )
+
+    def _make(self, form: str, policy_id: str) -> Any:
+        if (form, policy_id) not in self._made:
+            policy = self.policies[policy_id]
+            if not isinstance(policy, NetworkPolicy):
+                raise ConfigError(
+                    f"policy {policy_id!r}: {type(policy).__name__} is code of the server's own, expected a policy "
+                    "with a network; let clients ask for each action"
+                )
+            self._made[form, policy_id] = self._forms.make(
+                form, policy, self._weights[policy_id], self._connectors[policy_id]
+            )
+        return self._made[form, policy_id]
+
+
+class WeightPublisher:
+    """What clients of an external environment are given; implements `menv.serving.client_state.Trainer`.
+
+    Args:
+        config: Of the algorithm.
+        base_env: Whose clients they are.
+        sampler: Takes what they play.
+        policies: Returns the policies by id.
+        on_policy: Whether the algorithm learns only from actions whose probability it knows.
+
+    Attributes:
+        env_steps_per_sample: Env steps of one fragment.
+        force_on_policy: As `on_policy`.
+        explore: Whether actions are drawn.
+        weights_seq_no: The number of the weights that act now, from 1.
+        observation_fn: Whether the algorithm has one.
+        latest: The policies and weights that were published last.
+    """
+
+    latest: Publication
+
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        base_env: ExternalEnvs,
+        sampler: Sampler,
+        policies: Callable[[], Mapping[str, Policy]],
+        *,
+        on_policy: bool,
+    ) -> None:
+        self.env_steps_per_sample = config.fragment_length(1)
+        self.force_on_policy = on_policy
+        self.explore = config.explore
+        self.weights_seq_no = 0
+        self.observation_fn = config.multiagent.observation_fn is not None
+        self._base_env = base_env
+        self._policies = policies
+        self._history = WeightsHistory()
+        self._noted: dict[str, NetworkPolicy] = {}
+        self._forms = PolicyForms()
+        # By policy id, the version of the connectors that were published, and the number with which they came.
+        self._versions: dict[str, int] = {}
+        self._since: dict[str, int] = {}
+        self.follow(sampler)
+        self.publish()
+        base_env.connect(self)
+
+    def follow(self, sampler: Sampler) -> None:
+        """Judge what a sampler is given that was played elsewhere."""
+        self._sampler = sampler
+        sampler.played.old_weights = self._judge
+        sampler.played.max_staleness = getattr(self._base_env, "max_staleness", None)
+        sampler.played.weights_seq_no = self.weights_seq_no
+        sampler.played.connectors_since = self._since
+
+    def publish(self, after: int = 0) -> None:
+        """Give the weights that act now the next number, one above `after` at least, and let clients have them."""
+        self.weights_seq_no = max(self.weights_seq_no, after) + 1
+        number = self.weights_seq_no
+        self._forget_others()
+        for policy_id, policy in self._noted.items():
+            if self._versions.get(policy_id) != (version := _version(policy)):
+                self._versions[policy_id] = version
+                self._since[policy_id] = number
+            self._history.note(number, policy_id, policy.get_weights())
+        weights = {policy_id: self._history.weights(policy_id) or {} for policy_id in self._noted}
+        self.latest = Publication(self._forms, number, self._policies(), weights, self._since, self._sampler)
+        self._base_env.switchboard.weights_seq_no = number
+        self._sampler.played.weights_seq_no = number
+        if number > 1:
+            self._base_env.published()
+
+    def follow_connectors(self) -> None:
+        """Publish anew if connectors have changed: clients that act by themselves have those of before."""
+        noted = self._noted.items()
+        if any(self._versions[policy_id] != _version(policy) for policy_id, policy in noted):
+            self.publish()
+
+    def _forget_others(self) -> None:
+        policies = self._policies()
+        for policy_id, policy in self._noted.items():
+            if policies.get(policy_id) is not policy:
+                self._history.forget(policy_id)
+                self._versions.pop(policy_id, None)
+        self._noted = {name: policy for name, policy in policies.items() if isinstance(policy, NetworkPolicy)}
+
+    def _judge(
+        self, policy_id: str, number: int | None, obs: Any, mask: Any, actions: Any, state: Any
+    ) -> tuple[Any, Any] | None:
+        """Return what actions were drawn from and how probable they were."""
+        policy = self._policies().get(policy_id)
+        if not isinstance(policy, NetworkPolicy):
+            return None
+        return self._history.evaluate(policy, number, obs, mask, actions, state)
+
+
+def _kept(policy: NetworkPolicy) -> PolicyConnectors:
+    """Return a policy's connectors as they are now, whatever they learn later."""
+    own = policy.networks.connectors[policy.index]
+    if plain(own, policy.networks.built):
+        return own
+    try:
+        return own.frozen()
+    except ContractError:
+        # A user's own connector that cannot be copied.
+        return own
+
+
+def _version(policy: NetworkPolicy) -> int:
+    return policy.networks.connectors[policy.index].version

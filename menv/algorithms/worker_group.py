@@ -1,0 +1,581 @@
+"""The workers of a run: what each is asked, what came of it, and who takes the place of one that is lost.
+
+`menv.algorithms.remote_rollouts` has one. A worker that is lost costs the episodes that ran in it: another
+one takes its place, with the policies of now, and samples its fragment. How fragments are joined is not known here.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from menv import rng
+from menv.adapters.validation import Declared
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.fragments import (
+    Fragment,
+    PolicyUpdate,
+    SamplingSettings,
+    WorkerCounters,
+    WorkerInit,
+    WorkerPlacement,
+    WorkerPolicies,
+    synced,
+)
+from menv.algorithms.rollout_worker import WorkerBootstrap, WorkerSlot
+from menv.algorithms.rollouts import PolicyView
+from menv.connectors.pipeline import PolicyConnectors
+from menv.errors import CallOrderError, EnvFaultWarning, NoRoomError, WorkerLostError
+from menv.inference.network_policy import NetworkPolicy
+from menv.metrics import Metrics
+from menv.policy import weights_of
+from menv.workers.actor_group import ActorGroup
+from menv.workers.engine import Engine, RemoteActor
+from menv.workers.pipe_channel import SealedValue, can_be_pickled
+from menv.workers.process_engine import in_a_line
+from menv.workers.registered_envs import known_here
+from menv.workers.watchdog import creation_limit, where_it_hung
+
+# SEAM menv.algorithms.rollouts.headlines
+# Headlines: what of an algorithm's policies its workers do not know yet.
+#
+# `menv.algorithms.remote_rollouts` asks it for the news before each fragment. What has not changed is not
+# sent: weights of policies that do not learn go out once, with the worker.
+
+
+Weights = Mapping[str, Any]
+
+
+class PolicySync:
+    """Compares the policies of now with what workers have been told.
+
+    Args:
+        crew: The policies; workers are made from what they are now.
+
+    Attributes:
+        version: Number of the weights of now: it grows when some have changed.
+    """
+
+    def __init__(self, crew: PolicyView) -> None:
+        self._crew = crew
+        self.version = 1
+        self._weights: dict[str, Weights] = {}
+        self._versions: dict[str, int] = {}
+        # Policies whose filters have seen something since the last news.
+        self._moved: set[str] = set()
+        self.told()
+
+    def company(self) -> WorkerPolicies:
+        """Return the policies as workers are made from them, or follow them."""
+        crew = self._crew
+        return WorkerPolicies(crew.policy_map, crew.policies, list(crew.cohorts), crew.completion)
+
+    def told(self) -> None:
+        """Note that workers have got the policies as they are now."""
+        before, policies = self._weights, self._crew.policies
+        # Policies of one's own stay the objects that workers have: what was set meanwhile is news still.
+        stay = {name for name in before if not isinstance(policies.get(name), NetworkPolicy)}
+        self.version += bool(before and self._changed().keys() - stay)
+        self._weights = {
+            name: before[name] if name in stay else weights_of(policy) for name, policy in policies.items()
+        }
+        # Edited pipelines of policies that were there before are news still, and so are their statistics.
+        self._versions = {
+            name: self._versions.get(name, own.version) for name, own in self._pipelines().items()
+        }
+
+    def news(self) -> PolicyUpdate:
+        """Return what has changed since the last time."""
+        weights = self._changed()
+        pipelines = self._pipelines()
+        edited = {name: own for name, own in pipelines.items() if own.version != self._versions.get(name)}
+        filters = {
+            name: [(place, one.as_serializable()) for place, one in synced(self._crew.policies[name]).items()]
+            for name in sorted(self._moved)
+            if name in pipelines
+        }
+        self._weights.update(weights)
+        self._versions.update({name: own.version for name, own in edited.items()})
+        self._moved.clear()
+        self.version += bool(weights)
+        return PolicyUpdate(weights, edited, filters)
+
+    def untold(self, news: PolicyUpdate) -> None:
+        """Let the next news tell again of what some workers have not heard."""
+        # Not taken out: what is not known here at all is taken to be known to workers, see `told`.
+        self._weights.update({name: {} for name in news.weights})
+        self._versions.update(dict.fromkeys(news.connectors, -1))
+        self._moved |= news.filters.keys()
+
+    def tell_filters(self) -> None:
+        """Let the next news tell of all filters, for those who look on while others sample."""
+        self._moved |= {name for name, policy in self._crew.policies.items() if synced(policy)}
+
+    def absorb(self, seen: Mapping[str, Sequence[tuple[int, Any]]]) -> None:
+        """Merge what the filters of a worker have seen."""
+        for policy_id, filters in seen.items():
+            mine = synced(self._crew.policies[policy_id]) if policy_id in self._crew.policies else {}
+            for place, theirs in filters:
+                if place in mine:
+                    mine[place].apply_changes(theirs)
+                    self._moved.add(policy_id)
+
+    def _changed(self) -> dict[str, Weights]:
+        found: dict[str, Weights] = {}
+        for name, policy in self._crew.policies.items():
+            before, now = self._weights.get(name), weights_of(policy)
+            # Another policy may have the name by now, with weights of other names.
+            if before is None or before.keys() != now.keys() or not _equal(before, now):
+                found[name] = now
+        return found
+
+    def _pipelines(self) -> dict[str, PolicyConnectors]:
+        return {
+            name: policy.networks.connectors[policy.index]
+            for name, policy in self._crew.policies.items()
+            if isinstance(policy, NetworkPolicy)
+        }
+
+
+def _equal(before: Weights, now: Weights) -> bool:
+    return all(np.array_equal(before[key], now[key]) for key in now)
+
+
+# SEAM menv.algorithms.rollouts.inbox
+# What comes from one worker: fragments that wait for their turn, and what it and those before it have done.
+#
+# `menv.algorithms.remote_rollouts` has one for each. Fragments of a worker that has been lost since may still
+# wait, so that who samples and whose fragment is learned from are two things.
+
+
+class FragmentQueue:
+    """Of one worker.
+
+    Attributes:
+        asked: Fragments that it has been asked for and has not sent.
+        running: Episodes that ran in it after its last fragment, 0 if it has sent none.
+        error: What was raised instead of a fragment, while nobody waited for one.
+        stand: Where the worker stood whose fragment was taken last, after that.
+        gone: What those did that were there before that one.
+    """
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.running = 0
+        self.error: Exception | None = None
+        self.stand = WorkerCounters()
+        self.gone = WorkerCounters()
+        # Each with whether it is the first one of another worker than the one before it.
+        self._waiting: deque[tuple[Fragment, bool]] = deque()
+        self._other = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def before(self) -> WorkerCounters:
+        """What those did that were there before the worker of now, as far as it was taken."""
+        total = WorkerCounters()
+        total.add(self.gone)
+        if self._other or any(other for _, other in self._waiting):
+            total.add(self.stand)
+        return total
+
+    def check(self) -> None:
+        """Raise what was raised instead of a fragment, once."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+    def put(self, fragment: Fragment) -> None:
+        """Note a fragment that came."""
+        self.asked -= 1
+        self._waiting.append((fragment, self._other))
+        self._other, self.running = False, fragment.running
+
+    def take(self) -> Fragment:
+        """Return the oldest fragment that waits, which counts from now on."""
+        fragment, other = self._waiting.popleft()
+        if other:
+            self.gone.add(self.stand)
+        self.stand = WorkerCounters.after(fragment)
+        return fragment
+
+    def drop(self, policy_id: str) -> None:
+        """Leave out of the fragments that wait what a policy saw that is removed; another one may have its id next."""
+        for place, (fragment, other) in enumerate(self._waiting):
+            fragment.batch.policy_batches.pop(policy_id, None)
+            filters = {name: seen for name, seen in fragment.filters.items() if name != policy_id}
+            self._waiting[place] = fragment._replace(filters=filters), other
+
+    def lose(self) -> None:
+        """Note that the worker is lost and another one takes its place; what it has sent still waits."""
+        self.asked = self.running = 0
+        self._other = True
+
+
+_PLACED_AGAIN_S = 10.0
+"""So long the others wait until Ray has placed the successor of a worker that was lost."""
+
+
+class WorkerGroup:
+    """Workers, by index.
+
+    Args:
+        config: The settings.
+        headlines: What workers are told of the policies.
+        seed: Key of every random draw.
+        metrics: Where the episodes of lost workers are counted.
+        engine: Starts the workers.
+        num_envs: Sub-environments of each.
+        early: Seats that the engine has started already.
+        seat: Creates another kind of seat.
+        label: What messages call a worker.
+        first: What workers were told of the settings before the program went on, if they begin only now.
+        declared: The spaces of the driver's environment, which theirs must have too.
+        leaves_out: Whether the others go on without those that a cluster has no room for.
+
+    Attributes:
+        inboxes: What has come from each and nobody has taken yet, and what it has done.
+        ahead: How many fragments each may be asked for before the one of now is learned from.
+        recreated: Numbers, from 1, of the workers that were replaced since the last look.
+        told: Indices of those who have been asked for a fragment with a parcel since the last look.
+        absent: Indices of those that Ray cannot place yet; they join when it has.
+    """
+
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        headlines: PolicySync,
+        seed: int,
+        metrics: Metrics,
+        engine: Engine,
+        num_envs: int,
+        early: Sequence[RemoteActor] = (),
+        *,
+        seat: Callable[[], WorkerSlot] = WorkerBootstrap,
+        label: str = "worker",
+        first: SealedValue | None = None,
+        declared: Declared | None = None,
+        leaves_out: bool = False,
+    ) -> None:
+        self._seed = seed
+        self._leaves_out = leaves_out
+        self._declared = declared or {}
+        self.inboxes = [FragmentQueue() for _ in range(config.num_workers)]
+        self.ahead = config.max_staleness if config.overlap else 0
+        self.recreated: list[int] = []
+        self.told: set[int] = set()
+        self.absent: set[int] = set()
+        self._config = config
+        self._headlines = headlines
+        self._metrics = metrics
+        self._engine = engine
+        self._each = num_envs
+        self._stopped = False
+        self._first = first
+        self._group = ActorGroup(engine, seat, self._plan, config.num_workers, label, early)
+        self._first = first or sealed_settings(config)
+
+    def __len__(self) -> int:
+        return len(self.inboxes)
+
+    @property
+    def lost(self) -> int:
+        """Workers that have been lost so far."""
+        return self._group.lost
+
+    @property
+    def replaced(self) -> list[int]:
+        """How often each has been replaced, which decides what it draws."""
+        return list(self._group.replaced)
+
+    @property
+    def pids(self) -> list[int | None]:
+        """Of the workers' processes."""
+        return [peer.pid for peer in self._group.peers]
+
+    def present(self) -> list[int]:
+        """Return the indices of the workers that run, after those that Ray has not placed yet had time to start.
+
+        Raises:
+            NoRoomError: Ray could place none of them.
+        """
+        problem = None
+        for index, peer in enumerate(self._group.peers if self._engine.name == "ray" else ()):
+            if peer.pid is not None:
+                if index in self.absent:
+                    # Ray has placed it by now: it takes part with the policies of now.
+                    self.absent.discard(index)
+                    self._group.brief_again(index)
+            elif index not in self.absent:
+                self._engine.wait([peer])
+                ended = getattr(peer, "ended", None)
+                if isinstance(ended, NoRoomError):
+                    problem = ended
+                    self._leave_out(index, str(ended))
+        if problem is not None and len(self.absent) == len(self):
+            self.absent.clear()
+            raise problem
+        return [index for index in range(len(self)) if index not in self.absent]
+
+    def _leave_out(self, index: int, why: str) -> None:
+        """Continue without a worker until Ray has placed it."""
+        self.absent.add(index)
+        self._group.renew(index)
+        running = len(self) - len(self.absent)
+        if running:
+            warnings.warn(
+                f"{in_a_line(why).partition(', expected ')[0]}: training continues with {running} of {len(self)} "
+                "workers, expected all of them; the others join when there is room",
+                EnvFaultWarning,
+                stacklevel=2,
+            )
+
+    def prepare(self, parcel: Any = None) -> None:
+        """Wait until a fragment of each has come, and ask for those that may be sampled ahead of time.
+
+        Args:
+            parcel: What they are told before they sample, as the engine has put it.
+        """
+        for index in self.present():
+            inbox = self.inboxes[index]
+            inbox.check()
+            self._catch_up(index)
+            if not inbox.asked and not inbox:
+                self.ask(index, parcel)
+        for index, inbox in enumerate(self.inboxes):
+            # None is taken before all are there: whatever one of them raises, the others' wait for the next time.
+            while not inbox and index not in self.absent:
+                self.fetch(index)
+        for index in set(range(len(self))) - self.absent:
+            inbox = self.inboxes[index]
+            # Ahead of time: with the weights of now, which the learner will have left behind by then. One of those that
+            # wait is about to be taken.
+            while inbox.asked + len(inbox) <= self.ahead:
+                self.ask(index, parcel)
+
+    def ask(self, index: int, parcel: Any = None, times: int = 1) -> None:
+        """Ask a worker for a fragment, or several."""
+        number = self._headlines.version if self.ahead else None
+        for _ in range(times):
+            if not self.inboxes[index].asked:
+                self._group.settle(index)
+            self._group.ask(index, "sample", number, self._config.explore, parcel=parcel)
+            if parcel is not None:
+                self.told.add(index)
+            self.inboxes[index].asked += 1
+
+    def fetch(self, index: int) -> None:
+        """Wait for everything that a worker has been asked for; for another worker's, if it is lost."""
+        inbox = self.inboxes[index]
+        self._catch_up(index)
+        asked = inbox.asked
+        while inbox.asked:
+            try:
+                fragment = self._group.answer(index)
+            except WorkerLostError as error:
+                self._replace(index, error)
+                if index in self.absent:
+                    return
+                self.ask(index, times=asked)
+                continue
+            except Exception:
+                # That was an answer, too. Of a worker that could not be made nothing else is worth waiting for.
+                inbox.asked = inbox.asked - 1 if self._group.is_briefed(index) else 0
+                raise
+            asked -= 1
+            inbox.put(fragment)
+            if not self.ahead:
+                return
+
+    def _catch_up(self, index: int) -> None:
+        """Let a fragment not be waited for that was taken from its worker before somebody was interrupted."""
+        inbox = self.inboxes[index]
+        inbox.asked = min(inbox.asked, self._group.outstanding(index))
+
+    def sure(self, index: int, method: str, *args: Any, parcel: Any = None) -> Any:
+        """Return what a worker answers to something else than for a fragment; of another worker, if it is lost.
+
+        None for one that Ray cannot place.
+        """
+        try:
+            self.fetch(index)
+        except WorkerLostError:
+            # It has been warned of, and there will be another one: a run that workers have ended can still be saved.
+            pass
+        except Exception as error:
+            # That concerns who samples next; one that could not be made says so again.
+            if self._group.is_briefed(index):
+                self.inboxes[index].error = error
+        if index in self.absent:
+            return None
+        self._group.settle(index)
+        self._group.ask(index, method, *args, parcel=parcel)
+        return self._answer(index, method, args, parcel)
+
+    def sure_of_all(self, method: str, *args: Any, parcel: Any = None) -> list[Any]:
+        """Return what each answers that is there, one after the other."""
+        found = {index: self.sure(index, method, *args, parcel=parcel) for index in self.present()}
+        return [value for index, value in found.items() if index not in self.absent]
+
+    def ask_all(self, method: str, *args: Any, parcel: Any = None) -> None:
+        """Ask each for something else than a fragment."""
+        for index in range(len(self)):
+            self._group.settle(index)
+            self._group.ask(index, method, *args, parcel=parcel)
+
+    def answers(self, method: str, *args: Any, parcel: Any = None) -> list[Any]:
+        """Return what each answers that has been asked this, in their order; another one is asked, if it is lost."""
+        return [self._answer(index, method, args, parcel) for index in range(len(self))]
+
+    def all_at_once(self, method: str, *args: Any) -> list[Any]:
+        """Return what each answers; all are asked before anybody is waited for."""
+        self.ask_all(method, *args)
+        return self.answers(method, *args)
+
+    def brief_again(self) -> None:
+        """Let each become a worker anew, with the policies of now, in the process that it has."""
+        for index in range(len(self)):
+            self._group.brief_again(index)
+
+    def begin_again(self, seed: int) -> None:
+        """Let each begin anew with another seed; what they have done is forgotten."""
+        self._seed = seed
+        for index in range(len(self)):
+            self.sure(index, "begin_again", seed)
+            self.inboxes[index] = FragmentQueue()
+
+    def stand_in(self, replaced: Sequence[int]) -> None:
+        """Let each draw what one does that has been replaced so often, with the seed of now."""
+        for index, times in enumerate(replaced):
+            # Its environments have their seeds since they were made.
+            if times or self._group.replaced[index]:
+                self._group.replaced[index] = times
+                self._group.brief_again(index)
+
+    def begins_anew(self, index: int) -> None:
+        """Note that a worker which is absent will not take up what one before it did, and must draw other numbers."""
+        self.inboxes[index].lose()
+        self._group.replaced[index] += 1
+
+    def renew(self) -> None:
+        """Make all of them anew; what they have sampled is forgotten."""
+        for index in range(len(self)):
+            self._group.renew(index)
+            self.inboxes[index] = FragmentQueue()
+
+    def stop(self) -> None:
+        """End all of them."""
+        self._stopped = True
+        self._engine.stop()
+
+    def _answer(self, index: int, method: str, args: tuple[Any, ...], parcel: Any) -> Any:
+        """Wait for the answer of a worker that has been asked; another one is asked again, if it is lost."""
+        while True:
+            try:
+                return self._group.answer(index)
+            except WorkerLostError as error:
+                self._replace(index, error)
+                if index in self.absent:
+                    return None
+                self._group.ask(index, method, *args, parcel=parcel)
+
+    def _plan(self, index: int, times: int) -> tuple[Any, ...]:
+        """Return what a seat is asked to make a worker; one that takes another's place draws other numbers."""
+        settings: SamplingSettings | SealedValue = _settings(self._config)
+        if self._first is not None and not can_be_pickled(settings):
+            # Callbacks among them hold the algorithm, or what the program has opened since; workers do without it.
+            settings = self._first
+        seed = rng.key(self._seed, index, times) >> 2 if times else self._seed
+        place = WorkerPlacement(index + 1, recreated=times > 0)
+        return "take", WorkerInit(
+            settings, place, self._headlines.company(), seed, self._declared, self._each
+        )
+
+    def _replace(self, index: int, error: WorkerLostError) -> None:
+        """Put another worker in the place of one that is lost; the episodes that ran in it are counted."""
+        self._check_running()
+        hung = where_it_hung(str(error))
+        if hung is not None and self._config.env_timeout is not None:
+            head, expected, rest = str(error).partition(", expected ")
+            told = f"{head}: {self._overdue(index)}, from {hung}"
+            if not self._group.lost and not self._group.is_briefed(index):
+                self._group.give_up(index)
+                raise WorkerLostError(
+                    f"{told}, expected it to be there; mend what it waits for, or raise env_timeout above that"
+                ) from error
+            error = WorkerLostError(f"{told}{expected}{rest}")
+        line = in_a_line(str(error))
+        for _ in range(self.inboxes[index].running or self._each):
+            self._metrics.record_faulty(line)
+        self.inboxes[index].lose()
+        self.recreated.append(index + 1)
+        self._group.replace(index, error)
+        self._check_running()
+        warnings.warn(
+            f"{line}: the episodes that ran in it are lost and another worker was started, expected none to end; "
+            "look at what it wrote to stderr",
+            EnvFaultWarning,
+            stacklevel=2,
+        )
+        peer = self._group.peers[index]
+        if self._engine.name == "ray" and len(self.absent) + 1 < len(self) and self._leaves_out:
+            # With a node that is gone its room may be gone. The others need not wait for another one.
+            self._engine.wait([peer], _PLACED_AGAIN_S)
+            if peer.pid is None:
+                self._leave_out(index, f"{peer.label}: Ray has not placed it within {_PLACED_AGAIN_S:g} s")
+
+    def _overdue(self, index: int) -> str:
+        seconds = self._config.env_timeout
+        if self._group.is_briefed(index):
+            # These are called between two env steps, which are what is counted.
+            return f"an environment, or a callback or policy beside it, did not return for env_timeout={seconds:g} s"
+        return f"an environment was not created within {creation_limit(seconds):g} s"
+
+    def _check_running(self) -> None:
+        if self._stopped:
+            # There may be a worker that was started since.
+            self._engine.stop()
+            raise CallOrderError("sample: this algorithm was stopped meanwhile; build a new one")
+
+
+def sealed_settings(config: AlgorithmConfig) -> SealedValue:
+    """Return what workers are told of the settings, as they are now, for those that begin later.
+
+    Raises:
+        UnsendableError: They cannot be pickled.
+    """
+    return SealedValue(_settings(config))
+
+
+def _settings(config: AlgorithmConfig) -> SamplingSettings:
+    config = replace(config, evaluation_config=None, input=None)
+    return SamplingSettings(config, known_here(config.env, config.env_config))
+
+
+# SEAM menv.algorithms.rollouts.one_at_a_time
+# One at a time: threads that ask the same workers something wait for each other, or answers would go to the
+# wrong one.
+#
+# `menv.algorithms.remote_rollouts` marks its methods with it. It knows no workers.
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def one_at_a_time(method: F) -> F:
+    """Let a method of an object be called with `alone` of the object held, which its thread may hold already."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **given: Any) -> Any:
+        with self.alone:
+            return method(self, *args, **given)
+
+    return call  # type: ignore[return-value]

@@ -1,0 +1,195 @@
+"""A stub: agents that come and go, see random observations and earn random rewards.
+
+Where a game is played elsewhere, it stands in for it: it has the spaces and the agents, and nothing to learn.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from menv.base_env import ALL
+from menv.errors import CallOrderError, ConfigError, ContractError
+from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+
+_SETTINGS: dict[str, Any] = {
+    "num_agents": 2,
+    "observation_space": gym.spaces.Box(-1.0, 1.0, (10,), np.float32),
+    "action_space": gym.spaces.Discrete(2),
+    "end_prob": 0.05,
+    "appear_prob": 0.05,
+    "reward_range": (-1.0, 1.0),
+    "episode_length": 100,
+}
+
+
+class RandomMultiAgentEnv(MultiAgentEnv):
+    """Agents that see, earn and leave by chance; what they do is checked and has no effect.
+
+    An episode begins with all agents. After each step each of them leaves with a probability, terminated, and each
+    one that is away comes (back) with another. It is terminated when nobody is left, and truncated after a number of
+    steps.
+
+    Args:
+        config: `"num_agents"`, a number (default 2, called "agent_0" and so on) or a list of ids; `"observation_space"`
+            and `"action_space"` of each agent, or dicts of spaces by agent; `"end_prob"` and `"appear_prob"` (both
+            0.05); `"reward_range"`, the least and greatest reward (-1 and 1); `"episode_length"` (100).
+
+    Raises:
+        ConfigError: A setting is unknown or out of range.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        settings = {**_SETTINGS, **(config or {})}
+        _check(settings)
+        agents = settings["num_agents"]
+        self.possible_agents = (
+            [f"agent_{number}" for number in range(agents)] if isinstance(agents, int) else list(agents)
+        )
+        self.observation_spaces: dict[Any, gym.Space[Any]] = self._by_agent(settings["observation_space"])
+        self.action_spaces: dict[Any, gym.Space[Any]] = self._by_agent(settings["action_space"])
+        self._end_prob, self._appear_prob = settings["end_prob"], settings["appear_prob"]
+        self._low, self._high = settings["reward_range"]
+        self._episode_length = settings["episode_length"]
+        self._steps = 0
+        self._rng = np.random.default_rng()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[AgentDict, AgentDict]:
+        """Begin with all agents; without a seed chance goes on from where it was."""
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+            for space in self.observation_spaces.values():
+                space.seed(int(self._rng.integers(2**31)))
+        self._steps = 0
+        self.agents = list(self.possible_agents)
+        return self._observe(self.agents), {}
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        """Let chance decide.
+
+        Raises:
+            CallOrderError: The episode is over, or never began.
+            ContractError: An action is missing, of nobody who is there, or outside its space.
+        """
+        if not self.agents:
+            raise CallOrderError(
+                "RandomMultiAgentEnv.step: no episode is running, expected reset first; call reset"
+            )
+        self._check_actions(action_dict)
+        self._steps += 1
+        acted, end = list(self.agents), self._steps >= self._episode_length
+        left = [agent for agent in acted if self._rng.random() < self._end_prob]
+        away = [agent for agent in self.possible_agents if agent not in acted]
+        came = [agent for agent in away if self._rng.random() < self._appear_prob]
+        rewards: AgentDict = {agent: float(self._rng.uniform(self._low, self._high)) for agent in acted}
+        stay = [agent for agent in acted if agent not in left] + came
+        over = not stay
+        obs = self._observe(acted + ([] if end else came))
+        terminateds: AgentDict = {agent: agent in left for agent in acted}
+        truncateds: AgentDict = {agent: end and agent not in left for agent in acted}
+        self.agents = [] if end else stay
+        return obs, rewards, {**terminateds, ALL: over}, {**truncateds, ALL: end and not over}, {}
+
+    def _by_agent(self, spaces: Any) -> dict[Any, gym.Space[Any]]:
+        given = spaces if isinstance(spaces, dict) else dict.fromkeys(self.possible_agents, spaces)
+        return {agent: copy.deepcopy(given[agent]) for agent in self.possible_agents}
+
+    def _observe(self, agents: list[Any]) -> AgentDict:
+        return {agent: self.observation_spaces[agent].sample() for agent in agents}
+
+    def _check_actions(self, action_dict: AgentDict) -> None:
+        if action_dict.keys() != set(self.agents):
+            raise ContractError(
+                f"RandomMultiAgentEnv.step: actions of {sorted(action_dict, key=repr)!s:.60}, expected those of "
+                f"{self.agents!s:.60}; answer the agents that are there"
+            )
+        for agent, action in action_dict.items():
+            if not self.action_spaces[agent].contains(action):
+                raise ContractError(
+                    f"RandomMultiAgentEnv.step: action of agent {agent!r} is outside its space, expected an element of "
+                    f"{self.action_spaces[agent]!s:.80}; look at the policy"
+                )
+
+
+def _check(settings: Mapping[str, Any]) -> None:
+    unknown = sorted(settings.keys() - _SETTINGS.keys())
+    if unknown:
+        raise ConfigError(
+            f"RandomMultiAgentEnv: unknown settings {unknown}, expected some of {sorted(_SETTINGS)}; mend the config"
+        )
+    for name in ("end_prob", "appear_prob"):
+        if not 0.0 <= settings[name] <= 1.0:
+            raise ConfigError(
+                f"RandomMultiAgentEnv: {name} is {settings[name]!r:.40}, expected 0 to 1; change the config"
+            )
+    agents = settings["num_agents"]
+    for name, count in (
+        ("num_agents", agents if isinstance(agents, int) else len(agents)),
+        ("episode_length", settings["episode_length"]),
+    ):
+        if count < 1:
+            raise ConfigError(
+                f"RandomMultiAgentEnv: {name} is {count!r}, expected 1 or more; change the config"
+            )
+
+
+# SEAM menv.envs.null
+# An environment that does nothing, quickly: what remains to be measured is the library's own work.
+#
+# `benchmarks` runs it. It knows nothing of who acts.
+
+
+class NullEnv(MultiAgentEnv):
+    """N agents that all act at once, see constants and earn 1.0 per step.
+
+    `reset` and `step` return the very same dicts and arrays every time; they belong to the environment, and
+    whoever calls must not change them. Actions are not looked at.
+
+    Args:
+        config: `"num_agents"` (default 100), `"obs_size"` (default 4) and `"episode_length"` (default 100),
+            the env steps after which the episode is truncated.
+
+    Raises:
+        ConfigError: One of the three is not 1 or more.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        settings = {"num_agents": 100, "obs_size": 4, "episode_length": 100, **(config or {})}
+        for name in ("num_agents", "obs_size", "episode_length"):
+            if settings[name] < 1:
+                raise ConfigError(
+                    f"NullEnv: {name} is {settings[name]!r}, expected 1 or more; change the config"
+                )
+        count, size = settings["num_agents"], settings["obs_size"]
+        self.possible_agents = [f"agent_{number}" for number in range(count)]
+        self.agents = list(self.possible_agents)
+        self.observation_space = gym.spaces.Box(0.0, 1.0, (size,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        rows = np.repeat(np.arange(count, dtype=np.float32)[:, None] / count, size, axis=1)
+        self._obs: AgentDict = dict(zip(self.agents, rows, strict=True))
+        self._infos: AgentDict = {}
+        rewards: AgentDict = dict.fromkeys(self.agents, 1.0)
+        self._going_on: StepDicts = (self._obs, rewards, {ALL: False}, {ALL: False}, self._infos)
+        self._ending: StepDicts = (self._obs, rewards, {ALL: False}, {ALL: True}, self._infos)
+        self._episode_length = int(settings["episode_length"])
+        self._steps = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[AgentDict, AgentDict]:
+        """Count from 0 again."""
+        self._steps = 0
+        return self._obs, self._infos
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        """Count one step."""
+        self._steps += 1
+        return self._going_on if self._steps < self._episode_length else self._ending

@@ -1,0 +1,280 @@
+"""What the outputs of a policy network mean: how D numbers a row become an action.
+
+The network builders, the acting back-ends and the losses all read the same `ActionHead`. It does
+not know the environment's own form of an action: inside the machine discrete actions count from 0
+and continuous ones are flat float32 rows; connectors apply `start` offsets, bounds and shapes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from menv import rng
+from menv.errors import ConfigError
+
+Kind: TypeAlias = Literal[
+    "categorical", "multi_categorical", "gaussian", "mixed", "q_values", "multi_q_values"
+]
+KINDS: tuple[Kind, ...] = (
+    "categorical", "multi_categorical", "gaussian", "mixed", "q_values", "multi_q_values",
+)  # fmt: skip
+
+ILLEGAL = -1e9
+"""The distribution input of a masked action: finite, so that KL terms stay numbers, and so low that
+its probability is exactly 0 in float32."""
+
+LEAST_CHANCE = 1e-30
+"""What an epsilon-greedy choice of probability 0 counts as in logarithms, so that those stay numbers."""
+
+_HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+
+_LONGEST = 120
+
+
+class ActionPart(NamedTuple):
+    """The choices of a mixed action, or its numbers: independent of the others, with a head of their own.
+
+    Attributes:
+        head: Their head.
+        columns: [n] Where they lie in an action.
+        inputs: Where they lie in the distribution inputs.
+    """
+
+    head: ActionHead
+    columns: npt.NDArray[np.int64]
+    inputs: slice
+
+
+@dataclass(frozen=True)
+class ActionHead:
+    """How a row of D distribution inputs becomes an action.
+
+    Attributes:
+        kind: "categorical" and "multi_categorical" hold logits; "gaussian" holds means, then log
+            standard deviations; "mixed" holds the logits of all choices, then means and log standard deviations of
+            all numbers; "q_values" the worth of each choice, of which the highest is taken but for
+            a share epsilon (a weight of the network) of uniformly drawn ones; "multi_q_values" the same for
+            several components, each of which explores by draws of its own.
+        sizes: Number of choices of each component, the same for all of "multi_q_values"; for "gaussian" the
+            one number k of dimensions; for "mixed" one size for each column of an action, 0 for a number.
+    """
+
+    kind: Kind
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS or not self.sizes or not self._right_sizes():
+            raise ConfigError(
+                f"ActionHead: kind {self.kind!r:.60} with sizes {self.sizes!r:.60}, expected one of {KINDS} and "
+                "positive sizes (exactly one unless multi_categorical, equal ones for multi_q_values, of mixed a 0 for "
+                "each number and at least one choice); use ActionHead.for_space"
+            )
+
+    def _right_sizes(self) -> bool:
+        if self.kind == "mixed":
+            return min(self.sizes) == 0 < max(self.sizes)
+        if min(self.sizes) < 1:
+            return False
+        if self.kind == "multi_q_values":
+            return len(set(self.sizes)) == 1
+        return self.kind == "multi_categorical" or len(self.sizes) == 1
+
+    @classmethod
+    def for_space(cls, space: gym.Space[Any]) -> ActionHead:
+        """Return the head for the actions of `space`.
+
+        Raises:
+            ConfigError: No stock head has actions of this kind.
+        """
+        spaces = gym.spaces
+        if isinstance(space, spaces.Discrete):
+            return cls("categorical", (int(space.n),))
+        if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
+            return cls("multi_categorical", tuple(int(n) for n in space.nvec))
+        if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and np.prod(space.shape):
+            return cls("gaussian", (int(np.prod(space.shape)),))
+        if isinstance(space, spaces.Tuple):
+            # The flat space of choices and numbers, one leaf after the other.
+            sizes: list[int] = []
+            for leaf in space.spaces:
+                own = leaf.n if isinstance(leaf, spaces.Discrete) else getattr(leaf, "nvec", 0)
+                sizes += np.broadcast_to(own, leaf.shape or ()).reshape(-1).tolist()
+            if min(sizes, default=1) == 0 < max(sizes):
+                return cls("mixed", tuple(sizes))
+        raise ConfigError(
+            f"action space: {in_a_line(space)} has no action head, expected Discrete, MultiDiscrete with a 1-D nvec, "
+            "a float Box, or a Tuple or Dict of these; wrap the environment so that its actions are one of these"
+        )
+
+    @cached_property
+    def choices(self) -> tuple[int, ...]:
+        """Number of choices of each component that is chosen; () of continuous actions."""
+        return () if self.kind == "gaussian" else tuple(size for size in self.sizes if size)
+
+    @cached_property
+    def numbers(self) -> int:
+        """k, the continuous dimensions of an action."""
+        return self.sizes[0] if self.kind == "gaussian" else self.sizes.count(0)
+
+    @cached_property
+    def parts(self) -> tuple[ActionPart, ...]:
+        """The choices and the numbers of a "mixed" head, in this order; () of any other."""
+        if self.kind != "mixed":
+            return ()
+        sizes, cut = np.array(self.sizes), sum(self.sizes)
+        return (
+            ActionPart(ActionHead("multi_categorical", self.choices), np.flatnonzero(sizes), slice(0, cut)),
+            ActionPart(
+                ActionHead("gaussian", (self.numbers,)), np.flatnonzero(sizes == 0), slice(cut, self.inputs)
+            ),
+        )
+
+    @cached_property
+    def inputs(self) -> int:
+        """D, the number of distribution inputs a row."""
+        return sum(self.choices) + 2 * self.numbers
+
+    @cached_property
+    def outputs(self) -> int:
+        """Numbers a row that the last layer computes: D but for the k log_stds, which are a free vector."""
+        return sum(self.choices) + self.numbers
+
+    @cached_property
+    def by_worth(self) -> bool:
+        """Whether the inputs are Q-values, so that chance enters by epsilon alone."""
+        return self.kind in ("q_values", "multi_q_values")
+
+    @cached_property
+    def told(self) -> bool:
+        """Whether acting tells the distribution inputs beside the actions: logits come for nothing."""
+        return self.kind in ("categorical", "multi_categorical", "mixed")
+
+    @cached_property
+    def noise(self) -> Literal["uniform", "normal", "mixed"]:
+        """What `noise` rows hold: uniform on [0, 1) in steps of 2**-23, standard normal, or both, see `normal`."""
+        if self.kind == "mixed":
+            return "mixed"
+        return "normal" if self.kind == "gaussian" else "uniform"
+
+    @cached_property
+    def normal(self) -> npt.NDArray[np.bool_]:
+        """[noise_width] which columns of noise rows are standard normal; the others are uniform."""
+        if self.kind == "mixed":
+            return np.equal(self.sizes, 0)
+        return np.full(self.noise_width, self.kind == "gaussian")
+
+    @property
+    def draw(self) -> rng.Draw:
+        """What draws `noise`."""
+        if self.kind == "mixed":
+            return partial(rng.mixed, normal=self.normal)
+        return rng.normals if self.kind == "gaussian" else rng.uniforms
+
+    def any_noise(self, rng: np.random.Generator, rows: int) -> npt.NDArray[np.float32]:
+        """Return [rows, noise_width] noise from a generator, for trials."""
+        shape = (rows, self.noise_width)
+        uniform = rng.integers(0, 1 << 23, shape) * 2.0**-23 if self.choices else 0.0
+        normal = rng.standard_normal(shape) if self.numbers else 0.0
+        return np.where(self.normal, normal, uniform).astype(np.float32)
+
+    @cached_property
+    def noise_width(self) -> int:
+        """Random numbers a row: one a component; of Q-values one for whether to explore, one for what."""
+        if self.by_worth:
+            return 2 * len(self.sizes)
+        return self.sizes[0] if self.kind == "gaussian" else len(self.sizes)
+
+    @cached_property
+    def mask_width(self) -> int:
+        """Flags a row of an action mask; 0 if actions of this kind cannot be masked."""
+        return sum(self.choices)
+
+    @cached_property
+    def action_shape(self) -> tuple[int, ...]:
+        """Shape of one row's action: (), (components,) or (k,), or (components + k,) of both."""
+        if self.kind == "gaussian":
+            return self.sizes
+        return () if self.kind in ("categorical", "q_values") else (len(self.sizes),)
+
+    @cached_property
+    def action_dtype(self) -> np.dtype[Any]:
+        """int64 for choices, float32 for continuous actions, and where choices lie beside numbers."""
+        return np.dtype(np.float32 if self.numbers else np.int64)
+
+    def logp(
+        self, dist_inputs: npt.NDArray[np.float32], actions: npt.NDArray[Any]
+    ) -> npt.NDArray[np.float32]:
+        """Return the [N] log-probabilities of choices, or log-densities of numbers, or the sums of both.
+
+        Args:
+            dist_inputs: [N, D] logits, or means and logarithms of standard deviations; not for Q-values.
+            actions: [N, ...] of `action_shape`.
+        """
+        if self.parts:
+            choices, numbers = (
+                part.head.logp(
+                    dist_inputs[:, part.inputs], actions[:, part.columns].astype(part.head.action_dtype)
+                )
+                for part in self.parts
+            )
+            both: npt.NDArray[np.float32] = choices + numbers
+            return both
+        if self.kind == "gaussian":
+            means, log_stds = np.split(dist_inputs, 2, 1)
+            scaled = (actions - means) * np.exp(-log_stds)
+            terms: npt.NDArray[np.float32] = -0.5 * scaled * scaled - log_stds - _HALF_LOG_TWO_PI
+            densities: npt.NDArray[np.float32] = np.add.reduce(terms, axis=1).astype(np.float32)
+            return densities
+        if self.sizes == (2,) and actions.ndim == 1:
+            # log sigmoid: numpy takes long over many rows of two.
+            lead = dist_inputs[:, 0] - dist_inputs[:, 1]
+            # Picking those that took the other one would take twice as long.
+            lead *= (1 - 2 * actions).astype(np.float32)
+            two: npt.NDArray[np.float32] = np.minimum(lead, 0) - np.log1p(np.exp(-np.abs(lead)))
+            return two
+        total = np.zeros(len(dist_inputs), np.float32)
+        rows, start = np.arange(len(dist_inputs)), 0
+        chosen = actions if actions.ndim == 2 else actions[:, None]
+        for column, size in enumerate(self.sizes):
+            logits = dist_inputs[:, start : start + size]
+            highest = np.maximum.reduce(logits, axis=1)
+            spread = np.add.reduce(np.exp(logits - highest[:, None]), axis=1)
+            total += logits[rows, chosen[:, column]] - highest - np.log(spread)
+            start += size
+        return total
+
+    def empty_actions(self, rows: int) -> npt.NDArray[Any]:
+        """Return an uninitialised array for the actions of `rows` rows."""
+        return np.empty((rows, *self.action_shape), self.action_dtype)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the head as a JSON value."""
+        return {"kind": self.kind, "sizes": list(self.sizes)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ActionHead:
+        """Return the head that `to_json` described.
+
+        Raises:
+            ConfigError: The value describes no head.
+        """
+        try:
+            return cls(value["kind"], tuple(int(size) for size in value["sizes"]))
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                f"ActionHead.from_json: {type(error).__name__} {error!s:.60}, expected 'kind' and a list 'sizes'; "
+                "pass what to_json returned"
+            ) from error
+
+
+def in_a_line(space: gym.Space[Any]) -> str:
+    """Return a space as messages name it: in one line, however many numbers it has."""
+    return " ".join(str(space).split())[:_LONGEST]

@@ -1,0 +1,642 @@
+"""Checkpoints on disk: numbered folders that are whole or not there, and the one-line file that names the latest.
+
+Algorithms write and read with it. A folder is written under another name, synced and renamed; then `LATEST` is
+replaced. So a process that is killed at any moment leaves a checkpoint that loads. Every file's hash is in the
+manifest, and the manifest's own in itself; folders that others add to it keep themselves whole. It knows arrays and
+JSON, not what they mean; nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import threading
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from menv.errors import ConfigError, UnknownNameError
+from menv.inference import policy_bundle
+from menv.inference.network_policy import NetworkPolicy
+from menv.inference.policy_bundle import GoldenRowSets, read_policy, write_policy
+from menv.policy import Policy
+from menv.policy_spec import ids_given
+from menv.serialization import HEADER_SIZE, check_header, folder_given, read_json, values_in, writing
+
+FORMAT = 1
+"""Raised whenever what is written can no longer be read by the code of before."""
+
+MANIFEST = "manifest.json"
+LATEST = "LATEST"
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+_NUMBER = re.compile(r"\d{6,18}")
+_FILE = re.compile(r"[a-z_]{1,40}\.(json|safetensors)")
+_MOST_FILES = 16
+_MOST_JSON, _MOST_VALUES = 1 << 26, 1 << 21
+"""Bytes of a file of JSON, and values in it; what would be more is refused when it is saved."""
+_MOST_IN_MANIFEST = 1 << 19
+_BLOCK = 1 << 20
+_here = threading.local()
+
+
+def check_root(root: Path) -> None:
+    """Refuse a place in which no checkpoint can lie.
+
+    Raises:
+        ConfigError: `root` is a file, or a checkpoint itself.
+    """
+    if root.exists() and not root.is_dir():
+        raise ConfigError(
+            f"save: {root} is a file, expected a folder or a name that is free; choose another name"
+        )
+    if (root / MANIFEST).is_file():
+        # Whoever loads this folder would go on finding the checkpoint that it is.
+        raise ConfigError(
+            f"save: {root} is a checkpoint itself, expected the folder that such lie in; pass {str(root.parent)!r}, "
+            "or another name"
+        )
+
+
+def try_root(root: Path) -> None:
+    """Refuse a place in which nothing can be written, before there is anything to write; it stays as it was.
+
+    Raises:
+        ConfigError: No file can be made there, or no checkpoint can lie there.
+    """
+    try:
+        check_root(root)
+        new = not root.exists()
+        root.mkdir(parents=True, exist_ok=True)
+        with _alone(root):
+            draft = root / f".writing-{secrets.token_hex(4)}"
+            try:
+                draft.mkdir()
+                (draft / MANIFEST).write_bytes(b"\n")
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
+        if new:
+            # Another process may write there by now.
+            with suppress(OSError):
+                root.rmdir()
+    except OSError as error:
+        raise ConfigError(
+            f"save: {root} cannot be written ({error}), expected a folder, or a name for one, in which files can be "
+            "made; choose another one"
+        ) from error
+
+
+def write_checkpoint(
+    root: Path,
+    number: int,
+    manifest: Mapping[str, Any],
+    files: Mapping[str, Arrays | Mapping[str, Any]],
+    add: Callable[[Path], Mapping[str, Any]] | None = None,
+) -> Path:
+    """Write a checkpoint and let `LATEST` name it.
+
+    Args:
+        root: Where the numbered folders are; made if it is not there.
+        number: Of the checkpoint; one that is there under this number is replaced.
+        manifest: What JSON can hold; format and hashes are added.
+        files: Arrays by name for `*.safetensors`, what JSON can hold for `*.json`.
+        add: Called with the folder before that has its name: writes folders into it that `read_files` does not read,
+            syncs them, and returns more of the manifest.
+
+    Returns:
+        The numbered folder.
+
+    Raises:
+        ConfigError: `root` is a file, or a checkpoint itself.
+        NotWrittenError: There is no room; what was there before is whole.
+    """
+    check_root(root)
+    with writing("save", f"checkpoint {number} in {root}"):
+        root.mkdir(parents=True, exist_ok=True)
+        return _write_alone(root, f"{number:06d}", manifest, files, add)
+
+
+def _write_alone(root: Path, name: str, *content: Any) -> Path:
+    with _alone(root) as outermost:
+        written = _written(root, name, *content)
+        if outermost:
+            _sweep(root)
+    return written
+
+
+def _written(
+    root: Path,
+    name: str,
+    manifest: Mapping[str, Any],
+    files: Mapping[str, Arrays | Mapping[str, Any]],
+    add: Callable[[Path], Mapping[str, Any]] | None,
+) -> Path:
+    tag = secrets.token_hex(4)
+    folder = root / f".writing-{name}-{tag}"
+    try:
+        _fill(folder, manifest, files, add)
+    except BaseException:
+        # On a full disk a draft would stand in the way of the next save.
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    target = root / name
+    if target.exists():
+        # Until `folder` has its name this is the one that counts: readers find it.
+        os.replace(target, root / f".replaced-{name}-{tag}")
+    os.replace(folder, target)
+    _sync(root)
+    _point(root, name, tag)
+    return target
+
+
+def _fill(
+    folder: Path,
+    manifest: Mapping[str, Any],
+    files: Mapping[str, Arrays | Mapping[str, Any]],
+    add: Callable[[Path], Mapping[str, Any]] | None,
+) -> None:
+    folder.mkdir()
+    hashes = {}
+    for file_name, content in files.items():
+        path = folder / file_name
+        if path.suffix == ".json":
+            path.write_bytes(_json_bytes(path, content))
+        else:
+            _write_arrays(path, content)
+        _sync(path)
+        hashes[file_name] = {"sha256": _sha256(path), "bytes": path.stat().st_size}
+    more = {} if add is None else add(folder)
+    told = {"format": FORMAT, **manifest, **more, "files": hashes}
+    (folder / MANIFEST).write_text(_manifest_text(told), "utf-8")
+    _sync(folder / MANIFEST)
+    _sync(folder)
+
+
+def _json_bytes(path: Path, content: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a file of JSON.
+
+    Raises:
+        ConfigError: It would be too large to be read again.
+    """
+    data = json.dumps(content, allow_nan=False).encode()
+    if len(data) > _MOST_JSON or values_in(data) > _MOST_VALUES:
+        raise ConfigError(
+            f"save: {path.name} would be {len(data)} bytes with about {values_in(data)} values, expected at most "
+            f"{_MOST_JSON} and {_MOST_VALUES}; play fewer sub-environments in a process"
+        )
+    return data
+
+
+def keep_only(root: Path, names: set[str]) -> None:
+    """Delete all checkpoints but some; the latest one stays whatever is asked."""
+    with _alone(root):
+        latest = (root / LATEST).read_text("ascii").strip()
+        for folder in numbered(root):
+            if folder.name not in names and folder.name != latest:
+                gone = root / f".removed-{folder.name}-{secrets.token_hex(4)}"
+                os.replace(folder, gone)
+                _remove(gone)
+
+
+def numbered(root: Path) -> list[Path]:
+    """Return the numbered folders of `root`, in order."""
+    found = [path for path in root.iterdir() if _NUMBER.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name))
+
+
+def as_written(root: Path) -> list[Path]:
+    """Return the numbered folders of `root`, those that were written last at the end; of equal times by number."""
+
+    def when(folder: Path) -> tuple[int, int]:
+        manifest = folder / MANIFEST
+        return manifest.stat().st_mtime_ns if manifest.is_file() else 0, int(folder.name)
+
+    return sorted(numbered(root), key=when)
+
+
+def find_checkpoint(path: Any) -> Path:
+    """Return the numbered folder that `path` is, or that its `LATEST` names.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    folder = folder_given("checkpoint", path)
+    if (folder / MANIFEST).is_file():
+        return folder
+    if not (folder / LATEST).is_file():
+        raise ConfigError(
+            f"checkpoint {str(path)!r}: neither {MANIFEST} nor {LATEST} in it, expected a folder that save wrote; pass "
+            "the folder that was given to save, or a numbered one in it"
+        )
+    name = (folder / LATEST).read_bytes()[:64].decode("ascii", "replace").strip()
+    if not _NUMBER.fullmatch(name):
+        raise ConfigError(
+            f"checkpoint {str(path)!r}: {LATEST} says {name!r}, expected the name of a numbered folder; pass one of "
+            f"{[one.name for one in numbered(folder)][-8:]}"
+        )
+    # Between two renames of one that is written again it has another name.
+    for candidate in (folder / name, *sorted(folder.glob(f".replaced-{name}-*"))):
+        if (candidate / MANIFEST).is_file():
+            return candidate
+    raise ConfigError(
+        f"checkpoint {str(path)!r}: {LATEST} names {name}, which is missing, expected it beside; pass one of "
+        f"{[one.name for one in numbered(folder)][-8:]}"
+    )
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint.
+
+    Raises:
+        ConfigError: It is not as it was written, or of a newer format.
+    """
+    path = folder / MANIFEST
+    _check_size(path)
+    text = path.read_bytes()
+    try:
+        manifest = read_json(text, _MOST_IN_MANIFEST)
+        if not isinstance(manifest, dict):
+            raise TypeError
+        changed = _manifest_text({key: manifest[key] for key in manifest if key != "sha256"}).encode() != text
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _damaged(path, _why(error)) from error
+    if isinstance(manifest.get("format"), int) and manifest["format"] > FORMAT:
+        raise ConfigError(
+            f"{path}: format {manifest['format']}, expected at most {FORMAT}; it was written by menv "
+            f"{str(manifest.get('menv_version'))[:40]}, load it with that or a later one"
+        )
+    if changed or not _lists_files(manifest.get("files")):
+        raise _damaged(path, "changed bytes")
+    return dict(manifest)
+
+
+def read_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of all files of a checkpoint by name, once each of them is as it was written.
+
+    Raises:
+        ConfigError: One is missing or has changed; it is named.
+    """
+    for name, told in manifest["files"].items():
+        path = folder / name
+        if not path.is_file() or path.is_symlink():
+            raise ConfigError(
+                f"{path}: missing, expected a file of {told['bytes']} bytes; load another checkpoint"
+            )
+        if path.stat().st_size != told["bytes"]:
+            raise _damaged(path, f"{path.stat().st_size} instead of {told['bytes']} bytes")
+        if _sha256(path) != told["sha256"]:
+            raise _damaged(path, "changed bytes")
+    return {name: _read(folder / name) for name in manifest["files"]}
+
+
+def _read(path: Path) -> Any:
+    if path.suffix == ".json":
+        _check_size(path)
+    try:
+        if path.suffix == ".json":
+            return read_json(path.read_bytes(), _MOST_VALUES)
+        with path.open("rb") as file:
+            check_header(file.read(HEADER_SIZE))
+        return load_file(path)
+    except (ValueError, RecursionError, SafetensorError, AttributeError, LookupError, TypeError) as error:
+        raise _damaged(path, _why(error)) from error
+
+
+def _check_size(path: Path) -> None:
+    if path.stat().st_size > _MOST_JSON:
+        raise ConfigError(
+            f"{path}: {path.stat().st_size} bytes, expected at most {_MOST_JSON}; load another checkpoint"
+        )
+
+
+def _why(error: Exception) -> str:
+    return f"{error!s:.80}" if type(error) is ValueError else type(error).__name__
+
+
+def _write_arrays(path: Path, arrays: Arrays) -> None:
+    """Write arrays; readable for whom other new files are, which would be their owner alone."""
+    path.touch()
+    mode = path.stat().st_mode
+    # Without a copy where there is no need for one; zero-dimensional ones keep their shape.
+    own = {key: np.ascontiguousarray(array).reshape(array.shape) for key, array in arrays.items()}
+    try:
+        save_file(own, path)
+    except SafetensorError as error:
+        # A full disk is the same error whichever file it comes to.
+        raise OSError(f"{path}: {error}") from error
+    path.chmod(mode)
+
+
+def _lists_files(files: Any) -> bool:
+    few = isinstance(files, dict) and len(files) <= _MOST_FILES
+    return few and all(
+        _FILE.fullmatch(name) and isinstance(told, dict) and {"bytes", "sha256"} <= told.keys()
+        for name, told in files.items()
+    )
+
+
+def _manifest_text(manifest: Mapping[str, Any]) -> str:
+    text = json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False)
+    return json.dumps(
+        {**manifest, "sha256": hashlib.sha256(text.encode()).hexdigest()},
+        indent=1,
+        sort_keys=True,
+        allow_nan=False,
+    )
+
+
+def _damaged(path: Path, what: str) -> ConfigError:
+    return ConfigError(f"{path}: {what}, expected the file as it was written; load another checkpoint")
+
+
+def _point(root: Path, name: str, tag: str) -> None:
+    temporary = root / f".latest-{tag}"
+    temporary.write_text(f"{name}\n", "ascii")
+    _sync(temporary)
+    os.replace(temporary, root / LATEST)
+    _sync(root)
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[bool]:
+    """Let others that write into the same folder wait, who would take what is half written for a killed process's.
+
+    Yields False to the handler of a signal that saves in the midst of a save, which cannot wait.
+    """
+    outermost = not getattr(_here, "writes", False)
+    if os.name == "nt" or not outermost:
+        yield outermost
+        return
+    import fcntl
+
+    handle = os.open(root, os.O_RDONLY)
+    _here.writes = True
+    try:
+        # There are file systems that know no locks; a lock ends with its process.
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield True
+    finally:
+        _here.writes = False
+        with suppress(OSError):
+            # Closing is not enough where a fork has the handle, too.
+            fcntl.flock(handle, fcntl.LOCK_UN)
+        os.close(handle)
+
+
+def _sweep(root: Path) -> None:
+    for pattern in (".writing-*", ".replaced-*", ".removed-*", ".latest-*"):
+        for path in root.glob(pattern):
+            with suppress(OSError):
+                _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Delete a file or a folder; of a link to one, which somebody has put in its place, the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _sha256(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            found.update(block)
+    return found.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir() and os.name == "nt":
+        # There folders cannot be opened, and renames are not delayed.
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# SEAM menv.loop.latest_checkpoint
+# Reading the latest checkpoint while somebody saves: the one that is read may be deleted meanwhile.
+#
+# Algorithms, and policies that are loaded from a run, read with it. What is read is not known here.
+
+
+T = TypeVar("T")
+_TRIES = 20
+
+
+def read_checkpoint(path: Any, read: Callable[[Path], T]) -> T:
+    """Return what `read` makes of a checkpoint; of the next one, where another became the latest while it read.
+
+    Args:
+        path: As for `find_checkpoint`.
+        read: Called with the numbered folder.
+
+    Raises:
+        ConfigError: There is no checkpoint, `read` refuses it, or it has gone.
+    """
+    root = folder_given("checkpoint", path)
+    for left in reversed(range(_TRIES)):
+        named = _named(root)
+        try:
+            return read(find_checkpoint(root))
+        except (ConfigError, FileNotFoundError) as error:
+            if left and _named(root) != named:
+                continue
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(
+                f"checkpoint {str(root)!r}: {error}, expected a checkpoint that stays while it is read; load another"
+            ) from error
+    raise AssertionError
+
+
+def _named(root: Path) -> bytes:
+    """Return what `LATEST` says, b"" where there is none."""
+    try:
+        return (root / LATEST).read_bytes()[:64]
+    except OSError:
+        return b""
+
+
+# SEAM menv.loop.policy_folders
+# The policies of a folder: one alone, several side by side, or those of a training checkpoint.
+#
+# `Policy.from_checkpoint` reads with it, `Algorithm.save` puts the policies of a run into its checkpoint with
+# it.
+# `menv.inference.policy_bundle` knows what a policy on disk is, `menv.inference.checkpoint_folder` what a
+# checkpoint is. How a run goes on
+# is not known here: of a checkpoint nothing is read but its manifest and the policies.
+
+
+POLICIES, LEFT_OUT = "policies", "policies_left_out"
+"""Entries of a checkpoint's manifest; the first is also the folder of the policies."""
+
+_MOST_WHY = 500
+_DEVICE = re.compile(r"(con|prn|aux|nul|(com|lpt)\d)(\.|$)")
+"""What Windows takes for one whatever comes behind the dot; checkpoints are carried there."""
+
+
+def write_policies(
+    folder: Path, policies: Mapping[str, Policy], trained: Callable[[str], Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Write those policies of a run that have a form on disk into a checkpoint that is being written.
+
+    Args:
+        folder: Of the checkpoint.
+        policies: By id.
+        trained: Returns how the policy of an id was trained; see `Policy.export_checkpoint`.
+
+    Returns:
+        What the checkpoint's manifest says of them: where each is, and why others are left out.
+    """
+    home, rehearsals = folder / POLICIES, GoldenRowSets()
+    found: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    for (policy_id, policy), name in zip(policies.items(), _folder_names(policies), strict=True):
+        try:
+            if isinstance(policy, NetworkPolicy):
+                write_policy(policy, home / name, trained(policy_id), rehearsals)
+            else:
+                # Whatever a subclass makes of it, only policies of networks are read again.
+                Policy.export_checkpoint(policy, home / name)
+        except OSError:
+            raise
+        except Exception as error:
+            # The run goes on from its own state: no policy that cannot be written stops it from being saved.
+            left_out[policy_id] = _why_not_loadable(error)
+        else:
+            found[policy_id] = {"folder": name, "sha256": _hash(home / name)}
+    return {POLICIES: found, LEFT_OUT: left_out}
+
+
+def read_policies(path: Path, policy_ids: Iterable[str] | None) -> Policy | dict[str, Policy]:
+    """Return the policy in a folder, or those in a folder of several; see `Policy.from_checkpoint`."""
+    if (path / policy_bundle.MANIFEST).exists():
+        return read_policy(path)
+    chosen = None if policy_ids is None else ids_given("from_checkpoint", policy_ids)
+    is_checkpoint = (path / MANIFEST).exists()
+    folders = {} if is_checkpoint else _side_by_side(path)
+    if is_checkpoint or (path / LATEST).exists():
+        if folders:
+            raise ConfigError(
+                f"{path}: holds policies {sorted(folders)[:20]} and training checkpoints, expected one of both; name "
+                "the folder of a policy, or a numbered one of a checkpoint"
+            )
+        return read_checkpoint(path, partial(_of_checkpoint, chosen=chosen))
+    if not folders:
+        raise ConfigError(
+            f"{path}: holds no policy, expected {policy_bundle.MANIFEST} in it, or in folders of policies, or a "
+            "training checkpoint; name the folder that export_checkpoint or save wrote"
+        )
+    return {name: read_policy(folders[name]) for name in _chosen(path, chosen, folders)}
+
+
+def _side_by_side(path: Path) -> dict[str, Path]:
+    home = path / POLICIES if (path / POLICIES).is_dir() else path
+    found = sorted(part.parent for part in home.glob(f"*/{policy_bundle.MANIFEST}"))
+    return {folder.name: folder for folder in found if not folder.name.startswith(".")}
+
+
+def _of_checkpoint(folder: Path, chosen: list[str] | None) -> dict[str, Policy]:
+    """Return policies of a training checkpoint.
+
+    Raises:
+        ConfigError: It is damaged, or holds none or not all of these policies.
+    """
+    manifest = read_manifest(folder)
+    where = folder / MANIFEST
+    found: Any = manifest.get(POLICIES)
+    left_out = manifest.get(LEFT_OUT)
+    if not _lists_policies(found) or not isinstance(left_out, dict):
+        raise ConfigError(
+            f"{where}: {POLICIES!r} does not list policies, expected what save wrote; save again"
+        )
+    for name in chosen or ([] if found else left_out):
+        if name in left_out:
+            raise ConfigError(
+                f"{folder}: left out when it was saved: {str(left_out[name])[:_MOST_WHY]}; in it are "
+                f"{sorted(found)[:20]}"
+            )
+    names = _chosen(folder, chosen, found)
+    return {name: _of_run(folder, found[name]) for name in names}
+
+
+def _of_run(checkpoint: Path, told: Mapping[str, str]) -> NetworkPolicy:
+    """Return a policy of a checkpoint, whose manifest tells its folder and a hash.
+
+    Raises:
+        ConfigError: It is missing, damaged, or of another checkpoint.
+    """
+    home = checkpoint / POLICIES / told["folder"]
+    # Its own manifest has the hashes of all other files, and is refused by name if it is missing.
+    if (home / policy_bundle.MANIFEST).is_file() and _hash(home) != told["sha256"]:
+        raise ConfigError(
+            f"{home / policy_bundle.MANIFEST}: not what the checkpoint was saved with, expected an unchanged file; "
+            "load another checkpoint"
+        )
+    return read_policy(home)
+
+
+def _chosen(where: Path, chosen: list[str] | None, found: Iterable[str]) -> list[str]:
+    """Return the ids that are asked for.
+
+    Raises:
+        UnknownNameError: Some are not there.
+    """
+    there = list(found)
+    unknown = [name for name in chosen or () if name not in there]
+    if unknown:
+        raise UnknownNameError(
+            f"{where}: policies {unknown[:5]} are not in it, expected some of {sorted(there)[:20]}; pass these as "
+            "policy_ids"
+        )
+    return there if chosen is None else chosen
+
+
+def _folder_names(policy_ids: Iterable[str]) -> list[str]:
+    """Return a folder's name for each policy: its id, unless some systems take that for one before it or a device."""
+    names: dict[str, str] = {}
+    for policy_id in policy_ids:
+        name = policy_id
+        while (alike := unicodedata.normalize("NFC", name).casefold()) in names or _DEVICE.match(alike):
+            name = f"+{name}"
+        names[alike] = name
+    return list(names.values())
+
+
+def _lists_policies(found: Any) -> bool:
+    return isinstance(found, dict) and all(
+        isinstance(told, dict) and {*told} == {"folder", "sha256"} and _names_folder(told["folder"])
+        for told in found.values()
+    )
+
+
+def _names_folder(name: Any) -> bool:
+    return isinstance(name, str) and name.isprintable() and Path(name).name == name and name not in ("", "..")
+
+
+def _why_not_loadable(error: Exception) -> str:
+    named = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+    return f"{named}{error}".replace("\n", " ")[:_MOST_WHY]
+
+
+def _hash(home: Path) -> str:
+    with (home / policy_bundle.MANIFEST).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,209 @@
+"""Golden rows: observations, and what a policy on disk has to answer to them wherever it is loaded.
+
+`menv.inference.policy_bundle` writes them with a policy and checks them when it is loaded; the ONNX exporter compares
+with them, too. They go through everything that acts: preprocessor, graphs, action output. Nothing here knows files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from menv.connectors.action_output import ActionOutput
+from menv.connectors.obs_preprocessor import ObsPreprocessor
+from menv.inference.backend import Floats
+from menv.inference.network_policy import NetworkGroup
+from menv.inference.onnx_backend import OnnxBackend
+from menv.inference.onnx_sessions import ActingGraphs
+from menv.spaces import builder_of, columns_of, leaves, paths
+
+Array = npt.NDArray[Any]
+Golden = dict[str, Array]
+Widen = Callable[[Array, int], Array]
+
+MOST_ROWS, _ROWS_OF_MANY = 8, 2
+_MANY = 10_000
+# Other processors round differently in the last digits; a wrong graph or weight is off by far more.
+_RTOL, _ATOL = 1e-3, 1e-4
+_STEADY = 1e-4
+
+
+def elements(space: gym.Space[Any], columns: Sequence[Array]) -> list[Any]:
+    """Return the R elements of a space whose leaves are columns [R, ...], in order."""
+    build = builder_of(space)
+    return [build(row) for row in zip(*columns, strict=True)]
+
+
+def columns(space: gym.Space[Any], values: Sequence[Any] | Array) -> list[Array]:
+    """Return the columns [R, ...] of each leaf of R elements of a space, in order."""
+    return [np.array(column) for column in columns_of(space, values)]
+
+
+def rehearsal(networks: NetworkGroup, graphs: ActingGraphs, weights: Mapping[str, Floats]) -> OnnxBackend:
+    """Return what runs the graphs of a policy before they are written; its policy 0 has these weights."""
+    return OnnxBackend(graphs, networks.backend.head, [weights], sum(networks.state_sizes))
+
+
+def make_golden(
+    networks: NetworkGroup,
+    acting: OnnxBackend,
+    weights: Mapping[str, Floats],
+    widen: Widen | None = None,
+    output: ActionOutput | None = None,
+) -> Golden:
+    """Return golden rows of a policy.
+
+    Args:
+        networks: What is around its graphs.
+        acting: A `rehearsal` of these; which weights its policy 0 has afterwards is not said.
+        weights: Of the policy.
+        widen: Makes rows [R, row width] of preprocessed ones [R, F], as connectors do; None for any of that width.
+        output: See `answer`.
+
+    Returns:
+        Inputs `obs.<leaf>`, `noise`, `state`, and `rows`, what the network is shown where connectors widen rows;
+        `action.<leaf>` as drawn and `greedy.<leaf>`, as the environment gets them; `dist_inputs`, `logp`,
+        `state_after`; `steady`, which rows of choices rounding does not change.
+    """
+    preprocess, head = networks.preprocess, networks.backend.head
+    assert preprocess is not None
+    rng = np.random.default_rng(20)
+    rows = MOST_ROWS if networks.row_width <= _MANY else _ROWS_OF_MANY
+    golden = {
+        f"obs.{index}": column for index, column in enumerate(_observations(preprocess, networks, rows, rng))
+    }
+    golden["noise"] = noise = head.any_noise(rng, rows)
+    if widen is not None or networks.row_width != preprocess.size:
+        golden["rows"] = (widen or _widened)(preprocessed(networks, golden)[0], networks.row_width)
+    if networks.state_sizes:
+        golden["state"] = rng.uniform(-1, 1, (rows, sum(networks.state_sizes))).astype(np.float32)
+    acting.set_weights(0, weights)
+    answers = answer(networks, acting, golden, output)
+    steady = np.ones(rows, np.bool_)
+    for sign in (1, -1):
+        near = {
+            name: (value * (1 + sign * _STEADY * rng.random(value.shape))).astype(np.float32)
+            for name, value in weights.items()
+        }
+        acting.set_weights(0, near)
+        moved = np.clip(noise + np.float32(sign * _STEADY), 0, 1 - 2**-23).astype(np.float32)
+        moved = np.where(head.normal, noise, moved)
+        other = answer(networks, acting, {**golden, "noise": moved}, output)
+        for name in _choices(answers):
+            steady &= (answers[name] == other[name]).reshape(rows, -1).all(1)
+    return {**golden, **answers, "steady": steady}
+
+
+def answer(
+    networks: NetworkGroup, acting: Any, golden: Mapping[str, Array], output: ActionOutput | None = None
+) -> Golden:
+    """Return what a policy answers to golden inputs.
+
+    Args:
+        networks: What is around its graphs.
+        acting: A back-end whose policy 0 it is.
+        golden: Inputs, as `make_golden` names them.
+        output: What the policy's action connectors do; None for what they did at first.
+    """
+    obs, mask = preprocessed(networks, golden)
+    obs = golden.get("rows", obs)
+    state = golden.get("state")
+    drawn = acting.decide(obs, mask, golden["noise"], 0, state)
+    best = acting.decide(obs, mask, None, 0, state)
+    judged = acting.evaluate(0, obs, mask, drawn.actions, state)
+    found = {"dist_inputs": judged.dist_inputs, "logp": judged.logp}
+    if drawn.state is not None:
+        found["state_after"] = drawn.state
+    for name, decision in (("action", drawn), ("greedy", best)):
+        out = columns(networks.action_space, (output or networks.output)(decision.actions))
+        found.update({f"{name}.{index}": column for index, column in enumerate(out)})
+    return found
+
+
+def preprocessed(networks: NetworkGroup, golden: Mapping[str, Array]) -> tuple[Array, Array | None]:
+    """Return rows and masks of golden observations, before connectors widen any."""
+    space, preprocess = networks.observation_space, networks.preprocess
+    assert preprocess is not None
+    raw = [golden[f"obs.{index}"] for index in range(len(leaves(space)))]
+    return preprocess(elements(space, raw))
+
+
+def difference(golden: Mapping[str, Array], found: Mapping[str, Array]) -> str:
+    """Return what differs between golden rows and what was answered to them, or ""."""
+    steady = golden["steady"]
+    choices = _choices(found)
+    for name, value in found.items():
+        wanted = golden.get(name)
+        if wanted is None or wanted.shape != value.shape or wanted.dtype != value.dtype:
+            return f"{name!r} has another shape or type"
+        if name in choices:
+            if not np.array_equal(wanted[steady], value[steady]):
+                return f"{name!r} chooses otherwise in {int((wanted[steady] != value[steady]).sum())} places"
+            continue
+        # The log-probability of a choice that would fall otherwise by rounding is another one, too.
+        rows = steady if choices and name == "logp" else np.ones(len(steady), np.bool_)
+        if not np.allclose(wanted[rows], value[rows], _RTOL, _ATOL, equal_nan=True):
+            return f"{name!r} differs by up to {np.nanmax(np.abs(wanted[rows] - value[rows])):.3g}"
+    return ""
+
+
+def _widened(rows: Array, width: int) -> Array:
+    """Return rows of another width that hold the same numbers; what connectors remember is no part of it."""
+    count, size = rows.shape
+    places = np.random.default_rng(21).integers(0, count, (count, width))
+    widened: Array = rows[places, np.arange(width) % size]
+    return widened
+
+
+def _choices(answers: Mapping[str, Array]) -> list[str]:
+    return [
+        name
+        for name, value in answers.items()
+        if name.startswith(("action.", "greedy.")) and value.dtype.kind in "iu"
+    ]
+
+
+def _observations(
+    preprocess: ObsPreprocessor, networks: NetworkGroup, rows: int, rng: np.random.Generator
+) -> list[Array]:
+    """Return columns of observations of moderate size, their masks allowing at least one choice a component."""
+    head = networks.backend.head
+    firsts = set(np.cumsum((0, *head.choices[:-1])).tolist())
+    masks, start = {}, 0
+    for leaf in preprocess.mask_leaves:
+        allowed = rng.random((rows, leaf.width)) < 0.6
+        allowed[:, [column for column in range(leaf.width) if start + column in firsts]] = True
+        masks[leaf.keys] = allowed
+        start += leaf.width
+    found = []
+    for keys, space in paths(networks.observation_space):
+        if keys in masks:
+            column = masks[keys].reshape(rows, *(space.shape or ())).astype(space.dtype or np.int8)
+        else:
+            column = _column(space, rows, rng)
+        found.append(column)
+    return found
+
+
+def _column(space: Any, rows: int, rng: np.random.Generator) -> Array:
+    """Return [R, ...] elements of a leaf space."""
+    shape = (rows, *(space.shape or ()))
+    if isinstance(space, gym.spaces.Discrete):
+        return np.asarray(space.start + rng.integers(0, space.n, rows), space.dtype)
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return np.asarray(space.start + rng.integers(0, space.nvec, shape), space.dtype)
+    if isinstance(space, gym.spaces.MultiBinary):
+        return rng.integers(0, 2, shape).astype(space.dtype)
+    # Wide bounds would drive the network to its ends, where it always answers alike.
+    low, high = (np.asarray(bound, np.float64) for bound in (space.low, space.high))
+    if np.dtype(space.dtype).kind == "f":
+        least, most = np.clip(-3.0, low, high), np.clip(3.0, low, high)
+        drawn = least + (most - least) * rng.random(shape)
+    else:
+        drawn = np.floor(low + (np.minimum(high, low + 255) - low) * rng.random(shape))
+    column: Array = np.clip(drawn.astype(space.dtype), space.low, space.high)
+    return column

@@ -1,0 +1,457 @@
+"""Acting with ONNX Runtime: P policies of one architecture, whole batches of rows, no torch.
+
+The sampler calls `act`; a closed fragment calls `evaluate` and `values`. Weights live here as one
+contiguous array [P, ...] a name that every run reads, so that learning changes what the next row does
+without building anything. Graphs come in as bytes from `ActingGraphs`; what is inside them is not
+known here, except the names of their inputs.
+
+A row's answer does not depend on the batch it came in, to the last bit: batches of one row are padded to
+two, because ONNX Runtime computes a lone row with another kernel that rounds differently.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from menv.errors import ConfigError
+from menv.inference.action_heads import ActionHead
+from menv.inference.backend import (
+    Actions,
+    Decision,
+    FixedBatchRunner,
+    Flags,
+    Floats,
+    ForwardOutputs,
+    LazyOutputs,
+    PolicyBatches,
+    PolicyBatchLayout,
+    Rows,
+    Weights,
+    Which,
+    fill_in,
+    portions,
+)
+from menv.inference.onnx_sessions import (
+    ActingGraphs,
+    BoundSession,
+    Feed,
+    FixedBatchSession,
+    GraphKind,
+    GraphSession,
+    RecurrentSession,
+    built,
+    open_session,
+)
+
+# SEAM menv.acting.weight_stacks
+# The weights of P policies of one architecture, stacked: an array [P, ...] for each name.
+#
+# `OnnxActing` holds one, and its runners read the arrays. It knows names and shapes, no networks.
+
+
+class WeightStacks:
+    """Weights by name, those of all policies side by side.
+
+    Args:
+        weights: Of each policy, at least one; copied.
+
+    Attributes:
+        shapes: Of one policy's weights, by name, sorted.
+        policies: P.
+
+    Raises:
+        ConfigError: The policies' weights differ in names or shapes.
+    """
+
+    def __init__(self, weights: Sequence[Weights]) -> None:
+        self.shapes = {name: np.shape(weights[0][name]) for name in sorted(weights[0])}
+        self.policies = 0
+        # [at least P, ...]: with room for more, so that a policy that comes does not copy all others each time.
+        self._room = {name: np.empty((0, *shape), np.float32) for name, shape in self.shapes.items()}
+        self.append(weights)
+
+    @property
+    def numbers_each(self) -> int:
+        """How many numbers a policy has."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.shapes
+
+    def __getitem__(self, name: str) -> Floats:
+        """Return the [P, ...] weights of a name; written to by `put`, until policies are appended."""
+        return self._room[name][: self.policies]
+
+    def append(self, weights: Sequence[Weights]) -> None:
+        """Copy the weights of more policies in.
+
+        Raises:
+            ConfigError: A name or shape differs from the architecture.
+        """
+        checked = [self._checked(one) for one in weights]
+        first, end = self.policies, self.policies + len(checked)
+        for name, room in self._room.items():
+            if end > len(room):
+                # Memory that nobody has written to yet costs nothing.
+                self._room[name] = np.empty((max(end, 2 * len(room)), *self.shapes[name]), np.float32)
+                self._room[name][:first] = room[:first]
+            for place, one in enumerate(checked, first):
+                self._room[name][place] = one[name]
+        self.policies = end
+
+    def put(self, policy: int, weights: Weights) -> None:
+        """Copy a policy's weights in, in place of its own.
+
+        Raises:
+            ConfigError: A name or shape differs from the architecture.
+        """
+        for name, value in self._checked(weights).items():
+            self._room[name][policy] = value
+
+    def of(self, policy: int) -> dict[str, Floats]:
+        """Return copies of one policy's weights."""
+        return {name: room[policy].copy() for name, room in self._room.items()}
+
+    def _checked(self, weights: Weights) -> dict[str, Floats]:
+        found = {name: np.shape(weights[name]) for name in sorted(weights, key=str)}
+        if found != self.shapes:
+            wrong = sorted(
+                (name for name in {*found, *self.shapes} if found.get(name) != self.shapes.get(name)),
+                key=str,
+            )
+            name = wrong[0]
+            raise ConfigError(
+                f"OnnxActing: {len(wrong)} weights do not fit the architecture, first {name!r} of shape "
+                f"{found.get(name)}, expected {self.shapes.get(name)}; give the weights of the same network"
+            )
+        return {name: np.asarray(weights[name], np.float32) for name in self.shapes}
+
+
+BoundKey: TypeAlias = tuple[GraphKind, int | None, bool, int, int]
+"""Graph, policy (None: all of them stacked), whether every choice is allowed, number of rows, depth of lanes."""
+
+# Rows that are computed for nothing cost as much as another run, 12 us, when there are about 115 of 2x64 and 43 of
+# 2x128. A row's cost is counted as its weights and a constant.
+_RUN_WORK = 2_200_000
+_ROW_WORK = 10_000
+
+# Batches of at most so many numbers are copied into bound buffers; above about three times as many the copy
+# costs what binding saves (3 us).
+_BOUND_NUMBERS = 16_384
+# Buffers are kept for so many row counts. Binding a new one costs 17 us; once there are so many, only one
+# newcomer in eight replaces the oldest, so that row counts that never repeat cost hardly more than unbound runs.
+_BOUND_RUNNERS = 256
+_NEWCOMERS = 8
+
+
+class OnnxBackend:
+    """The `ActingBackend` that runs ONNX graphs on the CPU, one thread.
+
+    Args:
+        graphs: Builds the graphs; each is asked for when first needed (a session opens in 4 to 8 ms).
+        head: How outputs become actions.
+        weights: The weights of each policy, at least one.
+        state_size: S, numbers in a row of recurrent state.
+
+    Raises:
+        ConfigError: The policies' weights differ in names or shapes.
+    """
+
+    def __init__(
+        self, graphs: ActingGraphs, head: ActionHead, weights: Sequence[Weights], state_size: int = 0
+    ) -> None:
+        self._graphs = graphs
+        # How outputs become actions.
+        self.head = head
+        # S, numbers in a row of recurrent state; 0 for a network without one.
+        self.state_size = state_size
+        self._stacks = WeightStacks(weights)
+        self._spare_rows = _RUN_WORK // (_ROW_WORK + self._stacks.numbers_each) if graphs.stacks else 0
+        self._plan = PolicyBatchLayout(self._stacks.policies, self._spare_rows)
+        self._sessions: dict[tuple[GraphKind, bool, bool], ort.InferenceSession] = {}
+        self._numbers_a_row = head.mask_width + head.noise_width + state_size
+        self._runners: dict[tuple[GraphKind, int | None, bool], GraphSession] = {}
+        self._bound: dict[BoundKey, BoundSession] = {}
+        self._steadies: dict[tuple[GraphKind, int, bool, int], FixedBatchRunner] = {}
+        self._newcomers = 0
+
+    def __reduce__(self) -> Any:
+        weights = [self.get_weights(policy) for policy in range(self.policies)]
+        # Once: it travels again with every policy that comes or goes.
+        self._graphs = built(self._graphs, masks=self.head.mask_width > 0)
+        return OnnxBackend, (self._graphs, self.head, weights, self.state_size)
+
+    @property
+    def obs_size(self) -> int:
+        """F, numbers in a flat observation."""
+        inputs = self._session("act", False, False).get_inputs()
+        return next(int(given.shape[1]) for given in inputs if given.name == "obs")
+
+    @property
+    def policies(self) -> int:
+        """P, the number of policies."""
+        return self._stacks.policies
+
+    @property
+    def weight_names(self) -> Sequence[str]:
+        """The names that `set_weights` needs, sorted."""
+        return tuple(self._stacks.shapes)
+
+    def act(self, obs: Rows, mask: Flags | None, noise: Floats, which: Which = None) -> Actions:
+        """Draw an action for each row; see `ActingBackend.act`."""
+        return self._decide("act", obs, mask, noise, which, None).actions
+
+    def greedy(self, obs: Rows, mask: Flags | None, which: Which = None) -> Actions:
+        """Return the most probable action of each row; see `ActingBackend.greedy`."""
+        return self._decide("greedy", obs, mask, None, which, None).actions
+
+    def decide(
+        self,
+        obs: Rows,
+        mask: Flags | None,
+        noise: Floats | None,
+        which: Which = None,
+        state: Floats | None = None,
+    ) -> Decision:
+        """Return actions and what they were drawn from; see `ActingBackend.decide`."""
+        return self._decide("greedy" if noise is None else "act", obs, mask, noise, which, state)
+
+    def _decide(
+        self,
+        kind: GraphKind,
+        obs: Rows,
+        mask: Flags | None,
+        noise: Floats | None,
+        which: Which,
+        state: Floats | None,
+    ) -> Decision:
+        if which is None or isinstance(which, int):
+            return self._answer(kind, which or 0, obs, mask, noise, None, state)
+        return self._mixed(kind, which, obs, mask, noise, state)
+
+    def steady(self, policy: int, rows: int, *, masked: bool, explore: bool) -> FixedBatchRunner:
+        """Return what decides on as many rows again and again; see `ActingBackend.steady`."""
+        kind: GraphKind = "act" if explore else "greedy"
+        steady = self._steadies.get((kind, policy, masked, rows))
+        if steady is None:
+            steady = LazyOutputs(partial(self.decide, which=policy))
+            if 0 < rows * (self.obs_size + self._numbers_a_row) <= _BOUND_NUMBERS:
+                steady = FixedBatchSession(self._runner(kind, policy, masked), rows)
+            self._steadies[kind, policy, masked, rows] = steady
+        return steady
+
+    def evaluate(
+        self, policy: int, obs: Rows, mask: Flags | None, actions: Actions, state: Floats | None = None
+    ) -> ForwardOutputs:
+        """Return [N, D] distribution inputs and [N] log-probabilities of `actions`."""
+        rows = len(obs)
+        if rows == 0:
+            return ForwardOutputs(np.empty((0, self.head.inputs), np.float32), np.empty(0, np.float32))
+        if rows == 1:
+            inputs, logp = self.evaluate(
+                policy, _twice(obs), _maybe(_twice, mask), _twice(actions), _maybe(_twice, state)
+            )
+            return ForwardOutputs(inputs[:1], logp[:1])
+        parts_of = portions(obs)
+        if len(parts_of) > 1:
+            parts = [
+                self.evaluate(policy, obs[part], _taken(mask, part), actions[part], _taken(state, part))
+                for part in parts_of
+            ]
+            return ForwardOutputs(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        runner = self._runner("evaluate", policy, mask is not None)
+        runner.feed["obs"] = obs
+        runner.feed["actions"] = actions
+        if mask is not None:
+            runner.feed["mask"] = mask
+        if state is not None:
+            runner.feed["state"] = state
+        return ForwardOutputs(*runner.run())
+
+    def values(self, policy: int, obs: Rows, state: Floats | None = None) -> Floats:
+        """Return the [N] state values of one policy's critic."""
+        if len(obs) == 0:
+            return np.empty(0, np.float32)
+        parts = portions(obs)
+        if len(parts) > 1:
+            return np.concatenate([self.values(policy, obs[part], _taken(state, part)) for part in parts])
+        runner = self._runner("values", policy, False)
+        runner.feed["obs"] = obs if len(obs) > 1 else _twice(obs)
+        if state is not None:
+            runner.feed["state"] = state if len(obs) > 1 else _twice(state)
+        values: Floats = runner.run()[0]
+        return values[: len(obs)]
+
+    def add_policy(self, weights: Weights | None = None) -> int:
+        """Add a policy and return its index; without weights it copies policy 0."""
+        self._stacks.append([self.get_weights(0) if weights is None else weights])
+        # They hold views of stacks that have been replaced, or do not end with the new one.
+        self._runners.clear()
+        self._bound.clear()
+        self._steadies.clear()
+        self._plan = PolicyBatchLayout(self.policies, self._spare_rows)
+        return self.policies - 1
+
+    def set_weights(self, policy: int, weights: Weights) -> None:
+        """Copy `weights` in.
+
+        Raises:
+            ConfigError: A name or shape differs from the architecture.
+        """
+        self._require_policy(policy)
+        self._stacks.put(policy, weights)
+
+    def get_weights(self, policy: int) -> dict[str, Floats]:
+        """Return copies of one policy's weights."""
+        self._require_policy(policy)
+        return self._stacks.of(policy)
+
+    def alone(self, policy: int) -> OnnxBackend:
+        """Return a back-end of one policy; see `ActingBackend.alone`."""
+        one = OnnxBackend(self._graphs, self.head, [self.get_weights(policy)], self.state_size)
+        # Sessions hold no weights, and several threads may run one.
+        one._sessions = self._sessions
+        return one
+
+    def _answer(
+        self,
+        kind: GraphKind,
+        policy: int | None,
+        obs: Rows,
+        mask: Flags | None,
+        noise: Floats | None,
+        lanes: PolicyBatches | None,
+        state: Floats | None,
+    ) -> Decision:
+        """Run one policy on rows, or all of them in their lanes if `policy` is None."""
+        rows = len(obs)
+        key = (kind, policy, mask is None, rows, 0 if lanes is None else lanes.depth)
+        bound = self._bound.get(key)
+        if bound is None:
+            if rows == 0:
+                return self._empty(0)
+            if rows > 1 and not self._worth_binding(obs.size + rows * self._numbers_a_row):
+                runner = self._runner(kind, policy, mask is not None)
+                return runner.answer(obs, mask, noise, lanes, state)
+            bound = self._bind(key)
+        return bound(obs, mask, noise, lanes, state)
+
+    def _bind(self, key: BoundKey) -> BoundSession:
+        kind, policy, unmasked, rows, depth = key
+        runner = self._runner(kind, policy, not unmasked)
+        bound = (RecurrentSession if self.state_size else BoundSession)(runner, rows, depth)
+        self._bound[key] = bound
+        if len(self._bound) > _BOUND_RUNNERS:
+            del self._bound[next(iter(self._bound))]
+        return bound
+
+    def _worth_binding(self, numbers: int) -> bool:
+        self._newcomers += 1
+        full = len(self._bound) >= _BOUND_RUNNERS
+        return numbers <= _BOUND_NUMBERS and (not full or self._newcomers % _NEWCOMERS == 0)
+
+    def _mixed(
+        self,
+        kind: GraphKind,
+        which: npt.NDArray[np.int64],
+        obs: Rows,
+        mask: Flags | None,
+        noise: Floats | None,
+        state: Floats | None,
+    ) -> Decision:
+        rows = len(which)
+        if rows < 2 or self._stacks.policies == 1:
+            return self._answer(kind, int(which[0]) if rows else 0, obs, mask, noise, None, state)
+        lanes = self._plan.lanes_of(which)
+        if lanes is None:
+            return self._grouped(kind, which, obs, mask, noise, state)
+        return self._answer(kind, None, obs, mask, noise, lanes, state)
+
+    def _grouped(
+        self,
+        kind: GraphKind,
+        which: npt.NDArray[np.int64],
+        obs: Rows,
+        mask: Flags | None,
+        noise: Floats | None,
+        state: Floats | None,
+    ) -> Decision:
+        found = self._empty(len(which))
+        order = np.argsort(which, kind="stable")
+        own = which[order]
+        for outermost in own[[0, -1]].tolist():
+            self._require_policy(outermost)
+        sound, begin = True, 0
+        # Of the policies that have rows alone: there may be many more.
+        for end in (*(np.flatnonzero(own[1:] != own[:-1]) + 1).tolist(), len(own)):
+            rows = order[begin:end]
+            part = self._answer(
+                kind,
+                int(own[begin]),
+                obs[rows],
+                _taken(mask, rows),
+                _taken(noise, rows),
+                None,
+                _taken(state, rows),
+            )
+            fill_in(found, rows, part)
+            sound, begin = sound and part.sound, end
+        return found._replace(sound=sound)
+
+    def _empty(self, rows: int) -> Decision:
+        head, width = self.head, self.state_size
+        inputs = np.empty((rows, head.inputs), np.float32) if head.told else None
+        state = np.empty((rows, width), np.float32) if width else None
+        return Decision(head.empty_actions(rows), inputs, state)
+
+    def _runner(self, kind: GraphKind, policy: int | None, masked: bool) -> GraphSession:
+        """Return the runner of one policy, or of all of them stacked if `policy` is None."""
+        runner = self._runners.get((kind, policy, masked))
+        if runner is None:
+            runner = self._new_runner(kind, policy, masked)
+            self._runners[kind, policy, masked] = runner
+        return runner
+
+    def _new_runner(self, kind: GraphKind, policy: int | None, masked: bool) -> GraphSession:
+        if policy is not None:
+            self._require_policy(policy)
+        session = self._session(kind, policy is None, masked)
+        weights: Feed = {}
+        for given in session.get_inputs() + session.get_overridable_initializers():
+            if given.name in self._stacks:
+                stack = self._stacks[given.name]
+                weights[given.name] = (
+                    stack.reshape(len(stack), *given.shape[1:]) if policy is None else stack[policy]
+                )
+        return GraphSession.of(session, weights, self.policies if policy is None else 0)
+
+    def _session(self, kind: GraphKind, stacked: bool, masked: bool) -> ort.InferenceSession:
+        key = (kind, stacked, masked)
+        if key not in self._sessions:
+            self._sessions[key] = open_session(self._graphs.build(kind, stacked, masked))
+        return self._sessions[key]
+
+    def _require_policy(self, policy: int) -> None:
+        if not 0 <= policy < self._stacks.policies:
+            raise ConfigError(
+                f"OnnxActing: policy {policy}, expected 0 to {self.policies - 1}; call add_policy first"
+            )
+
+
+def _maybe(change: Callable[[Any], Any], array: Any) -> Any:
+    return None if array is None else change(array)
+
+
+def _taken(array: Any, rows: Any) -> Any:
+    return None if array is None else array[rows]
+
+
+def _twice(row: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.concatenate((row, row))

@@ -1,0 +1,694 @@
+"""A policy on disk: a folder that holds everything that acts, and no code.
+
+`NetworkPolicy.export_checkpoint` writes it, `Policy.from_checkpoint` reads it. The manifest says what is around the
+graphs:
+spaces, connectors, recurrent layout, action head. `bundle_files` keeps the folder whole, `golden` says what the policy
+has to answer. Nothing here knows how policies are trained; what is read is data, never a name to import.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import gymnasium as gym
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+import menv
+from menv.connectors.action_output import ActionOutput, flat_action_space
+from menv.connectors.connector import ConnectorContext
+from menv.connectors.obs_preprocessor import ObsPreprocessor
+from menv.connectors.pipeline import (
+    ActionConnectorPipeline,
+    AgentConnectorPipeline,
+    PolicyConnectors,
+    action_pipeline,
+    action_plan,
+    agent_pipeline,
+    leaf_connectors,
+)
+from menv.errors import ConfigError, UnknownNameError
+from menv.inference.action_heads import ActionHead
+from menv.inference.action_sampler import ActionSampler
+from menv.inference.backend import ActingBackend, Floats, check_weights
+from menv.inference.connector_rows import plain
+from menv.inference.golden_rows import MOST_ROWS, answer, difference, make_golden, rehearsal
+from menv.inference.model_check import refuse_costly_model, refuse_unsafe_model
+from menv.inference.network_policy import NetworkGroup, NetworkPolicy, SingleNetwork
+from menv.inference.onnx_backend import OnnxBackend
+from menv.inference.onnx_sessions import ActingGraphs, GraphKind, StoredGraphs
+from menv.policy_spec import check_policy_id
+from menv.serialization import HEADER_SIZE, SpaceDecoder, check_header, read_json, space_to_json
+
+# SEAM menv.loop.bundle_files
+# The files of a policy on disk: written all or not at all, read whole, checked by their hashes.
+#
+# `menv.inference.policy_bundle` knows what is in them, `packed_bundle` puts them into one piece. Names of
+# files are fixed here and
+# never taken from a file; the manifest holds the hash of each, and one of itself.
+
+
+FORMAT = 1
+"""Version of the layout: raised whenever readers of before could not understand what is written."""
+
+MANIFEST = "policy.json"
+WEIGHTS = "weights.safetensors"
+GOLDEN = "golden.safetensors"
+ACTING = "acting.onnx"
+GREEDY = "greedy.onnx"
+EVALUATE = "evaluate.onnx"
+FILES = (WEIGHTS, GOLDEN, ACTING, GREEDY, EVALUATE)
+"""All files beside the manifest."""
+
+_KIND = "menv.policy"
+_AGAIN = "copy the folder again"
+_MEBIBYTE = 1 << 20
+_MOST_BYTES = {MANIFEST: 48 * _MEBIBYTE, WEIGHTS: 2048 * _MEBIBYTE, GOLDEN: 512 * _MEBIBYTE}
+_MOST_BYTES_OF_A_GRAPH = 64 * _MEBIBYTE
+
+
+def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Write a policy's folder beside its place and move it there once all of it is on the disk.
+
+    Args:
+        folder: Where it shall be; parents are created.
+        contents: The bytes of each of `FILES`, and of the manifest.
+
+    Raises:
+        ConfigError: Something is there already.
+    """
+    refuse_existing(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = folder.parent / f".{folder.name[:100]}.{secrets.token_hex(6)}.tmp"
+    draft.mkdir()
+    try:
+        for name in FILES:
+            _write(draft / name, contents[name])
+        _write(draft / MANIFEST, contents[MANIFEST])
+        _sync(draft)
+        # An empty folder that somebody made meanwhile is replaced; one that holds anything makes this fail.
+        refuse_existing(folder)
+        os.rename(draft, folder)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    _sync(folder.parent)
+
+
+def manifest_text(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> bytes:
+    """Return the text of a manifest.
+
+    Args:
+        manifest: JSON values; format and hashes are added.
+        files: The bytes of each of `FILES`.
+
+    Raises:
+        ConfigError: The manifest holds something else than JSON values.
+    """
+    hashes = {name: hashlib.sha256(files[name]).hexdigest() for name in FILES}
+    content = {"format": FORMAT, "type": _KIND, **manifest, "files": hashes}
+    try:
+        content["sha256"] = _own_hash(content)
+        return json.dumps(content, indent=1, allow_nan=False).encode() + b"\n"
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"export_checkpoint: the manifest cannot be JSON ({error}), expected str, int, float, bool, None, lists "
+            "and dicts; convert what you gave as trained"
+        ) from error
+
+
+def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return the manifest of a policy's folder, and the bytes of each of `FILES`, all checked.
+
+    Raises:
+        ConfigError: A file is missing, damaged, too large, no plain file, of a newer format, or something else's.
+    """
+    manifest = parse_manifest(_read(folder, MANIFEST), f"{folder / MANIFEST}")
+    files = {name: _read(folder, name) for name in FILES}
+    check_files(files, manifest, f"{folder}")
+    return manifest, files
+
+
+def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
+    """Return the manifest in the bytes of its file.
+
+    Raises:
+        ConfigError: It is damaged, of a newer format, something else's, or names other files than there are.
+    """
+    try:
+        content = read_json(data)
+    except (ValueError, RecursionError) as error:
+        why = "" if isinstance(error, json.JSONDecodeError) else f" ({error!s:.80})"
+        raise ConfigError(
+            f"{where}: is no JSON{why}, expected what export_checkpoint wrote; {_AGAIN}"
+        ) from error
+    if not isinstance(content, dict) or content.get("type") != _KIND:
+        raise ConfigError(
+            f"{where}: is no manifest of a policy, expected type {_KIND!r}; name the folder of a policy"
+        )
+    version = content.get("format")
+    if type(version) is int and version > FORMAT:
+        raise ConfigError(f"{where}: format {version}, expected at most {FORMAT}; install a newer menv")
+    if type(version) is not int or version < 1:
+        raise ConfigError(f"{where}: format {version!r:.40}, expected 1 to {FORMAT}; {_AGAIN}")
+    if content.get("sha256") != _own_hash(content):
+        raise ConfigError(f"{where}: its sha256 differs, expected the file as it was written; {_AGAIN}")
+    hashes = content.get("files")
+    if not isinstance(hashes, dict) or set(hashes) != set(FILES):
+        raise ConfigError(
+            f"{where}: 'files' names others than {', '.join(FILES)}, expected exactly these; export the policy again"
+        )
+    return content
+
+
+def check_files(files: Mapping[str, bytes], manifest: Mapping[str, Any], where: str) -> None:
+    """Compare the bytes of each of `FILES` with the hashes in a manifest.
+
+    Raises:
+        ConfigError: One is another than the manifest says.
+    """
+    for name in FILES:
+        if hashlib.sha256(files[name]).hexdigest() != manifest["files"][name]:
+            raise ConfigError(
+                f"{where}/{name}: its sha256 differs from the one in {MANIFEST}, expected the file as it was written; "
+                f"{_AGAIN}"
+            )
+
+
+def check_size(name: str, size: int, where: str) -> None:
+    """Refuse a file that is larger than it can be.
+
+    Raises:
+        ConfigError: It is.
+    """
+    most = _MOST_BYTES.get(name, _MOST_BYTES_OF_A_GRAPH)
+    if size > most:
+        raise ConfigError(f"{where}: {size} bytes, expected at most {most}; export the policy again")
+
+
+def _read(folder: Path, name: str) -> bytes:
+    path = folder / name
+    try:
+        # Without O_NONBLOCK, opening a pipe would wait for a writer.
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path}: is missing, expected a file that export_checkpoint wrote; copy the folder again"
+        ) from error
+    except OSError as error:
+        if path.is_symlink():
+            raise ConfigError(
+                f"{path}: is a symbolic link, expected a plain file; copy the folder with what links lead to (cp -rL)"
+            ) from error
+        raise ConfigError(
+            f"{path}: cannot be opened ({error.strerror}), expected a plain file; copy the folder again"
+        ) from error
+    try:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise ConfigError(f"{path}: is no plain file, expected one; copy the folder again")
+        check_size(name, found.st_size, f"{path}")
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(found.st_size)
+    finally:
+        os.close(handle)
+
+
+def refuse_existing(folder: Path) -> None:
+    """Refuse to write where something is.
+
+    Raises:
+        ConfigError: Something is.
+    """
+    if os.path.lexists(folder):
+        raise ConfigError(f"export_checkpoint: {folder} exists, expected a new folder; choose another name")
+
+
+def _own_hash(content: Mapping[str, Any]) -> str:
+    """Return the hash of a manifest but for the hash in it, however its text is laid out."""
+    rest = {key: value for key, value in content.items() if key != "sha256"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """Make the entries of a folder last, where folders can be opened."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+_GRAPHS: dict[GraphKind, str] = {"act": ACTING, "greedy": GREEDY, "evaluate": EVALUATE}
+_MOST_STATES, _MOST_STATE = 64, 1 << 24
+_MOST_NAME = 200
+_PREPROCESSOR, _NORMALIZE, _CLIP = "ObsPreprocessor", "NormalizeActions", "ClipActions"
+_FULL_NAMES = {
+    _PREPROCESSOR: "ObsPreprocessorConnector",
+    _NORMALIZE: "NormalizeActionsConnector",
+    _CLIP: "ClipActionsConnector",
+}
+"""What stands for the usual connectors in a manifest, and their registered names."""
+P = TypeVar("P", AgentConnectorPipeline, ActionConnectorPipeline)
+
+
+@dataclass
+class StoredNetworks(SingleNetwork):
+    """Those of a policy from a folder."""
+
+    stored: StoredGraphs
+
+    @property
+    def row_width(self) -> int:
+        """F, the numbers in a row that the networks take."""
+        return self.backend.obs_size
+
+    @functools.cached_property
+    def row_dtype(self) -> np.dtype[Any]:
+        """Their type."""
+        return self.connectors[0].rows_of(self.observation_space).row_dtype
+
+    def graphs(self) -> ActingGraphs:
+        """Return the graphs as they lay in the folder."""
+        return self.stored
+
+
+class GoldenRowSets:
+    """Graphs, and what runs them, for policies that are written one after the other: made once for each network."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[dict[GraphKind, bytes], OnnxBackend]] = {}
+
+    def of(
+        self, networks: NetworkGroup, graphs: ActingGraphs, weights: Mapping[str, Floats]
+    ) -> tuple[dict[GraphKind, bytes], OnnxBackend]:
+        """Return serialised models by kind, and a back-end whose policy 0 may have other weights."""
+        if id(networks) not in self._made:
+            masked = networks.preprocess is not None and networks.preprocess.mask_width > 0
+            models = {kind: graphs.build(kind, False, masked) for kind in _GRAPHS}
+            self._made[id(networks)] = models, rehearsal(networks, StoredGraphs(models), weights)
+        return self._made[id(networks)]
+
+
+def write_policy(
+    policy: NetworkPolicy, folder: Path, trained: Mapping[str, Any], rehearsals: GoldenRowSets | None = None
+) -> Path:
+    """Write a policy into a new folder and return that; see `Policy.export_checkpoint`.
+
+    Args:
+        policy: Any whose network has acting graphs.
+        folder: Must not exist.
+        trained: JSON values.
+        rehearsals: Those of the policies that were written before; their networks still live.
+    """
+    refuse_existing(folder)
+    write_folder(folder, policy_files(policy, trained, rehearsals))
+    return folder
+
+
+def policy_files(
+    policy: NetworkPolicy, trained: Mapping[str, Any], rehearsals: GoldenRowSets | None = None
+) -> dict[str, bytes]:
+    """Return the bytes of the manifest of a policy and of each of its files, by name; see `write_policy`.
+
+    Raises:
+        ConfigError: The policy has no form on disk.
+    """
+    where, networks = f"policy {policy.policy_id!r}", policy.networks
+    graphs = networks.graphs()
+    if graphs is None:
+        raise ConfigError(
+            f"{where}: its network has no acting graphs, expected one that has; describe it by fcnet_hiddens, "
+            "conv_filters, use_lstm or custom_model, or save get_weights() with safetensors"
+        )
+    weights = networks.backend.get_weights(policy.index)
+    models, acting = (rehearsals or GoldenRowSets()).of(networks, graphs, weights)
+    for kind, model in models.items():
+        refuse_costly_model(model, f"{where}, {_GRAPHS[kind]}")
+    output = networks.connectors[policy.index].output(networks.action_space)
+    golden = make_golden(networks, acting, weights, output=output)
+    wrong = difference(
+        golden, answer(networks, _BundledPolicy(networks.backend, policy.index), golden, output)
+    )
+    if wrong:
+        raise ConfigError(
+            f"{where}: its ONNX graphs disagree with what runs it now ({wrong}), expected equal answers; train it with "
+            '"inference": "onnx" to see where'
+        )
+    files = {
+        WEIGHTS: save({name: np.ascontiguousarray(value) for name, value in weights.items()}),
+        GOLDEN: save({name: np.ascontiguousarray(value) for name, value in golden.items()}),
+        **{_GRAPHS[kind]: model for kind, model in models.items()},
+    }
+    return {MANIFEST: manifest_text(_manifest(policy, trained), files), **files}
+
+
+def read_policy(folder: Path) -> NetworkPolicy:
+    """Return the policy in a folder.
+
+    Raises:
+        ConfigError: Something is missing, damaged, newer than this version, or not what it should be.
+    """
+    return policy_of(*read_folder(folder), f"{folder}")
+
+
+def policy_of(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: str) -> NetworkPolicy:
+    """Return the policy in files whose hashes have been checked; `where` begins the messages.
+
+    Raises:
+        ConfigError: It is not what it should be.
+    """
+    for name in _GRAPHS.values():
+        refuse_unsafe_model(files[name], f"{where}/{name}")
+        refuse_costly_model(files[name], f"{where}/{name}")
+    try:
+        for name in (WEIGHTS, GOLDEN):
+            check_header(files[name])
+        networks = _networks(manifest, files, f"{where}/{MANIFEST}")
+        golden = load(files[GOLDEN])
+        few = all(value.shape and len(value) <= MOST_ROWS for value in golden.values())
+        _require(f"{where}/{GOLDEN}", "rows", few)
+        remembered = golden["state"].shape[1:] if "state" in golden else (0,)
+        _require(f"{where}/{MANIFEST}", "state_sizes", remembered == (sum(networks.state_sizes),))
+        wrong = difference(golden, answer(networks, networks.backend, golden))
+    except ConfigError:
+        raise
+    except Exception as error:
+        # Hashes are right, so somebody wrote it so; what ONNX Runtime and numpy raise then is of any kind.
+        why = str(error).replace("\n", " ")
+        raise ConfigError(
+            f"{where}: cannot act ({type(error).__name__}: {why:.120}), expected files that belong together; export "
+            "the policy again"
+        ) from error
+    if wrong:
+        raise ConfigError(
+            f"{where}/{GOLDEN}: {wrong}, expected what the policy answered as it was written with {_with(manifest)}; "
+            f"here it is {_versions()}: install those versions, or export the policy again"
+        )
+    policy = NetworkPolicy(networks, 0, {}, manifest["seed"])
+    policy.explore = manifest.get("explore") is not False
+    return policy
+
+
+class _BundledPolicy:
+    """A back-end whose policy 0 is one of several of another."""
+
+    def __init__(self, backend: ActingBackend, index: int) -> None:
+        self._backend = backend
+        self._index = index
+
+    def decide(self, obs: Any, mask: Any, noise: Any, which: int, state: Any) -> Any:
+        return self._backend.decide(obs, mask, noise, self._index, state)
+
+    def evaluate(self, policy: int, obs: Any, mask: Any, actions: Any, state: Any) -> Any:
+        return self._backend.evaluate(self._index, obs, mask, actions, state)
+
+
+def _manifest(policy: NetworkPolicy, trained: Mapping[str, Any]) -> dict[str, Any]:
+    networks = policy.networks
+    own = networks.connectors[policy.index]
+    assert networks.preprocess is not None
+    usual = plain(own, networks.built)
+    return {
+        "policy_id": policy.policy_id,
+        "observation_space": space_to_json(networks.observation_space),
+        "action_space": space_to_json(networks.action_space),
+        "agent_connectors": [[_PREPROCESSOR, {}]] if usual else own.agent.to_state()[1],
+        "action_connectors": [
+            [name, {}]
+            for name, wanted in ((_NORMALIZE, networks.output.normalize), (_CLIP, networks.output.clip))
+            if wanted
+        ]
+        if usual
+        else own.action.to_state()[1],
+        "head": networks.backend.head.to_json(),
+        "mask_width": networks.preprocess.mask_width,
+        "row_width": networks.row_width,
+        "state_sizes": list(networks.state_sizes),
+        "seed": int(policy.seed),
+        "explore": policy.explore,
+        "trained": {"algorithm": policy.algorithm, "env_steps": None, **trained},
+        "written_with": _versions(),
+    }
+
+
+def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: str) -> StoredNetworks:
+    missing = {"policy_id", "head", "mask_width", "seed"} - set(manifest)
+    if missing or type(manifest["seed"]) is not int:
+        raise ConfigError(
+            f"{where}: no or a wrong {sorted(missing) or 'seed'}, expected all entries; export the policy again"
+        )
+    spaces = SpaceDecoder()
+    observation_space = spaces.read(manifest.get("observation_space"), f"{where}, observation_space")
+    action_space = spaces.read(manifest.get("action_space"), f"{where}, action_space")
+    preprocess = ObsPreprocessor(observation_space, action_space)
+    head, state_sizes = (
+        ActionHead.from_json(manifest["head"]),
+        _state_sizes(manifest.get("state_sizes"), where),
+    )
+    states = [np.zeros(size, np.float32) for size in state_sizes]
+    ctx = ConnectorContext({}, states, observation_space, action_space, is_policy_recurrent=bool(states))
+    connectors = _connectors(manifest, ctx, where)
+    plan = action_plan(connectors.action)
+    output = ActionOutput(action_space, normalize=plan.normalize, clip=plan.clip)
+    _require(where, "head", _fits(head, output.space))
+    _require(where, "mask_width", manifest["mask_width"] == preprocess.mask_width)
+    _require(where, "mask_width", preprocess.mask_width in (0, head.mask_width))
+    graphs = StoredGraphs({kind: files[name] for kind, name in _GRAPHS.items()})
+    weights: dict[str, Floats] = load(files[WEIGHTS])
+    _require(where, "weights", all(value.dtype == np.float32 for value in weights.values()))
+    check_weights(f"{manifest['policy_id']!s:.60}", weights)
+    backend = OnnxBackend(graphs, head, [weights], sum(state_sizes))
+    _require(where, "row_width", manifest.get("row_width") == backend.obs_size)
+    _require(where, "agent_connectors", _widens_to(connectors, observation_space, backend.obs_size))
+    return StoredNetworks(
+        policy_ids=[check_policy_id(manifest["policy_id"])],
+        observation_space=observation_space,
+        action_space=action_space,
+        preprocess=preprocess,
+        backend=backend,
+        output=output,
+        noise=ActionSampler(head.draw, head.noise_width),
+        state_sizes=state_sizes,
+        connectors=[connectors],
+        built=plan,
+        stored=graphs,
+    )
+
+
+def _widens_to(connectors: PolicyConnectors, space: gym.Space[Any], width: int) -> bool:
+    """Return whether agent connectors make rows of a width, as far as anybody knows: a user's own need not tell."""
+    known = all(leaf.takes_rows for leaf in leaf_connectors(connectors.agent))
+    return not known or connectors.agent.space(space, 0)[1] == width
+
+
+def _connectors(manifest: Mapping[str, Any], ctx: ConnectorContext, where: str) -> PolicyConnectors:
+    """Return the pipelines of a policy.
+
+    Raises:
+        ConfigError: One of the connectors is not known here, or its state is none.
+    """
+    listed = {kind: _listed(manifest, kind, where) for kind in ("agent_connectors", "action_connectors")}
+    agent, action = listed["agent_connectors"], listed["action_connectors"]
+    names = [name for name, _ in action]
+    if [name for name, _ in agent] == [_PREPROCESSOR] and set(names) <= {_NORMALIZE, _CLIP}:
+        # The pipelines of a policy whose settings are the usual ones.
+        built = action_pipeline(ctx, normalize=_NORMALIZE in names, clip=_CLIP in names)
+        return PolicyConnectors(agent_pipeline(ctx), built)
+    known = [(_FULL_NAMES.get(name, name), params) for name, params in agent]
+    return PolicyConnectors(
+        _restored(AgentConnectorPipeline, ctx, known, f"{where}: agent_connectors"),
+        _restored(
+            ActionConnectorPipeline,
+            ctx,
+            [(_FULL_NAMES.get(name, name), params) for name, params in action],
+            f"{where}: action_connectors",
+        ),
+    )
+
+
+def _restored(kind: type[P], ctx: ConnectorContext, listed: Sequence[Any], where: str) -> P:
+    try:
+        return kind.from_state(ctx, listed)
+    except UnknownNameError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _listed(manifest: Mapping[str, Any], kind: str, where: str) -> list[Any]:
+    listed = manifest.get(kind)
+    right = isinstance(listed, list) and all(isinstance(one, list) and len(one) == 2 for one in listed)
+    _require(
+        where,
+        kind,
+        right and all(isinstance(name, str) and len(name) <= _MOST_NAME for name, _ in listed or []),
+    )
+    assert isinstance(listed, list)
+    return listed
+
+
+def _state_sizes(value: Any, where: str) -> tuple[int, ...]:
+    right = isinstance(value, list) and len(value) <= _MOST_STATES
+    _require(
+        where, "state_sizes", right and all(type(size) is int and 0 < size <= _MOST_STATE for size in value)
+    )
+    return tuple(value)
+
+
+def _fits(head: ActionHead, space: gym.Space[Any]) -> bool:
+    wanted = ActionHead.for_space(flat_action_space(space))
+    return (head.sizes, head.numbers) == (wanted.sizes, wanted.numbers)
+
+
+def _require(where: str, entry: str, right: bool) -> None:
+    if not right:
+        raise ConfigError(
+            f"{where}: {entry!r} does not fit the rest, expected what was exported; export the policy again"
+        )
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    # Loading a policy needs no versions, and this takes as long to import as gymnasium's spaces.
+    import importlib.metadata
+
+    names = ("numpy", "onnxruntime")
+    return {"menv": menv.__version__, **{name: importlib.metadata.version(name) for name in names}}
+
+
+def _with(manifest: Mapping[str, Any]) -> str:
+    versions: Any = manifest.get("written_with")
+    pairs: Sequence[Any] = list(versions.items()) if isinstance(versions, dict) else []
+    told = (f"{name} {version}" for name, version in itertools.islice(pairs, 5))
+    return ", ".join("".join(filter(str.isprintable, one))[:60] for one in told)
+
+
+# SEAM menv.loop.packed_bundle
+# A policy in one piece, to be sent: the files of its folder, or its weights alone.
+#
+# A server packs, a client unpacks; what the files are and how they are checked is in `bundle_files` and
+# `bundle`. Both
+# pieces carry hashes, so that a damaged one is refused. Nothing here knows connections, and nothing in a
+# piece is
+# executed or imported.
+
+
+Array = npt.NDArray[Any]
+
+_BUNDLE, _WEIGHTS = "packed policy", "packed weights"
+_NAMES = {MANIFEST, *FILES}
+_HASH = "sha256"
+_PACK_AGAIN = "ask for it again"
+
+
+def pack_bundle(
+    policy: NetworkPolicy, trained: Mapping[str, Any] | None = None, rehearsals: GoldenRowSets | None = None
+) -> bytes:
+    """Return a policy as one msgpack map of file names to bytes: what `export_checkpoint` writes into a folder.
+
+    Takes as long as writing the folder does, because what the policy has to answer is computed; pack weights where a
+    client has the rest already.
+
+    Args:
+        policy: A policy of networks.
+        trained: JSON values about how it was trained.
+        rehearsals: Those of bundles that were packed before; their networks still live.
+
+    Raises:
+        ConfigError: The policy has no form on disk.
+    """
+    return msgspec.msgpack.encode(policy_files(policy, trained or {}, rehearsals))
+
+
+def policy_from_bytes(blob: bytes) -> NetworkPolicy:
+    """Return the policy in what `pack_bundle` returned, ready to act; neither torch nor onnx is needed.
+
+    Raises:
+        ConfigError: Something is missing, damaged, too large, newer than this version, or not what it should be: the
+            same checks as `Policy.from_checkpoint` makes.
+    """
+    files = _files(blob)
+    return policy_of(_packed_manifest(files), files, _BUNDLE)
+
+
+def pack_weights(policy: NetworkPolicy) -> bytes:
+    """Return a policy's weights as safetensors, with a hash among their metadata."""
+    weights = {name: np.ascontiguousarray(value) for name, value in policy.get_weights().items()}
+    return save(weights, {_HASH: _hash(weights)})
+
+
+def unpack_weights(blob: bytes) -> dict[str, Array]:
+    """Return the weights in what `pack_weights` returned, for `policy.set_weights`.
+
+    Raises:
+        ConfigError: They are damaged.
+    """
+    try:
+        check_header(blob)
+        weights: dict[str, Array] = load(blob)
+        size = int.from_bytes(blob[:HEADER_SIZE], "little")
+        told = json.loads(blob[HEADER_SIZE : HEADER_SIZE + size]).get("__metadata__") or {}
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{_WEIGHTS}: {len(blob)} bytes are no safetensors, expected what pack_weights returned; {_PACK_AGAIN}"
+        ) from error
+    if told.get(_HASH) != _hash(weights):
+        raise ConfigError(
+            f"{_WEIGHTS}: the sha256 differs, expected weights as they were packed; {_PACK_AGAIN}"
+        )
+    return weights
+
+
+def _packed_manifest(files: Mapping[str, bytes]) -> dict[str, Any]:
+    manifest = parse_manifest(files[MANIFEST], f"{_BUNDLE}/{MANIFEST}")
+    check_files(files, manifest, _BUNDLE)
+    return manifest
+
+
+def _files(blob: bytes) -> dict[str, bytes]:
+    try:
+        files = msgspec.msgpack.decode(blob, type=dict[str, bytes])
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{_BUNDLE}: {len(blob)} bytes are no msgpack map of names to bytes, expected what pack_bundle returned; "
+            f"{_PACK_AGAIN}"
+        ) from error
+    if set(files) != _NAMES:
+        raise ConfigError(
+            f"{_BUNDLE}: {len(files)} files, expected exactly {', '.join((MANIFEST, *FILES))}; {_PACK_AGAIN}"
+        )
+    for name, data in files.items():
+        check_size(name, len(data), f"{_BUNDLE}/{name}")
+    return files
+
+
+def _hash(weights: Mapping[str, Array]) -> str:
+    found = hashlib.sha256()
+    for name in sorted(weights):
+        value = weights[name]
+        found.update(json.dumps([name, value.dtype.str, value.shape]).encode())
+        found.update(np.ascontiguousarray(value).data)
+    return found.hexdigest()

@@ -1,0 +1,284 @@
+"""Who lives: what begins and what ends, booked to ledgers, slot table, episodes and metrics.
+
+`menv.sampling.rollout_loop` hands it each poll's joins and ends before it looks at the rows. It maps agents to
+policies when they first appear, and knows no actions and no learning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from menv import rng
+from menv.adapters.custom import TableEnvs
+from menv.adapters.local_envs import CreatedEnvs
+from menv.base_env import COMMON, SINGLE_AGENT, AgentId, End, EnvId, EpisodeEnd, Join, Ready, Unclaimed
+from menv.episode import AS_THEY_COME, MEMBER_REWARDS, Episode, When
+from menv.inference.action_sampler import TrajectoryTable
+from menv.policy_map import PolicyMap
+from menv.sampling.callback_runner import CallbackRunner
+from menv.sampling.policy_group import PolicyGroup
+from menv.trajectory_slices import Column
+
+_KEPT_KEYS = 65_536
+
+
+class EpisodeTracker:
+    """The running episodes of one sampler.
+
+    Attributes:
+        running: The running episodes by env id.
+    """
+
+    def __init__(
+        self,
+        cohorts: Sequence[PolicyGroup],
+        table: TrajectoryTable,
+        hooks: CallbackRunner,
+        *,
+        seed: int,
+        first_index: int,
+        worker: Any,
+    ) -> None:
+        """Begin without episodes.
+
+        Args:
+            cohorts: Who answers; each policy is in exactly one.
+            table: Written when an agent joins.
+            hooks: Told when episodes begin and end.
+            seed: Key of every random draw.
+            first_index: Index of this process's first sub-environment among all.
+            worker: What mapping functions see as `worker`; its `policy_map` maps to the policies of `cohorts`.
+        """
+        self.running: dict[EnvId, Episode] = {}
+        # What each of them began with: a policy that comes or goes meanwhile changes nothing for it.
+        self._maps: dict[EnvId, PolicyMap] = {}
+        self._homes: dict[EnvId, dict[str, tuple[int, int]]] = {}
+        self._cohorts = cohorts
+        self._table = table
+        self._hooks = hooks
+        self._seed = seed
+        self._first_index = first_index
+        self._worker = worker
+        env = worker.base_env
+        self._created = env if isinstance(env, CreatedEnvs) else None
+        self._external = env.external
+        self._numbered = self._created is not None or (isinstance(env, TableEnvs) and not env.external)
+        self._where: dict[str, tuple[int, int]] = {}
+        self.find_policies()
+        self._agent_keys: dict[tuple[int, AgentId], int] = {}
+        # [E] the key of each sub-environment's episodes and how many have begun.
+        self._episode_keys: rng.Keys = np.zeros(0, np.uint64)
+        # [E] how many episodes have begun in each sub-environment.
+        self.begun: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        # [E] those of the poll that is taken in.
+        self._env_steps: Column = self.begun
+
+    @property
+    def running_ids(self) -> list[int]:
+        """The ids of the running episodes."""
+        return [episode.episode_id for episode in self.running.values()]
+
+    def find_policies(self) -> None:
+        """Note where each policy is, or was before it was removed if an agent is bound to it; cohorts have changed."""
+        found = {
+            policy_id: (number, index)
+            for number, cohort in enumerate(self._cohorts)
+            for index, policy_id in enumerate(cohort.policy_ids)
+        }
+        # Callers may name policies that were removed.
+        bound = set(self._where) if self._external else set()
+        for episode in self.running.values():
+            bound |= {policy_id for policy_id, _ in episode.seats().values()}
+        # A new dict: running episodes keep theirs, for an id may be that of another policy by now.
+        self._where = {name: home for name, home in self._where.items() if name in bound} | found
+
+    def home(self, policy_id: str) -> tuple[int, int]:
+        """Return the number of the cohort that a policy is in, or was before it was removed, and its index there."""
+        return self._where[policy_id]
+
+    def resume(self, begun: Column, num_envs: int) -> None:
+        """Number the episodes of `num_envs` sub-environments on from those that had begun [...] in another book."""
+        self.widen(num_envs)
+        self.begun[:] = begun if len(begun) == num_envs else begun.max(initial=0)
+
+    def goes_on(self, env_id: EnvId, policy_map: PolicyMap) -> bool:
+        """Return whether a running episode would go on under this map as it does with the one that it began with."""
+        return policy_map.goes_on(self._maps[env_id])
+
+    def take_up(self, episode: Episode, begun_at: int, env_steps: Column) -> None:
+        """Go on with an episode of another book, which began at `begun_at`, at these env steps [E]."""
+        episode.begun_at = begun_at
+        self.running[episode.env_id] = episode
+        self._note_policies(episode.env_id)
+        self._hooks.take_up(episode, env_steps)
+
+    def sit(
+        self, slots: Column, policy_ids: Sequence[str], env_indices: Column, agent_ids: Sequence[AgentId]
+    ) -> None:
+        """Give agents [S] of episodes that were taken up their seats."""
+        seats = zip(slots.tolist(), policy_ids, env_indices.tolist(), agent_ids, strict=True)
+        for slot, policy_id, env_index, agent_id in seats:
+            number, index = self._where[policy_id]
+            self._table.sit(slot, number, index, env_index, self.agent_key(env_index, agent_id))
+
+    def take(self, ready: Ready) -> None:
+        """Take in a poll's ends, episodes and joins, in this order."""
+        self.come_to(ready.env_steps)
+        if ready.faults:
+            self._hooks.note_faults(ready.faults)
+        if ready.ended or ready.unclaimed or ready.episodes:
+            self._take_ends(ready)
+        for join in ready.joined:
+            self.join(join)
+
+    def come_to(self, env_steps: Column) -> None:
+        """Take note of the env steps [E] of sub-environments, some of which may have appeared."""
+        self._env_steps = env_steps
+        self.widen(len(env_steps))
+
+    def new_ids(self, env_indices: Column) -> Column:
+        """Number the next episodes of sub-environments [K], one after the other where one comes twice.
+
+        Returns:
+            [K] episode ids.
+        """
+        if len(env_indices) and env_indices.max() >= len(self.begun):
+            self.widen(int(env_indices.max()) + 1)
+        order = np.argsort(env_indices, kind="stable")
+        sorted_indices = env_indices[order]
+        rank = np.arange(len(order)) - np.searchsorted(sorted_indices, sorted_indices)
+        numbers = np.empty_like(env_indices)
+        numbers[order] = self.begun[sorted_indices] + rank
+        self.begun += np.bincount(env_indices, minlength=len(self.begun))
+        return (rng.keys(self._episode_keys[env_indices], numbers) >> np.uint64(5)).astype(np.int64)
+
+    def agent_key(self, env_index: int, agent_id: AgentId) -> int:
+        """Return the key of an agent's draws; a hash of its id, never Python's own."""
+        if len(self._agent_keys) >= _KEPT_KEYS:
+            self._agent_keys.clear()
+        env = self._first_index + env_index
+        key = rng.key(self._seed, env, rng.stable_hash(agent_id), rng.ACTION)
+        self._agent_keys[env_index, agent_id] = key
+        return key
+
+    def _take_ends(self, ready: Ready) -> None:
+        for end in ready.ended:
+            self.end(end, ready.env_steps)
+        booked = 0
+        for finished in ready.episodes:
+            if finished.unclaimed > booked:
+                self._book(ready.unclaimed[booked : finished.unclaimed])
+                booked = finished.unclaimed
+            index = finished.env_index
+            # Only where sub-environments are numbered do their numbers make an order.
+            when = self.when(index, ready.env_steps.item(index)) if self._numbered else AS_THEY_COME
+            self.finish(finished, when)
+        if len(ready.unclaimed) > booked:
+            self._book(ready.unclaimed[booked:])
+
+    def end(self, end: End, env_steps: Column) -> None:
+        """Book the end of a trajectory; `env_steps` [E] are those of now."""
+        episode, seat = self.running[end.env_id], self._table.seat(end.slot)
+        cohort = self._cohorts[seat.cohort]
+        if self._hooks.active:
+            episode.look_at(end.agent_id, end.obs, end.info)
+        earned = self._table.returns.item(end.slot) + end.reward
+        episode.credit(end.agent_id, earned)
+        if end.info and MEMBER_REWARDS in end.info:
+            episode.credit_members(end.agent_id, end.info[MEMBER_REWARDS])
+        cohort.end(end, seat.policy)
+        if self._hooks.keeps:
+            cohort.ledger.date_end(int(env_steps[seat.env_index]) - end.ago)
+
+    def finish(self, finished: EpisodeEnd, when: When = AS_THEY_COME) -> None:
+        """Book the end of an episode; one in which nobody acted is begun here, to be recorded too.
+
+        Of `when` see `menv.episode.EpisodeSummary`.
+        """
+        episode = self.running.get(finished.env_id) or self._begin(finished.env_id, finished.env_index)
+        for by_env in (self.running, self._maps, self._homes):
+            del by_env[finished.env_id]
+        episode.length = finished.env_steps
+        if finished.info is not None and self._hooks.active:
+            episode.look_at(COMMON, None, finished.info)
+        for cohort in self._cohorts:
+            cohort.end_episode(finished.env_id)
+        self._hooks.end(episode, finished.env_index, finished.faulty, when)
+
+    def _book(self, unclaimed: Sequence[Unclaimed]) -> None:
+        for entry in unclaimed:
+            episode = self.running.get(entry.env_id) or self._begin(entry.env_id, entry.env_index)
+            episode.credit_unclaimed(entry.agent_id, entry.reward)
+
+    def join(self, join: Join) -> None:
+        """Bind an agent to a policy and begin its trajectory."""
+        slot, env_id, agent_id, env_index, trained, told = join
+        episode = self.running.get(env_id) or self._begin(env_id, env_index)
+        seat = episode.seat_of(agent_id)
+        again = 0 if seat is None else episode.come_again(agent_id)
+        if seat is None:
+            policy_map = self._maps[env_id]
+            episode.length = self._env_steps.item(env_index) - episode.begun_at
+            policy_id = told or policy_map.only or policy_map.policy_for(agent_id, episode, self._worker)
+            seat = episode.bind(agent_id, policy_id)
+        # Callers may name a policy that has come since the episode began.
+        number, index = self._homes[env_id].get(seat[0]) or self._where[seat[0]]
+        key = self._agent_keys.get((env_index, agent_id)) or self.agent_key(env_index, agent_id)
+        self._table.sit(slot, number, index, env_index, key)
+        # The complement of the index: a policy that acts and does not learn from it.
+        owner = index if trained else ~index
+        life = key >> 1 if not again else rng.key(key, again) >> 1
+        start = (slot, owner, episode.episode_id, seat[1], env_index, life)
+        self._cohorts[number].start(start, agent_id)
+
+    def _begin(self, env_id: EnvId, env_index: int) -> Episode:
+        number = self.begun.item(env_index)
+        self.begun[env_index] = number + 1
+        episode_id = rng.key(self._episode_keys.item(env_index), number) >> 5
+        episode = self.running[env_id] = Episode(episode_id, env_id)
+        created = self._created
+        episode.begun_at = int(
+            created.episode_start(env_index) if created is not None else self._env_steps[env_index]
+        )
+        self._note_policies(env_id)
+        self._hooks.begin(episode, env_index)
+        return episode
+
+    def _note_policies(self, env_id: EnvId) -> None:
+        self._maps[env_id], self._homes[env_id] = self._worker.policy_map, self._where
+
+    def when(self, env_index: int, env_steps: int) -> When:
+        """Return when something happened in a numbered sub-environment, to put it in order."""
+        return env_steps, self._first_index + env_index
+
+    def lives(self, num_envs: int) -> Column:
+        """Return the keys [E] of the lives that agents live in sub-environments of one agent each."""
+        keys = [self.agent_key(index, SINGLE_AGENT) >> 1 for index in range(num_envs)]
+        return np.array(keys, np.int64)
+
+    def all_follow(self, policy_id: str) -> bool:
+        """Whether all episodes that run began with one policy for everybody, and it is this one."""
+        return all(policy_map.only == policy_id for policy_map in self._maps.values())
+
+    def go_on(self, episode_ids: Sequence[int], policy_id: str) -> None:
+        """Take note of the episodes [E] that run by now in sub-environments of one agent each; env id = index."""
+        for index, episode_id in enumerate(episode_ids):
+            if self.running[index].episode_id != episode_id:
+                episode = self.running[index] = Episode(episode_id, index)
+                episode.bind(SINGLE_AGENT, policy_id)
+                self._note_policies(index)
+
+    def widen(self, num_envs: int) -> None:
+        """Make room for sub-environments that appear."""
+        before = len(self.begun)
+        if num_envs <= before:
+            return
+        new = [
+            rng.key(self._seed, self._first_index + index, rng.MAPPING) for index in range(before, num_envs)
+        ]
+        self._episode_keys = np.append(self._episode_keys, np.array(new, np.uint64))
+        self.begun = np.append(self.begun, np.zeros(num_envs - before, np.int64))

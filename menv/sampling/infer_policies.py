@@ -1,0 +1,370 @@
+"""The mapping, tried out on every possible agent before the first step.
+
+An algorithm calls it when it is built: an agent that maps to no policy, and agents of one policy
+with different spaces, are named then. It gives each policy its spaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import gymnasium as gym
+
+from menv.base_env import SINGLE_AGENT, AgentId, BaseEnv
+from menv.episode import Episode
+from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
+from menv.multi_agent_env import MultiAgentEnv
+from menv.policy_map import PolicyMap
+from menv.policy_spec import PolicySpec
+from menv.spaces import OR_MANY_AGENTS, holds, reset_env
+
+# SEAM menv.loop.agent_spaces
+# Which space a policy has: its own, that of its agents, or the one that the config gives.
+#
+# `menv.sampling.infer_policies` asks, once the mapping has been tried out. It reads spaces and calls no
+# environment.
+
+
+Space = gym.Space[Any]
+
+
+class AgentSpaces:
+    """The observation or the action spaces of one environment's agents.
+
+    Args:
+        env: A sub-environment, or whoever else knows the agents' spaces.
+        kind: Which of the two.
+        given: The config's space of every agent, or spaces by agent id, for an environment that
+            declares none before its first reset.
+        reshaped: Whether the policies see something else than the environment declares.
+    """
+
+    def __init__(
+        self, env: Any, kind: Literal["observation", "action"], given: Any = None, *, reshaped: bool = False
+    ) -> None:
+        self._env = env
+        self._kind = kind
+        self._given = given
+        self._reshaped = reshaped
+
+    def of_policy(self, policy_id: str, spec: PolicySpec, agents: Sequence[AgentId]) -> Space:
+        """Return a policy's space.
+
+        Args:
+            policy_id: The policy, for messages.
+            spec: What the user says of it; its space may be a Dict space by agent.
+            agents: Who may use it.
+
+        Raises:
+            ConfigError: Its agents differ, it contradicts them, or it cannot be found.
+            ContractError: The environment declares spaces, but not that of an agent.
+        """
+        own: Space | None = getattr(spec, f"{self._kind}_space")
+        if not agents and own is None and spec.inferred is not None:
+            own = spec.inferred[self._kind == "action"]
+        if not agents:
+            return self._shared(policy_id) if own is None else own
+        spaces = [(agent, self._of_agent(agent, policy_id, own)) for agent in agents]
+        first, space = spaces[0]
+        for agent, other in spaces[1:]:
+            if other != space:
+                raise ConfigError(
+                    f"policy {policy_id!r}: agents {first!r} and {agent!r} differ in their {self._kind} space "
+                    f"({space} and {other}), expected one for all its agents; map them to different policies"
+                )
+        return space
+
+    def found(self, agent: AgentId) -> Space | None:
+        """Return one agent's space, None where it is not known."""
+        given = self._given_to(agent)
+        return self._declared(agent) if given is None else given
+
+    def _of_agent(self, agent: AgentId, policy_id: str, own: Space | None) -> Space:
+        if own is not None:
+            whole = self._reshaped or own == self._declared(agent)
+            chosen = own if whole else _of_one(own, agent)
+            self._compare(f"policies[{policy_id!r}].{self._kind}_space", chosen, agent)
+            return chosen
+        given = self._given_to(agent)
+        if given is not None:
+            self._compare(f"{self._kind}_space", given, agent)
+            return given
+        declared = self._declared(agent)
+        if declared is None:
+            raise ConfigError(
+                f"agent {agent!r}: the environment declares no {self._kind} space, expected a gymnasium Space; set "
+                f"{self._kind}_space in its __init__, or give it in the config or with PolicySpec"
+            )
+        return declared
+
+    def _compare(self, where: str, chosen: Space, agent: AgentId) -> None:
+        """Refuse a space that contradicts what the environment declares.
+
+        Every observation of the agent must be in the policy's space, and every action of the policy in the agent's.
+        """
+        declared = None if self._reshaped else self._declared(agent)
+        if declared is None or declared == chosen:
+            return
+        if self._kind == "observation" and not holds(chosen, declared):
+            rule = "or one that holds it"
+        elif self._kind == "action" and not (chosen.dtype == declared.dtype and holds(declared, chosen)):
+            rule = "or one within it, because the environment takes no other actions"
+        else:
+            return
+        raise ConfigError(
+            f"{where}: {chosen}, expected that of its agent {agent!r}, {declared}, {rule}; leave it out to take the "
+            "agent's"
+        )
+
+    def _given_to(self, agent: AgentId) -> Space | None:
+        given: Any = self._given
+        if isinstance(given, Mapping) and not isinstance(given, gym.Space):
+            given = given.get(agent)
+        if given is None:
+            return None
+        if isinstance(given, gym.Space):
+            return _of_one(given, agent)
+        raise ConfigError(
+            f"{self._kind}_space: {type(given).__name__}, expected a gymnasium Space, or a dict of them by agent id; "
+            "give the space of one agent"
+        )
+
+    def _declared(self, agent: AgentId) -> Space | None:
+        """Return what the environment says of an agent's space, None if it says nothing of any."""
+        env, kind = self._env, self._kind
+        shared, by_agent = getattr(env, f"{kind}_space", None), getattr(env, f"{kind}_spaces", None)
+        methods = (getattr(env, f"get_{kind}_space", None), by_agent, shared)
+        lookup: Any = next(filter(callable, methods), None)
+        # Somebody's own way of answering needs no spaces beside it.
+        inherited = getattr(MultiAgentEnv, f"get_{kind}_space")
+        own = lookup is not None and getattr(type(env), f"get_{kind}_space", None) is not inherited
+        # A Dict space is true also where it is empty.
+        if shared is None and not (by_agent if callable(by_agent) else len(by_agent or ())) and not own:
+            return None
+        if lookup is not None:
+            found: Any = lookup(agent)
+        else:
+            inner: Any = shared.spaces if isinstance(shared, gym.spaces.Dict) else {}
+            found = (by_agent or inner).get(agent, shared)
+        if isinstance(found, gym.Space) or (lookup is not None and found is None):
+            return found
+        raise self._no_space(f"agent {agent!r}", found)
+
+    def _no_space(self, whose: str, found: Any) -> ConfigError:
+        kind = self._kind
+        return ConfigError(
+            f"{whose}: the environment's {kind} space is {type(found).__name__}, expected a gymnasium Space; set "
+            f"{kind}_space in its __init__, or {kind}_spaces to a dict of them by agent id"
+        )
+
+    @property
+    def shared(self) -> Space | None:
+        """The only space of the environment, None if there are several or none."""
+        if isinstance(self._given, gym.Space):
+            return self._given
+        found = self._all()
+        return found[0] if found and all(space == found[0] for space in found[1:]) else None
+
+    @property
+    def unknown(self) -> bool:
+        """Whether the environment declares nothing, right or wrong, that needs no agent's id to be read."""
+        shared = getattr(self._env, f"{self._kind}_space", None)
+        return self.shared is None and (shared is None or callable(shared) or isinstance(shared, gym.Space))
+
+    def _all(self) -> list[Space]:
+        shared, by_agent = (getattr(self._env, f"{self._kind}_{name}", None) for name in ("space", "spaces"))
+        listed = list(by_agent.values()) if isinstance(by_agent, Mapping) else []
+        return listed or ([shared] if isinstance(shared, gym.Space) else [])
+
+    def _shared(self, policy_id: str) -> Space:
+        """Return the only space of an environment, for a policy that no listed agent maps to."""
+        kind, found, only = self._kind, self._all(), self.shared
+        shared = getattr(self._env, f"{kind}_space", None)
+        if only is not None:
+            return only
+        if shared is not None and not found and not callable(shared):
+            raise self._no_space(f"policy {policy_id!r}", shared)
+        raise ConfigError(
+            f"policy {policy_id!r}: no possible agent maps to it and the environment has {len(found)} {kind} spaces, "
+            f"so its own is unknown; give it with PolicySpec({kind}_space=...) or map an agent to it"
+        )
+
+
+def _of_one(given: Space, agent: AgentId) -> Space:
+    """Return what a space means for one agent: a Dict that names it holds its own."""
+    by_agent: Any = given.spaces if isinstance(given, gym.spaces.Dict) else {}
+    space: Space = by_agent.get(agent, given)
+    return space
+
+
+_EPISODES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRequest:
+    """What a mapping function sees of the sampler before there is one.
+
+    Attributes:
+        worker_index: 0 in the driver's own process.
+        num_workers: How many workers there are.
+        base_env: The sub-environments.
+        policy_map: The policies.
+    """
+
+    worker_index: int
+    num_workers: int
+    base_env: BaseEnv
+    policy_map: PolicyMap
+
+    @property
+    def policies(self) -> dict[str, PolicySpec]:
+        """The ids that may be returned; the specs stand in for policies that there are not yet."""
+        return dict(self.policy_map.specs)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenSpaces:
+    """What the config says of spaces.
+
+    Attributes:
+        observation: Of every agent, or by agent id; None leaves it to the environment.
+        action: Likewise.
+        reshaped: Whether an `observation_fn` makes other observations of the environment's.
+        seen: Once spaces were looked up: the agents of the first reset, none where it was not needed. An environment
+            that is sampled is not reset again.
+    """
+
+    observation: Any = None
+    action: Any = None
+    reshaped: bool = False
+    seen: list[list[AgentId]] = field(default_factory=list)
+
+
+def resolve_specs(
+    policy_map: PolicyMap, base_env: BaseEnv, env: Any, given: GivenSpaces, num_workers: int = 0
+) -> dict[str, PolicySpec]:
+    """Return the policies' specs with both spaces filled in.
+
+    Args:
+        policy_map: The policies and the mapping.
+        base_env: The environment in table form.
+        env: One sub-environment, or the user's own BaseEnv, which knows the agents' spaces.
+        given: What the config says of spaces.
+        num_workers: How many workers there will be.
+
+    Raises:
+        ContractError: An agent maps to an unknown policy.
+        ConfigError: Agents of one policy differ in their spaces, or a policy's spaces cannot be inferred.
+    """
+    if base_env.lockstep:
+        # The object that steps them all has the spaces of a batch; the table has those of one agent.
+        env = base_env
+    worker = PolicyRequest(0, num_workers, base_env, policy_map)
+    observations = AgentSpaces(env, "observation", given.observation, reshaped=given.reshaped)
+    actions = AgentSpaces(env, "action", given.action)
+    agents = _agents(env, base_env) or _named_agents(env)
+    if not given.seen:
+        unknown = _unknown(policy_map, agents, observations, actions)
+        given.seen.append(_first_agents(env, base_env) if unknown else [])
+    agents = _agents(env, base_env) or _named_agents(env) or given.seen[0]
+    users = _users(policy_map, agents, worker)
+    return {
+        policy_id: replace(
+            spec,
+            observation_space=observations.of_policy(policy_id, spec, users[policy_id]),
+            action_space=actions.of_policy(policy_id, spec, users[policy_id]),
+        )
+        for policy_id, spec in policy_map.specs.items()
+    }
+
+
+def resolve_agents(
+    policy_map: PolicyMap, base_env: BaseEnv, env: Any, num_workers: int = 0
+) -> dict[AgentId, str]:
+    """Return the agents that may ever appear, in the environment's order, each with a policy that answers for it.
+
+    Args:
+        policy_map: The policies and the mapping.
+        base_env: The environment in table form.
+        env: One sub-environment, or the user's own BaseEnv.
+        num_workers: How many workers there will be.
+    """
+    agents = _agents(base_env if base_env.lockstep else env, base_env)
+    users = _users(policy_map, agents, PolicyRequest(0, num_workers, base_env, policy_map))
+    owners = {agent: policy_id for policy_id, found in users.items() for agent in found}
+    return {agent: owners[agent] for agent in agents}
+
+
+def _unknown(policy_map: PolicyMap, agents: list[AgentId], *kinds: AgentSpaces) -> bool:
+    """Return whether a policy needs spaces of the environment that this does not declare before its first reset."""
+    complete = (
+        (spec.observation_space is not None and spec.action_space is not None)
+        or (spec.inferred is not None and not agents)
+        for spec in policy_map.specs.values()
+    )
+    if all(complete):
+        return False
+    if not agents:
+        return any(spaces.unknown for spaces in kinds)
+    return any(spaces.found(agent) is None for spaces in kinds for agent in agents)
+
+
+def _first_agents(env: Any, base_env: BaseEnv) -> list[AgentId]:
+    """Reset an environment that knows its spaces only then; return the agents that it shows.
+
+    Raises:
+        EnvCrashError: It raised.
+    """
+    if not isinstance(env, MultiAgentEnv | gym.Env):
+        return []
+    if any(env is one for one in base_env.get_sub_environments()):
+        # The first episode, which is sampled later.
+        return list(base_env.try_reset(0)[0].get(0, ()))
+    try:
+        obs = reset_env(env, 0)[0]
+    except MenvError:
+        raise
+    except Exception as error:
+        raise EnvCrashError(
+            f"env 0 reset: raised {type(error).__name__}: {error}, expected the first observations, because "
+            f"{type(env).__name__} declares no spaces before them; declare these in __init__, or fix reset"
+        ) from error
+    return list(obs) if isinstance(env, MultiAgentEnv) else []
+
+
+def _agents(env: Any, base_env: BaseEnv) -> list[AgentId]:
+    if isinstance(env, gym.Env) and not isinstance(env, MultiAgentEnv):
+        return [SINGLE_AGENT]
+    listed: Iterable[AgentId] = getattr(env, "possible_agents", None) or base_env.get_agent_ids()
+    return list(listed)
+
+
+def _named_agents(env: Any) -> list[AgentId]:
+    """Return the agents that a classic environment names without `possible_agents`, always in the same order.
+
+    There may be more of them; but those that it names have spaces by which their policies are built.
+    """
+    return sorted(env.get_agent_ids(), key=repr) if isinstance(env, MultiAgentEnv) else []
+
+
+def _users(policy_map: PolicyMap, agents: list[AgentId], worker: PolicyRequest) -> dict[str, list[AgentId]]:
+    users: dict[str, dict[AgentId, None]] = {policy_id: {} for policy_id in policy_map.specs}
+    for number in range(_EPISODES):
+        # Small ids and large ones: both parities, and numbers as they occur in a run.
+        episode = Episode(number if number % 4 < 2 else number * 0x9E3779B97F4A7, number)
+        for agent in agents:
+            try:
+                policy_id = policy_map.policy_for(agent, episode, worker)
+            except (ContractError, ConfigError):
+                raise
+            except Exception as error:
+                raise ConfigError(
+                    f"policy_mapping_fn: raised {type(error).__name__}: {error} for agent {agent!r} (dry run over "
+                    f"possible_agents), expected a policy id of {sorted(policy_map.specs)}; mend the "
+                    f"function{OR_MANY_AGENTS if agent == SINGLE_AGENT else ''}"
+                ) from error
+            episode.bind(agent, policy_id)
+            users[policy_id][agent] = None
+    return {policy_id: list(found) for policy_id, found in users.items()}

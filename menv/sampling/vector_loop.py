@@ -1,0 +1,528 @@
+"""Framed: what answers whole frames with one policy's network, and writes them down.
+
+`menv.sampling.vector_loop` and `menv.sampling.vector_loop` go round with it. It knows no environments: who steps,
+when a fragment is full and what episodes are is theirs to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from menv.adapters.gym import GymEnvs
+from menv.adapters.lockstep import LockstepEnvs
+from menv.base_env import SINGLE_AGENT, BaseEnv, EpisodeEnd, VectorStep
+from menv.episode import When
+from menv.errors import ContractError
+from menv.inference.action_sampler import AHEAD, TrajectoryTable
+from menv.inference.backend import FixedBatchRunner
+from menv.metrics import Metrics, Timers
+from menv.sample_batch import SampleBatch
+from menv.sampling.episode_tracker import EpisodeTracker
+from menv.sampling.fragment_limit import LONGEST, Flags, FragmentLimit
+from menv.sampling.network_policy_group import NetworkPolicyGroup
+from menv.sampling.policy_group import PendingRows, PolicyGroup, outside
+from menv.sampling.vector_rollout_buffer import VectorRolloutBuffer
+from menv.spaces import OutsideSpaceError
+from menv.trajectory_slices import Column
+
+
+class VectorStepper:
+    """What answers whole frames with one policy, and writes them down.
+
+    Attributes:
+        env_steps: [E] env steps of each sub-environment so far.
+    """
+
+    def __init__(
+        self,
+        env_steps: Column,
+        cohort: NetworkPolicyGroup,
+        policy: int,
+        table: TrajectoryTable,
+        ledger: VectorRolloutBuffer,
+        times: Timers,
+    ) -> None:
+        """Begin where `ledger` stands.
+
+        Args:
+            env_steps: [E] env steps of each sub-environment, the very array that counts them.
+            cohort: Whose network answers.
+            policy: Index of the policy in it.
+            table: Holds the keys of the draws.
+            ledger: The cohort's.
+            times: Told of what environments and the network take.
+        """
+        self.env_steps = env_steps
+        self._cohort = cohort
+        self._policy = policy
+        self._table = table
+        self._ledger = ledger
+        self._times = times
+        # Where the last frame is.
+        self._rows = slice(0, ledger.rows)
+        # Frames since draws were made ahead.
+        self._since = AHEAD
+        # Answers the fragment that is under way.
+        self._steady: FixedBatchRunner
+        self._explore = True
+
+    @property
+    def fits(self) -> bool:
+        """Whether no connector cares whose the rows are."""
+        return self._cohort.path is None or self._cohort.path.whole
+
+    def _begin(self, explore: bool) -> None:
+        obs, mask = self._last()
+        self._explore = explore
+        self._steady = self._cohort.backend.steady(
+            self._policy, len(obs), masked=mask is not None, explore=explore
+        )
+        self._take(obs, mask)
+
+    def _last(self) -> tuple[Column, Column | None]:
+        ledger, rows = self._ledger, self._rows
+        masks = ledger.masks
+        return ledger.obs[rows], None if masks is None else masks[rows]
+
+    def _take(self, obs: Column, mask: Column | None) -> None:
+        before, noise, drawn = perf_counter(), None, self._cohort.noise
+        if self._explore:
+            if self._since >= AHEAD:
+                drawn.draw_ahead(self._table, self.env_steps)
+                self._since = 0
+            noise = drawn.ahead(self.env_steps)
+        self._since += 1
+        self._steady.take(obs, mask, noise)
+        self._times.act += perf_counter() - before
+
+    def _answer(self) -> Any:
+        before, cohort = perf_counter(), self._cohort
+        decision = self._steady.decide()
+        if not decision.sound:
+            raise cohort.unsound(self._policy, *self._last())
+        self._ledger.answer(self._rows, decision.actions, decision.dist_inputs)
+        if cohort.path is None:
+            answers = cohort.output(decision.actions)
+        else:
+            answers = cohort.path.answers(self._policy, decision.actions, *self._last(), None)
+        self._times.act += perf_counter() - before
+        return answers
+
+    def _write(self, frame: VectorStep, *, ask: bool = False) -> None:
+        """Write a frame down.
+
+        Args:
+            frame: The frame.
+            ask: Whether it is answered in this fragment: the network gets its rows now.
+        """
+        try:
+            obs, mask = self._cohort.frame_rows(self._policy, frame)
+        except OutsideSpaceError as error:
+            step = int(self.env_steps[error.row])
+            raise outside(error.row, SINGLE_AGENT, f"env step {step}", error) from error
+        if ask:
+            self._take(obs, mask)
+        self._rows = self._ledger.add_frame(frame, obs, mask)
+
+
+# SEAM menv.loop.whole_episodes
+# Whole episodes of sub-environments that step together: rows of one that runs wait here until it is over.
+#
+# `menv.sampling.sampler` hands in what its ledgers release and hands out what comes back, where a fragment is
+# to hold
+# complete episodes and nobody can wait at the end of one. `WholeEpisodeLimit` says when such a fragment is
+# full. There is one
+# agent in each of these sub-environments, so that a trajectory is an episode; nothing here knows how rows
+# came about.
+
+
+class WholeEpisodeLimit(FragmentLimit):
+    """A fragment is full when the episodes that ended in it have so many env steps, all sub-environments together.
+
+    Args:
+        length: Env steps a sub-environment.
+    """
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length, lockstep=True)
+        # [E] env steps of each sub-environment when its running episode began.
+        self._since: Column = np.zeros(0, np.int64)
+        self._over = 0
+
+    def begin(self, env_steps: Column) -> None:
+        """Begin a fragment at these env step counts [E]; episodes that run go on."""
+        self._over = 0
+        if len(env_steps) != len(self._since):
+            self._since = env_steps.copy()
+
+    def break_off(self) -> None:
+        """Forget the episodes that run: with the next fragment others begin."""
+        self._since = self._since[:0]
+
+    def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
+        """Count the env steps of episodes that ended."""
+        for end in ends:
+            self._since[end.env_index] += end.env_steps
+            self._over += end.env_steps
+
+    def note_frame(self, done: Flags | None, env_steps: Column) -> bool:
+        """Count the env steps of episodes that ended at these counts [E]; return whether the fragment is full."""
+        if done is not None:
+            self._over += int((env_steps - self._since)[done].sum())
+            self._since[done] = env_steps[done]
+        return self.closed(env_steps) is not None
+
+    def closed(self, env_steps: Column) -> Flags | None:
+        """Return [E] True when the fragment is full, None before.
+
+        Raises:
+            ContractError: An episode seems never to end.
+        """
+        if self._over >= self.length * len(env_steps):
+            return np.ones(len(env_steps), np.bool_)
+        running = env_steps - self._since
+        if np.maximum.reduce(running) > LONGEST + 10 * self.length:
+            raise ContractError(
+                f"sample: env {int(running.argmax())} took {int(running.max())} env steps without the end of an "
+                'episode, expected one with batch_mode="complete_episodes"; truncate episodes in the environment, or '
+                'use "truncate_episodes"'
+            )
+        return None
+
+
+class EpisodeHoldback:
+    """The rows of episodes that run, by policy; empty unless the quota is a `WholeEpisodeLimit`."""
+
+    def __init__(self, quota: FragmentLimit) -> None:
+        self._quota = quota if isinstance(quota, WholeEpisodeLimit) else None
+        self._kept: dict[str, SampleBatch] = {}
+
+    @property
+    def waits(self) -> bool:
+        """Whether rows wait here for the end of their episode."""
+        return self._quota is not None
+
+    @property
+    def rewards(self) -> float:
+        """What the rows earned that wait here."""
+        return float(sum(batch[SampleBatch.REWARDS].sum() for batch in self._kept.values()))
+
+    def completed(self, cohort: PolicyGroup, closed: dict[str, SampleBatch]) -> dict[str, SampleBatch]:
+        """Return what a cohort released, with all that must be known by the weights of now."""
+        return closed if self._quota is None else cohort.with_inputs(closed)
+
+    def release(
+        self, closed: dict[str, SampleBatch], env_steps: int, excluded: Sequence[SampleBatch] = ()
+    ) -> tuple[dict[str, SampleBatch], int]:
+        """Return the rows of all episodes that are over, each in one piece, and their env steps; keep the others.
+
+        Args:
+            closed: The rows of a fragment by policy. A row with a flag is the last one of its episode.
+            env_steps: Taken in the fragment.
+            excluded: Rows of the fragment that are excluded from training; earlier rows of their episodes are dropped.
+        """
+        if self._quota is None:
+            return closed, env_steps
+        released, dropped = {}, sum(batch.count for batch in excluded)
+        for policy_id, batch in self._kept.items() if excluded else ():
+            gone = np.concatenate([one.segments.eps_id for one in excluded])
+            kept = _in_order(batch, np.flatnonzero(~np.isin(batch.segments.eps_id, gone)))
+            dropped += batch.count - kept.count
+            self._kept[policy_id] = kept
+        for policy_id in dict.fromkeys((*self._kept, *closed)):
+            parts = [rows[policy_id] for rows in (self._kept, closed) if policy_id in rows]
+            batch = SampleBatch.concat_samples(parts)
+            pieces = batch.segments
+            ended = _flagged(batch)
+            over = np.isin(pieces.eps_id, pieces.eps_id[ended])
+            released[policy_id] = _in_order(batch, np.flatnonzero(over))
+            self._kept[policy_id] = _in_order(batch, np.flatnonzero(~over))
+        released = {policy_id: batch for policy_id, batch in released.items() if batch.count}
+        return released, dropped + sum(batch.count for batch in released.values())
+
+    def break_off(self) -> None:
+        """Count the episodes that run as truncated by what their last rows led to: nobody goes on with them."""
+        if self._quota is not None:
+            self._quota.break_off()
+        for batch in self._kept.values():
+            batch[SampleBatch.TRUNCATEDS][batch.segments.ends - 1] = True
+
+    def drop(self, policy_id: str) -> None:
+        """Forget the rows of a policy that is removed."""
+        self._kept.pop(policy_id, None)
+
+
+def _flagged(batch: SampleBatch) -> Flags:
+    """Return [S] True where a piece is the last one of its episode."""
+    last = batch.segments.ends - 1
+    flags: Flags = batch[SampleBatch.TERMINATEDS][last] | batch[SampleBatch.TRUNCATEDS][last]
+    return flags
+
+
+def _in_order(batch: SampleBatch, which: npt.NDArray[np.int64]) -> SampleBatch:
+    pieces = batch.segments
+    # Of each sub-environment the piece that was kept comes first, and the one that goes on from it next.
+    which = which[np.argsort(pieces.env_id[which], kind="stable")]
+    lengths = pieces.lengths[which]
+    before = np.cumsum(lengths) - lengths
+    taken = batch.take(np.repeat(pieces.starts[which] - before, lengths) + np.arange(int(lengths.sum())))
+    # Who hands them out numbers the pieces.
+    taken.segments.unroll_id = taken.segments.eps_id
+    taken.segments = taken.segments.joined()
+    return taken
+
+
+# SEAM menv.loop.frame_loop
+# The short way round for sub-environments that step together and share one network.
+#
+# Nothing is looked up and no object is made for a sub-environment: whole frames go from the adapter to the
+# ledger, through the network and back. `menv.sampling.sampler` takes this way where it leads to the same
+# batches as the long one.
+
+
+class VectorRolloutLoop(VectorStepper):
+    """Collects fragments from one lockstep environment with one policy."""
+
+    def __init__(
+        self,
+        env: LockstepEnvs,
+        cohort: NetworkPolicyGroup,
+        policy: int,
+        table: TrajectoryTable,
+        book: EpisodeTracker,
+        times: Timers,
+    ) -> None:
+        """Seat everybody.
+
+        Args:
+            env: It has not been polled.
+            cohort: Whose network answers.
+            policy: Index of the policy in it.
+            table: The keys of the draws are written there.
+            book: Numbers the episodes.
+            times: Told of what environments and the network take.
+        """
+        keys = [book.agent_key(index, SINGLE_AGENT) for index in range(env.num_envs)]
+        lives = np.array(keys, np.uint64) >> np.uint64(1)
+        ledger = cohort.take_frames(policy, lives.astype(np.int64), book.new_ids)
+        super().__init__(env.env_steps, cohort, policy, table, ledger, times)
+        self._env = env
+        for index, key in enumerate(keys):
+            table.sit(index, 0, policy, index, key)
+
+    def sample(self, quota: FragmentLimit, explore: bool) -> int:
+        """Take a fragment's env steps of all sub-environments together; return how many."""
+        env, num_envs = self._env, self._env.num_envs
+        if not self._ledger.rows:
+            before = perf_counter()
+            first = env.poll_frame()
+            self._times.env += perf_counter() - before
+            self._write(first)
+        self._begin(explore)
+        whole = quota if isinstance(quota, WholeEpisodeLimit) else None
+        if whole is not None:
+            whole.begin(env.env_steps)
+        taken, full = 0, False
+        while not full:
+            actions, before = self._answer(), perf_counter()
+            env.answer_frame(actions)
+            frame = env.poll_frame()
+            self._times.env += perf_counter() - before
+            taken += num_envs if frame.begun is None else num_envs - frame.begun.tobytes().count(1)
+            full = (
+                taken >= quota.length * num_envs
+                if whole is None
+                else whole.note_frame(frame.done, env.env_steps)
+            )
+            self._write(frame, ask=not full)
+        return taken
+
+    def record(self, metrics: Metrics) -> None:
+        """Record the episodes that the last fragment ended; to be called when it has been closed."""
+        finished = self._ledger.finished
+        policy_id = self._cohort.policy_ids[self._policy]
+        metrics.record_many(policy_id, finished.returns.tolist(), finished.lengths.tolist())
+        self._rows = slice(0, self._env.num_envs)
+
+    def stand(self, numbered: Column) -> tuple[Column, int]:
+        """Return [E] how many episodes have begun, and how many run.
+
+        Args:
+            numbered: [E] how many have a number. Where a last observation is a row of its own, the next episode has one
+                when the fragment is closed, and begins with the next step.
+        """
+        if not self._ledger.closed:
+            return numbered, self._env.num_envs
+        between = self._env.between
+        return numbered - between, self._env.num_envs - int(np.count_nonzero(between))
+
+    def leave(self) -> Column:
+        """Give the environment back, to be polled; return [E] env steps so far.
+
+        The rows that wait are dropped: what came before them has its whole reward already.
+        """
+        self._cohort.take_rows()
+        self._env.leave_frames()
+        steps: Column = self._env.env_steps.copy()
+        return steps
+
+
+def frame_loop(
+    env: BaseEnv,
+    cohorts: list[PolicyGroup],
+    only: str | None,
+    table: TrajectoryTable,
+    book: EpisodeTracker,
+    times: Timers,
+) -> VectorRolloutLoop | None:
+    """Return the short way round, None where one network without a memory is not all."""
+    if only is None or not isinstance(env, LockstepEnvs) or len(cohorts) != 1:
+        return None
+    cohort = cohorts[0]
+    if not isinstance(cohort, NetworkPolicyGroup) or cohort.state_sizes:
+        return None
+    if cohort.path is not None and not cohort.path.whole:
+        return None
+    return VectorRolloutLoop(env, cohort, cohort.policy_ids.index(only), table, book, times)
+
+
+# SEAM menv.loop.copies_loop
+# The short way round for copies of a gymnasium environment that are stepped one after another.
+#
+# While all copies wait together and one network answers for them, whole frames go round as with sub-
+# environments that
+# step together (`menv.sampling.vector_loop`). Here that is only ever a stretch of the long way: it begins
+# where every copy
+# waits, and ends, with nothing lost, as soon as something happens or is asked for that a frame does not tell.
+# `menv.sampling.sampler` begins and ends it. Rows, draws, episodes and their order are those of the long way.
+
+
+class SyncVectorLoop(VectorStepper):
+    """A stretch of env steps that all copies take together."""
+
+    def __init__(
+        self,
+        env: GymEnvs,
+        cohort: NetworkPolicyGroup,
+        policy: int,
+        table: TrajectoryTable,
+        book: EpisodeTracker,
+        block: PendingRows,
+        times: Timers,
+    ) -> None:
+        """Begin where every copy waits.
+
+        Args:
+            env: The copies.
+            cohort: Whose network answers; its ledger is closed and holds the one row of each copy.
+            policy: Index of the policy in it.
+            table: Keeps what the episodes that run have earned.
+            book: Numbers the episodes, and is told which of them run when the stretch ends.
+            block: The rows that wait.
+            times: Told of what environments and the network take.
+        """
+        ledger = cohort.take_frames(policy, book.lives(env.num_envs), book.new_ids, going_on=True)
+        super().__init__(env.env_steps, cohort, policy, table, ledger, times)
+        self._env = env
+        self._book = book
+        self._block = block
+        self._answered = False
+        # Where the episodes that run began, and those that ended since the last `record`.
+        self._starts = [env.episode_start(index) for index in range(env.num_envs)]
+        self._returns: list[float] = []
+        self._lengths: list[int] = []
+        self._when: list[When] = []
+
+    @property
+    def fits(self) -> bool:
+        """Whether no connector has come."""
+        return self._cohort.path is None
+
+    @property
+    def running_ids(self) -> list[int]:
+        """The ids of the episodes [E] that run."""
+        ids: list[int] = self._ledger.running().tolist()
+        return ids
+
+    def sample(self, frames: int, explore: bool) -> int:
+        """Take so many env steps of each copy; return how many, fewer where a poll has more to tell."""
+        env, slots = self._env, self._env.everyone
+        self._begin(explore)
+        for taken in range(frames):
+            actions, before = self._answer(), perf_counter()
+            env.send_actions(slots, actions)
+            frame = env.poll_frame()
+            self._times.env += perf_counter() - before
+            if frame is None:
+                self._answered = True
+                return taken
+            self._write(frame, ask=taken < frames - 1)
+            self._add_up(frame)
+        return frames
+
+    def record(self, metrics: Metrics) -> None:
+        """Record the episodes that ended since the last time."""
+        if self._returns:
+            policy_id = self._cohort.policy_ids[self._policy]
+            metrics.record_many(policy_id, self._returns, self._lengths, self._when)
+            self._returns, self._lengths, self._when = [], [], []
+
+    def closed(self, metrics: Metrics) -> None:
+        """Record, for the fragment has been closed, and the rows that wait have moved."""
+        self.record(metrics)
+        self._rows = slice(0, self._env.num_envs)
+
+    def leave(self) -> list[PendingRows]:
+        """End the stretch; return the rows that wait, none if a poll has more to tell."""
+        ids, policy_id = self.running_ids, self._cohort.policy_ids[self._policy]
+        self._cohort.leave_frames(self._ledger, answered=self._answered)
+        self._book.go_on(ids, policy_id)
+        if self._answered:
+            return []
+        self._block.rows = self._rows
+        return [self._block]
+
+    def _add_up(self, frame: VectorStep) -> None:
+        """Add up what the episodes earn, step by step as the long way does."""
+        returns = self._table.returns
+        returns[: len(frame.rewards)] += frame.rewards
+        if frame.done is None:
+            return
+        for index in frame.done.nonzero()[0].tolist():
+            self._returns.append(returns.item(index))
+            returns[index] = 0.0
+            until = self.env_steps.item(index)
+            self._lengths.append(until - self._starts[index])
+            self._starts[index] = until
+            self._when.append(self._book.when(index, until))
+
+
+def copies_loop(
+    env: BaseEnv,
+    cohorts: list[PolicyGroup],
+    only: str | None,
+    table: TrajectoryTable,
+    book: EpisodeTracker,
+    block: PendingRows | None,
+    times: Timers,
+) -> SyncVectorLoop | None:
+    """Return a stretch of the short way, None where not all copies wait for one plain network without a memory."""
+    if only is None or block is None or not isinstance(env, GymEnvs) or len(cohorts) != 1:
+        return None
+    cohort = cohorts[0]
+    if not isinstance(cohort, NetworkPolicyGroup) or cohort.state_sizes or cohort.path is not None:
+        return None
+    policy, ledger = cohort.policy_ids.index(only), cohort.ledger
+    if ledger.rows != env.num_envs or ledger.carried or not book.all_follow(only):
+        return None
+    # Every copy has one row, in the order of the copies.
+    rows = np.arange(ledger.rows)[block.rows]
+    ordered = np.array_equal(block.slots, env.everyone) and np.array_equal(rows, env.everyone)
+    if not ordered or block.taken is not None or not np.all(block.which == policy):
+        return None
+    return SyncVectorLoop(env, cohort, policy, table, book, block, times)

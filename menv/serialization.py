@@ -1,0 +1,566 @@
+"""Trees of plain values as JSON, their arrays beside it: what a file may hold without anybody's code.
+
+`menv.sampling.sampler`, `menv.metrics` and training checkpoints write and read with it. Plain are None, booleans,
+numbers, strings, bytes, lists, tuples, sets, dicts with any plain keys, and numpy arrays and scalars; nothing else, so
+that nothing has to be imported, called or guessed when a tree is read.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import math
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from menv.errors import ConfigError, NotWrittenError
+from menv.spaces import leaves
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+_KINDS = "biuf"
+_MARK = "$"
+
+
+MOST_VALUES = 1 << 20
+"""Values in a JSON text that is read; in memory each takes up to 100 bytes."""
+
+
+HEADER_SIZE, MOST_HEADER = 8, 1 << 23
+"""Bytes that hold the size of a safetensors header, and the largest size that is read."""
+
+
+class NotPlainError(ConfigError):
+    """A value is of a kind that no file may hold; leave it out or turn it into a plain one."""
+
+
+def read_json(data: bytes, most_values: int = MOST_VALUES) -> Any:
+    """Return what a JSON text holds, once it is known that memory has room for it.
+
+    Raises:
+        ValueError: It is no JSON, or holds too many values.
+    """
+    if values_in(data) > most_values:
+        raise ValueError(f"about {values_in(data)} values, expected at most {most_values}")
+    return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+
+
+def values_in(data: bytes) -> int:
+    """Return how many values a JSON text holds, or more: outside of strings each of these stands for one."""
+    return sum(map(data.count, (b",", b"[", b"{")))
+
+
+def check_header(first: bytes) -> None:
+    """Refuse a file of arrays with a larger header than any that is written; each 100 bytes of it make an array.
+
+    Args:
+        first: The first `HEADER_SIZE` bytes of a safetensors file.
+
+    Raises:
+        ValueError: Its header is too large.
+    """
+    size = int.from_bytes(first[:HEADER_SIZE], "little")
+    if size > MOST_HEADER:
+        raise ValueError(f"a header of {size} bytes, expected at most {MOST_HEADER}")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def to_plain(value: Any, arrays: Arrays) -> Any:
+    """Return a tree as what JSON can hold.
+
+    Args:
+        value: The tree.
+        arrays: Its arrays are put here, under new names.
+
+    Raises:
+        NotPlainError: It holds something that is not plain.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is np.str_:
+        # Equal to a str, but other numbers are drawn for an agent with such an id.
+        return {"$str": str(value)}
+    if kind is float:
+        return value if math.isfinite(value) else {"$float": repr(value)}
+    if kind is list:
+        return [to_plain(item, arrays) for item in value]
+    if kind in (tuple, set, frozenset):
+        items = sorted(value, key=repr) if kind is not tuple else value
+        return {f"${kind.__name__}": [to_plain(item, arrays) for item in items]}
+    if isinstance(value, dict):
+        return _plain_dict(value, arrays)
+    if kind is bytes:
+        return {"$bytes": value.hex()}
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain_array(value, arrays)
+    raise NotPlainError(
+        f"{kind.__module__}.{kind.__qualname__}: not a plain value, expected numbers, strings, arrays, and lists, "
+        "tuples and dicts of them; turn it into those"
+    )
+
+
+def from_plain(value: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
+    """Return the tree of which `to_plain` made `value` and `arrays`.
+
+    Raises:
+        NotPlainError: It was not made by it.
+    """
+    if isinstance(value, list):
+        return [from_plain(item, arrays) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1 and next(iter(value)).startswith(_MARK):
+        ((mark, held),) = value.items()
+        return _marked(mark, held, arrays)
+    return {key: from_plain(item, arrays) for key, item in value.items()}
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether `to_plain` can take a tree."""
+    try:
+        to_plain(value, {})
+    except NotPlainError:
+        return False
+    return True
+
+
+def digest(value: Any) -> str | None:
+    """Return a hash of a tree, the same in every process; None of one that is not plain."""
+    arrays: Arrays = {}
+    try:
+        text = json.dumps(to_plain(value, arrays))
+    except NotPlainError:
+        return None
+    found = hashlib.blake2b(text.encode(), digest_size=16)
+    for array in arrays.values():
+        found.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
+    return found.hexdigest()
+
+
+def _plain_dict(value: Mapping[Any, Any], arrays: Arrays) -> Any:
+    """Return a dict; one whose keys are not all strings, or could be taken for a mark, as a list of pairs."""
+    if all(type(key) is str and not key.startswith(_MARK) for key in value):
+        return {key: to_plain(item, arrays) for key, item in value.items()}
+    return {"$dict": [[to_plain(key, arrays), to_plain(item, arrays)] for key, item in value.items()]}
+
+
+def _plain_array(value: Any, arrays: Arrays) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return {"$objects": [list(value.shape), [to_plain(item, arrays) for item in value.ravel()]]}
+    if value.dtype.kind not in _KINDS or value.dtype.itemsize > 8:
+        raise NotPlainError(
+            f"array of {value.dtype}: not a plain value, expected booleans, integers or floats; convert it"
+        )
+    name = str(len(arrays))
+    arrays[name] = np.ascontiguousarray(value).reshape(np.shape(value))
+    return {"$array" if isinstance(value, np.ndarray) else "$scalar": name}
+
+
+def _marked(mark: str, held: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
+    try:
+        if mark == "$dict":
+            return {from_plain(key, arrays): from_plain(item, arrays) for key, item in held}
+        if mark in ("$tuple", "$set", "$frozenset"):
+            kind = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}[mark]
+            return kind(from_plain(item, arrays) for item in held)
+        if mark == "$objects":
+            return _objects(held, arrays)
+        if mark == "$bytes":
+            return bytes.fromhex(held)
+        if mark == "$str":
+            return np.str_(held)
+        if mark == "$float":
+            return float(held)
+        array = arrays[held]
+        return {"$array": np.array(array), "$scalar": array[()]}[mark]
+    except NotPlainError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise NotPlainError(
+            f"plain data: {mark!r} with {str(held)[:60]!r}, expected what to_plain writes; the file was written by "
+            "something else"
+        ) from error
+
+
+def _objects(held: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    shape, items = held
+    flat = np.empty(len(items), object)
+    for place, item in enumerate(items):
+        flat[place] = from_plain(item, arrays)
+    return flat.reshape(shape)
+
+
+# SEAM menv.spaces_json
+# Spaces as JSON values and back: tagged, bounded, without a name that would be imported.
+#
+# Policies on disk hold the spaces that they were trained for in this form. It knows gymnasium's spaces and
+# numpy,
+# nothing about files or policies. Arrays whose numbers are all equal are one number, others base64 of their
+# bytes.
+
+
+Space = gym.Space[Any]
+Array = npt.NDArray[Any]
+
+MOST_NUMBERS, MOST_BYTES = 1 << 23, 3 << 23
+"""Elements of all different spaces of one file together, such as 1,080 x 1,920 x 3 of an image, and their bytes."""
+MOST_PARTS = 4096
+"""Spaces that may lie in one another or beside each other."""
+MOST_LEVELS = 32
+"""Levels of Tuple and Dict in one another."""
+MOST_CHARACTERS = 1 << 16
+"""Characters of a Text space."""
+
+_INFINITE = {"inf": math.inf, "-inf": -math.inf}
+
+
+def space_to_json(space: Space) -> dict[str, Any]:
+    """Return a space as a JSON value with a tag `"space"`.
+
+    Raises:
+        ConfigError: There is no form for a space of this kind, or for a key of a Dict, or it is larger than what
+            `space_from_json` reads.
+    """
+    sizes = [
+        (math.prod(leaf.shape or ()), np.dtype(leaf.dtype or np.int8).itemsize) for leaf in leaves(space)
+    ]
+    _check_size("space", sum(count for count, _ in sizes), sum(count * size for count, size in sizes))
+    for kind, write in _WRITERS.items():
+        if isinstance(space, kind):
+            value: dict[str, Any] = write(space)
+            return value
+    raise ConfigError(
+        f"space {type(space).__name__}: has no form in JSON, expected Box, Discrete, MultiDiscrete, MultiBinary, Text, "
+        "or Tuple and Dict of these; change the space or wrap the environment"
+    )
+
+
+def space_from_json(value: Any, where: str = "space") -> Space:
+    """Return the space that `space_to_json` described.
+
+    Args:
+        value: What it returned, perhaps changed by others since.
+        where: Begins the messages.
+
+    Raises:
+        ConfigError: The value describes no space, or one of absurd size.
+    """
+    return SpaceDecoder().read(value, where)
+
+
+def _check_size(where: str, numbers: int, size: int) -> None:
+    if numbers > MOST_NUMBERS or size > MOST_BYTES:
+        raise ConfigError(
+            f"{where}: arrays of {numbers} numbers in {size} bytes, expected at most {MOST_NUMBERS} in {MOST_BYTES}; "
+            "make the space smaller"
+        )
+
+
+class SpaceDecoder:
+    """Reads the spaces of one file and counts what they hold together; spaces that are alike are one object."""
+
+    def __init__(self) -> None:
+        self._where = ""
+        self._parts = 0
+        self._numbers = self._bytes = 0
+        self._made: dict[str, Space] = {}
+
+    def read(self, value: Any, where: str) -> Space:
+        """Return a space; see `space_from_json`."""
+        self._where = where
+        text = json.dumps(value)
+        if text not in self._made:
+            self._made[text] = self.space(value, 0)
+        return self._made[text]
+
+    def space(self, value: Any, level: int) -> Space:
+        """Return a space at a level of nesting."""
+        self._parts += 1
+        if level > MOST_LEVELS or self._parts > MOST_PARTS:
+            raise self._wrong(f"more than {MOST_LEVELS} levels or {MOST_PARTS} parts", "fewer")
+        tag = value.get("space") if isinstance(value, Mapping) else None
+        if not isinstance(tag, str) or tag not in _READERS:
+            raise self._wrong(f"unknown space tag {tag!r:.60}", f"one of {sorted(_READERS)}")
+        try:
+            return _READERS[tag](self, value, level)
+        except ConfigError:
+            raise
+        except KeyError as error:
+            raise self._wrong(f"{tag} without {error}", "all of its entries") from error
+        except (ValueError, TypeError, AssertionError, OverflowError, AttributeError) as error:
+            why = str(error).replace("\n", " ")
+            raise self._wrong(f"{tag} cannot be made ({why:.80})", "what space_to_json returned") from error
+
+    def shape(self, value: Any, dtype: np.dtype[Any]) -> tuple[int, ...]:
+        """Return the shape of an array of a dtype, once its numbers are counted."""
+        if not isinstance(value, list) or len(value) > MOST_LEVELS:
+            raise self._wrong(f"shape {value!r:.60}", "a short list of sizes")
+        shape = tuple(self.count(size, least=0) for size in value)
+        self._numbers += math.prod(shape)
+        self._bytes += math.prod(shape) * dtype.itemsize
+        _check_size(self._where, self._numbers, self._bytes)
+        return shape
+
+    def count(self, value: Any, least: int = 1) -> int:
+        """Return an integer of at least `least` that fits 63 bits."""
+        if type(value) is not int or not least <= value < 1 << 63:
+            raise self._wrong(f"{value!r:.60}", f"an integer from {least}")
+        return int(value)
+
+    def dtype(self, value: Any) -> np.dtype[Any]:
+        """Return a dtype of plain numbers."""
+        if value not in _DTYPES:
+            raise self._wrong(f"dtype {value!r:.60}", f"one of {list(_DTYPES)}")
+        return np.dtype(str(value))
+
+    def array(self, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return an array."""
+        if isinstance(value, Mapping):
+            try:
+                data = base64.b64decode(value["base64"], validate=True)
+            except (binascii.Error, ValueError, TypeError) as error:
+                raise self._wrong("an array that is no base64", "base64") from error
+            if len(data) != math.prod(shape) * dtype.itemsize:
+                raise self._wrong(f"{len(data)} bytes of {dtype} for the shape {list(shape)}", "its size")
+            return np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype).reshape(shape)
+        number = _INFINITE.get(value) if isinstance(value, str) else value
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise self._wrong(f"{value!r:.60}", "a number or base64")
+        return np.full(shape, number, dtype)
+
+    def _wrong(self, what: str, expected: str) -> ConfigError:
+        return ConfigError(f"{self._where}: {what}, expected {expected}; write the file again")
+
+
+_DTYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+)  # fmt: skip
+
+
+def _array_to_json(array: Array) -> Any:
+    if array.size and (array == array.flat[0]).all():
+        number = array.flat[0].item()
+        if isinstance(number, bool):
+            return int(number)
+        return {math.inf: "inf", -math.inf: "-inf"}.get(number, number)
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return {"base64": base64.b64encode(little.tobytes()).decode("ascii")}
+
+
+def _write_box(space: gym.spaces.Box) -> dict[str, Any]:
+    return {
+        "space": "box",
+        "low": _array_to_json(space.low),
+        "high": _array_to_json(space.high),
+        "shape": [int(size) for size in space.shape],
+        "dtype": str(np.dtype(space.dtype)),
+    }
+
+
+def _write_discrete(space: gym.spaces.Discrete) -> dict[str, Any]:
+    return {
+        "space": "discrete", "n": int(space.n), "start": int(space.start), "dtype": str(np.dtype(space.dtype))
+    }  # fmt: skip
+
+
+def _write_multi_discrete(space: gym.spaces.MultiDiscrete) -> dict[str, Any]:
+    return {
+        "space": "multi-discrete",
+        "nvec": _array_to_json(space.nvec),
+        "start": _array_to_json(np.asarray(space.start)),
+        "shape": [int(size) for size in space.nvec.shape],
+        "dtype": str(np.dtype(space.dtype)),
+    }
+
+
+def _write_multi_binary(space: gym.spaces.MultiBinary) -> dict[str, Any]:
+    shape = [int(size) for size in space.shape]
+    return {"space": "multi-binary", "n": shape if isinstance(space.n, tuple | list) else int(space.n)}
+
+
+def _write_tuple(space: gym.spaces.Tuple[Any]) -> dict[str, Any]:
+    return {"space": "tuple", "spaces": [space_to_json(part) for part in space.spaces]}
+
+
+def _write_dict(space: gym.spaces.Dict) -> dict[str, Any]:
+    for key in space.spaces:
+        if not isinstance(key, str):
+            raise ConfigError(
+                f"space Dict: key {key!r:.60} has no form in JSON, expected a str; name the entries of the space"
+            )
+    return {"space": "dict", "spaces": [[key, space_to_json(part)] for key, part in space.spaces.items()]}
+
+
+def _write_text(space: gym.spaces.Text) -> dict[str, Any]:
+    return {
+        "space": "text",
+        "min_length": int(space.min_length),
+        "max_length": int(space.max_length),
+        "characters": "".join(sorted(space.character_set)),
+    }
+
+
+def _read_box(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Space:
+    dtype = reader.dtype(value["dtype"])
+    shape = reader.shape(value["shape"], dtype)
+    low, high = (reader.array(value[name], shape, dtype) for name in ("low", "high"))
+    # The dtype of an array of no axes is a scalar type for gymnasium.
+    return gym.spaces.Box(low, high, shape, dtype.type)
+
+
+def _read_discrete(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Space:
+    start, dtype = value["start"], reader.dtype(value["dtype"])
+    if type(start) is not int or not -(1 << 62) < start < 1 << 62:
+        raise ValueError("start is no integer")
+    if dtype == np.int64:
+        return gym.spaces.Discrete(reader.count(value["n"]), start=start)
+    return gym.spaces.Discrete(reader.count(value["n"]), start=start, dtype=dtype.type)
+
+
+def _read_multi_discrete(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Space:
+    dtype = reader.dtype(value["dtype"])
+    shape = reader.shape(value["shape"], dtype)
+    sizes, start = (reader.array(value[name], shape, dtype) for name in ("nvec", "start"))
+    return gym.spaces.MultiDiscrete(sizes, dtype=dtype.type, start=start)
+
+
+def _read_multi_binary(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Space:
+    size = value["n"]
+    if isinstance(size, list):
+        return gym.spaces.MultiBinary(list(reader.shape(size, np.dtype(np.int8))))
+    return gym.spaces.MultiBinary(reader.shape([size], np.dtype(np.int8))[0])
+
+
+def _read_tuple(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Space:
+    return gym.spaces.Tuple([reader.space(part, level + 1) for part in list(value["spaces"])])
+
+
+def _read_dict(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Space:
+    parts: OrderedDict[str, Space] = OrderedDict()
+    for key, part in list(value["spaces"]):
+        if not isinstance(key, str) or key in parts:
+            raise ValueError(f"key {key!r:.40} is no str, or twice there")
+        parts[key] = reader.space(part, level + 1)
+    return gym.spaces.Dict(parts)
+
+
+def _read_text(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Space:
+    least, most = reader.count(value["min_length"], least=0), reader.count(value["max_length"])
+    characters = str(value["characters"])
+    if len(characters) > MOST_CHARACTERS:
+        raise ValueError(f"{len(characters)} characters, at most {MOST_CHARACTERS}")
+    return gym.spaces.Text(most, min_length=least, charset=characters)
+
+
+_WRITERS: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
+    gym.spaces.Box: _write_box,
+    gym.spaces.Discrete: _write_discrete,
+    gym.spaces.MultiDiscrete: _write_multi_discrete,
+    gym.spaces.MultiBinary: _write_multi_binary,
+    gym.spaces.Tuple: _write_tuple,
+    gym.spaces.Dict: _write_dict,
+    gym.spaces.Text: _write_text,
+}
+_READERS: dict[str, Callable[[SpaceDecoder, Mapping[str, Any], int], Space]] = {
+    "box": _read_box,
+    "discrete": _read_discrete,
+    "multi-discrete": _read_multi_discrete,
+    "multi-binary": _read_multi_binary,
+    "tuple": _read_tuple,
+    "dict": _read_dict,
+    "text": _read_text,
+}
+
+
+# SEAM menv.paths
+# Paths that users give: refusing what is none or cannot be written, in the same words everywhere.
+
+
+def path_given(where: str, value: Any) -> Path:
+    """Return a path that a user gave.
+
+    Args:
+        where: Begins the message: what it was given to.
+        value: A string or anything that stands for a path of characters, such as a `pathlib.Path`.
+
+    Raises:
+        ConfigError: It is something else, or holds a character that no path may have.
+    """
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str) or "\0" in path or not path:
+        raise ConfigError(
+            f"{where}: {value!r:.60}, a {type(value).__name__}, expected a path, a string or a pathlib.Path; "
+            "pass the name of a folder or of a file"
+        )
+    try:
+        Path(path).exists()
+    except PermissionError:
+        # What it is needed for says so.
+        pass
+    except OSError as error:
+        raise ConfigError(
+            f"{where}: {path[:60]!r}... of {len(path)} characters ({error.strerror}), expected a name that the system "
+            "takes; choose a shorter one"
+        ) from error
+    return Path(path)
+
+
+def folder_given(where: str, value: Any) -> Path:
+    """Return the path of a folder that a user gave and that is there.
+
+    Raises:
+        ConfigError: It is no path, nothing is there, or a file.
+    """
+    path = path_given(where, value)
+    if path.is_dir():
+        return path
+    what = f"{path} is a file" if path.exists() else f"there is no folder {path}{_where_from(path)}"
+    raise ConfigError(
+        f"{where}: {what}, expected a folder that save or export_checkpoint wrote; check the path, and unpack archives"
+    )
+
+
+def _where_from(path: Path) -> str:
+    """Return what a path that is not there is looked for in, "" where it says so itself."""
+    if path.is_absolute():
+        return ""
+    try:
+        return f" in {Path.cwd()}"
+    except OSError:
+        return " in the working directory, which is gone itself"
+
+
+@contextmanager
+def writing(where: str, what: str) -> Iterator[None]:
+    """Tell of what cannot be written in the same words everywhere; who writes leaves nothing half written.
+
+    Args:
+        where: Begins the message: what was called.
+        what: That is written, and where it is to lie.
+
+    Raises:
+        NotWrittenError: The disk is full, or nobody may write there.
+    """
+    try:
+        yield
+    except OSError as error:
+        refused = NotWrittenError(
+            f"{where}: {what} cannot be written ({error}), expected a folder with room in which files can be made; "
+            "what was there before is as it was: make room or choose another place, and call again"
+        )
+        refused.errno = error.errno
+        raise refused from error

@@ -1,0 +1,245 @@
+"""The translator: the process that reads large bodies for a server, whose thread must not be held up by them.
+
+    python -m menv.serving.body_parser
+
+`menv.serving.body_parser_pool` starts it and talks to it over its standard input and output; it ends when its input
+does.
+It reads and checks messages with the code that the server uses for small ones, and hands them on in a form that is
+read in no time. It knows no connections and no episodes that go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import signal
+import struct
+import sys
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+import msgspec
+from msgspec import Raw
+
+from menv.base_env import SINGLE_AGENT
+from menv.env_context import InputContext
+from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, explained, fields, to_raw
+from menv.serving.episode_messages import ParsedEpisodes, read_episode, write_flat
+from menv.serving.protocol import (
+    EndEpisode,
+    Episodes,
+    LogAction,
+    LogReturns,
+    Message,
+    Request,
+    Turn,
+    decode,
+    encode,
+)
+from menv.serving.step_columns import AgentSpaceTable, StepColumns, context_from_json
+from menv.serving.transports.transport import Limits
+from menv.serving.value_readers import reward
+
+# SEAM menv.serving.pipe_frames
+# Frames between a server and its translator: a kind, a length, and that many bytes.
+#
+# Both ends of the two pipes use it. It knows nothing of what the bytes are.
+
+
+_HEAD = struct.Struct(">BQ")
+
+
+class PipeFrameKind(enum.IntEnum):
+    """What a frame holds."""
+
+    SETUP = 1
+    """To the translator, first of all: what clients play and the limits, as JSON."""
+    READY = 2
+    """Its answer: empty."""
+    BODY = 3
+    """To the translator: a body as it came."""
+    MESSAGE = 4
+    """Its answer: the same message in msgpack, with packed arrays."""
+    EPISODES = 5
+    """Its answer: a `Translated`, for a message with episodes."""
+    REFUSAL = 6
+    """Its answer: code, text and sequence number of a `BadMessageError`, in msgpack."""
+
+
+def write_frame(file: IO[bytes], kind: PipeFrameKind, data: bytes) -> None:
+    """Write one frame, waiting until it is out.
+
+    Raises:
+        OSError: The other end is gone.
+    """
+    file.write(_HEAD.pack(kind, len(data)))
+    file.write(data)
+    file.flush()
+
+
+def read_frame(file: IO[bytes]) -> tuple[PipeFrameKind, bytes] | None:
+    """Return the next frame, waiting for it; None if the other end is gone.
+
+    Raises:
+        ValueError: It is of no known kind.
+    """
+    head = file.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        return None
+    kind, size = _HEAD.unpack(head)
+    data = file.read(size)
+    return None if len(data) < size else (PipeFrameKind(kind), data)
+
+
+_NOTHING = Raw(b"\xc0")
+
+
+class BodyParser:
+    """Reads bodies.
+
+    Args:
+        ioctx: What clients play.
+        limits: Of each client.
+    """
+
+    def __init__(self, ioctx: InputContext, limits: Limits) -> None:
+        self._limits = limits
+        self._multi_agent = ioctx.multi_agent
+        self._values = StepColumns(ioctx, limits.max_agents)
+        self._spaces_of = AgentSpaceTable(ioctx).of
+
+    def translated(self, body: bytes) -> tuple[PipeFrameKind, bytes]:
+        """Return the answer to a body."""
+        try:
+            return self._read(body)
+        except BadMessageError as error:
+            refusal = error
+        except MemoryError:
+            refusal = BadMessageError(
+                ErrorCode.TOO_LARGE,
+                "message: reading it takes more memory than there is for one; send less at once",
+            )
+        return PipeFrameKind.REFUSAL, msgspec.msgpack.encode((str(refusal.code), refusal.text, refusal.seq))
+
+    def _read(self, body: bytes) -> tuple[PipeFrameKind, bytes]:
+        """Return a message as it goes on.
+
+        Raises:
+            BadMessageError: It cannot be taken.
+        """
+        request, dialect = decode(body, self._limits.max_depth)
+        if isinstance(request, Episodes):
+            return PipeFrameKind.EPISODES, self._episodes(request, dialect)
+        try:
+            rest, message = self._message(request, dialect)
+        except BadMessageError as error:
+            error.seq = getattr(request, "seq", None)
+            raise
+        if rest > self._limits.inline_body:
+            raise BadMessageError(
+                ErrorCode.TOO_LARGE,
+                f"{_tag(request)}: {rest} bytes beside observations and actions, expected at most "
+                f"{self._limits.inline_body} (Limits.inline_body); send less",
+                getattr(request, "seq", None),
+            )
+        return PipeFrameKind.MESSAGE, message
+
+    def _episodes(self, request: Episodes, dialect: WireFormat) -> bytes:
+        name = _tag(request)
+        flat = [
+            write_flat(read_episode(raw, self._spaces_of, dialect, f"{name}.episodes[{index}]"))
+            for index, raw in enumerate(request.episodes)
+        ]
+        head = encode(msgspec.structs.replace(request, episodes=[]), WireFormat.MSGPACK)
+        return msgspec.msgpack.encode(ParsedEpisodes(head, flat))
+
+    def _message(self, request: Request, dialect: WireFormat) -> tuple[int, bytes]:
+        """Return the size of what no space bounds, and any other message."""
+        large: dict[str, Raw] = {}
+        if isinstance(request, Turn):
+            large, small = self._turn(request, dialect)
+            request = msgspec.structs.replace(request, **small)
+        rest = msgspec.structs.replace(request, **dict.fromkeys(large, _NOTHING))
+        size = len(encode(rest, WireFormat.MSGPACK))
+        return size, encode(msgspec.structs.replace(request, **large), WireFormat.MSGPACK)
+
+    def _turn(self, request: Turn, dialect: WireFormat) -> tuple[dict[str, Raw], dict[str, Raw]]:
+        """Return the values of a message within an episode by field: those that spaces bound, and the others."""
+        large, small = {}, {}
+        if len(memoryview(request.info)):
+            small["info"] = _in_msgpack(request.info, dialect, "info")
+        if len(memoryview(request.reward)):
+            small["reward"] = to_raw(reward(request.reward, dialect), WireFormat.MSGPACK)
+        if not isinstance(request, LogReturns):
+            raw = request.observation  # type: ignore[attr-defined]
+            # Who has ended is known where the message is taken, and masks are looked at once more there.
+            obs = self._values.observations(
+                raw, dialect, _tag(request), final=self._multi_agent or isinstance(request, EndEpisode)
+            )
+            large["observation"] = self._packed(obs)
+            if isinstance(request, LogAction):
+                acted = fields(request.action, dialect, "LOG_ACTION.action") if self._multi_agent else obs
+                actions = self._values.actions(request.action, obs, dialect, obs.keys() - acted.keys())
+                large["action"] = self._packed(actions)
+        return large, small
+
+    def _packed(self, by_agent: dict[Any, Any]) -> Raw:
+        return to_raw(by_agent if self._multi_agent else by_agent[SINGLE_AGENT], WireFormat.MSGPACK)
+
+
+def _in_msgpack(raw: Raw, dialect: WireFormat, where: str) -> Raw:
+    """Return a value of any kind in msgpack.
+
+    Raises:
+        BadMessageError: It holds a number that msgpack has no form for.
+    """
+    if dialect is WireFormat.MSGPACK:
+        return raw
+    try:
+        return Raw(msgspec.msgpack.encode(msgspec.json.decode(raw)))
+    except (msgspec.MsgspecError, ValueError, OverflowError) as error:
+        raise explained(error, where) from None
+
+
+def _tag(request: Message) -> str:
+    return str(request.__struct_config__.tag)
+
+
+def bound_memory(most_bytes: int) -> None:
+    """Have allocations fail beyond what there is now and so many bytes, where the system can do that."""
+    try:
+        import resource
+    except ImportError:
+        return
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + most_bytes
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def serve(source: BinaryIO, sink: BinaryIO) -> None:
+    """Translate one body after the other until there are no more."""
+    setup = read_frame(source)
+    if setup is None:
+        return
+    settings = msgspec.json.decode(setup[1])
+    limits = Limits(**settings["limits"])
+    translator = BodyParser(context_from_json(settings["context"]), limits)
+    bound_memory(settings["memory"])
+    write_frame(sink, PipeFrameKind.READY, b"")
+    while (frame := read_frame(source)) is not None:
+        write_frame(sink, *translator.translated(frame[1]))
+
+
+def main() -> None:
+    """Run as a process."""
+    # Whoever interrupts a program means the server, which ends its translator.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(BrokenPipeError):
+        serve(sys.stdin.buffer, sys.stdout.buffer)
+
+
+if __name__ == "__main__":
+    main()

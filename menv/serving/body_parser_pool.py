@@ -1,0 +1,381 @@
+"""Translation: large bodies are read by a process beside the server, so that its thread is not held up by them.
+
+Sessions hand bodies in and are called back in the server's loop. A thread of its own waits for the process, which is
+started for the first large body and, when it dies, for the next one. It knows no sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from itertools import count
+from pathlib import Path
+from queue import PriorityQueue
+from threading import Timer
+from typing import Any
+
+import msgspec
+
+import menv
+from menv.env_context import InputContext
+from menv.errors import ConfigError
+from menv.serving.body_parser import PipeFrameKind, read_frame, write_frame
+from menv.serving.codec import BadMessageError, ErrorCode, WireFormat
+from menv.serving.episode_messages import ParsedEpisodes
+from menv.serving.protocol import Request, decode
+from menv.serving.step_columns import context_to_json
+from menv.serving.transports.transport import Limits
+
+# SEAM menv.serving.translator_process
+# One translator process, as the server sees it: started, asked, killed, and never left behind.
+#
+# `Translation` has one at a time. The process ends by itself when its input does, so also when the server is
+# killed.
+
+
+_MODULE = "menv.serving.body_parser"
+_START_S = 60.0
+_END_S = 2.0
+_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Nothing here computes; threads of numerical libraries would only take memory."""
+
+
+class BodyParserProcess:
+    """A process. All but `kill` wait, and are called in one thread.
+
+    Raises:
+        OSError: No process can be started.
+    """
+
+    def __init__(self) -> None:
+        if not sys.executable or getattr(sys, "frozen", False):
+            raise OSError("no interpreter that could be started, only a program that has one inside")
+        self._process = subprocess.Popen(
+            # -P leaves the working directory out, where anybody may have left modules.
+            [sys.executable, "-P", "-m", _MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=_environment(),
+        )
+
+    def start(self, setup: bytes) -> bool:
+        """Tell it what clients play; return whether it is ready then."""
+        late = Timer(_START_S, self.kill)
+        late.start()
+        try:
+            answer = self._exchange(PipeFrameKind.SETUP, setup)
+        finally:
+            late.cancel()
+        return answer is not None and answer[0] is PipeFrameKind.READY
+
+    def ask(self, body: bytes) -> tuple[PipeFrameKind, bytes] | None:
+        """Have it read a body; return its answer, None if it ended instead."""
+        return self._exchange(PipeFrameKind.BODY, body)
+
+    def kill(self) -> None:
+        """Have it end at once; from any thread."""
+        self._process.kill()
+
+    def end(self) -> None:
+        """Wait for its end, and free what it took."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for pipe in (process.stdin, process.stdout):
+            # What was not written yet cannot be any more.
+            with contextlib.suppress(OSError):
+                pipe.close()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _exchange(self, kind: PipeFrameKind, data: bytes) -> tuple[PipeFrameKind, bytes] | None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError, ValueError):
+            write_frame(self._process.stdin, kind, data)
+            return read_frame(self._process.stdout)
+        return None
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of the process: it finds this very package, wherever that came from."""
+    root = str(Path(menv.__file__).resolve().parent.parent)
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, **dict.fromkeys(_THREADS, "1"), "PYTHONPATH": os.pathsep.join(paths)}
+
+
+Outcome = tuple[PipeFrameKind, bytes] | BadMessageError | None
+"""What became of a body: what the process wrote, why it cannot be read, or None if it has to be read here."""
+Then = Callable[[Outcome], None]
+
+MEMORY_FACTOR = 64
+"""Bytes of memory for a byte of the longest body; small whole numbers in JSON take sixteen."""
+_MEMORY_BASE = 128_000_000
+_MOST_TRIES = 2
+_BYTES_A_SECOND = 1e6
+"""How long a body may fairly wait for others that came after it."""
+_PATIENT_DEATHS = 4
+"""Processes that may die one after the other before the next one is started more slowly."""
+_LONGEST_PAUSE_S = 10.0
+_NO_ANSWER = "message: the process that reads it has ended, expected an answer; send less at once"
+_JOIN_S = 5.0
+
+
+class ParseJob:
+    """One body on its way.
+
+    Attributes:
+        body: The body.
+        then: Called with its outcome; None once nobody waits for it.
+        tries: How many processes have tried to read it.
+        since: When the last one began; None while it waits.
+        too_slow: Whether that one was ended because it took too long.
+    """
+
+    __slots__ = ("body", "since", "then", "too_slow", "tries")
+
+    def __init__(self, body: bytes, then: Then) -> None:
+        self.body = body
+        self.then: Then | None = then
+        self.tries = 0
+        self.since: float | None = None
+        self.too_slow = False
+
+
+class BodyParserPool:
+    """The way to the process. Everything but `stop` is called in the server's loop.
+
+    Args:
+        ioctx: What clients play.
+        limits: Of each client.
+
+    Attributes:
+        usable: Whether bodies can be read elsewhere: not where a space has no form in JSON, and not where no process
+            can be started.
+        longest_inline: Bytes of a body that is never read elsewhere.
+        translated: Bodies that were read so far.
+        deaths: Processes that ended by themselves or were killed.
+    """
+
+    def __init__(self, ioctx: InputContext, limits: Limits) -> None:
+        self.translated = 0
+        self.deaths = 0
+        self._limits = limits
+        self.longest_inline = limits.inline_body
+        self._setup = _setup(ioctx, limits)
+        self.usable = self._setup is not None
+        # By when they should be done: short ones overtake long ones, but none for ever.
+        self._jobs: PriorityQueue[tuple[float, int, ParseJob | None]] = PriorityQueue()
+        self._numbers = count()
+        self._waiting = 0
+        self._pending = 0
+        self._deaths_in_a_row = 0
+        self._was_ready = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        # Holds what the serving thread, this one's own and whoever stops share: the process and the body in it.
+        self._lock = threading.Lock()
+        self._process: BodyParserProcess | None = None
+        self._current: ParseJob | None = None
+        self._watching = False
+        self._stopping = threading.Event()
+
+    def takes(self, body: bytes) -> bool:
+        """Return whether a body has to be read elsewhere."""
+        return len(body) > self._limits.inline_body and self.usable
+
+    def add(self, body: bytes, then: Then) -> ParseJob:
+        """Have a body read.
+
+        Args:
+            body: The body.
+            then: Called in the server's loop, later.
+
+        Raises:
+            BadMessageError: Too many bytes wait already.
+        """
+        if self._waiting + len(body) > self._limits.max_large:
+            raise BadMessageError(
+                ErrorCode.TOO_MANY,
+                f"message: {self._waiting} bytes of large messages wait to be read, expected at most "
+                f"{self._limits.max_large} (Limits.max_large); send it again later, or in smaller parts",
+            )
+        if self._thread is None:
+            self._loop = asyncio.get_running_loop()
+            self._thread = threading.Thread(target=self._run, name="menv-translation", daemon=True)
+            self._thread.start()
+        job = ParseJob(body, then)
+        self._waiting += len(body)
+        self._pending += 1
+        if not self._watching:
+            self._watch()
+        self._jobs.put((time.monotonic() + len(body) / _BYTES_A_SECOND, next(self._numbers), job))
+        return job
+
+    def drop(self, job: ParseJob) -> None:
+        """Forget a body that nobody waits for any more."""
+        job.then = None
+
+    def stop(self) -> None:
+        """End process and thread; from any thread but the serving one, and more than once."""
+        with self._lock:
+            self._stopping.set()
+            if self._process is not None:
+                self._process.kill()
+        self._jobs.put((-math.inf, next(self._numbers), None))
+        if self._thread is not None:
+            self._thread.join(_JOIN_S)
+
+    # In the server's loop.
+
+    def _watch(self) -> None:
+        self._watching = self._pending > 0
+        if not self._watching or self._loop is None:
+            return
+        most = self._limits.handshake_s
+        with self._lock:
+            job = self._current
+            if job is not None and job.since is not None and time.monotonic() - job.since > most:
+                job.too_slow = True
+                if self._process is not None:
+                    self._process.kill()
+        self._loop.call_later(min(1.0, most / 4), self._watch)
+
+    def _done(self, job: ParseJob, outcome: Outcome, fault: Exception | None) -> None:
+        self._waiting -= len(job.body)
+        self._pending -= 1
+        self.translated += isinstance(outcome, tuple)
+        if job.then is not None:
+            job.then(outcome)
+        if fault is not None:
+            # The loop notes it.
+            raise fault
+
+    # In the thread that waits for the process.
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()[2]) is not None and not self._stopping.is_set():
+            outcome: Outcome = None
+            fault: Exception | None = None
+            try:
+                outcome = self._outcome(job) if job.then is not None else None
+            except Exception as error:
+                outcome, fault = BadMessageError(ErrorCode.INTERNAL, _NO_ANSWER), error
+            assert self._loop is not None
+            try:
+                self._loop.call_soon_threadsafe(self._done, job, outcome, fault)
+            except RuntimeError:
+                # The server has ended, and its clients are gone.
+                break
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.end()
+
+    def _outcome(self, job: ParseJob) -> Outcome:
+        """Have a body read, by a second process if the first one dies of it."""
+        while job.tries < _MOST_TRIES:
+            process = self._ready()
+            if process is None:
+                # What has ended one process is not read here.
+                return BadMessageError(ErrorCode.INTERNAL, _NO_ANSWER) if job.tries else None
+            answer = self._ask(process, job)
+            if answer is not None:
+                self._deaths_in_a_row = 0
+                return answer
+            self._bury(process)
+            if job.too_slow:
+                return BadMessageError(
+                    ErrorCode.TOO_SLOW,
+                    f"message: not read after {self._limits.handshake_s:g} s; see Limits.handshake_s",
+                )
+        return BadMessageError(ErrorCode.INTERNAL, _NO_ANSWER)
+
+    def _ask(self, process: BodyParserProcess, job: ParseJob) -> tuple[PipeFrameKind, bytes] | None:
+        with self._lock:
+            job.tries += 1
+            job.since = time.monotonic()
+            self._current = job
+        answer = process.ask(job.body)
+        with self._lock:
+            self._current = None
+        return answer
+
+    def _ready(self) -> BodyParserProcess | None:
+        if self._process is not None:
+            return self._process
+        assert self._setup is not None
+        if self._deaths_in_a_row > _PATIENT_DEATHS:
+            self._stopping.wait(min(_LONGEST_PAUSE_S, 0.1 * 2 ** (self._deaths_in_a_row - _PATIENT_DEATHS)))
+        with self._lock:
+            if self._stopping.is_set():
+                return None
+            with contextlib.suppress(OSError):
+                self._process = BodyParserProcess()
+            process = self._process
+        if process is not None:
+            if process.start(self._setup):
+                self._was_ready = True
+                return process
+            self._bury(process)
+        # One that never came up will not: a program may be unable to start others.
+        self.usable = self._was_ready
+        return None
+
+    def _bury(self, process: BodyParserProcess) -> None:
+        with self._lock:
+            self._process = None
+        process.end()
+        self.deaths += 1
+        self._deaths_in_a_row += 1
+
+
+def _setup(ioctx: InputContext, limits: Limits) -> bytes | None:
+    told: Mapping[str, Any]
+    with contextlib.suppress(ConfigError):
+        told = {
+            name: getattr(limits, name) for name in ("max_body", "max_depth", "max_agents", "inline_body")
+        }
+        memory = _MEMORY_BASE + MEMORY_FACTOR * limits.max_body
+        return msgspec.json.encode({"context": context_to_json(ioctx), "limits": told, "memory": memory})
+    return None
+
+
+def translated(outcome: Outcome, body: bytes, max_depth: int) -> tuple[Request, bool, WireFormat]:
+    """Return the request that a body holds.
+
+    Args:
+        outcome: What `BodyParserPool` said of the body.
+        body: The body; read here if it was not read elsewhere.
+        max_depth: `Limits.max_depth`.
+
+    Returns:
+        The request, whether its episodes are as `write_flat` has them, and the dialect of everything else.
+
+    Raises:
+        BadMessageError: It holds none.
+    """
+    if outcome is None:
+        request, dialect = decode(body, max_depth)
+        return request, False, dialect
+    if isinstance(outcome, BadMessageError):
+        raise outcome
+    kind, data = outcome
+    if kind is PipeFrameKind.REFUSAL:
+        raise BadMessageError(*msgspec.msgpack.decode(data, type=tuple[str, str, int | None]))
+    if kind is PipeFrameKind.MESSAGE:
+        return decode(data, max_depth)[0], False, WireFormat.MSGPACK
+    found = msgspec.msgpack.decode(data, type=ParsedEpisodes)
+    request = decode(found.message, max_depth)[0]
+    return msgspec.structs.replace(request, episodes=found.episodes), True, WireFormat.MSGPACK

@@ -1,0 +1,622 @@
+"""JSON and msgpack: which of them a body is, and decoding either into declared types.
+
+`menv.serving.protocol` and the readers of values and episodes decode with it. It knows no message. Nesting is
+bounded while a body is decoded: into declared types, which end somewhere, and msgspec itself gives up at the depth of
+the interpreter's own recursion limit, also in what it skips.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Meta, Raw
+
+from menv.errors import MenvError
+
+# SEAM menv.serving.wire.nesting
+# How deeply lists and objects lie within each other in a body, found out without recursion.
+#
+# `dialect` asks before it lets a parser loose on what no type bounds: parsers recurse, and stop where the
+# interpreter's
+# recursion limit says, which a program may have raised beyond what the stack of a thread holds.
+
+
+_NO_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))
+_TEXT = re.compile(rb'"[^"]*"?')
+_OPENING = np.zeros(256, np.int8)
+_OPENING[list(b"[{")] = 1
+_OPENING[list(b"]}")] = -1
+
+
+def without_escapes(body: bytes) -> bytes:
+    """Return JSON without the backslashes and quotes that are escaped in its texts.
+
+    Every quote that is left begins or ends a text.
+    """
+    if b"\\" not in body:
+        return body
+    # Pairs first: a backslash that is left then escapes what follows it.
+    return body.replace(b"\\\\", b"").replace(b'\\"', b"")
+
+
+def json_levels(body: bytes) -> int:
+    """Return the levels of a JSON value; of one that is not well made, those up to where that shows at most."""
+    brackets = _TEXT.sub(b"", without_escapes(body).translate(None, _NO_BRACKETS))
+    if not brackets:
+        return 0
+    levels = np.cumsum(_OPENING[np.frombuffer(brackets, np.uint8)], dtype=np.int64)
+    return max(0, int(levels.max()))
+
+
+_FIXED = {
+    **dict.fromkeys([0xC0, 0xC1, 0xC2, 0xC3], 0), 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8,
+    0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17,
+}  # fmt: skip
+"""Bytes that follow a first byte that says all about the size."""
+_SIZED = {
+    0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1),
+    0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0),
+}  # fmt: skip
+"""Bytes of the size that follows, and what is added to it: bytes, extensions and texts."""
+_COUNTED = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
+"""Bytes of the count that follows, and values for each: lists and maps."""
+
+
+def msgpack_levels(body: bytes) -> int:
+    """Return the levels of a msgpack value; of one that breaks off, those up to there."""
+    at, deepest, end = 0, 0, len(body)
+    # How many values each open list or map still lacks.
+    open_: list[int] = [1]
+    while open_ and at < end:
+        open_[-1] -= 1
+        first = body[at]
+        at += 1
+        count = -1
+        if 0x80 <= first < 0xA0:
+            count = (first & 0x0F) * (2 if first < 0x90 else 1)
+        elif first in _COUNTED:
+            size, values = _COUNTED[first]
+            count = int.from_bytes(body[at : at + size], "big") * values
+            at += size
+        else:
+            at += _bytes_after(first, body, at)
+        if count >= 0:
+            open_.append(count)
+            deepest = max(deepest, len(open_) - 1)
+        while open_ and open_[-1] == 0:
+            open_.pop()
+    return deepest
+
+
+def _bytes_after(first: int, body: bytes, at: int) -> int:
+    """Return how many bytes of a value that holds no others follow its first one."""
+    if first < 0x80 or first >= 0xE0:
+        return 0
+    if 0xA0 <= first < 0xC0:
+        return first & 0x1F
+    if first in _SIZED:
+        size, more = _SIZED[first]
+        return size + more + int.from_bytes(body[at : at + size], "big")
+    return _FIXED[first]
+
+
+# SEAM menv.serving.wire.bad_message
+# What can be wrong with something that a peer sent: one exception, and the closed list of its codes.
+#
+# Whoever reads from peers raises it, sessions answer it with an ERROR. It knows no transports and no
+# messages.
+
+
+class ErrorCode(StrEnum):
+    """What kind of thing is wrong, for machines. `MEANINGS` says what each one means."""
+
+    BAD_FRAME = "bad_frame"
+    TOO_LARGE = "too_large"
+    TOO_DEEP = "too_deep"
+    MALFORMED = "malformed"
+    DUPLICATE_KEY = "duplicate_key"
+    UNKNOWN_TYPE = "unknown_type"
+    NOT_A_REQUEST = "not_a_request"
+    MISSING_FIELD = "missing_field"
+    WRONG_TYPE = "wrong_type"
+    WRONG_LENGTH = "wrong_length"
+    OUT_OF_RANGE = "out_of_range"
+    NOT_FINITE = "not_finite"
+    MASKED = "masked"
+    UNKNOWN_AGENT = "unknown_agent"
+    UNKNOWN_POLICY = "unknown_policy"
+    UNKNOWN_EPISODE = "unknown_episode"
+    WRONG_ORDER = "wrong_order"
+    NOT_ALLOWED = "not_allowed"
+    TOO_MANY = "too_many"
+    TOO_SLOW = "too_slow"
+    STOPPING = "stopping"
+    INTERNAL = "internal"
+
+
+MEANINGS: Mapping[ErrorCode, str] = MappingProxyType(
+    {
+        ErrorCode.BAD_FRAME: (
+            "A frame of TCP has no eight digits in front, or came to another port; the connection ends."
+        ),
+        ErrorCode.TOO_LARGE: "A body, or a part of it, has more bytes or entries than the server takes.",
+        ErrorCode.TOO_DEEP: "Lists and objects lie within each other more deeply than the server reads.",
+        ErrorCode.MALFORMED: "The body is neither JSON nor msgpack, or it breaks off, or a text is not UTF-8.",
+        ErrorCode.DUPLICATE_KEY: "A key of a message, of an episode or of a map of agents is there twice.",
+        ErrorCode.UNKNOWN_TYPE: "There is no message of this type.",
+        ErrorCode.NOT_A_REQUEST: "A message of this type is only ever sent by the server.",
+        ErrorCode.MISSING_FIELD: "A field that the message or the episode needs is not there.",
+        ErrorCode.WRONG_TYPE: "A value is of another kind than its field or its space.",
+        ErrorCode.WRONG_LENGTH: "A list has another length than its space says, or two columns do not fit together.",
+        ErrorCode.OUT_OF_RANGE: "A number or a text is outside the range of its field or its space.",
+        ErrorCode.NOT_FINITE: "A number is NaN, infinite, or too large for the type of its space.",
+        ErrorCode.MASKED: "An action mask allows nothing, or not the action that was taken.",
+        ErrorCode.UNKNOWN_AGENT: "The environment has no agent of this id.",
+        ErrorCode.UNKNOWN_POLICY: "There is no policy of this id.",
+        ErrorCode.UNKNOWN_EPISODE: "No episode of this id is open on this session.",
+        ErrorCode.WRONG_ORDER: "The message cannot come now, such as a second START_EPISODE for an open episode.",
+        ErrorCode.NOT_ALLOWED: (
+            "The token, the Origin or the Host is missing or wrong, or such messages are not taken here."
+        ),
+        ErrorCode.TOO_MANY: "There are too many connections, episodes, agents or bodies in a second.",
+        ErrorCode.TOO_SLOW: "Nothing, or only a part of a body, came for too long, or a body took too long to read.",
+        ErrorCode.STOPPING: "The server is about to stop.",
+        ErrorCode.INTERNAL: "The fault is the server's; its report says more.",
+    }
+)
+"""A sentence for every code, for people who write clients."""
+
+
+class BadMessageError(MenvError):
+    """A peer sent something that cannot be taken; it is told so, and nothing else happens.
+
+    Args:
+        code: One of `ErrorCode`.
+        text: `<where>: <what was wrong>, expected <rule>`, for the author of the client; never what was sent.
+        seq: The sequence number of the message, where it could be read.
+
+    Attributes:
+        code: As given, a `ErrorCode`.
+        text: As given.
+        seq: As given.
+    """
+
+    def __init__(self, code: str, text: str, seq: int | None = None) -> None:
+        super().__init__(f"{code}: {text}")
+        self.code = ErrorCode(code)
+        self.text = text
+        self.seq = seq
+
+
+Data = bytes | Raw
+
+_SAFE_LEVELS = 5000
+"""What fits half a megabyte of stack, the least that a thread of any common system has, where values are skipped."""
+_JSON_STARTS = frozenset(b"{ \t\n\r")
+_MSGPACK_MAPS = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
+MARK = b"\xef\xbb\xbf"
+"""What some programs write in front of UTF-8, a byte order mark."""
+_TEXTS = re.compile(rb'("(?:[^"\\]|\\.)*")', re.DOTALL)
+_POWERS = re.compile(rb"-?\d+(?:\.\d+)?[eE][+-]?\d+")
+_ZEROS = re.compile(rb"(?<=\d)\.0+(?![\deE])")
+_MOST_DIGITS = 20
+"""Of an integer that a dtype holds."""
+
+
+class WireFormat(enum.Enum):
+    """How a body is written. An answer is written like the question."""
+
+    JSON = "application/json"
+    MSGPACK = "application/msgpack"
+
+
+def dialect_of(body: bytes) -> WireFormat:
+    """Return what a body is, by its first byte.
+
+    Raises:
+        BadMessageError: It begins neither a JSON object nor a msgpack map.
+    """
+    first = body[0] if body else -1
+    if first in _JSON_STARTS or body.startswith(MARK):
+        return WireFormat.JSON
+    if first in _MSGPACK_MAPS:
+        return WireFormat.MSGPACK
+    what = f"first byte 0x{first:02x}" if body else "0 bytes"
+    raise BadMessageError(
+        ErrorCode.MALFORMED,
+        f"body: {what}, expected an object in JSON or a map in msgpack; write one of the two",
+    )
+
+
+class TypedDecoder:
+    """Decodes one type from both dialects.
+
+    Args:
+        kind: A type that msgspec knows.
+        msgpack_kind: The type in msgpack, where it differs.
+    """
+
+    def __init__(self, kind: Any, msgpack_kind: Any = None) -> None:
+        self._json: Callable[[Data], Any] = msgspec.json.Decoder(kind).decode
+        self._msgpack: Callable[[Data], Any] = msgspec.msgpack.Decoder(msgpack_kind or kind).decode
+
+    def read(self, data: Data, dialect: WireFormat, where: str) -> Any:
+        """Return the value.
+
+        Args:
+            data: All of it, and nothing else.
+            dialect: How it is written.
+            where: Begins the message of an error.
+
+        Raises:
+            BadMessageError: It is not written well, or is of another type.
+        """
+        decode = self._json if dialect is WireFormat.JSON else self._msgpack
+        try:
+            try:
+                return decode(data)
+            except msgspec.ValidationError as error:
+                # Many languages write all numbers as floats.
+                if "got `float`" not in str(error):
+                    raise
+                return decode(_whole_numbers(data, dialect))
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+            raise explained(error, where) from None
+
+
+def _whole_numbers(data: Data, dialect: WireFormat) -> bytes:
+    """Return a value with its whole numbers written as integers: 1.0 and 1e0 as 1, and 1.5 as it is."""
+    if dialect is WireFormat.MSGPACK:
+        return msgspec.msgpack.encode(_whole(msgspec.msgpack.decode(data)))
+    parts = _TEXTS.split(bytes(data))
+    parts[::2] = [_ZEROS.sub(b"", _POWERS.sub(_without_power, part)) for part in parts[::2]]
+    return b"".join(parts)
+
+
+def _without_power(found: re.Match[bytes]) -> bytes:
+    try:
+        number = Decimal(found[0].decode())
+    except InvalidOperation:  # Its power has more digits than Decimal counts.
+        return found[0]
+    whole = number.adjusted() < _MOST_DIGITS and number == number.to_integral_value()
+    return b"%d" % number if whole else found[0]
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < 2.0**64 else value
+    if isinstance(value, list):
+        return [_whole(one) for one in value]
+    return {key: _whole(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+
+_FIELDS = TypedDecoder(dict[str, Raw])
+_JSON_FIELDS: Callable[[bytes], dict[str, Raw]] = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+def fields(data: Data, dialect: WireFormat, where: str) -> dict[str, Raw]:
+    """Return the entries of an object, their values not decoded.
+
+    Raises:
+        BadMessageError: It is no object, or has a key twice.
+    """
+    found: dict[str, Raw] = _FIELDS.read(data, dialect, where)
+    in_json = dialect is WireFormat.JSON
+    if _has_more_strings(bytes(data), found) if in_json else _entries(data) != len(found):
+        raise BadMessageError(
+            ErrorCode.DUPLICATE_KEY, f"{where}: a key is there twice, expected each key once"
+        )
+    return found
+
+
+def listed(values: Sequence[Data], dialect: WireFormat) -> bytes:
+    """Return whole values as a list of them."""
+    if dialect is WireFormat.JSON:
+        return b"[%b]" % b",".join(values)
+    return b"\xdd%b%b" % (len(values).to_bytes(4, "big"), b"".join(values))
+
+
+def check_keys(data: Data, dialect: WireFormat, where: str, keys: int, strings: int) -> None:
+    """Refuse an object that has a key twice, after it was decoded into declared fields.
+
+    Args:
+        data: The object.
+        dialect: How it is written.
+        where: Begins the message of an error.
+        keys: How many of its keys are known.
+        strings: How many strings their values hold. Where keys and strings are all that there is, as in most
+            objects, the values need not be looked at.
+
+    Raises:
+        BadMessageError: It has.
+    """
+    # In JSON two quotes each; a key that is there twice has two more, and so has one that is not known.
+    in_json = dialect is WireFormat.JSON
+    all_known = bytes(data).count(b'"') == 2 * (keys + strings) if in_json else _entries(data) == keys
+    if not all_known:
+        fields(data, dialect, where)
+
+
+def is_plain(body: bytes, dialect: WireFormat, keys: int, strings: int) -> bool:
+    """Return whether an object surely has each key once, after it was decoded; the arguments are those of `check_keys`.
+
+    Where it says no, that has to be found out.
+
+    Raises:
+        msgspec.MsgspecError: It is not written well.
+    """
+    if dialect is not WireFormat.JSON:
+        return _entries(body) == keys
+    quotes = body.count(b'"')
+    if quotes == 2 * (keys + strings):
+        return True
+    found = _JSON_FIELDS(body)
+    # What is beyond the keys are quotes in values, or a key that is there twice, or one with quotes in it.
+    return quotes == 2 * len(found) + b"".join(found.values()).count(b'"')
+
+
+def _has_more_strings(text: bytes, found: dict[str, Raw]) -> bool:
+    """Return whether a JSON object has more strings than its entries: those of an entry that was lost."""
+    if b"\\" in text:
+        text = without_escapes(text)
+    # Two quotes begin and end a text.
+    hidden = text.count(b'"') - 2 * len(found)
+    if hidden <= 0:
+        return False
+    # No value ends within a text, so that one look at all of them sees what one at each would.
+    return hidden > without_escapes(b"".join(found.values())).count(b'"')
+
+
+def _entries(data: Data) -> int:
+    header = bytes(memoryview(data)[:5])
+    if header[0] < 0x90:
+        return header[0] & 0x0F
+    return int.from_bytes(header[1 : 3 if header[0] == 0xDE else 5], "big")
+
+
+def is_nil(data: Raw, dialect: WireFormat) -> bool:
+    """Return whether a value is null."""
+    null = b"null" if dialect is WireFormat.JSON else b"\xc0"
+    # A long one is not copied.
+    return len(memoryview(data)) == len(null) and bytes(data) == null
+
+
+_OBJECT = TypedDecoder(dict[str, Any])
+
+
+def check_object(data: Raw, dialect: WireFormat, most_levels: int, where: str) -> None:
+    """Refuse what is no object, or is nested more than `most_levels`; its content is free.
+
+    Raises:
+        BadMessageError: It is one of the two.
+    """
+    _check_levels(bytes(data), dialect, most_levels, where)
+    _OBJECT.read(data, dialect, where)
+
+
+def check_stack(body: bytes, dialect: WireFormat) -> None:
+    """Refuse a body on which a parser would run out of stack before it came to the recursion limit.
+
+    Raises:
+        BadMessageError: It is one.
+    """
+    # As many levels take as many bytes at least.
+    if len(body) > _SAFE_LEVELS and sys.getrecursionlimit() > _SAFE_LEVELS:
+        _check_levels(body, dialect, _SAFE_LEVELS, "message")
+
+
+def _check_levels(data: bytes, dialect: WireFormat, most: int, where: str) -> None:
+    levels = json_levels(data) if dialect is WireFormat.JSON else msgpack_levels(data)
+    if levels > most:
+        raise BadMessageError(
+            ErrorCode.TOO_DEEP, f"{where}: {levels} levels, expected at most {most}; flatten it"
+        )
+
+
+_AT = re.compile(r" - at (?P<key>`key` in )?`\$?(?P<path>[^`]*)`$")
+_MISMATCH = re.compile(r"Expected `(?P<rule>[^`]*)`(?P<bound>[^,]*?)(?:, got `(?P<got>[^`]*)`|, got \d+)?$")
+_MOST_CHARACTERS = 200
+
+
+def explained(error: Exception, where: str) -> BadMessageError:
+    """Return what a decoder raised as a sentence for the author of a client."""
+    if isinstance(error, RecursionError):
+        return BadMessageError(
+            ErrorCode.TOO_DEEP, f"{where}: nested more deeply than anything that is read; flatten it"
+        )
+    if isinstance(error, UnicodeDecodeError):
+        return BadMessageError(
+            ErrorCode.MALFORMED, f"{where}: a text that is not UTF-8, expected UTF-8; encode it so"
+        )
+    text = str(error)
+    if not isinstance(error, msgspec.ValidationError):
+        return BadMessageError(
+            ErrorCode.MALFORMED, f"{where}: {text:.{_MOST_CHARACTERS}}, expected one whole value"
+        )
+    path = ""
+    if (at := _AT.search(text)) is not None:
+        path, text = f"{at['path']:.{_MOST_CHARACTERS}}{', a key' if at['key'] else ''}", text[: at.start()]
+    return BadMessageError(*_of_a_value(text, f"{where}{path}"))
+
+
+def _of_a_value(text: str, where: str) -> tuple[ErrorCode, str]:
+    if (mismatch := _MISMATCH.match(text)) is not None:
+        rule, bound, got = mismatch["rule"], mismatch["bound"].strip(), mismatch["got"]
+        if got or not bound:
+            # msgspec calls null by another name in msgpack.
+            what = {"": "another type", "None": "null"}.get(got or "", got)
+            return ErrorCode.WRONG_TYPE, f"{where}: got {what}, expected {rule.replace(' | ', ' or ')}"
+        if rule == "float":
+            return (
+                ErrorCode.NOT_FINITE,
+                f"{where}: got NaN or a number too large for its type, expected float {bound}",
+            )
+        code = ErrorCode.WRONG_LENGTH if rule == "array" else ErrorCode.OUT_OF_RANGE
+        return (
+            code,
+            f"{where}: got another {'length' if 'length' in bound else 'number'}, expected {rule} {bound}",
+        )
+    if text.startswith("Object missing"):
+        return (
+            ErrorCode.MISSING_FIELD,
+            f"{where}: field {_name(text)} is missing, expected all fields without a default",
+        )
+    if text.startswith("Object contains"):
+        return (
+            ErrorCode.WRONG_TYPE,
+            f"{where}: unknown field {_name(text)}, expected the entries of the space only",
+        )
+    if "out of range" in text:
+        return (
+            ErrorCode.OUT_OF_RANGE,
+            f"{where}: a number out of range, expected one that a 64-bit number can hold",
+        )
+    return (
+        ErrorCode.OUT_OF_RANGE,
+        f"{where}: another value than those allowed, expected one of the list in the documents",
+    )
+
+
+def _name(text: str) -> str:
+    """Return the first name between backticks, at most 60 characters of it."""
+    return repr(text.partition("`")[2].rpartition("`")[0][:60])
+
+
+# SEAM menv.serving.wire.bad_value
+# What is wrong with a decoded value, before it is known which message it came in.
+#
+# Readers of values raise it; who knows what was read makes a `BadMessageError` of it.
+
+
+class BadValueError(Exception):
+    """A value is none that can be taken.
+
+    Args:
+        code: What is wrong.
+        text: `<what was wrong>, expected <rule>`.
+        row: Which of several values, None if there is one or if it is all of them.
+        path: Where in that value, such as `['camera'][1]`.
+    """
+
+    def __init__(self, code: ErrorCode, text: str, row: int | None = None, path: str = "") -> None:
+        super().__init__(text)
+        self.code, self.text, self.row, self.path = code, text, row, path
+
+    def in_message(self, where: str, is_column: bool = True) -> BadMessageError:
+        """Return it with the place in front.
+
+        Args:
+            where: What was read.
+            is_column: Whether that was several values, which are numbered.
+        """
+        row = "" if self.row is None or not is_column else f"[{self.row}]"
+        return BadMessageError(self.code, f"{where}{row}{self.path}: {self.text}")
+
+
+# SEAM menv.serving.wire.packed
+# Arrays on the wire: what msgpack may hold instead of a list of numbers, and numpy values as plain ones.
+#
+# Readers of columns unpack with it; whoever sends arrays packs with it. It knows no spaces and no messages.
+
+
+Array = npt.NDArray[Any]
+
+DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {
+        name: np.dtype(name)
+        for name in ("|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f4", "<f8")
+    }
+)
+"""All types of packed numbers: little-endian, by numpy's short names."""
+
+_Size = Annotated[int, Meta(ge=0, le=2**32)]
+
+
+class PackedArray(msgspec.Struct, frozen=True, gc=False):
+    """Numbers in C order: `shape` of them, `dtype` each, in `data`."""
+
+    dtype: str
+    shape: Annotated[list[_Size], Meta(max_length=32)]
+    data: bytes
+
+
+def unpacked(packed: PackedArray) -> Array:
+    """Return the array, read-only and without a copy.
+
+    Raises:
+        BadValueError: The dtype is none of `DTYPES`, or data and shape do not fit.
+    """
+    dtype = DTYPES.get(packed.dtype)
+    if dtype is None:
+        raise BadValueError(
+            ErrorCode.WRONG_TYPE, f"got another type of packed numbers, expected one of {', '.join(DTYPES)}"
+        )
+    expected = math.prod(packed.shape) * dtype.itemsize
+    if len(packed.data) != expected:
+        raise BadValueError(
+            ErrorCode.WRONG_LENGTH,
+            f"got {len(packed.data)} bytes of packed numbers, expected {expected} for their dtype and shape",
+        )
+    return np.frombuffer(packed.data, dtype).reshape(packed.shape)
+
+
+def as_integers(array: Array) -> Array:
+    """Return packed floats as integers where all of them are whole; anything else as it is."""
+    if array.dtype.kind == "f" and bool((np.abs(array) < 2.0**63).all() and (array == np.trunc(array)).all()):
+        return array.astype(np.int64)
+    return array
+
+
+def packed(array: Array) -> PackedArray:
+    """Return an array in the form that msgpack may hold.
+
+    Raises:
+        KeyError: Its dtype is none of `DTYPES`, in whatever byte order.
+    """
+    dtype = DTYPES[array.dtype.newbyteorder("<").str]
+    return PackedArray(dtype.str, list(array.shape), np.ascontiguousarray(array, dtype).tobytes())
+
+
+def plain_array(value: Any) -> Any:
+    """Return a numpy array or scalar as lists and numbers; what an encoder asks for values that it does not know.
+
+    Raises:
+        NotImplementedError: It is neither.
+    """
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise NotImplementedError(type(value).__name__)
+
+
+def _packed_array(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.ndim and value.dtype.newbyteorder("<").str in DTYPES:
+        return packed(value)
+    return plain_array(value)
+
+
+_JSON = msgspec.json.Encoder(enc_hook=plain_array)
+_MSGPACK = msgspec.msgpack.Encoder(enc_hook=_packed_array)
+
+
+def to_raw(value: Any, dialect: WireFormat) -> Raw:
+    """Return an observation, an action, an episode or any part of one as it goes into a message.
+
+    Args:
+        value: Numbers, texts, numpy arrays and scalars, and lists, tuples and dicts of them.
+        dialect: With msgpack, arrays are packed.
+
+    Raises:
+        NotImplementedError: It holds something else.
+    """
+    return Raw(_JSON.encode(value) if dialect is WireFormat.JSON else _MSGPACK.encode(value))

@@ -1,0 +1,303 @@
+"""Episodes that clients play by themselves, from EPISODES to the switchboard: read, stitched, each step taken once.
+
+A session hands it these requests. A chunk that comes again is recognised by where it begins; chunks of an episode
+without an id are recognised by the observation that they begin with.
+"""
+
+from __future__ import annotations
+
+import copy
+import secrets
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from menv.adapters.episode_broker import EpisodeBroker
+from menv.base_env import SINGLE_AGENT, AgentId, ExternalSteps, ExternalTrajectory
+from menv.env_context import InputContext
+from menv.errors import EpisodeError
+from menv.serving.client_state import ChunkProgress, ClientState
+from menv.serving.codec import BadMessageError, ErrorCode, WireFormat
+from menv.serving.episode_messages import WireEpisode, read_episode, read_flat
+from menv.serving.protocol import Episodes
+from menv.serving.step_columns import AgentSpaceTable
+from menv.serving.transports.transport import Limits
+from menv.serving.value_readers import LARGEST_REWARD
+
+_MOST_LOOSE = 64
+
+
+class EpisodeIngest:
+    """Takes the chunks of a server's clients.
+
+    Args:
+        switchboard: Where the sampler is.
+        ioctx: The spaces.
+        limits: How many episodes and agents.
+
+    Attributes:
+        env_steps: Env steps that were taken.
+        repeated: Steps that came again, and were skipped.
+        widths: How many numbers a row has of `dist_inputs` and `state_in`, one for each kind of policy, where known.
+        refused: Whether none are taken, because policies learn from something else than clients observe.
+    """
+
+    def __init__(self, switchboard: EpisodeBroker, ioctx: InputContext, limits: Limits) -> None:
+        self.env_steps = 0
+        self.repeated = 0
+        self.widths: Mapping[str, frozenset[int]] = {}
+        self.refused = False
+        self._board = switchboard
+        self._ioctx = ioctx
+        self._limits = limits
+        self.spaces_of = AgentSpaceTable(ioctx).of
+
+    def check_allowed(self, request: Episodes) -> None:
+        """Refuse episodes where none are taken.
+
+        Raises:
+            BadMessageError: None are.
+        """
+        if self.refused:
+            raise BadMessageError(
+                ErrorCode.NOT_ALLOWED,
+                f"{type(request).__struct_config__.tag}: policies here see what an observation_fn makes of "
+                "observations, expected a client that asks for each action; send GET_ACTION",
+            )
+
+    def take(
+        self, state: ClientState, request: Episodes, dialect: WireFormat, *, translated: bool = False
+    ) -> Iterator[None]:
+        """Take the episodes of a message, in small steps.
+
+        Args:
+            state: Whose they are.
+            request: The message.
+            dialect: Of the message.
+            translated: Whether the translator has read them before.
+
+        Yields:
+            Nothing, after each step.
+
+        Raises:
+            BadMessageError: One of them cannot be read, and none was taken; or it does not follow on what has come,
+                and those before it were taken.
+        """
+        name = str(type(request).__struct_config__.tag)
+        self._lose(state, request.lost or ())
+        # Let go of one by one: tens of thousands at once would take long.
+        read: deque[WireEpisode] = deque()
+        for index, raw in enumerate(request.episodes):
+            if not translated:
+                read.append(read_episode(raw, self.spaces_of, dialect, f"{name}.episodes[{index}]"))
+                yield
+                continue
+            for episode in read_flat(raw, self.spaces_of):
+                if episode is not None:
+                    read.append(episode)
+                yield
+        for index, episode in enumerate(read):
+            where = f"{name}.episodes[{index}]"
+            self._check(episode, where)
+            for one in [episode] if episode.agents is None else episode.agents.values():
+                self._check_columns(one, where)
+            yield
+        total = sum(len(memoryview(raw)) for raw in request.episodes)
+        state.check_backlog(total, self._limits, name)
+        number = request.weights_seq_no if request.weights_seq_no is not None else state.weights_seq_no
+        size = total // max(1, len(read))
+        for index in range(len(read)):
+            self._take(state, read.popleft(), number, f"{name}.episodes[{index}]", size)
+            yield
+        state.forget_chunks()
+
+    def _check(self, episode: WireEpisode, where: str) -> None:
+        multi = self._ioctx.multi_agent
+        if (episode.agents is not None) is not multi:
+            kind = "several agents, an object `agents`" if multi else "one agent, and no `agents`"
+            raise BadMessageError(ErrorCode.WRONG_TYPE, f"{where}: expected an episode of {kind}")
+        if multi and episode.id is None:
+            raise BadMessageError(
+                ErrorCode.MISSING_FIELD,
+                f"{where}: no field 'id', expected one for an episode of several agents",
+            )
+        self._check_crowd(episode.unclaimed or (), where)
+        self._check_crowd(episode.agents or (), where)
+        for agent in episode.unclaimed or ():
+            if self.spaces_of(agent) is None:
+                raise BadMessageError(
+                    ErrorCode.UNKNOWN_AGENT,
+                    f"{where}.unclaimed: no agent {agent[:40]!r}, expected one of the environment's",
+                )
+
+    def _check_crowd(self, agents: Collection[str | None], where: str) -> None:
+        if len(agents) > self._limits.max_agents:
+            raise BadMessageError(
+                ErrorCode.TOO_MANY,
+                f"{where}: {len(agents)} agents, expected at most {self._limits.max_agents} (Limits.max_agents)",
+            )
+
+    def _check_columns(self, one: WireEpisode, where: str) -> None:
+        for name, field in (("dist_inputs", "action_dist_inputs"), ("state_in", "state_in")):
+            column, widths = getattr(one, name), self.widths.get(name)
+            if column is not None and len(column) and widths and column.shape[1] not in widths:
+                raise BadMessageError(
+                    ErrorCode.WRONG_LENGTH,
+                    f"{where}.{field}: {column.shape[1]} numbers a row, expected "
+                    f"{' or '.join(map(str, sorted(widths)))}, as the policy has; leave it out if it is not known",
+                )
+        if len(one.rewards) and np.abs(one.rewards).max() > LARGEST_REWARD:
+            raise BadMessageError(
+                ErrorCode.NOT_FINITE,
+                f"{where}.rewards: got a number that is not finite as float32, expected a finite one",
+            )
+
+    def _take(
+        self, state: ClientState, episode: WireEpisode, number: int | None, where: str, size: int
+    ) -> None:
+        members: Mapping[Any, WireEpisode] = episode.agents if episode.agents is not None else {None: episode}
+        self._check_gaps(state, episode, members, where)
+        chunks = self._chunks_of(state, episode, where)
+        if chunks.over:
+            self.repeated += episode.steps
+            return
+        moves: dict[AgentId, ExternalSteps] = {}
+        for agent, one in members.items():
+            part = self._fresh(chunks, agent, one, numbered=episode.id is not None)
+            if part is not None:
+                moves[SINGLE_AGENT if agent is None else agent] = part
+        chunks.over = episode.terminated or episode.truncated
+        state.chunks_over += chunks.over and episode.id is not None
+        if moves or chunks.over:
+            env_steps = _env_steps(episode, moves)
+            told = [
+                one.weights_seq_no for one in (episode, *members.values()) if one.weights_seq_no is not None
+            ]
+            number = min(told, default=number)
+            flags = episode.terminated, episode.truncated
+            # What has no place in time comes with the end, which is taken once.
+            unclaimed = (episode.unclaimed or {}) if chunks.over else {}
+            policies = {} if state.only is None else dict.fromkeys(moves, state.only)
+            piece = ExternalTrajectory(
+                moves, env_steps, *flags, number, policies | chunks.policies, unclaimed
+            )
+            try:
+                self._board.play(chunks.board_id, piece, size)
+            except EpisodeError as error:
+                raise BadMessageError(ErrorCode.WRONG_ORDER, f"{where}: {error}") from None
+            self.env_steps += env_steps
+        if episode.id is None:
+            self._keep_loose(state, chunks, episode)
+
+    def _keep_loose(self, state: ClientState, chunks: ChunkProgress, episode: WireEpisode) -> None:
+        """Remember where an episode without an id goes on; the oldest is given up where nobody goes on with many."""
+        state.loose = [one for one in state.loose if one is not chunks]
+        if not chunks.over:
+            # A row of an array would keep the whole array.
+            chunks.last_obs = copy.deepcopy(episode.obs[-1])
+            state.loose.append(chunks)
+        if len(state.loose) > _MOST_LOOSE:
+            oldest = state.loose.pop(0).board_id
+            self._board.lose([oldest], f"its client began {_MOST_LOOSE} others that have no id")
+
+    def announce(self, state: ClientState, name: str, policies: Mapping[str, str]) -> None:
+        """Note who answers for whom in an episode that the client is about to play, begun or not.
+
+        Raises:
+            BadMessageError: Too many are open, or it is one whose actions are asked for, or has too many agents.
+            CallOrderError: The algorithm does not sample any more, or the id was used before.
+        """
+        chunks = state.chunks.get(name)
+        if chunks is None:
+            chunks = state.chunks[name] = self._begin(state, name, "GET_POLICIES", "episode_id")
+        self._check_crowd(chunks.policies.keys() | policies.keys(), "GET_POLICIES")
+        chunks.policies.update(policies)
+
+    def _lose(self, state: ClientState, names: Sequence[str]) -> None:
+        open_ones = [one for name in names if (one := state.chunks.get(name)) is not None and not one.over]
+        for chunks in open_ones:
+            state.chunks_over += not chunks.over
+            chunks.over = True
+        self._board.lose([one.board_id for one in open_ones], "its client gave it up")
+
+    def _chunks_of(self, state: ClientState, episode: WireEpisode, where: str) -> ChunkProgress:
+        if episode.id is not None:
+            found = state.chunks.get(episode.id)
+            if found is None:
+                found = state.chunks[episode.id] = self._begin(state, episode.id, where)
+            return found
+        for one in state.loose:
+            if _same(one.last_obs, episode.obs[0]):
+                return one
+        if not episode.steps:
+            return ChunkProgress("", over=True)
+        return self._begin(state, secrets.token_hex(8), where)
+
+    def _begin(self, state: ClientState, name: str, where: str, field: str = "id") -> ChunkProgress:
+        if name in state.links or name in state.finished:
+            raise BadMessageError(
+                ErrorCode.WRONG_ORDER,
+                f"{where}.{field}: is that of an episode whose actions are asked for here, expected one that the "
+                "client plays by itself; give that another id",
+            )
+        state.check_room(self._limits, self._board.open_episodes, where)
+        return ChunkProgress(self._board.start(f"{state.token[:12]}/{name}", backlog=state.backlog))
+
+    def _check_gaps(
+        self, state: ClientState, episode: WireEpisode, members: Mapping[Any, WireEpisode], where: str
+    ) -> None:
+        """Refuse a chunk before which something is missing, or with too many agents more, while nothing was taken."""
+        if episode.id is None:
+            return
+        chunks = state.chunks.get(episode.id) or ChunkProgress("")
+        self._check_crowd(chunks.t.keys() | members.keys(), where)
+        for agent, one in members.items():
+            had = chunks.t.get(agent, 0)
+            if one.t > had and not chunks.over:
+                raise BadMessageError(
+                    ErrorCode.WRONG_ORDER,
+                    f"{where}.t: begins at step {one.t}, expected {had} at most, which is what has come; send what is "
+                    "between first",
+                )
+
+    def _fresh(
+        self, chunks: ChunkProgress, agent: str | None, one: WireEpisode, *, numbered: bool
+    ) -> ExternalSteps | None:
+        """Return the steps that have not been taken, None if there is nothing new."""
+        had = chunks.t.get(agent, 0)
+        begins = one.t if numbered else had
+        skip = min(had - begins, one.steps)
+        self.repeated += skip
+        last = begins + one.steps
+        chunks.t[agent] = max(had, last)
+        over = one.terminated or one.truncated
+        # The end of a life that came before, when another one may have begun.
+        ended = last < had or chunks.ends.get(agent) == last
+        if skip == one.steps and (not over or ended):
+            return None
+        if over:
+            chunks.ends[agent] = last
+        columns = (one.logp, one.dist_inputs, one.state_in, one.env_t)
+        logp, inputs, states, env_t = (None if column is None else column[skip:] for column in columns)
+        return ExternalSteps(
+            one.obs[skip:], one.actions[skip:], one.rewards[skip:],
+            one.terminated and agent is not None, one.truncated and agent is not None, logp, inputs, states, env_t,
+        )  # fmt: skip
+
+
+def _env_steps(episode: WireEpisode, moves: Mapping[Any, ExternalSteps]) -> int:
+    """Return how many env steps are new: what the client told, where all of it is new and agents have that many."""
+    lengths = [len(one.rewards) for one in moves.values()]
+    if episode.env_steps is None or sum(lengths) != episode.steps:
+        return max(lengths, default=0)
+    return min(episode.env_steps, sum(lengths))
+
+
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, dict):
+        return isinstance(right, dict) and all(_same(left[key], right[key]) for key in left)
+    if isinstance(left, tuple):
+        return isinstance(right, tuple) and all(_same(*pair) for pair in zip(left, right, strict=True))
+    return bool(np.array_equal(left, right))

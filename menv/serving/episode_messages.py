@@ -1,0 +1,446 @@
+"""Episodes from messages: whole ones or chunks, of one agent or of several, checked against the spaces.
+
+Sessions read with it what EPISODES brings. It knows how columns belong together, and nothing about who learns from
+them, which policy acted, or which chunks belong to one episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import UNSET, Raw, UnsetType
+
+from menv.serving.codec import (
+    Array,
+    BadMessageError,
+    BadValueError,
+    Data,
+    ErrorCode,
+    PackedArray,
+    TypedDecoder,
+    WireFormat,
+    check_keys,
+    fields,
+    is_nil,
+    to_raw,
+)
+from menv.serving.number_reader import (
+    NUMBERS_OR_ROWS,
+    ROWS,
+    TIMES,
+    Floats,
+    NumberReader,
+    gaussian,
+    log_probabilities,
+    matrix,
+    refuse_positive,
+    rows_within,
+    times,
+)
+from menv.serving.protocol import Count, Id
+from menv.serving.value_readers import Column, ColumnReader, ElementReader, Space, reader_of, reward
+from menv.spaces import leaves
+
+SpacesOf = Callable[[str | None], tuple[Space, Space] | None]
+"""Observation and action space of an agent; None if there is no such agent. Asked for None, those of the only agent
+of a single-agent environment; None if it has several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireEpisode:
+    """An episode or a chunk of one, n steps of one agent; or the episodes of several agents that ran together.
+
+    Arrays may be read-only.
+
+    Attributes:
+        id: Which episode, None if the client does not name them.
+        env: Which of several environments on one connection.
+        t: Index of the first step in the episode.
+        terminated: Whether the environment ended it.
+        truncated: Whether it was broken off.
+        weights_seq_no: Of the weights that acted, if the client told.
+        obs: n + 1 observations, [n + 1, *shape] or a list; the last is the one after the last action.
+        actions: n actions, [n, *shape] or a list; those of a Box may lie outside its bounds.
+        rewards: [n] float64.
+        logp: [n] float32 log-probabilities of the actions, or None.
+        dist_inputs: [n, K] float32 inputs of the distribution that drew the actions, or None.
+        state_in: [n, S] float32 what the network remembered before each step, or None.
+        env_t: [n + 1] env step of the episode in which each observation was seen, or None.
+        agents: The same of each agent, where there are several; then the columns here are empty.
+        env_steps: Of a chunk of several agents, if the client told.
+        unclaimed: What was paid to agents that no action of theirs can own, by agent.
+    """
+
+    id: str | None = None
+    env: str | None = None
+    t: int = 0
+    terminated: bool
+    truncated: bool
+    weights_seq_no: int | None = None
+    obs: Column
+    actions: Column
+    rewards: npt.NDArray[np.float64]
+    logp: Floats | None = None
+    dist_inputs: Floats | None = None
+    state_in: Floats | None = None
+    env_t: npt.NDArray[np.int64] | None = None
+    agents: Mapping[str, WireEpisode] | None = None
+    env_steps: int | None = None
+    unclaimed: Mapping[str, float] | None = None
+
+    @property
+    def steps(self) -> int:
+        """n, the number of actions; with several agents, all of theirs together."""
+        if self.agents is not None:
+            return sum(one.steps for one in self.agents.values())
+        return len(self.rewards)
+
+
+def read_episode(raw: Data, spaces_of: SpacesOf, dialect: WireFormat, where: str = "episode") -> WireEpisode:
+    """Return an episode.
+
+    Args:
+        raw: One entry of `Episodes.episodes`.
+        spaces_of: The spaces to check against; they also tell whether there are several agents.
+        dialect: Of the message.
+        where: Begins the message of an error, such as "EPISODES.episodes[3]".
+
+    Raises:
+        BadMessageError: Something in it cannot be taken.
+        ConfigError: Elements of a space have no form on the wire.
+    """
+    spaces = spaces_of(None)
+    if spaces is not None:
+        return _reader_of(spaces).read(raw, dialect, where)
+    whole = _declared(_WHOLE, raw, dialect, where, ("agents", "is_terminated", "is_truncated"))
+    agents = {}
+    for agent_id, member in fields(whole.agents, dialect, f"{where}.agents").items():
+        at = f"{where}.agents[{agent_id[:60]!r}]"
+        spaces = spaces_of(agent_id)
+        if spaces is None:
+            raise BadMessageError(
+                ErrorCode.UNKNOWN_AGENT, f"{at}: unknown agent, expected one of the environment's"
+            )
+        agents[agent_id] = _reader_of(spaces).read(member, dialect, at)
+    return WireEpisode(
+        **_about(whole), obs=[], actions=[], rewards=np.empty(0), agents=agents,
+        env_steps=whole.env_steps if isinstance(whole.env_steps, int) else None,
+        unclaimed=_unclaimed(whole.unclaimed, dialect, f"{where}.unclaimed"),
+    )  # fmt: skip
+
+
+_ABOUT: list[tuple[str, Any, Any]] = [
+    ("is_terminated", bool | UnsetType, UNSET),
+    ("is_truncated", bool | UnsetType, UNSET),
+    ("id", Id | None | UnsetType, UNSET),
+    ("env", Id | None | UnsetType, UNSET),
+    ("t", Count | None | UnsetType, UNSET),
+    ("weights_seq_no", Count | None | UnsetType, UNSET),
+]
+_OF_SEVERAL: list[tuple[str, Any, Any]] = [
+    ("agents", Raw, UNSET),
+    ("unclaimed", Raw, UNSET),
+    ("env_steps", Count | None | UnsetType, UNSET),
+]
+_WHOLE = TypedDecoder(msgspec.defstruct("Whole", [*_ABOUT, *_OF_SEVERAL]))
+_REWARDS = ColumnReader(NumberReader(np.dtype(np.float64)))
+_FREE: dict[str, tuple[str, Callable[[Any, str, int], npt.NDArray[Any]]]] = {
+    "logp": ("action_logp", log_probabilities),
+    "dist_inputs": ("action_dist_inputs", matrix),
+    "state_in": ("state_in", matrix),
+    "env_t": ("env_t", times),
+}
+_NEEDED = ("obs", "actions", "rewards", "is_terminated", "is_truncated")
+
+
+class EpisodeReader:
+    """Reads episodes of one agent.
+
+    Args:
+        observations: Reads its observations.
+        actions: Reads its actions.
+    """
+
+    def __init__(self, observations: ElementReader, actions: ElementReader) -> None:
+        self._readers = (observations, actions)
+        self._obs, self._actions = observations.columns, actions.columns
+        box = isinstance(actions.space, gym.spaces.Box)
+        self._shape: tuple[int, ...] | None = actions.space.shape if box else None
+        self._chosen = not any(isinstance(leaf, gym.spaces.Box) for leaf in leaves(actions.space))
+        self._typed = TypedDecoder(*(self._declaration(dialect) for dialect in ("json", "msgpack")))
+
+    def _declaration(self, dialect: str) -> Any:
+        packed = UnsetType if dialect == "json" else PackedArray | UnsetType
+        columns: list[tuple[str, Any, Any]] = [
+            ("obs", getattr(self._obs, dialect) | UnsetType, UNSET),
+            ("actions", getattr(self._actions, dialect) | UnsetType, UNSET),
+            ("rewards", getattr(_REWARDS, dialect) | UnsetType, UNSET),
+            ("action_logp", NUMBERS_OR_ROWS | None | packed, UNSET),
+            ("action_dist_inputs", rows_within(len(self._shape or ())) | None | packed, UNSET),
+            ("state_in", ROWS | None | packed, UNSET),
+            ("env_t", TIMES | None | packed, UNSET),
+        ]
+        return msgspec.defstruct("OneAgent", [*_ABOUT, *columns])
+
+    def read(self, raw: Data, dialect: WireFormat, where: str) -> WireEpisode:
+        """Return an episode.
+
+        Raises:
+            BadMessageError: Something in it cannot be taken.
+        """
+        found = _declared(self._typed, raw, dialect, where, _NEEDED)
+        rewards: Any = _REWARDS.build(found.rewards, f"{where}.rewards")
+        actions = self._actions.build(found.actions, f"{where}.actions")
+        obs = self._obs.build(found.obs, f"{where}.obs")
+        steps = len(rewards)
+        if len(actions) != steps or len(obs) != steps + 1:
+            raise BadMessageError(
+                ErrorCode.WRONG_LENGTH,
+                f"{where}: {len(obs)} obs, {len(actions)} actions and {steps} rewards, expected as many rewards as "
+                "actions and one obs more; end with the obs after the last action",
+            )
+        about = _about(found)
+        if self._readers[0].masks:
+            self._check_masks(obs, actions, about["terminated"] or about["truncated"], where)
+        for name, (column, build) in _FREE.items():
+            values = getattr(found, column)
+            if name == "dist_inputs" and self._shape:
+                build = partial(gaussian, shape=self._shape)
+            if values is not UNSET and values is not None:
+                about[name] = build(values, f"{where}.{column}", steps)
+        if self._chosen and "logp" in about:
+            refuse_positive(about["logp"], f"{where}.action_logp")
+        return WireEpisode(**about, obs=obs, actions=actions, rewards=rewards)
+
+    def _check_masks(self, obs: Column, actions: Column, ended: bool, where: str) -> None:
+        observations, acts = self._readers
+        column = "obs"
+        try:
+            observations.masks.check(obs, len(actions) if ended else len(obs), acts.space)
+            column = "actions"
+            observations.masks.check_actions(obs, actions, acts.space)
+        except BadValueError as error:
+            raise error.in_message(f"{where}.{column}") from None
+
+
+_MOST_READERS = 1024
+_readers: dict[tuple[int, int], EpisodeReader] = {}
+
+
+def _reader_of(spaces: tuple[Space, Space]) -> EpisodeReader:
+    observations, actions = reader_of(spaces[0]), reader_of(spaces[1], bounded=False)
+    # A reader keeps these two, so that no others can get the same ids.
+    key = (id(observations), id(actions))
+    reader = _readers.get(key)
+    if reader is None:
+        if len(_readers) >= _MOST_READERS:
+            _readers.clear()
+        reader = _readers[key] = EpisodeReader(observations, actions)
+    return reader
+
+
+def _declared(
+    typed: TypedDecoder, raw: Data, dialect: WireFormat, where: str, needed: tuple[str, ...]
+) -> Any:
+    """Return an object with declared fields, all needed ones given and no key twice."""
+    found = typed.read(raw, dialect, where)
+    missing = [name for name in needed if getattr(found, name) is UNSET]
+    if missing:
+        raise BadMessageError(
+            ErrorCode.MISSING_FIELD, f"{where}: no {' and no '.join(missing)}, expected {', '.join(needed)}"
+        )
+    keys = sum(value is not UNSET for value in msgspec.structs.astuple(found))
+    strings = isinstance(found.id, str) + isinstance(found.env, str)
+    check_keys(raw, dialect, where, keys, strings)
+    return found
+
+
+def _unclaimed(raw: Raw | UnsetType, dialect: WireFormat, where: str) -> Mapping[str, float] | None:
+    """Return what was paid to agents that no action of theirs can own; null means nothing."""
+    if isinstance(raw, UnsetType) or is_nil(raw, dialect):
+        return None
+    paid = reward(raw, dialect, where)
+    if not isinstance(paid, dict):
+        raise BadMessageError(
+            ErrorCode.WRONG_TYPE, f"{where}: got a number, expected an object of numbers by agent"
+        )
+    return paid
+
+
+def _about(found: Any) -> dict[str, Any]:
+    """Return what is known of the whole episode; null means the same as nothing."""
+    about = {"terminated": found.is_terminated, "truncated": found.is_truncated}
+    for name in ("id", "env", "t", "weights_seq_no"):
+        value = getattr(found, name)
+        if value is not UNSET and value is not None:
+            about[name] = value
+    return about
+
+
+# SEAM menv.serving.wire.flat_episodes
+# Episodes on their way from the translator to its server: read and checked already, and cheap to take up.
+#
+# Numbers are blocks of bytes; whatever else a column holds comes in small pieces, so that nobody has to read
+# a long
+# one at once. Both ends are this program: what is written here has been checked, and is not checked again.
+
+
+_PIECE_BYTES = 16_384
+
+
+class _EpisodeBlock(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """An array, or rows of something else in pieces."""
+
+    dtype: str = ""
+    shape: list[int] = []
+    data: bytes = b""
+    pieces: list[Raw] | None = None
+
+    def array(self) -> Array:
+        return np.frombuffer(self.data, self.dtype).reshape(self.shape)
+
+
+class _FlatEpisode(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One `WireEpisode`."""
+
+    id: str | None
+    env: str | None
+    t: int
+    terminated: bool
+    truncated: bool
+    weights_seq_no: int | None
+    rewards: _EpisodeBlock
+    obs: _EpisodeBlock
+    actions: _EpisodeBlock
+    logp: _EpisodeBlock | None
+    dist_inputs: _EpisodeBlock | None
+    state_in: _EpisodeBlock | None
+    env_t: _EpisodeBlock | None
+    agents: dict[str, Raw] | None
+    unclaimed: dict[str, float] | None
+    env_steps: int | None
+
+
+class ParsedEpisodes(msgspec.Struct, array_like=True, frozen=True):
+    """A message with episodes.
+
+    Attributes:
+        message: Without its episodes, in msgpack.
+        episodes: Each as `write_flat` has it.
+    """
+
+    message: bytes
+    episodes: list[Raw]
+
+
+_FLAT_ABOUT = ("id", "env", "t", "terminated", "truncated", "weights_seq_no", "unclaimed", "env_steps")
+_FLAT_FREE = ("logp", "dist_inputs", "state_in", "env_t")
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(_FlatEpisode)
+
+
+def write_flat(episode: WireEpisode) -> Raw:
+    """Return an episode as bytes."""
+    agents = episode.agents
+    columns: dict[str, Any] = {name: _optional(getattr(episode, name)) for name in _FLAT_FREE}
+    about: dict[str, Any] = {name: getattr(episode, name) for name in _FLAT_ABOUT}
+    flat = _FlatEpisode(
+        **about,
+        **columns,
+        rewards=_block(episode.rewards),
+        obs=_column(episode.obs),
+        actions=_column(episode.actions),
+        agents=None if agents is None else {name: write_flat(one) for name, one in agents.items()},
+    )
+    return Raw(_ENCODER.encode(flat))
+
+
+def read_flat(raw: Raw, spaces_of: SpacesOf, agent: str | None = None) -> Iterator[WireEpisode | None]:
+    """Read an episode in small steps.
+
+    Args:
+        raw: From `write_flat`.
+        spaces_of: The spaces that it was read against before.
+        agent: Whose episode it is, where there are several.
+
+    Yields:
+        None while it is read, and at last the episode.
+    """
+    flat = _DECODER.decode(raw)
+    yield from (
+        _alone(flat, spaces_of, agent) if flat.agents is None else _together(flat, flat.agents, spaces_of)
+    )
+
+
+def _together(flat: _FlatEpisode, parts: dict[str, Raw], spaces_of: SpacesOf) -> Iterator[WireEpisode | None]:
+    agents: dict[str, WireEpisode] = {}
+    for name, part in parts.items():
+        for one in read_flat(part, spaces_of, name):
+            if one is not None:
+                agents[name] = one
+            yield None
+    yield WireEpisode(**_flat_about(flat), obs=[], actions=[], rewards=np.empty(0), agents=agents)
+
+
+def _alone(flat: _FlatEpisode, spaces_of: SpacesOf, agent: str | None) -> Iterator[WireEpisode | None]:
+    spaces = spaces_of(agent)
+    assert spaces is not None
+    columns: dict[str, Any] = {name: _array(getattr(flat, name)) for name in _FLAT_FREE}
+    for name, space, bounded in (("obs", spaces[0], True), ("actions", spaces[1], False)):
+        for column in _rows(getattr(flat, name), space, bounded):
+            columns[name] = column
+            if column is None:
+                yield None
+    yield WireEpisode(**_flat_about(flat), **columns, rewards=flat.rewards.array())
+
+
+def _flat_about(flat: _FlatEpisode) -> dict[str, Any]:
+    return {name: getattr(flat, name) for name in _FLAT_ABOUT}
+
+
+def _array(block: _EpisodeBlock | None) -> Array | None:
+    return None if block is None else block.array()
+
+
+def _optional(array: Array | None) -> _EpisodeBlock | None:
+    return None if array is None else _block(array)
+
+
+def _block(array: Array) -> _EpisodeBlock:
+    return _EpisodeBlock(array.dtype.str, list(array.shape), np.ascontiguousarray(array).tobytes())
+
+
+def _column(column: Column) -> _EpisodeBlock:
+    """Return a column of numbers as a block, others as lists of rows that are soon read."""
+    if isinstance(column, np.ndarray):
+        return _block(column)
+    pieces: list[Raw] = []
+    rows: list[Raw] = []
+    size = 0
+    for row in column:
+        rows.append(to_raw(row, WireFormat.MSGPACK))
+        size += len(memoryview(rows[-1]))
+        if size > _PIECE_BYTES:
+            pieces.append(Raw(_ENCODER.encode(rows)))
+            rows, size = [], 0
+    return _EpisodeBlock(pieces=[*pieces, Raw(_ENCODER.encode(rows))])
+
+
+def _rows(found: _EpisodeBlock, space: Space, bounded: bool) -> Iterator[Column | None]:
+    """Yield None for each piece of a column, and at last the column."""
+    if found.pieces is None:
+        yield found.array()
+        return
+    reader = reader_of(space, bounded).columns
+    column: list[Any] = []
+    for piece in found.pieces:
+        column.extend(reader.read(piece, WireFormat.MSGPACK, "translated"))
+        yield None
+    yield column

@@ -1,0 +1,409 @@
+"""Arrays of numbers on the wire: the type to decode them with, and whole columns to arrays of one dtype and shape.
+
+`space_readers` makes one for every leaf of a space that holds numbers, `episodes` those of rewards and the like.
+Types and lengths are checked by msgspec while it decodes, numbers on whole arrays afterwards.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Meta
+
+from menv.serving.codec import (
+    Array,
+    BadMessageError,
+    BadValueError,
+    ErrorCode,
+    PackedArray,
+    as_integers,
+    unpacked,
+)
+
+_INT64 = np.iinfo(np.int64)
+_LONGEST_TUPLE = 128
+_CASTS = {"f": "fiu", "i": "iub", "u": "iub", "b": "iub"}
+"""Kinds of packed numbers that each kind of dtype takes."""
+
+_FEW = 16
+
+
+class NumberReader:
+    """Reads arrays of numbers.
+
+    Args:
+        dtype: Of what comes out.
+        shape: Of one element.
+        low: Least element, [*shape], None without bounds.
+        high: Greatest element.
+        flags: Whether true and false stand for 1 and 0.
+        path: Where in an element of the whole space this lies, for messages.
+
+    Attributes:
+        json: Type of an element in JSON, for msgspec.
+        msgpack: The same in msgpack, where arrays may be packed.
+    """
+
+    def __init__(
+        self,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...] = (),
+        low: Array | None = None,
+        high: Array | None = None,
+        flags: bool = False,
+        path: str = "",
+    ) -> None:
+        self._dtype, self._shape, self._path = dtype, shape, path
+        self._size = math.prod(shape)
+        self._low, self._high = low, high
+        if dtype.kind == "f" and low is not None and high is not None and np.isinf([low, high]).all():
+            self._low = self._high = None
+        # The bounds of a few numbers are compared faster one by one than as arrays.
+        self._bounds: list[tuple[Any, Any]] = []
+        if self._low is not None and self._high is not None and 0 < self._size <= _FEW:
+            bounds = (np.broadcast_to(bound, shape).ravel().tolist() for bound in (self._low, self._high))
+            self._bounds = list(zip(*bounds, strict=True))
+        # Integers between bounds that are the same everywhere need no look after they were decoded.
+        self._settled = dtype.kind in "biu" and all(b is None or np.unique(b).size <= 1 for b in (low, high))
+        self._widest = dtype.kind == "f" and dtype.itemsize >= 8
+        kind = bool | Annotated[int, Meta(ge=0, le=1)] if flags else self._number()
+        for size in reversed(shape):
+            kind = _several(kind, size)
+        self.json: Any = kind
+        self.msgpack: Any = kind | PackedArray if shape else kind
+
+    def _number(self) -> Any:
+        if self._dtype.kind == "f":
+            # Narrower types would overflow; of the widest, infinity and NaN are left to find.
+            most = float(np.finfo(self._dtype).max)
+            return float if self._widest else Annotated[float, Meta(ge=-most, le=most)]
+        least, greatest = np.iinfo(self._dtype).min, np.iinfo(self._dtype).max
+        if self._low is not None and self._high is not None and self._size:
+            least, greatest = int(self._low.min()), int(self._high.max())
+        # What msgspec can bound are 64 bits with a sign; a number beyond the dtype fails to convert.
+        if greatest > _INT64.max:
+            self._settled = False
+            return Annotated[int, Meta(ge=max(least, _INT64.min))]
+        return Annotated[int, Meta(ge=least, le=greatest)]
+
+    def column(self, values: Sequence[Any]) -> Array:
+        """Return [R, *shape] of R decoded values.
+
+        Raises:
+            BadValueError: One of them is not finite, outside the bounds, or packed wrongly.
+        """
+        if self._shape and PackedArray in map(type, values):
+            return self._stacked(values)
+        flat: Iterable[Any] = values
+        for _ in self._shape:
+            flat = itertools.chain.from_iterable(flat)
+        try:
+            array = np.fromiter(flat, self._dtype, len(values) * self._size)
+        except OverflowError:
+            raise BadValueError(
+                ErrorCode.OUT_OF_RANGE, f"got a number out of range, expected {self._dtype}", path=self._path
+            ) from None
+        array = array.reshape(len(values), *self._shape)
+        if self._widest:
+            self._check_finite(array)
+        if not self._settled:
+            self._check_bounds(array)
+        return array
+
+    def packed_column(self, packed: PackedArray) -> Array:
+        """Return [R, *shape] of numbers that were packed together.
+
+        Raises:
+            BadValueError: Dtype or shape is not what can be taken, or one of the numbers is not.
+        """
+        array = unpacked(packed)
+        if array.ndim != 1 + len(self._shape) or array.shape[1:] != self._shape:
+            raise BadValueError(
+                ErrorCode.WRONG_LENGTH,
+                f"got packed numbers of shape {array.shape}, expected one row for each of "
+                f"{self._shape or 'a number'}",
+            )
+        return self._checked(self._cast(array))
+
+    def _stacked(self, values: Sequence[Any]) -> Array:
+        rows = np.empty((len(values), *self._shape), self._dtype)
+        for row, value in enumerate(values):
+            if not isinstance(value, PackedArray):
+                rows[row] = self.column([value])[0]
+                continue
+            try:
+                array = unpacked(value)
+                if array.shape != self._shape:
+                    raise BadValueError(
+                        ErrorCode.WRONG_LENGTH,
+                        f"got packed numbers of shape {array.shape}, expected {self._shape}",
+                    )
+                rows[row] = self._cast(array)
+            except BadValueError as error:
+                raise BadValueError(error.code, error.text, row, self._path) from None
+        return self._checked(rows)
+
+    def _cast(self, array: Array) -> Array:
+        """Return packed numbers with the dtype, if that loses no more than digits."""
+        if array.dtype == self._dtype:
+            return array
+        kind = self._dtype.kind
+        if kind != "f":
+            array = as_integers(array)
+        if array.dtype.kind not in _CASTS[kind]:
+            raise BadValueError(
+                ErrorCode.WRONG_TYPE, f"got packed {array.dtype}, expected numbers that fit {self._dtype}"
+            )
+        if kind != "f" and array.size:
+            least, greatest = (
+                (0, 1) if kind == "b" else (np.iinfo(self._dtype).min, np.iinfo(self._dtype).max)
+            )
+            if int(array.min()) < least or int(array.max()) > greatest:
+                raise BadValueError(
+                    ErrorCode.OUT_OF_RANGE, f"got packed numbers that do not fit, expected {self._dtype}"
+                )
+        with np.errstate(over="ignore"):
+            return array.astype(self._dtype)
+
+    def _checked(self, array: Array) -> Array:
+        self._check_finite(array)
+        self._check_bounds(array)
+        return array
+
+    def _check_finite(self, array: Array) -> None:
+        if self._dtype.kind == "f" and np.count_nonzero(np.isfinite(array)) != array.size:
+            row, at = _first(~np.isfinite(array))
+            raise BadValueError(
+                ErrorCode.NOT_FINITE, f"got a number that is not finite as {self._dtype}, expected a finite one",
+                row, self._path + at,
+            )  # fmt: skip
+
+    def _check_bounds(self, array: Array) -> None:
+        if self._low is None or self._high is None:
+            return
+        if self._bounds and len(array) == 1:
+            numbers = zip(array.ravel().tolist(), self._bounds, strict=True)
+            if all(low <= number <= high for number, (low, high) in numbers):
+                return
+        good = (array >= self._low) & (array <= self._high)
+        if np.count_nonzero(good) != good.size:
+            row, at = _first(~good)
+            index = tuple(np.argwhere(~good)[0])
+            low, high = (np.broadcast_to(bound, self._shape)[index[1:]] for bound in (self._low, self._high))
+            raise BadValueError(
+                ErrorCode.OUT_OF_RANGE, f"got {array[index]}, expected {low} to {high}", row, self._path + at
+            )
+
+
+def _several(kind: Any, size: int) -> Any:
+    if size <= _LONGEST_TUPLE:
+        # The garbage collector lets go of tuples of numbers, and looks at lists again and again.
+        return tuple.__class_getitem__((kind,) * size or ((),))
+    return Annotated[list[kind], Meta(min_length=size, max_length=size)]
+
+
+def _first(bad: Array) -> tuple[int, str]:
+    """Return the row of the first True and its place within the row."""
+    row, *inner = np.argwhere(bad)[0]
+    return int(row), "".join(f"[{i}]" for i in inner)
+
+
+# SEAM menv.serving.wire.free_columns
+# Columns that no space tells of: log-probabilities, inputs of distributions, states of networks, times.
+#
+# `menv.serving.episode_messages` reads them. It knows that they are finite numbers, one row a step, and times
+# one more, and
+# nothing of what they are for.
+
+
+Floats = npt.NDArray[np.float32]
+
+ROWS = list[tuple[float, ...]]
+"""Type of rows, for msgspec."""
+NUMBERS_OR_ROWS = list[float | tuple[float, ...]]
+"""Type of numbers, or of rows of them."""
+_LEAST_LOGP_OVER = 1e-4
+"""How far above 0 rounding may bring the log-probability of a choice."""
+_LATEST = 2**31 - 1
+TIMES = list[Annotated[int, Meta(ge=0, le=_LATEST)]]
+"""Type of env steps of an episode."""
+
+
+def matrix(values: Array | PackedArray | list[Any], where: str, rows: int) -> Floats:
+    """Return [rows, K] of rows that are all equally long.
+
+    Args:
+        values: Decoded `ROWS`, or packed ones.
+        where: Begins the message of an error.
+        rows: How many there should be.
+
+    Raises:
+        BadMessageError: They are not, there is another number of them, or a number is not finite.
+    """
+    return _finite(_of_length(values, where, rows, (2,), "rows"), where)
+
+
+def rows_within(dimensions: int) -> Any:
+    """Return the type of rows, for msgspec, whose numbers may lie within lists of so many dimensions."""
+    row: Any = tuple[float, ...]
+    for _ in range(dimensions):
+        row = tuple.__class_getitem__((float | row, ...))
+    return list.__class_getitem__(row)
+
+
+def gaussian(values: PackedArray | list[Any], where: str, rows: int, shape: tuple[int, ...]) -> Floats:
+    """Return [rows, 2 * size] of means and then logarithms of standard deviations.
+
+    Args:
+        values: Flat rows in this order, or of shape [rows, *shape, 2], [rows, 2, *shape], or that of actions with a
+            last dimension twice as long.
+        where: Begins the message of an error.
+        rows: How many there should be.
+        shape: Of one action.
+
+    Raises:
+        BadMessageError: They are of another shape, there is another number of them, or a number is not finite.
+    """
+    array = _array(values, where)
+    if array.ndim > 2:
+        if array.shape[1:] == (*shape, 2):
+            array = np.moveaxis(array, -1, 1)
+        elif array.shape[1:] == (*shape[:-1], 2 * shape[-1]):
+            array = np.stack(np.split(array, 2, -1), 1)
+        elif array.shape[1:] != (2, *shape):
+            size = 2 * math.prod(shape)
+            raise BadMessageError(
+                ErrorCode.WRONG_LENGTH,
+                f"{where}: got shape {array.shape}, expected {rows} rows of {size} numbers or of shape {(*shape, 2)}",
+            )
+        array = array.reshape(len(array), -1)
+    return matrix(array, where, rows)
+
+
+def refuse_positive(logp: Floats, where: str) -> None:
+    """Refuse log-probabilities of choices above 0.
+
+    Raises:
+        BadMessageError: One is.
+    """
+    if len(logp) and logp.max() > _LEAST_LOGP_OVER:
+        row = int(np.argmax(logp > _LEAST_LOGP_OVER))
+        raise BadMessageError(
+            ErrorCode.OUT_OF_RANGE,
+            f"{where}[{row}]: got {logp[row]:g}, expected at most 0, the logarithm of a probability",
+        )
+
+
+def log_probabilities(values: PackedArray | list[Any], where: str, rows: int) -> Floats:
+    """Return [rows] log-probabilities; where there is one for each dimension of an action, they are added up.
+
+    Args:
+        values: Decoded `NUMBERS_OR_ROWS`, or packed ones.
+        where: Begins the message of an error.
+        rows: How many there should be.
+
+    Raises:
+        BadMessageError: They are no numbers or rows, there is another number of them, or one is not finite.
+    """
+    array = _of_length(values, where, rows, (1, 2), "numbers")
+    return _finite(array if array.ndim == 1 else array.sum(axis=1, dtype=np.float64), where)
+
+
+def _of_length(
+    values: Array | PackedArray | list[Any], where: str, rows: int, dimensions: tuple[int, ...], expected: str
+) -> Array:
+    """Return an array of one of these numbers of dimensions, as long as there are rows."""
+    array = values if isinstance(values, np.ndarray) else _array(values, where)
+    if array.ndim not in dimensions or len(array) != rows:
+        raise BadMessageError(
+            ErrorCode.WRONG_LENGTH,
+            f"{where}: got shape {array.shape}, expected {rows} {expected}, one for each action",
+        )
+    return array
+
+
+def times(values: PackedArray | list[int], where: str, rows: int) -> npt.NDArray[np.int64]:
+    """Return [rows + 1] env steps of an episode, none earlier than the one before.
+
+    Args:
+        values: Decoded `TIMES`, or packed ones.
+        where: Begins the message of an error.
+        rows: How many actions there are.
+
+    Raises:
+        BadMessageError: They are not, or there is another number of them.
+    """
+    if isinstance(values, PackedArray):
+        try:
+            array = as_integers(unpacked(values))
+        except BadValueError as error:
+            raise error.in_message(where) from None
+        if array.dtype.kind not in "iu":
+            raise BadMessageError(
+                ErrorCode.WRONG_TYPE, f"{where}: got packed {array.dtype}, expected integers"
+            )
+    else:
+        array = np.array(values, np.int64)
+    if array.shape != (rows + 1,):
+        raise BadMessageError(
+            ErrorCode.WRONG_LENGTH,
+            f"{where}: got shape {array.shape}, expected {rows + 1} env steps, one for each observation",
+        )
+    if array[0] < 0 or array[-1] > _LATEST or (array[1:] < array[:-1]).any():
+        raise BadMessageError(
+            ErrorCode.OUT_OF_RANGE,
+            f"{where}: expected env steps from 0 to 2**31 - 1, none earlier than the one before",
+        )
+    return array.astype(np.int64)
+
+
+def _array(values: PackedArray | list[Any], where: str) -> Array:
+    """Return numbers as an array; no rows at all have two dimensions."""
+    if isinstance(values, PackedArray):
+        try:
+            array = unpacked(values)
+        except BadValueError as error:
+            raise error.in_message(where) from None
+        if array.dtype.kind != "f":
+            raise BadMessageError(
+                ErrorCode.WRONG_TYPE, f"{where}: got packed {array.dtype}, expected <f4 or <f8"
+            )
+        return array
+    kinds = set(map(type, values))
+    if kinds == {float}:
+        return np.fromiter(values, np.float64, len(values))
+    widths = set(map(len, values)) if float not in kinds else {-1}
+    if len(widths) > 1 or -1 in widths:
+        raise BadMessageError(
+            ErrorCode.WRONG_LENGTH, f"{where}: got rows of several lengths, expected one length"
+        )
+    width = widths.pop() if widths else 0
+    try:
+        flat = np.fromiter(itertools.chain.from_iterable(values), np.float64, len(values) * width)
+        return flat.reshape(len(values), width)
+    except (TypeError, ValueError):
+        # There are rows within rows.
+        pass
+    try:
+        return np.array(values, np.float64)
+    except ValueError:
+        raise BadMessageError(
+            ErrorCode.WRONG_LENGTH, f"{where}: got rows of several shapes, expected one shape"
+        ) from None
+
+
+def _finite(array: Array, where: str) -> Floats:
+    with np.errstate(over="ignore"):
+        floats = array.astype(np.float32)
+    if np.count_nonzero(np.isfinite(floats)) != floats.size:
+        row = int(np.argwhere(~np.isfinite(floats))[0][0])
+        raise BadMessageError(
+            ErrorCode.NOT_FINITE,
+            f"{where}[{row}]: got a number that is not finite as float32, expected a finite one",
+        )
+    return floats

@@ -1,0 +1,515 @@
+"""Every message of the protocol as a type, and bodies to messages and back.
+
+Sessions decode requests and encode replies with it, clients the other way round. Observations, actions, rewards and
+episodes stay undecoded here: `columns` and `episodes` read them against the spaces, which this does not know. An
+undecoded part keeps the whole body alive; `Raw.copy` ends that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+from msgspec import Meta, Raw
+
+from menv.serving.codec import (
+    MARK,
+    BadMessageError,
+    ErrorCode,
+    TypedDecoder,
+    WireFormat,
+    check_object,
+    check_stack,
+    dialect_of,
+    fields,
+    is_nil,
+    is_plain,
+    plain_array,
+)
+
+Id = Annotated[str, Meta(min_length=1, max_length=256)]
+"""Id of an episode, an agent, a policy or an environment; bounded, because servers keep them."""
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+"""Number of steps, sequence number."""
+Word = Annotated[str, Meta(max_length=4096)]
+"""A text that is kept for a while: a token, the name of a client."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", gc=False):
+    """Any message. What has a default may be left out, and null means the same.
+
+    The garbage collector lets go of it: what came from a body, or goes into one, leads nowhere in a circle.
+    """
+
+
+class Ping(Message, frozen=True, kw_only=True, tag="PING"):
+    """Is somebody there? Answered with `Pong`."""
+
+
+class GetConfig(Message, frozen=True, kw_only=True, tag="GET_CONFIG"):
+    """Greets; answered with `SetConfig`. `extensions` asks for more than RLlink, `session` goes on with one."""
+
+    token: Word | None = None
+    extensions: list[Word] | None = None
+    session: Id | None = None
+    client: Word | None = None
+
+    def __repr__(self) -> str:
+        """Hide what lets somebody in."""
+        return f"GetConfig(client={self.client!r}, extensions={self.extensions!r})"
+
+
+class GetState(Message, frozen=True, kw_only=True, tag="GET_STATE"):
+    """Asks for weights in one of three forms; answered with `SetState`."""
+
+    policy_ids: list[Id] | None = None
+    form: Literal["onnx", "bundle", "weights"] = "onnx"
+    have: Count | None = None
+
+
+class Episodes(Message, frozen=True, kw_only=True, tag="EPISODES"):
+    """Brings episodes that were played elsewhere, and tells of some that were given up. Not answered."""
+
+    episodes: list[Raw]
+    lost: list[Id] | None = None
+    env_steps: Count | None = None
+    timesteps: Count | None = None
+    weights_seq_no: Count | None = None
+
+
+class EpisodesAndGetState(Episodes, frozen=True, kw_only=True, tag="EPISODES_AND_GET_STATE"):
+    """Brings episodes and waits for the weights that come of them; answered with `SetState`. Is an `Episodes` too."""
+
+    policy_ids: list[Id] | None = None
+    form: Literal["onnx", "bundle", "weights"] = "onnx"
+    have: Count | None = None
+
+
+class GetPolicies(Message, frozen=True, kw_only=True, tag="GET_POLICIES"):
+    """Asks which policy answers for which agent of an episode; answered with `Policies`.
+
+    Of an episode that nobody shall learn from nothing will come, and the server remembers nothing of it.
+    """
+
+    episode_id: Id
+    agent_ids: list[Id]
+    training_enabled: bool = True
+
+
+class StartEpisode(Message, frozen=True, kw_only=True, tag="START_EPISODE"):
+    """Begins an episode; answered with `EpisodeStarted`."""
+
+    episode_id: Id | None = None
+    training_enabled: bool = True
+    seq: Count | None = None
+
+
+class Turn(Message, frozen=True, kw_only=True):
+    """Any message within an episode. What has come of the last action may go with the next message.
+
+    `reward` is a number, or one for each of several agents; without an `info` that is empty; `done` names agents whose
+    own trajectories end.
+    """
+
+    episode_id: Id
+    reward: Raw = Raw()
+    info: Raw = Raw()
+    done: dict[Id, bool] | None = None
+    seq: Count | None = None
+
+
+class GetAction(Turn, frozen=True, kw_only=True, tag="GET_ACTION"):
+    """Asks for an action; answered with `Action`."""
+
+    observation: Raw
+
+
+class LogAction(Turn, frozen=True, kw_only=True, tag="LOG_ACTION"):
+    """Tells what the client did by itself; answered with `Ok`, and if `wait`, once the sampler has taken it."""
+
+    observation: Raw
+    action: Raw
+    wait: bool = False
+
+
+class LogReturns(Turn, frozen=True, kw_only=True, tag="LOG_RETURNS"):
+    """Pays a reward before there is anything else to say; answered with `Ok`."""
+
+
+class EndEpisode(Turn, frozen=True, kw_only=True, tag="END_EPISODE"):
+    """Ends an episode with its last observation; answered with `Ok`."""
+
+    observation: Raw
+    truncated: bool = False
+
+
+class Pong(Message, frozen=True, kw_only=True, tag="PONG"):
+    """Answers `Ping`."""
+
+
+class SetConfig(Message, frozen=True, kw_only=True, tag="SET_CONFIG"):
+    """What a client needs to know; all but the first two only for clients that asked for the extension."""
+
+    env_steps_per_sample: int
+    force_on_policy: bool
+    extensions: list[str] | None = None
+    session: str | None = None
+    multi_agent: bool | None = None
+    observation_space: dict[str, Any] | None = None
+    action_space: dict[str, Any] | None = None
+    action_spaces: dict[str, dict[str, Any]] | None = None
+    policies: dict[str, dict[str, Any]] | None = None
+    explore: bool | None = None
+    resume: dict[str, Any] | None = None
+
+
+class SetState(Message, frozen=True, kw_only=True, tag="SET_STATE"):
+    """The weights of a sequence number, in the form that was asked for.
+
+    `ask_policies`: there are others than the one policy that there was when the client greeted; who answers is to be
+    asked from now on.
+    """
+
+    weights_seq_no: int
+    onnx_file: str | None = None
+    bundles: dict[str, bytes] | None = None
+    weights: dict[str, bytes] | None = None
+    ask_policies: bool = False
+
+
+class Policies(Message, frozen=True, kw_only=True, tag="POLICIES"):
+    """Which policy answers for which agent."""
+
+    policy_ids: dict[str, str]
+
+
+class EpisodeStarted(Message, frozen=True, kw_only=True, tag="EPISODE"):
+    """The id of the episode that has begun."""
+
+    episode_id: str
+    seq: int | None = None
+
+
+class Action(Message, frozen=True, kw_only=True, tag="ACTION"):
+    """What to do, and by which weights that was decided."""
+
+    episode_id: str
+    action: Any
+    weights_seq_no: int
+    seq: int | None = None
+
+
+class Ok(Message, frozen=True, kw_only=True, tag="OK"):
+    """Done."""
+
+    seq: int | None = None
+
+
+class Error(Message, frozen=True, kw_only=True, tag="ERROR"):
+    """Not done: one of the closed list of codes, and a sentence for people."""
+
+    code: str
+    message: str
+    seq: int | None = None
+
+
+Request = (
+    Ping | GetConfig | GetState | Episodes | EpisodesAndGetState | GetPolicies | StartEpisode | GetAction
+    | LogAction | LogReturns | EndEpisode
+)  # fmt: skip
+Answer = Pong | SetConfig | SetState | Policies | EpisodeStarted | Action | Ok | Error
+
+MOST_INFO_BYTES = 65_536
+"""Bytes of one `info`, which no space bounds."""
+OLD_NAMES = frozenset(
+    {"ACTION_SPACE", "OBSERVATION_SPACE", "GET_WORKER_ARGS", "GET_WEIGHTS", "REPORT_SAMPLES"}
+)
+"""Types that the first RLlink names and nobody sends."""
+
+
+class _Flags(msgspec.Struct, gc=False):
+    """What every episode has, of one agent or of several."""
+
+    is_terminated: bool
+    is_truncated: bool
+
+
+_NAME = TypedDecoder(str)
+_SEQ = TypedDecoder(Count | None)
+_FLAGS = TypedDecoder(list[_Flags])
+_WITH_EPISODES = ("EPISODES", "EPISODES_AND_GET_STATE")
+_LARGE = 1 << 16
+
+
+def _by_type(union: Any) -> Mapping[str, TypedDecoder]:
+    return MappingProxyType({kind.__struct_config__.tag: TypedDecoder(kind) for kind in get_args(union)})
+
+
+_REQUESTS = _by_type(Request)
+_ANSWERS = _by_type(Answer)
+_FILLED = MappingProxyType(
+    {
+        tag: frozenset(
+            field.name for field in msgspec.structs.fields(kind) if isinstance(field.default, bool | str)
+        )
+        for kind in get_args(Request) + get_args(Answer)
+        if isinstance(tag := kind.__struct_config__.tag, str)
+    }
+)
+"""The fields of each message whose types hold no null, but which have a default."""
+
+
+def decode(body: bytes, max_depth: int = 32) -> tuple[Request, WireFormat]:
+    """Return the request that a body holds, and how it is written.
+
+    Args:
+        body: One whole body.
+        max_depth: Levels of nesting of values that no type and no space bounds, `Limits.max_depth`. Unknown fields
+            are skipped and kept nowhere.
+
+    Raises:
+        BadMessageError: It holds none. Its `seq` is that of the message if that much can be read.
+    """
+    dialect = dialect_of(body)
+    body = body.removeprefix(MARK)
+    check_stack(body, dialect)
+    if (asked := _question(body, dialect)) is not None:
+        return asked, dialect
+    found = fields(body, dialect, "message")
+    try:
+        request = _message(body, dialect, found, _REQUESTS)
+        if isinstance(request, Turn) and len(memoryview(request.info)):
+            _check_info(request.info, dialect, max_depth)
+    except BadMessageError as error:
+        error.seq = _seq_of(found, dialect)
+        raise
+    return request, dialect
+
+
+def decode_answer(body: bytes) -> tuple[Answer, WireFormat]:
+    """Return the answer that a body holds, and how it is written.
+
+    Raises:
+        BadMessageError: It holds none.
+    """
+    dialect = dialect_of(body)
+    body = body.removeprefix(MARK)
+    check_stack(body, dialect)
+    answer: Answer = _message(body, dialect, fields(body, dialect, "message"), _ANSWERS)
+    return answer, dialect
+
+
+def encode(message: Request | Answer, dialect: WireFormat) -> bytes:
+    """Return a message as a body. Numpy arrays and scalars are written as lists and numbers."""
+    return encoder(dialect)(message)
+
+
+def encoder(dialect: WireFormat) -> Callable[[Request | Answer], bytes]:
+    """Return what writes messages as bodies; see `encode`."""
+    return _JSON.encode if dialect is WireFormat.JSON else _MSGPACK.encode
+
+
+def error_reply(error: BadMessageError, seq: int | None = None) -> Error:
+    """Return the answer to a message that cannot be taken.
+
+    Args:
+        error: What is wrong with it.
+        seq: Its sequence number, if the error does not know it.
+    """
+    return Error(code=error.code, message=error.text, seq=error.seq if seq is None else seq)
+
+
+# Of one type alone msgspec would do without the tag.
+_JSON_QUESTION: Callable[[bytes], Request] = msgspec.json.Decoder(GetAction | Ping).decode
+_MSGPACK_QUESTION: Callable[[bytes], Request] = msgspec.msgpack.Decoder(GetAction | Ping).decode
+_JSON = msgspec.json.Encoder(enc_hook=plain_array)
+_MSGPACK = msgspec.msgpack.Encoder(enc_hook=plain_array)
+
+
+def _question(body: bytes, dialect: WireFormat) -> GetAction | None:
+    """Return a request for an action, as nearly all bodies are; None for one that has to be looked at closely."""
+    # Half as long as asking whether it is in it.
+    if body.find(b"GET_ACTION") < 0:
+        return None
+    try:
+        asked = _JSON_QUESTION(body) if dialect is WireFormat.JSON else _MSGPACK_QUESTION(body)
+        if not isinstance(asked, GetAction) or asked.info or asked.done is not None:
+            return None
+        # Type, id and observation are there; the first two are texts.
+        keys = 3 + bool(asked.reward) + (asked.seq is not None)
+        return asked if is_plain(body, dialect, keys, strings=2) else None
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+        return None
+
+
+def _message(
+    body: bytes, dialect: WireFormat, found: Mapping[str, Raw], known: Mapping[str, TypedDecoder]
+) -> Any:
+    if "type" not in found:
+        raise BadMessageError(
+            ErrorCode.MISSING_FIELD, f"message: no field 'type', expected one of {', '.join(known)}"
+        )
+    name: str = _NAME.read(found["type"], dialect, "message.type")
+    typed = known.get(name)
+    if typed is None:
+        raise _unknown(name, known)
+    if name in _WITH_EPISODES and "episodes" in found and len(body) > _LARGE:
+        # A body of millions of tiny elements ends here, before one object is made for each.
+        _FLAGS.read(found["episodes"], dialect, f"{name}.episodes")
+    message = typed.read(_without_nulls(body, dialect, found, name), dialect, name)
+    if getattr(message, "done", None):
+        # Reading the entries by themselves finds an agent that is there twice.
+        fields(found["done"], dialect, f"{name}.done")
+    return message
+
+
+def _without_nulls(body: bytes, dialect: WireFormat, found: Mapping[str, Raw], name: str) -> bytes:
+    """Return a message without its nulls that stand for a default; the body itself, if there are none."""
+    nulls = {key for key in _FILLED[name] & found.keys() if is_nil(found[key], dialect)}
+    if not nulls:
+        return body
+    there = {key: value for key, value in found.items() if key not in nulls}
+    return msgspec.json.encode(there) if dialect is WireFormat.JSON else msgspec.msgpack.encode(there)
+
+
+def _unknown(name: str, known: Mapping[str, TypedDecoder]) -> BadMessageError:
+    if known is _REQUESTS and name in _ANSWERS:
+        return BadMessageError(
+            ErrorCode.NOT_A_REQUEST,
+            f"message: {name} is what a server sends, expected one of {', '.join(known)}",
+        )
+    what = "is not spoken any more" if name in OLD_NAMES else "is unknown"
+    return BadMessageError(
+        ErrorCode.UNKNOWN_TYPE, f"message: type {name[:40]!r} {what}, expected one of {', '.join(known)}"
+    )
+
+
+def _check_info(info: Raw, dialect: WireFormat, max_depth: int) -> None:
+    if (size := len(memoryview(info))) > MOST_INFO_BYTES:
+        raise BadMessageError(
+            ErrorCode.TOO_LARGE, f"info: {size} bytes, expected at most {MOST_INFO_BYTES}; send less"
+        )
+    if not is_nil(info, dialect):
+        check_object(info, dialect, max_depth, "info")
+
+
+def _seq_of(found: Mapping[str, Raw], dialect: WireFormat) -> int | None:
+    try:
+        seq: int | None = _SEQ.read(found["seq"], dialect, "seq") if "seq" in found else None
+    except BadMessageError:
+        return None
+    return seq
+
+
+# SEAM menv.serving.wire.framing
+# RLlink's frames on a stream of bytes: eight ASCII digits, then as many bytes as they say.
+#
+# The TCP transport and clients read and write with it. It knows neither sockets nor what a body means.
+
+
+HEADER_BYTES = 8
+MOST_BODY_BYTES: int = 10**HEADER_BYTES - 1
+FEW = 1024
+HEADERS = tuple(b"%08d" % size for size in range(FEW))
+"""Those of short bodies, which nearly all are."""
+
+
+def frame(body: bytes) -> bytes:
+    """Return a body with its header.
+
+    Raises:
+        BadMessageError: The body is longer than eight digits can say.
+    """
+    size = len(body)
+    if size > MOST_BODY_BYTES:
+        raise BadMessageError(
+            ErrorCode.TOO_LARGE,
+            f"frame: a body of {size} bytes, expected at most {MOST_BODY_BYTES}; send it in several messages",
+        )
+    return (HEADERS[size] if size < FEW else b"%08d" % size) + body
+
+
+class Frames:
+    """Bodies out of a stream that arrives in pieces of any size.
+
+    Every byte is copied at most twice, however small the pieces are. A header is looked at from its first byte
+    on, so a peer that speaks another protocol is told at once.
+
+    Args:
+        max_body: Most bytes of one body, `Limits.max_body`.
+
+    Attributes:
+        completed: Bodies that the feed which raised had completed before it came to what is wrong.
+    """
+
+    def __init__(self, max_body: int) -> None:
+        self.completed: list[bytes] = []
+        self._max_body = min(max_body, MOST_BODY_BYTES)
+        # At most one frame that has begun, between two feeds.
+        self._rest = bytearray()
+        self._size = -1
+        self._broken: BadMessageError | None = None
+
+    @property
+    def pending(self) -> int:
+        """Bytes that are here of a frame that is not complete, its header included."""
+        return len(self._rest)
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
+        """Take in the next bytes of the stream and return the bodies that are complete now.
+
+        Raises:
+            BadMessageError: A header is none, or announces too much. The stream is lost then: every later call
+                raises again.
+        """
+        if self._broken is not None:
+            raise BadMessageError(self._broken.code, self._broken.text)
+        self._rest += data
+        self.completed = []
+        try:
+            self._take()
+        except BadMessageError as error:
+            self._broken = error
+            self._rest.clear()
+            raise
+        bodies, self.completed = self.completed, []
+        return bodies
+
+    def _take(self) -> None:
+        rest, begin = self._rest, 0
+        while len(rest) - begin >= HEADER_BYTES:
+            first = begin + HEADER_BYTES
+            if self._size < 0:
+                self._size = self._read_header(bytes(rest[begin:first]))
+            if len(rest) < first + self._size:
+                break
+            begin = first + self._size
+            with memoryview(rest) as view:
+                self.completed.append(bytes(view[first:begin]))
+            self._size = -1
+        # A bytearray gives up its front without moving what follows.
+        del rest[:begin]
+        if len(rest) < HEADER_BYTES:
+            self._check_digits(bytes(rest))
+
+    def _read_header(self, header: bytes) -> int:
+        self._check_digits(header)
+        size = int(header)
+        if size > self._max_body:
+            raise BadMessageError(
+                ErrorCode.TOO_LARGE,
+                f"frame: a body of {size} bytes, expected at most {self._max_body}; send episodes in several "
+                "messages, or raise Limits.max_body on the server",
+            )
+        return size
+
+    @staticmethod
+    def _check_digits(header: bytes) -> None:
+        if header and not header.isdigit():
+            raise BadMessageError(
+                ErrorCode.BAD_FRAME,
+                "frame: the header holds other bytes than digits, expected the length of the body in 8 ASCII digits; "
+                "count bytes, not characters, and check that this is the port for TCP",
+            )

@@ -1,0 +1,1 @@
+"""Transports: how the bytes of clients arrive, over TCP, HTTP and WebSocket."""

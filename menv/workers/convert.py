@@ -1,0 +1,157 @@
+"""`to_base_env` for all: sub-environments here, or in other processes.
+
+The classic methods `env.to_base_env(...)` and `menv.algorithms.fragments` end here. What stays in this
+process is `menv.adapters.convert`'s affair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+
+from menv.adapters import convert
+from menv.adapters.local_envs import TOLERATED
+from menv.adapters.validation import SameSpaces, possible_agents
+from menv.base_env import BaseEnv
+from menv.errors import ConfigError, ContractError
+from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
+from menv.multi_agent_env import MultiAgentEnv
+from menv.spaces import close_unused
+from menv.vector_env import VectorEnv
+from menv.workers.engine import Engine, EngineName
+from menv.workers.env_server_group import RemoteSettings
+from menv.workers.pipe_channel import SealedValue
+from menv.workers.registered_envs import RemoteCopiesSpec, RemoteEnvSpec
+from menv.workers.remote_envs import RemoteEnvs
+
+
+def to_base_env(
+    env: Any,
+    make_env: Callable[[int], Any] | None = None,
+    num_envs: int = 1,
+    *,
+    remote_envs: bool = False,
+    remote_env_batch_wait_ms: float = 0,
+    restart_failed_sub_environments: bool = True,
+    num_consecutive_env_failures_tolerance: int = TOLERATED,
+    seed: int | None = None,
+    first_index: int = 0,
+    env_timeout: float | None = None,
+    engine: EngineName | Engine | None = None,
+    remote_envs_per_process: int = 1,
+) -> BaseEnv:
+    """Return `env` and its copies as one `BaseEnv`.
+
+    Args:
+        env: A BaseEnv, VectorEnv or gymnasium.vector.VectorEnv, which brings its sub-environments along, or
+            a MultiAgentEnv or gymnasium.Env, which becomes sub-environment 0. With `remote_envs` it only tells spaces
+            and agents, and is closed.
+        make_env: Creates sub-environment number `vector_index`; with `remote_envs` all of them, elsewhere, where it
+            can use the names of `register_env` and `gymnasium.register` that are known here now.
+        num_envs: How many sub-environments there shall be.
+        remote_envs: Whether each lives in a process of its own.
+        remote_env_batch_wait_ms: Milliseconds that a poll waits for more of them once one has answered. 0 takes whoever
+            is ready, a large number lets all step in lock step.
+        restart_failed_sub_environments: Whether one that raises, hangs or is killed is made anew by `make_env`, at the
+            cost of its episode; False ends the run. Those that `env` brings along are never made anew.
+        num_consecutive_env_failures_tolerance: So many crashes of one sub-environment in a row, each in a reset or
+            in the first 10 env steps of an episode, do not end the run; the next one does.
+        seed: Gives every reset its own seed; None leaves the environments alone.
+        first_index: Index of sub-environment 0 among those of all workers.
+        env_timeout: Seconds after which a remote one that does not answer is given up; None waits for ever.
+        engine: "process" or "ray", or an engine that nobody else uses; None takes Ray where it is installed.
+        remote_envs_per_process: So many share a process, and step one after the other.
+
+    Raises:
+        ConfigError: `env` is of another kind or has another number of sub-environments, `make_env` is
+            missing, or a setting is wrong.
+        ContractError: A copy of a gymnasium.Env declares spaces of another kind or shape than `env`; or, with
+            `remote_envs`, an agent id does not equal its copy from another process.
+    """
+    _check(remote_envs, remote_env_batch_wait_ms, env_timeout, remote_envs_per_process)
+    if not remote_envs:
+        make_env = SameSpaces(make_env, env) if callable(make_env) else make_env
+        return convert.to_local_base_env(
+            env, make_env, num_envs, restart_failed_sub_environments=restart_failed_sub_environments,
+            num_consecutive_env_failures_tolerance=num_consecutive_env_failures_tolerance, seed=seed,
+            first_index=first_index,
+        )  # fmt: skip
+    make = _creator(env, make_env, num_envs)
+    tolerated = num_consecutive_env_failures_tolerance if restart_failed_sub_environments else None
+    settings = RemoteSettings(
+        remote_env_batch_wait_ms, env_timeout, remote_envs_per_process, tolerated, seed, first_index
+    )
+    found = RemoteEnvs(SameSpaces(make, env), num_envs, _engine(engine), like=env, settings=settings)
+    close_unused(env)
+    return found
+
+
+def _engine(engine: EngineName | Engine | None) -> Engine:
+    if isinstance(engine, Engine):
+        return engine
+    from menv.workers.engines import make_engine
+
+    # An environment that waits for its actions takes nothing of a cluster's CPUs.
+    return make_engine(engine, cpus=0.0)
+
+
+def _creator(env: Any, make_env: Callable[[int], Any] | None, num_envs: int) -> Callable[[int], Any]:
+    kind = type(env).__name__
+    if isinstance(env, BaseEnv | VectorEnv | gym.vector.VectorEnv | ExternalEnv | ExternalMultiAgentEnv):
+        raise ConfigError(
+            f"remote_envs: {kind} brings its own sub-environments along, expected a gymnasium.Env or a MultiAgentEnv; "
+            "leave remote_envs (remote_worker_envs) out"
+        )
+    if not isinstance(env, gym.Env | MultiAgentEnv):
+        convert.to_local_base_env(env)
+    if make_env is None:
+        raise ConfigError(
+            f"remote_envs: make_env is None, expected one that creates a {kind} in another process; pass "
+            "make_env=lambda index: YourEnv(...)"
+        )
+    convert.check_make_env(make_env)
+    _check_agents(env)
+    if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
+        raise ConfigError(
+            f"num_envs: {num_envs!r}, expected at least 1; set num_envs_per_worker to 1 or more"
+        )
+    return make_env if isinstance(make_env, RemoteEnvSpec) else RemoteCopiesSpec(make_env)
+
+
+def _check_agents(env: Any) -> None:
+    """Refuse agent ids that are others once they came from another process: nobody could tell whose rows those are."""
+    for agent in (possible_agents(env) or ()) if isinstance(env, MultiAgentEnv) else ():
+        if SealedValue(agent).opened() not in {agent}:
+            kind = type(agent).__name__
+            raise ContractError(
+                f"remote_envs: agent {agent!r:.100} of {type(env).__name__} does not equal its copy from another "
+                f"process, expected an id that does; take strings or numbers, or write __eq__ and __hash__ in {kind}"
+            )
+
+
+def _check(remote: bool, wait_ms: float, timeout: float | None, per_process: int) -> None:
+    if not _is_number(wait_ms) or wait_ms < 0:
+        raise ConfigError(
+            f"remote_env_batch_wait_ms: {wait_ms!r}, expected milliseconds, 0 or more; 0 takes whoever is ready"
+        )
+    if timeout is not None and (not _is_number(timeout) or timeout <= 0):
+        raise ConfigError(f"env_timeout: {timeout!r}, expected seconds, more than 0; None waits for ever")
+    if isinstance(per_process, bool) or not isinstance(per_process, int) or per_process < 1:
+        raise ConfigError(
+            f"remote_envs_per_process: {per_process!r}, expected an integer, 1 or more; leave it out"
+        )
+    if remote:
+        return
+    for name, given in (("remote_env_batch_wait_ms", wait_ms), ("env_timeout", timeout)):
+        if given:
+            raise ConfigError(
+                f"{name}: {given!r} without remote environments, expected remote_envs=True (remote_worker_envs=True); "
+                "set that, or leave this out"
+            )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
