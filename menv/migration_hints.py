@@ -254,9 +254,8 @@ def old_arguments(others: str = "", /, **names: str) -> Callable[[F], F]:
             given = {names.get(name, name): value for name, value in given.items()}
             if others and given.keys() - known:
                 strange = min(given.keys() - known)
-                raise ConfigError(
-                    f"{type(args[0]).__name__}: {strange} is given, expected it to be left out; {others}"
-                )
+                where = type(args[0]).__name__ if method.__name__ == "__init__" else method.__name__
+                raise ConfigError(f"{where}: {strange} is given, expected it to be left out; {others}")
             return method(*args, **given)
 
         return call  # type: ignore[return-value]

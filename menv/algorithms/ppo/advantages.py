@@ -78,7 +78,7 @@ def _longest(is_last: npt.NDArray[np.bool_]) -> int:
     return int(np.diff(ends, prepend=-1).max()) if len(ends) else 0
 
 
-@old_arguments(rollout="batch", last_r="last_value")
+@old_arguments("leave it out; values are always used", rollout="batch", last_r="last_value")
 def compute_advantages(
     batch: SampleBatch, last_value: Any = 0.0, gamma: float = 0.99, lambda_: float = 0.95
 ) -> SampleBatch:
