@@ -84,7 +84,7 @@ def test_the_hash_of_an_agent_id_is_the_same_in_every_process() -> None:
     ids = ["car_1", 1, ("car", 1), "1", None]
     hashes = [rng.stable_hash(one) for one in ids]
     assert len(set(hashes)) == len(ids)
-    code = f"from menv import draws; print([draws.stable_hash(one) for one in {ids!r}])"
+    code = f"from menv import rng; print([rng.stable_hash(one) for one in {ids!r}])"
     for salt in ("0", "123"):
         out = subprocess.run(
             [sys.executable, "-c", code],

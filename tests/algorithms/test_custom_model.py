@@ -354,7 +354,7 @@ def test_settings_that_cannot_work_are_refused(model: dict[str, Any], why: str) 
 
 def test_settings_are_read_without_torch() -> None:
     code = (
-        "import sys; from menv.algorithms.networks import custom_spec, network_choice, obs_structure, custom_model;"
+        "import sys; from menv.algorithms.networks import custom_model, network_choice, stock_spec;"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -150,7 +150,8 @@ def test_a_graph_without_defaults_refuses_to_run_with_a_weight_forgotten() -> No
 
 def test_describing_and_creating_weights_and_graphs_needs_no_torch() -> None:
     code = (
-        "import sys; from menv.algorithms.networks import graphs, stock; from menv.acting import onnx_acting;"
+        "import sys; from menv.algorithms.networks import stock_graphs, stock_spec; "
+        "from menv.inference import onnx_backend;"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

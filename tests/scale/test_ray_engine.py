@@ -285,8 +285,8 @@ def test_a_ray_that_knows_no_unavailable_actors_will_do() -> None:
             "-c",
             "import ray.exceptions\n"
             "del ray.exceptions.ActorUnavailableError\n"
-            "from menv.scale import ray_death\n"
-            "print(ray_death.why('worker 1', None, ray.exceptions.RayActorError()))",
+            "from menv.workers import ray_engine\n"
+            "print(ray_engine.why('worker 1', None, ray.exceptions.RayActorError()))",
         ],
         capture_output=True,
         text=True,

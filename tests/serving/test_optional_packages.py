@@ -9,7 +9,7 @@ import pytest
 
 from tests.house.sources import ROOT
 
-OURS = "from menv.serving.carriers import server, tcp, http, websocket"
+OURS = "from menv.serving.transports import server, tcp, http, websocket"
 START = """
 from menv.serving.transports.server import Server
 from menv.serving.transports.http import HttpTransport
