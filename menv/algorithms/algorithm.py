@@ -103,7 +103,7 @@ class ExternalClients:
             status["idle"] = (
                 f"no step in {self._base_env.idle_timeout:g} s: {told}{_awaited(sampler.awaited)}"
             )
-        counts = sampler.played.counts
+        counts = sampler.external_writer.counts
         return {
             "external": {
                 **status,
@@ -321,7 +321,7 @@ class Algorithm(PolicyAccess, Checkpoints):
         learners = self._population.learners
         env_trained, agent_trained = learners.env_steps_trained, learners.agent_steps_trained
         times = {"sample_time_s": 0.0, "learn_time_s": 0.0}
-        rollouts.times.take()
+        rollouts.timers.take()
         stats: dict[str, list[dict[str, Any]]] = {}
         taken = 0
         while taken < max(1, self.config.iteration_size(rollouts.num_envs)):
@@ -346,7 +346,7 @@ class Algorithm(PolicyAccess, Checkpoints):
         self.iteration += 1
         sampler_results = {
             **self._metrics.summary(),
-            "sampler_perf": {**times, **rollouts.times.take().as_seconds()},
+            "sampler_perf": {**times, **rollouts.timers.take().as_seconds()},
         }
         return Result(
             {

@@ -39,7 +39,7 @@ from menv.trajectory_slices import Column
 # SEAM menv.algorithms.evaluation.episode_shares
 # How many episodes of each sub-environment an evaluation plays, so that short ones are not preferred.
 #
-# `menv.algorithms.evaluation` hands one of these quotas to its sampler. Where all sub-environments step at
+# `menv.algorithms.evaluation` hands one of these limits to its sampler. Where all sub-environments step at
 # once, one that has played its share plays on until all have; `FirstEpisodes` then leaves out what is too
 # much.
 
@@ -214,7 +214,7 @@ class Evaluation:
         self.metrics = Metrics(0)
         self._base_env: BaseEnv | None = None
         self._sampler: Sampler | None = None
-        self._quota: FragmentLimit = EpisodeLimit() if self._in_episodes else StepLimit()
+        self._limit: FragmentLimit = EpisodeLimit() if self._in_episodes else StepLimit()
         # Evaluations change nothing about what environments draw in training, nor the other way round.
         self._generators = (
             None
@@ -264,23 +264,23 @@ class Evaluation:
         return ()
 
     def _share_out(self, duration: int, num_envs: int) -> None:
-        """Tell the quota what each sub-environment is to play, or all together where nobody has counted them."""
-        quota, workers = self._quota, self._workers
+        """Tell the limit what each sub-environment is to play, or all together where nobody has counted them."""
+        limit, workers = self._limit, self._workers
         mine = max(0, self._place.worker_index - 1)
         total, index = num_envs * workers, mine * num_envs + np.arange(num_envs)
-        if isinstance(quota, JointEpisodeLimit):
-            quota.left_over = duration // workers + (mine < duration % workers)
+        if isinstance(limit, JointEpisodeLimit):
+            limit.left_over = duration // workers + (mine < duration % workers)
             if isinstance(self.metrics, FirstEpisodes):
                 # Several may end at once.
-                self.metrics.shares = np.array([quota.left_over])
-        elif isinstance(quota, EpisodeLimit | LockstepEpisodeLimit):
+                self.metrics.shares = np.array([limit.left_over])
+        elif isinstance(limit, EpisodeLimit | LockstepEpisodeLimit):
             # What is left over is spread evenly, so that workers have the same to do.
             shares = -(-(index + 1) * duration // total) + -index * duration // total
-            quota.shares = shares if self._in_episodes else np.full(num_envs, -(-duration // total))
+            limit.shares = shares if self._in_episodes else np.full(num_envs, -(-duration // total))
             if isinstance(self.metrics, FirstEpisodes):
-                self.metrics.shares = quota.shares.copy()
+                self.metrics.shares = limit.shares.copy()
         else:
-            quota.length = -(-duration // max(1, total or workers))
+            limit.length = -(-duration // max(1, total or workers))
 
     def state(self) -> dict[str, Any] | None:
         """Return what the next evaluation depends on as a plain tree, None before the first and after a failed one."""
@@ -319,14 +319,14 @@ class Evaluation:
         if self._base_env is None:
             self._base_env = self._make_base_env(self._settings)
             if self._base_env.lockstep:
-                self._quota = LockstepEpisodeLimit(self._in_episodes)
+                self._limit = LockstepEpisodeLimit(self._in_episodes)
                 self.metrics = FirstEpisodes(self._in_episodes, self._index_of)
             elif not self._base_env.num_envs:
-                self._quota = ExternalFragmentLimit(1, "complete_episodes")
+                self._limit = ExternalFragmentLimit(1, "complete_episodes")
                 if self._in_episodes:
-                    self._quota, self.metrics = JointEpisodeLimit(), FirstEpisodes(True, lambda _: 0)
+                    self._limit, self.metrics = JointEpisodeLimit(), FirstEpisodes(True, lambda _: 0)
         # Those that step together, or share all episodes, are not all at the beginning of one when the last is done.
-        midway = self._base_env.lockstep or isinstance(self._quota, JointEpisodeLimit)
+        midway = self._base_env.lockstep or isinstance(self._limit, JointEpisodeLimit)
         if self._sampler is None or midway or self._playing is not self._crew.policy_map:
             # Whoever comes or goes, everybody stands at the beginning of an episode here.
             self._sampler = self._new_sampler()
@@ -349,13 +349,13 @@ class Evaluation:
         crew, place = self._crew, self._place
         self._playing = crew.policy_map
         sampler = Sampler(
-            self._base_env, crew.policy_map, [cohort.twin() for cohort in crew.cohorts], self._quota,
+            self._base_env, crew.policy_map, [group.clone() for group in crew.groups], self._limit,
             metrics=self.metrics, seed=self._seed, worker_index=place.worker_index,
             num_workers=self._workers if place.worker_index else 0,
             first_index=place.first_index(self._base_env.num_envs),
             observation_fn=self._settings.multiagent.observation_fn, callbacks=self._callbacks,
         )  # fmt: skip
-        sampler.whole_frames = False
+        sampler.use_vector_loop = False
         sampler.explore = self._settings.explore
         sampler.policies = crew.policies
         self._tell_envs_created(sampler)
@@ -425,9 +425,9 @@ class EvalPolicies:
         return self._crew.policies
 
     @property
-    def cohorts(self) -> Sequence[PolicyGroup]:
+    def groups(self) -> Sequence[PolicyGroup]:
         """Who answers together."""
-        return self._crew.cohorts
+        return self._crew.groups
 
     @property
     def completion(self) -> BatchPostprocessor:

@@ -187,7 +187,7 @@ def _in_table_form(
     )  # fmt: skip
 
 
-def make_quota(config: AlgorithmConfig, base_env: BaseEnv) -> FragmentLimit:
+def make_fragment_limit(config: AlgorithmConfig, base_env: BaseEnv) -> FragmentLimit:
     """Return what says when a fragment of one process is full."""
     num_envs = (base_env.num_envs or config.num_envs_per_worker) * max(1, config.num_workers)
     length, by = config.fragment_length(num_envs), config.multiagent.count_steps_by
@@ -289,13 +289,13 @@ class WorkerPolicies:
     Attributes:
         policy_map: Who answers for whom.
         policies: The policy objects by id.
-        cohorts: Who answers together.
+        groups: Who answers together.
         completion: Makes fragments ready to be learned from.
     """
 
     policy_map: PolicyMap
     policies: Mapping[str, Policy]
-    cohorts: list[PolicyGroup]
+    groups: list[PolicyGroup]
     completion: BatchPostprocessor
 
     def take(self, news: PolicyUpdate, slots: Sequence[int]) -> None:
@@ -380,7 +380,7 @@ class Fragment(NamedTuple):
         metrics: Episodes that ended.
         filters: What filters have seen since the last fragment, by policy id; see `News`.
         warnings: What is to be warned of.
-        times: Where the time has gone since the last fragment.
+        timers: Where the time has gone since the last fragment.
     """
 
     batch: MultiAgentBatch
@@ -393,7 +393,7 @@ class Fragment(NamedTuple):
     metrics: MetricsSnapshot
     filters: Mapping[str, Sequence[tuple[int, Any]]]
     warnings: Sequence[str]
-    times: Timers
+    timers: Timers
 
 
 # SEAM menv.algorithms.rollouts.stand

@@ -344,7 +344,7 @@ class Learners:
         first = next(iter(self.shared.peers(policy_id)), None)
         if first is not None:
             built, index = self._home(first)
-            self._give(policy_id, built.cohort.backend.get_weights(index))
+            self._give(policy_id, built.group.backend.get_weights(index))
 
     def _hand_on(self, policy_id: str, weights: Weights) -> None:
         """Give the layers that a policy shares to the others of its group, their optimizers' moments left alone."""
@@ -359,13 +359,13 @@ class Learners:
             policy = self._policies[policy_id]
             policy.set_weights({**policy.get_weights(), **part})
         else:
-            built.cohort.backend.set_weights(index, {**built.cohort.backend.get_weights(index), **part})
+            built.group.backend.set_weights(index, {**built.group.backend.get_weights(index), **part})
         if policy_id in self._learners:
             cast(SharingLearner, self._learners[policy_id]).take(part)
 
     def _home(self, policy_id: str) -> tuple[BuiltPolicies, int]:
-        built = next(built for built in self.nets if policy_id in built.cohort.policy_ids)
-        return built, built.cohort.policy_ids.index(policy_id)
+        built = next(built for built in self.nets if policy_id in built.group.policy_ids)
+        return built, built.group.policy_ids.index(policy_id)
 
     def _of(self, batch: MultiAgentBatch) -> Iterator[tuple[BuiltPolicies, int, str]]:
         """Yield the networks whose policies have rows, each with the policy's index and id, in order of the ids.
@@ -376,7 +376,7 @@ class Learners:
         homes = {
             policy_id: (built, index)
             for built in self.nets
-            for index, policy_id in enumerate(built.cohort.policy_ids)
+            for index, policy_id in enumerate(built.group.policy_ids)
         }
         for policy_id in sorted(homes.keys() & batch.policy_batches.keys()):
             yield *homes[policy_id], policy_id
@@ -468,7 +468,7 @@ class Learners:
         policy = self._policies[policy_id]
         if isinstance(policy, BringsLearner):
             return policy.make_learner(seed)
-        weights: dict[str, Any] = built.cohort.backend.get_weights(index)
+        weights: dict[str, Any] = built.group.backend.get_weights(index)
         return self.recipes[policy_id].make_learner(built.network, weights, self.configs[policy_id], seed)
 
 

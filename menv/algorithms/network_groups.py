@@ -1,4 +1,4 @@
-"""Policies to cohorts: those that share an architecture act together.
+"""Policies to groups: those that share an architecture act together.
 
 `menv.algorithms.policy_set` calls it. Two policies share an architecture if their spaces, their
 model and the form of their actions are equal; their weights and learning settings may differ.
@@ -49,12 +49,12 @@ class _FreeSlot:
     """One place.
 
     Attributes:
-        cohort: Whose it is.
+        group: Whose it is.
         index: Its number there.
         named_by: Ids of the episodes that may go on with it; None as long as nobody has looked since it was left.
     """
 
-    cohort: PolicyGroup
+    group: PolicyGroup
     index: int
     named_by: set[int] | None = None
 
@@ -68,9 +68,9 @@ class FreePolicySlots:
     def __bool__(self) -> bool:
         return bool(self._places)
 
-    def leave(self, cohort: PolicyGroup, index: int) -> None:
-        """Note that the policy number `index` of a cohort is removed."""
-        self._places.append(_FreeSlot(cohort, index))
+    def leave(self, group: PolicyGroup, index: int) -> None:
+        """Note that the policy number `index` of a group is removed."""
+        self._places.append(_FreeSlot(group, index))
 
     def look(self, running: Iterable[int]) -> None:
         """Take note of the episodes that run between two fragments, when no other row is held than theirs."""
@@ -82,27 +82,27 @@ class FreePolicySlots:
         """Return a place that another policy may have, and forget it; None where there is none.
 
         Args:
-            fits: Whether a place of a cohort is what is looked for.
+            fits: Whether a place of a group is what is looked for.
         """
         for place in self._places:
-            if place.named_by is not None and not place.named_by and fits(place.cohort, place.index):
+            if place.named_by is not None and not place.named_by and fits(place.group, place.index):
                 self._places.remove(place)
-                return place.cohort, place.index
+                return place.group, place.index
         return None
 
 
 @dataclass(slots=True)
 class BuiltPolicies:
-    """A cohort of networks and how it was made.
+    """A group of networks and how it was made.
 
     Attributes:
-        cohort: The cohort.
+        group: The group.
         network: Description of its networks.
         form: What another policy must have in common with them to be added.
-        check: Returns another back-end if the cohort's is wrong; None once that is known.
+        check: Returns another back-end if the group's is wrong; None once that is known.
     """
 
-    cohort: NetworkPolicyGroup
+    group: NetworkPolicyGroup
     network: NetworkSpec
     form: Any
     check: Callable[[], ActingBackend | None] | None
@@ -112,7 +112,7 @@ class BuiltPolicies:
         """What runs the networks, "onnx" or "torch"."""
         from menv.inference.onnx_backend import OnnxBackend
 
-        return "onnx" if isinstance(self.cohort.backend, OnnxBackend) else "torch"
+        return "onnx" if isinstance(self.group.backend, OnnxBackend) else "torch"
 
     def settle(self) -> bool:
         """Check what runs the networks, the first time; return whether something else runs them now."""
@@ -120,7 +120,7 @@ class BuiltPolicies:
         other = check() if check else None
         if other is None:
             return False
-        self.cohort.backend = other
+        self.group.backend = other
         return True
 
 
@@ -128,14 +128,14 @@ _OF_CUSTOM = ("normalize_actions", "clip_actions", "clip_rewards")
 """Settings that hold for custom policies too, in the main config or in that of the policy."""
 
 
-def build_cohorts(
+def build_groups(
     specs: Mapping[str, PolicySpec],
     configs: Mapping[str, AlgorithmConfig],
     recipes: Mapping[str, Recipe],
     seed: int,
     main: AlgorithmConfig,
 ) -> tuple[list[PolicyGroup], list[BuiltPolicies]]:
-    """Return all cohorts, and what is known about those made of networks.
+    """Return all groups, and what is known about those made of networks.
 
     Args:
         specs: The policies, their spaces filled in.
@@ -147,23 +147,25 @@ def build_cohorts(
     Raises:
         ConfigError: A space or a setting that no stock network can serve.
     """
-    cohorts: list[PolicyGroup] = []
+    groups: list[PolicyGroup] = []
     nets: list[BuiltPolicies] = []
     networks = {name: _network(name, specs[name], configs[name], recipe) for name, recipe in recipes.items()}
     for members in _alike(specs, configs, networks):
         first = specs[members[0]]
         if first.answers_itself:
             policies = [_own_policy(name, specs[name], main) for name in members]
-            cohorts.append(CustomPolicyGroup(members, policies, first.observation_space, first.action_space))
+            groups.append(CustomPolicyGroup(members, policies, first.observation_space, first.action_space))
         else:
             weights = [
                 first_weights(networks[name], name, configs[name], recipes[name], seed) for name in members
             ]
             network = networks[members[0]]
             connectors = [_connectors(specs[name], configs[name], network) for name in members]
-            nets.append(_net_cohort(members, first, configs[members[0]], network, weights, connectors, seed))
-            cohorts.append(nets[-1].cohort)
-    return cohorts, nets
+            nets.append(
+                _network_group(members, first, configs[members[0]], network, weights, connectors, seed)
+            )
+            groups.append(nets[-1].group)
+    return groups, nets
 
 
 def _network(name: str, spec: PolicySpec, config: AlgorithmConfig, recipe: Recipe) -> NetworkSpec:
@@ -216,7 +218,7 @@ def _form(spec: PolicySpec, config: AlgorithmConfig | None, network: NetworkSpec
     return spec.observation_space, spec.action_space, network, form
 
 
-def add_to_cohorts(
+def add_to_groups(
     nets: list[BuiltPolicies],
     name: str,
     spec: PolicySpec,
@@ -227,7 +229,7 @@ def add_to_cohorts(
     vacated: FreePolicySlots,
     main: AlgorithmConfig,
 ) -> list[PolicyGroup]:
-    """Add a policy to the networks that it is like, or return a new cohort of it.
+    """Add a policy to the networks that it is like, or return a new group of it.
 
     Args:
         nets: The networks there are; a new one is appended.
@@ -246,29 +248,29 @@ def add_to_cohorts(
     admit(network)
     form = _form(spec, config, network)
     weights = first_weights(network, name, config, recipe, seed)
-    alike = next((built.cohort for built in nets if built.form == form), None)
+    alike = next((built.group for built in nets if built.form == form), None)
     if alike is not None:
-        left = vacated.take(lambda cohort, _: cohort is alike)
+        left = vacated.take(lambda group, _: group is alike)
         alike.admit(name, weights, _connectors(spec, config, network), left and left[1])
         return []
     connectors = [_connectors(spec, config, network)]
-    nets.append(_net_cohort([name], spec, config, network, [weights], connectors, seed))
-    return [nets[-1].cohort]
+    nets.append(_network_group([name], spec, config, network, [weights], connectors, seed))
+    return [nets[-1].group]
 
 
 def _add_own(
     name: str, spec: PolicySpec, vacated: FreePolicySlots, main: AlgorithmConfig
 ) -> list[PolicyGroup]:
-    """Give a policy that a user wrote the place of one that was removed, or return a new cohort of it."""
+    """Give a policy that a user wrote the place of one that was removed, or return a new group of it."""
     policy = _own_policy(name, spec, main)
     left = vacated.take(
-        lambda cohort, place: isinstance(cohort, CustomPolicyGroup) and cohort.fits(policy, place, spec)
+        lambda group, place: isinstance(group, CustomPolicyGroup) and group.fits(policy, place, spec)
     )
     if left is None:
         return [CustomPolicyGroup([name], [policy], spec.observation_space, spec.action_space)]
-    cohort, place = left
-    assert isinstance(cohort, CustomPolicyGroup)
-    cohort.admit(name, policy, place)
+    group, place = left
+    assert isinstance(group, CustomPolicyGroup)
+    group.admit(name, policy, place)
     return []
 
 
@@ -320,7 +322,7 @@ def _connectors(
     return PolicyConnectors(agent, action)
 
 
-def _net_cohort(
+def _network_group(
     members: Sequence[str],
     spec: PolicySpec,
     config: AlgorithmConfig,
@@ -334,11 +336,11 @@ def _net_cohort(
     output = ActionOutput(
         spec.action_space, normalize=config.normalize_actions is not False, clip=config.clip_actions
     )
-    cohort = NetworkPolicyGroup(
+    group = NetworkPolicyGroup(
         members, spec.observation_space, spec.action_space, backend, output, network.state_sizes, connectors
     )
-    cohort.graphs = partial(_stored_graphs, network)
-    return BuiltPolicies(cohort, network, _form(spec, config, network), check)
+    group.graphs = partial(_stored_graphs, network)
+    return BuiltPolicies(group, network, _form(spec, config, network), check)
 
 
 def _stored_graphs(network: NetworkSpec) -> ActingGraphs | None:

@@ -20,8 +20,8 @@ from menv.algorithms.learners import Learners
 from menv.algorithms.network_groups import (
     BuiltPolicies,
     FreePolicySlots,
-    add_to_cohorts,
-    build_cohorts,
+    add_to_groups,
+    build_groups,
     check_policy_class,
 )
 from menv.algorithms.networks.network_spec import NetworkSpec
@@ -69,7 +69,7 @@ class PolicySet:
         policies: The policy objects by id.
         learners: Who learns.
         completion: Makes fragments ready to be learned from.
-        cohorts: Who answers together.
+        groups: Who answers together.
         vacated: Places among them that removed policies have left.
     """
 
@@ -97,13 +97,13 @@ class PolicySet:
             name: self._recipe_of(name, spec) for name, spec in specs.items() if not spec.answers_itself
         }
         configs = {name: self._config_of(name, specs[name], own, specs) for name, own in recipes.items()}
-        self.cohorts, nets = build_cohorts(specs, configs, recipes, seed, config)
-        found = {name: cohort for cohort in self.cohorts for name in cohort.policy_ids}
+        self.groups, nets = build_groups(specs, configs, recipes, seed, config)
+        found = {name: group for group in self.groups for name in group.policy_ids}
         self.policies = {
             name: _policy_of(found[name], name, spec, seed, nets, configs) for name, spec in specs.items()
         }
         self.learners = Learners(nets, recipes, configs, policy_map, seed, self.policies, callbacks)
-        self.completion = BatchPostprocessor(self.cohorts, self.policies, recipes, configs, self._joint_obs)
+        self.completion = BatchPostprocessor(self.groups, self.policies, recipes, configs, self._joint_obs)
         freeze(self)
         for name, policy in self.policies.items():
             callbacks.on_create_policy(policy_id=name, policy=policy)
@@ -112,9 +112,7 @@ class PolicySet:
     def inference(self) -> dict[str, str]:
         """What runs each policy's network, "onnx" or "torch", by policy id."""
         nets = self.learners.nets
-        return {
-            name: one.inference for one in nets for name in one.cohort.policy_ids if name in self.policies
-        }
+        return {name: one.inference for one in nets for name in one.group.policy_ids if name in self.policies}
 
     def settle(self) -> bool:
         """Check what runs the networks, the first time; return whether something else runs some of them now."""
@@ -141,7 +139,7 @@ class PolicySet:
         return self.policies[policy_id]
 
     def add(self, policy_id: str, spec: Any, mapping_fn: Any, to_train: Any) -> list[PolicyGroup]:
-        """Add a policy; arguments and errors as for `Algorithm.add_policy`. Return new cohorts, if any."""
+        """Add a policy; arguments and errors as for `Algorithm.add_policy`. Return new groups, if any."""
         check_policy_id(policy_id)
         spec = PolicySpec.of(policy_id, spec)
         changed = self.policy_map.changed(
@@ -160,33 +158,33 @@ class PolicySet:
             assert config is not None
             learners.shared.join(policy_id, config, recipe, network, changed)
 
-        added = add_to_cohorts(
+        added = add_to_groups(
             learners.nets, policy_id, resolved, config, recipe, self._seed, admit, self.vacated, self._config
         )
         if recipe is not None and config is not None:
             learners.recipes[policy_id], learners.configs[policy_id] = recipe, config
             learners.take_over(policy_id)
-        home = _home(policy_id, (*self.cohorts, *added))
+        home = _home(policy_id, (*self.groups, *added))
         for built in learners.nets:
-            if built.cohort is home:
+            if built.group is home:
                 built.settle()
         try:
             policy = _policy_of(home, policy_id, resolved, self._seed, learners.nets, learners.configs)
         except Exception:
             self._withdraw(policy_id, home)
             raise
-        self.cohorts.extend(added)
+        self.groups.extend(added)
         self.policies[policy_id] = policy
         self._take(changed)
         self._callbacks.on_create_policy(policy_id=policy_id, policy=self.policies[policy_id])
         return added
 
     def take_back(self, policy_id: str, added: Iterable[PolicyGroup], before: PolicyMap) -> None:
-        """Undo `add`, which returned these cohorts and found this policy map."""
-        cohort = _home(policy_id, self.cohorts)
+        """Undo `add`, which returned these groups and found this policy map."""
+        group = _home(policy_id, self.groups)
         for one in added:
-            self.cohorts.remove(one)
-        self._withdraw(policy_id, cohort)
+            self.groups.remove(one)
+        self._withdraw(policy_id, group)
         del self.policies[policy_id]
         self._take(before)
 
@@ -199,8 +197,8 @@ class PolicySet:
         self.learners.shared.check_frozen(changed)
         self.learners.forget(policy_id)
         self.completion.postprocessing.forget(policy_id)
-        policy, cohort = self.policies.pop(policy_id), _home(policy_id, self.cohorts)
-        self.vacated.leave(cohort, cohort.policy_ids.index(policy_id))
+        policy, group = self.policies.pop(policy_id), _home(policy_id, self.groups)
+        self.vacated.leave(group, group.policy_ids.index(policy_id))
         if isinstance(policy, NetworkPolicy):
             assert isinstance(policy.networks, NetworkPolicyGroup)
             # Whoever holds the object may go on with it.
@@ -296,15 +294,15 @@ class PolicySet:
         configs: Iterable[AlgorithmConfig] = (self._config, *learning)
         return max(config.sample_size(num_envs) for config in configs)
 
-    def _withdraw(self, policy_id: str, cohort: PolicyGroup) -> None:
+    def _withdraw(self, policy_id: str, group: PolicyGroup) -> None:
         learners = self.learners
         learners.forget(policy_id)
         self.completion.postprocessing.forget(policy_id)
-        if cohort in self.cohorts:
-            self.vacated.leave(cohort, cohort.policy_ids.index(policy_id))
-        cohort.retire(policy_id)
-        # A cohort that was made for it is nobody's.
-        learners.nets[:] = [built for built in learners.nets if built.cohort in self.cohorts]
+        if group in self.groups:
+            self.vacated.leave(group, group.policy_ids.index(policy_id))
+        group.retire(policy_id)
+        # A group that was made for it is nobody's.
+        learners.nets[:] = [built for built in learners.nets if built.group in self.groups]
 
     def _take(self, policy_map: PolicyMap) -> None:
         self.policy_map = self.learners.policy_map = policy_map
@@ -346,31 +344,31 @@ class PolicySet:
         return self._joint
 
 
-def _home(policy_id: str, cohorts: Iterable[PolicyGroup]) -> PolicyGroup:
-    return next(cohort for cohort in cohorts if policy_id in cohort.policy_ids)
+def _home(policy_id: str, groups: Iterable[PolicyGroup]) -> PolicyGroup:
+    return next(group for group in groups if policy_id in group.policy_ids)
 
 
 def _policy_of(
-    cohort: PolicyGroup,
+    group: PolicyGroup,
     policy_id: str,
     spec: PolicySpec,
     seed: int,
     nets: Iterable[BuiltPolicies],
     configs: Mapping[str, AlgorithmConfig],
 ) -> Policy:
-    index = cohort.policy_ids.index(policy_id)
-    if isinstance(cohort, CustomPolicyGroup):
-        return cohort.policies[index]
-    assert isinstance(cohort, NetworkPolicyGroup)
+    index = group.policy_ids.index(policy_id)
+    if isinstance(group, CustomPolicyGroup):
+        return group.policies[index]
+    assert isinstance(group, NetworkPolicyGroup)
     if spec.policy_class is not None:
-        (network,) = (built.network for built in nets if built.cohort is cohort)
+        (network,) = (built.network for built in nets if built.group is group)
         settings = configs[policy_id]
         check_policy_class(policy_id, spec.policy_class)
         policy: NetworkPolicy = spec.policy_class(
-            cohort, index, spec.config, seed, network=network, settings=settings
+            group, index, spec.config, seed, network=network, settings=settings
         )
     else:
-        policy = NetworkPolicy(cohort, index, spec.config, seed)
+        policy = NetworkPolicy(group, index, spec.config, seed)
         policy.config = SpecConfig(spec.config or {}, configs[policy_id])
     policy.explore = configs[policy_id].explore
     return policy

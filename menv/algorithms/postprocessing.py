@@ -29,7 +29,7 @@ from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.callback_runner import broken_columns, refuse_broken
 from menv.sampling.network_policy_group import NetworkPolicyGroup
 from menv.sampling.policy_group import PolicyGroup
-from menv.sampling.trajectories import PolicyRows, pieces_of
+from menv.sampling.trajectories import AgentTrajectory, agent_trajectories
 
 Episodes = Mapping[int, Episode]
 Beside = Sequence[tuple[str, SampleBatch]]
@@ -113,7 +113,7 @@ class Postprocessing:
     def _critic_of(self, name: str) -> Any:
         return getattr(self._configs.get(name), "critic_obs", None)
 
-    def _postprocessed(self, piece: PolicyRows, others: dict[AgentId, SampleBatch]) -> SampleBatch:
+    def _postprocessed(self, piece: AgentTrajectory, others: dict[AgentId, SampleBatch]) -> SampleBatch:
         # A copy of its own: the other agents see the rows as they were, whatever is written into this one.
         found = self._policies[piece.policy_id].postprocess_trajectory(
             piece.batch.copy(), others, piece.episode
@@ -129,7 +129,7 @@ class Postprocessing:
             "columns; change the batch that was given and return it"
         )
 
-    def _joined(self, name: str, pieces: list[PolicyRows], done: list[SampleBatch]) -> SampleBatch:
+    def _joined(self, name: str, pieces: list[AgentTrajectory], done: list[SampleBatch]) -> SampleBatch:
         for piece, one in zip(pieces, done, strict=True):
             columns = sorted(set(one.stored()) - _SOMETIMES)
             expected = self._columns.setdefault(name, columns)
@@ -152,15 +152,17 @@ class _FragmentPolicies:
     """The pieces of a fragment, and who was there with each."""
 
     def __init__(self, batch: MultiAgentBatch, episodes: Episodes, beside: Beside) -> None:
-        self.pieces = {name: pieces_of(name, own, episodes) for name, own in batch.policy_batches.items()}
+        self.pieces = {
+            name: agent_trajectories(name, own, episodes) for name, own in batch.policy_batches.items()
+        }
         self._by_episode: dict[int, dict[AgentId, list[SampleBatch]]] = {}
-        seen = [pieces_of(name, own, episodes) for name, own in beside]
+        seen = [agent_trajectories(name, own, episodes) for name, own in beside]
         for piece in chain(*self.pieces.values(), *seen):
             agents = self._by_episode.setdefault(piece.episode.episode_id, {})
             agents.setdefault(piece.agent_id, []).append(piece.batch)
         self._joined: dict[int, dict[AgentId, SampleBatch]] = {}
 
-    def of(self, piece: PolicyRows) -> dict[AgentId, SampleBatch]:
+    def of(self, piece: AgentTrajectory) -> dict[AgentId, SampleBatch]:
         """Return the rows of every other agent of an episode, in order of appearance."""
         key = piece.episode.episode_id
         if key not in self._joined:
@@ -192,7 +194,7 @@ def add_critic_values(batch: SampleBatch, seen: CriticRows, backend: ActingBacke
 
 
 def _called(
-    critic: Callable[..., Any], piece: PolicyRows, others: Mapping[AgentId, SampleBatch], size: int
+    critic: Callable[..., Any], piece: AgentTrajectory, others: Mapping[AgentId, SampleBatch], size: int
 ) -> CriticRows:
     """Return what a user's function makes of a piece; a row of NaN where it says nothing of what comes after."""
     # A copy: what is learned from is not the critic's to change.
@@ -217,7 +219,7 @@ def _called(
     return CriticRows(rows[:count], after)
 
 
-def _where(piece: PolicyRows) -> str:
+def _where(piece: AgentTrajectory) -> str:
     return f"policy {piece.policy_id!r}.postprocess_trajectory, agent {piece.agent_id!r}"
 
 
@@ -234,7 +236,7 @@ class BatchPostprocessor:
     """Adds to each policy's rows what its algorithm learns from.
 
     Args:
-        cohorts: Who answers together.
+        groups: Who answers together.
         policies: The policy objects by id.
         recipes: What trains each policy that has a network.
         configs: The settings of each of them.
@@ -247,13 +249,13 @@ class BatchPostprocessor:
 
     def __init__(
         self,
-        cohorts: Sequence[PolicyGroup],
+        groups: Sequence[PolicyGroup],
         policies: Mapping[str, Policy],
         recipes: Mapping[str, Recipe],
         configs: Mapping[str, AlgorithmConfig],
         joint: Callable[[], JointObs],
     ) -> None:
-        self._cohorts = cohorts
+        self._groups = groups
         self._policies = policies
         self._recipes = recipes
         self._configs = configs
@@ -266,7 +268,7 @@ class BatchPostprocessor:
         seen = any(getattr(config, "critic_obs", None) == "all_agents" for config in configs.values())
         joint = partial(_given, self._joint() if seen else None)
         return BatchPostprocessor, (
-            list(self._cohorts),
+            list(self._groups),
             dict(self._policies),
             dict(self._recipes),
             configs,
@@ -274,10 +276,10 @@ class BatchPostprocessor:
         )
 
     def over(
-        self, cohorts: Sequence[PolicyGroup], policies: Mapping[str, Policy], left_out: int
+        self, groups: Sequence[PolicyGroup], policies: Mapping[str, Policy], left_out: int
     ) -> BatchPostprocessor:
-        """Return one that does the same over other copies of the cohorts and policies."""
-        other = BatchPostprocessor(cohorts, policies, self._recipes, self._configs, self._joint)
+        """Return one that does the same over other copies of the groups and policies."""
+        other = BatchPostprocessor(groups, policies, self._recipes, self._configs, self._joint)
         other.left_out = left_out
         return other
 
@@ -304,26 +306,26 @@ class BatchPostprocessor:
             steps = self._policies[policy_id].given_steps
             if isinstance(steps, CustomSteps):
                 clip_rewards_of(rows, steps.clip_rewards)
-        for cohort, index, policy_id in self._of(batch):
+        for group, index, policy_id in self._of(batch):
             if policy_id in critics:
-                add_critic_values(batch[policy_id], critics[policy_id], cohort.backend, index)
+                add_critic_values(batch[policy_id], critics[policy_id], group.backend, index)
             self._recipes[policy_id].complete(
-                batch[policy_id], cohort.backend, index, self._configs[policy_id], later=later
+                batch[policy_id], group.backend, index, self._configs[policy_id], later=later
             )
 
     def catch_up(self, batch: MultiAgentBatch) -> None:
         """Add what was left for later, with the networks of now."""
-        for cohort, index, policy_id in self._of(batch):
+        for group, index, policy_id in self._of(batch):
             self._recipes[policy_id].complete(
-                batch[policy_id], cohort.backend, index, self._configs[policy_id]
+                batch[policy_id], group.backend, index, self._configs[policy_id]
             )
 
     def _of(self, batch: MultiAgentBatch) -> Iterator[tuple[NetworkPolicyGroup, int, str]]:
-        for cohort in self._cohorts:
-            if isinstance(cohort, NetworkPolicyGroup):
-                for index, policy_id in enumerate(cohort.policy_ids):
+        for group in self._groups:
+            if isinstance(group, NetworkPolicyGroup):
+                for index, policy_id in enumerate(group.policy_ids):
                     if policy_id in batch.policy_batches:
-                        yield cohort, index, policy_id
+                        yield group, index, policy_id
 
     def _leave_out(self, batch: MultiAgentBatch) -> None:
         """Drop rows that their policy cannot learn from: nobody knows how probable the actions were.

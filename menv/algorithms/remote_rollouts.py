@@ -55,7 +55,7 @@ class RemoteRollouts:
 
     Attributes:
         staleness: Updates between acting and learning, of the rows of the fragments since the last look.
-        times: See `Rollouts`.
+        timers: See `Rollouts`.
     """
 
     idle = False
@@ -101,7 +101,7 @@ class RemoteRollouts:
         # Whether some workers do not know yet which policies there are.
         self._behind = False
         self.staleness: list[Column] = []
-        self.times = Timers()
+        self.timers = Timers()
 
     @property
     def env_steps(self) -> int:
@@ -201,9 +201,9 @@ class RemoteRollouts:
 
     @one_at_a_time
     def retire(self, policy_id: str) -> None:
-        for cohort in self._crew.cohorts:
-            if policy_id in cohort.policy_ids:
-                cohort.retire(policy_id)
+        for group in self._crew.groups:
+            if policy_id in group.policy_ids:
+                group.retire(policy_id)
         self._behind = True
         self.take_back()
         for index, inbox in enumerate(self._workers.inboxes):
@@ -282,7 +282,7 @@ class RemoteRollouts:
     def _together(self, fragments: Mapping[int, Fragment]) -> MultiAgentBatch:
         for index, fragment in fragments.items():
             self._metrics.absorb(fragment.metrics)
-            self.times.add(fragment.times)
+            self.timers.add(fragment.timers)
             self._headlines.absorb(fragment.filters)
             self._warn(fragment.warnings)
             for batch in fragment.batch.policy_batches.values():
@@ -300,7 +300,7 @@ class RemoteRollouts:
             # Workers left what gets better: these networks have learned since the rows were sampled.
             before = perf_counter()
             self._crew.completion.catch_up(together)
-            self.times.complete += perf_counter() - before
+            self.timers.complete += perf_counter() - before
         return together
 
     def _measure(self, batch: MultiAgentBatch) -> None:

@@ -119,40 +119,40 @@ class RolloutWorker:
             for one in synced(policy).values():
                 one.reset_state()
         rollouts = self._rollouts
-        for cohort in self._company.cohorts:
-            cohort.weights_seq_no = weights_seq_no
+        for group in self._company.groups:
+            group.weights_seq_no = weights_seq_no
         rollouts.sampler.explore = explore
         with heard() as faults:
             batch = rollouts.sample()
         return Fragment(
             batch, rollouts.env_steps, rollouts.agent_steps, rollouts.digest.state(), rollouts.left_out,
             rollouts.num_envs, len(rollouts.sampler.running), self._metrics.take(), self._seen(), faults,
-            rollouts.times.take(),
+            rollouts.timers.take(),
         )  # fmt: skip
 
     def follow(self, company: WorkerPolicies) -> None:
         """Go on with the policies that there are now; episodes that run keep theirs."""
         own = self._company
-        added = company.cohorts[len(own.cohorts) :]
-        for mine, newer in zip(own.cohorts, company.cohorts, strict=False):
-            mine.adopt(newer)
-        cohorts = [*own.cohorts, *added]
-        # The newer policies stand on newer copies of the cohorts; those that are here know what runs.
-        home: dict[int, Any] = {id(newer): mine for newer, mine in zip(company.cohorts, cohorts, strict=True)}
+        added = company.groups[len(own.groups) :]
+        for mine, newer in zip(own.groups, company.groups, strict=False):
+            mine.update_policies(newer)
+        groups = [*own.groups, *added]
+        # The newer policies stand on newer copies of the groups; those that are here know what runs.
+        home: dict[int, Any] = {id(newer): mine for newer, mine in zip(company.groups, groups, strict=True)}
         policies = dict(company.policies)
         for policy in policies.values():
             if isinstance(policy, NetworkPolicy):
                 policy.networks = home[id(policy.networks)]
-        for cohort in own.cohorts:
-            if isinstance(cohort, CustomPolicyGroup):
-                known = dict(zip(cohort.policy_ids, cohort.policies, strict=True))
+        for group in own.groups:
+            if isinstance(group, CustomPolicyGroup):
+                known = dict(zip(group.policy_ids, group.policies, strict=True))
                 policies |= {name: policy for name, policy in known.items() if name in policies}
-        own.completion = company.completion.over(cohorts, policies, own.completion.left_out)
+        own.completion = company.completion.over(groups, policies, own.completion.left_out)
         own.policy_map, own.policies = company.policy_map, policies
         freeze(own)
         self._rollouts.sampler.policies = policies
         self._rollouts.follow(added)
-        own.cohorts = cohorts
+        own.groups = groups
 
     def running_ids(self) -> set[int] | None:
         """Return the ids of the episodes that run here; see `Rollouts.running_ids`."""

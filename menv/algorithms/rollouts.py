@@ -16,7 +16,7 @@ from menv import rng
 from menv.adapters.local_envs import CreatedEnvs
 from menv.adapters.lockstep import LockstepEnvs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.fragments import WorkerPlacement, env_context, joined, make_quota
+from menv.algorithms.fragments import WorkerPlacement, env_context, joined, make_fragment_limit
 from menv.algorithms.postprocessing import BatchPostprocessor
 from menv.base_env import BaseEnv
 from menv.callbacks import DefaultCallbacks
@@ -47,7 +47,7 @@ class PolicyView(Protocol):
         """The policy objects by id."""
 
     @property
-    def cohorts(self) -> Sequence[PolicyGroup]:
+    def groups(self) -> Sequence[PolicyGroup]:
         """Who answers together."""
 
     @property
@@ -101,7 +101,7 @@ class Rollouts(Protocol):
         """How many sub-environments there are in all."""
 
     @property
-    def times(self) -> Timers:
+    def timers(self) -> Timers:
         """Where the time of sampling goes; workers' seconds add up."""
 
     @property
@@ -216,8 +216,8 @@ class LocalRollouts:
         return self.base_env.num_envs or self._config.num_envs_per_worker
 
     @property
-    def times(self) -> Timers:
-        return self.sampler.times
+    def timers(self) -> Timers:
+        return self.sampler.timers
 
     def prepare(self) -> None:
         """Do nothing: this process samples when it is asked."""
@@ -242,8 +242,8 @@ class LocalRollouts:
                 self._sampling = True
                 self._mend()
                 batch, sampler, before = self._fragment(), self.sampler, perf_counter()
-                self._crew.completion.complete(batch, sampler.episodes, sampler.unlearned, later=self.later)
-                sampler.times.complete += perf_counter() - before
+                self._crew.completion.complete(batch, sampler.episodes, sampler.untrained, later=self.later)
+                sampler.timers.complete += perf_counter() - before
                 sampler.finish(batch)
             finally:
                 self._sampling = False
@@ -269,9 +269,9 @@ class LocalRollouts:
         self.sampler.retire(policy_id)
 
     def running_ids(self) -> set[int] | None:
-        self.sampler.row_by_row()
+        self.sampler.leave_vector_loop()
         # Clients may name policies that were removed.
-        if self.base_env.external or not all(cohort.ledger.closed for cohort in self._crew.cohorts):
+        if self.base_env.external or not all(group.buffer.closed for group in self._crew.groups):
             return None
         return {episode.episode_id for episode in self.sampler.running.values()}
 
@@ -300,8 +300,8 @@ class LocalRollouts:
         self.check_begins_again()
         self._seed = seed
         self._broken_off = False
-        for cohort in self._crew.cohorts:
-            cohort.take_rows()
+        for group in self._crew.groups:
+            group.reset_buffer()
         self.sampler = self._new_sampler()
 
     def resume(self, tree: Mapping[str, Any]) -> int:
@@ -333,7 +333,7 @@ class LocalRollouts:
     def _new_sampler(self) -> Sampler:
         config, crew, place = self._config, self._crew, self._place
         sampler = Sampler(
-            self.base_env, crew.policy_map, crew.cohorts, make_quota(config, self.base_env),
+            self.base_env, crew.policy_map, crew.groups, make_fragment_limit(config, self.base_env),
             metrics=self._metrics, seed=self._seed, worker_index=place.worker_index,
             num_workers=config.num_workers, first_index=place.first_index(self.base_env.num_envs),
             observation_fn=config.multiagent.observation_fn, callbacks=self._callbacks,

@@ -149,7 +149,7 @@ class WeightsHistory:
             seq: The number; None for the latest.
             rows: [N, F] as the network reads them, behind all connectors.
             mask: [N, M] True where allowed; None allows everything.
-            actions: [N, ...] of the network, as ledgers keep them; `ActionOutput.inverse` makes them of the
+            actions: [N, ...] of the network, as buffers keep them; `ActionOutput.inverse` makes them of the
                 environment's.
             state: [N, S] of a recurrent network before each row.
 
@@ -407,10 +407,10 @@ class WeightPublisher:
     def follow(self, sampler: Sampler) -> None:
         """Judge what a sampler is given that was played elsewhere."""
         self._sampler = sampler
-        sampler.played.old_weights = self._judge
-        sampler.played.max_staleness = getattr(self._base_env, "max_staleness", None)
-        sampler.played.weights_seq_no = self.weights_seq_no
-        sampler.played.connectors_since = self._since
+        sampler.external_writer.old_weights = self._judge
+        sampler.external_writer.max_staleness = getattr(self._base_env, "max_staleness", None)
+        sampler.external_writer.weights_seq_no = self.weights_seq_no
+        sampler.external_writer.connectors_since = self._since
 
     def publish(self, after: int = 0) -> None:
         """Give the weights that act now the next number, one above `after` at least, and let clients have them."""
@@ -425,7 +425,7 @@ class WeightPublisher:
         weights = {policy_id: self._history.weights(policy_id) or {} for policy_id in self._noted}
         self.latest = Publication(self._forms, number, self._policies(), weights, self._since, self._sampler)
         self._base_env.switchboard.weights_seq_no = number
-        self._sampler.played.weights_seq_no = number
+        self._sampler.external_writer.weights_seq_no = number
         if number > 1:
             self._base_env.published()
 

@@ -74,7 +74,7 @@ class PolicySync:
     def company(self) -> WorkerPolicies:
         """Return the policies as workers are made from them, or follow them."""
         crew = self._crew
-        return WorkerPolicies(crew.policy_map, crew.policies, list(crew.cohorts), crew.completion)
+        return WorkerPolicies(crew.policy_map, crew.policies, list(crew.groups), crew.completion)
 
     def told(self) -> None:
         """Note that workers have got the policies as they are now."""

@@ -1,4 +1,4 @@
-"""Random numbers for the rows of a cohort, drawn ahead for blocks of env steps.
+"""Random numbers for the rows of a group, drawn ahead for blocks of env steps.
 
 A draw depends on the agent's key and the env step alone, so it can be made before it is needed: one
 block for all slots serves many polls, whoever waits in them. `menv.sampling.network_policy_group` calls it.
@@ -16,7 +16,7 @@ from menv.rng import Keys
 from menv.trajectory_slices import Column
 
 # SEAM menv.loop.slot_table
-# Arrays by slot: which cohort and policy answer, whose sub-environment it is, what was earned.
+# Arrays by slot: which group and policy answer, whose sub-environment it is, what was earned.
 #
 # Only the parts of a `menv.sampling.sampler` write it. Looking up R rows is one fancy index a column; rows
 # that wait
@@ -27,13 +27,13 @@ class SlotEntry(NamedTuple):
     """What is looked up for a slot.
 
     Attributes:
-        cohort: Index of the cohort.
-        policy: Index of the policy in its cohort.
+        group: Index of the group.
+        policy: Index of the policy in its group.
         env_index: Index of the sub-environment.
         key: Key of the agent's random draws.
     """
 
-    cohort: int
+    group: int
     policy: int
     env_index: int
     key: int
@@ -43,8 +43,8 @@ class TrajectoryTable:
     """The seats and the running returns; columns have room for more slots than there are.
 
     Attributes:
-        cohorts: [slots] index of the cohort that answers.
-        policies: [slots] index of the policy in its cohort.
+        groups: [slots] index of the group that answers.
+        policies: [slots] index of the policy in its group.
         env_indices: [slots] index of the sub-environment.
         keys: [slots] key of the agent's random draws.
         returns: [slots] what the life has earned so far.
@@ -55,36 +55,36 @@ class TrajectoryTable:
     def __init__(self) -> None:
         self.version = 0
         self.used = 0
-        self.cohorts: npt.NDArray[np.int64] = np.zeros(64, np.int64)
+        self.groups: npt.NDArray[np.int64] = np.zeros(64, np.int64)
         self.policies: npt.NDArray[np.int64] = np.zeros(64, np.int64)
         self.env_indices: npt.NDArray[np.int64] = np.zeros(64, np.int64)
         self.keys: Keys = np.zeros(64, np.uint64)
         self.returns: npt.NDArray[np.float64] = np.zeros(64, np.float64)
         self._seats: list[SlotEntry | None] = [None] * 64
 
-    def seat(self, slot: int) -> SlotEntry:
+    def entry(self, slot: int) -> SlotEntry:
         """Return what stands for a slot that is in use."""
         seat = self._seats[slot]
         assert seat is not None
         return seat
 
-    def sit(self, slot: int, cohort: int, policy: int, env_index: int, key: int) -> None:
+    def assign(self, slot: int, group: int, policy: int, env_index: int, key: int) -> None:
         """Begin a life on a slot; its return starts at 0."""
         while slot >= len(self._seats):
             self._grow()
         self.returns[slot] = 0.0
         # As a rule the same agent begins its next life on the slot.
-        if self._seats[slot] == (cohort, policy, env_index, key):
+        if self._seats[slot] == (group, policy, env_index, key):
             return
-        seat = self._seats[slot] = SlotEntry(cohort, policy, env_index, key)
+        seat = self._seats[slot] = SlotEntry(group, policy, env_index, key)
         self.version += 1
         self.used = max(self.used, slot + 1)
-        self.cohorts[slot], self.policies[slot], self.env_indices[slot] = seat[:3]
+        self.groups[slot], self.policies[slot], self.env_indices[slot] = seat[:3]
         self.keys[slot] = seat.key
 
     def _grow(self) -> None:
         self._seats.extend([None] * len(self._seats))
-        for name in ("cohorts", "policies", "env_indices", "keys", "returns"):
+        for name in ("groups", "policies", "env_indices", "keys", "returns"):
             column = getattr(self, name)
             setattr(self, name, np.concatenate((column, np.zeros_like(column))))
 

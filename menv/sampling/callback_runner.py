@@ -19,7 +19,7 @@ from menv.errors import CALLER, ContractError, EnvFault, EnvFaultWarning
 from menv.inference.backend import not_finite
 from menv.metrics import Metrics
 from menv.sample_batch import MultiAgentBatch, SampleBatch
-from menv.sampling.trajectories import PolicyRows, pieces_of
+from menv.sampling.trajectories import AgentTrajectory, agent_trajectories
 from menv.spaces import own_copy
 from menv.trajectory_slices import Column
 
@@ -56,7 +56,7 @@ def refuse_broken(
     policy_id: str,
     batch: Mapping[str, Any],
     before: Collection[str],
-    pieces: Sequence[PolicyRows] = (),
+    pieces: Sequence[AgentTrajectory] = (),
 ) -> None:
     """Refuse what a hook has made of a policy's rows, if a column has come to hold NaN or infinity.
 
@@ -86,7 +86,7 @@ def _of(batch: Mapping[str, Any], name: str) -> Any:
     return column if isinstance(column, np.ndarray) and column.dtype.kind == "f" else None
 
 
-def _whose(pieces: Iterable[PolicyRows], row: int) -> str:
+def _whose(pieces: Iterable[AgentTrajectory], row: int) -> str:
     for piece in pieces:
         if row < piece.batch.count:
             return f", agent {piece.agent_id!r}"
@@ -254,7 +254,10 @@ class CallbackRunner:
         if not self.keeps:
             return
         if self._pieces:
-            told = {name: pieces_of(name, own, self.episodes) for name, own in batch.policy_batches.items()}
+            told = {
+                name: agent_trajectories(name, own, self.episodes)
+                for name, own in batch.policy_batches.items()
+            }
             before, broken = _as_they_were(told, policies), broken_of_each(batch.policy_batches)
             for policy_id, pieces in told.items():
                 for piece in pieces:
@@ -278,7 +281,7 @@ class CallbackRunner:
         for policy_id in broken.keys() & batch.policy_batches.keys():
             refuse_broken("on_sample_end", policy_id, batch.policy_batches[policy_id], broken[policy_id])
 
-    def _tell_piece(self, piece: PolicyRows, policies: Any, before: Mapping[Any, Any]) -> None:
+    def _tell_piece(self, piece: AgentTrajectory, policies: Any, before: Mapping[Any, Any]) -> None:
         policy_id, agent_id, episode, batch = piece
         self.callbacks.on_postprocess_trajectory(
             worker=self._worker, episode=episode, agent_id=agent_id, policy_id=policy_id, policies=policies,
@@ -296,7 +299,7 @@ class CallbackRunner:
         )
 
 
-def _as_they_were(told: Mapping[str, Sequence[PolicyRows]], policies: Any) -> dict[int, dict[Any, Any]]:
+def _as_they_were(told: Mapping[str, Sequence[AgentTrajectory]], policies: Any) -> dict[int, dict[Any, Any]]:
     """Return copies of pieces by episode and agent, each with its policy; of an agent of several lives, all of them."""
     found: dict[int, dict[Any, Any]] = {}
     for policy_id, pieces in told.items():

@@ -123,7 +123,7 @@ class PolicyOutput(NamedTuple):
 
 
 class CustomPolicyBuffer(RolloutBuffer):
-    """A ledger that also remembers the last row of each life.
+    """A buffer that also remembers the last row of each life.
 
     Attributes:
         lives: By slot, those that go on and the last ones of slots that nobody has.
@@ -379,8 +379,8 @@ class CustomPolicyGroup(PolicyGroup):
         """
         self.policy_ids[place], self.policies[place] = policy_id, policy
 
-    def adopt(self, other: PolicyGroup) -> None:
-        """Take over the policies of a newer copy; see `PolicyGroup.adopt`.
+    def update_policies(self, other: PolicyGroup) -> None:
+        """Take over the policies of a newer copy; see `PolicyGroup.update_policies`.
 
         Those that stay are the objects that are here.
         """
@@ -388,26 +388,26 @@ class CustomPolicyGroup(PolicyGroup):
         for place, (mine, theirs) in enumerate(zip(self.policy_ids, other.policy_ids, strict=True)):
             if mine != theirs and not is_retired(theirs):
                 self.policies[place] = other.policies[place]
-        super().adopt(other)
+        super().update_policies(other)
 
-    def take_rows(self) -> None:
-        """Begin with an empty ledger; see `PolicyGroup.take_rows`."""
-        super().take_rows()
+    def reset_buffer(self) -> None:
+        """Begin with an empty buffer; see `PolicyGroup.reset_buffer`."""
+        super().reset_buffer()
         if any(self._classic):
-            self.ledger = CustomPolicyBuffer(*self._columns)
+            self.buffer = CustomPolicyBuffer(*self._columns)
 
     def living_state(self) -> dict[str, Any]:
         """Return the trajectories that live on, and what is remembered of each; see `PolicyGroup.living_state`."""
         state = super().living_state()
-        if isinstance(self.ledger, CustomPolicyBuffer):
-            state["lives"] = self.ledger.lives_state(state["slot"].tolist())
+        if isinstance(self.buffer, CustomPolicyBuffer):
+            state["lives"] = self.buffer.lives_state(state["slot"].tolist())
         return state
 
     def take_up(self, state: Mapping[str, Any]) -> int:
         """Go on with trajectories; see `PolicyGroup.take_up`."""
         first = super().take_up(state)
-        if isinstance(self.ledger, CustomPolicyBuffer):
-            self.ledger.take_up_lives(state["slot"].tolist(), state["lives"])
+        if isinstance(self.buffer, CustomPolicyBuffer):
+            self.buffer.take_up_lives(state["slot"].tolist(), state["lives"])
         return first
 
     def env_actions(self, actions: Column, which: int) -> Answers:
@@ -488,13 +488,13 @@ class CustomPolicyGroup(PolicyGroup):
 
     def took(self, block: PendingRows, actions: Sequence[Any]) -> None:
         """Write down actions that somebody else took, and remember them for the policy; see `PolicyGroup.took`."""
-        if isinstance(self.ledger, CustomPolicyBuffer):
+        if isinstance(self.buffer, CustomPolicyBuffer):
             for life, action in zip(self._lives(block.slots), actions, strict=True):
                 life.acted, life.action = True, action
         super().took(block, actions)
 
-    def twin(self) -> CustomPolicyGroup:
-        """Return a cohort of the same policy objects, with a ledger of its own."""
+    def clone(self) -> CustomPolicyGroup:
+        """Return a group of the same policy objects, with a buffer of its own."""
         return CustomPolicyGroup(
             self.policy_ids, self.policies, self.observation_space, self.action_space, self._classic
         )
@@ -549,19 +549,19 @@ class CustomPolicyGroup(PolicyGroup):
             for place, action in zip(places.tolist(), chosen, strict=True):
                 answers[place] = action
         column = self._as_column(answers, block)
-        self.ledger.answer(block.rows, column)
+        self.buffer.answer(block.rows, column)
         return self._env_ready(column if self._plain else answers, block.which)
 
     def _keep(self, decided: PolicyOutput, block: PendingRows, places: Column, policy_id: str) -> None:
         if decided.states_in or decided.fetches:
-            assert isinstance(self.ledger, CustomPolicyBuffer)
+            assert isinstance(self.buffer, CustomPolicyBuffer)
             rows = block.rows
             rows = np.arange(rows.start, rows.stop)[places] if isinstance(rows, slice) else rows[places]
-            self.ledger.keep(rows, decided.columns(policy_id), policy_id)
+            self.buffer.keep(rows, decided.columns(policy_id), policy_id)
 
     def _lives(self, slots: Column) -> list[AgentHistory]:
-        assert isinstance(self.ledger, CustomPolicyBuffer)
-        return [self.ledger.lives[slot] for slot in slots.tolist()]
+        assert isinstance(self.buffer, CustomPolicyBuffer)
+        return [self.buffer.lives[slot] for slot in slots.tolist()]
 
     def _as_column(self, answers: list[Any], block: PendingRows) -> Column:
         """Return the actions as one array.

@@ -79,7 +79,7 @@ class DigestRows(NamedTuple):
 
     @classmethod
     def of(cls, batch: SampleBatch) -> DigestRows:
-        """Return the rows of a batch as a ledger released it; arrays are shared."""
+        """Return the rows of a batch as a buffer released it; arrays are shared."""
         pieces = batch.segments
         obs, actions, rewards, terminated, truncated, t = batch.columns(_COLUMNS)
         # Looking for a column that is not there takes longer than all the rest.
@@ -125,7 +125,7 @@ class Digest:
         return f"Digest({self.hex()}, {self.rows} rows)"
 
     def take(self, batch: SampleBatch) -> None:
-        """Add the rows of a batch as a ledger released it, before anything is added to it or changed."""
+        """Add the rows of a batch as a buffer released it, before anything is added to it or changed."""
         count = batch.count
         if not count:
             return

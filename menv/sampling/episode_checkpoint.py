@@ -44,10 +44,10 @@ LONGEST = 200_000
 
 
 class RecordedStep(NamedTuple):
-    """Pieces of trajectories in the order in which they left a ledger.
+    """Pieces of trajectories in the order in which they left a buffer.
 
     Attributes:
-        cohort: Number of the cohort.
+        group: Number of the group.
         eps_id: [S] their episodes.
         agent_index: [S] their agents' numbers in these.
         lengths: [S] rows of each.
@@ -55,7 +55,7 @@ class RecordedStep(NamedTuple):
         actions: [N, ...] one piece after the other, as the batch holds them.
     """
 
-    cohort: int
+    group: int
     eps_id: Column
     agent_index: Column
     lengths: Column
@@ -67,7 +67,7 @@ class RecordedStep(NamedTuple):
         mine = np.isin(self.eps_id, episodes)
         rows = np.repeat(mine, self.lengths)
         return RecordedStep(
-            self.cohort, self.eps_id[mine], self.agent_index[mine], self.lengths[mine], self.turn[mine],
+            self.group, self.eps_id[mine], self.agent_index[mine], self.lengths[mine], self.turn[mine],
             self.actions[rows],
         )  # fmt: skip
 
@@ -90,12 +90,12 @@ class EpisodeRecorder:
         """Whether `keep` is due."""
         return self.rows > self._next
 
-    def note(self, cohort: int, batch: SampleBatch) -> None:
+    def note(self, group: int, batch: SampleBatch) -> None:
         """Note the rows of one policy's part of a fragment."""
         pieces = batch.segments
         actions = batch[SampleBatch.ACTIONS].copy()
         parts = (pieces.eps_id, pieces.agent_index, pieces.lengths, pieces.unroll_id)
-        self._noted.append(RecordedStep(cohort, *parts, actions))
+        self._noted.append(RecordedStep(group, *parts, actions))
         self.rows += len(actions)
 
     def keep(self, episodes: Collection[int]) -> None:
@@ -132,24 +132,24 @@ class EpisodeRecorder:
             agent: [part for _, part in sorted(parts, key=itemgetter(0))] for agent, parts in found.items()
         }
 
-    def put(self, cohort: int, episode: int, agent_index: int, actions: Column) -> None:
+    def put(self, group: int, episode: int, agent_index: int, actions: Column) -> None:
         """Note what an agent did before, when its episode is taken up again."""
         one = np.ones(1, np.int64)
         self._noted.append(
-            RecordedStep(cohort, one * episode, one * agent_index, one * len(actions), -one, actions)
+            RecordedStep(group, one * episode, one * agent_index, one * len(actions), -one, actions)
         )
         self.rows += len(actions)
 
     def _shorten(self, episodes: Collection[int]) -> None:
-        """Keep the pieces of some episodes, those of one cohort joined."""
+        """Keep the pieces of some episodes, those of one group joined."""
         wanted = np.array(sorted(set(episodes) - self._too_long), np.int64)
         parts = [part for part in (noted.of(wanted) for noted in self._noted) if len(part.lengths)]
         joined = []
-        for cohort in sorted({part.cohort for part in parts}):
-            mine = [part for part in parts if part.cohort == cohort]
+        for group in sorted({part.group for part in parts}):
+            mine = [part for part in parts if part.group == group]
             joined.append(
                 RecordedStep(
-                    cohort, *(np.concatenate(columns) for columns in list(zip(*mine, strict=True))[1:])
+                    group, *(np.concatenate(columns) for columns in list(zip(*mine, strict=True))[1:])
                 )
             )
         self._noted = joined
@@ -166,18 +166,18 @@ class EpisodeCheckpoint:
     Attributes:
         env: The sub-environments.
         policy_map: Who answers for whom from now on.
-        cohorts: Who answers.
+        groups: Who answers.
         table: What lives have earned.
-        book: The episodes.
+        tracker: The episodes.
         rows: The rows that wait.
         action_log: What was done in the episodes.
     """
 
     env: CreatedEnvs
     policy_map: PolicyMap
-    cohorts: Sequence[PolicyGroup]
+    groups: Sequence[PolicyGroup]
     table: TrajectoryTable
-    book: EpisodeTracker
+    tracker: EpisodeTracker
     rows: RolloutLoop
     action_log: EpisodeRecorder
 
@@ -186,8 +186,8 @@ class EpisodeCheckpoint:
         seats = list(self.env.seats), list(self.env.free_slots)
         if not is_plain(seats):
             return {}
-        self.action_log.keep(self.book.running_ids)
-        rows = [self._rows_of(number) for number in range(len(self.cohorts))]
+        self.action_log.keep(self.tracker.running_ids)
+        rows = [self._rows_of(number) for number in range(len(self.groups))]
         found = [self._recorded(index, rows) for index in range(self.env.num_envs)]
         episodes = [episode for episode in found if episode is not None]
         written = {episode["env_index"] for episode in episodes}
@@ -221,18 +221,18 @@ class EpisodeCheckpoint:
         return len(resumed)
 
     def _rows_of(self, number: int) -> Tree:
-        part = self.cohorts[number].living_state()
+        part = self.groups[number].living_state()
         slots = part["slot"]
         return part | {"returns": self.table.returns[slots], **self.rows.state(number, slots)}
 
     def _recorded(self, index: int, rows: Sequence[Tree]) -> Tree | None:
         """Return what is written down of a running episode, None if that cannot be all of it."""
-        env, book = self.env, self.book
-        episode, shown = book.running.get(index), env.shown(index)
-        if episode is None or shown is None or not book.goes_on(index, self.policy_map):
+        env, tracker = self.env, self.tracker
+        episode, shown = tracker.running.get(index), env.shown(index)
+        if episode is None or shown is None or not tracker.goes_on(index, self.policy_map):
             return None
-        homes = {book.home(policy)[0] for policy, _ in episode.seats().values()}
-        if not all(self.cohorts[number].replays for number in homes):
+        homes = {tracker.home(policy)[0] for policy, _ in episode.seats().values()}
+        if not all(self.groups[number].replays for number in homes):
             return None
         done = self.action_log.actions_of(episode.episode_id)
         if done is None:
@@ -262,43 +262,43 @@ class EpisodeCheckpoint:
         for part in tree["rows"]:
             for place, index in enumerate(part["env_index"].tolist()):
                 if index in episodes:
-                    home = self.cohorts[self.book.home(part["policy"][place])[0]]
-                    if not home.ledger.fits(part["columns"]):
+                    home = self.groups[self.tracker.home(part["policy"][place])[0]]
+                    if not home.buffer.fits(part["columns"]):
                         del episodes[index]
         return episodes
 
     def _as_recorded(self, episode: Tree) -> EpisodeReplay:
         actions: dict[AgentId, Iterator[Any]] = {}
         for agent, (policy, number) in episode["episode"]["policies"].items():
-            home, which = self.book.home(policy)[:2]
+            home, which = self.tracker.home(policy)[:2]
             parts = [part[number] for part in (episode["actions"], episode["last"]) if number in part]
-            cohort = self.cohorts[home]
-            actions[agent] = iter(cohort.env_actions(np.concatenate(parts), which) if parts else ())
+            group = self.groups[home]
+            actions[agent] = iter(group.env_actions(np.concatenate(parts), which) if parts else ())
         fields = {name: episode[name] for name in ("start", "stop", "seed", "slots", "shown")}
         return EpisodeReplay(actions=actions, **fields)
 
     def _begin(self, index: int, one: Tree, env_steps: Column) -> None:
         episode = Episode.from_state(index, one["episode"])
-        self.book.take_up(episode, one["start"], env_steps)
+        self.tracker.take_up(episode, one["start"], env_steps)
         policies = {number: policy for policy, number in episode.seats().values()}
         for number, actions in one["actions"].items():
-            home = self.book.home(policies[number])[0]
+            home = self.tracker.home(policies[number])[0]
             self.action_log.put(home, episode.episode_id, number, actions)
 
     def _seat(self, part: Tree) -> Iterator[tuple[int, int, Tree]]:
-        """Put the trajectories of a cohort, and their rows, where their policies are now.
+        """Put the trajectories of a group, and their rows, where their policies are now.
 
         Yields:
-            The number of each cohort that some of them are in, the first of their rows there, and these.
+            The number of each group that some of them are in, the first of their rows there, and these.
         """
-        homes = [self.book.home(policy) for policy in part["policy"]]
+        homes = [self.tracker.home(policy) for policy in part["policy"]]
         numbers = np.array([number for number, _ in homes], np.int64)
         for number in np.unique(numbers).tolist():
             mine = _chosen(part, numbers == number)
-            self.book.sit(mine["slot"], mine["policy"], mine["env_index"], mine["agent_id"])
+            self.tracker.sit(mine["slot"], mine["policy"], mine["env_index"], mine["agent_id"])
             self.table.returns[mine["slot"]] = mine["returns"]
             mine["policy"] = np.array([index for _, index in homes], np.int64)[numbers == number]
-            yield number, self.cohorts[number].take_up(mine), mine
+            yield number, self.groups[number].take_up(mine), mine
 
 
 def _last_actions(parts: Sequence[Tree]) -> dict[int, Any]:

@@ -1,4 +1,4 @@
-"""Who lives: what begins and what ends, booked to ledgers, slot table, episodes and metrics.
+"""Who lives: what begins and what ends, booked to buffers, slot table, episodes and metrics.
 
 `menv.sampling.rollout_loop` hands it each poll's joins and ends before it looks at the rows. It maps agents to
 policies when they first appear, and knows no actions and no learning.
@@ -35,9 +35,9 @@ class EpisodeTracker:
 
     def __init__(
         self,
-        cohorts: Sequence[PolicyGroup],
+        groups: Sequence[PolicyGroup],
         table: TrajectoryTable,
-        hooks: CallbackRunner,
+        callbacks: CallbackRunner,
         *,
         seed: int,
         first_index: int,
@@ -46,20 +46,20 @@ class EpisodeTracker:
         """Begin without episodes.
 
         Args:
-            cohorts: Who answers; each policy is in exactly one.
+            groups: Who answers; each policy is in exactly one.
             table: Written when an agent joins.
-            hooks: Told when episodes begin and end.
+            callbacks: Told when episodes begin and end.
             seed: Key of every random draw.
             first_index: Index of this process's first sub-environment among all.
-            worker: What mapping functions see as `worker`; its `policy_map` maps to the policies of `cohorts`.
+            worker: What mapping functions see as `worker`; its `policy_map` maps to the policies of `groups`.
         """
         self.running: dict[EnvId, Episode] = {}
         # What each of them began with: a policy that comes or goes meanwhile changes nothing for it.
         self._maps: dict[EnvId, PolicyMap] = {}
         self._homes: dict[EnvId, dict[str, tuple[int, int]]] = {}
-        self._cohorts = cohorts
+        self._groups = groups
         self._table = table
-        self._hooks = hooks
+        self._callbacks = callbacks
         self._seed = seed
         self._first_index = first_index
         self._worker = worker
@@ -83,11 +83,11 @@ class EpisodeTracker:
         return [episode.episode_id for episode in self.running.values()]
 
     def find_policies(self) -> None:
-        """Note where each policy is, or was before it was removed if an agent is bound to it; cohorts have changed."""
+        """Note where each policy is, or was before it was removed if an agent is bound to it; groups have changed."""
         found = {
             policy_id: (number, index)
-            for number, cohort in enumerate(self._cohorts)
-            for index, policy_id in enumerate(cohort.policy_ids)
+            for number, group in enumerate(self._groups)
+            for index, policy_id in enumerate(group.policy_ids)
         }
         # Callers may name policies that were removed.
         bound = set(self._where) if self._external else set()
@@ -97,11 +97,11 @@ class EpisodeTracker:
         self._where = {name: home for name, home in self._where.items() if name in bound} | found
 
     def home(self, policy_id: str) -> tuple[int, int]:
-        """Return the number of the cohort that a policy is in, or was before it was removed, and its index there."""
+        """Return the number of the group that a policy is in, or was before it was removed, and its index there."""
         return self._where[policy_id]
 
     def resume(self, begun: Column, num_envs: int) -> None:
-        """Number the episodes of `num_envs` sub-environments on from those that had begun [...] in another book."""
+        """Number the episodes of `num_envs` sub-environments on from those that had begun [...] in another tracker."""
         self.widen(num_envs)
         self.begun[:] = begun if len(begun) == num_envs else begun.max(initial=0)
 
@@ -110,11 +110,11 @@ class EpisodeTracker:
         return policy_map.goes_on(self._maps[env_id])
 
     def take_up(self, episode: Episode, begun_at: int, env_steps: Column) -> None:
-        """Go on with an episode of another book, which began at `begun_at`, at these env steps [E]."""
+        """Go on with an episode of another tracker, which began at `begun_at`, at these env steps [E]."""
         episode.begun_at = begun_at
         self.running[episode.env_id] = episode
         self._note_policies(episode.env_id)
-        self._hooks.take_up(episode, env_steps)
+        self._callbacks.take_up(episode, env_steps)
 
     def sit(
         self, slots: Column, policy_ids: Sequence[str], env_indices: Column, agent_ids: Sequence[AgentId]
@@ -123,13 +123,13 @@ class EpisodeTracker:
         seats = zip(slots.tolist(), policy_ids, env_indices.tolist(), agent_ids, strict=True)
         for slot, policy_id, env_index, agent_id in seats:
             number, index = self._where[policy_id]
-            self._table.sit(slot, number, index, env_index, self.agent_key(env_index, agent_id))
+            self._table.assign(slot, number, index, env_index, self.agent_key(env_index, agent_id))
 
     def take(self, ready: Ready) -> None:
         """Take in a poll's ends, episodes and joins, in this order."""
         self.come_to(ready.env_steps)
         if ready.faults:
-            self._hooks.note_faults(ready.faults)
+            self._callbacks.note_faults(ready.faults)
         if ready.ended or ready.unclaimed or ready.episodes:
             self._take_ends(ready)
         for join in ready.joined:
@@ -171,28 +171,28 @@ class EpisodeTracker:
         booked = 0
         for finished in ready.episodes:
             if finished.unclaimed > booked:
-                self._book(ready.unclaimed[booked : finished.unclaimed])
+                self._credit_unclaimed(ready.unclaimed[booked : finished.unclaimed])
                 booked = finished.unclaimed
             index = finished.env_index
             # Only where sub-environments are numbered do their numbers make an order.
             when = self.when(index, ready.env_steps.item(index)) if self._numbered else AS_THEY_COME
             self.finish(finished, when)
         if len(ready.unclaimed) > booked:
-            self._book(ready.unclaimed[booked:])
+            self._credit_unclaimed(ready.unclaimed[booked:])
 
     def end(self, end: End, env_steps: Column) -> None:
         """Book the end of a trajectory; `env_steps` [E] are those of now."""
-        episode, seat = self.running[end.env_id], self._table.seat(end.slot)
-        cohort = self._cohorts[seat.cohort]
-        if self._hooks.active:
+        episode, seat = self.running[end.env_id], self._table.entry(end.slot)
+        group = self._groups[seat.group]
+        if self._callbacks.active:
             episode.look_at(end.agent_id, end.obs, end.info)
         earned = self._table.returns.item(end.slot) + end.reward
         episode.credit(end.agent_id, earned)
         if end.info and MEMBER_REWARDS in end.info:
             episode.credit_members(end.agent_id, end.info[MEMBER_REWARDS])
-        cohort.end(end, seat.policy)
-        if self._hooks.keeps:
-            cohort.ledger.date_end(int(env_steps[seat.env_index]) - end.ago)
+        group.end(end, seat.policy)
+        if self._callbacks.keeps:
+            group.buffer.date_end(int(env_steps[seat.env_index]) - end.ago)
 
     def finish(self, finished: EpisodeEnd, when: When = AS_THEY_COME) -> None:
         """Book the end of an episode; one in which nobody acted is begun here, to be recorded too.
@@ -203,13 +203,13 @@ class EpisodeTracker:
         for by_env in (self.running, self._maps, self._homes):
             del by_env[finished.env_id]
         episode.length = finished.env_steps
-        if finished.info is not None and self._hooks.active:
+        if finished.info is not None and self._callbacks.active:
             episode.look_at(COMMON, None, finished.info)
-        for cohort in self._cohorts:
-            cohort.end_episode(finished.env_id)
-        self._hooks.end(episode, finished.env_index, finished.faulty, when)
+        for group in self._groups:
+            group.end_episode(finished.env_id)
+        self._callbacks.end(episode, finished.env_index, finished.faulty, when)
 
-    def _book(self, unclaimed: Sequence[Unclaimed]) -> None:
+    def _credit_unclaimed(self, unclaimed: Sequence[Unclaimed]) -> None:
         for entry in unclaimed:
             episode = self.running.get(entry.env_id) or self._begin(entry.env_id, entry.env_index)
             episode.credit_unclaimed(entry.agent_id, entry.reward)
@@ -228,12 +228,12 @@ class EpisodeTracker:
         # Callers may name a policy that has come since the episode began.
         number, index = self._homes[env_id].get(seat[0]) or self._where[seat[0]]
         key = self._agent_keys.get((env_index, agent_id)) or self.agent_key(env_index, agent_id)
-        self._table.sit(slot, number, index, env_index, key)
+        self._table.assign(slot, number, index, env_index, key)
         # The complement of the index: a policy that acts and does not learn from it.
         owner = index if trained else ~index
         life = key >> 1 if not again else rng.key(key, again) >> 1
         start = (slot, owner, episode.episode_id, seat[1], env_index, life)
-        self._cohorts[number].start(start, agent_id)
+        self._groups[number].start(start, agent_id)
 
     def _begin(self, env_id: EnvId, env_index: int) -> Episode:
         number = self.begun.item(env_index)
@@ -245,7 +245,7 @@ class EpisodeTracker:
             created.episode_start(env_index) if created is not None else self._env_steps[env_index]
         )
         self._note_policies(env_id)
-        self._hooks.begin(episode, env_index)
+        self._callbacks.begin(episode, env_index)
         return episode
 
     def _note_policies(self, env_id: EnvId) -> None:

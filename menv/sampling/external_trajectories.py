@@ -41,12 +41,12 @@ class IngestCounts:
 
 
 class ExternalTrajectoryWriter:
-    """Writes pieces into ledgers.
+    """Writes pieces into buffers.
 
     Args:
-        book: What begins and ends.
+        tracker: What begins and ends.
         table: Whose slots are whose.
-        cohorts: Who would have answered.
+        groups: Who would have answered.
 
     Attributes:
         old_weights: Asked where a client does not say how probable its actions were.
@@ -58,16 +58,18 @@ class ExternalTrajectoryWriter:
             with older ones was shown other rows.
     """
 
-    def __init__(self, book: EpisodeTracker, table: TrajectoryTable, cohorts: Sequence[PolicyGroup]) -> None:
+    def __init__(
+        self, tracker: EpisodeTracker, table: TrajectoryTable, groups: Sequence[PolicyGroup]
+    ) -> None:
         self.old_weights: OldWeights | None = None
         self.weights_seq_no = 0
         self.max_staleness: int | None = None
         self.counts = IngestCounts()
         self.dated = False
         self.connectors_since: Mapping[str, int] = {}
-        self._book = book
+        self._tracker = tracker
         self._table = table
-        self._cohorts = cohorts
+        self._groups = groups
         # [slots] the row of a last observation that waits for the next piece, -1 where none does.
         self._waiting = np.zeros(0, np.int64)
 
@@ -80,18 +82,18 @@ class ExternalTrajectoryWriter:
         Raises:
             ContractError: An observation is outside its space.
         """
-        self._book.come_to(ready.env_steps)
+        self._tracker.come_to(ready.env_steps)
         acted: list[Column] = []
         for piece in ready.played:
             for part in piece.agents:
                 acted.append(np.full(self._take_agent(piece, part, ready), piece.env_index))
             if piece.episode is not None:
-                self._book.finish(piece.episode)
+                self._tracker.finish(piece.episode)
         return np.concatenate(acted) if acted else np.zeros(0, np.int64)
 
     def took(
         self,
-        cohort: PolicyGroup,
+        group: PolicyGroup,
         block: PendingRows,
         actions: list[Any],
         seats: Sequence[tuple[EnvId, AgentId]],
@@ -102,67 +104,67 @@ class ExternalTrajectoryWriter:
             ContractError: One is outside its space.
         """
         try:
-            cohort.took(block, actions)
+            group.took(block, actions)
         except OutsideSpaceError as error:
             raise refused(*seats[int(block.slots[error.row])], error.why) from error
         self.counts.off_policy += len(actions)
         return actions
 
     def closed(self) -> None:
-        """Find the waiting rows again, once the ledgers have been closed."""
+        """Find the waiting rows again, once the buffers have been closed."""
         slots = np.flatnonzero(self._waiting >= 0)
         # By row: what is next to each other may be found as a slice.
         slots = slots[np.argsort(self._waiting[slots])]
-        homes = self._table.cohorts[slots]
+        homes = self._table.groups[slots]
         for number in np.unique(homes).tolist():
             mine = slots[homes == number]
-            moved = self._cohorts[number].ledger.moved(self._waiting[mine])
+            moved = self._groups[number].buffer.moved(self._waiting[mine])
             self._waiting[mine] = np.arange(moved.start, moved.stop) if isinstance(moved, slice) else moved
 
     def _take_agent(self, piece: TrajectoryChunk, part: AgentChunk, ready: Ready) -> int:
         """Take in what one agent did; return its number of actions."""
         slot, moves = part.slot, part.moves
         if part.join is not None:
-            self._book.join(part.join)
+            self._tracker.join(part.join)
         if slot >= len(self._waiting):
-            more = len(self._table.cohorts) - len(self._waiting)
+            more = len(self._table.groups) - len(self._waiting)
             self._waiting = np.append(self._waiting, np.full(more, -1))
         count = 0 if moves is None else len(moves.rewards)
         if count:
             self._write(piece, part, moves, ready)
         if part.end is not None:
             self._waiting[slot] = -1
-            self._book.end(part.end, self._ended_at(piece, moves, ready))
+            self._tracker.end(part.end, self._ended_at(piece, moves, ready))
         return count
 
     def _write(self, piece: TrajectoryChunk, part: AgentChunk, moves: ExternalSteps, ready: Ready) -> None:
         """Write the rows of n actions, the first of which may be there already, and the one that waits then."""
         slot, count = part.slot, len(moves.rewards)
-        seat = self._table.seat(slot)
-        cohort = self._cohorts[seat.cohort]
+        seat = self._table.entry(slot)
+        group = self._groups[seat.group]
         known = self._waiting.item(slot)
         first, last = int(known >= 0), count + (part.end is None)
         # The last step of an episode, handed in alone, adds none.
         rows = np.zeros(0, np.int64)
         if first < last:
-            rows = self._add(cohort, piece, part, slice(first, last), ready)
+            rows = self._add(group, piece, part, slice(first, last), ready)
         if known >= 0:
             rows = np.concatenate(([known], rows))
         self._waiting[slot] = rows[count] if part.end is None else -1
         done = rows[:count]
-        cohort.played(done, slot, seat.policy, moves)
-        self._judge(cohort, piece, seat.policy, done, moves)
+        group.played(done, slot, seat.policy, moves)
+        self._judge(group, piece, seat.policy, done, moves)
 
     def _add(
-        self, cohort: PolicyGroup, piece: TrajectoryChunk, part: AgentChunk, which: slice, ready: Ready
+        self, group: PolicyGroup, piece: TrajectoryChunk, part: AgentChunk, which: slice, ready: Ready
     ) -> Column:
         slot, moves = part.slot, part.moves
-        seat = self._table.seat(slot)
+        seat = self._table.entry(slot)
         income = np.concatenate(([0.0], moves.rewards))
         self._table.returns[slot] += income[which].sum()
         # Connectors see one observation of a life after the other, and learn from it before the next.
         parts = (
-            [which] if cohort.path is None else [slice(at, at + 1) for at in range(which.start, which.stop)]
+            [which] if group.path is None else [slice(at, at + 1) for at in range(which.start, which.stop)]
         )
         places = []
         for own in parts:
@@ -171,7 +173,7 @@ class ExternalTrajectoryWriter:
             block = PendingRows(np.full(count, slot), seat.policy, indices, slice(0, 0))
             alone = Ready(block.slots, moves.obs, income[own], ready.env_steps, seats=ready.seats)
             try:
-                added = cohort.write(block, moves.obs[own], income[own], alone)
+                added = group.write(block, moves.obs[own], income[own], alone)
             except OutsideSpaceError as error:
                 env_id, agent_id = ready.seats[slot]
                 row = own.start + error.row
@@ -180,7 +182,7 @@ class ExternalTrajectoryWriter:
             places.append(np.arange(added.start, added.stop))
         rows = np.concatenate(places)
         if self.dated:
-            cohort.ledger.date(rows, _dates(piece, moves)[which])
+            group.buffer.date(rows, _dates(piece, moves)[which])
         return rows
 
     def _ended_at(self, piece: TrajectoryChunk, moves: ExternalSteps | None, ready: Ready) -> Column:
@@ -194,35 +196,35 @@ class ExternalTrajectoryWriter:
         return when
 
     def _judge(
-        self, cohort: PolicyGroup, piece: TrajectoryChunk, which: int, rows: Column, moves: ExternalSteps
+        self, group: PolicyGroup, piece: TrajectoryChunk, which: int, rows: Column, moves: ExternalSteps
     ) -> None:
         """Find out how probable actions were, and mark those of which nobody knows it."""
         number, stale = piece.weights_seq_no, False
         if number is not None and self.max_staleness is not None:
             stale = self.weights_seq_no - number > self.max_staleness
         if number is not None:
-            stale = stale or number < self.connectors_since.get(cohort.policy_ids[which], 0)
+            stale = stale or number < self.connectors_since.get(group.policy_ids[which], 0)
         known = moves.logp is not None or moves.dist_inputs is not None
-        if not stale and not known and isinstance(cohort, NetworkPolicyGroup):
-            stale = not self._compute(cohort, which, rows, number)
+        if not stale and not known and isinstance(group, NetworkPolicyGroup):
+            stale = not self._compute(group, which, rows, number)
         if stale:
             self.counts.stale += len(rows)
             self.counts.off_policy += len(rows)
-            cohort.ledger.mark(SampleBatch.OFF_POLICY, rows, np.True_)
+            group.buffer.mark(SampleBatch.OFF_POLICY, rows, np.True_)
 
-    def _compute(self, cohort: NetworkPolicyGroup, which: int, rows: Column, number: int | None) -> bool:
+    def _compute(self, group: NetworkPolicyGroup, which: int, rows: Column, number: int | None) -> bool:
         """Write down how probable actions were under the weights of a number; False if these are gone."""
         if self.old_weights is None:
             return number is None or number == self.weights_seq_no
-        columns = cohort.ledger.columns_at(rows, ("obs", "action_mask", "actions"))
-        state = cohort.ledger.states_at(rows) if isinstance(cohort.ledger, RecurrentRolloutBuffer) else None
-        policy_id = cohort.policy_ids[which]
+        columns = group.buffer.columns_at(rows, ("obs", "action_mask", "actions"))
+        state = group.buffer.states_at(rows) if isinstance(group.buffer, RecurrentRolloutBuffer) else None
+        policy_id = group.policy_ids[which]
         found = self.old_weights(
             policy_id, number, columns["obs"], columns.get("action_mask"), columns["actions"], state
         )
         if found is None:
             return False
-        cohort.told(rows, *found)
+        group.told(rows, *found)
         return True
 
 

@@ -95,13 +95,13 @@ class NetworkPolicyGroup(PolicyGroup):
     def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor:
         return ObsPreprocessor(space, self.action_space)
 
-    def adopt(self, other: PolicyGroup) -> None:
-        """Take over the policies of a newer copy; see `PolicyGroup.adopt`."""
+    def update_policies(self, other: PolicyGroup) -> None:
+        """Take over the policies of a newer copy; see `PolicyGroup.update_policies`."""
         assert isinstance(other, NetworkPolicyGroup)
         # Who was removed keeps its connectors, which remember its lives, until another one has its place.
         pairs = zip(self.policy_ids, other.policy_ids, strict=False)
         came = [mine != theirs and not is_retired(theirs) for mine, theirs in pairs]
-        super().adopt(other)
+        super().update_policies(other)
         self.backend = other.backend
         for index, own in enumerate(other.connectors):
             if index >= len(came) or came[index]:
@@ -148,7 +148,7 @@ class NetworkPolicyGroup(PolicyGroup):
             infos = [infos[place] for place in block.places.tolist()]
         slots = block.slots
         done = path.rows(block.which, obs, rewards, slots=slots, seats=ready.seats, infos=infos)
-        return self.ledger.add(slots, done.obs, done.mask, done.rewards)
+        return self.buffer.add(slots, done.obs, done.mask, done.rewards)
 
     def frame_rows(self, policy: int, frame: VectorStep) -> tuple[Column, Column | None]:
         """Return a frame as rows and masks; no connector cares whose they are."""
@@ -188,16 +188,16 @@ class NetworkPolicyGroup(PolicyGroup):
             new_ids: Numbers episodes.
             going_on: Whether to go on with the rows there are, one of each sub-environment; else there must be none.
         """
-        rows = self.ledger if going_on else None
-        self.ledger = frames = VectorRolloutBuffer(
+        rows = self.buffer if going_on else None
+        self.buffer = frames = VectorRolloutBuffer(
             *self._columns, policy=policy, num_envs=len(lives), new_ids=new_ids, lives=lives, rows=rows
         )
         return frames
 
     def leave_frames(self, frames: VectorRolloutBuffer, *, answered: bool) -> None:
         """Write rows down from now on, and go on with those of the frames; see `VectorRolloutBuffer.hand_over`."""
-        self.take_rows()
-        frames.hand_over(self.ledger, answered=answered)
+        self.reset_buffer()
+        frames.hand_over(self.buffer, answered=answered)
 
     def env_actions(self, actions: Column, which: int) -> Answers:
         """Return env-ready actions; see `PolicyGroup.env_actions`."""
@@ -230,8 +230,8 @@ class NetworkPolicyGroup(PolicyGroup):
             self.path.shown.put(slots, state.get("shown", [None] * len(slots)))
         return first
 
-    def twin(self) -> NetworkPolicyGroup:
-        """Return a cohort of the same policies, their weights included, with a ledger of its own."""
+    def clone(self) -> NetworkPolicyGroup:
+        """Return a group of the same policies, their weights included, with a buffer of its own."""
         return NetworkPolicyGroup(
             self.policy_ids,
             self.observation_space,
@@ -252,22 +252,22 @@ class NetworkPolicyGroup(PolicyGroup):
         episodes: Sequence[Any],
     ) -> Answers:
         """Run the networks; see `PolicyGroup.answer`."""
-        ledger = self.ledger
-        obs = ledger.obs[block.rows]
-        masks = ledger.masks
+        buffer = self.buffer
+        obs = buffer.obs[block.rows]
+        masks = buffer.masks
         mask = None if masks is None else masks[block.rows]
         noise = self.noise.rows(block.slots, table, env_steps) if explore else None
-        if isinstance(ledger, RecurrentRolloutBuffer):
-            before = ledger.states(block.slots)
+        if isinstance(buffer, RecurrentRolloutBuffer):
+            before = buffer.states(block.slots)
             decision = self.backend.decide(obs, mask, noise, block.which, before)
             assert decision.state is not None
-            ledger.remember(block.rows, block.slots, before, decision.state)
+            buffer.remember(block.rows, block.slots, before, decision.state)
         else:
             before = None
             decision = self.backend.decide(obs, mask, noise, block.which)
         if not decision.sound:
             raise self.unsound(block.which, obs, mask, before)
-        ledger.answer(block.rows, decision.actions, decision.dist_inputs)
+        buffer.answer(block.rows, decision.actions, decision.dist_inputs)
         if self.path is None:
             return self.output(decision.actions)
         return self._connected_answers(block, obs, mask, decision.actions)
@@ -297,18 +297,18 @@ class NetworkPolicyGroup(PolicyGroup):
 
     def took(self, block: PendingRows, actions: Sequence[Any]) -> None:
         """Write down actions that somebody else took; see `PolicyGroup.took`."""
-        ledger = self.ledger
-        if isinstance(ledger, RecurrentRolloutBuffer):
-            mask = None if ledger.masks is None else ledger.masks[block.rows]
-            before = ledger.states(block.slots)
-            decision = self.backend.decide(ledger.obs[block.rows], mask, None, block.which, before)
+        buffer = self.buffer
+        if isinstance(buffer, RecurrentRolloutBuffer):
+            mask = None if buffer.masks is None else buffer.masks[block.rows]
+            before = buffer.states(block.slots)
+            decision = self.backend.decide(buffer.obs[block.rows], mask, None, block.which, before)
             assert decision.state is not None
-            ledger.remember(block.rows, block.slots, before, decision.state)
+            buffer.remember(block.rows, block.slots, before, decision.state)
         super().took(block, actions)
 
     def played(self, rows: Column, slot: int, which: int, moves: ExternalSteps) -> None:
         """Write down what was done in n rows of one trajectory; see `PolicyGroup.played`."""
-        ledger = self.ledger
+        buffer = self.buffer
         actions, inputs, logp = moves.actions, moves.dist_inputs, moves.logp
         if inputs is not None and inputs.shape[1] != self.backend.head.inputs:
             # Of another policy than the one that the agent turned out to have.
@@ -318,28 +318,28 @@ class NetworkPolicyGroup(PolicyGroup):
             actions = output.inverse(actions)
             inputs = None if inputs is None else output.inverse_inputs(inputs)
             logp = None if logp is None else logp + float(output.log_scale.sum())
-        if isinstance(ledger, RecurrentRolloutBuffer):
-            self._remember(ledger, rows, slot, which, moves)
-        ledger.answer(rows, actions)
+        if isinstance(buffer, RecurrentRolloutBuffer):
+            self._remember(buffer, rows, slot, which, moves)
+        buffer.answer(rows, actions)
         self.told(rows, inputs, logp)
 
     def close(self) -> dict[str, SampleBatch]:
         """Close the fragment; see `PolicyGroup.close`."""
         closed = super().close()
-        if self.ledger.carried and not (self.backend.head.told or self.backend.head.by_worth):
+        if self.buffer.carried and not (self.backend.head.told or self.backend.head.by_worth):
             self._judge_held()
         return closed
 
     def _judge_held(self) -> None:
         """Write down how probable the actions were of rows that leave later, when other weights may act."""
-        ledger, logp = self.ledger, SampleBatch.ACTION_LOGP
-        known = ledger.columns_at(slice(0, ledger.carried), [logp]).get(logp)
-        fresh = np.arange(ledger.carried) if known is None else np.flatnonzero(np.isnan(known))
-        policies = ledger.held()[0].policy[fresh]
+        buffer, logp = self.buffer, SampleBatch.ACTION_LOGP
+        known = buffer.columns_at(slice(0, buffer.carried), [logp]).get(logp)
+        fresh = np.arange(buffer.carried) if known is None else np.flatnonzero(np.isnan(known))
+        policies = buffer.held()[0].policy[fresh]
         for policy in np.unique(policies[policies >= 0]).tolist():
             rows = fresh[policies == policy]
-            columns = ledger.columns_at(rows, ("obs", "actions"))
-            state = ledger.states_at(rows) if isinstance(ledger, RecurrentRolloutBuffer) else None
+            columns = buffer.columns_at(rows, ("obs", "actions"))
+            state = buffer.states_at(rows) if isinstance(buffer, RecurrentRolloutBuffer) else None
             self.told(rows, *self.backend.evaluate(policy, columns["obs"], None, columns["actions"], state))
 
     def with_inputs(self, closed: dict[str, SampleBatch]) -> dict[str, SampleBatch]:
@@ -364,30 +364,30 @@ class NetworkPolicyGroup(PolicyGroup):
             # There is such a column for all rows; these have nothing in it.
             inputs = np.full((len(rows), self.backend.head.inputs), np.nan)
         if inputs is not None:
-            self.ledger.mark(SampleBatch.ACTION_DIST_INPUTS, rows, inputs.astype(np.float32))
+            self.buffer.mark(SampleBatch.ACTION_DIST_INPUTS, rows, inputs.astype(np.float32))
         if logp is not None:
-            self.ledger.mark(SampleBatch.ACTION_LOGP, rows, logp.astype(np.float32))
+            self.buffer.mark(SampleBatch.ACTION_LOGP, rows, logp.astype(np.float32))
 
     def _remember(
-        self, ledger: RecurrentRolloutBuffer, rows: Column, slot: int, which: int, moves: ExternalSteps
+        self, buffer: RecurrentRolloutBuffer, rows: Column, slot: int, which: int, moves: ExternalSteps
     ) -> None:
         """Write down the states before n rows: those told, or those that follow from the state before them."""
-        slots, after = np.full(len(rows), slot), ledger.states(np.array([slot]))
+        slots, after = np.full(len(rows), slot), buffer.states(np.array([slot]))
         before = moves.state_in
         if before is None or before.shape[1] != after.shape[1]:
-            before, masks = np.zeros((len(rows), after.shape[1]), np.float32), ledger.masks
+            before, masks = np.zeros((len(rows), after.shape[1]), np.float32), buffer.masks
             for place, row in enumerate(rows.tolist()):
                 before[place] = after[0]
                 mask = None if masks is None else masks[row : row + 1]
-                decision = self.backend.decide(ledger.obs[row : row + 1], mask, None, which, after)
+                decision = self.backend.decide(buffer.obs[row : row + 1], mask, None, which, after)
                 assert decision.state is not None
                 after = decision.state
-        ledger.remember(rows, slots, before, np.broadcast_to(after, before.shape))
+        buffer.remember(rows, slots, before, np.broadcast_to(after, before.shape))
 
 
 def _made_again(*parts: Any) -> NetworkPolicyGroup:
     *arguments, built = parts
-    cohort = NetworkPolicyGroup(*arguments)
-    cohort.built = built
-    cohort.connect()
-    return cohort
+    group = NetworkPolicyGroup(*arguments)
+    group.built = built
+    group.connect()
+    return group

@@ -1,6 +1,6 @@
-"""A cohort: the policies that answer together, because they share one architecture.
+"""A group: the policies that answer together, because they share one architecture.
 
-All rows of a cohort go through one preprocessor, one ledger and, as a rule, one forward pass. A
+All rows of a group go through one preprocessor, one buffer and, as a rule, one forward pass. A
 `NetCohort` asks an acting back-end; an `OwnCohort` asks the `Policy` objects that a user wrote.
 `menv.sampling.rollout_loop` calls both in the same way, through what is defined here.
 """
@@ -29,21 +29,21 @@ from menv.spaces import OutsideSpaceError, own_copy
 from menv.trajectory_slices import Column
 
 # SEAM menv.loop.block
-# Block: rows of one cohort that wait together.
+# Block: rows of one group that wait together.
 #
-# `menv.sampling.rollout_loop` makes them, cohorts answer them. They hold numbers and look-ups, no
+# `menv.sampling.rollout_loop` makes them, groups answer them. They hold numbers and look-ups, no
 # observations but raw ones.
 
 
 @dataclass(slots=True)
 class PendingRows:
-    """Rows of one cohort that wait together, and what was looked up for them.
+    """Rows of one group that wait together, and what was looked up for them.
 
     Attributes:
         slots: [R].
         which: [R] policy index, or one index for all.
         env_indices: [R].
-        rows: Where they are in the cohort's ledger.
+        rows: Where they are in the group's buffer.
         raw: R raw observations, for policies that read them.
         places: [R] their places among all rows of the poll; None means all, in order.
         taken: R actions that callers chose themselves; None where the policies are asked.
@@ -100,7 +100,7 @@ def split(block: PendingRows, taken: Mapping[int, Any]) -> list[PendingRows]:
 def set_aside(
     blocks: Sequence[tuple[int, PendingRows]], closed: npt.NDArray[np.bool_]
 ) -> tuple[list[tuple[int, PendingRows]], list[tuple[int, PendingRows]]]:
-    """Return the rows, by cohort number, of sub-environments that are open, and those of such that are `closed` [E]."""
+    """Return the rows, by group number, of sub-environments that are open, and those of such that are `closed` [E]."""
     opened, shut = [], []
     for number, block in blocks:
         mine = closed[block.env_indices]
@@ -121,7 +121,7 @@ def joined(
     """Return the slots [R] of several blocks and R answers, in the order of the poll's rows where that is known.
 
     Args:
-        blocks: By cohort number.
+        blocks: By group number.
         answers: Of each block.
         slots: [R] those of the poll whose rows the blocks are; None where they are rows of several.
     """
@@ -159,15 +159,15 @@ class PolicyGroup(ABC):
         policy_ids: Their ids, by index.
         observation_space: Of each of them.
         preprocess: Turns observations into rows; None where the space cannot be flattened.
-        ledger: What they experienced.
+        buffer: What they experienced.
         state_sizes: Numbers in each part of their recurrent state, () without one.
         path: The way through connectors, None where the preprocessor does all that they do.
-        unlearned: Rows of the last `close` that nobody learns from, by policy, until they are looked at.
+        untrained: Rows of the last `close` that nobody learns from, by policy, until they are looked at.
         weights_seq_no: Number of the weights that act; None where nobody counts, and rows do not tell.
     """
 
     path: ConnectorPath | None = None
-    unlearned: Sequence[tuple[str, SampleBatch]] = ()
+    untrained: Sequence[tuple[str, SampleBatch]] = ()
     weights_seq_no: int | None = None
 
     def __init__(
@@ -181,12 +181,12 @@ class PolicyGroup(ABC):
         row_width: int | None = None,
         row_dtype: np.dtype[Any] | None = None,
     ) -> None:
-        """Prepare the ledger for rows of these spaces.
+        """Prepare the buffer for rows of these spaces.
 
         Args:
             policy_ids: Their ids, by index.
             observation_space: Of each of them.
-            action_shape: Of one action, as the ledger holds it.
+            action_shape: Of one action, as the buffer holds it.
             action_dtype: Of actions there.
             inputs_width: D, the distribution inputs that answers come with; 0 for none.
             state_sizes: Numbers in each part of their recurrent state, () without one.
@@ -202,8 +202,8 @@ class PolicyGroup(ABC):
         size = size if row_width is None else row_width
         self._columns = (size, width, action_shape, np.dtype(action_dtype), inputs_width, obs_dtype)
         self.state_sizes = state_sizes
-        self.ledger: RolloutBuffer
-        self.take_rows()
+        self.buffer: RolloutBuffer
+        self.reset_buffer()
 
     def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor | None:
         return ObsPreprocessor(space)
@@ -212,7 +212,7 @@ class PolicyGroup(ABC):
         """Begin a trajectory; see `RolloutBuffer.start`."""
         if self.path is not None:
             self.path.begin(start[0], max(start[1], ~start[1]))
-        self.ledger.start(start, agent_id)
+        self.buffer.start(start, agent_id)
 
     def end(self, end: End, policy: int) -> None:
         """End a trajectory; connectors that must see its last observation now, do."""
@@ -221,7 +221,7 @@ class PolicyGroup(ABC):
                 end = self.path.final(policy, end)
             except OutsideSpaceError as error:
                 raise outside(end.env_id, end.agent_id, "final observation", error) from error
-        self.ledger.end(end)
+        self.buffer.end(end)
 
     def end_episode(self, env_id: EnvId) -> None:
         """Tell the connectors that an episode ended."""
@@ -242,9 +242,9 @@ class PolicyGroup(ABC):
         """
         slots = block.slots
         if self.preprocess is None:
-            return self.ledger.add(slots, np.zeros((len(slots), 0), np.float32), None, rewards)
+            return self.buffer.add(slots, np.zeros((len(slots), 0), np.float32), None, rewards)
         rows, mask = self.preprocess(obs)
-        return self.ledger.add(slots, rows, mask, rewards)
+        return self.buffer.add(slots, rows, mask, rewards)
 
     @abstractmethod
     def answer(
@@ -268,12 +268,12 @@ class PolicyGroup(ABC):
             R env-ready actions.
         """
 
-    def take_rows(self) -> None:
-        """Write rows down as they are polled, into an empty ledger; what has not been released is dropped."""
+    def reset_buffer(self) -> None:
+        """Write rows down as they are polled, into an empty buffer; what has not been released is dropped."""
         if self.state_sizes:
-            self.ledger = RecurrentRolloutBuffer(*self._columns, self.state_sizes)
+            self.buffer = RecurrentRolloutBuffer(*self._columns, self.state_sizes)
         else:
-            self.ledger = RolloutBuffer(*self._columns)
+            self.buffer = RolloutBuffer(*self._columns)
 
     @abstractmethod
     def env_actions(self, actions: Column, which: int) -> Answers:
@@ -295,8 +295,8 @@ class PolicyGroup(ABC):
             block: Whose.
             actions: R elements of the action space; how probable they were, nobody knows.
         """
-        self.ledger.answer(block.rows, self.network_form(actions, block.which))
-        self.ledger.mark(SampleBatch.OFF_POLICY, block.rows, np.True_)
+        self.buffer.answer(block.rows, self.network_form(actions, block.which))
+        self.buffer.mark(SampleBatch.OFF_POLICY, block.rows, np.True_)
 
     def played(self, rows: Column, slot: int, which: int, moves: ExternalSteps) -> None:
         """Write down what was done in n rows of one trajectory.
@@ -307,14 +307,14 @@ class PolicyGroup(ABC):
             which: Index of the policy.
             moves: With n actions, and what is known about them.
         """
-        self.ledger.answer(rows, self.network_form(moves.actions, which))
+        self.buffer.answer(rows, self.network_form(moves.actions, which))
 
     def living_state(self) -> dict[str, Any]:
         """Return the trajectories that live on after `close`, and the columns of the row that each has left.
 
         It is a tree of columns and lists of one entry each, plain if what users put into it is. `policy` holds ids.
         """
-        living, columns = self.ledger.held()
+        living, columns = self.buffer.held()
         slots = living.slot.tolist()
         # Trajectories that nobody learns from have the complement of their policy's index.
         policies = np.maximum(living.policy, ~living.policy).tolist()
@@ -338,10 +338,10 @@ class PolicyGroup(ABC):
         Returns:
             Where the first of their rows is; the others come after it.
         """
-        first = self.ledger.rows
+        first = self.buffer.rows
         owners = np.where(state["trained"], state["policy"], ~state["policy"])
         living = Trajectories.from_state(owners, state["agent_id"], state)
-        self.ledger.take_up(living, state["columns"])
+        self.buffer.take_up(living, state["columns"])
         return first
 
     @property
@@ -350,11 +350,11 @@ class PolicyGroup(ABC):
         return True
 
     @abstractmethod
-    def twin(self) -> PolicyGroup:
-        """Return a cohort of the same policies, with a ledger of its own."""
+    def clone(self) -> PolicyGroup:
+        """Return a group of the same policies, with a buffer of its own."""
 
-    def adopt(self, other: PolicyGroup) -> None:
-        """Take over the policies of a newer copy of this cohort, which has those that are here, and perhaps more."""
+    def update_policies(self, other: PolicyGroup) -> None:
+        """Take over the policies of a newer copy of this group, which has those that are here, and perhaps more."""
         self.policy_ids[:] = other.policy_ids
 
     def retire(self, policy_id: str) -> None:
@@ -372,27 +372,27 @@ class PolicyGroup(ABC):
             ContractError: A value lay outside its Box; named with agent and step.
         """
         self._check_bounds()
-        ledger = self.ledger
+        buffer = self.buffer
         if self.weights_seq_no is not None:
             # Rows that were answered in the fragment before have their number.
-            ledger.mark(
+            buffer.mark(
                 SampleBatch.WEIGHTS_SEQ_NO,
-                slice(ledger.carried, ledger.rows),
+                slice(buffer.carried, buffer.rows),
                 np.int64(self.weights_seq_no),
             )
-        batches = ledger.close(self._finals)
+        batches = buffer.close(self._finals)
         if self.path is not None:
             self.path.settle()
-        self.unlearned = [(self.policy_ids[~index], batch) for index, batch in batches.items() if index < 0]
+        self.untrained = [(self.policy_ids[~index], batch) for index, batch in batches.items() if index < 0]
         return {self.policy_ids[index]: batch for index, batch in batches.items() if index >= 0}
 
     def _check_bounds(self) -> None:
         """Refuse rows outside their space; with connectors that is done when they come."""
         if self.preprocess is None or self.path is not None:
             return
-        bad = self.preprocess.why_bad_row(self.ledger.obs[: self.ledger.rows])
+        bad = self.preprocess.why_bad_row(self.buffer.obs[: self.buffer.rows])
         if bad is not None:
-            env_index, agent_id, t = self.ledger.locate(bad[0])
+            env_index, agent_id, t = self.buffer.locate(bad[0])
             raise outside(env_index, agent_id, f"agent step {t}", OutsideSpaceError(*bad))
 
     def _finals(self, finals: list[Any], owners: Trajectories) -> Prepared:

@@ -2,7 +2,7 @@
 
 `menv.sampling.policy_group` writes a row when an agent waits and its action when it has been answered. A row leaves
 in a batch only when its reward is complete, that is, when the same trajectory has a later row or has ended; until then
-it is carried into the next fragment. The ledger knows slots and numbers, no environments, policies or networks.
+it is carried into the next fragment. The buffer knows slots and numbers, no environments, policies or networks.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _ABSENT = {"f": np.nan, "c": np.nan, "i": -1, "u": 0, "b": False, "O": None}
 
 
 class RolloutBuffer:
-    """Append-only columns of one cohort's rows.
+    """Append-only columns of one group's rows.
 
     Attributes:
         carried: The first rows, so many, were answered before the last `close`.
@@ -325,14 +325,14 @@ class RolloutBuffer:
         return self._living.take(rank), {name: column[: self._n] for name, column in self._columns.items()}
 
     def fits(self, columns: Mapping[str, Column]) -> bool:
-        """Return whether rows of another ledger could lie here."""
+        """Return whether rows of another buffer could lie here."""
         return all(
             name in columns and columns[name].shape[1:] == column.shape[1:]
             for name, column in self._columns.items()
         )
 
     def take_up(self, living: Trajectories, columns: Mapping[str, Column]) -> None:
-        """Go on with trajectories of another ledger, the columns of whose rows are like those here.
+        """Go on with trajectories of another buffer, the columns of whose rows are like those here.
 
         Args:
             living: S trajectories.
@@ -404,7 +404,7 @@ class RolloutBuffer:
             rows, final_masks = self._prepared(shown, owners.take(given), prepare_finals)
             next_obs[given] = rows
             next_mask[given] = True if final_masks is None else final_masks
-        # Unique in this ledger, in the order of their first rows; the sampler numbers the pieces of all its ledgers.
+        # Unique in this buffer, in the order of their first rows; the sampler numbers the pieces of all its buffers.
         unrolls = self._unrolls + cut_rows.order[cut_rows.starts]
         self._unrolls += self._n
         # A trajectory may begin with a row that is no step; it counts as number -1 and never leaves.
@@ -491,7 +491,7 @@ def _training_flag(flag: Any, owners: Trajectories, index: int) -> bool:
 
 
 # SEAM menv.recurrent_ledger
-# The ledger of policies that remember: beside what happened it keeps each trajectory's recurrent state.
+# The buffer of policies that remember: beside what happened it keeps each trajectory's recurrent state.
 #
 # `menv.sampling.policy_group` asks it for the states of the rows that are answered and hands in those that
 # come after. A state
@@ -552,7 +552,7 @@ class RecurrentRolloutBuffer(RolloutBuffer):
         return living, {**columns, _STATE: self._states[living.slot]}
 
     def take_up(self, living: Trajectories, columns: Mapping[str, Column]) -> None:
-        """Go on with trajectories of another ledger; see `RolloutBuffer.take_up`."""
+        """Go on with trajectories of another buffer; see `RolloutBuffer.take_up`."""
         super().take_up(living, {name: column for name, column in columns.items() if name != _STATE})
         while len(living.slot) and living.slot.max() >= len(self._states):
             self._states = np.concatenate((self._states, np.zeros_like(self._states)))

@@ -34,7 +34,7 @@ from menv.spaces import OutsideSpaceError
 from menv.trajectory_slices import Column
 
 # SEAM menv.loop.layouts
-# What is looked up for the rows of a poll: which cohort answers which of them.
+# What is looked up for the rows of a poll: which group answers which of them.
 #
 # `menv.sampling.rollout_loop` asks for every poll; while the same agents wait, nothing is looked up again.
 
@@ -46,7 +46,7 @@ class GroupLayouts:
     Attributes:
         slots: [R].
         version: Of the table.
-        blocks: The number of a cohort and its rows.
+        blocks: The number of a group and its rows.
     """
 
     slots: Column
@@ -54,26 +54,26 @@ class GroupLayouts:
     blocks: list[tuple[int, PendingRows]]
 
 
-def look_up(slots: Column, table: TrajectoryTable, cohorts: list[PolicyGroup]) -> GroupLayouts:
-    """Group rows [R] by cohort and look up what their answers need."""
-    if len(cohorts) == 1:
-        return GroupLayouts(slots, table.version, [(0, _block(slots, None, table, cohorts[0]))])
-    numbers = table.cohorts[slots]
+def look_up(slots: Column, table: TrajectoryTable, groups: list[PolicyGroup]) -> GroupLayouts:
+    """Group rows [R] by group and look up what their answers need."""
+    if len(groups) == 1:
+        return GroupLayouts(slots, table.version, [(0, _block(slots, None, table, groups[0]))])
+    numbers = table.groups[slots]
     first = int(numbers[0])
     if (numbers == first).all():
-        blocks = [(first, _block(slots, None, table, cohorts[first]))]
+        blocks = [(first, _block(slots, None, table, groups[first]))]
     else:
         blocks = [
-            (int(number), _block(slots, np.flatnonzero(numbers == number), table, cohorts[number]))
+            (int(number), _block(slots, np.flatnonzero(numbers == number), table, groups[number]))
             for number in np.flatnonzero(np.bincount(numbers))
         ]
     return GroupLayouts(slots, table.version, blocks)
 
 
-def _block(slots: Column, places: Column | None, table: TrajectoryTable, cohort: PolicyGroup) -> PendingRows:
+def _block(slots: Column, places: Column | None, table: TrajectoryTable, group: PolicyGroup) -> PendingRows:
     mine = slots if places is None else slots[places]
     which: Column | int = 0
-    if len(cohort.policy_ids) > 1:
+    if len(group.policy_ids) > 1:
         which = table.policies[mine]
         # Whoever is handed the same array again may know that nothing in it has changed.
         which.flags.writeable = False
@@ -161,49 +161,49 @@ class RolloutLoop:
     def __init__(
         self,
         base_env: BaseEnv,
-        cohorts: list[PolicyGroup],
-        quota: FragmentLimit,
+        groups: list[PolicyGroup],
+        limit: FragmentLimit,
         table: TrajectoryTable,
-        book: EpisodeTracker,
-        hooks: CallbackRunner,
-        played: ExternalTrajectoryWriter,
+        tracker: EpisodeTracker,
+        callbacks: CallbackRunner,
+        external_writer: ExternalTrajectoryWriter,
         observation_fn: ObservationFn | None,
-        times: Timers,
+        timers: Timers,
     ) -> None:
         """Begin without rows.
 
         Args:
             base_env: What is polled.
-            cohorts: Who answers; `follow` has to be called when they have changed.
-            quota: When a fragment is full.
+            groups: Who answers; `follow` has to be called when they have changed.
+            limit: When a fragment is full.
             table: Whose slots are whose.
-            book: Told what begins and ends.
-            hooks: Told what moved.
-            played: Writes down what was played elsewhere.
+            tracker: Told what begins and ends.
+            callbacks: Told what moved.
+            external_writer: Writes down what was played elsewhere.
             observation_fn: Shows agents more than their own observations, if there is one.
-            times: Told of what environments and policies take.
+            timers: Told of what environments and policies take.
         """
         self.env_steps: Column = np.zeros(0, np.int64)
         self.agent_steps = 0
         self._base_env = base_env
-        self._cohorts = cohorts
-        self._quota = quota
+        self._groups = groups
+        self._limit = limit
         self._board = base_env.switchboard if isinstance(base_env, ExternalEnvs) else None
         self._table = table
-        self._book = book
-        self._hooks = hooks
-        self._played = played
+        self._tracker = tracker
+        self._callbacks = callbacks
+        self._external_writer = external_writer
         self._observation_fn = observation_fn
-        self._times = times
+        self._timers = timers
         self._seats: Any = ()
-        # Rows that wait, by cohort number, and the slots array if they are all rows of one poll.
+        # Rows that wait, by group number, and the slots array if they are all rows of one poll.
         self._pending: list[tuple[int, PendingRows]] = []
         self._pending_slots: Column | None = None
         self.follow()
 
     def follow(self) -> None:
-        """Take note of cohorts that have come, or of other policies in those there are."""
-        self._own = any(isinstance(cohort, CustomPolicyGroup) for cohort in self._cohorts)
+        """Take note of groups that have come, or of other policies in those there are."""
+        self._own = any(isinstance(group, CustomPolicyGroup) for group in self._groups)
         self._layout: GroupLayouts | None = None
 
     @property
@@ -217,19 +217,19 @@ class RolloutLoop:
         self.env_steps = env_steps
 
     def take_back(self, blocks: Sequence[PendingRows]) -> None:
-        """Go on with rows of the first cohort that wait."""
+        """Go on with rows of the first group that wait."""
         self._pending = [(0, block) for block in blocks]
 
     def state(self, number: int, slots: Column) -> dict[str, Any]:
-        """Return of some trajectories [S] of a cohort what is known of the rows that wait: `raw` and `turn`.
+        """Return of some trajectories [S] of a group what is known of the rows that wait: `raw` and `turn`.
 
         `turn` [S, 2] is the number of a row's block and its place in it, which decide who is answered first; -1 where
         nobody waits.
         """
         raw: dict[int, Any] = {}
         turn: dict[int, tuple[int, int]] = {}
-        for which, (cohort, block) in enumerate(self._pending):
-            if cohort == number:
+        for which, (group, block) in enumerate(self._pending):
+            if group == number:
                 waits = block.slots.tolist()
                 turn |= {slot: (which, place) for place, slot in enumerate(waits)}
                 raw |= dict(zip(waits, block.raw or [None] * len(waits), strict=True))
@@ -245,7 +245,7 @@ class RolloutLoop:
         Args:
             env_steps: [E] so far.
             seats: See `Ready.seats`.
-            waiting: The number of a cohort, where the first of some rows is in its ledger, and these rows: `slot`,
+            waiting: The number of a group, where the first of some rows is in its buffer, and these rows: `slot`,
                 `policy` and `env_index` beside what `state` returned.
         """
         self.env_steps, self._seats = env_steps, seats
@@ -258,11 +258,11 @@ class RolloutLoop:
         self._pending = [(number, block) for _, number, block in sorted(blocks, key=itemgetter(0))]
 
     def _block(self, turn: int, number: int, first: int, rows: Mapping[str, Any]) -> PendingRows:
-        """Return those of some rows of a cohort that wait with one turn, in their order."""
+        """Return those of some rows of a group that wait with one turn, in their order."""
         turns, places = rows["turn"].T
         waits = np.flatnonzero(turns == turn)
         waits = waits[np.argsort(places[waits])]
-        which = 0 if len(self._cohorts[number].policy_ids) == 1 else rows["policy"][waits]
+        which = 0 if len(self._groups[number].policy_ids) == 1 else rows["policy"][waits]
         raw = [rows["raw"][place] for place in waits.tolist()]
         return PendingRows(rows["slot"][waits], which, rows["env_index"][waits], first + waits, raw)
 
@@ -274,7 +274,7 @@ class RolloutLoop:
             begun = self.env_steps
             self.poll()
             begun = begun if len(begun) else np.zeros_like(self.env_steps)
-        self._quota.begin(begun)
+        self._limit.begin(begun)
         return begun
 
     def fill(self, explore: bool) -> bool:
@@ -283,14 +283,14 @@ class RolloutLoop:
         Args:
             explore: False asks for the most likely actions.
         """
-        quota, patience = self._quota, PollTimeout(self._base_env)
+        limit, patience = self._limit, PollTimeout(self._base_env)
         while True:
-            closed = quota.closed(self.env_steps)
+            closed = limit.closed(self.env_steps)
             if closed is not None and closed.all():
                 return True
             answered = self._answer(closed, explore)
-            if self._board is not None and isinstance(quota, ExternalFragmentLimit):
-                self._board.has_room(*quota.room)
+            if self._board is not None and isinstance(limit, ExternalFragmentLimit):
+                self._board.has_room(*limit.room)
             ready = self._polled(patience.left)
             self._take(ready)
             if patience.ends(ready, answered):
@@ -301,7 +301,7 @@ class RolloutLoop:
     @property
     def awaited(self) -> list[EnvId]:
         """The episodes of an external environment whose ends are all that a fragment lacks."""
-        closed = self._quota.closed(self.env_steps)
+        closed = self._limit.closed(self.env_steps)
         if closed is None or not isinstance(self._base_env, ExternalEnvs):
             return []
         return self._base_env.episodes_at(np.flatnonzero(~closed))
@@ -313,13 +313,13 @@ class RolloutLoop:
     def _polled(self, timeout: float | None) -> Ready:
         before = perf_counter()
         ready: Ready = self._base_env.poll(timeout)
-        self._times.env += perf_counter() - before
+        self._timers.env += perf_counter() - before
         return ready
 
     def closed(self) -> None:
-        """Find the rows that wait at their new places, once the ledgers have been closed."""
+        """Find the rows that wait at their new places, once the buffers have been closed."""
         for number, block in self._pending:
-            block.rows = self._cohorts[number].ledger.moved(block.rows)
+            block.rows = self._groups[number].buffer.moved(block.rows)
 
     def _answer(self, closed: npt.NDArray[np.bool_] | None, explore: bool) -> bool:
         """Answer the rows that wait, but for sub-environments whose share is full."""
@@ -332,7 +332,7 @@ class RolloutLoop:
         if not blocks:
             return False
         if slots is not None and len(blocks) == 1:
-            # As a rule one cohort answers for all rows of a poll.
+            # As a rule one group answers for all rows of a poll.
             self.agent_steps += len(slots)
             self._send(slots, self._decide(*blocks[0], explore))
             return True
@@ -345,19 +345,19 @@ class RolloutLoop:
         """Hand actions [R] to the environment; many step right then."""
         before = perf_counter()
         self._base_env.send_actions(slots, actions)
-        self._times.env += perf_counter() - before
+        self._timers.env += perf_counter() - before
 
     def _decide(self, number: int, block: PendingRows, explore: bool) -> Answers:
-        before, cohort = perf_counter(), self._cohorts[number]
+        before, group = perf_counter(), self._groups[number]
         episodes: Sequence[Any] = ()
-        if self._own and isinstance(cohort, CustomPolicyGroup):
+        if self._own and isinstance(group, CustomPolicyGroup):
             seats = self._seats
-            episodes = [self._book.running[seats[slot][0]] for slot in block.slots.tolist()]
-        self._quota.count(block.env_indices)
+            episodes = [self._tracker.running[seats[slot][0]] for slot in block.slots.tolist()]
+        self._limit.count(block.env_indices)
         if block.taken is not None:
-            return self._played.took(cohort, block, block.taken, self._seats)
-        answers = cohort.answer(block, self._table, self.env_steps, explore, episodes)
-        self._times.act += perf_counter() - before
+            return self._external_writer.took(group, block, block.taken, self._seats)
+        answers = group.answer(block, self._table, self.env_steps, explore, episodes)
+        self._timers.act += perf_counter() - before
         return answers
 
     def _take(self, ready: Ready) -> None:
@@ -367,19 +367,19 @@ class RolloutLoop:
         if self._observation_fn is not None:
             ready = self._observation_fn.finals(ready)
         if ready.ended or ready.joined or ready.unclaimed or ready.episodes or ready.faults:
-            self._book.take(ready)
-            self._quota.note_ends(ready.episodes)
+            self._tracker.take(ready)
+            self._limit.note_ends(ready.episodes)
         if ready.played:
             self._take_played(ready)
-        if self._hooks.active:
-            self._hooks.polled(ready, self._book.running, self._table.returns)
+        if self._callbacks.active:
+            self._callbacks.polled(ready, self._tracker.running, self._table.returns)
         if len(ready.slots):
             self._take_rows(ready, before)
 
     def _take_played(self, ready: Ready) -> None:
-        acted = self._played.take(ready)
-        self._quota.count(acted)
-        self._quota.note_ends([piece.episode for piece in ready.played if piece.episode])
+        acted = self._external_writer.take(ready)
+        self._limit.count(acted)
+        self._limit.note_ends([piece.episode for piece in ready.played if piece.episode])
         self.agent_steps += len(acted)
 
     def _take_rows(self, ready: Ready, before: Ready) -> None:
@@ -390,7 +390,7 @@ class RolloutLoop:
         table.returns[ready.slots] += ready.rewards
         layout = self._layout
         if layout is None or layout.slots is not ready.slots or layout.version != table.version:
-            layout = self._layout = look_up(ready.slots, table, self._cohorts)
+            layout = self._layout = look_up(ready.slots, table, self._groups)
         whole = not self._pending
         for number, looked_up in layout.blocks:
             block = looked_up if len(layout.blocks) == 1 else looked_up.copy()
@@ -402,14 +402,14 @@ class RolloutLoop:
     def _write(self, number: int, block: PendingRows, ready: Ready) -> None:
         obs, rewards = block.of(ready.obs), block.of(ready.rewards)
         try:
-            block.rows = self._cohorts[number].write(block, obs, rewards, ready)
-            self._cohorts[number].ledger.inform(ready.infos, block.places)
-            if self._hooks.keeps:
-                self._cohorts[number].ledger.date(block.rows, self.env_steps[block.env_indices])
+            block.rows = self._groups[number].write(block, obs, rewards, ready)
+            self._groups[number].buffer.inform(ready.infos, block.places)
+            if self._callbacks.keeps:
+                self._groups[number].buffer.date(block.rows, self.env_steps[block.env_indices])
         except OutsideSpaceError as error:
             env_id, agent_id = ready.seats[int(block.slots[error.row])]
             step = int(self.env_steps[block.env_indices[error.row]])
             origin = "" if self._observation_fn is None else "observation_fn, "
-            space = self._cohorts[number].observation_space
+            space = self._groups[number].observation_space
             raise outside(env_id, agent_id, f"{origin}env step {step}", error, space) from error
         block.raw = obs if self._own else None

@@ -55,24 +55,24 @@ class Sampler:
         num_workers: How many workers there are.
         metrics: The episodes that ended.
         explore: False acts greedily.
-        whole_frames: False goes the long way round always, which records episodes one by one.
+        use_vector_loop: False goes the long way round always, which records episodes one by one.
         policies: The policy objects by id, for an `observation_fn`.
         digest: Of all rows that have been released.
         action_log: What the running episodes have done, to be played again.
-        played: What external clients played by themselves.
-        times: Where the time goes.
+        external_writer: What external clients played by themselves.
+        timers: Where the time goes.
         idle: Whether the last fragment was given up for the time being, because nobody called.
         polled: Whether the environment has been polled, and cannot be taken for new any more.
         env_steps: Of all sub-environments, in fragments that have been closed.
-        unlearned: Rows of the last fragment that nobody learns from, by policy, until `finish`; only if they are dated.
+        untrained: Rows of the last fragment that nobody learns from, by policy, until `finish`; only if they are dated.
     """
 
     def __init__(
         self,
         base_env: BaseEnv,
         policy_map: PolicyMap,
-        cohorts: Sequence[PolicyGroup],
-        quota: FragmentLimit,
+        groups: Sequence[PolicyGroup],
+        limit: FragmentLimit,
         *,
         metrics: Metrics | None = None,
         seed: int = 0,
@@ -86,9 +86,9 @@ class Sampler:
 
         Args:
             base_env: In table form.
-            policy_map: Maps to the policies of `cohorts`.
-            cohorts: Who answers; each policy is in exactly one.
-            quota: When a fragment is full.
+            policy_map: Maps to the policies of `groups`.
+            groups: Who answers; each policy is in exactly one.
+            limit: When a fragment is full.
             metrics: Where episodes are recorded.
             seed: Key of every random draw.
             worker_index: This process.
@@ -102,27 +102,27 @@ class Sampler:
         self.worker_index = worker_index
         self.num_workers = num_workers
         self.metrics = metrics or Metrics()
-        self.explore = self.whole_frames = True
+        self.explore = self.use_vector_loop = True
         self.policies: Mapping[str, Policy] = {}
-        self.digest, self.times = Digest(), Timers()
+        self.digest, self.timers = Digest(), Timers()
         self.action_log = EpisodeRecorder()
         self.env_steps = 0
-        self.unlearned: list[tuple[str, SampleBatch]] = []
+        self.untrained: list[tuple[str, SampleBatch]] = []
         self.idle = self.polled = False
-        self._cohorts = list(cohorts)
-        self._quota = quota
-        self._whole = EpisodeHoldback(quota)
+        self._groups = list(groups)
+        self._limit = limit
+        self._whole = EpisodeHoldback(limit)
         self._table = TrajectoryTable()
-        self._hooks = CallbackRunner(callbacks or DefaultCallbacks(), self, self.metrics)
-        self._book = EpisodeTracker(
-            self._cohorts, self._table, self._hooks, seed=seed, first_index=first_index, worker=self
+        self._callbacks = CallbackRunner(callbacks or DefaultCallbacks(), self, self.metrics)
+        self._tracker = EpisodeTracker(
+            self._groups, self._table, self._callbacks, seed=seed, first_index=first_index, worker=self
         )
-        self.played = ExternalTrajectoryWriter(self._book, self._table, self._cohorts)
-        fn, running = observation_fn, self._book.running
+        self.external_writer = ExternalTrajectoryWriter(self._tracker, self._table, self._groups)
+        fn, running = observation_fn, self._tracker.running
         self._observation_fn = None if fn is None else ObservationFn(fn, self, running)
         self._rows = RolloutLoop(
-            base_env, self._cohorts, quota, self._table, self._book, self._hooks, self.played, self._observation_fn,
-            self.times,
+            base_env, self._groups, limit, self._table, self._tracker, self._callbacks, self.external_writer,
+            self._observation_fn, self.timers,
         )  # fmt: skip
         self._frames: VectorRolloutLoop | None = None
         self._copies: SyncVectorLoop | None = None
@@ -136,22 +136,22 @@ class Sampler:
         In a vectorised environment that had one policy the running episodes are broken off, and are in no mean.
 
         Args:
-            policy_map: Maps to policies of the cohorts there are and of those `added`.
-            added: More cohorts. Policies may have been added to those there are, too.
+            policy_map: Maps to policies of the groups there are and of those `added`.
+            added: More groups. Policies may have been added to those there are, too.
         """
-        self.row_by_row()
+        self.leave_vector_loop()
         if self._frames is not None and policy_map.only != self.policy_map.only:
             self._leave_frames()
-        self._cohorts.extend(added)
-        self._book.find_policies()
+        self._groups.extend(added)
+        self._tracker.find_policies()
         self._rows.follow()
         self.policy_map = policy_map
 
     def retire(self, policy_id: str) -> None:
         """Take a policy's id away, for it is removed; agents that are bound to it keep it."""
-        for cohort in self._cohorts:
-            if policy_id in cohort.policy_ids:
-                cohort.retire(policy_id)
+        for group in self._groups:
+            if policy_id in group.policy_ids:
+                group.retire(policy_id)
         self._whole.drop(policy_id)
 
     def keep_episodes(self) -> None:
@@ -160,9 +160,9 @@ class Sampler:
         Batches have the columns `env_t` and `next_env_t` then: the env steps of the row's sub-environment when the
         row was observed, and when what came after it was.
         """
-        self.row_by_row()
-        self._hooks.keep(self._book.running.values())
-        self.played.dated = True
+        self.leave_vector_loop()
+        self._callbacks.keep(self._tracker.running.values())
+        self.external_writer.dated = True
 
     @property
     def agent_steps(self) -> int:
@@ -176,7 +176,7 @@ class Sampler:
     @property
     def running(self) -> Mapping[EnvId, Episode]:
         """The running episodes by env id; none while whole frames of vectorised environments go round."""
-        return self._book.running
+        return self._tracker.running
 
     @property
     def slots_used(self) -> int:
@@ -186,7 +186,7 @@ class Sampler:
     @property
     def episodes(self) -> Mapping[int, Episode]:
         """The episodes of the last fragment by id, until `finish`; only if they are kept."""
-        return self._hooks.episodes
+        return self._callbacks.episodes
 
     @property
     def awaited(self) -> list[EnvId]:
@@ -206,7 +206,9 @@ class Sampler:
         self._connect()
         if not self.polled and not self._watched:
             only = self.policy_map.only
-            self._frames = frame_loop(self.base_env, self._cohorts, only, self._table, self._book, self.times)
+            self._frames = frame_loop(
+                self.base_env, self._groups, only, self._table, self._tracker, self.timers
+            )
         if self._frames is not None:
             return self._sample_frames(self._frames)
         if self._begun is None:
@@ -223,24 +225,24 @@ class Sampler:
 
     def _fill_with_frames(self) -> bool:
         """Go round with whole frames as far as that goes; False where the fragment is not full then."""
-        if self._copies is None and self._quota.plain and not self._watched:
+        if self._copies is None and self._limit.plain and not self._watched:
             only, block = self.policy_map.only, self._rows.alone
             self._copies = copies_loop(
-                self.base_env, self._cohorts, only, self._table, self._book, block, self.times
+                self.base_env, self._groups, only, self._table, self._tracker, block, self.timers
             )
         if self._copies is None:
             return False
         steps = self._copies.env_steps
         self._rows.lend(steps)
-        frames = self._quota.left(steps)
+        frames = self._limit.left(steps)
         taken = self._copies.sample(frames, self.explore)
         self.agent_steps += min(taken + 1, frames) * len(steps)
         if taken < frames:
-            self.row_by_row()
+            self.leave_vector_loop()
             self._rows.poll()
         return taken == frames
 
-    def row_by_row(self) -> None:
+    def leave_vector_loop(self) -> None:
         """Go on with rows in the place of whole frames; the next fragment may begin with frames again."""
         copies, self._copies = self._copies, None
         if copies is not None:
@@ -249,25 +251,25 @@ class Sampler:
 
     @property
     def _watched(self) -> bool:
-        hooks, seen = self._hooks, self._observation_fn is not None
-        return seen or hooks.active or hooks.keeps or not self.whole_frames
+        callbacks, seen = self._callbacks, self._observation_fn is not None
+        return seen or callbacks.active or callbacks.keeps or not self.use_vector_loop
 
     def _sample_frames(self, frames: VectorRolloutLoop) -> MultiAgentBatch:
         self.polled = True
-        env_steps = frames.sample(self._quota, self.explore)
+        env_steps = frames.sample(self._limit, self.explore)
         self.agent_steps += env_steps
         batch = self._close(env_steps)
         frames.record(self.metrics)
         return batch
 
     def _connect(self) -> None:
-        for cohort in self._cohorts:
-            if isinstance(cohort, NetworkPolicyGroup):
-                cohort.connect()
+        for group in self._groups:
+            if isinstance(group, NetworkPolicyGroup):
+                group.connect()
         if self._frames is not None and not self._frames.fits:
             self._leave_frames()
         if self._copies is not None and (self._watched or not self._copies.fits):
-            self.row_by_row()
+            self.leave_vector_loop()
 
     def _leave_frames(self) -> None:
         """Go the long way round from now on; episodes that run are broken off."""
@@ -282,15 +284,15 @@ class Sampler:
 
     def finish(self, batch: MultiAgentBatch) -> None:
         """Tell the callbacks about a fragment that has been completed."""
-        self.unlearned = []
-        self._hooks.closed(batch, self.policies)
-        self._hooks.sampled(batch)
-        self._hooks.warn()
+        self.untrained = []
+        self._callbacks.closed(batch, self.policies)
+        self._callbacks.sampled(batch)
+        self._callbacks.warn()
 
     def held_rewards(self) -> float:
         """Return what was paid and still waits for its row, or for its row's action."""
         in_env = sum(sum(by_agent.values()) for by_agent in self.base_env.held_rewards().values())
-        return float(in_env + sum(one.ledger.held_rewards() for one in self._cohorts) + self._whole.rewards)
+        return float(in_env + sum(one.buffer.held_rewards() for one in self._groups) + self._whole.rewards)
 
     def state(self) -> Tree:
         """Return where it stands between two fragments, as a plain tree.
@@ -301,10 +303,10 @@ class Sampler:
         Raises:
             CallOrderError: It is in the middle of a fragment.
         """
-        self.row_by_row()
+        self.leave_vector_loop()
         # What an idle external environment has left half full is given up, like its running episodes.
         waits = self._frames is not None or self.idle
-        if not waits and not all(cohort.ledger.closed for cohort in self._cohorts):
+        if not waits and not all(group.buffer.closed for group in self._groups):
             raise CallOrderError(
                 "save: a fragment is being sampled, expected to stand between two; call it after train() or sample(), "
                 "or in on_train_result"
@@ -316,7 +318,7 @@ class Sampler:
         """Return where it stands, also in the midst of a fragment, as if no episode could be taken up."""
         env = self.base_env
         steps = env.env_steps if isinstance(env, CreatedEnvs | LockstepEnvs) else self._rows.env_steps
-        begun, running = self._book.begun.copy(), len(self._book.running)
+        begun, running = self._tracker.begun.copy(), len(self._tracker.running)
         if self._frames is not None:
             begun, running = self._frames.stand(begun)
         return {
@@ -333,7 +335,7 @@ class Sampler:
         }
 
     def resume(self, tree: Mapping[str, Any]) -> int:
-        """Go on from where another sampler stood; this one has not sampled, and its cohorts hold nothing.
+        """Go on from where another sampler stood; this one has not sampled, and its groups hold nothing.
 
         Args:
             tree: What `state` of the other one returned.
@@ -349,7 +351,7 @@ class Sampler:
         if not same:
             # Other sub-environments: none is where it was, and none may draw the same numbers again.
             steps = np.full(env.num_envs, steps.max(initial=0))
-        self._book.resume(tree["begun"], len(steps))
+        self._tracker.resume(tree["begun"], len(steps))
         if isinstance(env, LockstepEnvs | InnerEnvs):
             env.start_over(steps)
             self._rows.env_steps = steps
@@ -364,40 +366,40 @@ class Sampler:
         if not isinstance(self.base_env, CreatedEnvs):
             return None
         return EpisodeCheckpoint(
-            self.base_env, self.policy_map, self._cohorts, self._table, self._book, self._rows, self.action_log
+            self.base_env, self.policy_map, self._groups, self._table, self._tracker, self._rows, self.action_log
         )  # fmt: skip
 
     def _close(self, env_steps: int) -> MultiAgentBatch:
-        """Close every cohort's fragment and point the rows that still wait to their new places."""
+        """Close every group's fragment and point the rows that still wait to their new places."""
         self.env_steps += env_steps
-        self.unlearned = []
+        self.untrained = []
         batches: dict[str, SampleBatch] = {}
         excluded: list[SampleBatch] = []
-        for number, cohort in enumerate(self._cohorts):
-            closed = cohort.close()
-            for reward in cohort.ledger.disowned:
+        for number, group in enumerate(self._groups):
+            closed = group.close()
+            for reward in group.buffer.disowned:
                 self.metrics.add_unclaimed(reward)
             if self._frames is None and not self.base_env.external:
-                for batch in (*closed.values(), *(batch for _, batch in cohort.unlearned)):
+                for batch in (*closed.values(), *(batch for _, batch in group.untrained)):
                     self.action_log.note(number, batch)
-            if self._hooks.keeps:
-                self.unlearned += cohort.unlearned
-            excluded += [batch for _, batch in cohort.unlearned]
-            cohort.unlearned = ()
+            if self._callbacks.keeps:
+                self.untrained += group.untrained
+            excluded += [batch for _, batch in group.untrained]
+            group.untrained = ()
             if not self._whole.waits:
-                self._hooks.note_excluded_late(cohort.ledger.excluded_late)
-            batches.update(self._whole.completed(cohort, closed))
+                self._callbacks.note_excluded_late(group.buffer.excluded_late)
+            batches.update(self._whole.completed(group, closed))
         batches, env_steps = self._whole.release(batches, env_steps, excluded)
         if self._copies is not None:
             self._copies.closed(self.metrics)
         if self.action_log.full:
-            self.action_log.keep((self._copies or self._book).running_ids)
+            self.action_log.keep((self._copies or self._tracker).running_ids)
         for batch in batches.values():
             self.digest.take(batch)
             pieces = len(batch.segments.lengths)
             batch.segments.unroll_id = np.arange(self._unrolls, self._unrolls + pieces)
             self._unrolls += pieces
         self._rows.closed()
-        self.played.closed()
+        self.external_writer.closed()
         ordered = {policy: batches[policy] for policy in self.policy_map.specs if policy in batches}
         return MultiAgentBatch(ordered, env_steps)

@@ -184,7 +184,7 @@ def _pieces(order: Column, changes: Column, at: Column, withdrawn: Collection[in
 
 
 # SEAM menv.trajectories
-# Trajectories of a ledger, as columns: whose they are, and what of them has left already.
+# Trajectories of a buffer, as columns: whose they are, and what of them has left already.
 #
 # `menv.sampling.rollout_buffer` keeps them. Nothing here is a Python object per trajectory, so that thousands
 # of agents
@@ -225,7 +225,7 @@ class Trajectories:
         agent_index: [S].
         env_index: [S].
         agent_id: [S] of objects, for messages.
-        released: [S] rows that have left the ledger.
+        released: [S] rows that have left the buffer.
         prev_action: [S, ...] the last action that has left, zeros if none has.
         prev_reward: [S] its reward.
         life: [S].
@@ -305,7 +305,7 @@ class Trajectories:
 # the episode. Nothing here knows what is done with them.
 
 
-class PolicyRows(NamedTuple):
+class AgentTrajectory(NamedTuple):
     """Rows of one agent's life in one episode.
 
     Attributes:
@@ -321,7 +321,9 @@ class PolicyRows(NamedTuple):
     batch: SampleBatch
 
 
-def pieces_of(policy_id: str, batch: SampleBatch, episodes: Mapping[int, Episode]) -> list[PolicyRows]:
+def agent_trajectories(
+    policy_id: str, batch: SampleBatch, episodes: Mapping[int, Episode]
+) -> list[AgentTrajectory]:
     """Return the pieces of a policy's batch, in order.
 
     Args:
@@ -337,5 +339,5 @@ def pieces_of(policy_id: str, batch: SampleBatch, episodes: Mapping[int, Episode
         episode = episodes[eps_id]
         if eps_id not in agents:
             agents[eps_id] = episode.get_agents()
-        pieces.append(PolicyRows(policy_id, agents[eps_id][number], episode, part))
+        pieces.append(AgentTrajectory(policy_id, agents[eps_id][number], episode, part))
     return pieces

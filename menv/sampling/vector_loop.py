@@ -41,30 +41,30 @@ class VectorStepper:
     def __init__(
         self,
         env_steps: Column,
-        cohort: NetworkPolicyGroup,
+        group: NetworkPolicyGroup,
         policy: int,
         table: TrajectoryTable,
-        ledger: VectorRolloutBuffer,
-        times: Timers,
+        buffer: VectorRolloutBuffer,
+        timers: Timers,
     ) -> None:
-        """Begin where `ledger` stands.
+        """Begin where `buffer` stands.
 
         Args:
             env_steps: [E] env steps of each sub-environment, the very array that counts them.
-            cohort: Whose network answers.
+            group: Whose network answers.
             policy: Index of the policy in it.
             table: Holds the keys of the draws.
-            ledger: The cohort's.
-            times: Told of what environments and the network take.
+            buffer: The group's.
+            timers: Told of what environments and the network take.
         """
         self.env_steps = env_steps
-        self._cohort = cohort
+        self._group = group
         self._policy = policy
         self._table = table
-        self._ledger = ledger
-        self._times = times
+        self._buffer = buffer
+        self._timers = timers
         # Where the last frame is.
-        self._rows = slice(0, ledger.rows)
+        self._rows = slice(0, buffer.rows)
         # Frames since draws were made ahead.
         self._since = AHEAD
         # Answers the fragment that is under way.
@@ -74,23 +74,23 @@ class VectorStepper:
     @property
     def fits(self) -> bool:
         """Whether no connector cares whose the rows are."""
-        return self._cohort.path is None or self._cohort.path.whole
+        return self._group.path is None or self._group.path.whole
 
     def _begin(self, explore: bool) -> None:
         obs, mask = self._last()
         self._explore = explore
-        self._steady = self._cohort.backend.steady(
+        self._steady = self._group.backend.steady(
             self._policy, len(obs), masked=mask is not None, explore=explore
         )
         self._take(obs, mask)
 
     def _last(self) -> tuple[Column, Column | None]:
-        ledger, rows = self._ledger, self._rows
-        masks = ledger.masks
-        return ledger.obs[rows], None if masks is None else masks[rows]
+        buffer, rows = self._buffer, self._rows
+        masks = buffer.masks
+        return buffer.obs[rows], None if masks is None else masks[rows]
 
     def _take(self, obs: Column, mask: Column | None) -> None:
-        before, noise, drawn = perf_counter(), None, self._cohort.noise
+        before, noise, drawn = perf_counter(), None, self._group.noise
         if self._explore:
             if self._since >= AHEAD:
                 drawn.draw_ahead(self._table, self.env_steps)
@@ -98,19 +98,19 @@ class VectorStepper:
             noise = drawn.ahead(self.env_steps)
         self._since += 1
         self._steady.take(obs, mask, noise)
-        self._times.act += perf_counter() - before
+        self._timers.act += perf_counter() - before
 
     def _answer(self) -> Any:
-        before, cohort = perf_counter(), self._cohort
+        before, group = perf_counter(), self._group
         decision = self._steady.decide()
         if not decision.sound:
-            raise cohort.unsound(self._policy, *self._last())
-        self._ledger.answer(self._rows, decision.actions, decision.dist_inputs)
-        if cohort.path is None:
-            answers = cohort.output(decision.actions)
+            raise group.unsound(self._policy, *self._last())
+        self._buffer.answer(self._rows, decision.actions, decision.dist_inputs)
+        if group.path is None:
+            answers = group.output(decision.actions)
         else:
-            answers = cohort.path.answers(self._policy, decision.actions, *self._last(), None)
-        self._times.act += perf_counter() - before
+            answers = group.path.answers(self._policy, decision.actions, *self._last(), None)
+        self._timers.act += perf_counter() - before
         return answers
 
     def _write(self, frame: VectorStep, *, ask: bool = False) -> None:
@@ -121,19 +121,19 @@ class VectorStepper:
             ask: Whether it is answered in this fragment: the network gets its rows now.
         """
         try:
-            obs, mask = self._cohort.frame_rows(self._policy, frame)
+            obs, mask = self._group.frame_rows(self._policy, frame)
         except OutsideSpaceError as error:
             step = int(self.env_steps[error.row])
             raise outside(error.row, SINGLE_AGENT, f"env step {step}", error) from error
         if ask:
             self._take(obs, mask)
-        self._rows = self._ledger.add_frame(frame, obs, mask)
+        self._rows = self._buffer.add_frame(frame, obs, mask)
 
 
 # SEAM menv.loop.whole_episodes
 # Whole episodes of sub-environments that step together: rows of one that runs wait here until it is over.
 #
-# `menv.sampling.sampler` hands in what its ledgers release and hands out what comes back, where a fragment is
+# `menv.sampling.sampler` hands in what its buffers release and hands out what comes back, where a fragment is
 # to hold
 # complete episodes and nobody can wait at the end of one. `WholeEpisodeLimit` says when such a fragment is
 # full. There is one
@@ -196,25 +196,25 @@ class WholeEpisodeLimit(FragmentLimit):
 
 
 class EpisodeHoldback:
-    """The rows of episodes that run, by policy; empty unless the quota is a `WholeEpisodeLimit`."""
+    """The rows of episodes that run, by policy; empty unless the limit is a `WholeEpisodeLimit`."""
 
-    def __init__(self, quota: FragmentLimit) -> None:
-        self._quota = quota if isinstance(quota, WholeEpisodeLimit) else None
+    def __init__(self, limit: FragmentLimit) -> None:
+        self._limit = limit if isinstance(limit, WholeEpisodeLimit) else None
         self._kept: dict[str, SampleBatch] = {}
 
     @property
     def waits(self) -> bool:
         """Whether rows wait here for the end of their episode."""
-        return self._quota is not None
+        return self._limit is not None
 
     @property
     def rewards(self) -> float:
         """What the rows earned that wait here."""
         return float(sum(batch[SampleBatch.REWARDS].sum() for batch in self._kept.values()))
 
-    def completed(self, cohort: PolicyGroup, closed: dict[str, SampleBatch]) -> dict[str, SampleBatch]:
-        """Return what a cohort released, with all that must be known by the weights of now."""
-        return closed if self._quota is None else cohort.with_inputs(closed)
+    def completed(self, group: PolicyGroup, closed: dict[str, SampleBatch]) -> dict[str, SampleBatch]:
+        """Return what a group released, with all that must be known by the weights of now."""
+        return closed if self._limit is None else group.with_inputs(closed)
 
     def release(
         self, closed: dict[str, SampleBatch], env_steps: int, excluded: Sequence[SampleBatch] = ()
@@ -226,7 +226,7 @@ class EpisodeHoldback:
             env_steps: Taken in the fragment.
             excluded: Rows of the fragment that are excluded from training; earlier rows of their episodes are dropped.
         """
-        if self._quota is None:
+        if self._limit is None:
             return closed, env_steps
         released, dropped = {}, sum(batch.count for batch in excluded)
         for policy_id, batch in self._kept.items() if excluded else ():
@@ -247,8 +247,8 @@ class EpisodeHoldback:
 
     def break_off(self) -> None:
         """Count the episodes that run as truncated by what their last rows led to: nobody goes on with them."""
-        if self._quota is not None:
-            self._quota.break_off()
+        if self._limit is not None:
+            self._limit.break_off()
         for batch in self._kept.values():
             batch[SampleBatch.TRUNCATEDS][batch.segments.ends - 1] = True
 
@@ -281,7 +281,7 @@ def _in_order(batch: SampleBatch, which: npt.NDArray[np.int64]) -> SampleBatch:
 # The short way round for sub-environments that step together and share one network.
 #
 # Nothing is looked up and no object is made for a sub-environment: whole frames go from the adapter to the
-# ledger, through the network and back. `menv.sampling.sampler` takes this way where it leads to the same
+# buffer, through the network and back. `menv.sampling.sampler` takes this way where it leads to the same
 # batches as the long one.
 
 
@@ -291,40 +291,40 @@ class VectorRolloutLoop(VectorStepper):
     def __init__(
         self,
         env: LockstepEnvs,
-        cohort: NetworkPolicyGroup,
+        group: NetworkPolicyGroup,
         policy: int,
         table: TrajectoryTable,
-        book: EpisodeTracker,
-        times: Timers,
+        tracker: EpisodeTracker,
+        timers: Timers,
     ) -> None:
         """Seat everybody.
 
         Args:
             env: It has not been polled.
-            cohort: Whose network answers.
+            group: Whose network answers.
             policy: Index of the policy in it.
             table: The keys of the draws are written there.
-            book: Numbers the episodes.
-            times: Told of what environments and the network take.
+            tracker: Numbers the episodes.
+            timers: Told of what environments and the network take.
         """
-        keys = [book.agent_key(index, SINGLE_AGENT) for index in range(env.num_envs)]
+        keys = [tracker.agent_key(index, SINGLE_AGENT) for index in range(env.num_envs)]
         lives = np.array(keys, np.uint64) >> np.uint64(1)
-        ledger = cohort.take_frames(policy, lives.astype(np.int64), book.new_ids)
-        super().__init__(env.env_steps, cohort, policy, table, ledger, times)
+        buffer = group.take_frames(policy, lives.astype(np.int64), tracker.new_ids)
+        super().__init__(env.env_steps, group, policy, table, buffer, timers)
         self._env = env
         for index, key in enumerate(keys):
-            table.sit(index, 0, policy, index, key)
+            table.assign(index, 0, policy, index, key)
 
-    def sample(self, quota: FragmentLimit, explore: bool) -> int:
+    def sample(self, limit: FragmentLimit, explore: bool) -> int:
         """Take a fragment's env steps of all sub-environments together; return how many."""
         env, num_envs = self._env, self._env.num_envs
-        if not self._ledger.rows:
+        if not self._buffer.rows:
             before = perf_counter()
             first = env.poll_frame()
-            self._times.env += perf_counter() - before
+            self._timers.env += perf_counter() - before
             self._write(first)
         self._begin(explore)
-        whole = quota if isinstance(quota, WholeEpisodeLimit) else None
+        whole = limit if isinstance(limit, WholeEpisodeLimit) else None
         if whole is not None:
             whole.begin(env.env_steps)
         taken, full = 0, False
@@ -332,10 +332,10 @@ class VectorRolloutLoop(VectorStepper):
             actions, before = self._answer(), perf_counter()
             env.answer_frame(actions)
             frame = env.poll_frame()
-            self._times.env += perf_counter() - before
+            self._timers.env += perf_counter() - before
             taken += num_envs if frame.begun is None else num_envs - frame.begun.tobytes().count(1)
             full = (
-                taken >= quota.length * num_envs
+                taken >= limit.length * num_envs
                 if whole is None
                 else whole.note_frame(frame.done, env.env_steps)
             )
@@ -344,8 +344,8 @@ class VectorRolloutLoop(VectorStepper):
 
     def record(self, metrics: Metrics) -> None:
         """Record the episodes that the last fragment ended; to be called when it has been closed."""
-        finished = self._ledger.finished
-        policy_id = self._cohort.policy_ids[self._policy]
+        finished = self._buffer.finished
+        policy_id = self._group.policy_ids[self._policy]
         metrics.record_many(policy_id, finished.returns.tolist(), finished.lengths.tolist())
         self._rows = slice(0, self._env.num_envs)
 
@@ -356,7 +356,7 @@ class VectorRolloutLoop(VectorStepper):
             numbered: [E] how many have a number. Where a last observation is a row of its own, the next episode has one
                 when the fragment is closed, and begins with the next step.
         """
-        if not self._ledger.closed:
+        if not self._buffer.closed:
             return numbered, self._env.num_envs
         between = self._env.between
         return numbered - between, self._env.num_envs - int(np.count_nonzero(between))
@@ -366,7 +366,7 @@ class VectorRolloutLoop(VectorStepper):
 
         The rows that wait are dropped: what came before them has its whole reward already.
         """
-        self._cohort.take_rows()
+        self._group.reset_buffer()
         self._env.leave_frames()
         steps: Column = self._env.env_steps.copy()
         return steps
@@ -374,21 +374,21 @@ class VectorRolloutLoop(VectorStepper):
 
 def frame_loop(
     env: BaseEnv,
-    cohorts: list[PolicyGroup],
+    groups: list[PolicyGroup],
     only: str | None,
     table: TrajectoryTable,
-    book: EpisodeTracker,
-    times: Timers,
+    tracker: EpisodeTracker,
+    timers: Timers,
 ) -> VectorRolloutLoop | None:
     """Return the short way round, None where one network without a memory is not all."""
-    if only is None or not isinstance(env, LockstepEnvs) or len(cohorts) != 1:
+    if only is None or not isinstance(env, LockstepEnvs) or len(groups) != 1:
         return None
-    cohort = cohorts[0]
-    if not isinstance(cohort, NetworkPolicyGroup) or cohort.state_sizes:
+    group = groups[0]
+    if not isinstance(group, NetworkPolicyGroup) or group.state_sizes:
         return None
-    if cohort.path is not None and not cohort.path.whole:
+    if group.path is not None and not group.path.whole:
         return None
-    return VectorRolloutLoop(env, cohort, cohort.policy_ids.index(only), table, book, times)
+    return VectorRolloutLoop(env, group, group.policy_ids.index(only), table, tracker, timers)
 
 
 # SEAM menv.loop.copies_loop
@@ -408,28 +408,28 @@ class SyncVectorLoop(VectorStepper):
     def __init__(
         self,
         env: GymEnvs,
-        cohort: NetworkPolicyGroup,
+        group: NetworkPolicyGroup,
         policy: int,
         table: TrajectoryTable,
-        book: EpisodeTracker,
+        tracker: EpisodeTracker,
         block: PendingRows,
-        times: Timers,
+        timers: Timers,
     ) -> None:
         """Begin where every copy waits.
 
         Args:
             env: The copies.
-            cohort: Whose network answers; its ledger is closed and holds the one row of each copy.
+            group: Whose network answers; its buffer is closed and holds the one row of each copy.
             policy: Index of the policy in it.
             table: Keeps what the episodes that run have earned.
-            book: Numbers the episodes, and is told which of them run when the stretch ends.
+            tracker: Numbers the episodes, and is told which of them run when the stretch ends.
             block: The rows that wait.
-            times: Told of what environments and the network take.
+            timers: Told of what environments and the network take.
         """
-        ledger = cohort.take_frames(policy, book.lives(env.num_envs), book.new_ids, going_on=True)
-        super().__init__(env.env_steps, cohort, policy, table, ledger, times)
+        buffer = group.take_frames(policy, tracker.lives(env.num_envs), tracker.new_ids, going_on=True)
+        super().__init__(env.env_steps, group, policy, table, buffer, timers)
         self._env = env
-        self._book = book
+        self._tracker = tracker
         self._block = block
         self._answered = False
         # Where the episodes that run began, and those that ended since the last `record`.
@@ -441,12 +441,12 @@ class SyncVectorLoop(VectorStepper):
     @property
     def fits(self) -> bool:
         """Whether no connector has come."""
-        return self._cohort.path is None
+        return self._group.path is None
 
     @property
     def running_ids(self) -> list[int]:
         """The ids of the episodes [E] that run."""
-        ids: list[int] = self._ledger.running().tolist()
+        ids: list[int] = self._buffer.running().tolist()
         return ids
 
     def sample(self, frames: int, explore: bool) -> int:
@@ -457,7 +457,7 @@ class SyncVectorLoop(VectorStepper):
             actions, before = self._answer(), perf_counter()
             env.send_actions(slots, actions)
             frame = env.poll_frame()
-            self._times.env += perf_counter() - before
+            self._timers.env += perf_counter() - before
             if frame is None:
                 self._answered = True
                 return taken
@@ -468,7 +468,7 @@ class SyncVectorLoop(VectorStepper):
     def record(self, metrics: Metrics) -> None:
         """Record the episodes that ended since the last time."""
         if self._returns:
-            policy_id = self._cohort.policy_ids[self._policy]
+            policy_id = self._group.policy_ids[self._policy]
             metrics.record_many(policy_id, self._returns, self._lengths, self._when)
             self._returns, self._lengths, self._when = [], [], []
 
@@ -479,9 +479,9 @@ class SyncVectorLoop(VectorStepper):
 
     def leave(self) -> list[PendingRows]:
         """End the stretch; return the rows that wait, none if a poll has more to tell."""
-        ids, policy_id = self.running_ids, self._cohort.policy_ids[self._policy]
-        self._cohort.leave_frames(self._ledger, answered=self._answered)
-        self._book.go_on(ids, policy_id)
+        ids, policy_id = self.running_ids, self._group.policy_ids[self._policy]
+        self._group.leave_frames(self._buffer, answered=self._answered)
+        self._tracker.go_on(ids, policy_id)
         if self._answered:
             return []
         self._block.rows = self._rows
@@ -499,30 +499,30 @@ class SyncVectorLoop(VectorStepper):
             until = self.env_steps.item(index)
             self._lengths.append(until - self._starts[index])
             self._starts[index] = until
-            self._when.append(self._book.when(index, until))
+            self._when.append(self._tracker.when(index, until))
 
 
 def copies_loop(
     env: BaseEnv,
-    cohorts: list[PolicyGroup],
+    groups: list[PolicyGroup],
     only: str | None,
     table: TrajectoryTable,
-    book: EpisodeTracker,
+    tracker: EpisodeTracker,
     block: PendingRows | None,
-    times: Timers,
+    timers: Timers,
 ) -> SyncVectorLoop | None:
     """Return a stretch of the short way, None where not all copies wait for one plain network without a memory."""
-    if only is None or block is None or not isinstance(env, GymEnvs) or len(cohorts) != 1:
+    if only is None or block is None or not isinstance(env, GymEnvs) or len(groups) != 1:
         return None
-    cohort = cohorts[0]
-    if not isinstance(cohort, NetworkPolicyGroup) or cohort.state_sizes or cohort.path is not None:
+    group = groups[0]
+    if not isinstance(group, NetworkPolicyGroup) or group.state_sizes or group.path is not None:
         return None
-    policy, ledger = cohort.policy_ids.index(only), cohort.ledger
-    if ledger.rows != env.num_envs or ledger.carried or not book.all_follow(only):
+    policy, buffer = group.policy_ids.index(only), group.buffer
+    if buffer.rows != env.num_envs or buffer.carried or not tracker.all_follow(only):
         return None
     # Every copy has one row, in the order of the copies.
-    rows = np.arange(ledger.rows)[block.rows]
+    rows = np.arange(buffer.rows)[block.rows]
     ordered = np.array_equal(block.slots, env.everyone) and np.array_equal(rows, env.everyone)
     if not ordered or block.taken is not None or not np.all(block.which == policy):
         return None
-    return SyncVectorLoop(env, cohort, policy, table, book, block, times)
+    return SyncVectorLoop(env, group, policy, table, tracker, block, timers)

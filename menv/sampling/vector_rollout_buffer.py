@@ -1,4 +1,4 @@
-"""The ledger of sub-environments that step together: a frame is written down as it comes.
+"""The buffer of sub-environments that step together: a frame is written down as it comes.
 
 What a `RolloutBuffer` is told when it happens (this trajectory ends, that one begins) is read here from two
 columns of flags when a fragment closes, for all rows at once. `menv.sampling.vector_loop` writes it.
@@ -55,7 +55,7 @@ class VectorRolloutBuffer(RolloutBuffer):
         num_envs: E.
         new_ids: Gives each of the sub-environments [K] the id of its next episode.
         lives: [E] keys of their agents' lives.
-        rows: A closed ledger of rows of the same columns, to go on from: row number e is that of sub-environment e, and
+        rows: A closed buffer of rows of the same columns, to go on from: row number e is that of sub-environment e, and
             waits. It is not to be used any more. None begins with new episodes.
 
     Attributes:
@@ -175,7 +175,7 @@ class VectorRolloutBuffer(RolloutBuffer):
         )
 
     def hand_over(self, rows: RolloutBuffer, *, answered: bool) -> None:
-        """Let an empty ledger of rows go on from here; this one is not to be used any more.
+        """Let an empty buffer of rows go on from here; this one is not to be used any more.
 
         Args:
             rows: With the same columns.
@@ -302,8 +302,8 @@ def _step_by_step(rewards: Column, cut_rows: TrajectorySplit, going_on: Column, 
     return total
 
 
-def _go_on(ledger: RolloutBuffer, before: RolloutBuffer) -> None:
-    """Let an empty ledger go on with the rows of another, which is done with."""
+def _go_on(buffer: RolloutBuffer, before: RolloutBuffer) -> None:
+    """Let an empty buffer go on with the rows of another, which is done with."""
     for name in ("_n", "_columns", "_marks", "_released", "_unrolls", "_ends", "_info_polls", "carried"):
-        setattr(ledger, name, getattr(before, name))
-    ledger._living = before._trajectories()
+        setattr(buffer, name, getattr(before, name))
+    buffer._living = before._trajectories()

@@ -15,7 +15,7 @@ import gymnasium as gym
 
 from menv.adapters.convert import to_local_base_env
 from menv.algorithms.config.classic_keys import override, read_config
-from menv.algorithms.network_groups import build_cohorts
+from menv.algorithms.network_groups import build_groups
 from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.ppo import PPORecipe
 from menv.base_env import AgentId, BaseEnv
@@ -79,7 +79,7 @@ class Task:
             self.kind = _kind_of(first)
             self.num_envs = num_envs if self.kind != WHOLE else base_env.num_envs or 1
             self.env_steps = max(1, env_steps // self.num_envs)
-            self._policy_map, self._cohorts = self._policies(first, base_env)
+            self._policy_map, self._groups = self._policies(first, base_env)
         finally:
             base_env.stop()
 
@@ -103,9 +103,9 @@ class Task:
 
     def sampler(self, base_env: BaseEnv, first_index: int) -> Sampler:
         """Return a sampler of its own for some of the sub-environments; all of them have the same policies."""
-        quota = FragmentLimit(self.env_steps, lockstep=base_env.lockstep)
+        limit = FragmentLimit(self.env_steps, lockstep=base_env.lockstep)
         sampler = Sampler(
-            base_env, self._policy_map, [cohort.twin() for cohort in self._cohorts], quota, seed=self.seed,
+            base_env, self._policy_map, [group.clone() for group in self._groups], limit, seed=self.seed,
             first_index=first_index, observation_fn=self._config.multiagent.observation_fn,
         )  # fmt: skip
         sampler.explore = self._config.explore
@@ -126,8 +126,8 @@ class Task:
             if not spec.answers_itself
         }
         recipes = {name: PPORecipe() for name in configs}
-        cohorts, _ = build_cohorts(specs, configs, recipes, self.seed, config)
-        return policy_map, cohorts
+        groups, _ = build_groups(specs, configs, recipes, self.seed, config)
+        return policy_map, groups
 
 
 def _acting_by_onnx(config: PPOConfig) -> PPOConfig:

@@ -279,7 +279,7 @@ def test_several_callbacks_are_called_in_order_as_classes_or_instances() -> None
     ) as algo:
         algo.train()
         # Hooks that none of them overrides cost nothing.
-        assert not algo._sampler._hooks.active
+        assert not algo._sampler._callbacks.active
     assert told == ["second", "first"]
 
 

@@ -139,13 +139,13 @@ def times_of(algo: PPO) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("env", [SlowGym, SlowPair, SlowWorlds, SlowAnswers])
-@pytest.mark.parametrize("whole_frames", [True, False])
+@pytest.mark.parametrize("use_vector_loop", [True, False])
 def test_steps_that_take_long_are_time_of_the_environment(
-    env: Callable[..., Any], whole_frames: bool
+    env: Callable[..., Any], use_vector_loop: bool
 ) -> None:
     with trained(env) as algo:
         assert isinstance(algo._rollouts, LocalRollouts)
-        algo._rollouts.sampler.whole_frames = whole_frames
+        algo._rollouts.sampler.use_vector_loop = use_vector_loop
         for _ in range(2):
             perf = times_of(algo)
             slept = NAP * STEPS / (2 if env is SlowWorlds else 1)

@@ -156,7 +156,7 @@ def test_pieces_of_weights_that_are_gone_are_left_out_and_counted() -> None:
     env = told(Walk())
     sizes = {"rollout_fragment_length": sum(counts), "train_batch_size": sum(counts)}
     with training(env, PPO, **{**CONFIG, **sizes}) as algo:
-        played = algo._sampler.played
+        played = algo._sampler.external_writer
         played.old_weights, played.weights_seq_no, played.max_staleness = old_weights, 8, 6
         for piece, number in zip(numbered(noted[:4], None), (1, 3, 5, 8), strict=True):
             again = ExternalTrajectory(

@@ -27,10 +27,10 @@ class Part:
 
 
 def noted(
-    log: EpisodeRecorder, cohort: int, *pieces: tuple[int, int, list[int]], first: int | None = None
+    log: EpisodeRecorder, group: int, *pieces: tuple[int, int, list[int]], first: int | None = None
 ) -> Part:
     part: Any = Part(list(pieces), log.rows if first is None else first)
-    log.note(cohort, part)
+    log.note(group, part)
     return part  # type: ignore[no-any-return]
 
 

@@ -26,9 +26,9 @@ from tests.loop.reference_envs import RoundRobin, Steady, Together
 def sampler(env: Any, make: Any, num_envs: int, length: int, **settings: Any) -> Sampler:
     spaces = (env.observation_space, env.action_space)
     mapping = PolicyMap(["p0", "p1"], lambda agent: f"p{agent % 2}" if isinstance(agent, int) else "p0")
-    cohort = CustomPolicyGroup(["p0", "p1"], [RandomPolicy(*spaces), RandomPolicy(*spaces)], *spaces)
+    group = CustomPolicyGroup(["p0", "p1"], [RandomPolicy(*spaces), RandomPolicy(*spaces)], *spaces)
     return Sampler(
-        to_local_base_env(env, make, num_envs), mapping, [cohort], FragmentLimit(length, **settings)
+        to_local_base_env(env, make, num_envs), mapping, [group], FragmentLimit(length, **settings)
     )
 
 
@@ -95,9 +95,9 @@ class Telling(Together):
 def test_each_row_has_the_info_of_its_own_agent_and_step() -> None:
     env = Telling(5, 7)
     spaces = (gym.spaces.Discrete(2), gym.spaces.Discrete(2))
-    cohorts = [CustomPolicyGroup([name], [RandomPolicy(*spaces)], *spaces) for name in ("p0", "p1")]
+    groups = [CustomPolicyGroup([name], [RandomPolicy(*spaces)], *spaces) for name in ("p0", "p1")]
     mapping = PolicyMap(["p0", "p1"], lambda agent: f"p{agent % 2}")
-    loop = Sampler(to_local_base_env(env, lambda _: Telling(5, 7), 2), mapping, cohorts, FragmentLimit(5))
+    loop = Sampler(to_local_base_env(env, lambda _: Telling(5, 7), 2), mapping, groups, FragmentLimit(5))
     for _ in range(4):
         for part in loop.sample().policy_batches.values():
             told = [(info["of"], info["at"]) for info in part["infos"]]
@@ -201,8 +201,8 @@ def test_a_base_env_that_goes_on_under_new_env_ids_fills_its_fragments() -> None
     game = ScriptedEnv(TOGETHER)
     env = SixDicts([game], "new id")
     spaces = (env.observation_space, env.action_space)
-    cohort = CustomPolicyGroup(["p0"], [RandomPolicy(*spaces)], *spaces)
-    loop = Sampler(to_local_base_env(env), PolicyMap(["p0"]), [cohort], FragmentLimit(7))
+    group = CustomPolicyGroup(["p0"], [RandomPolicy(*spaces)], *spaces)
+    loop = Sampler(to_local_base_env(env), PolicyMap(["p0"]), [group], FragmentLimit(7))
     for _ in range(3):
         assert loop.sample().env_steps() >= 7
 

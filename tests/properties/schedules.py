@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from menv.adapters.convert import to_local_base_env
 from menv.algorithms.config.algorithm_config import ModelConfig
-from menv.algorithms.network_groups import build_cohorts
+from menv.algorithms.network_groups import build_groups
 from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.ppo import PPORecipe
 from menv.algorithms.sequences import state_before
@@ -120,14 +120,14 @@ def _networks(kind: str) -> NetworkPolicyGroup:
     model = ModelConfig(use_lstm=True, lstm_cell_size=8) if kind == "recurrent" else ModelConfig()
     config = PPOConfig(env="unused", inference="onnx", model=model)
     spec = PolicySpec(observation_space=OBS, action_space=ACTIONS)
-    _, (built,) = build_cohorts(
+    _, (built,) = build_groups(
         dict.fromkeys(("even", "odd"), spec), dict.fromkeys(("even", "odd"), config),
         dict.fromkeys(("even", "odd"), PPORecipe()), 3, config,
     )  # fmt: skip
-    return built.cohort
+    return built.group
 
 
-def cohort(kind: str, policies: Sequence[str] = ("even", "odd")) -> PolicyGroup:
+def policy_group(kind: str, policies: Sequence[str] = ("even", "odd")) -> PolicyGroup:
     """Return the policies "even" and "odd": networks, with a memory or without, or of one's own."""
     if kind == "own":
         return CustomPolicyGroup(list(policies), [Drawn(OBS, ACTIONS) for _ in policies], OBS, ACTIONS)
@@ -144,7 +144,7 @@ def sampler(
     return Sampler(
         to_local_base_env(base_env),
         mapping,
-        [cohort(kind)],
+        [policy_group(kind)],
         quota,
         metrics=Metrics(),
         seed=seed,

@@ -22,7 +22,7 @@ from menv.sampling.fragment_limit import FragmentLimit
 from menv.sampling.sampler import Sampler
 from tests.contract.crashing import World, together
 from tests.contract.scripted import SOLO, Script
-from tests.properties.schedules import as_found, cohort
+from tests.properties.schedules import as_found, policy_group
 from tests.properties.test_crashes import Due, dues
 from tests.properties.test_vectorised import solo_scripts
 
@@ -58,10 +58,10 @@ class Run:
             for number, due in enumerate(crashes)
         ]
         self.loop = Sampler(
-            together(self.worlds, solo=True, seed=SEED), PolicyMap(["even"]), [cohort("networks", ["even"])],
+            together(self.worlds, solo=True, seed=SEED), PolicyMap(["even"]), [policy_group("networks", ["even"])],
             FragmentLimit(length, **quota), metrics=Metrics(10_000), seed=SEED, callbacks=callbacks,
         )  # fmt: skip
-        self.loop.whole_frames = frames
+        self.loop.use_vector_loop = frames
 
     @property
     def short(self) -> bool:
@@ -121,7 +121,7 @@ def test_copies_that_raise_cost_what_they_cost_row_by_row(
 def test_frames_may_begin_and_end_with_every_fragment(script: Script, length: int, ways: list[bool]) -> None:
     short, long = Run(script, length), Run(script, length, frames=False)
     for frames in ways:
-        short.loop.whole_frames = frames
+        short.loop.use_vector_loop = frames
         step_by_step(short, long, 1)
         assert short.short == frames
     assert short.told() == long.told()
@@ -156,7 +156,7 @@ def test_episodes_that_run_outlive_a_change_of_policies() -> None:
     step_by_step(short, long, 2)
     for run in (short, long):
         run.loop.change_policies(
-            PolicyMap(["even", "odd"], lambda agent_id: "odd"), [cohort("networks", ["odd"])]
+            PolicyMap(["even", "odd"], lambda agent_id: "odd"), [policy_group("networks", ["odd"])]
         )
     step_by_step(short, long, 3)
     assert not short.short

@@ -21,7 +21,7 @@ from menv.sampling.sampler import Sampler
 from menv.sampling.vector_loop import WholeEpisodeLimit
 from menv.vector_env import VectorEnv
 from tests.contract.scripted import SOLO, Moment, Script, SoloGym
-from tests.properties.schedules import Row, as_found, cohort, trajectories
+from tests.properties.schedules import Row, as_found, policy_group, trajectories
 
 MODES = ["NextStep", "SameStep", "Disabled"]
 KINDS = ["gym", "vector", *MODES]
@@ -60,7 +60,7 @@ class Run:
         self.metrics = Metrics(10_000)
         quota = WholeEpisodeLimit(length) if whole else FragmentLimit(length, lockstep=base_env.lockstep)
         self.loop = Sampler(
-            base_env, mapping, [cohort("networks", ["even"])], quota, metrics=self.metrics, seed=SEED
+            base_env, mapping, [policy_group("networks", ["even"])], quota, metrics=self.metrics, seed=SEED
         )
 
     def env(self, kind: str) -> Any:

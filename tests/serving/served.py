@@ -130,7 +130,7 @@ class Served:
             for name in batch
         )
         unclaimed = self.algo._metrics.unclaimed_rewards + sum(
-            episode.unclaimed_rewards for episode in sampler._book.running.values()
+            episode.unclaimed_rewards for episode in sampler._tracker.running.values()
         )
         return in_batches + sampler.held_rewards() + unclaimed
 
