@@ -374,14 +374,6 @@ def _histograms(episodes: Sequence[EpisodeSummary]) -> dict[str, list[float]]:
     return out
 
 
-# SEAM menv.loop.times
-# Where the time of sampling goes.
-#
-# A `menv.sampling.sampler` keeps one `Timers`, and whoever goes round for it adds to them; workers send
-# theirs with each
-# fragment.
-
-
 @dataclass(slots=True)
 class Timers:
     """Seconds since somebody took them.

@@ -161,9 +161,7 @@ def build_groups(
             ]
             network = networks[members[0]]
             connectors = [_connectors(specs[name], configs[name], network) for name in members]
-            nets.append(
-                _network_group(members, first, configs[members[0]], network, weights, connectors, seed)
-            )
+            nets.append(_new_group(members, first, configs[members[0]], network, weights, connectors, seed))
             groups.append(nets[-1].group)
     return groups, nets
 
@@ -254,7 +252,7 @@ def add_to_groups(
         alike.admit(name, weights, _connectors(spec, config, network), left and left[1])
         return []
     connectors = [_connectors(spec, config, network)]
-    nets.append(_network_group([name], spec, config, network, [weights], connectors, seed))
+    nets.append(_new_group([name], spec, config, network, [weights], connectors, seed))
     return [nets[-1].group]
 
 
@@ -322,7 +320,7 @@ def _connectors(
     return PolicyConnectors(agent, action)
 
 
-def _network_group(
+def _new_group(
     members: Sequence[str],
     spec: PolicySpec,
     config: AlgorithmConfig,

@@ -23,14 +23,6 @@ from menv.sampling.trajectories import AgentTrajectory, agent_trajectories
 from menv.spaces import own_copy
 from menv.trajectory_slices import Column
 
-# SEAM menv.loop.hooked_numbers
-# What users' hooks leave in the columns that are learned from: numbers, or an error that says who left none.
-#
-# `menv.sampling.callback_runner`, postprocessing and learners look with it, before and after a hook that
-# somebody has written. What was
-# no number before is nobody's fault here: rewards of 1e38 have such advantages.
-
-
 _LEARNED = (
     SampleBatch.OBS, SampleBatch.ACTIONS, SampleBatch.REWARDS, SampleBatch.ACTION_LOGP, SampleBatch.ACTION_DIST_INPUTS,
     SampleBatch.CRITIC_OBS, SampleBatch.VF_PREDS, SampleBatch.NEXT_VF_PREDS, SampleBatch.ADVANTAGES,

@@ -28,16 +28,6 @@ from menv.sampling.rollout_buffer import RolloutBuffer, Rows
 from menv.spaces import OutsideSpaceError, stack, why_outside
 from menv.trajectory_slices import Column
 
-# SEAM menv.loop.life_ledger
-# What a user's own policies are shown besides observations: what each agent has done and been told in this
-# life.
-#
-# `menv.sampling.custom_policy_group` keeps a `CustomPolicyBuffer` for policies that decide in
-# `compute_actions`, and asks them here. Policies
-# that override `Policy.answer` need none of it and cost none of it. Nothing here knows networks or
-# environments.
-
-
 _NOTHING: Mapping[str, Any] = {}
 _GIVEN = dict.fromkeys(
     [

@@ -29,14 +29,6 @@ from menv.sampling.rollout_loop import RolloutLoop
 from menv.serialization import is_plain
 from menv.trajectory_slices import Column
 
-# SEAM menv.loop.action_log
-# The actions of the episodes that run, so that these can be played again from their seeds.
-#
-# `menv.sampling.sampler` notes each closed fragment here, one copy of an array a policy; nothing is done for
-# a row or a
-# step. `menv.sampling.episode_checkpoint` asks for what the running episodes have done.
-
-
 # Rows that are noted at least before those of finished episodes are let go.
 _ROWS = 65_536
 LONGEST = 200_000

@@ -20,13 +20,6 @@ from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
 from menv.spaces import OR_MANY_AGENTS, holds, reset_env
 
-# SEAM menv.loop.agent_spaces
-# Which space a policy has: its own, that of its agents, or the one that the config gives.
-#
-# `menv.sampling.infer_policies` asks, once the mapping has been tried out. It reads spaces and calls no
-# environment.
-
-
 Space = gym.Space[Any]
 
 

@@ -28,12 +28,6 @@ from menv.sampling.trajectories import Trajectories
 from menv.spaces import OutsideSpaceError, own_copy
 from menv.trajectory_slices import Column
 
-# SEAM menv.loop.block
-# Block: rows of one group that wait together.
-#
-# `menv.sampling.rollout_loop` makes them, groups answer them. They hold numbers and look-ups, no
-# observations but raw ones.
-
 
 @dataclass(slots=True)
 class PendingRows:

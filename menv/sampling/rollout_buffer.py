@@ -22,9 +22,6 @@ from menv.sampling.trajectories import Trajectories, TrajectorySplit, split_traj
 from menv.spaces import as_flag
 from menv.trajectory_slices import Column, TrajectorySlices
 
-# SEAM menv.ends
-# Trajectories that ended since the last fragment, as columns; kept by `menv.sampling.rollout_buffer`.
-
 
 @dataclass(slots=True)
 class EndedTrajectories:
@@ -488,14 +485,6 @@ def _training_flag(flag: Any, owners: Trajectories, index: int) -> bool:
         return flag
     whose = f"env {owners.env_index[index]}, agent {owners.agent_id[index]!r}: info[{TRAINING_ENABLED!r}]"
     return as_flag(flag, whose)
-
-
-# SEAM menv.recurrent_ledger
-# The buffer of policies that remember: beside what happened it keeps each trajectory's recurrent state.
-#
-# `menv.sampling.policy_group` asks it for the states of the rows that are answered and hands in those that
-# come after. A state
-# belongs to one life of one agent: it is zero when the trajectory begins and survives the cut of a fragment.
 
 
 States = npt.NDArray[np.float32]

@@ -33,11 +33,6 @@ from menv.sampling.policy_group import Answers, PendingRows, PolicyGroup, joined
 from menv.spaces import OutsideSpaceError
 from menv.trajectory_slices import Column
 
-# SEAM menv.loop.layouts
-# What is looked up for the rows of a poll: which group answers which of them.
-#
-# `menv.sampling.rollout_loop` asks for every poll; while the same agents wait, nothing is looked up again.
-
 
 @dataclass(slots=True)
 class GroupLayouts:
@@ -78,11 +73,6 @@ def _block(slots: Column, places: Column | None, table: TrajectoryTable, group: 
         # Whoever is handed the same array again may know that nothing in it has changed.
         which.flags.writeable = False
     return PendingRows(mine, which, table.env_indices[mine], slice(0, 0), places=places)
-
-
-# SEAM menv.loop.patience
-# Patience: what a sampler does while polls return nothing, which is to wait a little, and to give up in the
-# end.
 
 
 _EMPTY_POLLS = 10_000

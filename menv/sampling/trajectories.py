@@ -183,14 +183,6 @@ def _pieces(order: Column, changes: Column, at: Column, withdrawn: Collection[in
     )  # fmt: skip
 
 
-# SEAM menv.trajectories
-# Trajectories of a buffer, as columns: whose they are, and what of them has left already.
-#
-# `menv.sampling.rollout_buffer` keeps them. Nothing here is a Python object per trajectory, so that thousands
-# of agents
-# that live on cost nothing when a fragment closes.
-
-
 _NAMES = ("policy", "agent_id")
 
 
@@ -295,14 +287,6 @@ class Trajectories:
         pairs = [(getattr(self, name), getattr(others, name)) for name in self.__slots__]
         together = Trajectories(*(np.concatenate(pair) for pair in pairs))
         return together.take(np.argsort(together.slot, kind="stable"))
-
-
-# SEAM menv.loop.pieces
-# Pieces: the rows of one trajectory in one fragment, and whose they are.
-#
-# `menv.sampling.callback_runner` tells callbacks about each, `menv.algorithms` lets policies look at those of
-# everybody in
-# the episode. Nothing here knows what is done with them.
 
 
 class AgentTrajectory(NamedTuple):

@@ -130,17 +130,6 @@ class VectorStepper:
         self._rows = self._buffer.add_frame(frame, obs, mask)
 
 
-# SEAM menv.loop.whole_episodes
-# Whole episodes of sub-environments that step together: rows of one that runs wait here until it is over.
-#
-# `menv.sampling.sampler` hands in what its buffers release and hands out what comes back, where a fragment is
-# to hold
-# complete episodes and nobody can wait at the end of one. `WholeEpisodeLimit` says when such a fragment is
-# full. There is one
-# agent in each of these sub-environments, so that a trajectory is an episode; nothing here knows how rows
-# came about.
-
-
 class WholeEpisodeLimit(FragmentLimit):
     """A fragment is full when the episodes that ended in it have so many env steps, all sub-environments together.
 
@@ -277,14 +266,6 @@ def _in_order(batch: SampleBatch, which: npt.NDArray[np.int64]) -> SampleBatch:
     return taken
 
 
-# SEAM menv.loop.frame_loop
-# The short way round for sub-environments that step together and share one network.
-#
-# Nothing is looked up and no object is made for a sub-environment: whole frames go from the adapter to the
-# buffer, through the network and back. `menv.sampling.sampler` takes this way where it leads to the same
-# batches as the long one.
-
-
 class VectorRolloutLoop(VectorStepper):
     """Collects fragments from one lockstep environment with one policy."""
 
@@ -389,17 +370,6 @@ def frame_loop(
     if group.path is not None and not group.path.whole:
         return None
     return VectorRolloutLoop(env, group, group.policy_ids.index(only), table, tracker, timers)
-
-
-# SEAM menv.loop.copies_loop
-# The short way round for copies of a gymnasium environment that are stepped one after another.
-#
-# While all copies wait together and one network answers for them, whole frames go round as with sub-
-# environments that
-# step together (`menv.sampling.vector_loop`). Here that is only ever a stretch of the long way: it begins
-# where every copy
-# waits, and ends, with nothing lost, as soon as something happens or is asked for that a frame does not tell.
-# `menv.sampling.sampler` begins and ends it. Rows, draws, episodes and their order are those of the long way.
 
 
 class SyncVectorLoop(VectorStepper):
