@@ -17,6 +17,9 @@ JOBS ?= 3
 # modules, so these are compiled once, also where the environment says that nothing should be kept (`make clean` deletes it).
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(IN_VENV) -m pytest
 
+# The files with tests that run one by one; `make check` runs those of the house.
+ALONE = $$(grep -rl --include="*.py" --exclude-dir=house "mark\.alone" tests)
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow test-soak check bench format clean
 
@@ -38,14 +41,19 @@ demo: setup  ## train TicTacToe by self-play and show the result
 
 test: setup  ## run the tests, without the slow ones; with ARGS="tests/test_registry.py -x" those, in one process
 ifeq ($(strip $(ARGS)),)
-	$(PYTEST) -rs -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow and not soak and not alone"
-	$(PYTEST) -rs -m "alone and not slow and not soak" $$(grep -rl --include="*.py" "mark\.alone" tests)
+	$(PYTEST) -rs -n $(JOBS) --dist loadfile --no-loadscope-reorder --ignore=tests/house -m "not slow and not soak and not alone"
+	$(PYTEST) -rs -m "alone and not slow and not soak" $(ALONE)
 else
 	$(PYTEST) -rs $(ARGS)
 endif
 
-test-slow: setup  ## run the slow tests only: learning curves and long enumerations
-	PYTHONDONTWRITEBYTECODE= $(IN_VENV) -m pytest -m slow $(ARGS)
+test-slow: setup  ## run the slow tests only: learning curves, long enumerations, and the like of what `make test` runs
+ifeq ($(strip $(ARGS)),)
+	$(PYTEST) -rs -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not alone"
+	$(PYTEST) -rs -m "slow and alone" $(ALONE)
+else
+	$(PYTEST) -rs -m slow $(ARGS)
+endif
 
 test-soak: setup  ## run the tests that repeat a fault many times, such as processes killed while they save
 	PYTHONDONTWRITEBYTECODE= $(IN_VENV) -m pytest -m soak $(ARGS)

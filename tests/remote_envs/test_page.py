@@ -9,6 +9,7 @@ import pytest
 from tests.doc_blocks import blocks, run_python
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_the_block_of_the_page_prints_what_it_says(tmp_path: Path) -> None:
     (script,) = blocks("docs/remote_environments.md", "python")

@@ -73,6 +73,7 @@ def test_many_questions_and_answers_may_be_under_way_at_once(there: RemoteActor)
     assert [there.answer()[1] for _ in range(60)] == [*range(60)]
 
 
+@pytest.mark.slow_unless("process*")
 @pytest.mark.alone
 def test_asking_does_not_wait_for_the_answer(engine: Engine) -> None:
     peer = started(engine)
@@ -175,6 +176,7 @@ def test_those_who_have_answered_are_told_in_the_given_order(engine: Engine) -> 
     assert slow.answer() == 1.5
 
 
+@pytest.mark.slow_unless("process*")
 @pytest.mark.alone
 def test_waiting_ends_when_its_time_is_over(engine: Engine) -> None:
     peer = started(engine)
