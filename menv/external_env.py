@@ -192,7 +192,7 @@ class _External(ConvertibleEnv, abc.ABC):
             box.append(actions)
             arrived.release()
 
-        self.switchboard.ask(episode_id, obs, answer)
+        self.switchboard.request_actions(episode_id, obs, answer)
         arrived.acquire()
         if isinstance(box[0], BaseException):
             raise box[0]
@@ -226,7 +226,9 @@ class ExternalEnv(_External):
         Raises:
             EpisodeError: There is no such episode.
         """
-        self.switchboard.log(episode_id, {SINGLE_AGENT: _kept(observation)}, {SINGLE_AGENT: _kept(action)})
+        self.switchboard.log_action(
+            episode_id, {SINGLE_AGENT: _kept(observation)}, {SINGLE_AGENT: _kept(action)}
+        )
 
     def log_returns(self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None) -> None:
         """Pay a reward for the last action; rewards add up until the next observation.
@@ -242,7 +244,7 @@ class ExternalEnv(_External):
         """
         check_told_info(info)
         infos = None if info is None else {SINGLE_AGENT: _own(info)}
-        self.switchboard.pay(episode_id, {SINGLE_AGENT: reward}, infos)
+        self.switchboard.log_returns(episode_id, {SINGLE_AGENT: reward}, infos)
 
     def end_episode(self, episode_id: str, observation: Any, truncated: bool = False) -> None:
         """End an episode with its last observation.
@@ -295,7 +297,7 @@ class ExternalMultiAgentEnv(_External):
         """Tell of actions that the application chose itself; see `ExternalEnv.log_action`."""
         observed = keyed_by_agent("log_action", "observation_dict", observation_dict)
         chosen = keyed_by_agent("log_action", "action_dict", action_dict)
-        self.switchboard.log(episode_id, _kept_of_each(observed), _kept_of_each(chosen))
+        self.switchboard.log_action(episode_id, _kept_of_each(observed), _kept_of_each(chosen))
 
     def log_returns(
         self,
@@ -323,7 +325,9 @@ class ExternalMultiAgentEnv(_External):
         done = done_flags(multiagent_done_dict)
         for info in infos.values():
             check_told_info(info)
-        self.switchboard.pay(episode_id, rewards, {agent: _own(info) for agent, info in infos.items()}, done)
+        self.switchboard.log_returns(
+            episode_id, rewards, {agent: _own(info) for agent, info in infos.items()}, done
+        )
 
     def end_episode(
         self, episode_id: str, observation_dict: Mapping[AgentId, Any], truncated: bool = False

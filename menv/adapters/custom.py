@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.agent_tracker import AgentTracker, SlotPool, WaitingAgents, join_slots
+from menv.adapters.agent_tracker import AgentTracker, SlotAllocator, WaitingAgents, join_slots
 from menv.adapters.poll_events import PollEvents
 from menv.adapters.slot_table import SlotTracker
 from menv.adapters.validation import (
@@ -25,8 +25,8 @@ from menv.adapters.validation import (
     by_sub_environment,
     check_answers,
     nested_answers,
-    of_rosters,
     possible_agents,
+    reward_labels,
     too_silent,
     wrong_count,
 )
@@ -96,8 +96,8 @@ class CustomEnvs(InnerEnvs):
     def __init__(self, inner: BaseEnv) -> None:
         """Wrap `inner`, which is not touched before the first poll."""
         super().__init__(inner)
-        self._pool = SlotPool()
-        self._rosters: dict[EnvId, AgentTracker] = {}
+        self._allocator = SlotAllocator()
+        self._trackers: dict[EnvId, AgentTracker] = {}
         self._env_steps = np.zeros(0, np.int64)
         # Indices of sub-environments that ended for good; the next new one takes over.
         self._free_indices: list[int] = []
@@ -114,7 +114,7 @@ class CustomEnvs(InnerEnvs):
         self._answers: MultiEnvDict = {}
         # What agents did themselves, in rows that no poll has delivered yet.
         self._taken: dict[int, Any] = {}
-        self._report = PollEvents()
+        self._events = PollEvents()
         self._delivered = (list[WaitingAgents](), np.zeros(0, np.int64))
 
     @property
@@ -142,15 +142,17 @@ class CustomEnvs(InnerEnvs):
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer waiting agents; see `BaseEnv.send_actions`."""
-        by_env = by_sub_environment(slots, actions, self._pool.seats)
+        by_env = by_sub_environment(slots, actions, self._allocator.seats)
         for env_id, answers in by_env.items():
             agents = (
-                self._rosters[env_id].waiting.agents if env_id in self._waiting or env_id in self._due else []
+                self._trackers[env_id].waiting.agents
+                if env_id in self._waiting or env_id in self._due
+                else []
             )
             check_answers(env_id, agents, answers)
         for env_id, answers in ((env_id, answers) for env_id, answers in by_env.items() if answers):
             self._answers[env_id] = answers
-            self._rosters[env_id].answered = True
+            self._trackers[env_id].answered = True
             self._waiting.discard(env_id)
             self._due.discard(env_id)
 
@@ -161,11 +163,11 @@ class CustomEnvs(InnerEnvs):
 
         A sub-environment in which nobody has been answered since its reset is left as it is.
         """
-        fresh = [key for key in self._running if not self._rosters[key].answered]
+        fresh = [key for key in self._running if not self._trackers[key].answered]
         if (
             seed is None
             and options is None
-            and (env_id in fresh or (env_id is None and len(fresh) == len(self._rosters) > 0))
+            and (env_id in fresh or (env_id is None and len(fresh) == len(self._trackers) > 0))
         ):
             return self._first_rows(fresh if env_id is None else [env_id])
         result = self._inner_reset(env_id, seed, options)
@@ -191,7 +193,7 @@ class CustomEnvs(InnerEnvs):
                 )
 
     def _first_rows(self, env_ids: list[EnvId]) -> tuple[MultiEnvDict, MultiEnvDict]:
-        shown = {env_id: self._rosters[env_id].by_agent() for env_id in env_ids}
+        shown = {env_id: self._trackers[env_id].by_agent() for env_id in env_ids}
         return {key: obs for key, (obs, _) in shown.items()}, {
             key: infos for key, (_, infos) in shown.items()
         }
@@ -201,18 +203,18 @@ class CustomEnvs(InnerEnvs):
         self.inner.try_restart(env_id)
         for key in list(self._running) if env_id is None else [env_id]:
             if key in self._running:
-                self._rosters[key].abandon(self._report)
+                self._trackers[key].truncate(self._events)
                 self._stop_running(key)
                 self.try_reset(key)
 
     def get_agent_ids(self) -> set[AgentId]:
         """Return the agents that the inner environment lists and those seen so far."""
         listed = self.possible_agents or self.inner.get_agent_ids()
-        return set(listed).union(*(roster.known for roster in self._rosters.values()))
+        return set(listed).union(*(tracker.slots for tracker in self._trackers.values()))
 
     def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
         """Return the rewards that wait for their agent's next row."""
-        return {env_id: dict(roster.held) for env_id, roster in self._rosters.items() if roster.held}
+        return {env_id: dict(tracker.held) for env_id, tracker in self._trackers.items() if tracker.held}
 
     def start_over(self, env_steps: IntArray) -> None:
         """Count env steps on from [E] these, so that nothing is drawn twice; nobody has polled yet."""
@@ -248,7 +250,7 @@ class CustomEnvs(InnerEnvs):
             moved = obs.get(env_id) or any(flags[0].values()) or any(flags[1].values())
             if not moved and (env_id in self._waiting or env_id in self._due):
                 # Others moved; in this one somebody still waits, and may be paid meanwhile.
-                self._rosters[env_id].credit(rewards.get(env_id, {}), self._report)
+                self._trackers[env_id].add_rewards(rewards.get(env_id, {}), self._events)
                 continue
             if env_id not in self._running:
                 gone = {agent for by_agent in flags for agent, flag in by_agent.items() if flag}
@@ -274,15 +276,15 @@ class CustomEnvs(InnerEnvs):
                 "expected agents of obs only; return an action together with the observation that it answers"
             )
         if env_id in self._due:
-            roster = self._rosters[env_id]
-            waiting = roster.waiting.agents
-            self._taken.update({roster.slots[a]: action for a, action in actions.items() if a in waiting})
+            tracker = self._trackers[env_id]
+            waiting = tracker.waiting.agents
+            self._taken.update({tracker.slots[a]: action for a, action in actions.items() if a in waiting})
 
     def _step(self, env_id: EnvId, step: Any) -> None:
-        roster = self._rosters[env_id]
-        self._env_steps[roster.env_index] += 1
-        self._report.step_on(env_id)
-        if roster.step(step, self._report):
+        tracker = self._trackers[env_id]
+        self._env_steps[tracker.env_index] += 1
+        self._events.step_on(env_id)
+        if tracker.step(step, self._events):
             self._stop_running(env_id)
             if self.try_reset(env_id) == (None, None):
                 self._forget(env_id)
@@ -291,7 +293,7 @@ class CustomEnvs(InnerEnvs):
 
     def _note_waiting(self, env_id: EnvId) -> None:
         self._told.discard(env_id)
-        if self._rosters[env_id].waiting.agents:
+        if self._trackers[env_id].waiting.agents:
             self._due.add(env_id)
             self._silent.pop(env_id, None)
             return
@@ -302,12 +304,12 @@ class CustomEnvs(InnerEnvs):
     def _begin(
         self, env_id: EnvId, obs: Any, infos: Any, rewards: Mapping[AgentId, Any] = MappingProxyType({})
     ) -> None:
-        roster = self._rosters.get(env_id) or self._new_roster(env_id)
+        tracker = self._trackers.get(env_id) or self._new_tracker(env_id)
         if env_id in self._running:
-            roster.abandon(self._report)
+            tracker.truncate(self._events)
             self._stop_running(env_id)
-        roster.credit(rewards, self._report)
-        roster.begin(obs, infos, self._report)
+        tracker.add_rewards(rewards, self._events)
+        tracker.begin(obs, infos, self._events)
         self._running.add(env_id)
         self._note_waiting(env_id)
 
@@ -319,7 +321,7 @@ class CustomEnvs(InnerEnvs):
         self._told.discard(env_id)
         self._answers.pop(env_id, None)
 
-    def _new_roster(self, env_id: EnvId) -> AgentTracker:
+    def _new_tracker(self, env_id: EnvId) -> AgentTracker:
         if self._free_indices:
             index = min(self._free_indices)
             self._free_indices.remove(index)
@@ -327,35 +329,37 @@ class CustomEnvs(InnerEnvs):
         else:
             index = len(self._env_steps)
             self._env_steps = np.append(self._env_steps, 0)
-        roster = self._rosters[env_id] = AgentTracker(env_id, index, self._pool, possible_agents(self))
-        return roster
+        tracker = self._trackers[env_id] = AgentTracker(env_id, index, self._allocator, possible_agents(self))
+        return tracker
 
     def _forget(self, env_id: EnvId) -> None:
-        roster = self._rosters.pop(env_id)
-        roster.seating.release_all_but(())
-        self._free_indices.append(roster.env_index)
-        self._gone[roster.env_index] = env_id
+        tracker = self._trackers.pop(env_id)
+        tracker.release_all()
+        self._free_indices.append(tracker.env_index)
+        self._gone[tracker.env_index] = env_id
 
     def _deliver(self) -> Ready:
-        due = [env_id for env_id in self._rosters if env_id in self._due]
+        due = [env_id for env_id in self._trackers if env_id in self._due]
         self._due.clear()
         self._waiting.update(due)
-        rosters = [self._rosters[env_id] for env_id in due]
-        layouts = [roster.waiting for roster in rosters]
+        trackers = [self._trackers[env_id] for env_id in due]
+        layouts = [tracker.waiting for tracker in trackers]
         before, slots = self._delivered
         if layouts != before:
             slots = join_slots(layouts)
         self._delivered = (layouts, slots)
-        report, self._report = self._report, PollEvents()
+        events, self._events = self._events, PollEvents()
         taken, self._taken = self._taken, {}
         return Ready(
             slots,
-            list(chain.from_iterable(roster.obs for roster in rosters)),
-            as_rewards(list(chain.from_iterable(roster.rewards for roster in rosters)), lambda: of_rosters(rosters)),
+            list(chain.from_iterable(tracker.obs for tracker in trackers)),
+            as_rewards(
+                [*chain.from_iterable(tracker.rewards for tracker in trackers)], lambda: reward_labels(trackers)
+            ),
             self._env_steps,
-            report.joined, report.ended, report.episodes, report.unclaimed,
-            list(chain.from_iterable(roster.infos for roster in rosters)),
-            taken, self._pool.seats, shared_infos=report.shared_infos,
+            events.joined, events.ended, events.episodes, events.unclaimed,
+            list(chain.from_iterable(tracker.infos for tracker in trackers)),
+            taken, self._allocator.seats, shared_infos=events.shared_infos,
         )  # fmt: skip
 
 

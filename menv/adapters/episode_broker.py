@@ -1,8 +1,8 @@
-"""The switchboard: where callers from any thread meet the one thread that samples.
+"""The broker of external episodes: callers in any thread on one side, the thread that samples on the other.
 
-`ExternalEnv` and the serving sessions call `start, ask, log, pay, end, play, lose`; the adapter of external
-environments takes what they said in `collect`. It keeps the order of calls within an episode and refuses calls that
-make no sense at once, in the caller's thread. It knows neither spaces nor policies.
+`ExternalEnv` and the serving sessions call `start`, `request_actions`, `log_action`, `log_returns`, `end`, `add_chunk`
+and `lose`; the adapter of external environments reads what they sent with `collect`. The broker keeps the order of
+calls within an episode and refuses invalid calls at once, in the caller's thread. It knows neither spaces nor policies.
 """
 
 from __future__ import annotations
@@ -16,270 +16,78 @@ from itertools import islice, takewhile
 from operator import attrgetter
 from typing import Any
 
-from menv.adapters.episode_channel import Answer, ByteBudget, Call, ChannelStep, EpisodeChannel, RequestBatch
+from menv.adapters.episode_channel import (
+    ActionCall,
+    ActionCallback,
+    ByteBudget,
+    ChannelStep,
+    EpisodeChannel,
+    RequestBatch,
+)
 from menv.base_env import ALL, SINGLE_AGENT, AgentId, EnvId, ExternalTrajectory
 from menv.errors import CallOrderError, EpisodeError
 from menv.external_env import mixed, over, stopped, unlike
 
-# SEAM menv.open_lines
-# The open episodes of a switchboard by id, and the ids that were used lately.
-#
-# `menv.adapters.episode_broker` keeps them, and guards them with its lock. It knows neither callers nor the
-# sampler.
-
-
+# Ids of finished episodes that are remembered, so that they are not used twice.
 _KEPT_IDS = 10_000
-
-
-class ChannelTable(dict[str, EpisodeChannel]):
-    """Lines of episodes that are open, by id."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._finished: OrderedDict[str, None] = OrderedDict()
-
-    def check_new(self, episode_id: str) -> None:
-        """Refuse an id that was used before.
-
-        Raises:
-            EpisodeError: It was.
-        """
-        if episode_id in self or episode_id in self._finished:
-            state = "already started" if episode_id in self else "already completed"
-            raise EpisodeError(
-                f"start_episode: episode {episode_id!r} is {state}, expected a new id; leave the id out to get one"
-            )
-
-    def named(self, episode_id: str) -> EpisodeChannel | None:
-        """Return the line of an open episode; None if there is none, as for what can be no id."""
-        try:
-            return self.get(episode_id)
-        except TypeError:
-            return None
-
-    def free(self, call: str, episode_id: str) -> EpisodeChannel:
-        """Return the line of an open episode in which nobody waits.
-
-        Raises:
-            EpisodeError: There is none, or somebody waits for its actions.
-        """
-        line = self.named(episode_id)
-        if line is None:
-            over = isinstance(episode_id, str | int) and episode_id in self._finished
-            why = "is completed" if over else "was not found"
-            raise EpisodeError(
-                f"{call}: episode {episode_id!r:.80} {why}, expected one that is open; call start_episode first"
-            )
-        if line.asked and call != "log_returns":
-            raise EpisodeError(
-                f"{call}: get_action of episode {episode_id!r} has not returned, expected one call after the other "
-                "within an episode; wait for its action"
-            )
-        return line
-
-    def close(self, line: EpisodeChannel) -> None:
-        """Take an episode's id out of use."""
-        del self[line.episode_id]
-        self._finished[line.episode_id] = None
-        if len(self._finished) > _KEPT_IDS:
-            self._finished.popitem(last=False)
-
-
-# SEAM menv.ready_lines
-# The episodes in which something was said that the sampler has not taken.
-#
-# `menv.adapters.episode_broker` keeps them, and guards them with its lock. Whatever costs the sampler time is
-# taken a little at a
-# time: thousands of episodes that end at once, or are played elsewhere, must not keep those waiting who ask
-# for actions.
-
-
-_MOST_AT_ONCE = 16
-# The end of an episode takes the sampler several times as long as a question.
-_MOST_ENDS = 4
-# A piece costs the sampler several times as much as the end of an episode.
-_MOST_PIECES = 2
-
-
-class ReadyQueue:
-    """Lines by id.
-
-    Attributes:
-        room: How many more steps the sampler wants. Without room only pieces of episodes that it has begun count, and
-            are taken.
-        by_rows: Whether the steps of all agents count, not env steps.
-    """
-
-    def __init__(self) -> None:
-        self.room: float = float("inf")
-        self.by_rows = False
-        self._asking: dict[str, EpisodeChannel] = {}
-        # Lines that are over: those that the sampler had begun before, those that it has not begun, and those of
-        # `_under_way`.
-        self._ended: dict[str, EpisodeChannel] = {}
-        self._logged: dict[str, EpisodeChannel] = {}
-        self._going_on: dict[str, EpisodeChannel] = {}
-        # Lines with pieces, by client; the client whose turn it is comes first.
-        self._playing: dict[ByteBudget, dict[str, EpisodeChannel]] = {}
-        self._kinds = (self._asking, self._ended, self._logged, self._going_on)
-        self._pieces = self._begun_pieces = 0
-        self._latest = 0
-        # The ids of those that were over when they were begun, and have steps left.
-        self._under_way: set[str] = set()
-
-    def __len__(self) -> int:
-        pieces = self._pieces if self.room > 0 else self._begun_pieces
-        return sum(map(len, self._kinds)) + pieces
-
-    def __iter__(self) -> Iterator[EpisodeChannel]:
-        for lines in (*self._kinds, *self._playing.values()):
-            yield from lines.values()
-
-    def clear(self) -> None:
-        """Forget all lines."""
-        for lines in (*self._kinds, self._playing):
-            lines.clear()
-        self._pieces = self._begun_pieces = 0
-
-    def add(self, line: EpisodeChannel) -> None:
-        """Add a line, or note that more was said in it."""
-        name, before = line.episode_id, None
-        if line.plays:
-            lines = self._playing.setdefault(line.backlog, {})
-            self._pieces += name not in lines
-            self._begun_pieces += line.begun and name not in lines
-        elif line.over:
-            before = self._asking.pop(name, None)
-            begun = self._going_on if name in self._under_way else self._ended
-            lines = begun if line.begun else self._logged
-        else:
-            lines = self._asking
-        if name not in lines:
-            lines[name] = line
-            if before is None:
-                self._latest = line.place = self._latest + 1
-
-    def take(self, others: int = 0) -> list[EpisodeChannel]:
-        """Take out what the sampler is to take next, in the order in which it was said.
-
-        Args:
-            others: How many episodes ask for actions that are not here.
-        """
-        lines = list(self._asking.values())
-        self._asking.clear()
-        more = self._take_over(len(lines) + others) + self._take_pieces()
-        return sorted(lines + more, key=attrgetter("place")) if more else lines
-
-    def _take_over(self, asking: int) -> list[EpisodeChannel]:
-        """Take out a few lines that are over.
-
-        Of a caller that only logs, hundreds of episodes may be over before the sampler takes the first step of one.
-        Each of them completes a step at most, so a fragment takes no more of them than it lacks steps.
-        """
-        room = self.room if self.room > 0 else _MOST_AT_ONCE
-        most = min(_MOST_AT_ONCE, room)
-        # Every episode asks once at least: where as many ends as questions are taken, ends do not pile up.
-        ended = _first(self._ended, max(min(_MOST_ENDS, room), asking), self.by_rows)
-        taken = _first(self._going_on, most, self.by_rows)
-        begun = _first(self._logged, most - max(len(taken), len(self._under_way)), self.by_rows)
-        self._under_way.update(line.episode_id for line in begun)
-        return ended + taken + begun
-
-    def _take_pieces(self) -> list[EpisodeChannel]:
-        """Take out a few lines with pieces, of each client in turn, while there is room."""
-        taken: list[EpisodeChannel] = []
-        room, full = self.room, self.room <= 0
-        while len(taken) < _MOST_PIECES and (self._begun_pieces if full else self._pieces and room > 0):
-            client = next(iter(self._playing))
-            lines = self._playing.pop(client)
-            line = next((one for one in lines.values() if one.begun or not full), None)
-            if line is not None:
-                del lines[line.episode_id]
-                self._pieces -= 1
-                self._begun_pieces -= line.begun
-                room -= self._steps(line.turns[0])
-                # An end that comes without a step needs no room.
-                ends = takewhile(lambda said: not self._steps(said), islice(line.turns, 1, None))
-                taken += [line, *(line for _ in ends)]
-            if lines:
-                self._playing[client] = lines
-        return taken
-
-    def _steps(self, said: ChannelStep | ExternalTrajectory) -> int:
-        """Return how many steps a piece has; the loss of an episode has none."""
-        if not isinstance(said, ExternalTrajectory):
-            return 0
-        return sum(len(moves.rewards) for moves in said.agents.values()) if self.by_rows else said.env_steps
-
-    def used_up(self, line: EpisodeChannel) -> None:
-        """Note that nothing is left of an episode that is over."""
-        self._under_way.discard(line.episode_id)
-
-
-def _first(lines: dict[str, EpisodeChannel], most: float, by_rows: bool) -> list[EpisodeChannel]:
-    """Take out the first lines, at most so many, or where rows count about so many agents."""
-    taken = []
-    while lines and most > 0:
-        line = lines.pop(next(iter(lines)))
-        taken.append(line)
-        said = line.turns[0] if by_rows and line.turns else None
-        most -= max(1, len(said.obs or ())) if isinstance(said, ChannelStep) else 1
-    return taken
-
-
-_MOST_AHEAD = 64
-# Episodes that are over and not taken in yet, and the most seconds for which a new one waits for these: a caller that
-# plays several by turns may have to go on before they can be.
-_MOST_OVER = 256
-_LONGEST_WAIT = 1.0
-# Seconds after a fault in which what others have said is still taken; they may never be silent.
-_PATIENCE = 0.5
+# Logged steps of one episode that may wait for the sampler before `log_action` blocks.
+_MAX_LOGGED = 64
+# Finished episodes that may wait for the sampler before `start` blocks, and for how many seconds it does at most: a
+# caller that plays several episodes in turn may have to continue before the sampler can read them.
+_MAX_FINISHED = 256
+_MAX_START_WAIT_S = 1.0
+# Seconds after a fault in which other calls are still read; they may never stop.
+_FAULT_GRACE_S = 0.5
 
 
 class EpisodeBroker:
-    """Open episodes, what their callers said, and who waits for an answer.
+    """Open episodes, what their callers sent, and which callers wait for an answer.
 
-    The `size` of a call is what it counts for in its caller's backlog, in bytes.
+    The `size` of a call is what it counts for in its caller's byte budget.
 
     Args:
         max_open: Most episodes that may be open at once; None for any number.
 
     Attributes:
-        weights_seq_no: The number of the weights that answer now.
-        on_news: Called whenever something was said, in its caller's thread.
+        weights_seq_no: The number of the current weights.
+        on_message: Called in the caller's thread after each message.
+        expected: How many episodes were answered together last; their callers will probably call again together.
     """
 
     def __init__(self, max_open: int | None = None) -> None:
         self.weights_seq_no = 0
-        self.on_news: Callable[[], None] | None = None
+        self.on_message: Callable[[], None] | None = None
+        self.expected = 0
         self._max_open = max_open
-        # Taken by itself where nobody is waited for: a condition takes it in Python, and takes longer.
+        # Used directly where no wait is needed: entering a Condition takes longer.
         self._lock = threading.RLock()
-        self._news = threading.Condition(self._lock)
-        self._lines = ChannelTable()
+        self._changed = threading.Condition(self._lock)
+        self._channels: dict[str, EpisodeChannel] = {}
+        self._finished_ids: OrderedDict[str, None] = OrderedDict()
         self._ready = ReadyQueue()
-        # How many episodes are over and have turns that the sampler has not taken.
-        self._backlog = 0
+        # At most one batch waits, so no byte budget has to count it.
+        self._batch: RequestBatch | None = None
+        # How many finished episodes have steps that the sampler has not read.
+        self._unread_finished = 0
         self._fault: BaseException | None = None
         self._fault_at = 0.0
         self._stopped = False
         self._woken = False
-        # How many episodes were answered together last; their callers are expected back nearly together.
-        self.expected = 0
 
     @property
     def open_episodes(self) -> int:
         """How many episodes are open."""
-        return len(self._lines)
+        return len(self._channels)
 
     @property
     def ready(self) -> int:
-        """In how many episodes something was said that nobody has taken."""
-        return len(self._ready)
+        """How many episodes have something to read."""
+        batch = self._batch
+        return len(self._ready) + (0 if batch is None else len(batch.channels))
 
-    def has_room(self, steps: float, by_rows: bool) -> None:
-        """Note how many more steps the sampler wants of pieces; see `ReadyQueue.room`."""
-        self._ready.room, self._ready.by_rows = steps, by_rows
+    def limit_steps(self, steps: float, by_agent_steps: bool) -> None:
+        """Set how many more steps of trajectory chunks the sampler wants; see `ReadyQueue.room`."""
+        self._ready.room, self._ready.by_agent_steps = steps, by_agent_steps
 
     def start(
         self,
@@ -287,82 +95,98 @@ class EpisodeBroker:
         trained: bool = True,
         *,
         wait: bool = False,
-        backlog: ByteBudget | None = None,
+        budget: ByteBudget | None = None,
     ) -> str:
-        """Open an episode.
+        """Open an episode and return its id; None makes one up.
 
-        Args:
-            episode_id: Its id; None makes one up.
-            trained: Whether policies may learn from it.
-            wait: Whether to wait a little while far more episodes are over than the sampler has taken.
-            backlog: Where to count what of it waits for the sampler.
-
-        Returns:
-            The id.
+        `wait` blocks for a moment while many finished episodes have not been sampled. `trained` says whether policies
+        may learn from it.
 
         Raises:
             EpisodeError: The id was used before.
-            CallOrderError: Too many are open, or nobody samples any more.
+            CallOrderError: Too many episodes are open, or sampling has stopped.
         """
-        with self._news:
-            if wait and self._backlog >= _MOST_OVER:
-                self._news.wait_for(lambda: self._backlog < _MOST_OVER or self._stopped, _LONGEST_WAIT)
+        with self._changed:
+            if wait and self._unread_finished >= _MAX_FINISHED:
+                self._changed.wait_for(
+                    lambda: self._unread_finished < _MAX_FINISHED or self._stopped, _MAX_START_WAIT_S
+                )
             if self._stopped:
                 raise stopped()
             if episode_id is None:
                 episode_id = uuid.uuid4().hex
-            self._lines.check_new(episode_id)
-            if self._max_open is not None and len(self._lines) >= self._max_open:
+            if episode_id in self._channels or episode_id in self._finished_ids:
+                state = "already started" if episode_id in self._channels else "already completed"
+                raise EpisodeError(
+                    f"start_episode: episode {episode_id!r} is {state}, expected a new id; leave the id out to get one"
+                )
+            if self._max_open is not None and len(self._channels) >= self._max_open:
                 raise CallOrderError(
-                    f"start_episode: {len(self._lines)} episodes are open, expected at most max_concurrent="
+                    f"start_episode: {len(self._channels)} episodes are open, expected at most max_concurrent="
                     f"{self._max_open}; end one first"
                 )
-            self._lines[episode_id] = EpisodeChannel(episode_id, trained, backlog)
+            self._channels[episode_id] = EpisodeChannel(episode_id, trained, budget)
             return episode_id
 
     def check(self, call: str, episode_id: str) -> None:
-        """Raise what a call would raise that cannot be made now.
+        """Raise `EpisodeError` if the episode does not exist or waits for actions."""
+        with self._lock:
+            self._channel(call, episode_id)
+
+    def request_actions(
+        self, episode_id: str, obs: Mapping[AgentId, Any], callback: ActionCallback, size: int = 0
+    ) -> None:
+        """Send an observation and ask for the actions of all its agents; returns at once.
 
         Raises:
-            EpisodeError: There is no such episode, or somebody waits for its actions.
+            EpisodeError: The episode does not exist, or waits for actions already.
         """
-        with self._news:
-            self._line(call, episode_id)
-
-    def ask(self, episode_id: str, obs: Mapping[AgentId, Any], answer: Answer, size: int = 0) -> None:
-        """Hand in an observation and ask for the actions of all its agents; returns at once.
-
-        Raises:
-            EpisodeError: There is no such episode, or somebody waits for its actions already.
-        """
-        for _, error in self.ask_all([(episode_id, obs, answer, size, None)]):
+        for _, error in self.request_many([(episode_id, obs, callback, size, None)]):
             raise error
 
-    def ask_all(self, calls: Iterable[Call]) -> list[tuple[Call, CallOrderError]]:
-        """Ask for the actions of many episodes, as `ask` and `pay` do one by one; returns at once.
-
-        Returns:
-            The calls that cannot be made, and why; nothing of them has been noted.
-        """
+    def request_many(self, calls: Iterable[ActionCall]) -> list[tuple[ActionCall, CallOrderError]]:
+        """Log returns and ask for actions in many episodes; return the refused calls, which changed nothing."""
         refused = []
         with self._lock:
             for call in calls:
-                episode_id, obs, answer, size, paid = call
+                episode_id, obs, callback, size, returns = call
                 try:
-                    line = self._may_ask(episode_id)
-                    if paid is not None:
-                        line.pay(*paid)
+                    channel = self._channel_to_ask(episode_id)
+                    if returns is not None:
+                        channel.log_returns(*returns)
                 except CallOrderError as error:
                     refused.append((call, error))
                 else:
-                    line.plays, line.asked = False, True
-                    line.push(line.turn(obs, answer), size)
-                    if not line.busy:
-                        self._ready.add(line)
-            self._ring()
+                    channel.chunked, channel.asked = False, True
+                    channel.push(channel.next_step(obs, callback), size)
+                    if not channel.busy:
+                        self._ready.add(channel)
+            self._notify()
         return refused
 
-    def log(
+    def request_batch(self, batch: RequestBatch) -> bool:
+        """Ask for the actions of a batch; False if it must be sent request by request, and nothing changed."""
+        with self._lock:
+            if self._stopped or self._batch is not None:
+                return False
+            channels = batch.channels
+            for episode_id in batch.episode_ids:
+                channel = self._channels.get(episode_id)
+                if channel is None or not channel.batchable or channel.asked:
+                    for marked in channels:
+                        marked.asked = marked.busy = False
+                    channels.clear()
+                    return False
+                # What is sent from now on waits until the batch has been answered.
+                channel.asked = channel.busy = True
+                channels.append(channel)
+            self._batch = batch
+            self._changed.notify_all()
+            if self.on_message is not None:
+                self.on_message()
+        return True
+
+    def log_action(
         self,
         episode_id: str,
         obs: Mapping[AgentId, Any],
@@ -370,35 +194,30 @@ class EpisodeBroker:
         *,
         wait: bool = True,
         size: int = 0,
-        taken: Answer | None = None,
+        callback: ActionCallback | None = None,
     ) -> None:
-        """Hand in an observation and what the caller itself did in answer to it.
+        """Send an observation and the actions that the caller itself chose for it.
 
-        Args:
-            episode_id: The episode.
-            obs: By agent.
-            actions: Of the same agents.
-            wait: Whether to wait while far more was logged than the sampler has taken.
-            size: Bytes that it counts for in the backlog.
-            taken: Called in the sampler's thread once it has taken the row.
+        `wait` blocks while far more was logged than the sampler has read. The sampler's thread calls `callback` once
+        it has read the step.
 
         Raises:
-            EpisodeError: There is no such episode, or somebody waits for its actions.
-            CallOrderError: Not every agent that observed has an action.
+            EpisodeError: The episode does not exist, or waits for actions.
+            CallOrderError: An agent that observed has no action.
         """
-        with self._news:
-            line = self._line("log_action", episode_id)
-            while wait and len(line.turns) >= _MOST_AHEAD:
-                self._news.wait()
-                line = self._line("log_action", episode_id)
-            # Who is done has nothing more to do.
-            if obs.keys() != actions.keys() and obs.keys() - line.done != actions.keys() - line.done:
+        with self._changed:
+            channel = self._channel("log_action", episode_id)
+            while wait and len(channel.steps) >= _MAX_LOGGED:
+                self._changed.wait()
+                channel = self._channel("log_action", episode_id)
+            # Agents that are done need no action.
+            if obs.keys() != actions.keys() and obs.keys() - channel.done != actions.keys() - channel.done:
                 raise unlike(obs, actions)
-            turn = line.turn(obs, taken)
-            turn.actions = actions
-            self._say(line, turn, size)
+            step = channel.next_step(obs, callback)
+            step.actions = actions
+            self._push_step(channel, step, size)
 
-    def pay(
+    def log_returns(
         self,
         episode_id: str,
         rewards: Mapping[AgentId, float],
@@ -406,24 +225,17 @@ class EpisodeBroker:
         done: Mapping[Any, bool] | None = None,
         size: int = 0,
     ) -> None:
-        """Note rewards, which add up, and what else goes with the next observation.
-
-        Args:
-            episode_id: The episode.
-            rewards: By agent.
-            infos: Likewise.
-            done: True for agents whose own trajectories end.
-            size: Bytes that it counts for in the backlog.
+        """Add rewards, infos and done flags, all by agent, to the next observation.
 
         Raises:
-            EpisodeError: There is no such episode, or pieces of it are handed in.
+            EpisodeError: The episode does not exist, or its caller sends chunks.
             ContractError: A reward is not a finite number.
         """
-        with self._news:
-            line = self._line("log_returns", episode_id)
-            if line.plays:
+        with self._lock:
+            channel = self._channel("log_returns", episode_id)
+            if channel.chunked:
                 raise mixed("log_returns", episode_id)
-            line.pay(rewards, infos or {}, done or {}, size)
+            channel.log_returns(rewards, infos or {}, done or {}, size)
 
     def end(
         self, episode_id: str, obs: Mapping[AgentId, Any], *, truncated: bool = False, size: int = 0
@@ -431,292 +243,378 @@ class EpisodeBroker:
         """End an episode with its last observations.
 
         Raises:
-            EpisodeError: There is no such episode, or somebody waits for its actions.
+            EpisodeError: The episode does not exist, or waits for actions.
         """
-        with self._news:
-            line = self._line("end_episode", episode_id)
-            turn = line.turn(obs)
-            turn.over = not truncated, truncated
-            self._say(line, turn, size)
+        with self._lock:
+            channel = self._channel("end_episode", episode_id)
+            step = channel.next_step(obs)
+            step.over = not truncated, truncated
+            self._push_step(channel, step, size)
 
-    def play(self, episode_id: str, piece: ExternalTrajectory, size: int = 0) -> None:
-        """Hand in a piece of an episode that was played elsewhere, the last one if it is over.
-
-        Args:
-            episode_id: The episode.
-            piece: What was played.
-            size: Bytes that it counts for in the backlog.
+    def add_chunk(self, episode_id: str, chunk: ExternalTrajectory, size: int = 0) -> None:
+        """Send a chunk of an episode whose actions the client chose; the last chunk ends the episode.
 
         Raises:
-            EpisodeError: There is no such episode, or its actions are asked for here.
+            EpisodeError: The episode does not exist, or its actions were requested here.
         """
-        with self._news:
-            line = self._line("episodes", episode_id)
-            if line.plays is False or line.rewards:
+        with self._lock:
+            channel = self._channel("episodes", episode_id)
+            if channel.chunked is False or channel.rewards:
                 raise EpisodeError(
                     f"episodes: actions of episode {episode_id!r} were asked for one by one, expected whole "
                     "pieces from its beginning; do one or the other"
                 )
-            line.plays = True
-            if piece.over:
-                self._close(line)
-            self._push(line, piece, size)
-            self._ring()
+            channel.chunked = True
+            if chunk.over:
+                self._close(channel)
+            self._push(channel, chunk, size)
+            self._notify()
 
     def lose(self, episode_ids: Iterable[str], why: str) -> None:
-        """Break episodes off whose client is gone; what their last actions led to is unknown.
+        """End episodes whose client is gone: the outcome of their last actions is unknown.
 
-        Args:
-            episode_ids: Episodes; those that are not open are left alone.
-            why: What happened, in a few words; the first of a run is shown in results.
+        Episodes that are not open are ignored. Results show the first `why` of a run.
         """
-        with self._news:
+        with self._lock:
             for episode_id in episode_ids:
-                line = self._lines.get(episode_id)
-                if line is None or self._stopped:
+                channel = self._channels.get(episode_id)
+                if channel is None or self._stopped:
                     continue
-                line.lost = why
-                turn = line.turn(None)
-                turn.over = False, True
-                self._close(line)
-                self._push(line, turn, 0)
-            self._ring()
+                channel.lost = why
+                step = channel.next_step(None)
+                step.over = False, True
+                self._close(channel)
+                self._push(channel, step, 0)
+            self._notify()
 
     def fail(self, fault: BaseException) -> None:
-        """Let `collect` raise, once everything that was said before has been taken, but soon in any case."""
-        with self._news:
+        """Let `collect` raise once it has read what was sent before, and soon in any case."""
+        with self._changed:
             if self._fault is None:
                 self._fault, self._fault_at = fault, time.monotonic()
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def stop(self) -> None:
-        """Nobody samples any more: those who wait are told, and later calls are refused."""
-        with self._news:
+        """Send an error to waiting callers and refuse later calls: sampling has stopped."""
+        with self._changed:
             self._stopped = True
-            waiting = [
-                turn for line in self._lines.values() for turn in line.turns if isinstance(turn, ChannelStep)
+            unread = [
+                step
+                for channel in self._channels.values()
+                for step in channel.steps
+                if isinstance(step, ChannelStep)
             ]
             self._ready.clear()
-            self._news.notify_all()
-        for turn in waiting:
-            turn.tell(stopped())
+            batch, self._batch = self._batch, None
+            self._changed.notify_all()
+        for step in unread:
+            step.respond(stopped())
+        if batch is not None:
+            batch.respond(stopped())
 
     def wake(self) -> None:
         """Let a `collect` that waits return."""
-        with self._news:
+        with self._changed:
             self._woken = True
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def collect(self, timeout: float | None) -> list[EpisodeChannel]:
-        """Return the episodes in which something was said, waiting for the first one.
-
-        Args:
-            timeout: Most seconds to wait; None for as long as it takes.
+        """Return the channels that have something to read; wait `timeout` seconds for the first one, None for ever.
 
         Raises:
-            BaseException: What `fail` was given.
-            CallOrderError: It was stopped.
+            BaseException: The error that `fail` was given.
+            CallOrderError: The broker was stopped.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        with self._news:
+        with self._changed:
             while not (self.ready or self._fault or self._woken or self._stopped):
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     break
-                self._news.wait(left)
+                self._changed.wait(left)
             self._woken = False
             if self._stopped:
                 raise over()
-            if self._fault and (not self.ready or time.monotonic() - self._fault_at > _PATIENCE):
+            if self._fault and (not self.ready or time.monotonic() - self._fault_at > _FAULT_GRACE_S):
                 raise self._fault
             return self._ready.take(self.ready - len(self._ready))
 
-    def next_turns(self, lines: Sequence[EpisodeChannel]) -> list[ChannelStep | ExternalTrajectory | None]:
-        """Return what is to be taken next in each episode, None while its last turn is not answered."""
+    def take_batch(self) -> RequestBatch | None:
+        """Return the batch that waits, if any; its episodes are busy until `batch_answered`."""
+        with self._lock:
+            batch, self._batch = self._batch, None
+        return batch
+
+    def next_steps(self, channels: Sequence[EpisodeChannel]) -> list[ChannelStep | ExternalTrajectory | None]:
+        """Remove and return the next step of each channel, None while its last step has no answer."""
         found: list[ChannelStep | ExternalTrajectory | None] = []
         with self._lock:
-            for line in lines:
-                if line.busy or not line.turns:
+            for channel in channels:
+                if channel.busy or not channel.steps:
                     found.append(None)
                     continue
-                if len(line.turns) == _MOST_AHEAD:
-                    self._news.notify_all()
-                found.append(line.pop())
-                if line.over and not line.turns:
-                    self._ready.used_up(line)
-                    self._backlog -= 1
-                    if self._backlog == _MOST_OVER - 1:
-                        self._news.notify_all()
-            for line in lines:
-                if line.plays and line.turns:
-                    self._ready.add(line)
+                if len(channel.steps) == _MAX_LOGGED:
+                    self._changed.notify_all()
+                found.append(channel.pop())
+                if channel.over and not channel.steps:
+                    self._ready.discard(channel)
+                    self._unread_finished -= 1
+                    if self._unread_finished == _MAX_FINISHED - 1:
+                        self._changed.notify_all()
+            for channel in channels:
+                if channel.chunked and channel.steps:
+                    self._ready.add(channel)
         return found
 
-    def answered(self, lines: Iterable[EpisodeChannel]) -> None:
-        """Note that turns have been answered; what was said since comes up in `collect`."""
-        with self._news:
+    def answered(self, channels: Iterable[EpisodeChannel], batchable: Iterable[EpisodeChannel] = ()) -> None:
+        """Let `collect` return what was sent after steps that are answered now.
+
+        Args:
+            channels: The channels of these steps.
+            batchable: Those with one agent, whose next requests may form a batch.
+        """
+        with self._lock:
             self.expected = 0
-            for line in lines:
-                self.expected += line.asked
-                line.asked = line.busy = False
-                if line.turns:
-                    self._ready.add(line)
+            for channel in channels:
+                self.expected += channel.asked
+                channel.asked = channel.busy = False
+                if channel.steps:
+                    self._ready.add(channel)
+            for channel in batchable:
+                pending = channel.steps or channel.rewards or channel.infos or channel.done
+                channel.batchable = not (pending or channel.over)
 
-    def held_rewards(self, known: Iterable[EpisodeChannel] = ()) -> dict[EnvId, dict[AgentId, float]]:
-        """Return what was paid and the sampler has not taken, by episode and agent.
+    def batch_answered(self, batch: RequestBatch) -> None:
+        """Let `collect` return what was sent after a batch that is answered now."""
+        with self._lock:
+            self.expected = len(batch.channels)
+            for channel in batch.channels:
+                channel.asked = channel.busy = False
+                if channel.steps:
+                    self._ready.add(channel)
 
-        Args:
-            known: Episodes that the sampler has begun; some of them may be closed here.
-        """
-        with self._news:
-            everybody = (*known, *self._ready, *self._lines.values())
-            found = {line.episode_id: line.owed() for line in everybody}
-        return {name: owed for name, owed in found.items() if owed}
-
-    def _line(self, call: str, episode_id: str) -> EpisodeChannel:
-        """Return an open episode in which nobody waits."""
-        if self._stopped:
-            raise stopped()
-        return self._lines.free(call, episode_id)
-
-    def _may_ask(self, episode_id: str) -> EpisodeChannel:
-        line = self._lines.named(episode_id)
-        if line is None or line.asked or self._stopped:
-            line = self._line("get_action", episode_id)
-        if line.plays:
-            raise mixed("episode", episode_id)
-        return line
-
-    def _say(self, line: EpisodeChannel, turn: ChannelStep, size: int) -> None:
-        if line.plays:
-            raise mixed("episode", line.episode_id)
-        line.plays = False
-        if turn.over is not None:
-            self._close(line)
-        self._push(line, turn, size)
-        self._ring()
-
-    def _push(self, line: EpisodeChannel, said: ChannelStep | ExternalTrajectory, size: int) -> None:
-        line.push(said, size)
-        if not line.busy:
-            self._ready.add(line)
-
-    def _ring(self) -> None:
-        if self._ready:
-            self._news.notify_all()
-            if self.on_news is not None:
-                self.on_news()
-
-    def _close(self, line: EpisodeChannel) -> None:
-        line.over = True
-        self._backlog += 1
-        self._lines.close(line)
-
-
-# SEAM menv.round_board
-# A switchboard that takes rounds: the short way of questions that came together and go on as they did before.
-#
-# Serving inputs have one. A round is taken where none waits and each of its episodes is steady: one agent was
-# answered,
-# and nothing has been said since. Everything else goes the way of `menv.adapters.episode_broker`.
-
-
-class BatchedEpisodeBroker(EpisodeBroker):
-    """A `EpisodeBroker` at which at most one round waits, so that nobody's backlog has to count it."""
-
-    def __init__(self, max_open: int | None = None) -> None:
-        super().__init__(max_open)
-        self._round: RequestBatch | None = None
-
-    @property
-    def ready(self) -> int:
-        """In how many episodes something was said that nobody has taken."""
-        waiting = self._round
-        return len(self._ready) + (0 if waiting is None else len(waiting.lines))
-
-    def gone(self, episode_id: str, done: Mapping[Any, bool] | None) -> set[AgentId]:
-        """Return the agents whose observations in an episode's next turn are their last ones; called by who says it.
-
-        Args:
-            episode_id: The episode.
-            done: What the turn itself says of ends, beside what was said since the last one.
-        """
-        line = self._lines.get(episode_id)
-        told = [
-            *(line.done if line is not None else {}),
+    def done_agents(self, episode_id: str, done: Mapping[Any, bool] | None) -> set[AgentId]:
+        """Return the agents whose observations in the next step are their last ones, `done` of that step included."""
+        channel = self._channels.get(episode_id)
+        flagged = [
+            *(channel.done if channel is not None else {}),
             *(agent for agent, flag in (done or {}).items() if flag),
         ]
-        return set(told) - {ALL}
+        return set(flagged) - {ALL}
 
-    def ask_round(self, asked: RequestBatch) -> bool:
-        """Ask for the actions of a round; returns at once.
+    def held_rewards(self, begun: Iterable[EpisodeChannel] = ()) -> dict[EnvId, dict[AgentId, float]]:
+        """Return the rewards that the sampler has not read, by episode and agent.
 
-        Returns:
-            False where it has to be asked question by question; nothing has been noted then.
+        Args:
+            begun: Channels that the sampler knows; some of them may be closed here.
         """
         with self._lock:
-            if self._stopped or self._round is not None:
-                return False
-            known, lines = self._lines, asked.lines
-            for episode_id in asked.episode_ids:
-                line = known.get(episode_id)
-                if line is None or not line.steady or line.asked:
-                    self._take_back(lines)
-                    return False
-                # Whatever is said from now on waits until the round is answered.
-                line.asked = line.busy = True
-                lines.append(line)
-            self._round = asked
-            self._news.notify_all()
-            if self.on_news is not None:
-                self.on_news()
-        return True
+            channels = (*begun, *self._ready, *self._channels.values())
+            found = {channel.episode_id: channel.pending_rewards() for channel in channels}
+            held = {episode_id: by_agent for episode_id, by_agent in found.items() if by_agent}
+            if (batch := self._batch) is not None:
+                for episode_id, reward in zip(batch.episode_ids, batch.rewards.tolist(), strict=True):
+                    if reward:
+                        by_agent = held.setdefault(episode_id, {})
+                        by_agent[SINGLE_AGENT] = by_agent.get(SINGLE_AGENT, 0.0) + reward
+        return held
 
-    def take_round(self) -> RequestBatch | None:
-        """Return the round that waits, None if there is none; its episodes are busy until `answered_round`."""
-        with self._lock:
-            taken, self._round = self._round, None
+    def _named(self, episode_id: str) -> EpisodeChannel | None:
+        try:
+            return self._channels.get(episode_id)
+        except TypeError:
+            # Unhashable, so no id.
+            return None
+
+    def _channel(self, call: str, episode_id: str) -> EpisodeChannel:
+        """Return an open channel in which no caller waits; rewards may be logged while one does."""
+        if self._stopped:
+            raise stopped()
+        channel = self._named(episode_id)
+        if channel is None:
+            finished = isinstance(episode_id, str | int) and episode_id in self._finished_ids
+            why = "is completed" if finished else "was not found"
+            raise EpisodeError(
+                f"{call}: episode {episode_id!r:.80} {why}, expected one that is open; call start_episode first"
+            )
+        if channel.asked and call != "log_returns":
+            raise EpisodeError(
+                f"{call}: get_action of episode {episode_id!r} has not returned, expected one call after the other "
+                "within an episode; wait for its action"
+            )
+        return channel
+
+    def _channel_to_ask(self, episode_id: str) -> EpisodeChannel:
+        channel = self._named(episode_id)
+        if channel is None or channel.asked or self._stopped:
+            channel = self._channel("get_action", episode_id)
+        if channel.chunked:
+            raise mixed("episode", episode_id)
+        return channel
+
+    def _push_step(self, channel: EpisodeChannel, step: ChannelStep, size: int) -> None:
+        if channel.chunked:
+            raise mixed("episode", channel.episode_id)
+        channel.chunked = False
+        if step.over is not None:
+            self._close(channel)
+        self._push(channel, step, size)
+        self._notify()
+
+    def _push(self, channel: EpisodeChannel, step: ChannelStep | ExternalTrajectory, size: int) -> None:
+        channel.push(step, size)
+        if not channel.busy:
+            self._ready.add(channel)
+
+    def _notify(self) -> None:
+        if self._ready:
+            self._changed.notify_all()
+            if self.on_message is not None:
+                self.on_message()
+
+    def _close(self, channel: EpisodeChannel) -> None:
+        channel.over = True
+        self._unread_finished += 1
+        del self._channels[channel.episode_id]
+        self._finished_ids[channel.episode_id] = None
+        if len(self._finished_ids) > _KEPT_IDS:
+            self._finished_ids.popitem(last=False)
+
+
+# Limits per poll. The end of an episode takes the sampler several times as long as a request, and a trajectory chunk
+# several times as long as the end of an episode.
+_MAX_FINISHED_PER_POLL = 16
+_MAX_ENDS_PER_POLL = 4
+_MAX_CHUNKS_PER_POLL = 2
+
+
+class ReadyQueue:
+    """The channels that have something to read, in an order that is fair to all callers.
+
+    Slow work is taken in small parts: thousands of episodes that end at once, or that arrive as chunks, must not delay
+    the callers that wait for actions.
+
+    Attributes:
+        room: How many more steps the sampler wants. At 0 only chunks of episodes that it has begun count.
+        by_agent_steps: Whether `room` counts agent steps, not env steps.
+    """
+
+    def __init__(self) -> None:
+        self.room: float = float("inf")
+        self.by_agent_steps = False
+        self._asking: dict[str, EpisodeChannel] = {}
+        # Finished episodes: begun by the sampler before they finished; not begun; begun afterwards, with steps left.
+        self._ended: dict[str, EpisodeChannel] = {}
+        self._logged: dict[str, EpisodeChannel] = {}
+        self._half_read: dict[str, EpisodeChannel] = {}
+        self._half_read_ids: set[str] = set()
+        # Channels with chunks, by client; the client whose turn it is comes first.
+        self._chunked: dict[ByteBudget, dict[str, EpisodeChannel]] = {}
+        self._kinds = (self._asking, self._ended, self._logged, self._half_read)
+        self._num_chunked = self._num_begun = 0
+        self._last_order = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._kinds)) + (self._num_chunked if self.room > 0 else self._num_begun)
+
+    def __iter__(self) -> Iterator[EpisodeChannel]:
+        for channels in (*self._kinds, *self._chunked.values()):
+            yield from channels.values()
+
+    def clear(self) -> None:
+        """Forget all channels."""
+        for channels in (*self._kinds, self._chunked):
+            channels.clear()
+        self._num_chunked = self._num_begun = 0
+
+    def add(self, channel: EpisodeChannel) -> None:
+        """Add a channel, or move it if its episode has ended by now."""
+        name, before = channel.episode_id, None
+        if channel.chunked:
+            channels = self._chunked.setdefault(channel.budget, {})
+            self._num_chunked += name not in channels
+            self._num_begun += channel.begun and name not in channels
+        elif channel.over:
+            before = self._asking.pop(name, None)
+            begun = self._half_read if name in self._half_read_ids else self._ended
+            channels = begun if channel.begun else self._logged
+        else:
+            channels = self._asking
+        if name not in channels:
+            channels[name] = channel
+            if before is None:
+                self._last_order = channel.order = self._last_order + 1
+
+    def discard(self, channel: EpisodeChannel) -> None:
+        """Forget an episode that is over and read to its end."""
+        self._half_read_ids.discard(channel.episode_id)
+
+    def take(self, other_requests: int = 0) -> list[EpisodeChannel]:
+        """Remove and return the channels to read next, in the order in which they were added.
+
+        Args:
+            other_requests: How many episodes ask for actions and are not in this queue.
+        """
+        asking = list(self._asking.values())
+        self._asking.clear()
+        more = self._take_finished(len(asking) + other_requests) + self._take_chunked()
+        return sorted(asking + more, key=attrgetter("order")) if more else asking
+
+    def _take_finished(self, asking: int) -> list[EpisodeChannel]:
+        """Remove and return a few finished episodes.
+
+        A caller that only logs may have finished hundreds before the sampler reads the first step. Each of them
+        completes one step at most, so a fragment reads no more of them than it lacks steps.
+        """
+        room = self.room if self.room > 0 else _MAX_FINISHED_PER_POLL
+        most = min(_MAX_FINISHED_PER_POLL, room)
+        # Every episode asks at least once: where as many ends as requests are read, ends do not pile up.
+        ended = _take_first(self._ended, max(min(_MAX_ENDS_PER_POLL, room), asking), self.by_agent_steps)
+        half_read = _take_first(self._half_read, most, self.by_agent_steps)
+        room_left = most - max(len(half_read), len(self._half_read_ids))
+        begun = _take_first(self._logged, room_left, self.by_agent_steps)
+        self._half_read_ids.update(channel.episode_id for channel in begun)
+        return ended + half_read + begun
+
+    def _take_chunked(self) -> list[EpisodeChannel]:
+        """Remove and return a few channels with chunks, of each client in turn, while there is room."""
+        taken: list[EpisodeChannel] = []
+        room, full = self.room, self.room <= 0
+        while len(taken) < _MAX_CHUNKS_PER_POLL and (
+            self._num_begun if full else self._num_chunked and room > 0
+        ):
+            client = next(iter(self._chunked))
+            channels = self._chunked.pop(client)
+            channel = next((one for one in channels.values() if one.begun or not full), None)
+            if channel is not None:
+                del channels[channel.episode_id]
+                self._num_chunked -= 1
+                self._num_begun -= channel.begun
+                room -= self._num_steps(channel.steps[0])
+                # An end without steps needs no room.
+                ends = takewhile(lambda step: not self._num_steps(step), islice(channel.steps, 1, None))
+                taken += [channel, *(channel for _ in ends)]
+            if channels:
+                self._chunked[client] = channels
         return taken
 
-    def answered_round(self, answered: RequestBatch) -> None:
-        """Note that a round has been answered; what was said since comes up in `collect`."""
-        with self._lock:
-            self._expected = len(answered.lines)
-            for line in answered.lines:
-                line.asked = line.busy = False
-                if line.turns:
-                    self._ready.add(line)
+    def _num_steps(self, step: ChannelStep | ExternalTrajectory) -> int:
+        """Return how many steps a chunk has; the loss of an episode has none."""
+        if not isinstance(step, ExternalTrajectory):
+            return 0
+        if self.by_agent_steps:
+            return sum(len(steps.rewards) for steps in step.agents.values())
+        return step.env_steps
 
-    def steady(self, lines: Iterable[EpisodeChannel]) -> None:
-        """Note that one agent of each of these episodes was answered, so that they may be part of a round."""
-        with self._lock:
-            for line in lines:
-                said = line.asked or line.busy or line.turns or line.rewards or line.infos or line.done
-                line.steady = not (said or line.over)
 
-    def stop(self) -> None:
-        """Nobody samples any more; see `EpisodeBroker.stop`."""
-        super().stop()
-        waiting = self.take_round()
-        if waiting is not None:
-            waiting.tell(stopped())
-
-    def held_rewards(self, known: Iterable[EpisodeChannel] = ()) -> dict[EnvId, dict[AgentId, float]]:
-        """Return what was paid and the sampler has not taken; see `EpisodeBroker.held_rewards`."""
-        with self._lock:
-            found = super().held_rewards(known)
-            waiting = self._round
-            paid: Iterable[tuple[Any, float]] = ()
-            if waiting is not None:
-                paid = zip(waiting.episode_ids, waiting.rewards.tolist(), strict=True)
-            for episode_id, reward in paid:
-                if reward:
-                    owed = found.setdefault(episode_id, {})
-                    owed[SINGLE_AGENT] = owed.get(SINGLE_AGENT, 0.0) + reward
-        return found
-
-    @staticmethod
-    def _take_back(lines: list[EpisodeChannel]) -> None:
-        for line in lines:
-            line.asked = line.busy = False
-        lines.clear()
+def _take_first(
+    channels: dict[str, EpisodeChannel], most: float, by_agent_steps: bool
+) -> list[EpisodeChannel]:
+    """Remove and return the first channels, up to `most` episodes, or about that many agents."""
+    taken = []
+    while channels and most > 0:
+        channel = channels.pop(next(iter(channels)))
+        taken.append(channel)
+        step = channel.steps[0] if by_agent_steps and channel.steps else None
+        most -= max(1, len(step.obs or ())) if isinstance(step, ChannelStep) else 1
+    return taken

@@ -1,7 +1,7 @@
-"""External episodes as a `BaseEnv`: an episode is a sub-environment that comes and goes.
+"""External episodes as a `BaseEnv`: each open episode is a sub-environment that comes and goes.
 
-Callers talk to a `EpisodeBroker` from their own threads; each poll takes what they said, with the same `Roster` as the
-other dict adapters. `menv.adapters.convert` makes one of `ExternalEnv`s, the serving inputs one of their own. It knows
+Callers send to an `EpisodeBroker` from their own threads; each poll reads what they sent, with the same `AgentTracker`
+as the other dict adapters. `menv.adapters.convert` builds one from `ExternalEnv`s, and servers subclass it. It knows
 neither sockets nor policies.
 """
 
@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.agent_tracker import ExternalAgentTracker, SlotPool, WaitingAgents, join_slots
-from menv.adapters.episode_broker import BatchedEpisodeBroker, EpisodeBroker
+from menv.adapters.agent_tracker import AgentTracker, SlotAllocator, WaitingAgents, join_slots
+from menv.adapters.episode_broker import EpisodeBroker
 from menv.adapters.episode_channel import ChannelStep, EpisodeChannel, RequestBatch
 from menv.adapters.poll_events import PollEvents
-from menv.adapters.validation import as_rewards, by_sub_environment, check_answers, of_rosters
+from menv.adapters.validation import as_rewards, by_sub_environment, check_answers, reward_labels
 from menv.base_env import (
     ALL,
     AgentChunk,
@@ -35,115 +35,40 @@ from menv.base_env import (
 from menv.errors import CALLER, ContractError, EnvCrashError, EnvFault
 from menv.external_env import over, stopped
 
-# SEAM menv.adapters.game
-# Game: an open external episode as the sampler has it.
-#
-# `menv.adapters.external` keeps one for each, and answers its turns. It knows neither callers nor policies.
+_NOT_OVER: dict[AgentId, bool] = {ALL: False}
+_FEW = 16
 
 
 class ExternalEpisode:
-    """An open episode: its line, its agents, and the turn that waits for an answer.
+    """An open episode as the sampler sees it.
 
     Attributes:
-        line: As given; so is `roster`.
-        turn: None where nobody waits, or a whole round does.
-        acted: Whether an agent has been asked, or has acted elsewhere; without it there was no episode.
+        step: The step that waits for an answer; None if there is none, or if a whole batch waits.
+        acted: Whether an agent was asked, or acted in a chunk; without that the episode does not count.
     """
 
-    __slots__ = ("acted", "line", "roster", "turn")
+    __slots__ = ("acted", "channel", "step", "tracker")
 
-    def __init__(self, line: EpisodeChannel, roster: ExternalAgentTracker) -> None:
-        self.line = line
-        self.roster = roster
-        self.turn: ChannelStep | None = None
+    def __init__(self, channel: EpisodeChannel, tracker: AgentTracker) -> None:
+        self.channel = channel
+        self.tracker = tracker
+        self.step: ChannelStep | None = None
         self.acted = False
-
-
-def chosen_actions(games: Iterable[ExternalEpisode]) -> dict[int, Any]:
-    """Return the actions that callers chose themselves, by slot."""
-    return {
-        slot: game.turn.actions[agent]
-        for game in games
-        if game.turn is not None and game.turn.actions is not None
-        for agent, slot in zip(game.roster.waiting.agents, game.roster.waiting.slot_list, strict=True)
-    }
-
-
-# SEAM menv.adapters.played_pieces
-# Pieces of episodes that were played elsewhere, as the sampler takes them: with slots, joins and ends.
-#
-# `menv.adapters.external` calls it for what clients send that choose their actions themselves.
-
-
-def next_piece(
-    roster: ExternalAgentTracker, played: ExternalTrajectory, trained: bool, now: int
-) -> TrajectoryChunk:
-    """Return a piece of the episode that `roster` stands for.
-
-    Agents that live on in an episode that ends, end with it, with the observation that they wait with.
-
-    Args:
-        roster: Of the episode.
-        played: What was played.
-        trained: Whether policies may learn from it.
-        now: Env steps of the sub-environment, those of the piece included.
-    """
-    parts = []
-    times = now - roster.episode_steps, now
-    for agent, moves in played.agents.items():
-        if not len(moves.rewards) and agent not in roster.living():
-            continue
-        slot, join = roster.enter(agent)
-        end = None
-        if moves.over or played.over:
-            own = (moves.terminated, moves.truncated) if moves.over else (played.terminated, played.truncated)
-            # Without an action the observation that waits is the last one.
-            acted = len(moves.rewards) > 0
-            last = moves.obs[len(moves.rewards)] if acted else None
-            reward = float(moves.rewards[-1]) if acted else 0.0
-            end = End(slot, roster.env_id, agent, reward, *own, last, {}, withdrawn=not acted)
-            roster.leave(agent)
-        if join is not None:
-            join = join._replace(trained=trained, policy_id=played.policies.get(agent))
-        parts.append(AgentChunk(slot, join, moves, end))
-    if not played.over:
-        return TrajectoryChunk(roster.env_id, roster.env_index, parts, None, played.weights_seq_no, *times)
-    parts += _others(roster, played.terminated, played.truncated)
-    episode = roster.close(played.terminated, played.truncated)
-    return TrajectoryChunk(roster.env_id, roster.env_index, parts, episode, played.weights_seq_no, *times)
-
-
-def last_piece(roster: ExternalAgentTracker, now: int) -> TrajectoryChunk:
-    """Return the end of an episode whose client is gone; see `next_piece`."""
-    parts, began = _others(roster, False, True), now - roster.episode_steps
-    episode = roster.close(False, True)._replace(faulty=True)
-    return TrajectoryChunk(roster.env_id, roster.env_index, parts, episode, None, began, now)
-
-
-def _others(roster: ExternalAgentTracker, terminated: bool, truncated: bool) -> list[AgentChunk]:
-    parts = []
-    for agent in roster.living():
-        slot, _ = roster.enter(agent)
-        end = End(slot, roster.env_id, agent, 0.0, terminated, truncated, None, {}, withdrawn=True)
-        parts.append(AgentChunk(slot, None, None, end))
-        roster.leave(agent)
-    return parts
-
-
-_GOES_ON: dict[AgentId, bool] = {ALL: False}
-_FEW = 16
 
 
 class ExternalEnvs(BaseEnv):
     """The open episodes of one `EpisodeBroker`.
 
+    Requests that arrive as a `RequestBatch` are delivered as columns, if nothing else was sent since the last poll, and
+    answered together, if all of them are answered at once. Otherwise they become steps of their episodes.
+
     Args:
-        switchboard: Where callers call.
-        envs: External environments that call it, whose `run` is started with the first poll.
-        observation_space: Of each agent, if there are no such environments.
-        action_space: Likewise.
-        possible_agents: Agents that may ever appear, () if nobody knows.
-        idle_timeout: Seconds without anything after which the sampler gives up for the time being.
+        broker: Where callers send to.
+        envs: External environments that call it; the first poll starts their `run`.
+        observation_space: Of each agent, if there are no such environments; so is `action_space`.
+        action_space: Of each agent.
+        possible_agents: Agents that may ever appear, () if unknown.
+        idle_timeout: Seconds without a message after which the sampler gives up for now.
     """
 
     returns_table = True
@@ -151,7 +76,7 @@ class ExternalEnvs(BaseEnv):
 
     def __init__(
         self,
-        switchboard: EpisodeBroker,
+        broker: EpisodeBroker,
         envs: Sequence[Any] = (),
         *,
         observation_space: Any = None,
@@ -159,7 +84,7 @@ class ExternalEnvs(BaseEnv):
         possible_agents: Iterable[AgentId] = (),
         idle_timeout: float | None = 30.0,
     ) -> None:
-        self.switchboard = switchboard
+        self.broker = broker
         self.idle_timeout = idle_timeout
         self.observation_space = observation_space
         self.action_space = action_space
@@ -167,90 +92,116 @@ class ExternalEnvs(BaseEnv):
         self._possible = frozenset(self.possible_agents) or None
         self._envs = list(envs)
         self._started = False
-        self._pool = SlotPool()
-        self._games: dict[EnvId, ExternalEpisode] = {}
-        self._free: list[ExternalAgentTracker] = []
-        # Those whose last piece is under way; their slots are in use until it has been taken in.
-        self._leaving: list[ExternalAgentTracker] = []
-        # The first of as many counts as there is room for.
+        self._allocator = SlotAllocator()
+        self._episodes: dict[EnvId, ExternalEpisode] = {}
+        self._free_trackers: list[AgentTracker] = []
+        # Of episodes whose last chunk was delivered; the sampler uses their slots until the next poll.
+        self._closing: list[AgentTracker] = []
+        # [E] is a view of the first of `_counts`, which has room for more.
         self._counts = self._env_steps = np.zeros(0, np.int64)
-        # Of the sub-environments that have stepped since the last poll, once for each step.
+        # Indices of sub-environments that stepped since the last poll, once per step.
         self._stepped: list[int] = []
         self._due: list[ExternalEpisode] = []
-        # How many of these show observations, and nothing else.
-        self._plain = 0
-        # Those who wait for answers, in the order of the rows that were delivered last.
+        # How many of these have new observations and nothing else.
+        self._num_plain = 0
+        # Episodes that wait for answers, in the order of the rows that were delivered last.
         self._asked: list[ExternalEpisode] = []
-        self._report = PollEvents()
-        self._pieces: list[TrajectoryChunk] = []
+        self._events = PollEvents()
+        self._chunks: list[TrajectoryChunk] = []
         self._delivered = (list[WaitingAgents](), np.zeros(0, np.int64))
-        # Held by who takes turns or answers them, so that whoever stops it finds each of them at its place.
-        self._by_turns = threading.RLock()
+        # The batch that the sampler has not answered yet.
+        self._batch: RequestBatch | None = None
+        # Channels of the last batch, and what was looked up for them; most batches have the same ones.
+        self._batch_channels: list[EpisodeChannel] = []
+        self._batch_episodes: list[ExternalEpisode] = []
+        self._batch_indices: IntArray = np.zeros(0, np.int64)
+        self._batch_rows: tuple[list[WaitingAgents], IntArray] = ([], self._batch_indices)
+        # Held while steps are read or answered, so that `stop` in another thread finds each of them in one place.
+        self._lock = threading.RLock()
         self._over = False
 
     def connect(self, trainer: Any) -> None:
-        """Begin to take calls for an algorithm; what it is asked is up to kinds of this class."""
+        """Accept calls for an algorithm; for subclasses."""
 
     def published(self) -> None:
-        """Note that the weights have changed; called in the sampler's thread."""
+        """Called in the sampler's thread when the weights have changed; for subclasses."""
 
     def poll(self, timeout: float | None = None) -> Ready:
-        """Return what callers have said since the last poll, waiting `timeout` seconds at most for the first."""
+        """Return what callers sent since the last poll; wait at most `timeout` seconds for the first message."""
         if not self._started:
             self._started = True
             for env in self._envs:
                 name = f"{type(env).__name__}.run"
                 threading.Thread(target=self._run, args=(env,), name=name, daemon=True).start()
-        self._free += self._leaving
-        self._leaving = []
+        self._free_trackers += self._closing
+        self._closing = []
         for env in self._envs:
             env.sampler = threading.get_ident()
-        lines = self.switchboard.collect(timeout)
-        with self._by_turns:
+        channels = self.broker.collect(timeout)
+        with self._lock:
             if self._over:
                 raise over()
-            return self._take_in(lines)
+            batch = self.broker.take_batch()
+            if batch is not None:
+                if not channels:
+                    return self._deliver_batch(batch)
+                for channel, step in zip(batch.channels, batch.split(), strict=True):
+                    self._advance(channel, step)
+            for channel, sent in zip(channels, self.broker.next_steps(channels), strict=True):
+                self._advance(channel, sent)
+            return self._deliver()
 
     def rest(self) -> None:
-        """Note that nobody polls for a while; see `BaseEnv.rest`."""
+        """Allow calls in this thread until the next poll; see `BaseEnv.rest`."""
         for env in self._envs:
             env.sampler = None
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer callers; see `BaseEnv.send_actions`."""
-        with self._by_turns:
-            # Whoever stops it tells those who wait; the next poll raises.
+        with self._lock:
+            # `stop` sends an error to the callers that wait, and the next poll raises.
             if not self._over:
                 self._answer(slots, actions)
 
     def _answer(self, slots: Any, actions: Any) -> None:
-        due = self._answers_of_all(slots, actions) or self._answers(slots, actions)
-        # First the line is free, then its caller is told: it calls again at once.
-        self._let_go([game for game, _, _ in due])
-        for game, turn, answers in due:
-            game.turn = None
-            turn.tell(answers)
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            all_rows = slots is self._delivered[1] and isinstance(actions, Sequence | np.ndarray)
+            if all_rows and len(actions) == len(slots):
+                self.broker.batch_answered(batch)
+                batch.respond(actions)
+                return
+            # Some of the rows, or another order.
+            for episode, step in zip(self._batch_episodes, batch.split(), strict=True):
+                episode.step = step
+            self._asked = self._batch_episodes
+        due = self._match_all(slots, actions) or self._match(slots, actions)
+        # The channels are free before their callers get the answers, for these call again at once.
+        self.broker.answered(
+            [episode.channel for episode, _, _ in due],
+            [episode.channel for episode, _, _ in due if episode.tracker.single],
+        )
+        for episode, step, answers in due:
+            episode.step = None
+            step.respond(answers)
 
-    def _answers(
+    def _match(
         self, slots: Any, actions: Any
     ) -> list[tuple[ExternalEpisode, ChannelStep, Mapping[AgentId, Any]]]:
         due: list[tuple[ExternalEpisode, ChannelStep, Mapping[AgentId, Any]]] = []
-        for env_id, answers in by_sub_environment(slots, actions, self._pool.seats).items():
-            game = self._games.get(env_id)
-            turn = None if game is None else game.turn
-            check_answers(env_id, [] if game is None or turn is None else game.roster.waiting.agents, answers)
-            if game is not None and turn is not None:
-                due.append((game, turn, answers))
+        for env_id, answers in by_sub_environment(slots, actions, self._allocator.seats).items():
+            episode = self._episodes.get(env_id)
+            step = None if episode is None else episode.step
+            waiting = [] if episode is None or step is None else episode.tracker.waiting.agents
+            check_answers(env_id, waiting, answers)
+            if episode is not None and step is not None:
+                due.append((episode, step, answers))
         return due
 
-    def _answers_of_all(
+    def _match_all(
         self, slots: Any, actions: Any
     ) -> list[tuple[ExternalEpisode, ChannelStep, Mapping[AgentId, Any]]] | None:
-        """Return the answers where all rows of the last poll are answered, in their order; None where that is not so.
-
-        Then nobody has to be looked up, and nobody can be missing.
-        """
-        games = self._asked
+        """Match answers to all rows of the last poll in their order, without a lookup; None if they are not."""
         if (
             slots is not self._delivered[1]
             or type(actions) not in (list, np.ndarray)
@@ -258,13 +209,13 @@ class ExternalEnvs(BaseEnv):
         ):
             return None
         due: list[tuple[ExternalEpisode, ChannelStep, Mapping[AgentId, Any]]] = []
-        given = iter(actions)
-        for game in games:
-            if game.turn is None:
+        rest = iter(actions)
+        for episode in self._asked:
+            if episode.step is None:
                 return None
-            agents = game.roster.waiting.agents
-            answers = dict(zip(agents, given, strict=False)) if len(agents) > 1 else {agents[0]: next(given)}
-            due.append((game, game.turn, answers))
+            agents = episode.tracker.waiting.agents
+            answers = dict(zip(agents, rest, strict=False)) if len(agents) > 1 else {agents[0]: next(rest)}
+            due.append((episode, episode.step, answers))
         return due
 
     def get_sub_environments(self, as_dict: bool = False) -> Any:
@@ -272,41 +223,42 @@ class ExternalEnvs(BaseEnv):
         return dict(enumerate(self._envs)) if as_dict else list(self._envs)
 
     def get_agent_ids(self) -> set[AgentId]:
-        """Return the agents that may ever appear, as far as they are known, and those that play."""
-        return set(self.possible_agents).union(*(game.roster.known for game in self._games.values()))
+        """Return the agents that are known to appear and those of open episodes."""
+        return set(self.possible_agents).union(
+            *(episode.tracker.slots for episode in self._episodes.values())
+        )
 
     def episodes_at(self, env_indices: Iterable[int]) -> list[EnvId]:
-        """Return the open episodes that are these sub-environments."""
+        """Return the ids of the open episodes at some indices."""
         wanted = set(env_indices)
-        return [env_id for env_id, game in self._games.items() if game.roster.env_index in wanted]
+        return [env_id for env_id, episode in self._episodes.items() if episode.tracker.env_index in wanted]
 
     def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
         """Return the rewards that wait for their agent's next row."""
-        games = self._games
-        untaken = self.switchboard.held_rewards(game.line for game in games.values())
-        found: dict[EnvId, dict[AgentId, float]] = dict(untaken.items())
-        for env_id, game in games.items():
-            for agent, reward in game.roster.held.items():
+        episodes = self._episodes
+        unread = self.broker.held_rewards(episode.channel for episode in episodes.values())
+        found: dict[EnvId, dict[AgentId, float]] = dict(unread.items())
+        for env_id, episode in episodes.items():
+            for agent, reward in episode.tracker.held.items():
                 by_agent = found.setdefault(env_id, {})
                 by_agent[agent] = by_agent.get(agent, 0.0) + reward
         return found
 
     def status(self) -> dict[str, Any]:
         """Return how many episodes are open."""
-        return {"open_episodes": self.switchboard.open_episodes}
+        return {"open_episodes": self.broker.open_episodes}
 
     def stop(self) -> None:
-        """Refuse further calls and tell those who wait, from any thread; those of `run` end when they call next."""
+        """Refuse further calls and send an error to the callers that wait; may be called from any thread."""
         self._over = True
-        self.switchboard.stop()
-        with self._by_turns:
-            self._tell_stopped()
-
-    def _tell_stopped(self) -> None:
-        for game in self._games.values():
-            turn, game.turn = game.turn, None
-            if turn is not None:
-                turn.tell(stopped())
+        self.broker.stop()
+        with self._lock:
+            for episode in self._episodes.values():
+                step, episode.step = episode.step, None
+                if step is not None:
+                    step.respond(stopped())
+            if (batch := self._batch) is not None:
+                batch.respond(stopped())
 
     def _run(self, env: Any) -> None:
         name = type(env).__name__
@@ -322,160 +274,155 @@ class ExternalEnvs(BaseEnv):
                 f"{name}.run: returned while its actions are sampled, expected it to go on; loop over episodes, or "
                 "train less often"
             )
-        self.switchboard.fail(fault)
+        self.broker.fail(fault)
 
-    def _take_in(self, lines: Sequence[EpisodeChannel]) -> Ready:
-        for line, turn in zip(lines, self.switchboard.next_turns(lines), strict=True):
-            self._advance(line, turn)
-        return self._deliver()
-
-    def _let_go(self, games: Sequence[ExternalEpisode]) -> None:
-        self.switchboard.answered([game.line for game in games])
-
-    def _advance(self, line: EpisodeChannel, turn: ChannelStep | ExternalTrajectory | None) -> None:
-        """Take what was said in an episode: a piece, or turns up to one that must be answered first."""
-        if isinstance(turn, ExternalTrajectory):
-            self._play(line, turn)
+    def _advance(self, channel: EpisodeChannel, sent: ChannelStep | ExternalTrajectory | None) -> None:
+        """Process a chunk, or steps up to one that must be answered first."""
+        if isinstance(sent, ExternalTrajectory):
+            self._add_chunk(channel, sent)
             return
-        while isinstance(turn, ChannelStep) and not self._take_or_tell(line, turn):
-            (turn,) = self.switchboard.next_turns([line])
+        while isinstance(sent, ChannelStep) and not self._process(channel, sent):
+            (sent,) = self.broker.next_steps([channel])
 
-    def _take_or_tell(self, line: EpisodeChannel, turn: ChannelStep) -> bool:
-        """Take in a turn; who made a call that breaks the rules is told why, as the sampler is."""
+    def _process(self, channel: EpisodeChannel, step: ChannelStep) -> bool:
+        """Process a step; True if it waits for an answer. A caller that broke a rule gets the error, as poll does."""
         try:
-            return self._take(line, turn)
+            return self._process_step(channel, step)
         except ContractError as error:
-            self.switchboard.answered([line])
-            turn.tell(ContractError(str(error)))
+            self.broker.answered([channel])
+            step.respond(ContractError(str(error)))
             raise
 
-    def _take(self, line: EpisodeChannel, turn: ChannelStep) -> bool:
-        """Take in a turn; True if it waits for an answer."""
-        game = self._games.get(line.episode_id)
-        if line.plays:
-            # Only its loss is told by a turn.
-            if game is not None:
-                self._note_lost(game)
-                self._hand_on(game, last_piece(game.roster, int(self._env_steps[game.roster.env_index])))
+    def _process_step(self, channel: EpisodeChannel, step: ChannelStep) -> bool:
+        episode = self._episodes.get(channel.episode_id)
+        if channel.chunked:
+            # The only step of such an episode reports its loss.
+            if episode is not None:
+                self._report_lost(episode)
+                now = int(self._env_steps[episode.tracker.env_index])
+                self._deliver_chunk(episode, _lost_chunk(episode.tracker, now))
             return False
-        if game is None:
-            if turn.over is not None:
-                self._drop(line, turn.rewards)
+        if episode is None:
+            if step.over is not None:
+                self._drop(channel, step.rewards)
                 return False
-            game, before = self._open(line), len(self._report.joined)
-            game.roster.credit(turn.rewards, self._report)
-            # Who was done before it saw anything never acts.
-            shown = {agent: obs for agent, obs in (turn.obs or {}).items() if agent not in turn.done}
-            game.roster.begin(shown, turn.infos, self._report)
-            self._mark_untrained(line, before)
-        elif turn.obs and turn.plain and game.roster.go_on(turn.obs):
-            # Nobody is new, gone or owed anything, as in nearly all steps.
-            self._stepped.append(game.roster.env_index)
-            self._plain += turn.actions is None
-        elif self._step(game, turn):
-            del self._games[line.episode_id]
-            self._free.append(game.roster)
+            episode = self._begin(channel, step)
+        elif step.obs and step.plain and episode.tracker.step_plain(step.obs):
+            # Nearly all steps: the same agents, and no rewards.
+            self._stepped.append(episode.tracker.env_index)
+            self._num_plain += step.actions is None
+        elif self._step(episode, step):
+            del self._episodes[channel.episode_id]
+            self._free_trackers.append(episode.tracker)
             return False
-        if not game.roster.waiting.agents:
-            self.switchboard.answered([line])
-            turn.tell({})
+        if not episode.tracker.waiting.agents:
+            self.broker.answered([channel])
+            step.respond({})
             return False
-        game.turn, line.busy = turn, True
-        game.acted = True
-        self._due.append(game)
+        episode.step, channel.busy = step, True
+        episode.acted = True
+        self._due.append(episode)
         return True
 
-    def _step(self, game: ExternalEpisode, turn: ChannelStep) -> bool:
-        """Take in one env step; True if the episode is over."""
-        roster, report = game.roster, self._report
-        if turn.obs is None:
-            self._note_lost(game)
-            roster.lose(turn.rewards, report, faulty=True)
+    def _begin(self, channel: EpisodeChannel, step: ChannelStep) -> ExternalEpisode:
+        episode, before = self._open(channel), len(self._events.joined)
+        episode.tracker.add_rewards(step.rewards, self._events)
+        # An agent that was done before its first observation never acts.
+        obs = {agent: value for agent, value in (step.obs or {}).items() if agent not in step.done}
+        episode.tracker.begin(obs, step.infos, self._events)
+        self._mark_untrained(channel, before)
+        return episode
+
+    def _step(self, episode: ExternalEpisode, step: ChannelStep) -> bool:
+        """Process one env step; True if the episode is over."""
+        tracker, events = episode.tracker, self._events
+        if step.obs is None:
+            self._report_lost(episode)
+            tracker.lose(step.rewards, events)
             return True
-        self._stepped.append(roster.env_index)
-        terminateds, truncateds = _GOES_ON, _GOES_ON
-        if turn.done or turn.over is not None:
-            terminated, truncated = turn.over or (False, False)
-            terminateds, truncateds = {**turn.done, ALL: terminated}, {ALL: truncated}
-        before = len(report.joined)
-        over = roster.step((turn.obs, turn.rewards, terminateds, truncateds, turn.infos), report)
-        self._mark_untrained(game.line, before)
-        if over and not game.acted:
-            self._count_out()
-        return over
+        self._stepped.append(tracker.env_index)
+        terminateds, truncateds = _NOT_OVER, _NOT_OVER
+        if step.done or step.over is not None:
+            terminated, truncated = step.over or (False, False)
+            terminateds, truncateds = {**step.done, ALL: terminated}, {ALL: truncated}
+        before = len(events.joined)
+        finished = tracker.step((step.obs, step.rewards, terminateds, truncateds, step.infos), events)
+        self._mark_untrained(episode.channel, before)
+        if finished and not episode.acted:
+            self._exclude_from_means()
+        return finished
 
-    def _count_out(self) -> None:
-        """Keep the episode that ended last out of all means: without a step it was none."""
-        self._report.episodes[-1] = self._report.episodes[-1]._replace(faulty=True)
+    def _exclude_from_means(self) -> None:
+        """Mark the last ended episode: without a step it does not count."""
+        self._events.episodes[-1] = self._events.episodes[-1]._replace(faulty=True)
 
-    def _note_lost(self, game: ExternalEpisode) -> None:
-        """Report that an episode was broken off, if an agent has acted in it."""
-        line = game.line
-        if not game.acted:
+    def _report_lost(self, episode: ExternalEpisode) -> None:
+        """Report a lost episode, if an agent has acted in it."""
+        channel = episode.channel
+        if not episode.acted:
             return
-        told = f"episode {line.episode_id!r:.60} was broken off: {line.lost}"
-        index = game.roster.env_index
-        self._report.faults.append(
-            EnvFault(line.episode_id, index, CALLER, told, (CALLER, str(line.lost), 0))
+        text = f"episode {channel.episode_id!r:.60} was broken off: {channel.lost}"
+        index = episode.tracker.env_index
+        self._events.faults.append(
+            EnvFault(channel.episode_id, index, CALLER, text, (CALLER, str(channel.lost), 0))
         )
 
-    def _play(self, line: EpisodeChannel, played: ExternalTrajectory) -> None:
-        """Take in a piece that was played elsewhere; one without actions begins nothing."""
-        game = self._games.get(line.episode_id)
-        if game is None and not any(len(moves.rewards) for moves in played.agents.values()):
-            self._drop(line, played.unclaimed)
+    def _add_chunk(self, channel: EpisodeChannel, trajectory: ExternalTrajectory) -> None:
+        """Process a chunk; one without actions begins no episode."""
+        episode = self._episodes.get(channel.episode_id)
+        if episode is None and not any(len(steps.rewards) for steps in trajectory.agents.values()):
+            self._drop(channel, trajectory.unclaimed)
             return
-        game = game or self._open(line)
-        game.acted, roster = True, game.roster
-        self._env_steps[roster.env_index] += played.env_steps
-        roster.episode_steps += played.env_steps
-        self._report.unclaimed += [
-            Unclaimed(line.episode_id, agent, float(reward), roster.env_index)
-            for agent, reward in played.unclaimed.items()
-            if reward
-        ]
-        self._hand_on(game, next_piece(roster, played, line.trained, int(self._env_steps[roster.env_index])))
+        episode = episode or self._open(channel)
+        episode.acted, tracker = True, episode.tracker
+        self._env_steps[tracker.env_index] += trajectory.env_steps
+        tracker.episode_steps += trajectory.env_steps
+        self._add_unclaimed(tracker, trajectory.unclaimed)
+        now = int(self._env_steps[tracker.env_index])
+        self._deliver_chunk(episode, _next_chunk(tracker, trajectory, channel.trained, now))
 
-    def _hand_on(self, game: ExternalEpisode, piece: TrajectoryChunk) -> None:
-        self._pieces.append(piece)
-        if piece.episode is not None:
-            del self._games[game.line.episode_id]
-            self._leaving.append(game.roster)
+    def _deliver_chunk(self, episode: ExternalEpisode, chunk: TrajectoryChunk) -> None:
+        self._chunks.append(chunk)
+        if chunk.episode is not None:
+            del self._episodes[episode.channel.episode_id]
+            self._closing.append(episode.tracker)
 
-    def _open(self, line: EpisodeChannel) -> ExternalEpisode:
-        if self._free:
-            roster = self._free.pop()
-            roster.reopen(line.episode_id)
+    def _open(self, channel: EpisodeChannel) -> ExternalEpisode:
+        if self._free_trackers:
+            tracker = self._free_trackers.pop()
+            tracker.reopen(channel.episode_id)
         else:
-            roster = ExternalAgentTracker(line.episode_id, len(self._env_steps), self._pool, self._possible)
-            if len(self._env_steps) == len(self._counts):
-                self._counts = np.append(
-                    self._counts, np.zeros_like(self._counts, shape=64 + len(self._counts))
-                )
-            self._env_steps = self._counts[: len(self._env_steps) + 1]
-        game = self._games[line.episode_id] = ExternalEpisode(line, roster)
-        return game
+            index = len(self._env_steps)
+            tracker = AgentTracker(channel.episode_id, index, self._allocator, self._possible)
+            if index == len(self._counts):
+                self._counts = np.append(self._counts, np.zeros_like(self._counts, shape=64 + index))
+            self._env_steps = self._counts[: index + 1]
+        episode = self._episodes[channel.episode_id] = ExternalEpisode(channel, tracker)
+        return episode
 
-    def _mark_untrained(self, line: EpisodeChannel, before: int) -> None:
-        """Say that policies do not learn from the lives that have begun since so many, if the caller wants it so."""
-        if not line.trained:
-            joined = self._report.joined
+    def _mark_untrained(self, channel: EpisodeChannel, before: int) -> None:
+        """Exclude the trajectories after the first `before` joins from learning, if the caller wants that."""
+        if not channel.trained:
+            joined = self._events.joined
             joined[before:] = [join._replace(trained=False) for join in joined[before:]]
 
-    def _drop(self, line: EpisodeChannel, rewards: Mapping[AgentId, float]) -> None:
-        """Forget an episode in which nobody acted, but for what was paid in it."""
-        paid = {agent: reward for agent, reward in rewards.items() if reward}
-        if paid:
-            game = self._open(line)
-            index = game.roster.env_index
-            self._report.unclaimed += [
-                Unclaimed(line.episode_id, agent, float(reward), index) for agent, reward in paid.items()
-            ]
-            game.roster.begin({}, {}, self._report)
-            game.roster.step(({}, {}, {ALL: True}, {ALL: False}, {}), self._report)
-            self._count_out()
-            del self._games[line.episode_id]
-            self._free.append(game.roster)
+    def _add_unclaimed(self, tracker: AgentTracker, rewards: Mapping[AgentId, float]) -> None:
+        self._events.unclaimed += [
+            Unclaimed(tracker.env_id, agent, float(reward), tracker.env_index)
+            for agent, reward in rewards.items()
+            if reward
+        ]
+
+    def _drop(self, channel: EpisodeChannel, rewards: Mapping[AgentId, float]) -> None:
+        """Forget an episode in which no agent acted, and report its rewards as unclaimed."""
+        if any(rewards.values()):
+            tracker = self._open(channel).tracker
+            self._add_unclaimed(tracker, rewards)
+            tracker.begin({}, {}, self._events)
+            tracker.step(({}, {}, {ALL: True}, {ALL: False}, {}), self._events)
+            self._exclude_from_means()
+            del self._episodes[channel.episode_id]
+            self._free_trackers.append(tracker)
 
     def _count_steps(self) -> None:
         stepped, self._stepped = self._stepped, []
@@ -488,10 +435,10 @@ class ExternalEnvs(BaseEnv):
     def _deliver(self) -> Ready:
         due, self._due = self._due, []
         self._asked = due
-        all_plain, self._plain = self._plain == len(due), 0
+        all_plain, self._num_plain = self._num_plain == len(due), 0
         self._count_steps()
-        rosters = [game.roster for game in due]
-        layouts = [roster.waiting for roster in rosters]
+        trackers = [episode.tracker for episode in due]
+        layouts = [tracker.waiting for tracker in trackers]
         before, slots = self._delivered
         if layouts != before:
             slots = join_slots(layouts)
@@ -499,113 +446,94 @@ class ExternalEnvs(BaseEnv):
         if all_plain:
             rewards = np.zeros(len(slots))
         else:
-            paid = list(chain.from_iterable([roster.rewards for roster in rosters]))
-            rewards = as_rewards(paid, lambda: of_rosters(rosters))
-        report, self._report = self._report, PollEvents()
-        pieces, self._pieces = self._pieces, []
+            listed = list(chain.from_iterable([tracker.rewards for tracker in trackers]))
+            rewards = as_rewards(listed, lambda: reward_labels(trackers))
+        events, self._events = self._events, PollEvents()
+        chunks, self._chunks = self._chunks, []
         return Ready(
             slots,
-            list(chain.from_iterable([roster.obs for roster in rosters])),
+            list(chain.from_iterable([tracker.obs for tracker in trackers])),
             rewards,
             self._env_steps,
-            report.joined, report.ended, report.episodes, report.unclaimed,
-            None if all_plain else list(chain.from_iterable(roster.infos for roster in rosters)),
-            {} if all_plain else chosen_actions(due), self._pool.seats, pieces, report.faults,
+            events.joined, events.ended, events.episodes, events.unclaimed,
+            None if all_plain else list(chain.from_iterable(tracker.infos for tracker in trackers)),
+            {} if all_plain else _chosen_actions(due), self._allocator.seats, chunks, events.faults,
         )  # fmt: skip
 
+    def _deliver_batch(self, batch: RequestBatch) -> Ready:
+        if batch.channels != self._batch_channels:
+            self._batch_channels = batch.channels
+            episodes = self._batch_episodes = [self._episodes[one.episode_id] for one in batch.channels]
+            layouts = [episode.tracker.waiting for episode in episodes]
+            self._batch_indices = np.array([episode.tracker.env_index for episode in episodes], np.int64)
+            self._batch_rows = (layouts, join_slots(layouts))
+        self._delivered = self._batch_rows
+        for episode in self._batch_episodes:
+            episode.tracker.episode_steps += 1
+        self._env_steps[self._batch_indices] += 1
+        self._batch = batch
+        return Ready(
+            self._batch_rows[1], batch.obs, batch.rewards, self._env_steps, seats=self._allocator.seats
+        )
 
-# SEAM menv.adapters.round_envs
-# External episodes that may be asked for in rounds: whole columns from the switchboard to the sampler and
-# back.
-#
-# Serving inputs are kinds of it. A round is delivered as it is where nothing else was said since the last
-# poll, and told
-# at once where all of it is answered together; otherwise it goes on as the turns of its episodes, with the
-# code that
-# `menv.adapters.external` has for these.
+
+def _chosen_actions(episodes: Iterable[ExternalEpisode]) -> dict[int, Any]:
+    """Return the actions that callers chose themselves, by slot."""
+    return {
+        slot: episode.step.actions[agent]
+        for episode in episodes
+        if episode.step is not None and episode.step.actions is not None
+        for agent, slot in zip(episode.tracker.waiting.agents, episode.tracker.waiting.slot_list, strict=True)
+    }
 
 
-class BatchedExternalEnvs(ExternalEnvs):
-    """The open episodes of a switchboard that takes rounds.
+def _next_chunk(
+    tracker: AgentTracker, trajectory: ExternalTrajectory, trained: bool, now: int
+) -> TrajectoryChunk:
+    """Return a chunk of the tracker's episode with slots, joins and ends.
 
-    Args:
-        switchboard: Where callers call.
-        observation_space: Of each agent.
-        action_space: Likewise.
-        possible_agents: Agents that may ever appear, () if nobody knows.
-        idle_timeout: See `ExternalEnvs`.
+    Agents that are alive when the episode ends, end with it, with the observation that they wait with. `now` counts the
+    env steps of the sub-environment, the chunk included.
     """
+    parts = []
+    for agent, steps in trajectory.agents.items():
+        acted = len(steps.rewards) > 0
+        if not acted and agent not in tracker.alive():
+            continue
+        slot, join = tracker.enter(agent)
+        end = None
+        if steps.over or trajectory.over:
+            ended = steps if steps.over else trajectory
+            # Without an action the observation that waits is the last one.
+            last = steps.obs[len(steps.rewards)] if acted else None
+            reward = float(steps.rewards[-1]) if acted else 0.0
+            flags = ended.terminated, ended.truncated
+            end = End(slot, tracker.env_id, agent, reward, *flags, last, {}, withdrawn=not acted)
+            tracker.leave(agent)
+        if join is not None:
+            join = join._replace(trained=trained, policy_id=trajectory.policies.get(agent))
+        parts.append(AgentChunk(slot, join, steps, end))
+    began, episode = now - tracker.episode_steps, None
+    if trajectory.over:
+        parts += _end_all(tracker, trajectory.terminated, trajectory.truncated)
+        episode = tracker.close(trajectory.terminated, trajectory.truncated)
+    return TrajectoryChunk(
+        tracker.env_id, tracker.env_index, parts, episode, trajectory.weights_seq_no, began, now
+    )
 
-    def __init__(
-        self,
-        switchboard: BatchedEpisodeBroker,
-        *,
-        observation_space: Any = None,
-        action_space: Any = None,
-        possible_agents: Iterable[AgentId] = (),
-        idle_timeout: float | None = 30.0,
-    ) -> None:
-        super().__init__(
-            switchboard, observation_space=observation_space, action_space=action_space,
-            possible_agents=possible_agents, idle_timeout=idle_timeout,
-        )  # fmt: skip
-        self._board = switchboard
-        # The round that the sampler has and has not answered.
-        self._open_round: RequestBatch | None = None
-        # The episodes of the last round, mostly those of the next one, and what was looked up for them.
-        self._lines: list[EpisodeChannel] = []
-        self._players: list[ExternalEpisode] = []
-        self._indices: IntArray = np.zeros(0, np.int64)
-        self._rows: tuple[list[WaitingAgents], IntArray] = ([], self._indices)
 
-    def _answer(self, slots: Any, actions: Any) -> None:
-        asked, self._open_round = self._open_round, None
-        if asked is None:
-            super()._answer(slots, actions)
-        elif (
-            slots is self._delivered[1]
-            and isinstance(actions, Sequence | np.ndarray)
-            and len(actions) == len(slots)
-        ):
-            self._board.answered_round(asked)
-            asked.tell(actions)
-        else:
-            # Some of them, or in another order.
-            for game, turn in zip(self._players, asked.turns(), strict=True):
-                game.turn = turn
-            self._asked = self._players
-            super()._answer(slots, actions)
+def _lost_chunk(tracker: AgentTracker, now: int) -> TrajectoryChunk:
+    """Return the end of an episode whose client is gone; see `_next_chunk`."""
+    parts, began = _end_all(tracker, False, True), now - tracker.episode_steps
+    episode = tracker.close(False, True)._replace(faulty=True)
+    return TrajectoryChunk(tracker.env_id, tracker.env_index, parts, episode, None, began, now)
 
-    def _tell_stopped(self) -> None:
-        super()._tell_stopped()
-        if (asked := self._open_round) is not None:
-            asked.tell(stopped())
 
-    def _take_in(self, lines: Sequence[EpisodeChannel]) -> Ready:
-        """Take what was said in some episodes, and the round that waits; return what there is for the sampler."""
-        asked = self._board.take_round()
-        if asked is not None and not lines:
-            return self._deliver_round(asked)
-        if asked is not None:
-            for line, turn in zip(asked.lines, asked.turns(), strict=True):
-                self._advance(line, turn)
-        return super()._take_in(lines)
-
-    def _deliver_round(self, asked: RequestBatch) -> Ready:
-        if asked.lines != self._lines:
-            self._lines = asked.lines
-            games = self._players = [self._games[line.episode_id] for line in asked.lines]
-            layouts = [game.roster.waiting for game in games]
-            self._indices = np.array([game.roster.env_index for game in games], np.int64)
-            self._rows = (layouts, join_slots(layouts))
-        self._delivered = self._rows
-        for game in self._players:
-            game.roster.episode_steps += 1
-        self._env_steps[self._indices] += 1
-        self._open_round = asked
-        return Ready(self._rows[1], asked.obs, asked.rewards, self._env_steps, seats=self._pool.seats)
-
-    def _let_go(self, games: Sequence[ExternalEpisode]) -> None:
-        """Note that what was said in some games has been answered; they may be part of a round next time."""
-        super()._let_go(games)
-        self._board.steady([game.line for game in games if game.roster.alone])
+def _end_all(tracker: AgentTracker, terminated: bool, truncated: bool) -> list[AgentChunk]:
+    parts = []
+    for agent in tracker.alive():
+        slot, _ = tracker.enter(agent)
+        end = End(slot, tracker.env_id, agent, 0.0, terminated, truncated, None, {}, withdrawn=True)
+        parts.append(AgentChunk(slot, None, None, end))
+        tracker.leave(agent)
+    return parts

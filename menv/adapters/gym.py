@@ -224,7 +224,7 @@ class GymEnvs(LocalEnvs):
             order, rewards = [*order, *undelivered], [*rewards, *[0.0] * len(undelivered)]
             order = self._order if order == list(self._order) else order
             self._due = frozenset()
-        report = self._report
+        events = self._events
         if order is self._order:
             self._waiting = self._everybody
             slots, obs, infos = self.everyone, list(self._seen.obs), list(self._seen.infos)
@@ -235,10 +235,10 @@ class GymEnvs(LocalEnvs):
             obs, infos = [self._seen.obs[i] for i in order], [self._seen.infos[i] for i in order]
         ready = Ready(
             slots, obs, as_rewards(rewards, lambda: map(_whose, order), OR_MANY_AGENTS), self._env_steps,
-            report.joined, report.ended, report.episodes, report.unclaimed, infos, {}, self._seats,
-            (), report.faults,
+            events.joined, events.ended, events.episodes, events.unclaimed, infos, {}, self._seats,
+            (), events.faults,
         )  # fmt: skip
-        self._report, self._torn = PollEvents(), False
+        self._events, self._torn = PollEvents(), False
         return ready
 
     def poll_frame(self) -> VectorStep | None:
@@ -255,7 +255,7 @@ class GymEnvs(LocalEnvs):
         # A reset that raises counts as a step, too.
         now = self._env_steps.copy()
         begun = [self._next_episode(over.env_index) for over in taken.overs]
-        if taken.broken or self._report.faults:
+        if taken.broken or self._events.faults:
             self._tell(taken, now, begun)
             self._stepped = taken.rewards
             return None
@@ -324,7 +324,7 @@ class GymEnvs(LocalEnvs):
         return self._seen.obs[index]
 
     def _clear(self, seats: Any) -> None:
-        self._report, self._answers, self._due = PollEvents(), ((), ()), frozenset()
+        self._events, self._answers, self._due = PollEvents(), ((), ()), frozenset()
         self._stepped = None
         self._waiting = self._everybody
 
@@ -361,7 +361,7 @@ class GymEnvs(LocalEnvs):
 
     def _begin(self, index: int, obs: Any, info: Any) -> None:
         self._show(index, obs, info)
-        self._report.joined.append(Join(index, index, SINGLE_AGENT, index))
+        self._events.joined.append(Join(index, index, SINGLE_AGENT, index))
 
     def _show(self, index: int, obs: Any, info: Any) -> None:
         if type(info) is not dict:
@@ -386,9 +386,9 @@ class GymEnvs(LocalEnvs):
 
     def _forget_untold(self, index: int) -> bool:
         """Take back the join of an episode that nobody was told of, which never was; False if it was told."""
-        joined = [join for join in self._report.joined if join.slot != index]
-        untold = len(joined) < len(self._report.joined)
-        self._report.joined = joined
+        joined = [join for join in self._events.joined if join.slot != index]
+        untold = len(joined) < len(self._events.joined)
+        self._events.joined = joined
         return untold
 
     def _lose(self, index: int, error: BaseException) -> None:
@@ -396,8 +396,8 @@ class GymEnvs(LocalEnvs):
         length = int(self._env_steps[index]) - 1 - self._episode_start[index]
         if not self._forget_untold(index):
             lost = End(index, index, SINGLE_AGENT, 0.0, False, True, None, {}, withdrawn=True)
-            self._report.ended.append(lost)
-            self._report.episodes.append(EpisodeEnd(index, False, True, length, index, faulty=True))
+            self._events.ended.append(lost)
+            self._events.episodes.append(EpisodeEnd(index, False, True, length, index, faulty=True))
         self._begin(index, *self._made_anew(index, "step", error, steps=length))
 
     def _step(self, order: Sequence[int], actions: Sequence[Any]) -> list[Any]:
@@ -440,8 +440,8 @@ class GymEnvs(LocalEnvs):
         # Most rewards are what they should be; a message costs more than a look at them.
         good = type(reward) is float and math.isfinite(reward)
         number = reward if good else as_reward(reward, _whose(index), OR_MANY_AGENTS)
-        self._report.ended.append(End(index, index, SINGLE_AGENT, number, *flags, obs, info))
-        self._report.episodes.append(EpisodeEnd(index, *flags, length, index))
+        self._events.ended.append(End(index, index, SINGLE_AGENT, number, *flags, obs, info))
+        self._events.episodes.append(EpisodeEnd(index, *flags, length, index))
 
     def _answer(self, indices: list[int], actions: list[Any], waiting: frozenset[int]) -> None:
         stray = [index for index in indices if index not in waiting]

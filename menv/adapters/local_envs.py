@@ -278,7 +278,7 @@ class LocalEnvs(CreatedEnvs):
         self._env_steps = np.zeros(num_envs, np.int64)
         self._started = False
         self._stopped = False
-        self._report = PollEvents()
+        self._events = PollEvents()
         self._crashes = CrashLog(tolerated=tolerated, creator=make_env is not None)
         self._was_reset = [False] * num_envs
         # Whether a poll is under way, or was broken off with some sub-environments stepped and others not.
@@ -494,7 +494,7 @@ class LocalEnvs(CreatedEnvs):
             EnvCrashError: It has raised too often, or no replacement could be made and reset.
         """
         self._crashes.note(index, self._told(index, where, error), error, steps)
-        self._report.faults.append(EnvFault.of(index, index, where, error))
+        self._events.faults.append(EnvFault.of(index, index, where, error))
         # A reset that raised counts as an env step, as a step does that raised: the next one has another seed.
         self._env_steps[index] += where == "reset"
         last = error

@@ -169,7 +169,7 @@ class LockstepEnvs(NumberedEnvs):
         self._renewed: set[int] = set()
         # Sub-environments in which nobody has acted since their reset.
         self._fresh: Flags = np.ones(num_envs, np.bool_)
-        self._report = PollEvents()
+        self._events = PollEvents()
         # The last frame, if a sampler takes frames.
         self._frames: VectorStep | None = None
         self._started = False
@@ -212,10 +212,10 @@ class LockstepEnvs(NumberedEnvs):
         slots, obs, rewards, infos = self._undelivered()
         self._delivered = True
         self._renewed.clear()
-        report, self._report = self._report, PollEvents()
+        events, self._events = self._events, PollEvents()
         return Ready(
             slots, obs, rewards, self._env_steps,
-            report.joined, report.ended, report.episodes, report.unclaimed, infos, {}, self._seats,
+            events.joined, events.ended, events.episodes, events.unclaimed, infos, {}, self._seats,
         )  # fmt: skip
 
     def poll_frame(self) -> VectorStep:
@@ -294,7 +294,7 @@ class LockstepEnvs(NumberedEnvs):
         self._frames = self._actions = None
         self._some.clear()
         self._renewed.clear()
-        self._report = PollEvents()
+        self._events = PollEvents()
         self._env_steps[:] = env_steps
 
     @property
@@ -372,12 +372,12 @@ class LockstepEnvs(NumberedEnvs):
     def _begin(self, indices: IntArray) -> None:
         self._fresh[indices] = True
         self._episode_start[indices] = self._env_steps[indices]
-        self._report.joined += [Join(index, index, SINGLE_AGENT, index) for index in indices.tolist()]
+        self._events.joined += [Join(index, index, SINGLE_AGENT, index) for index in indices.tolist()]
 
     def _abandon(self, indices: IntArray) -> None:
-        report = self._report
-        untold = {join.slot for join in report.joined}
-        report.joined = [join for join in report.joined if join.slot not in set(indices.tolist())]
+        events = self._events
+        untold = {join.slot for join in events.joined}
+        events.joined = [join for join in events.joined if join.slot not in set(indices.tolist())]
         waiting = {slot: place for place, slot in enumerate(self._slots.tolist())}
         for index in indices.tolist():
             # An episode that nobody was told of never was, and one that is over has been reported.
@@ -385,8 +385,8 @@ class LockstepEnvs(NumberedEnvs):
                 place = waiting[index]
                 length = int(self._env_steps[index] - self._episode_start[index])
                 final, info = own_copy(self._obs[place]), self._infos[place]
-                report.ended.append(End(index, index, SINGLE_AGENT, 0.0, False, True, final, info))
-                report.episodes.append(EpisodeEnd(index, False, True, length, index))
+                events.ended.append(End(index, index, SINGLE_AGENT, 0.0, False, True, final, info))
+                events.episodes.append(EpisodeEnd(index, False, True, length, index))
 
     def _step(self) -> None:
         slots, actions = self._slots, self._actions
@@ -437,8 +437,8 @@ class LockstepEnvs(NumberedEnvs):
             flags = bool(frame.terminated[index]), bool(frame.truncated[index])
             reward = float(frame.rewards[index])
             end = End(index, index, SINGLE_AGENT, reward, *flags, finals[place], infos[place])
-            self._report.ended.append(end)
-            self._report.episodes.append(EpisodeEnd(index, *flags, lengths[place], index))
+            self._events.ended.append(end)
+            self._events.episodes.append(EpisodeEnd(index, *flags, lengths[place], index))
 
     def _awaited(self) -> set[int]:
         waits = self._started and self._actions is None

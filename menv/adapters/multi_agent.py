@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from menv.adapters.agent_tracker import InterruptibleAgentTracker, SlotPool, WaitingAgents, join_slots
+from menv.adapters.agent_tracker import AgentTracker, SlotAllocator, WaitingAgents, join_slots
 from menv.adapters.local_envs import LocalEnvs
 from menv.adapters.poll_events import EpisodeReplay, PollEvents
 from menv.adapters.validation import (
@@ -21,8 +21,8 @@ from menv.adapters.validation import (
     as_rewards,
     by_sub_environment,
     check_answers,
-    of_rosters,
     possible_agents,
+    reward_labels,
     too_silent,
     wrong_count,
 )
@@ -41,9 +41,9 @@ class MultiAgentEnvs(LocalEnvs):
 
     def _prepare(self) -> None:
         num_envs = self.num_envs
-        self._pool = SlotPool()
-        self._rosters = [
-            InterruptibleAgentTracker(index, index, self._pool, possible_agents(env))
+        self._allocator = SlotAllocator()
+        self._trackers = [
+            AgentTracker(index, index, self._allocator, possible_agents(env))
             for index, env in enumerate(self._envs)
         ]
         self._everybody = list(range(num_envs))
@@ -62,25 +62,27 @@ class MultiAgentEnvs(LocalEnvs):
         self._tear()
         self._step_answered()
         if len(self._due) == len(self._envs):
-            fresh, rosters = self._everybody, self._rosters
+            fresh, trackers = self._everybody, self._trackers
         else:
             fresh = sorted(self._due)
-            rosters = [self._rosters[index] for index in fresh]
+            trackers = [self._trackers[index] for index in fresh]
         self._due.clear()
         self._waiting.update(fresh)
-        slots = self._slots_of(fresh, [roster.waiting for roster in rosters])
-        report = self._report
-        informed = [roster for roster in rosters if roster.infos is not roster.waiting.no_infos]
+        slots = self._slots_of(fresh, [tracker.waiting for tracker in trackers])
+        events = self._events
+        informed = [tracker for tracker in trackers if tracker.infos is not tracker.waiting.no_infos]
         ready = Ready(
             slots,
-            list(chain.from_iterable([roster.obs for roster in rosters])),
-            as_rewards([*chain.from_iterable([roster.rewards for roster in rosters])], lambda: of_rosters(rosters)),
+            list(chain.from_iterable([tracker.obs for tracker in trackers])),
+            as_rewards(
+                [*chain.from_iterable([tracker.rewards for tracker in trackers])], lambda: reward_labels(trackers)
+            ),
             self._env_steps,
-            report.joined, report.ended, report.episodes, report.unclaimed,
-            list(chain.from_iterable([roster.infos for roster in rosters])) if informed else [{}] * len(slots),
-            {}, self._pool.seats, (), report.faults, report.shared_infos,
+            events.joined, events.ended, events.episodes, events.unclaimed,
+            list(chain.from_iterable([tracker.infos for tracker in trackers])) if informed else [{}] * len(slots),
+            {}, self._allocator.seats, (), events.faults, events.shared_infos,
         )  # fmt: skip
-        self._report, self._torn = PollEvents(), False
+        self._events, self._torn = PollEvents(), False
         return ready
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
@@ -94,7 +96,7 @@ class MultiAgentEnvs(LocalEnvs):
         ):
             self._answer_all(actions)
             return
-        by_env = by_sub_environment(slots, actions, self._pool.seats)
+        by_env = by_sub_environment(slots, actions, self._allocator.seats)
         told = {self._index(env_id): answers for env_id, answers in by_env.items()}
         # After `try_reset` rows may be answered before a poll has delivered them.
         self._answer(told, self._waiting if actions is not None else self._waiting | self._due)
@@ -119,77 +121,77 @@ class MultiAgentEnvs(LocalEnvs):
     def get_agent_ids(self) -> set[AgentId]:
         """Return the agents that the environment lists and those seen so far."""
         listed = possible_agents(self._envs[0]) or frozenset()
-        return set(listed).union(*(roster.known for roster in self._rosters))
+        return set(listed).union(*(tracker.slots for tracker in self._trackers))
 
     def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
         """Return the rewards that wait for their agent's next row."""
-        return {roster.env_id: dict(roster.held) for roster in self._rosters if roster.held}
+        return {tracker.env_id: dict(tracker.held) for tracker in self._trackers if tracker.held}
 
     def episode_start(self, index: int) -> int:
         """Return the env steps of a copy at its last reset."""
-        return int(self._env_steps[index]) - self._rosters[index].episode_steps
+        return int(self._env_steps[index]) - self._trackers[index].episode_steps
 
     def slots_of(self, index: int) -> dict[AgentId, int]:
         """Return the slot of each agent that a copy knows."""
-        return self._rosters[index].slots
+        return self._trackers[index].slots
 
     def present(self, index: int) -> tuple[Mapping[AgentId, int], IntArray]:
         """Return the slots of the agents that live in a copy, and the slots of those who wait."""
-        roster = self._rosters[index]
-        return {agent: roster.slots[agent] for agent in roster.living()}, roster.waiting.slots
+        tracker = self._trackers[index]
+        return {agent: tracker.slots[agent] for agent in tracker.alive()}, tracker.waiting.slots
 
     @property
     def seats(self) -> list[tuple[EnvId, AgentId]]:
         """The seats by slot."""
-        return self._pool.seats
+        return self._allocator.seats
 
     @property
     def free_slots(self) -> list[int]:
         """Slots that nobody has, in the order in which they were given back."""
-        return self._pool.free
+        return self._allocator.free
 
     def _moved(self, index: int) -> bool:
-        return self._rosters[index].answered or self._answers[index] is not None
+        return self._trackers[index].answered or self._answers[index] is not None
 
     def _first_row(self, index: int) -> tuple[dict[AgentId, Any], dict[AgentId, Any]]:
-        return self._rosters[index].by_agent()
+        return self._trackers[index].by_agent()
 
     def _waits(self, index: int) -> Any:
-        roster = self._rosters[index]
-        return [roster.waiting.agents, roster.obs, [float(paid) for paid in roster.rewards], roster.held]
+        tracker = self._trackers[index]
+        return [tracker.waiting.agents, tracker.obs, [float(paid) for paid in tracker.rewards], tracker.held]
 
     def _clear(self, seats: Any) -> None:
-        self._report, self._answers = PollEvents(), [None] * len(self._envs)
+        self._events, self._answers = PollEvents(), [None] * len(self._envs)
         self._due, self._waiting = set(), set(self._everybody)
         self._delivered = ([], [], np.zeros(0, np.int64))
-        self._pool.put(seats)
-        self._renew_rosters(self._everybody)
+        self._allocator.restore(seats)
+        self._renew_trackers(self._everybody)
 
-    def _renew_rosters(
+    def _renew_trackers(
         self, indices: Iterable[int], slots: Mapping[AgentId, int] = MappingProxyType({})
     ) -> None:
-        """Replace rosters by such as know nothing but the slots of some agents."""
+        """Replace trackers by such as know nothing but the slots of some agents."""
         for index in indices:
-            roster = InterruptibleAgentTracker(index, index, self._pool, possible_agents(self._envs[index]))
-            roster.slots.update(slots)
-            self._rosters[index] = roster
+            tracker = AgentTracker(index, index, self._allocator, possible_agents(self._envs[index]))
+            tracker.slots.update(slots)
+            self._trackers[index] = tracker
 
     def _play(self, index: int, recorded: EpisodeReplay) -> bool:
-        self._renew_rosters([index], recorded.slots)
-        roster, step, report = self._rosters[index], self._envs[index].step, PollEvents()
+        self._renew_trackers([index], recorded.slots)
+        tracker, step, events = self._trackers[index], self._envs[index].step, PollEvents()
         self._env_steps[index] = recorded.start
-        with self._pool.untouched():
-            roster.begin(*self._reset_once(index, recorded.seed), report)
+        with self._allocator.restored_afterwards():
+            tracker.begin(*self._reset_once(index, recorded.seed), events)
             while self._env_steps[index] < recorded.stop:
-                answers = {agent: next(recorded.actions[agent]) for agent in roster.waiting.agents}
-                roster.answered |= bool(answers)
-                if roster.step(step(answers), report):
+                answers = {agent: next(recorded.actions[agent]) for agent in tracker.waiting.agents}
+                tracker.answered |= bool(answers)
+                if tracker.step(step(answers), events):
                     return False
                 self._env_steps[index] += 1
-        return roster.slots == recorded.slots
+        return tracker.slots == recorded.slots
 
     def _begin_next(self, index: int, slots: Mapping[AgentId, int]) -> None:
-        self._renew_rosters([index], slots)
+        self._renew_trackers([index], slots)
         self._begin(index, *self._reset_env(index))
         self._waiting.discard(index)
 
@@ -199,14 +201,14 @@ class MultiAgentEnvs(LocalEnvs):
             self._begin(index, *self._reset_env(index))
 
     def _begin(self, index: int, obs: Any, infos: Any) -> None:
-        self._rosters[index].begin(obs, infos, self._report)
+        self._trackers[index].begin(obs, infos, self._events)
         self._settle(index)
 
     def _step_answered(self) -> None:
         answers, self._answers = self._answers, [None] * len(self._envs)
         stepped = [index for index, by_agent in enumerate(answers) if by_agent is not None]
         self._env_steps[stepped if len(stepped) < len(answers) else slice(None)] += 1
-        rosters, report = self._rosters, self._report
+        trackers, events = self._trackers, self._events
         outcomes: Any = self._outcomes(stepped, answers)
         if self._apart:
             # All steps first, and then all that came of them: each goes on with what the caches still hold of it.
@@ -215,14 +217,14 @@ class MultiAgentEnvs(LocalEnvs):
             outcomes = self._looked_at(outcomes)
         over = []
         for index, result in outcomes:
-            roster = rosters[index]
-            roster.answered = True
+            tracker = trackers[index]
+            tracker.answered = True
             if type(result) is _Raised:
                 self._lose(index, result.error)
-            elif roster.step(result, report):
+            elif tracker.step(result, events):
                 over.append(index)
                 continue
-            if not roster.waiting.agents:
+            if not tracker.waiting.agents:
                 self._settle(index)
         for index in over:
             self._begin(index, *self._next_episode(index))
@@ -258,9 +260,9 @@ class MultiAgentEnvs(LocalEnvs):
 
     def _settle(self, index: int) -> None:
         """Step a copy with `{}` until somebody waits."""
-        roster = self._rosters[index]
+        tracker = self._trackers[index]
         empty = 0
-        while not roster.waiting.agents:
+        while not tracker.waiting.agents:
             if empty == MAX_EMPTY_STEPS:
                 raise too_silent(f"env {index} step")
             empty += 1
@@ -270,7 +272,7 @@ class MultiAgentEnvs(LocalEnvs):
     def _step_once(self, index: int) -> None:
         """Take one env step in which nobody acts, and reset the copy if its episode ended."""
         self._env_steps[index] += 1
-        self._report.step_on(index)
+        self._events.step_on(index)
         try:
             result = self._envs[index].step({})
         except MenvError:
@@ -278,32 +280,32 @@ class MultiAgentEnvs(LocalEnvs):
         except raised_by_envs() as error:
             self._lose(index, error)
             return
-        if self._rosters[index].step(result, self._report):
-            self._rosters[index].begin(*self._next_episode(index), self._report)
+        if self._trackers[index].step(result, self._events):
+            self._trackers[index].begin(*self._next_episode(index), self._events)
 
     def _lose(self, index: int, error: BaseException) -> None:
-        roster = self._rosters[index]
-        roster.lose({}, self._report, faulty=True)
-        roster.begin(*self._made_anew(index, "step", error, steps=roster.episode_steps), self._report)
+        tracker = self._trackers[index]
+        tracker.lose({}, self._events)
+        tracker.begin(*self._made_anew(index, "step", error, steps=tracker.episode_steps), self._events)
 
     def _abandon(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
         self._answers[index] = None
-        self._rosters[index].abandon(self._report)
+        self._trackers[index].truncate(self._events)
         self._waiting.discard(index)
         self._begin(index, *self._reset_env(index, seed, options))
 
     def _answer(self, by_env: Mapping[int, dict[AgentId, Any]], waiting: set[int]) -> None:
         for index, answers in by_env.items():
-            agents = self._rosters[index].waiting.agents if index in waiting else []
+            agents = self._trackers[index].waiting.agents if index in waiting else []
             if set(answers) != set(agents):
                 check_answers(index, agents, answers)
         for index, answers in by_env.items():
             # No actions for a copy in which nobody waits say nothing; its own answers may be there already.
             if answers:
                 self._answers[index] = {
-                    agent: answers[agent] for agent in self._rosters[index].waiting.agents
+                    agent: answers[agent] for agent in self._trackers[index].waiting.agents
                 }
-                self._rosters[index].answered = True
+                self._trackers[index].answered = True
                 self._waiting.discard(index)
                 self._due.discard(index)
 

@@ -1,4 +1,4 @@
-"""What `MultiAgentEnv.step` must return, looked at where it is not the usual thing; a roster calls it."""
+"""What `MultiAgentEnv.step` must return, looked at where it is not the usual thing; a tracker calls it."""
 
 from __future__ import annotations
 
@@ -248,10 +248,10 @@ def of_envs(where: str) -> Iterator[str]:
     return (f"{where}: the reward of env {index}" for index in itertools.count())
 
 
-def of_rosters(rosters: Iterable[AgentTracker]) -> Iterator[str]:
-    """Yield what begins the message about the reward of each row of some rosters."""
-    for roster in rosters:
-        yield from map(roster.whose, roster.waiting.agents)
+def reward_labels(trackers: Iterable[AgentTracker]) -> Iterator[str]:
+    """Yield what begins the message about the reward of each row of some trackers."""
+    for tracker in trackers:
+        yield from map(tracker.reward_label, tracker.waiting.agents)
 
 
 # SEAM menv.adapters.silence

@@ -424,7 +424,7 @@ class WeightPublisher:
             self._history.note(number, policy_id, policy.get_weights())
         weights = {policy_id: self._history.weights(policy_id) or {} for policy_id in self._noted}
         self.latest = Publication(self._forms, number, self._policies(), weights, self._since, self._sampler)
-        self._base_env.switchboard.weights_seq_no = number
+        self._base_env.broker.weights_seq_no = number
         self._sampler.external_writer.weights_seq_no = number
         if number > 1:
             self._base_env.published()

@@ -178,7 +178,7 @@ class RolloutLoop:
         self._base_env = base_env
         self._groups = groups
         self._limit = limit
-        self._board = base_env.switchboard if isinstance(base_env, ExternalEnvs) else None
+        self._board = base_env.broker if isinstance(base_env, ExternalEnvs) else None
         self._table = table
         self._tracker = tracker
         self._callbacks = callbacks
@@ -280,7 +280,7 @@ class RolloutLoop:
                 return True
             answered = self._answer(closed, explore)
             if self._board is not None and isinstance(limit, ExternalFragmentLimit):
-                self._board.has_room(*limit.room)
+                self._board.limit_steps(*limit.room)
             ready = self._polled(patience.left)
             self._take(ready)
             if patience.ends(ready, answered):

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 from msgspec import Raw, Struct
 
-from menv.adapters.episode_broker import BatchedEpisodeBroker
-from menv.adapters.episode_channel import Actions, Call, Paid, RequestBatch
+from menv.adapters.episode_broker import EpisodeBroker
+from menv.adapters.episode_channel import ActionCall, Actions, LoggedReturns, RequestBatch
 from menv.base_env import ALL, SINGLE_AGENT
 from menv.env_context import InputContext
 from menv.errors import CallOrderError, EpisodeError
@@ -174,7 +174,7 @@ class ActionRequest(Struct, eq=False):
     request: GetAction
     answerer: Responder
     size: int
-    paid: Paid | None
+    paid: LoggedReturns | None
     decided: Decided
     seq_before: int
     answer_before: Answer | None
@@ -201,8 +201,8 @@ class EpisodeLookup(Protocol):
             BadMessageError: It cannot be taken, and was not.
         """
 
-    def paid(self, state: ClientState, request: GetAction, dialect: WireFormat) -> Paid | None:
-        """Return what came with a question, as in `menv.adapters.episode_channel.Call`.
+    def paid(self, state: ClientState, request: GetAction, dialect: WireFormat) -> LoggedReturns | None:
+        """Return what came with a question, as in `menv.adapters.episode_channel.ActionCall`.
 
         Raises:
             BadMessageError: That cannot be taken.
@@ -228,7 +228,7 @@ class ActionRequestBatcher:
 
     def __init__(
         self,
-        switchboard: BatchedEpisodeBroker,
+        switchboard: EpisodeBroker,
         values: StepColumns,
         episodes: EpisodeLookup,
         limits: Limits,
@@ -318,7 +318,7 @@ class ActionRequestBatcher:
         added, self._added, self._bytes = self._added, [], 0
         # Whoever comes first: the same episodes make the same rows, for which nothing has to be looked up again.
         added.sort(key=_number)
-        calls: list[Call] = []
+        calls: list[ActionCall] = []
         for dialect, places in _by_dialect([question.answerer for question in added]):
             mine = added if len(places) == len(added) else [added[place] for place in places]
             column = self._column(mine, dialect)
@@ -329,7 +329,7 @@ class ActionRequestBatcher:
                     calls.append((question.link.board_id, obs, question, question.size, question.paid))
                 else:
                     self._refuse(question, obs)
-        for (_, _, asked, _, _), error in self._board.ask_all(calls):
+        for (_, _, asked, _, _), error in self._board.request_many(calls):
             assert isinstance(asked, ActionRequest)
             self._refuse(asked, error)
 
@@ -374,7 +374,7 @@ class ActionRequestBatcher:
             return False
         ids = [question.link.board_id for question in questions]
         asked = RequestBatch(ids, column, np.array(rewards), questions, self._decided_together)
-        return self._board.ask_round(asked)
+        return self._board.request_batch(asked)
 
     def _decided_together(self, questions: Sequence[Any], actions: Actions | BaseException) -> None:
         """Take what was decided for a round; called in the sampler's thread."""
@@ -390,7 +390,7 @@ class ActionRequestBatcher:
         for question in questions:
             request = question.request
             try:
-                gone = self._board.gone(question.link.board_id, request.done)
+                gone = self._board.done_agents(question.link.board_id, request.done)
                 yield self._values.observations(request.observation, dialect, "GET_ACTION", gone=gone)
             except Exception as error:
                 yield error
@@ -441,7 +441,7 @@ class ActionRequestHandler:
 
     def __init__(
         self,
-        switchboard: BatchedEpisodeBroker,
+        switchboard: EpisodeBroker,
         ioctx: InputContext,
         limits: Limits,
         decided: Decided,
@@ -473,13 +473,13 @@ class ActionRequestHandler:
         state.check_room(self._limits, self._board.open_episodes, "START_EPISODE")
         state.check_backlog(0, self._limits, "START_EPISODE")
         board_id = self._board.start(
-            f"{state.token[:12]}/{name}", request.training_enabled, backlog=state.backlog
+            f"{state.token[:12]}/{name}", request.training_enabled, budget=state.backlog
         )
         link = state.links[name] = OpenEpisode(board_id, -1 if request.seq is None else request.seq)
         link.answer = EpisodeStarted(episode_id=name, seq=request.seq)
         answerer.send(link.answer)
 
-    def paid(self, state: ClientState, request: GetAction, dialect: WireFormat) -> Paid | None:
+    def paid(self, state: ClientState, request: GetAction, dialect: WireFormat) -> LoggedReturns | None:
         """Return what came with a question; see `menv.serving.action_requests.EpisodeLookup`."""
         told = len(request.info)
         if told:
@@ -585,12 +585,12 @@ class ActionRequestHandler:
             board.end(link.board_id, obs, truncated=request.truncated, size=size)
         elif isinstance(request, LogAction):
             state.check_backlog(size, self._limits, "LOG_ACTION")
-            gone = board.gone(link.board_id, request.done)
+            gone = board.done_agents(link.board_id, request.done)
             obs = self._values.observations(request.observation, dialect, "LOG_ACTION", gone=gone)
             actions = self._values.actions(request.action, obs, dialect, gone)
             self._pay(link, returns, told)
             taken = partial(self._logged, answerer, seq) if request.wait else None
-            board.log(link.board_id, obs, actions, wait=False, size=size, taken=taken)
+            board.log_action(link.board_id, obs, actions, wait=False, size=size, callback=taken)
         else:
             self._pay(link, returns, told)
         return Ok(seq=seq)
@@ -602,7 +602,7 @@ class ActionRequestHandler:
 
     def _pay(self, link: OpenEpisode, returns: tuple[Any, Any, Any] | None, size: int) -> None:
         if returns is not None:
-            self._board.pay(link.board_id, *returns, size)
+            self._board.log_returns(link.board_id, *returns, size)
 
     def _returns(self, request: Turn, dialect: WireFormat) -> tuple[Any, Any, Any] | None:
         multi, told = self._ioctx.multi_agent, len(memoryview(request.reward)) > 0

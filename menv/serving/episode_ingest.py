@@ -184,7 +184,7 @@ class EpisodeIngest:
                 moves, env_steps, *flags, number, policies | chunks.policies, unclaimed
             )
             try:
-                self._board.play(chunks.board_id, piece, size)
+                self._board.add_chunk(chunks.board_id, piece, size)
             except EpisodeError as error:
                 raise BadMessageError(ErrorCode.WRONG_ORDER, f"{where}: {error}") from None
             self.env_steps += env_steps
@@ -243,7 +243,7 @@ class EpisodeIngest:
                 "client plays by itself; give that another id",
             )
         state.check_room(self._limits, self._board.open_episodes, where)
-        return ChunkProgress(self._board.start(f"{state.token[:12]}/{name}", backlog=state.backlog))
+        return ChunkProgress(self._board.start(f"{state.token[:12]}/{name}", budget=state.backlog))
 
     def _check_gaps(
         self, state: ClientState, episode: WireEpisode, members: Mapping[Any, WireEpisode], where: str

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from menv.adapters.episode_broker import BatchedEpisodeBroker
-from menv.adapters.external import BatchedExternalEnvs
+from menv.adapters.episode_broker import EpisodeBroker
+from menv.adapters.external import ExternalEnvs
 from menv.base_env import SINGLE_AGENT, Ready
 from menv.env_context import InputContext
 from menv.errors import CallOrderError, ConfigError
@@ -94,7 +94,7 @@ _READ_AHEAD = 16
 """Bodies that are read together while others are waited for."""
 
 
-class ServedEnvs(BatchedExternalEnvs):
+class ServedEnvs(ExternalEnvs):
     """What clients play, over any transports.
 
     Args:
@@ -137,7 +137,7 @@ class ServedEnvs(BatchedExternalEnvs):
             force_on_policy=force_on_policy,
         )  # fmt: skip
         _check_spaces(type(self).__name__, ioctx)
-        board = BatchedEpisodeBroker()
+        board = EpisodeBroker()
         super().__init__(
             board, observation_space=ioctx.observation_space, action_space=ioctx.action_space,
             possible_agents=ioctx.possible_agents, idle_timeout=idle_timeout,
@@ -156,7 +156,7 @@ class ServedEnvs(BatchedExternalEnvs):
         self._errands = SamplerTaskQueue(self._wake, self._post)
         self._reception = ServerSessions(board, ioctx, limits, access, self._errands, return_s)
         self.server = Server(self._reception, transports, limits, access)
-        board.on_news = self.server.pause
+        board.on_message = self.server.pause
         self._interrupts = Interrupts(lambda: self.server.rouse(self._wake))
 
     @property
@@ -209,7 +209,7 @@ class ServedEnvs(BatchedExternalEnvs):
         borrowed = self.server.borrow()
         while True:
             self._interrupts.check()
-            if not self.switchboard.ready and self._everybody_waits():
+            if not self.broker.ready and self._everybody_waits():
                 self._errands.weights_changed()
             left = None if until is None else max(0.0, until - time.monotonic())
             if borrowed:
@@ -239,7 +239,7 @@ class ServedEnvs(BatchedExternalEnvs):
 
     def _serve(self, seconds: float | None) -> None:
         """Serve clients until one of them has said something, and a little longer for the others."""
-        board, questions = self.switchboard, self._reception.interactive.questions
+        board, questions = self.broker, self._reception.interactive.questions
         questions.asked_by_others = self.server.pause
         seen = 0
 
@@ -260,7 +260,7 @@ class ServedEnvs(BatchedExternalEnvs):
         self.server.run(0.0 if here else seconds, self._batch_wait, all_here, questions.ask)
 
     def _wake(self) -> None:
-        self.switchboard.wake()
+        self.broker.wake()
         self.server.pause()
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
@@ -301,7 +301,7 @@ class ServedEnvs(BatchedExternalEnvs):
 
     def _flush(self) -> None:
         """Have everything that was decided sent, by the sampler's thread or by the one that stops it."""
-        with self._by_turns:
+        with self._lock:
             self._reception.flush(self._post)
 
     def _post(self, callback: Any) -> None:

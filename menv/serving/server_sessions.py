@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.episode_broker import BatchedEpisodeBroker
+from menv.adapters.episode_broker import EpisodeBroker
 from menv.adapters.episode_channel import ByteBudget
 from menv.base_env import SINGLE_AGENT
 from menv.env_context import InputContext
@@ -162,7 +162,7 @@ class ServerSessions:
 
     def __init__(
         self,
-        switchboard: BatchedEpisodeBroker,
+        switchboard: EpisodeBroker,
         ioctx: InputContext,
         limits: Limits,
         access: Access,

@@ -29,20 +29,20 @@ class Player:
     def begin(self) -> None:
         self.episode = self.board.start()
         obs, infos = self.game.reset()
-        self.board.pay(self.episode, {}, infos)
-        self.board.ask(self.episode, _copies(obs), self.answered)
+        self.board.log_returns(self.episode, {}, infos)
+        self.board.request_actions(self.episode, _copies(obs), self.answered)
 
     def answered(self, actions: Mapping[Any, Any] | BaseException) -> None:
         if isinstance(actions, BaseException):
             return
         obs, rewards, terminateds, truncateds, infos = self.game.step(dict(actions))
         done = {agent: flag for agent, flag in terminateds.items() if agent != ALL}
-        self.board.pay(self.episode, rewards, infos, done)
+        self.board.log_returns(self.episode, rewards, infos, done)
         if terminateds[ALL] or truncateds[ALL]:
             self.board.end(self.episode, _copies(obs), truncated=truncateds[ALL])
             self.begin()
         else:
-            self.board.ask(self.episode, _copies(obs), self.answered)
+            self.board.request_actions(self.episode, _copies(obs), self.answered)
 
 
 class CalledEnvs(ExternalEnvs):
@@ -55,7 +55,7 @@ class CalledEnvs(ExternalEnvs):
             action_space=ACTIONS,
             possible_agents=games[0].possible_agents,
         )
-        self._players = [Player(self.switchboard, game) for game in games]
+        self._players = [Player(self.broker, game) for game in games]
 
     def poll(self, timeout: float | None = None) -> Ready:
         players, self._players = self._players, []

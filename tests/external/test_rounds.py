@@ -10,9 +10,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv.adapters.episode_broker import BatchedEpisodeBroker, EpisodeBroker
-from menv.adapters.episode_channel import EACH, ByteBudget, Call, Paid, RequestBatch
-from menv.adapters.external import BatchedExternalEnvs, ExternalEnvs
+from menv.adapters.episode_broker import EpisodeBroker
+from menv.adapters.episode_channel import STEP_BYTES, ActionCall, ByteBudget, LoggedReturns, RequestBatch
+from menv.adapters.external import ExternalEnvs
 from menv.base_env import SINGLE_AGENT, Ready
 from menv.errors import CallOrderError, EpisodeError
 
@@ -27,21 +27,21 @@ class Player:
 
     def __init__(self, envs: ExternalEnvs) -> None:
         self.envs = envs
-        self.board = envs.switchboard
+        self.board = envs.broker
         self.backlog = ByteBudget()
         self.heard: dict[str, list[Any]] = {}
         self.rounds = 0
 
     def start(self, name: str) -> None:
-        self.board.start(name, backlog=ByteBudget(self.backlog))
+        self.board.start(name, budget=ByteBudget(self.backlog))
 
     def ask(self, names: Sequence[str], obs: Any, rewards: Sequence[float]) -> list[str]:
         """Ask for the actions of several episodes; return in which of them that was refused."""
-        calls: list[Call] = [
+        calls: list[ActionCall] = [
             (name, {SINGLE_AGENT: own}, self._answer(name), 10, _paid(reward))
             for name, own, reward in zip(names, obs, rewards, strict=True)
         ]
-        return sorted(call[0] for call, _ in self.board.ask_all(calls))
+        return sorted(call[0] for call, _ in self.board.request_many(calls))
 
     def _answer(self, name: str) -> Any:
         def answer(actions: Mapping[Any, Any] | BaseException) -> None:
@@ -55,7 +55,7 @@ class Player:
         return ready
 
     def say(self, call: str, *args: Any, **more: Any) -> str | None:
-        """Call the switchboard; return how it refuses."""
+        """ActionCall the switchboard; return how it refuses."""
         try:
             getattr(self.board, call)(*args, **more)
         except (EpisodeError, CallOrderError) as error:
@@ -69,13 +69,12 @@ class InRounds(Player):
     @property
     def uncounted(self) -> int:
         """What the round that waits would count for, turn by turn."""
-        waiting = self.board._round  # type: ignore[attr-defined]
-        return 0 if waiting is None else (10 + EACH) * len(waiting.lines)
+        waiting = self.board._batch
+        return 0 if waiting is None else (10 + STEP_BYTES) * len(waiting.channels)
 
     def ask(self, names: Sequence[str], obs: Any, rewards: Sequence[float]) -> list[str]:
-        assert isinstance(self.board, BatchedEpisodeBroker)
         answers = [self._answer(name) for name in names]
-        if self.board.ask_round(RequestBatch(names, obs, np.array(rewards), answers, _together)):
+        if self.board.request_batch(RequestBatch(names, obs, np.array(rewards), answers, _together)):
             self.rounds += 1
             return []
         return super().ask(names, obs, rewards)
@@ -86,14 +85,12 @@ def _together(answers: Sequence[Any], actions: Any) -> None:
         answer(actions if isinstance(actions, BaseException) else {SINGLE_AGENT: actions[place]})
 
 
-def _paid(reward: float) -> Paid | None:
+def _paid(reward: float) -> LoggedReturns | None:
     return ({SINGLE_AGENT: reward}, {}, {}, 0) if reward else None
 
 
 def both() -> tuple[InRounds, Player]:
-    return InRounds(BatchedExternalEnvs(BatchedEpisodeBroker(), **SPACES)), Player(
-        ExternalEnvs(EpisodeBroker(), **SPACES)
-    )
+    return InRounds(ExternalEnvs(EpisodeBroker(), **SPACES)), Player(ExternalEnvs(EpisodeBroker(), **SPACES))
 
 
 def rows(ready: Ready) -> dict[Any, Any]:
@@ -147,11 +144,11 @@ def moves(draws: random.Random, open_ones: list[str]) -> list[tuple[Any, ...]]:
         shown = {SINGLE_AGENT: np.array([draws.random(), 1.0], np.float32)}
         calls: dict[str, list[tuple[Any, ...]]] = {
             "nothing": [],
-            "pay": [("pay", name, {SINGLE_AGENT: 2.0})],
-            "log": [("log", name, shown, {SINGLE_AGENT: 1}, False)],
+            "pay": [("log_returns", name, {SINGLE_AGENT: 2.0})],
+            "log": [("log_action", name, shown, {SINGLE_AGENT: 1}, False)],
             "end": [("end", name, shown)],
             "lose": [("lose", [name], "it is a test")],
-            "done": [("pay", name, {SINGLE_AGENT: 3.0}, None, {SINGLE_AGENT: True})],
+            "done": [("log_returns", name, {SINGLE_AGENT: 3.0}, None, {SINGLE_AGENT: True})],
             "ask": [("ask", [name], np.array([[draws.random(), 2.0]], np.float32), [0.0])],
         }
         said += calls[kind]
@@ -164,15 +161,15 @@ def tell(player: Player, said: tuple[Any, ...]) -> Any:
     call, *args = said
     if call == "ask":
         return player.ask(*args)
-    if call == "log":
-        return player.say("log", *args[:3], wait=args[3])
+    if call == "log_action":
+        return player.say("log_action", *args[:3], wait=args[3])
     return player.say(call, *args)
 
 
 def talk(sides: tuple[InRounds, Player], draws: random.Random, names: Sequence[str]) -> None:
     """Say the same on both sides."""
     one, other = sides
-    for said in moves(draws, [name for name in names if name in one.board._lines]):
+    for said in moves(draws, [name for name in names if name in one.board._channels]):
         assert tell(one, said) == tell(other, said), said
         assert one.backlog.waiting + one.uncounted == other.backlog.waiting
         assert (one.board.ready > 0) == (other.board.ready > 0)
@@ -255,7 +252,9 @@ def test_too_few_answers_to_a_round_are_refused_and_nobody_is_told() -> None:
 def test_episodes_of_several_agents_are_no_part_of_rounds() -> None:
     side = both()[0]
     side.start("team")
-    side.board.ask("team", {"ann": np.zeros(2, np.float32), "bob": np.zeros(2, np.float32)}, lambda _: None)
+    side.board.request_actions(
+        "team", {"ann": np.zeros(2, np.float32), "bob": np.zeros(2, np.float32)}, lambda _: None
+    )
     ready = side.poll()
     side.envs.send_actions(ready.slots, [0, 0])
     side.ask(["team"], np.zeros((1, 2), np.float32), [0.0])

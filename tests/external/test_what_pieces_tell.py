@@ -26,7 +26,7 @@ def handed_in(
     with training(env, PPO, **{**CONFIG, **config, "rollout_fragment_length": steps}) as algo:
         for one, columns in zip(noted, known, strict=True):
             (piece,) = one.pieces(None, **columns)
-            env.switchboard.play(env.switchboard.start(), piece)
+            env.switchboard.add_chunk(env.switchboard.start(), piece)
         pieces = algo.sample()["default_policy"].split_by_episode()
     assert len(pieces) == len(noted)
     return [
@@ -119,7 +119,7 @@ def test_states_that_are_told_are_taken_and_others_follow_from_what_was_seen(siz
                 columns = {"told": {"state_in": state}, "follow": {}, "other": {"state_in": state + 1}}[kind]
                 name = env.switchboard.start()
                 for piece in one.pieces(size, **columns):
-                    env.switchboard.play(name, piece)
+                    env.switchboard.add_chunk(name, piece)
             its[kind] = algo.sample()["default_policy"]
     for name in names:
         np.testing.assert_array_equal(its["told"][name], its["follow"][name])
@@ -162,7 +162,7 @@ def test_pieces_of_weights_that_are_gone_are_left_out_and_counted() -> None:
             again = ExternalTrajectory(
                 piece.agents, piece.env_steps, piece.terminated, piece.truncated, number
             )
-            env.switchboard.play(env.switchboard.start(), again)
+            env.switchboard.add_chunk(env.switchboard.start(), again)
         result = algo.train()
         told_of = result["external"]
     # Too old to be looked for at all; gone; there; those of now.
@@ -194,11 +194,15 @@ def test_agents_of_a_piece_end_when_they_do_and_the_others_with_the_episode() ->
     with training(env, PPO, rollout_fragment_length=7) as algo:
         board = env.switchboard
         board.start("x")
-        board.play("x", ExternalTrajectory({"a": moves(0, 0, 3), "b": moves(1, 0, 2, terminated=True)}, 3))
-        board.play("x", ExternalTrajectory({"a": moves(0, 3, 4), "c": moves(2, 0, 1)}, 1))
+        board.add_chunk(
+            "x", ExternalTrajectory({"a": moves(0, 0, 3), "b": moves(1, 0, 2, terminated=True)}, 3)
+        )
+        board.add_chunk("x", ExternalTrajectory({"a": moves(0, 3, 4), "c": moves(2, 0, 1)}, 1))
         # "c" does nothing here, but lives on; "b" comes back; "a" only tells that it is over.
-        board.play("x", ExternalTrajectory({"a": moves(0, 4, 4, truncated=True), "b": moves(1, 20, 22)}, 2))
-        board.play("x", ExternalTrajectory({"b": moves(1, 22, 23)}, 1, terminated=True))
+        board.add_chunk(
+            "x", ExternalTrajectory({"a": moves(0, 4, 4, truncated=True), "b": moves(1, 20, 22)}, 2)
+        )
+        board.add_chunk("x", ExternalTrajectory({"b": moves(1, 22, 23)}, 1, terminated=True))
         batch = algo.sample()["default_policy"]
         summary = algo._metrics.summary()
     lives = {(int(piece["obs"][0][0]), int(piece["obs"][0][1])): piece for piece in batch.split_by_episode()}
@@ -226,7 +230,7 @@ def test_a_piece_outside_the_space_is_named() -> None:
             [np.zeros(2, np.float32), np.zeros(3, np.float32), np.zeros(2, np.float32)], [0, 1], np.zeros(2)
         )
         env.switchboard.start("x")
-        env.switchboard.play("x", ExternalTrajectory({AGENT: bad}, 2, terminated=True))
+        env.switchboard.add_chunk("x", ExternalTrajectory({AGENT: bad}, 2, terminated=True))
         with pytest.raises(ContractError, match=r"env x, agent 'agent0', observation 1 of a piece: .*\(3,\)"):
             algo.sample()
 
@@ -235,7 +239,7 @@ def test_an_episode_without_a_step_is_nothing() -> None:
     env = told(Walk())
     nothing = ExternalSteps([np.zeros(2, np.float32)], [], np.zeros(0), terminated=True)
     with training(env, PPO, idle_timeout=0.05) as algo:
-        env.switchboard.play(
+        env.switchboard.add_chunk(
             env.switchboard.start(), ExternalTrajectory({AGENT: nothing}, 0, terminated=True)
         )
         result = algo.train()
@@ -250,18 +254,18 @@ def test_an_episode_may_end_with_a_piece_without_a_step(closed: bool) -> None:
     env = told(Walk())
     with training(env, PPO, rollout_fragment_length=4 if closed else 7) as algo:
         env.switchboard.start("x")
-        env.switchboard.play("x", one.piece(0, 3))
+        env.switchboard.add_chunk("x", one.piece(0, 3))
         first = one.piece(3, 4).agents[AGENT]
-        env.switchboard.play(
+        env.switchboard.add_chunk(
             "x", ExternalTrajectory({AGENT: ExternalSteps(first.obs, first.actions, first.rewards)}, 1)
         )
         batches = [algo.sample()["default_policy"]] if closed else []
         last = ExternalSteps(first.obs[1:], [], np.zeros(0), terminated=True)
-        env.switchboard.play("x", ExternalTrajectory({AGENT: last}, 0, terminated=True))
+        env.switchboard.add_chunk("x", ExternalTrajectory({AGENT: last}, 0, terminated=True))
         (piece,) = noted[0].pieces(None)
-        env.switchboard.play(env.switchboard.start(), piece)
+        env.switchboard.add_chunk(env.switchboard.start(), piece)
         if closed:
-            env.switchboard.play(env.switchboard.start(), noted[0].piece(0, 1))
+            env.switchboard.add_chunk(env.switchboard.start(), noted[0].piece(0, 1))
         batches.append(algo.sample()["default_policy"])
     rows = [row for batch in batches for row in batch.rows() if row["eps_id"] == batches[0]["eps_id"][0]]
     assert [row["rewards"] for row in rows] == one.rewards

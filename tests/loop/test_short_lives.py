@@ -86,7 +86,7 @@ def test_memory_stays_flat_over_a_hundred_thousand_lives(new_ids: bool) -> None:
             result = algo.train()
         gc.collect()
         grown = (sys.getallocatedblocks() - blocks) / (Mayflies.born - born)
-        seats = len(algo._base_env._pool.seats)  # type: ignore[attr-defined]
+        seats = len(algo._base_env._allocator.seats)  # type: ignore[attr-defined]
         assert result["policy_reward_mean"] == {
             "queen": EPISODE,
             "fly": 2.0 if new_ids else pytest.approx(2.0 * EPISODE / 2),

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from menv.adapters.episode_broker import BatchedEpisodeBroker
+from menv.adapters.episode_broker import EpisodeBroker
 from menv.base_env import ExternalTrajectory
 from menv.env_context import InputContext
 from menv.serving.server_sessions import SamplerTaskQueue, ServerSessions
@@ -39,7 +39,7 @@ class Receiving:
     """
 
     def __init__(self, ioctx: InputContext, doors: tuple[Door, ...], limits: Limits, access: Access) -> None:
-        self.board = BatchedEpisodeBroker()
+        self.board = EpisodeBroker()
         self.reception = ServerSessions(
             self.board,
             ioctx,
@@ -67,7 +67,7 @@ class Receiving:
         pieces: list[Any] = []
         # The sampler is given a few at a time.
         while lines := self.board.collect(0.0):
-            pieces += [turn for line in lines for turn in line.turns]
+            pieces += [turn for line in lines for turn in line.steps]
         return [piece for piece in pieces if isinstance(piece, ExternalTrajectory)]
 
 

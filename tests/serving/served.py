@@ -103,7 +103,7 @@ class Served:
             self._thread.join(3.0 if patience is not None and patience < 3.0 else 0.1)
             if self._thread.is_alive():
                 # It waits for callers, for longer than a test may take.
-                self.envs.switchboard.fail(_HaltError())
+                self.envs.broker.fail(_HaltError())
                 self.envs._errands.look_again()
             self._thread.join(6 * PATIENCE_S)
             assert not self._thread.is_alive(), "the sampler hangs"

@@ -176,12 +176,12 @@ def test_who_asks_does_not_wait_until_thousands_of_episodes_have_ended() -> None
     envs, board = waiting(env, 1.0), env.switchboard
     names = [board.start() for _ in range(2000)]
     for name in names:
-        board.log(name, {"agent0": obs(0, 0)}, {"agent0": 0})
+        board.log_action(name, {"agent0": obs(0, 0)}, {"agent0": 0})
     first = envs.poll(1.0)
     assert len(first.slots) == 2000
     envs.send_actions(first.slots, [0] * 2000)
     board.lose(names, "it is a test")
-    board.ask(board.start(), {"agent0": obs(1, 0)}, lambda _: None)
+    board.request_actions(board.start(), {"agent0": obs(1, 0)}, lambda _: None)
     second = envs.poll(1.0)
     assert len(second.slots) == 1
     assert 0 < len(second.episodes) <= 8
@@ -196,7 +196,7 @@ def test_where_many_ask_as_many_episodes_end_so_that_ends_do_not_pile_up() -> No
     names = [board.start() for _ in range(50)]
     for _ in range(5):
         for name in names:
-            board.ask(name, {"agent0": obs(0, 0)}, lambda _: None)
+            board.request_actions(name, {"agent0": obs(0, 0)}, lambda _: None)
         ready = envs.poll(1.0)
         envs.send_actions(ready.slots, [0] * len(ready.slots))
         ended = names
@@ -204,7 +204,7 @@ def test_where_many_ask_as_many_episodes_end_so_that_ends_do_not_pile_up() -> No
             board.end(name, {"agent0": obs(0, 1)})
         names = [board.start() for _ in range(50)]
     for name in names:
-        board.ask(name, {"agent0": obs(0, 0)}, lambda _: None)
+        board.request_actions(name, {"agent0": obs(0, 0)}, lambda _: None)
     assert len(envs.poll(1.0).episodes) == 50
     assert board.ready == 0
     env.over.set()
@@ -358,7 +358,7 @@ def test_beside_thousands_of_episodes_that_end_at_once_others_are_answered() -> 
         before = median()
         for voice in voices:
             voice.leave()
-        board = one.envs.switchboard
+        board = one.envs.broker
         assert any(eventually(lambda: one.status["open_episodes"] == 1 and board.ready < 5) for _ in range(6))
         assert median() < 3 * before
 

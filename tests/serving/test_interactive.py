@@ -338,4 +338,4 @@ def test_reading_that_is_interrupted_leaves_no_later_question_unasked(
         said = {"type": "GET_ACTION", "episode_id": turns.name, "seq": 1, "observation": obs_of(0)}
         # So long that it is read by itself: nobody but the question has it asked.
         voice.body((json.dumps(said) + " " * 2_000).encode())
-        assert eventually(lambda: one.envs.switchboard.ready == 1)
+        assert eventually(lambda: one.envs.broker.ready == 1)

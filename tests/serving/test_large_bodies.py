@@ -178,7 +178,7 @@ def test_a_message_that_was_read_elsewhere_is_answered_in_its_own_dialect_with_i
             assert decode(ended) == {"type": "OK", "seq": 2}
         assert one.translation.translated == 6
         for line in one.board.collect(0.0):
-            for said in line.turns:
+            for said in line.steps:
                 assert isinstance(said, ChannelStep)
                 assert said.obs is not None
                 assert same(said.obs["agent0"], obs.astype(np.uint8))

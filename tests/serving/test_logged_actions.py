@@ -105,7 +105,7 @@ def test_whoever_waits_for_the_sampler_is_answered_when_the_server_ends() -> Non
 
         logging = threading.Thread(target=log)
         logging.start()
-        assert eventually(lambda: one.envs.switchboard.ready == 1)
+        assert eventually(lambda: one.envs.broker.ready == 1)
     logging.join(20)
     assert len(failed) == 1
 

@@ -161,7 +161,7 @@ def test_an_end_that_comes_before_the_answer_to_another_client_is_told_again_lat
     asking = threading.Thread(target=fails, args=(first.get_action, "m", observation(0)))
     asking.start()
     # Nobody samples so far: the question waits.
-    assert eventually(lambda: envs.switchboard.ready)
+    assert eventually(lambda: envs.broker.ready)
     session = first.session
     first._disconnect()
     asking.join(20)

@@ -278,7 +278,7 @@ def test_a_policy_that_is_removed_costs_local_clients_nothing_but_itself() -> No
             with client:
                 client.update_policy_weights()
                 playing_on(client, 40)
-                assert client.weights_seq_no == one.envs.switchboard.weights_seq_no
+                assert client.weights_seq_no == one.envs.broker.weights_seq_no
             assert settled(one)
         one.paid()
         assert sorted(one.column("rewards", "red").tolist()) == [1.0] * 43 + [2.0] * 40
