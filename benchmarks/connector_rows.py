@@ -14,7 +14,7 @@ from menv.connectors.action_output import ActionOutput
 from menv.connectors.connector import ConnectorContext
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.pipeline import PolicyConnectors, action_pipeline, agent_pipeline
-from menv.inference.connector_rows import ConnectorPath
+from menv.inference.connector_path import ConnectorPath
 
 _ROWS = 64
 _UNIT = "us/row"

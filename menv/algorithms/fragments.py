@@ -20,7 +20,7 @@ from menv.algorithms.config.evaluation_config import evaluation_settings
 from menv.algorithms.postprocessing import BatchPostprocessor
 from menv.base_env import SINGLE_AGENT, BaseEnv
 from menv.connectors.mean_std_filter import SyncedFilterAgentConnector
-from menv.connectors.pipeline import PolicyConnectors, hand_on_lives, leaf_connectors
+from menv.connectors.pipeline import PolicyConnectors, leaf_connectors, transfer_lives
 from menv.env_context import EnvContext, InputContext
 from menv.errors import ConfigError
 from menv.inference.network_policy import NetworkPolicy
@@ -311,7 +311,7 @@ class WorkerPolicies:
             policy = self.policies[policy_id]
             assert isinstance(policy, NetworkPolicy)
             before = policy.networks.connectors[policy.index]
-            hand_on_lives(before.agent, own.agent, slots)
+            transfer_lives(before.agent, own.agent, slots)
             policy.networks.connectors[policy.index] = own  # type: ignore[index]
         for policy_id, weights in news.weights.items():
             self.policies[policy_id].set_weights(weights)

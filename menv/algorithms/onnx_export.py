@@ -27,9 +27,9 @@ from menv.connectors.agent_connector import AgentConnector, AgentRows
 from menv.connectors.frame_stack import FrameStackAgentConnector
 from menv.connectors.mean_std_filter import MeanStdObservationFilterAgentConnector
 from menv.connectors.obs_preprocessor import Leaf, ObsPreprocessor, ObsPreprocessorConnector
-from menv.connectors.pipeline import AgentConnectorPipeline, PolicyConnectors, action_plan, steps_of
+from menv.connectors.pipeline import AgentConnectorPipeline, PolicyConnectors, action_plan, batch_steps
 from menv.errors import ConfigError, MissingExtraError
-from menv.inference.golden_rows import Golden, difference, make_golden, rehearsal
+from menv.inference.golden import Golden, difference, golden_backend, make_golden
 from menv.inference.network_policy import NetworkPolicy
 from menv.inference.onnx_sessions import GraphKind, open_session
 from menv.policy import Policy, check_one_policy
@@ -317,7 +317,7 @@ class ConnectorNodes:
     """
 
     def __init__(self, pipeline: AgentConnectorPipeline, preprocess: ObsPreprocessor) -> None:
-        first, *self._connectors = steps_of(pipeline) or [AgentConnector()]
+        first, *self._connectors = batch_steps(pipeline) or [AgentConnector()]
         self._preprocess = preprocess
         stacks = [one for one in self._connectors if isinstance(one, FrameStackAgentConnector)]
         self.frames = stacks[0].num_frames if stacks else None
@@ -435,7 +435,7 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
         )
     kind: GraphKind = "act" if explore else "greedy"
     weights = networks.backend.get_weights(policy.index)
-    golden = make_golden(networks, rehearsal(networks, graphs, weights), weights, steps.one_life)
+    golden = make_golden(networks, golden_backend(networks, graphs, weights), weights, steps.one_life)
     answers = f"{'action' if explore else 'greedy'}."
     ends = GraphEnds()
     ends.observe(networks.preprocess, functools.partial(steps.add, ends), steps.frames)

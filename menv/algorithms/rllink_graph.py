@@ -31,7 +31,7 @@ from menv.connectors.clip_reward import ClipRewardAgentConnector
 from menv.connectors.connector import Connector
 from menv.connectors.mean_std_filter import MeanStdObservationFilterAgentConnector
 from menv.connectors.obs_preprocessor import ObsPreprocessorConnector
-from menv.connectors.pipeline import ActionPlan, action_plan, does_nothing, leaf_connectors
+from menv.connectors.pipeline import ActionPlan, action_plan, is_passive, leaf_connectors
 from menv.errors import ConfigError
 from menv.inference.action_heads import LEAST_CHANCE, ActionHead
 from menv.inference.network_policy import NetworkPolicy
@@ -148,7 +148,7 @@ class RLlinkGraph:
         if head.numbers:
             output = ActionOutput(networks.action_space, normalize=plan.normalize, clip=plan.clip)
             found = _in_env_units(ends, found, output, head.inputs)
-        elif head.by_worth and not self.q_values:
+        elif head.is_value_based and not self.q_values:
             found = _epsilon_greedy(ends, found, head, weights[EPSILON], preprocess.mask_width > 0)
         ends.add("Identity", found, name=OUTPUT)
         ends.outputs.append(helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, [ROWS, head.inputs]))
@@ -207,7 +207,7 @@ def _plan(policy: NetworkPolicy) -> tuple[ActionPlan, list[MeanStdObservationFil
             seen = True
         elif type(one) is MeanStdObservationFilterAgentConnector and seen:
             filters.append(one)
-        elif type(one) is not ClipRewardAgentConnector and not does_nothing(one):
+        elif type(one) is not ClipRewardAgentConnector and not is_passive(one):
             unknown.append(one)
     if unknown or not seen:
         names = ", ".join(one.name for one in unknown) or "no ObsPreprocessorConnector"

@@ -33,7 +33,7 @@ from menv.inference.backend import (
     Rows,
     Weights,
     Which,
-    are_numbers,
+    all_finite,
     fill_in,
     portions,
 )
@@ -188,17 +188,17 @@ class TorchBackend:
         if which is None or isinstance(which, int):
             return self._choose(which or 0, obs, mask, noise, state)
         found = self._empty(len(which))
-        sound = True
+        finite = True
         for policy in np.unique(which).tolist():
             rows = which == policy
             parts = (None if array is None else array[rows] for array in (mask, noise, state))
             own = self._choose(policy, obs[rows], *parts)
             fill_in(found, rows, own)
-            sound = sound and own.sound
-        return found._replace(sound=sound)
+            finite = finite and own.is_finite
+        return found._replace(is_finite=finite)
 
-    def steady(self, policy: int, rows: int, *, masked: bool, explore: bool) -> FixedBatchRunner:
-        """Return what decides on rows of one policy; see `ActingBackend.steady`."""
+    def fixed_batch(self, policy: int, rows: int, *, masked: bool, explore: bool) -> FixedBatchRunner:
+        """Return what decides on rows of one policy; see `ActingBackend.fixed_batch`."""
         return LazyOutputs(partial(self.decide, which=policy))
 
     @torch.inference_mode()
@@ -216,7 +216,7 @@ class TorchBackend:
         allowed, taken = self._maybe_tensor(mask), self._tensor(actions)
         with repeatable(self._device):
             inputs = self._network(policy).dist_inputs(self._tensor(obs), allowed, self._maybe_tensor(state))
-        if self.head.by_worth:
+        if self.head.is_value_based:
             epsilon = self._params[policy][EPSILON]
             logp = epsilon_greedy_logp(self.head, inputs, allowed, epsilon, taken)
         else:
@@ -269,8 +269,8 @@ class TorchBackend:
         self._network(policy)
         return {name: array_of(param).copy() for name, param in self._params[policy].items()}
 
-    def alone(self, policy: int) -> TorchBackend:
-        """Return a back-end of one policy; see `ActingBackend.alone`."""
+    def extract_policy(self, policy: int) -> TorchBackend:
+        """Return a back-end of one policy; see `ActingBackend.extract_policy`."""
         return TorchBackend(
             self._make_network, self.head, [self.get_weights(policy)], self.state_size, self._device
         )
@@ -284,7 +284,7 @@ class TorchBackend:
 
     def _empty(self, rows: int) -> Decision:
         head, width = self.head, self.state_size
-        inputs = np.empty((rows, head.inputs), np.float32) if head.told else None
+        inputs = np.empty((rows, head.inputs), np.float32) if head.returns_dist_inputs else None
         state = np.empty((rows, width), np.float32) if width else None
         return Decision(head.empty_actions(rows), inputs, state)
 
@@ -302,11 +302,11 @@ class TorchBackend:
                 inputs, after = cast("RecurrentNetwork", network).step(rows, allowed, self._tensor(state))
         actions = array_of(self._actions(policy, inputs, allowed, self._maybe_tensor(noise)))
         outputs = array_of(inputs) if self.head.choices else None
-        sound = outputs is None or are_numbers(outputs, choices=True)
+        finite = outputs is None or all_finite(outputs, choices=True)
         if self.head.numbers:
-            sound = sound and are_numbers(actions, choices=False)
-        told = outputs if self.head.told else None
-        return Decision(actions, told, None if after is None else array_of(after), sound)
+            finite = finite and all_finite(actions, choices=False)
+        told = outputs if self.head.returns_dist_inputs else None
+        return Decision(actions, told, None if after is None else array_of(after), finite)
 
     def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
         return tensor_of(array, self._device)
@@ -316,7 +316,7 @@ class TorchBackend:
 
     def _actions(self, policy: int, inputs: Tensor, allowed: Tensor | None, draws: Tensor | None) -> Tensor:
         head = self.head
-        if not head.by_worth:
+        if not head.is_value_based:
             return _drawn(head, inputs, draws)
         if draws is None:
             return best_actions(head, inputs)
@@ -420,7 +420,7 @@ def _random_rows(
     if head.choices:
         mask = rng.random((_CHECK_ROWS, head.mask_width)) < 0.7
         mask[:, np.cumsum((0, *head.choices[:-1]))] = True
-    return obs, mask, head.any_noise(rng, _CHECK_ROWS)
+    return obs, mask, head.sample_noise(rng, _CHECK_ROWS)
 
 
 def _error(found: Floats, wanted: Floats) -> float:

@@ -24,9 +24,9 @@ from menv.connectors.pipeline import PolicyConnectors
 from menv.episode import Episode
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.inference.backend import ActingBackend, Actions, Flags, Floats, ForwardOutputs, Rows
-from menv.inference.connector_rows import plain
+from menv.inference.connector_path import plain
 from menv.inference.network_policy import NetworkPolicy, RemovedPolicies
-from menv.inference.policy_bundle import GoldenRowSets, pack_bundle, pack_weights
+from menv.inference.policy_bundle import ExportCache, pack_bundle, pack_weights
 from menv.policy import Policy
 from menv.sampling.sampler import Sampler
 
@@ -191,7 +191,7 @@ class WeightsHistory:
     def _judge(self, policy: NetworkPolicy) -> _WeightsAge:
         judge, origin = self._judges.get(policy.policy_id), policy.networks.backend
         if judge is None or judge.origin is not origin:
-            judge = _WeightsAge(origin, origin.alone(policy.index))
+            judge = _WeightsAge(origin, origin.extract_policy(policy.index))
             self._judges[policy.policy_id] = judge
         return judge
 
@@ -210,14 +210,14 @@ class _Copy:
         policy: Whose copy it is.
         backend: The back-end that acts for that one.
         own: The copy.
-        rehearsals: Of its bundles.
+        export_cache: Of its bundles.
         graph: Makes its ONNX files.
     """
 
     policy: NetworkPolicy
     backend: ActingBackend
     own: NetworkPolicy
-    rehearsals: GoldenRowSets = field(default_factory=GoldenRowSets)
+    export_cache: ExportCache = field(default_factory=ExportCache)
     graph: Any = None
 
 
@@ -242,7 +242,7 @@ class PolicyForms:
         if form == "weights":
             return pack_weights(copy.own)
         if form == "bundle":
-            return pack_bundle(copy.own, rehearsals=copy.rehearsals)
+            return pack_bundle(copy.own, export_cache=copy.export_cache)
         from menv.algorithms.rllink_graph import RLlinkGraph, onnx_file
 
         if copy.graph is None:

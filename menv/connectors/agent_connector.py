@@ -183,7 +183,7 @@ def _is_finite(reward: Any) -> bool:
     return number.shape == () and number.dtype.kind in "biuf" and bool(np.isfinite(number))
 
 
-def as_taken(rows: Column, dtype: np.dtype[Any]) -> Column:
+def as_network_dtype(rows: Column, dtype: np.dtype[Any]) -> Column:
     """Return [R, F] rows in the type that a network takes.
 
     Raises:

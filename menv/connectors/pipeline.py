@@ -381,7 +381,7 @@ def leaf_connectors(pipeline: AgentConnectorPipeline) -> Iterator[AgentConnector
             yield connector
 
 
-def does_nothing(connector: AgentConnector) -> bool:
+def is_passive(connector: AgentConnector) -> bool:
     """Return whether a connector leaves whole batches of rows as they are."""
     return type(connector) in _NOTHING_TO_DO
 
@@ -395,16 +395,15 @@ def looks(connector: AgentConnector) -> bool:
 
 def is_plain(pipeline: AgentConnectorPipeline) -> bool:
     """Return whether a pipeline does to batches what the preprocessor alone does."""
-    return [type(connector) for connector in steps_of(pipeline)] == [ObsPreprocessorConnector]
+    return [type(connector) for connector in batch_steps(pipeline)] == [ObsPreprocessorConnector]
 
 
-def steps_of(pipeline: AgentConnectorPipeline) -> list[AgentConnector]:
+def batch_steps(pipeline: AgentConnectorPipeline) -> list[AgentConnector]:
     """Return the connectors that do something to whole batches while these are sampled, in order."""
     return [
         connector
         for connector in leaf_connectors(pipeline)
-        if not (type(connector) is ClipRewardAgentConnector and connector.later)
-        and not does_nothing(connector)
+        if not (type(connector) is ClipRewardAgentConnector and connector.later) and not is_passive(connector)
     ]
 
 
@@ -478,7 +477,7 @@ class PolicyConnectors:
         """Grows with each change."""
         return self.agent.version + self.action.version
 
-    def take(self, agent: Any, action: Any) -> None:
+    def restore(self, agent: Any, action: Any) -> None:
         """Put connectors of these states, as `to_state` of a pipeline has them, into the place of all there are.
 
         Raises:
@@ -528,15 +527,7 @@ def _uncopied(connectors: Iterable[Connector]) -> list[str]:
     return names
 
 
-# SEAM menv.connectors.kept_lives
-# What connectors remember of single lives, taken out of one pipeline and put into another one like it.
-#
-# Checkpoints of running episodes, clients that act by themselves and workers whose pipelines are changed call
-# it. What a
-# connector remembers it knows itself; here is only which of them are asked.
-
-
-def keepers(pipeline: AgentConnectorPipeline) -> list[AgentConnector]:
+def stateful_connectors(pipeline: AgentConnectorPipeline) -> list[AgentConnector]:
     """Return the connectors that remember something of each life.
 
     Of those that are called agent by agent also the ones that only say so by overriding `reset`.
@@ -550,33 +541,35 @@ def keepers(pipeline: AgentConnectorPipeline) -> list[AgentConnector]:
 
 def can_move(pipeline: AgentConnectorPipeline) -> bool:
     """Return whether all that connectors remember of a life can be taken out."""
-    return all(leaf.takes_rows and leaf.tells_lives for leaf in keepers(pipeline))
+    return all(leaf.takes_rows and leaf.tells_lives for leaf in stateful_connectors(pipeline))
 
 
-def kept_lives(pipeline: AgentConnectorPipeline, slots: Sequence[int]) -> list[list[Any]]:
+def export_lives(pipeline: AgentConnectorPipeline, slots: Sequence[int]) -> list[list[Any]]:
     """Return of the life on each slot what each connector remembers; see `AgentConnector.lives`."""
-    found = [leaf.lives(slots) for leaf in keepers(pipeline)]
+    found = [leaf.lives(slots) for leaf in stateful_connectors(pipeline)]
     return [list(life) for life in zip(*found, strict=True)] if found else [[] for _ in slots]
 
 
-def put_lives(pipeline: AgentConnectorPipeline, slots: Sequence[int], lives: Sequence[Sequence[Any]]) -> None:
-    """Let the lives that `kept_lives` told of go on on these slots; one of which nothing is told is new."""
-    for number, leaf in enumerate(keepers(pipeline)):
+def import_lives(
+    pipeline: AgentConnectorPipeline, slots: Sequence[int], lives: Sequence[Sequence[Any]]
+) -> None:
+    """Let the lives that `export_lives` told of go on on these slots; one of which nothing is told is new."""
+    for number, leaf in enumerate(stateful_connectors(pipeline)):
         leaf.take_lives(slots, [life[number] if life else None for life in lives])
 
 
-def hand_on_lives(
+def transfer_lives(
     pipeline: AgentConnectorPipeline, successor: AgentConnectorPipeline, slots: Sequence[int]
 ) -> None:
     """Let lives go on in a pipeline that takes another one's place, with those connectors that both have."""
-    before, after = keepers(pipeline), keepers(successor)
-    places = predecessors([type(leaf) for leaf in before], [type(leaf) for leaf in after])
+    before, after = stateful_connectors(pipeline), stateful_connectors(successor)
+    places = match_kinds([type(leaf) for leaf in before], [type(leaf) for leaf in after])
     for leaf, place in zip(after, places, strict=True):
         if place is not None and leaf.takes_rows and leaf.tells_lives:
             leaf.take_lives(slots, before[place].lives(slots))
 
 
-def predecessors(kinds: Sequence[type], successors: Sequence[type]) -> list[int | None]:
+def match_kinds(kinds: Sequence[type], successors: Sequence[type]) -> list[int | None]:
     """Return where among `kinds` each of their successors has its own, the first one to the first; None without one."""
     left = [*enumerate(kinds)]
     found: list[int | None] = []

@@ -148,12 +148,12 @@ class ActionHead:
         return sum(self.choices) + self.numbers
 
     @cached_property
-    def by_worth(self) -> bool:
+    def is_value_based(self) -> bool:
         """Whether the inputs are Q-values, so that chance enters by epsilon alone."""
         return self.kind in ("q_values", "multi_q_values")
 
     @cached_property
-    def told(self) -> bool:
+    def returns_dist_inputs(self) -> bool:
         """Whether acting tells the distribution inputs beside the actions: logits come for nothing."""
         return self.kind in ("categorical", "multi_categorical", "mixed")
 
@@ -178,7 +178,7 @@ class ActionHead:
             return partial(rng.mixed, normal=self.normal)
         return rng.normals if self.kind == "gaussian" else rng.uniforms
 
-    def any_noise(self, rng: np.random.Generator, rows: int) -> npt.NDArray[np.float32]:
+    def sample_noise(self, rng: np.random.Generator, rows: int) -> npt.NDArray[np.float32]:
         """Return [rows, noise_width] noise from a generator, for trials."""
         shape = (rows, self.noise_width)
         uniform = rng.integers(0, 1 << 23, shape) * 2.0**-23 if self.choices else 0.0
@@ -188,7 +188,7 @@ class ActionHead:
     @cached_property
     def noise_width(self) -> int:
         """Random numbers a row: one a component; of Q-values one for whether to explore, one for what."""
-        if self.by_worth:
+        if self.is_value_based:
             return 2 * len(self.sizes)
         return self.sizes[0] if self.kind == "gaussian" else len(self.sizes)
 

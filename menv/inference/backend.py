@@ -42,17 +42,17 @@ def portions(obs: Rows) -> list[slice]:
     return [slice(start, start + size) for start in range(0, rows, size)]
 
 
-def are_numbers(outputs: Floats, *, choices: bool) -> bool:
+def all_finite(outputs: Floats, *, choices: bool) -> bool:
     """Return whether rows [R, n], what choices are worth or actions themselves, mean anything.
 
     It is asked with every call, so that one product of all of them has to do as a rule: it is finite where they are,
     but for numbers beyond 1e19.
     """
     # Other products warn of overflow.
-    return math.isfinite(np.vdot(outputs, outputs)) or not broken_rows(outputs, choices=choices).any()
+    return math.isfinite(np.vdot(outputs, outputs)) or not non_finite_rows(outputs, choices=choices).any()
 
 
-def broken_rows(outputs: Floats, *, choices: bool) -> Flags:
+def non_finite_rows(outputs: Floats, *, choices: bool) -> Flags:
     """Return [R] where rows [R, n] hold NaN or infinity; a choice may be worth -inf, as long as another is not."""
     finite = np.isfinite(outputs.max(1)) if choices else np.isfinite(outputs).all(1)
     return np.logical_not(finite)
@@ -75,16 +75,16 @@ class Decision(NamedTuple):
 
     Attributes:
         actions: [R, *head.action_shape] of `head.action_dtype`.
-        dist_inputs: [R, D] after masking, what the actions were drawn from; None unless `head.told`.
+        dist_inputs: [R, D] after masking, what the actions were drawn from; None unless `head.returns_dist_inputs`.
         state: [R, S] of a recurrent network after the rows, otherwise None.
-        sound: Whether what the actions were chosen by are numbers; where it is False they mean nothing, and whoever
-            is to act by them refuses with `menv.inference.backend`.
+        is_finite: Whether the outputs that actions were chosen by are finite. Where it is False the caller raises
+            `non_finite_error`.
     """
 
     actions: Actions
     dist_inputs: Floats | None
     state: Floats | None = None
-    sound: bool = True
+    is_finite: bool = True
 
 
 def fill_in(whole: Decision, rows: Any, part: Decision) -> None:
@@ -97,7 +97,7 @@ def fill_in(whole: Decision, rows: Any, part: Decision) -> None:
 class FixedBatchRunner(Protocol):
     """Decides on the same number of rows of one policy again and again, in two steps."""
 
-    def take(self, obs: Rows, mask: Flags | None, noise: Floats | None) -> None:
+    def load(self, obs: Rows, mask: Flags | None, noise: Floats | None) -> None:
         """Take R rows in.
 
         Args:
@@ -122,7 +122,7 @@ class LazyOutputs:
     def __init__(self, decide: Callable[[Rows, Flags | None, Floats | None], Decision]) -> None:
         self._decide = decide
 
-    def take(self, obs: Rows, mask: Flags | None, noise: Floats | None) -> None:
+    def load(self, obs: Rows, mask: Flags | None, noise: Floats | None) -> None:
         """Take R rows in; see `FixedBatchRunner.take`."""
         self._rows = obs, mask, noise
 
@@ -185,7 +185,7 @@ class ActingBackend(Protocol):
     ) -> Decision:
         """Return what `act` returns, or `greedy` without noise, and what the actions were drawn from."""
 
-    def steady(self, policy: int, rows: int, *, masked: bool, explore: bool) -> FixedBatchRunner:
+    def fixed_batch(self, policy: int, rows: int, *, masked: bool, explore: bool) -> FixedBatchRunner:
         """Return what decides like `decide` on the same number of rows of one policy, again and again.
 
         It is short of whatever can be looked up beforehand, and good until a policy is added; for networks without
@@ -219,7 +219,7 @@ class ActingBackend(Protocol):
     def get_weights(self, policy: int) -> dict[str, Floats]:
         """Return copies of one policy's weights."""
 
-    def alone(self, policy: int) -> ActingBackend:
+    def extract_policy(self, policy: int) -> ActingBackend:
         """Return a back-end of its own, whose policy 0 has this one's architecture and copies of its weights.
 
         Both may be used at once, by a thread each.
@@ -388,7 +388,7 @@ class PolicyBatchLayout:
         return PolicyBatches.of_own(which, counts) if spare <= self._spare_rows * runs else None
 
 
-# SEAM menv.loop.unsound
+# SEAM menv.loop.non_finite_error
 # What is said where a network no longer gives numbers, so that nobody acts by what it gives.
 #
 # Back-ends look with every call and say so in `Decision.sound`; whoever was to act by the decision raises
@@ -402,7 +402,7 @@ ADVICE = "go on from a checkpoint of before, with a lower lr, a grad_clip, or sm
 """What to do where training has spoiled weights."""
 
 
-def unsound(
+def non_finite_error(
     backend: ActingBackend,
     policy_ids: Sequence[str],
     which: Any,
@@ -456,8 +456,8 @@ def check_weights(policy_id: str, weights: Mapping[str, Any]) -> None:
             ) from error
         if number is not None:
             raise ConfigError(
-                f"policy {policy_id!r}: weight {name!r} holds {as_text(number)}, expected numbers; look for a division "
-                f"by zero, or for a loss of your own that is none, or {ADVICE}"
+                f"policy {policy_id!r}: weight {name!r} holds {as_text(number)}, expected numbers; look for a "
+                f"division by zero, or for a custom loss that is not finite, or {ADVICE}"
             )
 
 
@@ -496,7 +496,7 @@ def _first_broken(
     none_taken = np.zeros((len(rows), *head.action_shape), head.action_dtype)
     allowed, before = None if mask is None else mask[rows], None if state is None else state[rows]
     inputs = backend.evaluate(index, obs[rows], allowed, none_taken, before).dist_inputs
-    broken = np.flatnonzero(broken_rows(inputs, choices=bool(head.choices)))
+    broken = np.flatnonzero(non_finite_rows(inputs, choices=bool(head.choices)))
     return int(rows[broken[0]]) if len(broken) else None
 
 
@@ -505,8 +505,8 @@ def _of_finite_weights(weights: Mapping[str, Array], row: Array) -> str:
     if row.dtype.kind == "f" and not np.isfinite(row).all():
         place = int(np.argmin(np.isfinite(row)))
         return (
-            f"number {place} of the {len(row)} that it is shown is {as_text(row[place])}, expected finite ones; mend "
-            "the observation, or the connector that made it"
+            f"number {place} of the {len(row)} that it is shown is {as_text(row[place])}, expected finite "
+            "ones; fix the observation, or the connector that made it"
         )
     largest = max((float(np.abs(value).max(initial=0.0)) for value in weights.values()), default=0.0)
     shown = float(np.abs(row.astype(np.float64)).max(initial=0.0))

@@ -30,7 +30,7 @@ from safetensors.numpy import load_file, save_file
 from menv.errors import ConfigError, UnknownNameError
 from menv.inference import policy_bundle
 from menv.inference.network_policy import NetworkPolicy
-from menv.inference.policy_bundle import GoldenRowSets, read_policy, write_policy
+from menv.inference.policy_bundle import ExportCache, read_policy, write_policy
 from menv.policy import Policy
 from menv.policy_spec import ids_given
 from menv.serialization import HEADER_SIZE, check_header, folder_given, read_json, values_in, writing
@@ -506,13 +506,13 @@ def write_policies(
     Returns:
         What the checkpoint's manifest says of them: where each is, and why others are left out.
     """
-    home, rehearsals = folder / POLICIES, GoldenRowSets()
+    home, export_cache = folder / POLICIES, ExportCache()
     found: dict[str, Any] = {}
     left_out: dict[str, str] = {}
     for (policy_id, policy), name in zip(policies.items(), _folder_names(policies), strict=True):
         try:
             if isinstance(policy, NetworkPolicy):
-                write_policy(policy, home / name, trained(policy_id), rehearsals)
+                write_policy(policy, home / name, trained(policy_id), export_cache)
             else:
                 # Whatever a subclass makes of it, only policies of networks are read again.
                 Policy.export_checkpoint(policy, home / name)

@@ -24,7 +24,12 @@ import numpy as np
 from menv import rng
 from menv.connectors.action_connector import ActionConnectorDataType, PolicyOutput
 from menv.connectors.action_output import ActionOutput
-from menv.connectors.agent_connector import MASK, AgentConnectorDataType, AgentConnectorsOutput, as_taken
+from menv.connectors.agent_connector import (
+    MASK,
+    AgentConnectorDataType,
+    AgentConnectorsOutput,
+    as_network_dtype,
+)
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.pipeline import (
     ActionConnectorPipeline,
@@ -32,13 +37,12 @@ from menv.connectors.pipeline import (
     AgentConnectorPipeline,
     PolicyConnectors,
     action_plan,
-    keepers,
     leaf_connectors,
+    stateful_connectors,
 )
 from menv.errors import ConfigError, ContractError
-from menv.inference.action_sampler import ActionSampler
-from menv.inference.backend import ActingBackend, Decision, check_weights, unsound
-from menv.inference.connector_rows import ConnectorPath, plain, refuse_unknown_lives
+from menv.inference.backend import ActingBackend, Decision, check_weights, non_finite_error
+from menv.inference.connector_path import ConnectorPath, plain, refuse_unknown_lives
 from menv.inference.onnx_sessions import ActingGraphs
 from menv.migration_hints import old_arguments
 from menv.policy import Policy, one_row, parts_given
@@ -65,7 +69,6 @@ class NetworkGroup(Protocol):
         preprocess: Observations to rows.
         backend: Rows to actions of the network.
         output: These to actions of the space.
-        noise: Draws for rows.
         state_sizes: Numbers in each part of their recurrent state.
         built: What `output` does of the action connectors.
     """
@@ -76,7 +79,6 @@ class NetworkGroup(Protocol):
     preprocess: ObsPreprocessor | None
     backend: ActingBackend
     output: ActionOutput
-    noise: ActionSampler
     state_sizes: tuple[int, ...]
     built: ActionPlan
 
@@ -106,7 +108,6 @@ class SingleNetwork:
     preprocess: ObsPreprocessor | None
     backend: ActingBackend
     output: ActionOutput
-    noise: ActionSampler
     state_sizes: tuple[int, ...]
     connectors: Sequence[PolicyConnectors]
     built: ActionPlan
@@ -125,7 +126,7 @@ class RemovedPolicies(SingleNetwork):
         """Return those of policy number `index`; another one may be given its number from now on."""
         return cls(
             [networks.policy_ids[index]], networks.observation_space, networks.action_space, networks.preprocess,
-            networks.backend.alone(index), networks.output, networks.noise, networks.state_sizes,
+            networks.backend.extract_policy(index), networks.output, networks.state_sizes,
             [networks.connectors[index]], networks.built, networks.row_width, networks.row_dtype, networks.graphs,
         )  # fmt: skip
 
@@ -166,7 +167,7 @@ class AgentView:
             data.sample_batch if isinstance(data, AgentConnectorsOutput) else _one_row(data) for data in found
         ]
         self.inputs = [data.raw_dict if isinstance(data, AgentConnectorsOutput) else data for data in found]
-        self.obs = as_taken(_stacked(views, SampleBatch.OBS, networks.row_width), networks.row_dtype)
+        self.obs = as_network_dtype(_stacked(views, SampleBatch.OBS, networks.row_width), networks.row_dtype)
         self.mask = _stacked(views, MASK, mask_width).astype(np.bool_) if mask_width else None
         state_sizes = networks.state_sizes
         names = [SampleBatch.STATE_IN.format(number) for number in range(len(state_sizes))]
@@ -283,7 +284,7 @@ class FairlyLocked(Protocol):
 T = TypeVar("T", bound=FairlyLocked)
 
 
-def in_turn(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
+def locked(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
     """Return a method that one thread at a time is in."""
 
     @functools.wraps(method)
@@ -371,7 +372,7 @@ class NetworkPolicy(Policy):
         """What actions go through on their way to the environment, wherever this policy acts."""
         return self._own.action
 
-    @in_turn
+    @locked
     def compute_actions(
         self,
         obs_batch: Sequence[Any],
@@ -400,7 +401,7 @@ class NetworkPolicy(Policy):
         states = [] if decision.state is None else self._parts(decision.state)
         return self._answers(decision.actions, obs, mask), states, {"action_logp": logp}
 
-    @in_turn
+    @locked
     def act(self, obs: Any, *, state: Sequence[Any] | None = None, explore: bool = False) -> Any:
         """Return the action for one observation, the most likely one unless `explore`; see `Policy.act`.
 
@@ -418,7 +419,7 @@ class NetworkPolicy(Policy):
             return action
         return action, [] if decision.state is None else [part[0] for part in self._parts(decision.state)]
 
-    @in_turn
+    @locked
     def decide(
         self, obs_batch: Sequence[Any], noise: Any, state: Any = None, lives: Sequence[Any] | None = None
     ) -> ComputedAction:
@@ -426,7 +427,7 @@ class NetworkPolicy(Policy):
 
         Args:
             obs_batch: R elements of the observation space.
-            noise: [R, width] draws of `networks.noise`; None takes the most likely actions.
+            noise: [R, width] draws of the head's `draw`; None takes the most likely actions.
             state: [R, S] of a recurrent network before.
             lives: Of each row what connectors remembered of its life the last time, None of a new one.
 
@@ -475,7 +476,7 @@ class NetworkPolicy(Policy):
         with writing("export_checkpoint", f"{folder}"):
             return write_policy(self, path_given("export_checkpoint", folder), trained or {})
 
-    @in_turn
+    @locked
     def answer_agents(
         self, agents: Sequence[AgentConnectorDataType], explore: bool | None = None
     ) -> list[PolicyOutput]:
@@ -527,7 +528,7 @@ class NetworkPolicy(Policy):
             UnknownNameError: A connector is not registered.
         """
         if state is not None:
-            self._own.take(*state)
+            self._own.restore(*state)
 
     def draws_state(self) -> list[int]:
         """Return what its draws outside the sampler depend on."""
@@ -545,7 +546,7 @@ class NetworkPolicy(Policy):
         """Return copies of the weights by name."""
         return self.networks.backend.get_weights(self.index)
 
-    @in_turn
+    @locked
     def set_weights(self, weights: Mapping[str, Any]) -> None:
         """Copy weights in; names and shapes must be those of `get_weights`. Who trains goes on from them.
 
@@ -591,8 +592,8 @@ class NetworkPolicy(Policy):
         """
         networks = self.networks
         decision = networks.backend.decide(obs, mask, noise, self.index, state)
-        if not decision.sound:
-            raise unsound(networks.backend, networks.policy_ids, self.index, obs, mask, state)
+        if not decision.is_finite:
+            raise non_finite_error(networks.backend, networks.policy_ids, self.index, obs, mask, state)
         return decision
 
     @property
@@ -608,7 +609,7 @@ class NetworkPolicy(Policy):
             if not plain(own, self.networks.built):
                 networks = self.networks
                 # Lives that are handed in must not get in the way of those that a sampler has.
-                keep = any(leaf.keeps_lives for leaf in keepers(own.agent))
+                keep = any(leaf.keeps_lives for leaf in stateful_connectors(own.agent))
                 mine = own.for_evaluation() if keep else own
                 taken = networks.row_width, networks.row_dtype
                 path = ConnectorPath([mine], networks.action_space, *taken, learning=False)
@@ -661,5 +662,5 @@ class NetworkPolicy(Policy):
     def _noise(self, rows: int) -> Any:
         self._calls += 1
         keys = np.uint64(self._key) + np.arange(rows, dtype=np.uint64)
-        noise = self.networks.noise
-        return noise.draw(keys, np.full(rows, self._calls, np.int64), noise.width)
+        head = self.networks.backend.head
+        return head.draw(keys, np.full(rows, self._calls, np.int64), head.noise_width)

@@ -236,8 +236,8 @@ class OnnxBackend:
             return self._answer(kind, which or 0, obs, mask, noise, None, state)
         return self._mixed(kind, which, obs, mask, noise, state)
 
-    def steady(self, policy: int, rows: int, *, masked: bool, explore: bool) -> FixedBatchRunner:
-        """Return what decides on as many rows again and again; see `ActingBackend.steady`."""
+    def fixed_batch(self, policy: int, rows: int, *, masked: bool, explore: bool) -> FixedBatchRunner:
+        """Return what decides on as many rows again and again; see `ActingBackend.fixed_batch`."""
         kind: GraphKind = "act" if explore else "greedy"
         steady = self._steadies.get((kind, policy, masked, rows))
         if steady is None:
@@ -313,8 +313,8 @@ class OnnxBackend:
         self._require_policy(policy)
         return self._stacks.of(policy)
 
-    def alone(self, policy: int) -> OnnxBackend:
-        """Return a back-end of one policy; see `ActingBackend.alone`."""
+    def extract_policy(self, policy: int) -> OnnxBackend:
+        """Return a back-end of one policy; see `ActingBackend.extract_policy`."""
         one = OnnxBackend(self._graphs, self.head, [self.get_weights(policy)], self.state_size)
         # Sessions hold no weights, and several threads may run one.
         one._sessions = self._sessions
@@ -388,7 +388,7 @@ class OnnxBackend:
         own = which[order]
         for outermost in own[[0, -1]].tolist():
             self._require_policy(outermost)
-        sound, begin = True, 0
+        finite, begin = True, 0
         # Of the policies that have rows alone: there may be many more.
         for end in (*(np.flatnonzero(own[1:] != own[:-1]) + 1).tolist(), len(own)):
             rows = order[begin:end]
@@ -402,12 +402,12 @@ class OnnxBackend:
                 _taken(state, rows),
             )
             fill_in(found, rows, part)
-            sound, begin = sound and part.sound, end
-        return found._replace(sound=sound)
+            finite, begin = finite and part.is_finite, end
+        return found._replace(is_finite=finite)
 
     def _empty(self, rows: int) -> Decision:
         head, width = self.head, self.state_size
-        inputs = np.empty((rows, head.inputs), np.float32) if head.told else None
+        inputs = np.empty((rows, head.inputs), np.float32) if head.returns_dist_inputs else None
         state = np.empty((rows, width), np.float32) if width else None
         return Decision(head.empty_actions(rows), inputs, state)
 

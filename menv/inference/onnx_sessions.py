@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from menv.errors import ConfigError
-from menv.inference.backend import Decision, Flags, Floats, PolicyBatches, Rows, are_numbers
+from menv.inference.backend import Decision, Flags, Floats, PolicyBatches, Rows, all_finite
 
 Feed: TypeAlias = dict[str, npt.NDArray[Any]]
 
@@ -87,8 +87,8 @@ class GraphSession:
         if noise is not None:
             feed["noise"] = noise
         outputs = dict(zip(self.outputs, self.run(), strict=True))
-        sound = _soundness(outputs)()
-        return Decision(outputs["action"], outputs.get("dist_inputs"), outputs.get("state_after"), sound)
+        finite = _soundness(outputs)()
+        return Decision(outputs["action"], outputs.get("dist_inputs"), outputs.get("state_after"), finite)
 
 
 class BoundSession:
@@ -204,7 +204,7 @@ class FixedBatchSession(BoundSession):
 
     __slots__ = ()
 
-    def take(self, obs: Rows, mask: Flags | None, noise: Floats | None) -> None:
+    def load(self, obs: Rows, mask: Flags | None, noise: Floats | None) -> None:
         """Take R rows in; see `Steady.take`."""
         self._fill(obs, mask, noise, None)
 
@@ -240,8 +240,8 @@ class RecurrentSession(BoundSession):
             self._state[...] = state
         else:
             lanes.put(state, self._state)
-        actions, inputs, _, sound = super().__call__(obs, mask, noise, lanes)
-        return Decision(actions, inputs, self._after.copy(), sound)
+        actions, inputs, _, finite = super().__call__(obs, mask, noise, lanes)
+        return Decision(actions, inputs, self._after.copy(), finite)
 
 
 def open_session(model: bytes) -> ort.InferenceSession:
@@ -291,12 +291,12 @@ def _buffer(node: Any, sizes: Mapping[str, int]) -> npt.NDArray[Any]:
 def _soundness(outputs: Mapping[str, npt.NDArray[Any]]) -> Callable[[], bool]:
     """Return what tells whether the actions among outputs mean anything; these may change in place later."""
     checks = [
-        partial(are_numbers, outputs[name], choices=True)
+        partial(all_finite, outputs[name], choices=True)
         for name in ("dist_inputs", "q_values")
         if name in outputs
     ]
     if outputs["action"].dtype == _FLOAT:
-        checks.append(partial(are_numbers, outputs["action"], choices=False))
+        checks.append(partial(all_finite, outputs["action"], choices=False))
     return checks[0] if len(checks) == 1 else lambda: all(check() for check in checks)
 
 
@@ -337,8 +337,8 @@ class ActingGraphs(Protocol):
 
         Args:
             kind: "act" (obs, mask, noise -> action), "greedy" (obs, mask -> action), both -> dist_inputs too if
-                `head.told` and state_after if recurrent; "evaluate" (obs, mask, actions -> dist_inputs, logp)
-                or "values" (obs -> values).
+                `head.returns_dist_inputs` and state_after if recurrent; "evaluate" (obs, mask, actions -> dist_inputs,
+                logp) or "values" (obs -> values).
             stacked: For P policies at once; "act" and "greedy" only.
             masked: Whether the graph has the input `mask`.
         """

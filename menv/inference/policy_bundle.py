@@ -43,10 +43,9 @@ from menv.connectors.pipeline import (
 )
 from menv.errors import ConfigError, UnknownNameError
 from menv.inference.action_heads import ActionHead
-from menv.inference.action_sampler import ActionSampler
 from menv.inference.backend import ActingBackend, Floats, check_weights
-from menv.inference.connector_rows import plain
-from menv.inference.golden_rows import MOST_ROWS, answer, difference, make_golden, rehearsal
+from menv.inference.connector_path import plain
+from menv.inference.golden import MOST_ROWS, answer, difference, golden_backend, make_golden
 from menv.inference.model_check import refuse_costly_model, refuse_unsafe_model
 from menv.inference.network_policy import NetworkGroup, NetworkPolicy, SingleNetwork
 from menv.inference.onnx_backend import OnnxBackend
@@ -297,7 +296,7 @@ class StoredNetworks(SingleNetwork):
         return self.stored
 
 
-class GoldenRowSets:
+class ExportCache:
     """Graphs, and what runs them, for policies that are written one after the other: made once for each network."""
 
     def __init__(self) -> None:
@@ -310,12 +309,12 @@ class GoldenRowSets:
         if id(networks) not in self._made:
             masked = networks.preprocess is not None and networks.preprocess.mask_width > 0
             models = {kind: graphs.build(kind, False, masked) for kind in _GRAPHS}
-            self._made[id(networks)] = models, rehearsal(networks, StoredGraphs(models), weights)
+            self._made[id(networks)] = models, golden_backend(networks, StoredGraphs(models), weights)
         return self._made[id(networks)]
 
 
 def write_policy(
-    policy: NetworkPolicy, folder: Path, trained: Mapping[str, Any], rehearsals: GoldenRowSets | None = None
+    policy: NetworkPolicy, folder: Path, trained: Mapping[str, Any], export_cache: ExportCache | None = None
 ) -> Path:
     """Write a policy into a new folder and return that; see `Policy.export_checkpoint`.
 
@@ -323,15 +322,15 @@ def write_policy(
         policy: Any whose network has acting graphs.
         folder: Must not exist.
         trained: JSON values.
-        rehearsals: Those of the policies that were written before; their networks still live.
+        export_cache: Those of the policies that were written before; their networks still live.
     """
     refuse_existing(folder)
-    write_folder(folder, policy_files(policy, trained, rehearsals))
+    write_folder(folder, policy_files(policy, trained, export_cache))
     return folder
 
 
 def policy_files(
-    policy: NetworkPolicy, trained: Mapping[str, Any], rehearsals: GoldenRowSets | None = None
+    policy: NetworkPolicy, trained: Mapping[str, Any], export_cache: ExportCache | None = None
 ) -> dict[str, bytes]:
     """Return the bytes of the manifest of a policy and of each of its files, by name; see `write_policy`.
 
@@ -346,7 +345,7 @@ def policy_files(
             "conv_filters, use_lstm or custom_model, or save get_weights() with safetensors"
         )
     weights = networks.backend.get_weights(policy.index)
-    models, acting = (rehearsals or GoldenRowSets()).of(networks, graphs, weights)
+    models, acting = (export_cache or ExportCache()).of(networks, graphs, weights)
     for kind, model in models.items():
         refuse_costly_model(model, f"{where}, {_GRAPHS[kind]}")
     output = networks.connectors[policy.index].output(networks.action_space)
@@ -492,7 +491,6 @@ def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
         preprocess=preprocess,
         backend=backend,
         output=output,
-        noise=ActionSampler(head.draw, head.noise_width),
         state_sizes=state_sizes,
         connectors=[connectors],
         built=plan,
@@ -605,7 +603,7 @@ _PACK_AGAIN = "ask for it again"
 
 
 def pack_bundle(
-    policy: NetworkPolicy, trained: Mapping[str, Any] | None = None, rehearsals: GoldenRowSets | None = None
+    policy: NetworkPolicy, trained: Mapping[str, Any] | None = None, export_cache: ExportCache | None = None
 ) -> bytes:
     """Return a policy as one msgpack map of file names to bytes: what `export_checkpoint` writes into a folder.
 
@@ -615,12 +613,12 @@ def pack_bundle(
     Args:
         policy: A policy of networks.
         trained: JSON values about how it was trained.
-        rehearsals: Those of bundles that were packed before; their networks still live.
+        export_cache: Those of bundles that were packed before; their networks still live.
 
     Raises:
         ConfigError: The policy has no form on disk.
     """
-    return msgspec.msgpack.encode(policy_files(policy, trained or {}, rehearsals))
+    return msgspec.msgpack.encode(policy_files(policy, trained or {}, export_cache))
 
 
 def policy_from_bytes(blob: bytes) -> NetworkPolicy:

@@ -16,11 +16,11 @@ from menv.base_env import ExternalSteps, Ready, VectorStep
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.connector import ConnectorContext
 from menv.connectors.obs_preprocessor import ObsPreprocessor
-from menv.connectors.pipeline import ActionPlan, PolicyConnectors, action_plan, kept_lives, put_lives
+from menv.connectors.pipeline import ActionPlan, PolicyConnectors, action_plan, export_lives, import_lives
 from menv.errors import ContractError
 from menv.inference.action_sampler import ActionSampler, TrajectoryTable
-from menv.inference.backend import ActingBackend, Weights, unsound
-from menv.inference.connector_rows import ConnectorPath, plain
+from menv.inference.backend import ActingBackend, Weights, non_finite_error
+from menv.inference.connector_path import ConnectorPath, plain
 from menv.inference.onnx_sessions import ActingGraphs
 from menv.sample_batch import SampleBatch
 from menv.sampling.policy_group import Answers, PendingRows, PolicyGroup, is_retired
@@ -63,7 +63,7 @@ class NetworkPolicyGroup(PolicyGroup):
             original: Whose connectors these are: they are copied for evaluation, and followed when they change.
         """
         head = backend.head
-        told = head.inputs if head.told else 0
+        told = head.inputs if head.returns_dist_inputs else 0
         if connectors is None:
             ctx = ConnectorContext(observation_space=observation_space, action_space=action_space)
             connectors = [PolicyConnectors.plain(ctx) for _ in policy_ids]
@@ -76,7 +76,7 @@ class NetworkPolicyGroup(PolicyGroup):
         self.backend = backend
         self.output = output
         self.graphs: Callable[[], ActingGraphs | None] = lambda: None
-        self.noise = ActionSampler(head.draw, head.noise_width)
+        self.action_sampler = ActionSampler(head.draw, head.noise_width)
         self.connectors = connectors
         self._seats: Sequence[tuple[Any, Any]] = ()
         self._evaluates = original is not None
@@ -218,13 +218,13 @@ class NetworkPolicyGroup(PolicyGroup):
         if self.path is None or not (self.path.keeps_lives and self.replays):
             return super()._remembered(slots, policies)
         pairs = zip(slots, policies, strict=True)
-        return [kept_lives(self.connectors[index].agent, [slot])[0] for slot, index in pairs]
+        return [export_lives(self.connectors[index].agent, [slot])[0] for slot, index in pairs]
 
     def take_up(self, state: Mapping[str, Any]) -> int:
         """Go on with trajectories, and let connectors remember them; see `PolicyGroup.take_up`."""
         first, slots = super().take_up(state), state["slot"].tolist()
         for slot, index, life in zip(slots, state["policy"].tolist(), state["remembered"], strict=True):
-            put_lives(self.connectors[index].agent, [slot], [life])
+            import_lives(self.connectors[index].agent, [slot], [life])
         self.connect()
         if self.path is not None:
             self.path.shown.put(slots, state.get("shown", [None] * len(slots)))
@@ -256,7 +256,7 @@ class NetworkPolicyGroup(PolicyGroup):
         obs = buffer.obs[block.rows]
         masks = buffer.masks
         mask = None if masks is None else masks[block.rows]
-        noise = self.noise.rows(block.slots, table, env_steps) if explore else None
+        noise = self.action_sampler.rows(block.slots, table, env_steps) if explore else None
         if isinstance(buffer, RecurrentRolloutBuffer):
             before = buffer.states(block.slots)
             decision = self.backend.decide(obs, mask, noise, block.which, before)
@@ -265,14 +265,14 @@ class NetworkPolicyGroup(PolicyGroup):
         else:
             before = None
             decision = self.backend.decide(obs, mask, noise, block.which)
-        if not decision.sound:
-            raise self.unsound(block.which, obs, mask, before)
+        if not decision.is_finite:
+            raise self.non_finite_error(block.which, obs, mask, before)
         buffer.answer(block.rows, decision.actions, decision.dist_inputs)
         if self.path is None:
             return self.output(decision.actions)
         return self._connected_answers(block, obs, mask, decision.actions)
 
-    def unsound(
+    def non_finite_error(
         self, which: Column | int, obs: Column, mask: Column | None, state: Column | None = None
     ) -> ContractError:
         """Return the error for a decision that is not `sound`; arguments as for `menv.inference.backend`.
@@ -281,7 +281,7 @@ class NetworkPolicyGroup(PolicyGroup):
             ContractError: An observation lies outside its space, which is reason enough.
         """
         self._check_bounds()
-        return unsound(self.backend, self.policy_ids, which, obs, mask, state)
+        return non_finite_error(self.backend, self.policy_ids, which, obs, mask, state)
 
     def _connected_answers(
         self, block: PendingRows, obs: Column, mask: Column | None, actions: Column
@@ -325,8 +325,8 @@ class NetworkPolicyGroup(PolicyGroup):
 
     def close(self) -> dict[str, SampleBatch]:
         """Close the fragment; see `PolicyGroup.close`."""
-        closed = super().close()
-        if self.buffer.carried and not (self.backend.head.told or self.backend.head.by_worth):
+        closed, head = super().close(), self.backend.head
+        if self.buffer.carried and not (head.returns_dist_inputs or head.is_value_based):
             self._judge_held()
         return closed
 
@@ -345,7 +345,7 @@ class NetworkPolicyGroup(PolicyGroup):
     def with_inputs(self, closed: dict[str, SampleBatch]) -> dict[str, SampleBatch]:
         """Add `action_dist_inputs` and `action_logp` where acting does not tell them; see `PolicyGroup.with_inputs`."""
         head = self.backend.head
-        if head.told or head.by_worth:
+        if head.returns_dist_inputs or head.is_value_based:
             return closed
         for policy_id, batch in closed.items():
             parts = [batch[name] for name in batch if name.startswith("state_in_")]
@@ -360,7 +360,7 @@ class NetworkPolicyGroup(PolicyGroup):
         # What clients draw from is no Q-values, also where the network's own answers are.
         if inputs is not None and self.backend.head.kind == "q_values":
             inputs = None
-        if inputs is None and self.backend.head.told:
+        if inputs is None and self.backend.head.returns_dist_inputs:
             # There is such a column for all rows; these have nothing in it.
             inputs = np.full((len(rows), self.backend.head.inputs), np.nan)
         if inputs is not None:

@@ -21,7 +21,7 @@ from menv.base_env import Columns, End, EnvId, ExternalSteps, Ready
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ContractError
 from menv.inference.action_sampler import TrajectoryTable
-from menv.inference.connector_rows import ConnectorPath
+from menv.inference.connector_path import ConnectorPath
 from menv.sample_batch import SampleBatch
 from menv.sampling.rollout_buffer import Prepared, RecurrentRolloutBuffer, RolloutBuffer, Rows
 from menv.sampling.trajectories import Trajectories

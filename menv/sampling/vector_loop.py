@@ -79,7 +79,7 @@ class VectorStepper:
     def _begin(self, explore: bool) -> None:
         obs, mask = self._last()
         self._explore = explore
-        self._steady = self._group.backend.steady(
+        self._steady = self._group.backend.fixed_batch(
             self._policy, len(obs), masked=mask is not None, explore=explore
         )
         self._take(obs, mask)
@@ -90,21 +90,21 @@ class VectorStepper:
         return buffer.obs[rows], None if masks is None else masks[rows]
 
     def _take(self, obs: Column, mask: Column | None) -> None:
-        before, noise, drawn = perf_counter(), None, self._group.noise
+        before, noise, drawn = perf_counter(), None, self._group.action_sampler
         if self._explore:
             if self._since >= AHEAD:
                 drawn.draw_ahead(self._table, self.env_steps)
                 self._since = 0
             noise = drawn.ahead(self.env_steps)
         self._since += 1
-        self._steady.take(obs, mask, noise)
+        self._steady.load(obs, mask, noise)
         self._timers.act += perf_counter() - before
 
     def _answer(self) -> Any:
         before, group = perf_counter(), self._group
         decision = self._steady.decide()
-        if not decision.sound:
-            raise group.unsound(self._policy, *self._last())
+        if not decision.is_finite:
+            raise group.non_finite_error(self._policy, *self._last())
         self._buffer.answer(self._rows, decision.actions, decision.dist_inputs)
         if group.path is None:
             answers = group.output(decision.actions)

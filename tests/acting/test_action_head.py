@@ -30,7 +30,12 @@ def test_q_values_need_one_flag_a_choice_and_two_uniforms_a_row() -> None:
 def test_q_values_of_several_components_need_two_uniforms_each_and_equal_sizes() -> None:
     head = ActionHead("multi_q_values", (4, 4, 4))
     assert (head.inputs, head.outputs, head.mask_width, head.noise_width) == (12, 12, 12, 6)
-    assert (head.noise, head.action_shape, head.told, head.by_worth) == ("uniform", (3,), False, True)
+    assert (head.noise, head.action_shape, head.returns_dist_inputs, head.is_value_based) == (
+        "uniform",
+        (3,),
+        False,
+        True,
+    )
     assert head.action_dtype == np.int64
     assert ActionHead("multi_q_values", (2,)).action_shape == (1,)
     assert ActionHead.from_json(json.loads(json.dumps(head.to_json()))) == head
@@ -59,7 +64,11 @@ def test_choices_beside_numbers_are_one_row_of_floats_in_the_order_of_the_space(
     assert (head.kind, head.sizes, head.choices, head.numbers) == ("mixed", (0, 0, 3, 0), (3,), 3)
     # Logits, means, log_stds; log_stds are no outputs of the last layer.
     assert (head.inputs, head.outputs, head.mask_width) == (9, 6, 3)
-    assert (head.action_shape, head.action_dtype, head.told) == ((4,), np.dtype(np.float32), True)
+    assert (head.action_shape, head.action_dtype, head.returns_dist_inputs) == (
+        (4,),
+        np.dtype(np.float32),
+        True,
+    )
     assert (head.noise, head.normal.tolist()) == ("mixed", [True, True, False, True])
     assert head.draw(np.array([7], np.uint64), np.array([0]), 4).shape == (1, 4)
 

@@ -26,7 +26,7 @@ def test_a_back_end_alone_has_one_policy_and_weights_of_its_own(kind: str, infer
     assert isinstance(backend, OnnxBackend if inference == "onnx" else TorchBackend)
     other = {name: value * np.float32(0.5) for name, value in backend.get_weights(0).items()}
     second = backend.add_policy(other)
-    alone = backend.alone(second)
+    alone = backend.extract_policy(second)
     assert (alone.policies, alone.obs_size, alone.state_size) == (1, backend.obs_size, backend.state_size)
     assert alone.weight_names == backend.weight_names
     rng = np.random.default_rng(0)
@@ -49,5 +49,5 @@ def test_a_back_end_alone_opens_no_graph_again(monkeypatch: pytest.MonkeyPatch) 
         backend, rows = policy.networks.backend, np.zeros((2, 3), np.float32)
         before = backend.evaluate(0, rows, None, np.array([0, 1]))
         monkeypatch.delattr(onnx_backend, "open_session")
-        after = backend.alone(0).evaluate(0, rows, None, np.array([0, 1]))
+        after = backend.extract_policy(0).evaluate(0, rows, None, np.array([0, 1]))
         np.testing.assert_array_equal(before.logp, after.logp)

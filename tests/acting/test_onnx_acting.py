@@ -53,7 +53,7 @@ def random_rows(spec: StockSpec, rows: int, seed: int = 0) -> Rows:
         return obs, None, rng.standard_normal((rows, head.noise_width), np.float32)
     mask = rng.random((rows, head.mask_width)) < 0.5
     mask[:, np.cumsum((0, *head.choices[:-1]))] = True
-    return obs, mask, head.any_noise(rng, rows)
+    return obs, mask, head.sample_noise(rng, rows)
 
 
 def bias_only(logits: list[float], head: ActionHead) -> OnnxBackend:

@@ -172,7 +172,7 @@ def test_an_action_that_is_rewarded_after_the_weights_changed_keeps_the_probabil
         algorithm.sample()
         policy: Any = algorithm.get_policy("own")
         backend = policy.networks.backend
-        before = backend.alone(0)
+        before = backend.extract_policy(0)
         weights = algorithm.get_weights()
         algorithm.set_weights(
             {"own": {name: value + np.float32(0.3) for name, value in weights["own"].items()}}

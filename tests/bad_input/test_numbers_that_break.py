@@ -16,7 +16,7 @@ from menv.connectors import ActionConnector
 from menv.envs import TwoStepGame
 from menv.envs.independent_copies import make_multi_agent
 from menv.errors import ConfigError, ContractError
-from menv.inference.backend import are_numbers
+from menv.inference.backend import all_finite
 
 SMALL: dict[str, Any] = {"train_batch_size": 64, "sgd_minibatch_size": 32, "num_sgd_iter": 1, "seed": 1}
 SPACES: dict[str, gym.Space[Any]] = {
@@ -204,9 +204,9 @@ def test_a_choice_may_be_worth_minus_infinity() -> None:
     with PPO(env=Plain, config={"env_config": context, "model": {"custom_model": Forbids}}) as algorithm:
         algorithm.sample()
         assert {int(action) for action in Plain.taken} == {0, 2}
-    assert not are_numbers(np.array([[0, 1], [-np.inf, -np.inf]], np.float32), choices=True)
-    assert are_numbers(np.full((2, 2), 3e38, np.float32), choices=True)
-    assert not are_numbers(np.array([[0, -np.inf]], np.float32), choices=False)
+    assert not all_finite(np.array([[0, 1], [-np.inf, -np.inf]], np.float32), choices=True)
+    assert all_finite(np.full((2, 2), 3e38, np.float32), choices=True)
+    assert not all_finite(np.array([[0, -np.inf]], np.float32), choices=False)
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf, 1e300])

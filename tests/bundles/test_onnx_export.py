@@ -15,7 +15,7 @@ from menv import Policy, export_onnx
 from menv.algorithms import PPO
 from menv.algorithms.rllink_graph import RLlinkGraph
 from menv.errors import ConfigError
-from menv.inference.golden_rows import columns
+from menv.inference.golden import columns
 from menv.spaces import paths
 from tests.bundles.cases import KINDS, Spaces, algorithm_of, observations
 
@@ -42,7 +42,7 @@ def test_the_file_takes_raw_observations_and_gives_env_ready_actions(kind: str, 
         onnx.checker.check_model(tmp_path / "greedy.onnx", full_check=True)
         networks, shown = policy.networks, observations(policy, ROWS)
         rng, head = np.random.default_rng(0), networks.backend.head
-        noise = head.any_noise(rng, ROWS)
+        noise = head.sample_noise(rng, ROWS)
         state = rng.random((ROWS, sum(networks.state_sizes)), np.float32) if networks.state_sizes else None
         rows, mask = networks.preprocess(shown)
         for name, draws in (("greedy", None), ("drawn", noise)):

@@ -18,7 +18,7 @@ from menv import Policy, export_onnx, local_policy_inference
 from menv.algorithms import PPO
 from menv.connectors import AgentConnector, register_connector
 from menv.errors import ConfigError, ContractError
-from menv.inference.golden_rows import columns
+from menv.inference.golden import columns
 from menv.sample_batch import SampleBatch
 from menv.spaces import paths
 from tests.bundles.cases import FOUR, VECTOR, Spaces, algorithm_of, observations, same

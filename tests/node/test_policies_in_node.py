@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from menv import Policy, export_onnx
-from menv.inference.golden_rows import columns
+from menv.inference.golden import columns
 from menv.spaces import paths
 from tests.bundles.cases import KINDS, algorithm_of, observations
 from tests.doc_blocks import blocks, run_python
@@ -108,7 +108,7 @@ def example(policy: Any, explore: bool) -> tuple[dict[str, Any], dict[str, Any]]
     """Return inputs of an exported policy by name, and what the policy answers to them."""
     networks, rng = policy.networks, np.random.default_rng(0)
     shown, head = observations(policy, 9), networks.backend.head
-    noise = head.any_noise(rng, len(shown))
+    noise = head.sample_noise(rng, len(shown))
     state = rng.random((len(shown), sum(networks.state_sizes)), np.float32) if networks.state_sizes else None
     rows, mask = networks.preprocess(shown)
     decision = networks.backend.decide(rows, mask, noise if explore else None, policy.index, state)

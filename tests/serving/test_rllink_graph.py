@@ -24,7 +24,7 @@ from menv.connectors import (
     MeanStdObservationFilterAgentConnector,
 )
 from menv.errors import ConfigError
-from menv.inference.golden_rows import columns
+from menv.inference.golden import columns
 from menv.inference.model_check import refuse_unsafe_model
 from menv.spaces import columns_of, leaves
 from tests.bundles.cases import CASES, Spaces, algorithm_of, observations
@@ -63,7 +63,7 @@ def wanted(policy: Any, shown: list[Any]) -> Any:
                 means[:, k] = low[k] + (means[:, k] + 1.0) * (high[k] - low[k]) / 2.0
                 log_stds[:, k] += np.log((high[k] - low[k]) / 2.0)
         return np.concatenate((logits, means, log_stds), 1)
-    if not head.by_worth:
+    if not head.is_value_based:
         return inputs
     epsilon = float(policy.get_weights()["epsilon"][0])
     allowed = np.ones_like(inputs, np.bool_) if mask is None else mask

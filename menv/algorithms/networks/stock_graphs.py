@@ -363,11 +363,10 @@ def add_policy(graph: GraphBuilder, head: ActionHead, kind: GraphKind, masked: b
     else:
         action = tail.mode()
     graph.result("action", *action_type(head), action)
-    if head.told or head.by_worth:
+    if head.returns_dist_inputs or head.is_value_based:
         # Of Q-values a NaN shows nowhere else.
-        graph.result(
-            "dist_inputs" if head.told else "q_values", TensorProto.FLOAT, ["R", head.inputs], outputs
-        )
+        name = "dist_inputs" if head.returns_dist_inputs else "q_values"
+        graph.result(name, TensorProto.FLOAT, ["R", head.inputs], outputs)
     state_sizes = graph.spec.state_sizes
     if state_sizes:
         graph.result("state_after", TensorProto.FLOAT, ["R", sum(state_sizes)], graph.state_after())

@@ -19,7 +19,7 @@ import numpy as np
 
 from menv import rng
 from menv.connectors.action_output import ActionOutput
-from menv.connectors.pipeline import keepers, predecessors
+from menv.connectors.pipeline import match_kinds, stateful_connectors
 from menv.errors import ConfigError, ContractError, EpisodeError, MenvError, RefusedError
 from menv.inference.network_policy import ComputedAction, NetworkPolicy
 from menv.inference.policy_bundle import policy_from_bytes, unpack_weights
@@ -69,11 +69,11 @@ class ClientGenerator:
     __slots__ = ("_at", "_block", "_draw", "_key", "_next", "_width")
 
     def __init__(self, policy: NetworkPolicy, seed: int, *ids: str) -> None:
-        noise = policy.networks.noise
-        self._draw, self._width = noise.draw, noise.width
+        head = policy.networks.backend.head
+        self._draw, self._width = head.draw, head.noise_width
         self._key = np.uint64(rng.key(seed, rng.ACTION, *map(rng.stable_hash, ids)))
         self._next, self._at = 0, _AHEAD
-        self._block: Column = np.zeros((0, noise.width), np.float32)
+        self._block: Column = np.zeros((0, head.noise_width), np.float32)
 
     def throw(self) -> Column:
         """Return [1, width] fresh draws."""
@@ -115,7 +115,7 @@ class LocalPolicy:
         # Parts of an action may be arrays of their own, with a few words about each.
         beside = _bytes_of(networks.action_space) + _BYTES_BESIDE * len(leaves(networks.action_space))
         head = networks.backend.head
-        inputs = 0 if head.by_worth else head.inputs
+        inputs = 0 if head.is_value_based else head.inputs
         self.step_bytes = beside + np.dtype(np.float32).itemsize * (self.state_size + inputs)
         self._look()
         if self.policy.lives_stay:
@@ -142,7 +142,7 @@ class LocalPolicy:
 
     def _look(self) -> None:
         self.wants = "weights" if self.policy.plain else "bundle"
-        self._keepers = [type(leaf) for leaf in keepers(self.policy.agent_connectors)]
+        self._keepers = [type(leaf) for leaf in stateful_connectors(self.policy.agent_connectors)]
 
     def as_element(self, obs: Any) -> Any:
         """Return an observation that came as a list of numbers as an array of its space."""
@@ -195,7 +195,7 @@ class LocalPolicy:
         kinds, memories = life
         if kinds is self._keepers:
             return list(memories)
-        return [None if place is None else memories[place] for place in predecessors(kinds, self._keepers)]
+        return [None if place is None else memories[place] for place in match_kinds(kinds, self._keepers)]
 
     def judge(
         self, rows: Column, mask: Column | None, actions: Column, states: Column | None, where: str
@@ -219,7 +219,7 @@ class LocalPolicy:
         found = networks.backend.evaluate(self.policy.index, rows, mask, actions, states)
         output: ActionOutput = networks.output
         logp = found.logp - np.float32(output.log_scale.sum())
-        if networks.backend.head.by_worth:
+        if networks.backend.head.is_value_based:
             return None, logp
         return output.outer_inputs(found.dist_inputs), logp
 

@@ -43,7 +43,9 @@ def columns(space: gym.Space[Any], values: Sequence[Any] | Array) -> list[Array]
     return [np.array(column) for column in columns_of(space, values)]
 
 
-def rehearsal(networks: NetworkGroup, graphs: ActingGraphs, weights: Mapping[str, Floats]) -> OnnxBackend:
+def golden_backend(
+    networks: NetworkGroup, graphs: ActingGraphs, weights: Mapping[str, Floats]
+) -> OnnxBackend:
     """Return what runs the graphs of a policy before they are written; its policy 0 has these weights."""
     return OnnxBackend(graphs, networks.backend.head, [weights], sum(networks.state_sizes))
 
@@ -59,7 +61,7 @@ def make_golden(
 
     Args:
         networks: What is around its graphs.
-        acting: A `rehearsal` of these; which weights its policy 0 has afterwards is not said.
+        acting: A `golden_backend` of these; which weights its policy 0 has afterwards is not said.
         weights: Of the policy.
         widen: Makes rows [R, row width] of preprocessed ones [R, F], as connectors do; None for any of that width.
         output: See `answer`.
@@ -76,7 +78,7 @@ def make_golden(
     golden = {
         f"obs.{index}": column for index, column in enumerate(_observations(preprocess, networks, rows, rng))
     }
-    golden["noise"] = noise = head.any_noise(rng, rows)
+    golden["noise"] = noise = head.sample_noise(rng, rows)
     if widen is not None or networks.row_width != preprocess.size:
         golden["rows"] = (widen or _widened)(preprocessed(networks, golden)[0], networks.row_width)
     if networks.state_sizes:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from menv.base_env import End
 from menv.connectors.action_connector import ActionConnectorDataType
-from menv.connectors.agent_connector import AgentConnector, AgentRows, as_taken
+from menv.connectors.agent_connector import AgentConnector, AgentRows, as_network_dtype
 from menv.connectors.clip_reward import ClipRewardAgentConnector
 from menv.connectors.frame_stack import FrameStackAgentConnector
 from menv.connectors.pipeline import (
@@ -23,11 +23,11 @@ from menv.connectors.pipeline import (
     PolicyConnectors,
     action_plan,
     can_move,
+    export_lives,
+    import_lives,
     is_plain,
-    kept_lives,
     leaf_connectors,
     looks,
-    put_lives,
 )
 from menv.errors import ContractError
 from menv.inference.backend import not_finite
@@ -37,7 +37,7 @@ from menv.trajectory_slices import Column
 # SEAM menv.loop.last_shown
 # What lives were shown last, for connectors that may change the reward of an end without an observation.
 #
-# `menv.inference.connector_rows` keeps one. It knows no pipelines, only which of a policy's connectors there
+# `menv.inference.connector_path` keeps one. It knows no pipelines, only which of a policy's connectors there
 # are.
 
 
@@ -223,9 +223,9 @@ class ConnectorPath:
             lives: Of each what was returned the last time, None of a new one.
         """
         slots = np.arange(len(lives))
-        put_lives(self._agent[index], slots.tolist(), lives)
+        import_lives(self._agent[index], slots.tolist(), lives)
         done = self.rows(index, obs, slots=slots)
-        return done.obs, done.mask, kept_lives(self._agent[index], slots.tolist())
+        return done.obs, done.mask, export_lives(self._agent[index], slots.tolist())
 
     def final(self, index: int, end: End) -> End:
         """Return the end of a trajectory with its last observation and reward connected."""
@@ -424,7 +424,7 @@ class ConnectorPath:
             raise OutsideSpaceError(
                 row, f"obs: expected finite numbers for the network after the agent connectors, got {wrong}"
             )
-        return as_taken(obs, self._dtype)
+        return as_network_dtype(obs, self._dtype)
 
 
 def refuse_unknown_lives(policy_id: str, path: ConnectorPath) -> None:
