@@ -70,7 +70,7 @@ class InnerEnvs(BaseEnv):
         self.inner.stop()
 
     @abstractmethod
-    def start_over(self, env_steps: IntArray) -> None:
+    def start_from(self, env_steps: IntArray) -> None:
         """Count env steps on from [E] these, so that nothing is drawn twice; nobody has polled yet."""
 
     def _inner_reset(self, env_id: EnvId | None, seed: int | None, options: dict[str, Any] | None) -> Any:
@@ -216,7 +216,7 @@ class CustomEnvs(InnerEnvs):
         """Return the rewards that wait for their agent's next row."""
         return {env_id: dict(tracker.held) for env_id, tracker in self._trackers.items() if tracker.held}
 
-    def start_over(self, env_steps: IntArray) -> None:
+    def start_from(self, env_steps: IntArray) -> None:
         """Count env steps on from [E] these, so that nothing is drawn twice; nobody has polled yet."""
         self._env_steps = env_steps.copy()
         self._free_indices = list(range(len(env_steps)))
@@ -488,7 +488,7 @@ class TableEnvs(InnerEnvs):
         """Return the index of a sub-environment that has been heard of."""
         return self._book.indices[env_id]
 
-    def start_over(self, env_steps: IntArray) -> None:
+    def start_from(self, env_steps: IntArray) -> None:
         """Count env steps on from [E] these, so that nothing is drawn twice; nobody has polled yet."""
         self._before = self._now = env_steps.copy()
 

@@ -1,8 +1,7 @@
 """n copies of a `gymnasium.Env` as a `BaseEnv`: one agent each, slot = env id = index.
 
 The adapter resets a finished copy itself and delivers its new first row in the same poll. While all copies wait and
-are answered together, `poll_frame` tells of a step of theirs without an object for a copy. `menv.adapters.convert`
-creates it.
+are answered together, `poll_vector_step` returns a step of all of them without an object for a copy.
 """
 
 from __future__ import annotations
@@ -192,7 +191,7 @@ class GymEnvs(LocalEnvs):
     def _prepare(self) -> None:
         num_envs = self.num_envs
         # [E] slots of all copies; whoever answers them with this very array is in nobody's way.
-        self.everyone = np.arange(num_envs)
+        self.all_slots = np.arange(num_envs)
         self._order = range(num_envs)
         self._seats = [(index, SINGLE_AGENT) for index in range(num_envs)]
         self._steps = [env.step for env in self._envs]
@@ -204,7 +203,7 @@ class GymEnvs(LocalEnvs):
         self._waiting: frozenset[int] = frozenset()
         self._everybody = frozenset(self._order)
         self._answers: tuple[Sequence[int], Sequence[Any]] = ((), ())
-        # The rewards of a step of everybody that `poll_frame` took, and of which a poll has to tell.
+        # The rewards of a step of everybody that `poll_vector_step` took, and of which a poll has to tell.
         self._stepped: list[Any] | None = None
         self._nobody = np.zeros(num_envs, np.bool_)
 
@@ -227,7 +226,7 @@ class GymEnvs(LocalEnvs):
         events = self._events
         if order is self._order:
             self._waiting = self._everybody
-            slots, obs, infos = self.everyone, list(self._seen.obs), list(self._seen.infos)
+            slots, obs, infos = self.all_slots, list(self._seen.obs), list(self._seen.infos)
         else:
             waiting = self._waiting.union(order)
             self._waiting = self._everybody if len(waiting) == len(self._envs) else waiting
@@ -241,7 +240,7 @@ class GymEnvs(LocalEnvs):
         self._events, self._torn = PollEvents(), False
         return ready
 
-    def poll_frame(self) -> VectorStep | None:
+    def poll_vector_step(self) -> VectorStep | None:
         """Step all copies at once, when all of them have been answered in one go; never waits.
 
         Returns:
@@ -287,7 +286,7 @@ class GymEnvs(LocalEnvs):
             waiting = self._waiting | self._due
             by_index = of_only_agents(slots, self._index, waiting)
             self._answer(list(by_index), list(by_index.values()), waiting)
-        elif slots is self.everyone and self._waiting is self._everybody and len(actions) == len(slots):
+        elif slots is self.all_slots and self._waiting is self._everybody and len(actions) == len(slots):
             self._waiting = frozenset()
             self._answers = (self._order, actions)
         else:

@@ -76,9 +76,9 @@ class GymVectorEnvs(LockstepEnvs):
             "use num_envs_per_worker with the single environment instead"
         )
 
-    def start_over(self, env_steps: IntArray) -> None:
+    def start_from(self, env_steps: IntArray) -> None:
         """Reset everything with the next poll, with another seed than the first time; see `LockstepEnvs`."""
-        super().start_over(env_steps)
+        super().start_from(env_steps)
         if self._seed is not None:
             self._seed = rng.reset_seed(self._seed, 0, int(env_steps.sum()))
 

@@ -116,7 +116,7 @@ class CreatedEnvs(NumberedEnvs):
         """Slots that nobody has, in the order in which they were given back."""
 
     @abstractmethod
-    def take_up(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any) -> set[int]:
+    def resume(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any) -> set[int]:
         """Go on where another run was written down: play running episodes again, begin new ones for the others.
 
         Args:
@@ -205,7 +205,7 @@ class CrashLog:
         if self._series:
             self._series.pop(index, None)
 
-    def no_other(self, index: int, last: BaseException) -> EnvCrashError:
+    def replacement_error(self, index: int, last: BaseException) -> EnvCrashError:
         """Return the error for a sub-environment whose replacements fail, `last` the latest of them."""
         return self.error(
             index,
@@ -378,8 +378,8 @@ class LocalEnvs(CreatedEnvs):
         """Return a digest of what waits in a sub-environment, None where no file could hold that."""
         return digest(self._waits(index))
 
-    def take_up(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any) -> set[int]:
-        """Go on where another run was written down; see `CreatedEnvs.take_up`."""
+    def resume(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any) -> set[int]:
+        """Go on where another run was written down; see `CreatedEnvs.resume`."""
         self._started, self._torn = True, False
         self._clear(seats)
         fresh = set()
@@ -504,7 +504,7 @@ class LocalEnvs(CreatedEnvs):
             if not isinstance(begun, BaseException):
                 return begun
             last = begun
-        raise self._crashes.no_other(index, last)
+        raise self._crashes.replacement_error(index, last)
 
     def _tried_anew(
         self, index: int, seed: int | None, options: dict[str, Any] | None

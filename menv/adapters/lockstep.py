@@ -3,7 +3,7 @@
 What `vector` (lists) and `gym_vector` (arrays) have in common: who waits, who was answered, ends and
 joins. Nobody can be left behind, so the sub-environments step when the last of them has been
 answered. `poll` gives rows like any other adapter; a sampler that takes frames instead asks
-`poll_frame`, which costs nothing per sub-environment.
+`poll_vector_step`, which costs nothing per sub-environment.
 """
 
 from __future__ import annotations
@@ -218,15 +218,16 @@ class LockstepEnvs(NumberedEnvs):
             events.joined, events.ended, events.episodes, events.unclaimed, infos, {}, self._seats,
         )  # fmt: skip
 
-    def poll_frame(self) -> VectorStep:
-        """Reset everything, the first time, or step with the actions of `answer_frame`; never waits.
+    def poll_vector_step(self) -> VectorStep:
+        """Reset everything, the first time, or step with the actions of `send_vector_actions`; never waits.
 
         Raises:
             CallOrderError: There are no actions, or rows have been polled before.
         """
         if self._started and (self._frames is None or self._actions is None):
             raise CallOrderError(
-                "poll_frame: nobody has been answered, expected answer_frame before each; do not mix it with poll"
+                "poll_vector_step: no actions were sent, expected send_vector_actions before each call; do not mix it "
+                "with poll"
             )
         if not self._started:
             self._started = True
@@ -239,7 +240,7 @@ class LockstepEnvs(NumberedEnvs):
         self._actions = None
         return self._frames
 
-    def answer_frame(self, actions: Any) -> None:
+    def send_vector_actions(self, actions: Any) -> None:
         """Give E actions, for the last frame; those of sub-environments that are done go nowhere."""
         self._actions = actions
 
@@ -282,13 +283,13 @@ class LockstepEnvs(NumberedEnvs):
             infos[index] = {SINGLE_AGENT: dict(self._infos[places[index]])}
         return obs, infos
 
-    def leave_frames(self) -> None:
+    def leave_vector_steps(self) -> None:
         """Reset everything, so that `poll` gives rows again."""
         self._frames = None
         self._fresh[:] = False
         self._take_reset(*self._reset_all(None, None))
 
-    def start_over(self, env_steps: IntArray) -> None:
+    def start_from(self, env_steps: IntArray) -> None:
         """Reset everything with the next poll, as if there had been none, but count env steps on from [E] these."""
         self._started = self._delivered = False
         self._frames = self._actions = None
@@ -298,7 +299,7 @@ class LockstepEnvs(NumberedEnvs):
         self._env_steps[:] = env_steps
 
     @property
-    def between(self) -> Flags:
+    def resetting(self) -> Flags:
         """[E] who is done in the last frame, and is reset by the next step."""
         frame = self._frames
         if frame is None or frame.done is None or frame.finals is not None:

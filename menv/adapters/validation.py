@@ -370,19 +370,13 @@ def check_worker(whose: str, base_env: BaseEnv, first: Any, like: Declared, num_
         raise
 
 
-class SameSpaces:
-    """Creates copies of an environment, and refuses those that declare something else.
+def same_spaces(make_env: Callable[[int], Any], first: Any) -> Callable[[int], Any]:
+    """Return `make_env` with a check that each copy declares the spaces of `first`."""
+    like = declared(first)
 
-    Args:
-        make_env: Creates copy number `vector_index`.
-        first: What was created before.
-    """
-
-    def __init__(self, make_env: Callable[[int], Any], first: Any) -> None:
-        self._make_env = make_env
-        self._declared = declared(first)
-
-    def __call__(self, vector_index: int) -> Any:
-        env = self._make_env(vector_index)
-        check_spaces(f"env {vector_index}", env, self._declared)
+    def make(vector_index: int) -> Any:
+        env = make_env(vector_index)
+        check_spaces(f"env {vector_index}", env, like)
         return env
+
+    return make

@@ -202,7 +202,7 @@ class EpisodeCheckpoint:
         episodes = {} if tree is None else self._fitting(tree)
         recorded = {index: self._as_recorded(one) for index, one in episodes.items()}
         seats = tree["seats"] if tree is not None and recorded else ([], [])
-        fresh = self.env.take_up(env_steps, recorded, seats)
+        fresh = self.env.resume(env_steps, recorded, seats)
         resumed = {index: one for index, one in episodes.items() if index not in fresh}
         for index, one in resumed.items():
             self._begin(index, one, env_steps)

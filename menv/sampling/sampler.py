@@ -353,7 +353,7 @@ class Sampler:
             steps = np.full(env.num_envs, steps.max(initial=0))
         self._tracker.resume(tree["begun"], len(steps))
         if isinstance(env, LockstepEnvs | InnerEnvs):
-            env.start_over(steps)
+            env.start_from(steps)
             self._rows.env_steps = steps
         lost, running = int(tree["running"]), self._running_episodes()
         if running is not None:

@@ -301,7 +301,7 @@ class VectorRolloutLoop(VectorStepper):
         env, num_envs = self._env, self._env.num_envs
         if not self._buffer.rows:
             before = perf_counter()
-            first = env.poll_frame()
+            first = env.poll_vector_step()
             self._timers.env += perf_counter() - before
             self._write(first)
         self._begin(explore)
@@ -311,8 +311,8 @@ class VectorRolloutLoop(VectorStepper):
         taken, full = 0, False
         while not full:
             actions, before = self._answer(), perf_counter()
-            env.answer_frame(actions)
-            frame = env.poll_frame()
+            env.send_vector_actions(actions)
+            frame = env.poll_vector_step()
             self._timers.env += perf_counter() - before
             taken += num_envs if frame.begun is None else num_envs - frame.begun.tobytes().count(1)
             full = (
@@ -339,7 +339,7 @@ class VectorRolloutLoop(VectorStepper):
         """
         if not self._buffer.closed:
             return numbered, self._env.num_envs
-        between = self._env.between
+        between = self._env.resetting
         return numbered - between, self._env.num_envs - int(np.count_nonzero(between))
 
     def leave(self) -> Column:
@@ -348,7 +348,7 @@ class VectorRolloutLoop(VectorStepper):
         The rows that wait are dropped: what came before them has its whole reward already.
         """
         self._group.reset_buffer()
-        self._env.leave_frames()
+        self._env.leave_vector_steps()
         steps: Column = self._env.env_steps.copy()
         return steps
 
@@ -421,12 +421,12 @@ class SyncVectorLoop(VectorStepper):
 
     def sample(self, frames: int, explore: bool) -> int:
         """Take so many env steps of each copy; return how many, fewer where a poll has more to tell."""
-        env, slots = self._env, self._env.everyone
+        env, slots = self._env, self._env.all_slots
         self._begin(explore)
         for taken in range(frames):
             actions, before = self._answer(), perf_counter()
             env.send_actions(slots, actions)
-            frame = env.poll_frame()
+            frame = env.poll_vector_step()
             self._timers.env += perf_counter() - before
             if frame is None:
                 self._answered = True
@@ -492,7 +492,7 @@ def copies_loop(
         return None
     # Every copy has one row, in the order of the copies.
     rows = np.arange(buffer.rows)[block.rows]
-    ordered = np.array_equal(block.slots, env.everyone) and np.array_equal(rows, env.everyone)
+    ordered = np.array_equal(block.slots, env.all_slots) and np.array_equal(rows, env.all_slots)
     if not ordered or block.taken is not None or not np.all(block.which == policy):
         return None
     return SyncVectorLoop(env, group, policy, table, tracker, block, timers)

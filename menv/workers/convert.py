@@ -14,7 +14,7 @@ import gymnasium as gym
 
 from menv.adapters import convert
 from menv.adapters.local_envs import TOLERATED
-from menv.adapters.validation import SameSpaces, possible_agents
+from menv.adapters.validation import possible_agents, same_spaces
 from menv.base_env import BaseEnv
 from menv.errors import ConfigError, ContractError
 from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
@@ -73,7 +73,7 @@ def to_base_env(
     """
     _check(remote_envs, remote_env_batch_wait_ms, env_timeout, remote_envs_per_process)
     if not remote_envs:
-        make_env = SameSpaces(make_env, env) if callable(make_env) else make_env
+        make_env = same_spaces(make_env, env) if callable(make_env) else make_env
         return convert.to_local_base_env(
             env, make_env, num_envs, restart_failed_sub_environments=restart_failed_sub_environments,
             num_consecutive_env_failures_tolerance=num_consecutive_env_failures_tolerance, seed=seed,
@@ -84,7 +84,7 @@ def to_base_env(
     settings = RemoteSettings(
         remote_env_batch_wait_ms, env_timeout, remote_envs_per_process, tolerated, seed, first_index
     )
-    found = RemoteEnvs(SameSpaces(make, env), num_envs, _engine(engine), like=env, settings=settings)
+    found = RemoteEnvs(same_spaces(make, env), num_envs, _engine(engine), like=env, settings=settings)
     close_unused(env)
     return found
 

@@ -214,10 +214,10 @@ class EnvServer:
         """Return a digest of what waits in a sub-environment, None where no file could hold that."""
         return self._envs.shown(place)
 
-    def take_up(
+    def resume(
         self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any
     ) -> tuple[set[int], dict[int, Present], ServerUpdate]:
-        """Go on where another run was written down; see `CreatedEnvs.take_up`.
+        """Go on where another run was written down; see `CreatedEnvs.resume`.
 
         Returns:
             The places that begin new episodes; who lives and who waits in each of the others; the news.
@@ -225,7 +225,7 @@ class EnvServer:
         fresh: set[int] = set()
         # Whoever asks has forgotten who waited.
         self._begun, self._slots = True, None
-        news = self._told(lambda: fresh.update(self._envs.take_up(env_steps, recorded, seats)))
+        news = self._told(lambda: fresh.update(self._envs.resume(env_steps, recorded, seats)))
         present = {place: self._envs.present(place) for place in recorded if place not in fresh}
         return fresh, present, news
 

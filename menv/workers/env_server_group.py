@@ -215,7 +215,7 @@ class Restarter:
             return
         host.failed += 1
         if host.failed >= len(PAUSES):
-            raise self._log.no_other(host.first, error)
+            raise self._log.replacement_error(host.first, error)
 
 
 def _head(error: Exception) -> str:

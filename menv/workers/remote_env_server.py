@@ -378,9 +378,7 @@ class RemoteEnvServer:
         """Return the slots of agents as slots of all hosts."""
         return {agent: self._slot(slot) for agent, slot in own.items()}
 
-    def take_up(
-        self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], free: Iterable[int]
-    ) -> None:
+    def resume(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], free: Iterable[int]) -> None:
         """Ask to go on where another run was written down, whose seats are those of all hosts now."""
         indices = self.indices
         mine = [slot for slot, (env_id, _) in enumerate(self._seats) if env_id in indices]
@@ -404,7 +402,7 @@ class RemoteEnvServer:
         self.env_steps = np.array(env_steps[self.first : self.first + self.size])
         self.ask(
             "value",
-            "take_up",
+            "resume",
             self.env_steps,
             again,
             (seats, [self._own[slot] for slot in free if slot in self._own]),

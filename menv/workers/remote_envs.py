@@ -192,8 +192,8 @@ class RemoteEnvs(CreatedEnvs):
         digest: str | None = self._asked("shown", index)
         return digest
 
-    def take_up(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any) -> set[int]:
-        """Go on where another run was written down; see `CreatedEnvs.take_up`. The hosts play at the same time."""
+    def resume(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any) -> set[int]:
+        """Go on where another run was written down; see `CreatedEnvs.resume`. The hosts play at the same time."""
         self._started = True
         for host in self._hosts:
             # Whatever was asked before is answered first.
@@ -205,7 +205,7 @@ class RemoteEnvs(CreatedEnvs):
         taken, free = seats
         self._hosts.seats[:] = taken
         for host in self._hosts:
-            host.take_up(env_steps, recorded, free)
+            host.resume(env_steps, recorded, free)
         fresh = set()
         for host in self._hosts:
             try:
@@ -213,7 +213,7 @@ class RemoteEnvs(CreatedEnvs):
             except WorkerLostError:
                 # Its episodes are lost once more: new ones begin.
                 self._hosts.settle(host)
-                host.take_up(env_steps, {}, free)
+                host.resume(env_steps, {}, free)
                 places, present, news = self._hosts.wait_for(host)
             fresh |= {host.first + place for place in places}
             self._hosts.waiting |= host.go_on(present)

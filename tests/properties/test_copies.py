@@ -193,10 +193,10 @@ def test_there_is_no_frame_while_only_some_copies_have_been_answered() -> None:
     assert isinstance(env, GymEnvs)
     env.poll()
     env.send_actions(np.array([1]), [0])
-    assert env.poll_frame() is None
+    assert env.poll_vector_step() is None
     assert env.poll().slots.tolist() == [1]
     env.send_actions(np.array([2, 0, 1]), [0, 0, 0])
-    frame = env.poll_frame()
+    frame = env.poll_vector_step()
     assert frame is not None
     assert frame.rewards.tolist() == [1.0, 1.0, 1.0]
 
