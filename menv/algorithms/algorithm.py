@@ -7,9 +7,10 @@ the same for all. It is built from a config, which `menv.algorithms.config` desc
 from __future__ import annotations
 
 import secrets
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from types import TracebackType
@@ -23,7 +24,6 @@ from menv.algorithms.config.classic_keys import read_config
 from menv.algorithms.config.evaluation_config import evaluation_settings
 from menv.algorithms.evaluation_workers import EvaluationRunner
 from menv.algorithms.learners import learner_info, merged
-from menv.algorithms.operation_guard import OperationGuard
 from menv.algorithms.policy_set import PolicyAccess, PolicySet
 from menv.algorithms.recipe import Recipe
 from menv.algorithms.remote_rollouts import WorkerGroupFactory
@@ -38,11 +38,6 @@ from menv.policy_map import PolicyMap
 from menv.sample_batch import MultiAgentBatch
 from menv.sampling.infer_policies import GivenSpaces, resolve_agents, resolve_specs
 from menv.sampling.sampler import Sampler
-
-# SEAM menv.algorithms.outside
-# What of an algorithm concerns those who call from outside: applications, clients of a server.
-#
-# `menv.algorithms.algorithm` has one. Without an external environment nothing of it does anything.
 
 
 class ExternalClients:
@@ -59,16 +54,16 @@ class ExternalClients:
     """
 
     def __init__(
-        self, config: AlgorithmConfig, base_env: BaseEnv, rollouts: Rollouts, population: PolicySet
+        self, config: AlgorithmConfig, base_env: BaseEnv, rollouts: Rollouts, policy_set: PolicySet
     ) -> None:
         self._base_env = base_env
         self._rollouts = rollouts
-        self.published: WeightPublisher | None = None
+        self.publisher: WeightPublisher | None = None
         if isinstance(base_env, ExternalEnvs):
             assert isinstance(rollouts, LocalRollouts)
-            on_policy = any(not recipe.off_policy for recipe in population.learners.recipes.values())
-            self.published = WeightPublisher(
-                config, base_env, rollouts.sampler, lambda: population.policies, on_policy=on_policy
+            on_policy = any(not recipe.off_policy for recipe in policy_set.learners.recipes.values())
+            self.publisher = WeightPublisher(
+                config, base_env, rollouts.sampler, lambda: policy_set.policies, on_policy=on_policy
             )
 
     @property
@@ -84,13 +79,13 @@ class ExternalClients:
 
     def publish(self) -> None:
         """Let those who call have the weights that act now."""
-        if self.published is not None:
-            self.published.publish()
+        if self.publisher is not None:
+            self.publisher.publish()
 
     def follow_connectors(self) -> None:
         """Let those who call have connectors that were changed; called before each fragment."""
-        if self.published is not None:
-            self.published.follow_connectors()
+        if self.publisher is not None:
+            self.publisher.follow_connectors()
 
     def report(self) -> dict[str, Any]:
         """Return what a result tells of those who call, and of what they did."""
@@ -123,13 +118,6 @@ def _awaited(episodes: Sequence[Any]) -> str:
         'each episode; call end_episode, use "truncate_episodes", or, where one thread plays several episodes by turns '
         "and waits in a new one, a thread for each"
     )
-
-
-# SEAM menv.algorithms.needed_packages
-# What an installation without the extra `train` lacks, told in a line before anything is begun.
-#
-# Algorithms, `verify_backends`, curves and TensorBoard call it. It imports none of the packages that it looks
-# for.
 
 
 def check_packages(who: str, *packages: str) -> None:
@@ -190,40 +178,44 @@ class Algorithm(PolicyAccess, Checkpoints):
         if self.config.seed is not None:
             rng.seed_process(seed)
         self._progress = TrainingProgress(seed)
-        self._workforce = WorkerGroupFactory(self.config)
-        self._underway = OperationGuard()
+        self._worker_factory = WorkerGroupFactory(self.config)
+        self._operation_guard = OperationGuard()
         policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn, multi.policies_to_train)
-        first, self._base_env = self._workforce.make_envs()
+        first, self._base_env = self._worker_factory.make_envs()
         given = GivenSpaces(
             self.config.observation_space, self.config.action_space, multi.observation_fn is not None
         )
         workers = self.config.num_workers
         envs: dict[str, Any] = {"base_env": self._base_env, "env": first, "num_workers": workers}
-        self._population = PolicySet(
+        self._policy_set = PolicySet(
             policy_map, partial(resolve_specs, given=given, **envs), partial(resolve_agents, **envs), self.config,
             self.recipe, seed, self._callbacks,
         )  # fmt: skip
         self._metrics = Metrics(self.config.metrics_num_episodes_for_smoothing)
-        self._rollouts = self._workforce.rollouts(
-            self._base_env, self._population, self._callbacks, seed, self._metrics
+        self._rollouts = self._worker_factory.rollouts(
+            self._base_env, self._policy_set, self._callbacks, seed, self._metrics
         )
-        self._evaluations = EvaluationRunner(self.config, self._population, first, self._callbacks, seed)
+        self._evaluation_runner = EvaluationRunner(
+            self.config, self._policy_set, first, self._callbacks, seed
+        )
         # Where all sub-environments step together there is one agent in each.
         by_rows = multi.count_steps_by == "agent_steps" and not self._base_env.lockstep
-        self._gathering = BatchAccumulator(self._rollouts, by_rows=by_rows)
+        self._accumulator = BatchAccumulator(self._rollouts, by_rows=by_rows)
         self._stopped = False
-        self._outside = ExternalClients(self.config, self._base_env, self._rollouts, self._population)
-        self._state = TrainingState(
-            self._progress, self._population, self._rollouts, self._metrics, self._evaluations, self._gathering,
-            self._outside.published,
+        self._external_clients = ExternalClients(
+            self.config, self._base_env, self._rollouts, self._policy_set
+        )
+        self._training_state = TrainingState(
+            self._progress, self._policy_set, self._rollouts, self._metrics, self._evaluation_runner, self._accumulator,
+            self._external_clients.publisher,
         )  # fmt: skip
         self._open()
 
     def _open(self) -> None:
         """Try out evaluations and tell the callbacks that all is there; nothing stays open where one of them raises."""
         try:
-            self._evaluations.rehearse()
-            self._progress.began = time.perf_counter()
+            self._evaluation_runner.check_settings()
+            self._progress.started_at = time.perf_counter()
             self._callbacks.on_algorithm_init(algorithm=self)
         except BaseException:
             self.stop()
@@ -250,7 +242,7 @@ class Algorithm(PolicyAccess, Checkpoints):
         Raises:
             ConfigError: There is none.
         """
-        return self._outside.address
+        return self._external_clients.address
 
     @property
     def _sampler(self) -> Sampler:
@@ -268,8 +260,11 @@ class Algorithm(PolicyAccess, Checkpoints):
         """
         if self._stopped:
             raise CallOrderError("sample: this algorithm was stopped; build a new one")
-        with self._underway.call("sample"), self._underway.half("a fragment is being sampled"):
-            self._outside.follow_connectors()
+        with (
+            self._operation_guard.call("sample"),
+            self._operation_guard.in_progress("a fragment is being sampled"),
+        ):
+            self._external_clients.follow_connectors()
             return self._rollouts.sample()
 
     def train(self) -> dict[str, Any]:
@@ -305,8 +300,8 @@ class Algorithm(PolicyAccess, Checkpoints):
         """
         if self._stopped:
             raise CallOrderError("train: this algorithm was stopped; build a new one")
-        with self._underway.call("train", whole=True):
-            with self._underway.half("an iteration is being trained"):
+        with self._operation_guard.call("train", whole=True):
+            with self._operation_guard.in_progress("an iteration is being trained"):
                 result = self._train_once()
             self.last_result = result
             self._attach_evaluation(result)
@@ -315,10 +310,10 @@ class Algorithm(PolicyAccess, Checkpoints):
 
     def _train_once(self) -> dict[str, Any]:
         began = time.perf_counter()
-        self._evaluations.begin(self, self.iteration + 1)
+        self._evaluation_runner.begin(self, self.iteration + 1)
         rollouts = self._rollouts
         env_steps, agent_steps = rollouts.env_steps, rollouts.agent_steps
-        learners = self._population.learners
+        learners = self._policy_set.learners
         env_trained, agent_trained = learners.env_steps_trained, learners.agent_steps_trained
         times = {"sample_time_s": 0.0, "learn_time_s": 0.0}
         rollouts.timers.take()
@@ -327,18 +322,20 @@ class Algorithm(PolicyAccess, Checkpoints):
         while taken < max(1, self.config.iteration_size(rollouts.num_envs)):
             before = time.perf_counter()
             sampled_before = rollouts.env_steps, rollouts.agent_steps
-            batch, more = self._gathering.batch(self._population.sample_size(rollouts.num_envs), self.sample)
+            batch, more = self._accumulator.batch(
+                self._policy_set.sample_size(rollouts.num_envs), self.sample
+            )
             sampled = time.perf_counter()
             if batch is None:
                 times["sample_time_s"] += sampled - before
                 break
-            with rollouts.alone:
+            with rollouts.lock:
                 per_step = rollouts.agent_steps - sampled_before[1]
                 ratio = (rollouts.env_steps - sampled_before[0]) / per_step if per_step else 1.0
                 told = learners.learn(batch, rollouts.env_steps, ratio)
             for policy_id, own in told.items():
                 stats.setdefault(policy_id, []).append(own)
-            self._outside.publish()
+            self._external_clients.publish()
             times["sample_time_s"] += sampled - before
             times["learn_time_s"] += time.perf_counter() - sampled
             taken += more
@@ -353,7 +350,7 @@ class Algorithm(PolicyAccess, Checkpoints):
                 **sampler_results,
                 "sampler_results": sampler_results,
                 "info": learner_info(
-                    {name: merged(own) for name, own in stats.items()}, learners.take_told()
+                    {name: merged(own) for name, own in stats.items()}, learners.take_custom_metrics()
                 ),
                 **self.counts(),
                 "num_env_steps_sampled_this_iter": rollouts.env_steps - env_steps,
@@ -364,8 +361,8 @@ class Algorithm(PolicyAccess, Checkpoints):
                 "inference": self.inference,
                 **self._of_workers(),
                 "time_this_iter_s": learned - began,
-                "time_total_s": learned - self._progress.began,
-                **self._outside.report(),
+                "time_total_s": learned - self._progress.started_at,
+                **self._external_clients.report(),
             }
         )
 
@@ -375,7 +372,7 @@ class Algorithm(PolicyAccess, Checkpoints):
         Returns:
             `training_iteration`, and env and agent steps under the keys that results have for all of a run.
         """
-        rollouts, learners = self._rollouts, self._population.learners
+        rollouts, learners = self._rollouts, self._policy_set.learners
         return {
             "training_iteration": self.iteration,
             "num_env_steps_sampled": rollouts.env_steps,
@@ -400,25 +397,25 @@ class Algorithm(PolicyAccess, Checkpoints):
         if self._stopped:
             raise CallOrderError("evaluate: this algorithm was stopped; build a new one")
         # Policies stay as they are meanwhile, unless who changes them may be whom the environment waits for.
-        alone = nullcontext() if self._base_env.external else self._rollouts.alone
-        with self._underway.call("evaluate"), alone:
-            return self._evaluations.run(self, self._underway)
+        lock = nullcontext() if self._base_env.external else self._rollouts.lock
+        with self._operation_guard.call("evaluate"), lock:
+            return self._evaluation_runner.run(self, self._operation_guard)
 
     def _attach_evaluation(self, result: dict[str, Any]) -> None:
-        if self._evaluations.due(self.iteration):
+        if self._evaluation_runner.due(self.iteration):
             result.update(self.evaluate())
         elif self.config.always_attach_evaluation_results:
-            result.update(self._evaluations.latest)
+            result.update(self._evaluation_runner.latest)
 
     def _of_workers(self) -> dict[str, Any]:
-        numbers = self._workforce.replaced()
+        numbers = self._worker_factory.replaced()
         if numbers:
             self._callbacks.on_workers_recreated(algorithm=self, worker_ids=numbers, is_evaluation=False)
-        return self._workforce.report()
+        return self._worker_factory.report()
 
     def worker_pids(self) -> list[int | None]:
         """Return the process ids of the workers, [] without workers; None for one that has not answered yet."""
-        return [] if self._stopped else list(self._workforce.pids)
+        return [] if self._stopped else list(self._worker_factory.pids)
 
     def call_envs(self, method: str, *args: Any) -> list[Any]:
         """Call a method of every sub-environment, in this process, in workers, in remote environments.
@@ -446,7 +443,7 @@ class Algorithm(PolicyAccess, Checkpoints):
         """Close the environments, all of them where one raises; may be called more than once."""
         self._stopped = True
         with ExitStack() as stopping:
-            stopping.callback(self._evaluations.stop)
+            stopping.callback(self._evaluation_runner.stop)
             stopping.callback(self._base_env.stop)
             stopping.callback(self._rollouts.stop)
 
@@ -470,3 +467,104 @@ def _refuse_without_recipe(kind: type[Algorithm]) -> None:
             f"{kind.__name__}: it does not say how policies are trained, expected one of PPO, DQN and QMIX; write "
             "PPO(env=..., config={...}), or call Algorithm.from_checkpoint(folder)"
         )
+
+
+_BETWEEN = "expected to stand between two; call it after train() or sample(), or in on_train_result"
+
+
+class OperationGuard:
+    """The calls of one algorithm that are underway, all in one thread."""
+
+    def __init__(self) -> None:
+        self._free = threading.Condition()
+        self._thread: int | None = None
+        # What that thread has called, the outermost first, and whether that soon returns whatever others do.
+        self._calls: list[str] = []
+        self._brief = False
+        # What is half done, in words.
+        self._half: str | None = None
+        # What was broken off and has left nothing to go on from.
+        self._undone: str | None = None
+
+    @contextmanager
+    def call(self, name: str, *, whole: bool = False, brief: bool = False) -> Iterator[None]:
+        """Be in a call, which may be within another one of the same thread.
+
+        Another thread's is waited for if it is brief. Others may wait for whoever calls now, as an environment waits
+        that asks for a policy to be saved, so that both would wait.
+
+        Args:
+            name: The method.
+            whole: Whether nothing may be half done.
+            brief: Whether it returns whatever other threads do.
+
+        Raises:
+            CallOrderError: Another thread is in a call that is not brief, or something is half done.
+        """
+        own = False
+        try:
+            with self._free:
+                self._free.wait_for(lambda: self._mine or not self._calls or not self._brief)
+                self._check(name, whole)
+                if not self._calls:
+                    self._thread, self._brief = threading.get_ident(), brief
+                self._calls.append(name)
+                own = True
+            yield
+        finally:
+            if own:
+                with self._free:
+                    self._calls.pop()
+                    self._free.notify_all()
+
+    @contextmanager
+    def in_progress(self, what: str) -> Iterator[None]:
+        """Have something half done, said in words; only within a call."""
+        before = self._half
+        try:
+            self._half = what
+            yield
+        finally:
+            self._half = before
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is half done."""
+        return self._half is None
+
+    @contextmanager
+    def must_finish(self, name: str) -> Iterator[None]:
+        """Do what leaves nothing to go on from where it is broken off: nothing else can be called then but it again."""
+        self._undone = name
+        yield
+        self._undone = None
+
+    def refuse_others(self, name: str, instead: str) -> None:
+        """Refuse a call of another thread than that which is at work.
+
+        Raises:
+            CallOrderError: There is such a thread.
+        """
+        with self._free:
+            if self._calls and not self._mine and not self._brief:
+                raise CallOrderError(
+                    f"{name}: {self._calls[0]}() runs in another thread, expected none; {instead}"
+                )
+
+    @property
+    def _mine(self) -> bool:
+        return self._thread == threading.get_ident()
+
+    def _check(self, name: str, whole: bool) -> None:
+        if self._calls and not self._mine:
+            raise CallOrderError(
+                f"{name}: {self._calls[0]}() runs in another thread, expected none; call it in that thread, or once "
+                "that has returned"
+            )
+        if self._undone not in (None, name):
+            raise CallOrderError(
+                f"{name}: {self._undone} was broken off, expected it to come to its end, because there are parts of "
+                f"two runs now; call {self._undone} again, or build a new algorithm"
+            )
+        if whole and self._half is not None:
+            raise CallOrderError(f"{name}: {self._half}, {_BETWEEN}")

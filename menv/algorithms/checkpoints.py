@@ -35,15 +35,6 @@ if TYPE_CHECKING:
     from menv.algorithms.algorithm import Algorithm
 
 
-# SEAM menv.algorithms.training_state
-# A training run as what files can hold, and back: weights, learners, counters, metrics and where the sampler
-# stands.
-#
-# `menv.algorithms.checkpoints` asks for it. Each part of a run gives and takes its own state; here these are
-# put
-# together, in an order in which nothing has changed yet when something does not fit. It knows no folders.
-
-
 Files = dict[str, Any]
 
 STATE, ARRAYS, WEIGHTS, LEARNERS = (
@@ -87,7 +78,7 @@ class TrainingProgress:
 
     seed: int
     iteration: int = 0
-    began: float = field(default_factory=time.perf_counter)
+    started_at: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +96,12 @@ class TrainingState:
     """
 
     progress: TrainingProgress
-    population: PolicySet
+    policy_set: PolicySet
     rollouts: Rollouts
     metrics: Metrics
-    evaluations: EvaluationRunner
-    gathering: BatchAccumulator
-    published: WeightPublisher | None
+    evaluation_runner: EvaluationRunner
+    accumulator: BatchAccumulator
+    publisher: WeightPublisher | None
 
     def files(self) -> Files:
         """Return it by file.
@@ -119,29 +110,29 @@ class TrainingState:
             CallOrderError: A fragment is being sampled.
             ConfigError: A learner of somebody's own cannot be written down.
         """
-        population, progress, arrays = self.population, self.progress, Arrays()
-        learners = population.learners.state()
+        policy_set, progress, arrays = self.policy_set, self.progress, Arrays()
+        learners = policy_set.learners.state()
         # First, because a worker may be found to be lost then, whose episodes are counted.
         sampler = self.rollouts.state()
         tree = {
             "iteration": progress.iteration,
             "seed": progress.seed,
-            "time_total_s": time.perf_counter() - progress.began,
+            "time_total_s": time.perf_counter() - progress.started_at,
             "metrics": self.metrics.state(),
             "sampler": sampler,
-            **self.evaluations.state(),
-            "gathered": self.gathering.state(),
+            **self.evaluation_runner.state(),
+            "gathered": self.accumulator.state(),
             "learners": [[policy_id, seed] for policy_id, (seed, _) in learners.items()],
-            "weights_seq_no": 0 if self.published is None else self.published.weights_seq_no,
-            "env_steps_trained": population.learners.env_steps_trained,
-            "agent_steps_trained": population.learners.agent_steps_trained,
-            **population.state(),
+            "weights_seq_no": 0 if self.publisher is None else self.publisher.weights_seq_no,
+            "env_steps_trained": policy_set.learners.env_steps_trained,
+            "agent_steps_trained": policy_set.learners.agent_steps_trained,
+            **policy_set.state(),
         }
         plain = to_plain(tree, arrays)
         return {
             STATE: plain,
             ARRAYS: arrays,
-            WEIGHTS: _flat({name: weights_of(one) for name, one in population.policies.items()}),
+            WEIGHTS: _flat({name: weights_of(one) for name, one in policy_set.policies.items()}),
             LEARNERS: _flat({name: own for name, (_, own) in learners.items()}),
         }
 
@@ -168,46 +159,46 @@ class TrainingState:
         _check_counts(tree)
         for policy_id, learner_seed in tree["learners"]:
             _check_counts({"seed": learner_seed}, f"learners.{policy_id}")
-        population, progress = self.population, self.progress
+        policy_set, progress = self.policy_set, self.progress
         seed = progress.seed if keep_seed else int(tree["seed"])
-        for policy_id, policy in population.policies.items():
+        for policy_id, policy in policy_set.policies.items():
             _check_weights(policy_id, weights.get(policy_id, {}), weights_of(policy))
         chosen = {
             name: (own, learners.get(name, {}))
             for name, own in tree["learners"]
-            if name in population.policies
+            if name in policy_set.policies
         }
-        population.learners.check_state(chosen)
-        self.rollouts.check_begins_again()
+        policy_set.learners.check_state(chosen)
+        self.rollouts.check_restartable()
         with changing or nullcontext():
             self._take_over(tree, weights, chosen, seed)
 
     def _take_over(
         self, tree: Mapping[str, Any], weights: Mapping[str, Any], chosen: Mapping[str, Any], seed: int
     ) -> None:
-        population, progress = self.population, self.progress
-        self._begin_again(seed)
-        population.set_state(tree, weights, seed)
+        policy_set, progress = self.policy_set, self.progress
+        self._restart(seed)
+        policy_set.set_state(tree, weights, seed)
         progress.iteration = int(tree["iteration"])
-        progress.began = time.perf_counter() - tree["time_total_s"]
-        population.learners.set_state(chosen, seed)
-        population.learners.env_steps_trained = int(tree["env_steps_trained"])
-        population.learners.agent_steps_trained = int(tree["agent_steps_trained"])
-        if self.published is not None:
+        progress.started_at = time.perf_counter() - tree["time_total_s"]
+        policy_set.learners.set_state(chosen, seed)
+        policy_set.learners.env_steps_trained = int(tree["env_steps_trained"])
+        policy_set.learners.agent_steps_trained = int(tree["agent_steps_trained"])
+        if self.publisher is not None:
             # Numbers go on from those that clients may know.
-            self.published.publish(tree["weights_seq_no"])
-        self.gathering.set_state(tree["gathered"], population.policies)
+            self.publisher.publish(tree["weights_seq_no"])
+        self.accumulator.set_state(tree["gathered"], policy_set.policies)
         self.metrics.set_state(tree["metrics"])
         self.metrics.episodes_not_resumed += self.rollouts.resume(tree["sampler"])
-        self.evaluations.set_state(tree)
+        self.evaluation_runner.set_state(tree)
 
-    def _begin_again(self, seed: int) -> None:
-        self.rollouts.begin_again(seed)
+    def _restart(self, seed: int) -> None:
+        self.rollouts.restart(seed)
         self.progress.seed = seed
-        if self.published is not None:
+        if self.publisher is not None:
             assert isinstance(self.rollouts, LocalRollouts)
-            self.published.follow(self.rollouts.sampler)
-        self.evaluations.begin_again(seed)
+            self.publisher.follow(self.rollouts.sampler)
+        self.evaluation_runner.restart(seed)
 
 
 def _check_counts(value: Any, where: str = "") -> None:
@@ -329,7 +320,7 @@ class Checkpoints:
             )
         root = path_given("save", path)
         _check_keeping(keep_last, keep_best)
-        with algo._underway.call("save", whole=True, brief=True), algo._rollouts.alone:
+        with algo._operation_guard.call("save", whole=True, brief=True), algo._rollouts.lock:
             folder = self._write(root, keep_best and keep_best[0])
             if keep_last is not None or keep_best is not None:
                 keep_only(root, _kept(root, keep_last, keep_best))
@@ -344,11 +335,11 @@ class Checkpoints:
             "menv_version": menv.__version__,
             "algorithm": algo.recipe.name,
             "iteration": algo.iteration,
-            "config": stored_config(algo.config, algo._population.policy_map),
+            "config": stored_config(algo.config, algo._policy_set.policy_map),
             "metrics": {metric: _metric(self.last_result, metric)} if metric else {},
         }
-        policies = partial(write_policies, policies=algo._population.policies, trained=algo._trained)
-        return write_checkpoint(root, algo.iteration, manifest, algo._state.files(), policies)
+        policies = partial(write_policies, policies=algo._policy_set.policies, trained=algo._trained)
+        return write_checkpoint(root, algo.iteration, manifest, algo._training_state.files(), policies)
 
     @classmethod
     @old_arguments(checkpoint="path")
@@ -394,7 +385,7 @@ class Checkpoints:
             algo = kind(settings)
         try:
             with _taken_over(folder):
-                algo._state.restore(files, keep_seed=not same)
+                algo._training_state.restore(files, keep_seed=not same)
             algo._callbacks.on_checkpoint_loaded(algorithm=algo)
         except BaseException:
             algo.stop()
@@ -426,19 +417,19 @@ class Checkpoints:
         folder, manifest, files = read_checkpoint(path, partial(_content, kind=type(self)))
         with _taken_over(folder):
             found = sorted(manifest["config"]["multiagent"]["policies"])
-        own = sorted(algo._population.policies)
+        own = sorted(algo._policy_set.policies)
         if found != own:
             raise ConfigError(f"{folder}: policies {found}, expected {own}; {_AGAIN}")
         with _taken_over(folder):
-            specs = algo._population.policy_map.specs
+            specs = algo._policy_set.policy_map.specs
             check_connectors("restore", manifest["config"], kept_connectors(files), algo.config, specs)
-        with algo._underway.call("restore", whole=True):
+        with algo._operation_guard.call("restore", whole=True):
             with (
                 _taken_over(folder),
-                algo._rollouts.alone,
-                algo._underway.half("a checkpoint is being restored"),
+                algo._rollouts.lock,
+                algo._operation_guard.in_progress("a checkpoint is being restored"),
             ):
-                algo._state.restore(files, changing=algo._underway.to_the_end("restore"))
+                algo._training_state.restore(files, changing=algo._operation_guard.must_finish("restore"))
             algo._callbacks.on_checkpoint_loaded(algorithm=algo)
 
 

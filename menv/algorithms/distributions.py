@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor
 
-from menv.inference.action_heads import ActionHead, ActionPart
+from menv.inference.action_heads import ILLEGAL, ActionHead, ActionPart
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -87,6 +87,16 @@ def standard_kl(head: ActionHead, old: Tensor, new: Tensor) -> Tensor:
     variances = torch.exp(2.0 * (old_log_std - log_std))
     z = (old_mean - mean) * torch.exp(-log_std)
     return (log_std - old_log_std + 0.5 * (variances + z * z) - 0.5).sum(-1)
+
+
+def masked(inputs: Tensor, mask: Tensor | None) -> Tensor:
+    """Return distribution inputs [N, D] without the choices that mask [N, M] forbids; numbers lie behind choices."""
+    if mask is None:
+        return inputs
+    choices = mask.shape[1]
+    if choices == inputs.shape[1]:
+        return torch.where(mask, inputs, ILLEGAL)
+    return torch.cat((torch.where(mask, inputs[:, :choices], ILLEGAL), inputs[:, choices:]), 1)
 
 
 def columns_of(part: ActionPart, actions: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from menv import rng
 from menv.adapters.custom import TableEnvs
 from menv.adapters.local_envs import CreatedEnvs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.fragments import WorkerPlacement, env_context, joined, spread
+from menv.algorithms.fragments import WorkerPlacement, env_context, joined_state, split_state
 from menv.algorithms.postprocessing import BatchPostprocessor
 from menv.algorithms.rollouts import PolicyView
 from menv.base_env import BaseEnv, EpisodeEnd
@@ -35,14 +35,6 @@ from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.sampler import Sampler
 from menv.spaces import alike
 from menv.trajectory_slices import Column
-
-# SEAM menv.algorithms.evaluation.episode_shares
-# How many episodes of each sub-environment an evaluation plays, so that short ones are not preferred.
-#
-# `menv.algorithms.evaluation` hands one of these limits to its sampler. Where all sub-environments step at
-# once, one that has played its share plays on until all have; `FirstEpisodes` then leaves out what is too
-# much.
-
 
 Shares = npt.NDArray[np.int64]
 
@@ -117,17 +109,17 @@ class JointEpisodeLimit(_WholeEpisodes, ExternalFragmentLimit):
 
     def __init__(self) -> None:
         super().__init__(1)
-        self.left_over = 0
+        self.remaining = 0
 
     def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
         """Count episodes that ended."""
         super().note_ends(ends)
-        self.left_over -= sum(not end.faulty for end in ends)
+        self.remaining -= sum(not end.faulty for end in ends)
 
     def closed(self, env_steps: Column) -> Flags | None:
         """Return [E] True once all episodes have been played, None before."""
         self._check_endless(env_steps)
-        return np.ones(len(env_steps), np.bool_) if self.left_over <= 0 else None
+        return np.ones(len(env_steps), np.bool_) if self.remaining <= 0 else None
 
 
 class LockstepEpisodeLimit(_WholeEpisodes):
@@ -196,19 +188,19 @@ class Evaluation:
     def __init__(
         self,
         settings: AlgorithmConfig,
-        crew: PolicyView,
+        policy_view: PolicyView,
         make_base_env: MakeBaseEnv,
         callbacks: DefaultCallbacks,
         seed: int,
-        place: WorkerPlacement | None = None,
+        placement: WorkerPlacement | None = None,
     ) -> None:
         self._settings = settings
-        self._crew = crew
+        self._policy_view = policy_view
         self._playing: PolicyMap | None = None
         self._make_base_env = make_base_env
         self._callbacks = callbacks
         self._seed = seed
-        self._place = place or WorkerPlacement()
+        self._placement = placement or WorkerPlacement()
         self._in_episodes = settings.evaluation_duration_unit == "episodes"
         # Where episodes are recorded.
         self.metrics = Metrics(0)
@@ -219,10 +211,10 @@ class Evaluation:
         self._generators = (
             None
             if settings.seed is None
-            else rng.EnvGenerators(rng.key(settings.seed, rng.EVALUATION, self._place.worker_index))
+            else rng.EnvGenerators(rng.key(settings.seed, rng.EVALUATION, self._placement.worker_index))
         )
         # Whether an exception ended the last evaluation.
-        self._broken_off = False
+        self._interrupted = False
         self.guard: AbstractContextManager[Any] = nullcontext()
 
     @property
@@ -233,7 +225,7 @@ class Evaluation:
 
     @property
     def _workers(self) -> int:
-        return self._settings.num_workers if self._place.worker_index else 1
+        return self._settings.num_workers if self._placement.worker_index else 1
 
     def begin(self) -> None:
         """Do nothing: this process plays when it is waited for."""
@@ -251,28 +243,28 @@ class Evaluation:
     def _play(self) -> tuple[int, int]:
         sampler = self._ready()
         env_steps, agent_steps = sampler.env_steps, sampler.agent_steps
-        self._share_out(self._settings.evaluation_duration, sampler.base_env.num_envs)
-        self._broken_off = True
+        self._set_shares(self._settings.evaluation_duration, sampler.base_env.num_envs)
+        self._interrupted = True
         with self.guard:
             batch = sampler.sample()
         sampler.finish(batch)
-        self._broken_off = False
+        self._interrupted = False
         return sampler.env_steps - env_steps, sampler.agent_steps - agent_steps
 
     def recreated(self) -> Sequence[int]:
         """Return nothing: no worker plays."""
         return ()
 
-    def _share_out(self, duration: int, num_envs: int) -> None:
+    def _set_shares(self, duration: int, num_envs: int) -> None:
         """Tell the limit what each sub-environment is to play, or all together where nobody has counted them."""
         limit, workers = self._limit, self._workers
-        mine = max(0, self._place.worker_index - 1)
+        mine = max(0, self._placement.worker_index - 1)
         total, index = num_envs * workers, mine * num_envs + np.arange(num_envs)
         if isinstance(limit, JointEpisodeLimit):
-            limit.left_over = duration // workers + (mine < duration % workers)
+            limit.remaining = duration // workers + (mine < duration % workers)
             if isinstance(self.metrics, FirstEpisodes):
                 # Several may end at once.
-                self.metrics.shares = np.array([limit.left_over])
+                self.metrics.shares = np.array([limit.remaining])
         elif isinstance(limit, EpisodeLimit | LockstepEpisodeLimit):
             # What is left over is spread evenly, so that workers have the same to do.
             shares = -(-(index + 1) * duration // total) + -index * duration // total
@@ -284,11 +276,11 @@ class Evaluation:
 
     def state(self) -> dict[str, Any] | None:
         """Return what the next evaluation depends on as a plain tree, None before the first and after a failed one."""
-        if self._sampler is None or self._broken_off:
+        if self._sampler is None or self._interrupted:
             return None
         with suppress(CallOrderError):
             # With other policies than those that played, the next one begins anew.
-            same = self._playing is self._crew.policy_map
+            same = self._playing is self._policy_view.policy_map
             return {"sampler": self._sampler.state() if same else None, "metrics": self.metrics.state()}
         return None
 
@@ -302,11 +294,11 @@ class Evaluation:
     def resume(self, tree: Mapping[str, Any]) -> None:
         """Go on from where the samplers of another run's evaluation stood; one of several goes on from its share."""
         sampler = self._ready()
-        if self._place.worker_index:
+        if self._placement.worker_index:
             own = sampler.base_env.num_envs
-            tree = spread(tree, self._workers, own)["workers"][self._place.worker_index - 1]
+            tree = split_state(tree, self._workers, own)["workers"][self._placement.worker_index - 1]
         with self.guard:
-            sampler.resume(joined(tree))
+            sampler.resume(joined_state(tree))
 
     def stop(self) -> None:
         """Close the environments."""
@@ -314,7 +306,7 @@ class Evaluation:
             self._base_env.stop()
 
     def _ready(self) -> Sampler:
-        if self._broken_off:
+        if self._interrupted:
             self._start_over()
         if self._base_env is None:
             self._base_env = self._make_base_env(self._settings)
@@ -327,7 +319,7 @@ class Evaluation:
                     self._limit, self.metrics = JointEpisodeLimit(), FirstEpisodes(True, lambda _: 0)
         # Those that step together, or share all episodes, are not all at the beginning of one when the last is done.
         midway = self._base_env.lockstep or isinstance(self._limit, JointEpisodeLimit)
-        if self._sampler is None or midway or self._playing is not self._crew.policy_map:
+        if self._sampler is None or midway or self._playing is not self._policy_view.policy_map:
             # Whoever comes or goes, everybody stands at the beginning of an episode here.
             self._sampler = self._new_sampler()
         return self._sampler
@@ -337,7 +329,7 @@ class Evaluation:
 
     def _start_over(self) -> None:
         self.stop()
-        self._broken_off = False
+        self._interrupted = False
         self._base_env = self._sampler = None
         self.metrics = Metrics(0)
 
@@ -346,18 +338,18 @@ class Evaluation:
         if self._sampler is not None:
             self._base_env.stop()
             self._base_env = self._make_base_env(self._settings)
-        crew, place = self._crew, self._place
-        self._playing = crew.policy_map
+        policy_view, placement = self._policy_view, self._placement
+        self._playing = policy_view.policy_map
         sampler = Sampler(
-            self._base_env, crew.policy_map, [group.clone() for group in crew.groups], self._limit,
-            metrics=self.metrics, seed=self._seed, worker_index=place.worker_index,
-            num_workers=self._workers if place.worker_index else 0,
-            first_index=place.first_index(self._base_env.num_envs),
+            self._base_env, policy_view.policy_map, [group.clone() for group in policy_view.groups], self._limit,
+            metrics=self.metrics, seed=self._seed, worker_index=placement.worker_index,
+            num_workers=self._workers if placement.worker_index else 0,
+            first_index=placement.first_index(self._base_env.num_envs),
             observation_fn=self._settings.multiagent.observation_fn, callbacks=self._callbacks,
         )  # fmt: skip
         sampler.use_vector_loop = False
         sampler.explore = self._settings.explore
-        sampler.policies = crew.policies
+        sampler.policies = policy_view.policies
         self._tell_envs_created(sampler)
         return sampler
 
@@ -366,7 +358,7 @@ class Evaluation:
             self._callbacks.on_sub_environment_created(
                 worker=sampler,
                 sub_environment=env,
-                env_context=env_context(self._settings, index, self._place),
+                env_context=env_context(self._settings, index, self._placement),
                 env_index=index,
             )
 
@@ -388,10 +380,6 @@ def as_result(metrics: Metrics, env_steps: int, agent_steps: int) -> dict[str, A
     }
 
 
-# SEAM menv.algorithms.evaluation.players
-# The policies of a run as those who play in its evaluations.
-
-
 Kind: TypeAlias = Literal["observation", "action"]
 
 
@@ -403,8 +391,8 @@ class EvalPolicies:
         policy_mapping_fn: None maps agents as the run does.
     """
 
-    def __init__(self, crew: PolicyView, policy_mapping_fn: Callable[..., Any] | None = None) -> None:
-        self._crew = crew
+    def __init__(self, policy_view: PolicyView, policy_mapping_fn: Callable[..., Any] | None = None) -> None:
+        self._policy_view = policy_view
         self._mapping_fn = policy_mapping_fn
         # What the run's own map was, and what came of it.
         self._maps: tuple[PolicyMap, PolicyMap] | None = None
@@ -412,7 +400,7 @@ class EvalPolicies:
     @property
     def policy_map(self) -> PolicyMap:
         """Who answers for whom; the same object as long as the run's own is."""
-        now = self._crew.policy_map
+        now = self._policy_view.policy_map
         if self._mapping_fn is None:
             return now
         if self._maps is None or self._maps[0] is not now:
@@ -422,19 +410,19 @@ class EvalPolicies:
     @property
     def policies(self) -> Mapping[str, Policy]:
         """The policy objects by id."""
-        return self._crew.policies
+        return self._policy_view.policies
 
     @property
     def groups(self) -> Sequence[PolicyGroup]:
         """Who answers together."""
-        return self._crew.groups
+        return self._policy_view.groups
 
     @property
-    def completion(self) -> BatchPostprocessor:
+    def postprocessor(self) -> BatchPostprocessor:
         """Nobody learns from what is played."""
-        return self._crew.completion
+        return self._policy_view.postprocessor
 
-    def check_plays(self, base_env: BaseEnv, env: Any, settings: AlgorithmConfig) -> None:
+    def check_env(self, base_env: BaseEnv, env: Any, settings: AlgorithmConfig) -> None:
         """Refuse an environment whose agents map to no policy, or to one that cannot play there.
 
         Args:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from menv.adapters.convert import check_number
 from menv.adapters.validation import Declared, check_worker, declared
@@ -22,11 +22,10 @@ from menv.algorithms.fragments import (
     WorkerCounters,
     WorkerInit,
     check_evaluable,
-    make_evaluation_experience,
+    create_evaluation_envs,
 )
-from menv.algorithms.operation_guard import OperationGuard
 from menv.algorithms.policy_set import PolicySet
-from menv.algorithms.rollout_worker import WorkerSlot, heard, opened
+from menv.algorithms.rollout_worker import WorkerSlot, collect_warnings, open_settings
 from menv.algorithms.rollouts import PolicyView
 from menv.algorithms.worker_group import PolicySync, WorkerGroup, sealed_settings
 from menv.base_env import BaseEnv
@@ -36,9 +35,12 @@ from menv.metrics import Metrics, MetricsSnapshot
 from menv.migration_hints import Result
 from menv.policy_map import PolicyMap
 from menv.serialization import is_plain
-from menv.workers.engines import make_engine
+from menv.workers.engines import check_system, make_engine
 from menv.workers.pipe_channel import SealedValue, UnsendableError
 from menv.workers.watchdog import Watchdog, creation_limit, limited
+
+if TYPE_CHECKING:
+    from menv.algorithms.algorithm import OperationGuard
 
 _SEED = 10_000
 _OWN = {"env", "env_config", "multiagent"}
@@ -63,14 +65,14 @@ class EvaluationRunner:
     def __init__(
         self,
         config: AlgorithmConfig,
-        population: PolicySet,
+        policy_set: PolicySet,
         training_env: Any,
         callbacks: DefaultCallbacks,
         seed: int,
     ) -> None:
         self.latest: dict[str, Any] = {}
         self._config = config
-        self._population = population
+        self._policy_set = policy_set
         self._training_env = training_env
         self._callbacks = callbacks
         self._seed = seed
@@ -80,7 +82,7 @@ class EvaluationRunner:
         self._declared = declared(training_env)
         self._playing = False
 
-    def rehearse(self) -> None:
+    def check_settings(self) -> None:
         """Keep the settings for workers, and try out who plays in what, where evaluations have their own of that.
 
         It is found out at once then what is wrong, and not when the first of them is due.
@@ -92,9 +94,6 @@ class EvaluationRunner:
         """
         config = self._config
         if config.evaluation_num_workers:
-            pass  # moved
-            from menv.workers.engines import check_system
-
             check_system()
             self._first = sealed(evaluation_settings(config))
         if config.evaluation_interval is not None:
@@ -104,14 +103,14 @@ class EvaluationRunner:
         if not self._config.evaluation_config:
             return
         settings = evaluation_settings(self._config)
-        with _told_where():
+        with _prefixed_errors():
             if not self._have_own:
                 check_number(self._training_env, settings.num_envs_per_worker)
                 return
             near = replace(settings, num_envs_per_worker=1, **_NEAR)
-            env, base_env = make_evaluation_experience(near, self._training_env)
+            env, base_env = create_evaluation_envs(near, self._training_env)
             try:
-                self._check_plays(env, base_env, settings)
+                self._check_env(env, base_env, settings)
             finally:
                 base_env.stop()
         self._declared = declared(env)
@@ -120,23 +119,23 @@ class EvaluationRunner:
     def _have_own(self) -> bool:
         return bool(_OWN & set(self._config.evaluation_config or ()))
 
-    def _check_plays(self, env: Any, base_env: BaseEnv, settings: AlgorithmConfig) -> None:
+    def _check_env(self, env: Any, base_env: BaseEnv, settings: AlgorithmConfig) -> None:
         check_number(env, settings.num_envs_per_worker)
         if not base_env.external:
-            self._players(settings).check_plays(base_env, env, settings)
+            self._eval_policies(settings).check_env(base_env, env, settings)
 
     def _make_envs(self, settings: AlgorithmConfig) -> BaseEnv:
-        env, base_env = make_evaluation_experience(settings, self._training_env)
+        env, base_env = create_evaluation_envs(settings, self._training_env)
         try:
             if self._have_own:
-                with _told_where():
-                    self._check_plays(env, base_env, settings)
+                with _prefixed_errors():
+                    self._check_env(env, base_env, settings)
         except BaseException:
             base_env.stop()
             raise
         return base_env
 
-    def run(self, algorithm: Any, underway: OperationGuard) -> dict[str, Any]:
+    def run(self, algorithm: Any, operation_guard: OperationGuard) -> dict[str, Any]:
         """Play, and return what it told; `algorithm` is what callbacks are shown.
 
         It is half done until `on_evaluate_end` is called, so that the run may be saved there.
@@ -150,7 +149,7 @@ class EvaluationRunner:
             )
         try:
             self._playing = True
-            with underway.half("an evaluation is going on"):
+            with operation_guard.in_progress("an evaluation is going on"):
                 self._play(algorithm)
             self._callbacks.on_evaluate_end(algorithm=algorithm, evaluation_metrics=self.latest)
         finally:
@@ -179,7 +178,7 @@ class EvaluationRunner:
         interval = self._config.evaluation_interval
         return interval is not None and iteration % interval == 0
 
-    def begin_again(self, seed: int) -> None:
+    def restart(self, seed: int) -> None:
         """Forget what plays, for a run with this seed."""
         self.stop()
         self._evaluation, self._seed = None, seed
@@ -210,36 +209,27 @@ class EvaluationRunner:
     def _new_evaluation(self) -> Evaluation | EvaluationWorkers:
         config, first, seed = self._config, self._training_env, self._seed + _SEED
         settings = evaluation_settings(config)
-        players = self._players(settings)
+        eval_policies = self._eval_policies(settings)
         if config.evaluation_num_workers:
-            pass  # moved
-
             if config.evaluation_interval is None:
                 self._try_out()
-            return EvaluationWorkers(settings, players, first, seed, self._first, self._declared)
+            return EvaluationWorkers(settings, eval_policies, first, seed, self._first, self._declared)
         own = settings["callbacks"]
         callbacks = self._callbacks if own is config["callbacks"] else read_callbacks(own)
-        return Evaluation(settings, players, self._make_envs, callbacks, seed)
+        return Evaluation(settings, eval_policies, self._make_envs, callbacks, seed)
 
-    def _players(self, settings: AlgorithmConfig) -> EvalPolicies:
+    def _eval_policies(self, settings: AlgorithmConfig) -> EvalPolicies:
         mapped = "policy_mapping_fn" in ((self._config.evaluation_config or {}).get("multiagent") or {})
-        return EvalPolicies(self._population, settings.multiagent.policy_mapping_fn if mapped else None)
+        return EvalPolicies(self._policy_set, settings.multiagent.policy_mapping_fn if mapped else None)
 
 
 @contextmanager
-def _told_where() -> Iterator[None]:
+def _prefixed_errors() -> Iterator[None]:
     """Let messages about what is wrong begin with the setting."""
     try:
         yield
     except (ConfigError, ContractError, EnvCrashError) as error:
         raise type(error)(f"evaluation_config: {error}") from (error.__cause__ or error)
-
-
-# SEAM menv.algorithms.evaluation.evaluation_seat
-# A worker of evaluations: what plays its share of the episodes in another process.
-#
-# `menv.algorithms.evaluation_workers` lets an engine create it. It imports no torch, unless a policy acts
-# with it.
 
 
 class EvaluationShare(NamedTuple):
@@ -265,25 +255,34 @@ class EvaluationWorker:
         plan: All that it needs to know.
     """
 
-    def __init__(self, plan: WorkerInit) -> None:
-        config = opened(plan)
-        self._place, self._company, self._declared = plan.place, plan.company, plan.declared
+    def __init__(self, worker_init: WorkerInit) -> None:
+        config = open_settings(worker_init)
+        self._placement, self._worker_policies, self._declared = (
+            worker_init.placement,
+            worker_init.worker_policies,
+            worker_init.declared,
+        )
         # Environments in processes of their own are watched from here.
         self._seconds = None if config.remote_worker_envs else config.env_timeout
         self._evaluation = Evaluation(
-            config, plan.company, self._make_envs, read_callbacks(config["callbacks"]), plan.seed, plan.place
+            config,
+            worker_init.worker_policies,
+            self._make_envs,
+            read_callbacks(config["callbacks"]),
+            worker_init.seed,
+            worker_init.placement,
         )
         self._evaluation.guard = Watchdog(self._seconds, lambda: self._evaluation.progress)
 
-    def play(self, news: PolicyUpdate) -> EvaluationShare:
+    def play(self, update: PolicyUpdate) -> EvaluationShare:
         """Play with the policies as they are by now.
 
         Args:
-            news: What has changed of them.
+            update: What has changed of them.
         """
         # Nobody is in the midst of an episode.
-        self._company.take(news, ())
-        with heard() as faults:
+        self._worker_policies.take(update, ())
+        with collect_warnings() as faults:
             steps = self._evaluation.play()
         return EvaluationShare(self._evaluation.metrics.take(), *steps, faults)
 
@@ -302,24 +301,16 @@ class EvaluationWorker:
 
     def _make_envs(self, config: AlgorithmConfig) -> BaseEnv:
         with limited(creation_limit(self._seconds)):
-            first, base_env = make_evaluation_experience(config, None, self._place)
-        check_worker(f"evaluation worker {self._place.worker_index}", base_env, first, self._declared)
+            first, base_env = create_evaluation_envs(config, None, self._placement)
+        check_worker(f"evaluation worker {self._placement.worker_index}", base_env, first, self._declared)
         return base_env
 
 
 class EvalWorkerBootstrap(WorkerSlot):
     """A place for one that plays."""
 
-    def _made(self, plan: WorkerInit) -> EvaluationWorker:
-        return EvaluationWorker(plan)
-
-
-# SEAM menv.algorithms.evaluation.evaluation_workers
-# An evaluation that workers play: each has its share of the sub-environments, and so of the episodes.
-#
-# `menv.algorithms.evaluation_workers` has one where `evaluation_num_workers` is not 0. What comes out is what
-# one
-# process tells that has as many sub-environments.
+    def _made(self, worker_init: WorkerInit) -> EvaluationWorker:
+        return EvaluationWorker(worker_init)
 
 
 class EvaluationWorkers:
@@ -340,7 +331,7 @@ class EvaluationWorkers:
     def __init__(
         self,
         settings: AlgorithmConfig,
-        crew: PolicyView,
+        policy_view: PolicyView,
         training_env: Any,
         seed: int,
         first: SealedValue | None = None,
@@ -349,14 +340,14 @@ class EvaluationWorkers:
         check_evaluable(settings, training_env)
         self._settings = _of_workers(settings)
         self._first, self._declared = first, declared
-        self._crew = crew
+        self._policy_view = policy_view
         self._seed = seed
         self._metrics = Metrics(0)
-        self._headlines = PolicySync(crew)
+        self._policy_sync = PolicySync(policy_view)
         self._engine = make_engine(settings.engine, patience=settings.worker_start_timeout_s)
         self._workers: WorkerGroup | None = None
         self._playing: PolicyMap | None = None
-        self._broken_off = False
+        self._interrupted = False
         # Whether workers were asked to play and nobody has waited for them, what they were told, and what came of it.
         self._begun = False
         self._parcel: Any = None
@@ -373,13 +364,13 @@ class EvaluationWorkers:
     def begin(self) -> None:
         """Let workers play with the policies of now; `run` waits for them."""
         # What was begun and nobody has waited for is forgotten.
-        self._broken_off |= self._begun
+        self._interrupted |= self._begun
         self._played = None
         workers = self._ready()
-        self._headlines.tell_filters()
+        self._policy_sync.resend_filters()
         # What cannot be sent has been told to nobody.
-        self._broken_off = True
-        parcel = self._engine.put(self._headlines.news())
+        self._interrupted = True
+        parcel = self._engine.put(self._policy_sync.next_update())
         self._begun = True
         if self._resumed is not None:
             tree, self._resumed = self._resumed, None
@@ -388,7 +379,7 @@ class EvaluationWorkers:
                 workers.stand_in(replaced)
             workers.all_at_once("resume", tree)
         workers.ask_all("play", parcel=parcel)
-        self._parcel, self._broken_off = parcel, False
+        self._parcel, self._interrupted = parcel, False
 
     def run(self) -> dict[str, Any]:
         """Play, or wait for what was begun, and return the metrics of the episodes that were played.
@@ -409,9 +400,9 @@ class EvaluationWorkers:
     def _all_played(self) -> Sequence[EvaluationShare]:
         if self._played is None:
             assert self._workers is not None
-            self._begun, self._broken_off = False, True
+            self._begun, self._interrupted = False, True
             self._played = self._workers.answers("play", parcel=self._parcel)
-            self._broken_off = False
+            self._interrupted = False
         return self._played
 
     def recreated(self) -> list[int]:
@@ -425,12 +416,14 @@ class EvaluationWorkers:
         """Return what the next evaluation depends on as a plain tree, None before the first and after a failed one."""
         if self._resumed is not None:
             return {"sampler": self._resumed, "metrics": self._metrics.state()}
-        if self._workers is None or self._broken_off:
+        if self._workers is None or self._interrupted:
             return None
         if self._begun:
             self._all_played()
         # With other policies than those that played, the next one begins anew.
-        states = self._workers.all_at_once("state") if self._playing is self._crew.policy_map else [None]
+        states = (
+            self._workers.all_at_once("state") if self._playing is self._policy_view.policy_map else [None]
+        )
         whole = None
         if None not in states:
             replaced = self._workers.replaced
@@ -448,18 +441,18 @@ class EvaluationWorkers:
             self._workers.stop()
 
     def _ready(self) -> WorkerGroup:
-        policy_map = self._crew.policy_map
+        policy_map = self._policy_view.policy_map
         if self._workers is None:
             self._workers = WorkerGroup(
-                self._settings, self._headlines, self._seed, self._metrics, self._engine,
+                self._settings, self._policy_sync, self._seed, self._metrics, self._engine,
                 self._settings.num_envs_per_worker, seat=EvalWorkerBootstrap, label="evaluation worker",
                 first=self._first, declared=self._declared,
             )  # fmt: skip
-        elif self._broken_off or policy_map is not self._playing:
+        elif self._interrupted or policy_map is not self._playing:
             self._workers.brief_again()
         else:
             return self._workers
-        self._headlines.told()
+        self._policy_sync.mark_sent()
         self._playing = policy_map
         return self._workers
 

@@ -39,12 +39,6 @@ from menv.workers.convert import to_base_env
 from menv.workers.pipe_channel import SealedValue
 from menv.workers.registered_envs import RemoteEnvSpec
 
-# SEAM menv.algorithms.rollouts.experience
-# Where an algorithm's experience comes from: environments that are stepped, or an input whose clients play.
-#
-# `menv.algorithms.algorithm` calls it when it is built, and for evaluations.
-
-
 Spaces = Mapping[Hashable, gym.Space[Any]]
 _MOST_ENVS = 1_000_000
 
@@ -71,7 +65,7 @@ class WorkerPlacement:
 _DRIVER = WorkerPlacement()
 
 
-def make_experience(config: AlgorithmConfig, place: WorkerPlacement = _DRIVER) -> tuple[Any, BaseEnv]:
+def create_envs(config: AlgorithmConfig, placement: WorkerPlacement = _DRIVER) -> tuple[Any, BaseEnv]:
     """Create the environments of a config, or one worker's share of them.
 
     Returns:
@@ -83,9 +77,9 @@ def make_experience(config: AlgorithmConfig, place: WorkerPlacement = _DRIVER) -
         EnvCrashError: An environment could not be created.
     """
     if config.input is None:
-        make = partial(_make_env, config, place)
+        make = partial(_make_env, config, placement)
         first = make(0)
-        return first, _in_table_form(config, first, make, config.seed, place)
+        return first, _in_table_form(config, first, make, config.seed, placement)
     if not callable(config.input):
         raise ConfigError(
             f"input: {type(config.input).__name__}, expected a function of an InputContext; write lambda ioctx: "
@@ -93,7 +87,7 @@ def make_experience(config: AlgorithmConfig, place: WorkerPlacement = _DRIVER) -
             "learns from episodes that were logged"
         )
     source_of: Callable[..., Any] = checked_creator("input", config.input, "InputContext")
-    stub = None if config.env is None else _make_env(config, place, 0)
+    stub = None if config.env is None else _make_env(config, placement, 0)
     source = source_of(_input_context(config, stub))
     if not isinstance(source, BaseEnv):
         raise ConfigError(
@@ -104,7 +98,7 @@ def make_experience(config: AlgorithmConfig, place: WorkerPlacement = _DRIVER) -
     return (base_env if stub is None else stub), base_env
 
 
-def check_with_input(config: AlgorithmConfig) -> None:
+def check_input_settings(config: AlgorithmConfig) -> None:
     """Refuse settings that cannot work with an `input`, whose clients step their own environments.
 
     Raises:
@@ -139,8 +133,8 @@ def check_evaluable(config: AlgorithmConfig, training_env: Any) -> None:
         )
 
 
-def make_evaluation_experience(
-    config: AlgorithmConfig, training_env: Any, place: WorkerPlacement = _DRIVER
+def create_evaluation_envs(
+    config: AlgorithmConfig, training_env: Any, placement: WorkerPlacement = _DRIVER
 ) -> tuple[Any, BaseEnv]:
     """Create the environments of evaluations, or one worker's share of them.
 
@@ -152,8 +146,8 @@ def make_evaluation_experience(
         EnvCrashError: An environment could not be created.
     """
     check_evaluable(config, training_env)
-    place = replace(place, in_evaluation=True)
-    make = partial(_make_env, config, place)
+    placement = replace(placement, in_evaluation=True)
+    make = partial(_make_env, config, placement)
     env = make(0)
     if env is training_env:
         raise ConfigError(
@@ -161,7 +155,7 @@ def make_evaluation_experience(
             "in the function"
         )
     seed = None if config.seed is None else config.seed + 10_000
-    return env, _in_table_form(config, env, make, seed, place)
+    return env, _in_table_form(config, env, make, seed, placement)
 
 
 def _in_table_form(
@@ -169,10 +163,10 @@ def _in_table_form(
     first: Any,
     make: Callable[[int], Any],
     seed: int | None,
-    place: WorkerPlacement = _DRIVER,
+    placement: WorkerPlacement = _DRIVER,
 ) -> BaseEnv:
     brought = getattr(first, "num_envs", None)
-    first_index = place.first_index(brought if isinstance(brought, int) else config.num_envs_per_worker)
+    first_index = placement.first_index(brought if isinstance(brought, int) else config.num_envs_per_worker)
     settings: dict[str, Any] = {
         "seed": seed, "first_index": first_index,
         "restart_failed_sub_environments": config.restart_failed_sub_environments,
@@ -181,7 +175,8 @@ def _in_table_form(
     if not config.remote_worker_envs:
         return to_base_env(first, make, config.num_envs_per_worker, **settings)
     return to_base_env(
-        first, RemoteEnvSpec(config.env, env_context(config, 0, place), config.log_level), config.num_envs_per_worker,
+        first, RemoteEnvSpec(config.env, env_context(config, 0, placement), config.log_level),
+        config.num_envs_per_worker,
         remote_envs=True, remote_env_batch_wait_ms=config.remote_env_batch_wait_ms, env_timeout=config.env_timeout,
         engine=config.engine, **settings,
     )  # fmt: skip
@@ -199,17 +194,21 @@ def make_fragment_limit(config: AlgorithmConfig, base_env: BaseEnv) -> FragmentL
     return FragmentLimit(length, config.batch_mode, by, lockstep=base_env.lockstep)
 
 
-def env_context(config: AlgorithmConfig, vector_index: int, place: WorkerPlacement = _DRIVER) -> EnvContext:
+def env_context(
+    config: AlgorithmConfig, vector_index: int, placement: WorkerPlacement = _DRIVER
+) -> EnvContext:
     """Return the context of sub-environment number `vector_index`."""
     return EnvContext(
-        dict(config.env_config), worker_index=place.worker_index, vector_index=vector_index,
-        num_workers=config.num_workers, recreated_worker=place.recreated, remote=config.remote_worker_envs,
-        in_evaluation=place.in_evaluation,
+        dict(config.env_config), worker_index=placement.worker_index, vector_index=vector_index,
+        num_workers=config.num_workers, recreated_worker=placement.recreated, remote=config.remote_worker_envs,
+        in_evaluation=placement.in_evaluation,
     )  # fmt: skip
 
 
-def _make_env(config: AlgorithmConfig, place: WorkerPlacement, vector_index: int) -> Any:
-    return make_env(config.env, env_context(config, vector_index, place).copy_with_overrides(remote=False))
+def _make_env(config: AlgorithmConfig, placement: WorkerPlacement, vector_index: int) -> Any:
+    return make_env(
+        config.env, env_context(config, vector_index, placement).copy_with_overrides(remote=False)
+    )
 
 
 def _input_context(config: AlgorithmConfig, stub: Any) -> InputContext:
@@ -244,14 +243,6 @@ def _shared_space(config: AlgorithmConfig, kind: str) -> Any:
     named = policies if isinstance(policies, Mapping) else {}
     spaces = [getattr(PolicySpec.of(policy_id, value), kind) for policy_id, value in named.items()]
     return spaces[0] if spaces and all(space == spaces[0] for space in spaces) else None
-
-
-# SEAM menv.algorithms.rollouts.company
-# The policies as a worker has them, and what it is told of them.
-#
-# `menv.algorithms.worker_group` makes both in the driver; whoever samples or plays in a worker has a company
-# and
-# lets it take the news.
 
 
 class PolicyUpdate(NamedTuple):
@@ -296,38 +287,38 @@ class WorkerPolicies:
     policy_map: PolicyMap
     policies: Mapping[str, Policy]
     groups: list[PolicyGroup]
-    completion: BatchPostprocessor
+    postprocessor: BatchPostprocessor
 
-    def take(self, news: PolicyUpdate, slots: Sequence[int]) -> None:
+    def take(self, update: PolicyUpdate, slots: Sequence[int]) -> None:
         """Let policies be as they are in the driver.
 
         Args:
-            news: Of them.
+            update: Of them.
             slots: On which lives may be lived here that connectors remember; the driver knows nothing of them.
         """
         # Who takes the place of a lost worker has not all whom it is told of, if some were removed since.
-        news = news.of(self.policies)
-        for policy_id, own in news.connectors.items():
+        update = update.of(self.policies)
+        for policy_id, own in update.connectors.items():
             policy = self.policies[policy_id]
             assert isinstance(policy, NetworkPolicy)
             before = policy.networks.connectors[policy.index]
             transfer_lives(before.agent, own.agent, slots)
             policy.networks.connectors[policy.index] = own  # type: ignore[index]
-        for policy_id, weights in news.weights.items():
+        for policy_id, weights in update.weights.items():
             self.policies[policy_id].set_weights(weights)
-        for policy_id, filters in news.filters.items():
-            mine = synced(self.policies[policy_id])
-            for place, theirs in filters:
-                mine[place].sync(theirs)
+        for policy_id, filters in update.filters.items():
+            mine = synced_filters(self.policies[policy_id])
+            for position, theirs in filters:
+                mine[position].sync(theirs)
 
 
-def synced(policy: Policy) -> dict[int, SyncedFilterAgentConnector]:
+def synced_filters(policy: Policy) -> dict[int, SyncedFilterAgentConnector]:
     """Return the filters of a policy whose statistics are merged, by their place among its agent connectors."""
     if not isinstance(policy, NetworkPolicy):
         return {}
     return {
-        place: one
-        for place, one in enumerate(leaf_connectors(policy.agent_connectors))
+        position: one
+        for position, one in enumerate(leaf_connectors(policy.agent_connectors))
         if isinstance(one, SyncedFilterAgentConnector)
     }
 
@@ -359,8 +350,8 @@ class WorkerInit:
     """
 
     settings: SamplingSettings | SealedValue
-    place: WorkerPlacement
-    company: WorkerPolicies
+    placement: WorkerPlacement
+    worker_policies: WorkerPolicies
     seed: int
     declared: Declared
     num_envs: int
@@ -394,13 +385,6 @@ class Fragment(NamedTuple):
     filters: Mapping[str, Sequence[tuple[int, Any]]]
     warnings: Sequence[str]
     timers: Timers
-
-
-# SEAM menv.algorithms.rollouts.stand
-# Where workers stand: what each has done, and checkpoints of a run that was spread over other processes.
-#
-# `menv.algorithms.remote_rollouts` adds the workers up with it; rollouts of one process read a checkpoint of
-# many.
 
 
 Tree = dict[str, Any]
@@ -446,11 +430,11 @@ class WorkerCounters:
         )
 
     @classmethod
-    def sum(cls, stands: Iterable[WorkerCounters]) -> Self:
+    def sum(cls, counters: Iterable[WorkerCounters]) -> Self:
         """Return what several have done together."""
         total = cls()
-        for stand in stands:
-            total.add(stand)
+        for one in counters:
+            total.add(one)
         return total
 
     def add(self, other: WorkerCounters) -> None:
@@ -470,7 +454,7 @@ class WorkerCounters:
         }
 
 
-def joined(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+def joined_state(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the state of a run's samplers as that of one; running episodes of several are broken off."""
     if "workers" not in tree:
         return tree
@@ -488,11 +472,11 @@ def joined(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def spread(tree: Mapping[str, Any], count: int, each: int) -> Mapping[str, Any]:
+def split_state(tree: Mapping[str, Any], count: int, each: int) -> Mapping[str, Any]:
     """Return the state of a run's samplers as that of `count` workers with `each` sub-environments."""
     if "workers" in tree and [len(one["steps"]) for one in tree["workers"]] == [each] * count:
         return tree
-    whole = joined(tree)
+    whole = joined_state(tree)
     steps, begun = whole["steps"], whole["begun"]
     if len(steps) != count * each:
         # Other sub-environments: none may draw the numbers again that any of them has drawn.

@@ -26,20 +26,13 @@ from menv.algorithms.recipe import (
     Recipe,
     Weights,
 )
-from menv.algorithms.torch_runtime import threads, threads_to_learn_with
+from menv.algorithms.torch_threads import threads, threads_to_learn_with
 from menv.callbacks import DefaultCallbacks, overrides
 from menv.errors import ConfigError
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.callback_runner import broken_columns, refuse_broken
-
-# SEAM menv.algorithms.learning.shared_layers
-# Policies that stand on the same hidden layers: which they are, what they share, what they must agree in.
-#
-# A policy joins a group by `model={"shared_layers": name}`. Each has a learner and an optimizer of its own;
-# `menv.algorithms.learners` hands the layers on after each one's steps. Nothing here holds weights.
-
 
 _ALGORITHMS = ("DQN", "PPO")
 _ALONE = 'give it config={"model": {"shared_layers": None}}'
@@ -229,15 +222,15 @@ class Learners:
         self._learners: dict[str, Learner] = {}
         self._seeds: dict[str, int] = {}
         self._warned: set[str] = set()
-        self.told: dict[str, set[str]] = {}
+        self.custom_metrics: dict[str, set[str]] = {}
         self._policies = policies
         self._callbacks = callbacks
         self.env_steps_trained = 0
         self.agent_steps_trained = 0
         for policy_id, config in configs.items():
-            network = self._home(policy_id)[0].network
+            network = self._network_of(policy_id)[0].network
             self.shared.join(policy_id, config, recipes[policy_id], network, policy_map)
-            self.take_over(policy_id)
+            self.copy_shared_layers(policy_id)
 
     def learn(
         self, batch: MultiAgentBatch, env_steps: int, env_per_agent_step: float = 1.0
@@ -267,13 +260,13 @@ class Learners:
             learner = self._learners.get(policy_id) or self._new(built, index, policy_id)
             policy = self._policies[policy_id]
             told = self._tell(policy_id, policy, own)
-            self._catch_up(policy_id, learner)
+            self._follow_policy(policy_id, learner)
             with threads(self._threads_of(built, policy_id)):
                 stats[policy_id] = {**learner.learn(own, env_steps), **_plain(told)}
             self._warn_of_skipped(policy_id, stats[policy_id], own)
             weights = learner.weights()
             policy.set_weights(weights)
-            self._hand_on(policy_id, weights)
+            self._share_layers(policy_id, weights)
             if self.recipes[policy_id].off_policy:
                 rows = int(stats[policy_id]["updates"]) * self.configs[policy_id].rows_of_a_step()
                 replayed += rows
@@ -296,10 +289,10 @@ class Learners:
         self._callbacks.on_learn_on_batch(policy=policy, train_batch=batch, result=told)
         if before is not None:
             refuse_broken(hook, policy_id, batch, before)
-        self.told.setdefault(policy_id, set()).update(told)
+        self.custom_metrics.setdefault(policy_id, set()).update(told)
         return told
 
-    def _catch_up(self, policy_id: str, learner: Learner) -> None:
+    def _follow_policy(self, policy_id: str, learner: Learner) -> None:
         """Let a learner go on from weights that its policy itself was given since it last learned."""
         given = self._policies[policy_id].get_weights()
         own = learner.weights()
@@ -319,10 +312,10 @@ class Learners:
                 stacklevel=2,
             )
 
-    def take_told(self) -> dict[str, set[str]]:
+    def take_custom_metrics(self) -> dict[str, set[str]]:
         """Return `told`, which begins anew: a league has thousands of policies that come and go."""
-        told, self.told = self.told, {}
-        return told
+        names, self.custom_metrics = self.custom_metrics, {}
+        return names
 
     def forget(self, policy_id: str) -> None:
         """Drop the learner of a policy that is removed."""
@@ -337,22 +330,22 @@ class Learners:
         """Let a policy's learner go on from other weights, and the policies that share layers with it as well."""
         if policy_id in self._learners:
             self._learners[policy_id].set_weights(weights)
-        self._hand_on(policy_id, weights)
+        self._share_layers(policy_id, weights)
 
-    def take_over(self, policy_id: str) -> None:
+    def copy_shared_layers(self, policy_id: str) -> None:
         """Give a new policy the layers that its group has."""
         first = next(iter(self.shared.peers(policy_id)), None)
         if first is not None:
-            built, index = self._home(first)
+            built, index = self._network_of(first)
             self._give(policy_id, built.group.backend.get_weights(index))
 
-    def _hand_on(self, policy_id: str, weights: Weights) -> None:
+    def _share_layers(self, policy_id: str, weights: Weights) -> None:
         """Give the layers that a policy shares to the others of its group, their optimizers' moments left alone."""
         for other in self.shared.peers(policy_id):
             self._give(other, weights)
 
     def _give(self, policy_id: str, weights: Weights) -> None:
-        built, index = self._home(policy_id)
+        built, index = self._network_of(policy_id)
         part = {name: weights[name] for name in self.shared.names(policy_id)}
         if policy_id in self._policies:
             # It may have built something from those of before.
@@ -363,7 +356,7 @@ class Learners:
         if policy_id in self._learners:
             cast(SharingLearner, self._learners[policy_id]).take(part)
 
-    def _home(self, policy_id: str) -> tuple[BuiltPolicies, int]:
+    def _network_of(self, policy_id: str) -> tuple[BuiltPolicies, int]:
         built = next(built for built in self.nets if policy_id in built.group.policy_ids)
         return built, built.group.policy_ids.index(policy_id)
 
@@ -410,7 +403,9 @@ class Learners:
         for policy_id, (seed, arrays) in state.items():
             if isinstance(self._policies[policy_id], BringsLearner):
                 continue
-            learner = self._learners.get(policy_id) or self._made(*self._home(policy_id), policy_id, seed)
+            learner = self._learners.get(policy_id) or self._made(
+                *self._network_of(policy_id), policy_id, seed
+            )
             if isinstance(learner, ChecksState):
                 try:
                     learner.check_state(arrays)
@@ -431,7 +426,7 @@ class Learners:
             if isinstance(policy, ReadsLearner):
                 policy.leave_learner()
         for policy_id, (own_seed, arrays) in state.items():
-            learner = self._new(*self._home(policy_id), policy_id, own_seed)
+            learner = self._new(*self._network_of(policy_id), policy_id, own_seed)
             assert isinstance(learner, KeepsState)
             own = {name.removeprefix(_OWN): arrays[name] for name in arrays if name.startswith(_OWN)}
             learner.set_weights({**learner.weights(), **own})

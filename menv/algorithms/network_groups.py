@@ -36,13 +36,6 @@ from menv.sampling.custom_policy_group import CustomPolicyGroup
 from menv.sampling.network_policy_group import NetworkPolicyGroup
 from menv.sampling.policy_group import PolicyGroup
 
-# SEAM menv.algorithms.vacated
-# Vacated: places that removed policies have left among those of their kind, until others may have them.
-#
-# `menv.algorithms.policy_set` keeps one. Agents whose episodes began before a policy was removed go on with
-# it, and are
-# bound to its place by number: here and in workers, to their last row. Which episodes run it is told.
-
 
 @dataclass(slots=True)
 class _FreeSlot:
@@ -68,17 +61,17 @@ class FreePolicySlots:
     def __bool__(self) -> bool:
         return bool(self._places)
 
-    def leave(self, group: PolicyGroup, index: int) -> None:
+    def release(self, group: PolicyGroup, index: int) -> None:
         """Note that the policy number `index` of a group is removed."""
         self._places.append(_FreeSlot(group, index))
 
-    def look(self, running: Iterable[int]) -> None:
+    def update_running(self, running: Iterable[int]) -> None:
         """Take note of the episodes that run between two fragments, when no other row is held than theirs."""
         now = set(running)
         for place in self._places:
             place.named_by = now if place.named_by is None else place.named_by & now
 
-    def take(self, fits: Callable[[PolicyGroup, int], bool]) -> tuple[PolicyGroup, int] | None:
+    def claim(self, fits: Callable[[PolicyGroup, int], bool]) -> tuple[PolicyGroup, int] | None:
         """Return a place that another policy may have, and forget it; None where there is none.
 
         Args:
@@ -114,7 +107,7 @@ class BuiltPolicies:
 
         return "onnx" if isinstance(self.group.backend, OnnxBackend) else "torch"
 
-    def settle(self) -> bool:
+    def check_backend(self) -> bool:
         """Check what runs the networks, the first time; return whether something else runs them now."""
         check, self.check = self.check, None
         other = check() if check else None
@@ -224,7 +217,7 @@ def add_to_groups(
     recipe: Recipe | None,
     seed: int,
     admit: Callable[[NetworkSpec], None],
-    vacated: FreePolicySlots,
+    free_slots: FreePolicySlots,
     main: AlgorithmConfig,
 ) -> list[PolicyGroup]:
     """Add a policy to the networks that it is like, or return a new group of it.
@@ -237,18 +230,18 @@ def add_to_groups(
         recipe: What trains it, likewise.
         seed: Decides the first weights.
         admit: Called with its network before anything changes; may refuse it.
-        vacated: Places of policies that were removed.
+        free_slots: Places of policies that were removed.
         main: The settings of the run.
     """
     if recipe is None or config is None:
-        return _add_own(name, spec, vacated, main)
+        return _add_own(name, spec, free_slots, main)
     network = _network(name, spec, config, recipe)
     admit(network)
     form = _form(spec, config, network)
     weights = first_weights(network, name, config, recipe, seed)
     alike = next((built.group for built in nets if built.form == form), None)
     if alike is not None:
-        left = vacated.take(lambda group, _: group is alike)
+        left = free_slots.claim(lambda group, _: group is alike)
         alike.admit(name, weights, _connectors(spec, config, network), left and left[1])
         return []
     connectors = [_connectors(spec, config, network)]
@@ -257,11 +250,11 @@ def add_to_groups(
 
 
 def _add_own(
-    name: str, spec: PolicySpec, vacated: FreePolicySlots, main: AlgorithmConfig
+    name: str, spec: PolicySpec, free_slots: FreePolicySlots, main: AlgorithmConfig
 ) -> list[PolicyGroup]:
     """Give a policy that a user wrote the place of one that was removed, or return a new group of it."""
     policy = _own_policy(name, spec, main)
-    left = vacated.take(
+    left = free_slots.claim(
         lambda group, place: isinstance(group, CustomPolicyGroup) and group.fits(policy, place, spec)
     )
     if left is None:

@@ -36,14 +36,6 @@ from menv.policy import Policy, check_one_policy
 from menv.serialization import path_given, space_to_json, writing
 from menv.spaces import leaves, paths
 
-# SEAM menv.algorithms.export.onnx_ends
-# What an ONNX file needs around a policy's acting graph: observations to rows before it, env-ready actions
-# behind.
-#
-# `menv.algorithms.onnx_export` and `rllink_graph` call it. The nodes do what `ObsPreprocessor` and
-# `ActionOutput` do; nothing here runs them.
-
-
 Array = npt.NDArray[Any]
 
 ROWS = "rows"
@@ -290,15 +282,6 @@ def _refuse_large_choices(space: gym.Space[Any], name: str) -> None:
 
 def _element(dtype: npt.DTypeLike) -> int:
     return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
-
-
-# SEAM menv.algorithms.export.onnx_steps
-# What connectors do between a policy's preprocessor and its network, as nodes of an ONNX file: filters and
-# frames.
-#
-# `menv.algorithms.onnx_export` calls it. What is before and behind it in a file is in `onnx_ends`; nothing
-# runs
-# here.
 
 
 _KINDS = (MeanStdObservationFilterAgentConnector, FrameStackAgentConnector)

@@ -42,8 +42,7 @@ from menv.sampling.network_policy_group import NetworkPolicyGroup
 from menv.sampling.policy_group import PolicyGroup
 
 if TYPE_CHECKING:
-    from menv.algorithms.algorithm import ExternalClients
-    from menv.algorithms.operation_guard import OperationGuard
+    from menv.algorithms.algorithm import ExternalClients, OperationGuard
     from menv.algorithms.remote_rollouts import WorkerGroupFactory
     from menv.algorithms.rollouts import BatchAccumulator, Rollouts
 
@@ -70,7 +69,7 @@ class PolicySet:
         learners: Who learns.
         completion: Makes fragments ready to be learned from.
         groups: Who answers together.
-        vacated: Places among them that removed policies have left.
+        free_slots: Places among them that removed policies have left.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class PolicySet:
         self._recipe = recipe
         self._seed = seed
         self._callbacks = callbacks
-        self.vacated = FreePolicySlots()
+        self.free_slots = FreePolicySlots()
         specs = self._resolved(policy_map)
         recipes = {
             name: self._recipe_of(name, spec) for name, spec in specs.items() if not spec.answers_itself
@@ -103,7 +102,7 @@ class PolicySet:
             name: _policy_of(found[name], name, spec, seed, nets, configs) for name, spec in specs.items()
         }
         self.learners = Learners(nets, recipes, configs, policy_map, seed, self.policies, callbacks)
-        self.completion = BatchPostprocessor(self.groups, self.policies, recipes, configs, self._joint_obs)
+        self.postprocessor = BatchPostprocessor(self.groups, self.policies, recipes, configs, self._joint_obs)
         freeze(self)
         for name, policy in self.policies.items():
             callbacks.on_create_policy(policy_id=name, policy=policy)
@@ -114,9 +113,9 @@ class PolicySet:
         nets = self.learners.nets
         return {name: one.inference for one in nets for name in one.group.policy_ids if name in self.policies}
 
-    def settle(self) -> bool:
+    def check_backends(self) -> bool:
         """Check what runs the networks, the first time; return whether something else runs some of them now."""
-        settled = [built.settle() for built in self.learners.nets]
+        settled = [built.check_backend() for built in self.learners.nets]
         return any(settled)
 
     def get(self, policy_id: str) -> Policy:
@@ -159,15 +158,23 @@ class PolicySet:
             learners.shared.join(policy_id, config, recipe, network, changed)
 
         added = add_to_groups(
-            learners.nets, policy_id, resolved, config, recipe, self._seed, admit, self.vacated, self._config
+            learners.nets,
+            policy_id,
+            resolved,
+            config,
+            recipe,
+            self._seed,
+            admit,
+            self.free_slots,
+            self._config,
         )
         if recipe is not None and config is not None:
             learners.recipes[policy_id], learners.configs[policy_id] = recipe, config
-            learners.take_over(policy_id)
-        home = _home(policy_id, (*self.groups, *added))
+            learners.copy_shared_layers(policy_id)
+        home = _group_of(policy_id, (*self.groups, *added))
         for built in learners.nets:
             if built.group is home:
-                built.settle()
+                built.check_backend()
         try:
             policy = _policy_of(home, policy_id, resolved, self._seed, learners.nets, learners.configs)
         except Exception:
@@ -179,9 +186,9 @@ class PolicySet:
         self._callbacks.on_create_policy(policy_id=policy_id, policy=self.policies[policy_id])
         return added
 
-    def take_back(self, policy_id: str, added: Iterable[PolicyGroup], before: PolicyMap) -> None:
+    def undo_add(self, policy_id: str, added: Iterable[PolicyGroup], before: PolicyMap) -> None:
         """Undo `add`, which returned these groups and found this policy map."""
-        group = _home(policy_id, self.groups)
+        group = _group_of(policy_id, self.groups)
         for one in added:
             self.groups.remove(one)
         self._withdraw(policy_id, group)
@@ -196,9 +203,9 @@ class PolicySet:
         self._resolved(changed)
         self.learners.shared.check_frozen(changed)
         self.learners.forget(policy_id)
-        self.completion.postprocessing.forget(policy_id)
-        policy, group = self.policies.pop(policy_id), _home(policy_id, self.groups)
-        self.vacated.leave(group, group.policy_ids.index(policy_id))
+        self.postprocessor.postprocessing.forget(policy_id)
+        policy, group = self.policies.pop(policy_id), _group_of(policy_id, self.groups)
+        self.free_slots.release(group, group.policy_ids.index(policy_id))
         if isinstance(policy, NetworkPolicy):
             assert isinstance(policy.networks, NetworkPolicyGroup)
             # Whoever holds the object may go on with it.
@@ -297,9 +304,9 @@ class PolicySet:
     def _withdraw(self, policy_id: str, group: PolicyGroup) -> None:
         learners = self.learners
         learners.forget(policy_id)
-        self.completion.postprocessing.forget(policy_id)
+        self.postprocessor.postprocessing.forget(policy_id)
         if group in self.groups:
-            self.vacated.leave(group, group.policy_ids.index(policy_id))
+            self.free_slots.release(group, group.policy_ids.index(policy_id))
         group.retire(policy_id)
         # A group that was made for it is nobody's.
         learners.nets[:] = [built for built in learners.nets if built.group in self.groups]
@@ -344,7 +351,7 @@ class PolicySet:
         return self._joint
 
 
-def _home(policy_id: str, groups: Iterable[PolicyGroup]) -> PolicyGroup:
+def _group_of(policy_id: str, groups: Iterable[PolicyGroup]) -> PolicyGroup:
     return next(group for group in groups if policy_id in group.policy_ids)
 
 
@@ -374,28 +381,22 @@ def _policy_of(
     return policy
 
 
-# SEAM menv.algorithms.policies
-# The policies of a run as its users meet them: asked for actions, exported, given weights, added and removed.
-#
-# A base class of `menv.algorithms.algorithm.Algorithm`. `menv.algorithms.policy_set` keeps them.
-
-
 class PolicyAccess:
     """What an `Algorithm` can do with its policies."""
 
     config: AlgorithmConfig
     iteration: int
-    _population: PolicySet
+    _policy_set: PolicySet
     _rollouts: Rollouts
-    _workforce: WorkerGroupFactory
-    _gathering: BatchAccumulator
-    _outside: ExternalClients
-    _underway: OperationGuard
+    _worker_factory: WorkerGroupFactory
+    _accumulator: BatchAccumulator
+    _external_clients: ExternalClients
+    _operation_guard: OperationGuard
 
     @property
     def inference(self) -> dict[str, str]:
         """What runs each policy's network, "onnx" or "torch", by policy id."""
-        return self._population.inference
+        return self._policy_set.inference
 
     def get_policy(self, policy_id: str = DEFAULT_POLICY) -> Policy:
         """Return a policy.
@@ -403,7 +404,7 @@ class PolicyAccess:
         Raises:
             ConfigError: There is no such policy.
         """
-        return self._population.get(policy_id)
+        return self._policy_set.get(policy_id)
 
     @old_arguments(observation="obs")
     def compute_single_action(
@@ -436,7 +437,7 @@ class PolicyAccess:
                 f"compute_single_action: explore is {explore!r:.60}, expected True, False or None; "
                 "leave it out to do as config.explore says"
             )
-        self._underway.refuse_others(
+        self._operation_guard.refuse_others(
             "compute_single_action", "ask copy.deepcopy(algo.get_policy(policy_id)), made before"
         )
         policy = self.get_policy(policy_id)
@@ -470,7 +471,7 @@ class PolicyAccess:
 
     def _trained(self, policy_id: str) -> dict[str, Any]:
         """Return how a policy was trained, for whom finds it on a disk."""
-        recipe = self._population.learners.recipes.get(policy_id)
+        recipe = self._policy_set.learners.recipes.get(policy_id)
         return {
             "algorithm": None if recipe is None else recipe.name,
             "env_steps": int(self._rollouts.env_steps),
@@ -479,7 +480,7 @@ class PolicyAccess:
 
     def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """Return copies of the weights of some policies, or of all."""
-        known = self._population.policies
+        known = self._policy_set.policies
         ids = list(known) if policy_ids is None else ids_given("get_weights", policy_ids)
         return {policy_id: dict(weights_of(self.get_policy(policy_id))) for policy_id in ids}
 
@@ -489,8 +490,8 @@ class PolicyAccess:
         Layers that a policy shares (`model={"shared_layers": ...}`) change for its whole group; if several of a group
         are given, the last one's hold.
         """
-        self._population.set_weights(self._population.read_weights(weights))
-        self._outside.publish()
+        self._policy_set.set_weights(self._policy_set.read_weights(weights))
+        self._external_clients.publish()
 
     @spec_by_parts
     def add_policy(
@@ -522,22 +523,22 @@ class PolicyAccess:
             ConfigError: The id exists, a setting is wrong, or the network of `policy` is another one.
             ContractError: The mapping returns an unknown id for a possible agent.
         """
-        with self._rollouts.alone:
-            self._look_who_left()
-            before = self._population.policy_map
+        with self._rollouts.lock:
+            self._update_free_slots()
+            before = self._policy_set.policy_map
             if policy is not None:
                 spec = spec_like(policy_id, spec, policy)
-            added = self._population.add(policy_id, spec, policy_mapping_fn, policies_to_train)
+            added = self._policy_set.add(policy_id, spec, policy_mapping_fn, policies_to_train)
             try:
                 if policy is not None:
-                    self._population.copy(policy, policy_id)
+                    self._policy_set.copy(policy, policy_id)
                 self._rollouts.follow(added)
             except ConfigError:
                 # Its network is another one, or something in it cannot go to the workers.
-                self._population.take_back(policy_id, added, before)
+                self._policy_set.undo_add(policy_id, added, before)
                 raise
-        self._outside.publish()
-        return self._population.get(policy_id)
+        self._external_clients.publish()
+        return self._policy_set.get(policy_id)
 
     def remove_policy(
         self,
@@ -557,18 +558,18 @@ class PolicyAccess:
             ConfigError: There is no such policy, or it is the last one.
             ContractError: The mapping still returns it for a known agent.
         """
-        self._workforce.check_travels(policy_mapping_fn, policies_to_train)
-        with self._rollouts.alone:
-            self._population.remove(policy_id, policy_mapping_fn, policies_to_train)
+        self._worker_factory.check_travels(policy_mapping_fn, policies_to_train)
+        with self._rollouts.lock:
+            self._policy_set.remove(policy_id, policy_mapping_fn, policies_to_train)
             self._rollouts.retire(policy_id)
             self._rollouts.follow()
-            self._gathering.drop(policy_id)
-            self._look_who_left()
-        self._outside.publish()
+            self._accumulator.drop(policy_id)
+            self._update_free_slots()
+        self._external_clients.publish()
 
-    def _look_who_left(self) -> None:
+    def _update_free_slots(self) -> None:
         """Note which episodes may go on with policies that were removed, where that can be known."""
-        vacated = self._population.vacated
-        running = self._rollouts.running_ids() if vacated and self._underway.between else None
+        free_slots = self._policy_set.free_slots
+        running = self._rollouts.running_ids() if free_slots and self._operation_guard.is_idle else None
         if running is not None:
-            vacated.look(running)
+            free_slots.update_running(running)

@@ -77,10 +77,10 @@ class Postprocessing:
         """
         hooked = [name for name in batch if self._hooked(name)]
         if hooked:
-            company = _FragmentPolicies(batch, episodes, beside)
+            fragment = _FragmentPolicies(batch, episodes, beside)
             for name in hooked:
-                before, pieces = broken_columns(batch[name]), company.pieces[name]
-                done = [self._postprocessed(piece, company.of(piece)) for piece in pieces]
+                before, pieces = broken_columns(batch[name]), fragment.pieces[name]
+                done = [self._postprocessed(piece, fragment.of(piece)) for piece in pieces]
                 joined = batch.policy_batches[name] = self._joined(name, pieces, done)
                 refuse_broken("postprocess_trajectory", name, joined, before, pieces)
 
@@ -92,19 +92,19 @@ class Postprocessing:
         own = {name: critic for name, critic in asked.items() if callable(critic)}
         found = {}
         if own:
-            company = _FragmentPolicies(batch, episodes, beside)
+            fragment = _FragmentPolicies(batch, episodes, beside)
             for name, critic in own.items():
                 size = getattr(self._configs[name], "critic_obs_size", 0)
-                parts = [_called(critic, piece, company.of(piece), size) for piece in company.pieces[name]]
+                parts = [_called(critic, piece, fragment.of(piece), size) for piece in fragment.pieces[name]]
                 found[name] = CriticRows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
         everybody = [name for name, critic in asked.items() if critic == "all_agents"]
         if everybody:
             names = (*batch, *(name for name, _ in beside))
             outside = [name for name in names if not isinstance(self._policies[name], NetworkPolicy)]
-            fragment = JointFragment(self._joint(), batch, episodes, outside, beside)
+            joint = JointFragment(self._joint(), batch, episodes, outside, beside)
             for name in everybody:
                 policy = self._policies[name]
-                found[name] = fragment.of(name, policy.observation_space, policy.action_space)
+                found[name] = joint.of(name, policy.observation_space, policy.action_space)
         return found
 
     def _hooked(self, name: str) -> bool:
@@ -223,15 +223,6 @@ def _where(piece: AgentTrajectory) -> str:
     return f"policy {piece.policy_id!r}.postprocess_trajectory, agent {piece.agent_id!r}"
 
 
-# SEAM menv.algorithms.rollouts.completion
-# What a fragment lacks before anybody can learn from it, added where it was sampled, or where it is learned
-# from.
-#
-# `menv.algorithms.rollouts` calls it with each fragment, in this process and in workers. It knows the
-# networks
-# that act, hooks and critics, no learners; a pickled one has what a worker needs of it, and no environment.
-
-
 class BatchPostprocessor:
     """Adds to each policy's rows what its algorithm learns from.
 
@@ -313,7 +304,7 @@ class BatchPostprocessor:
                 batch[policy_id], group.backend, index, self._configs[policy_id], later=later
             )
 
-    def catch_up(self, batch: MultiAgentBatch) -> None:
+    def complete_deferred(self, batch: MultiAgentBatch) -> None:
         """Add what was left for later, with the networks of now."""
         for group, index, policy_id in self._of(batch):
             self._recipes[policy_id].complete(

@@ -173,12 +173,6 @@ def recipe_named(name: str, policy_id: str) -> Recipe:
     return recipe
 
 
-# SEAM menv.algorithms.off_policy_recipe
-# What the recipes of all algorithms have in common that choose by replayed Q-values.
-#
-# `DQNRecipe` and its siblings derive from it and add the network and the learner.
-
-
 class OffPolicyRecipe:
     """First weights, and what a batch lacks."""
 

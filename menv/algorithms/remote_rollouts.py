@@ -20,11 +20,11 @@ import numpy as np
 from menv.adapters.local_envs import CreatedEnvs
 from menv.adapters.validation import Declared, declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.fragments import Fragment, WorkerCounters, check_with_input, make_experience, spread
+from menv.algorithms.fragments import Fragment, WorkerCounters, check_input_settings, create_envs, split_state
 from menv.algorithms.policy_set import PolicySet
 from menv.algorithms.rollouts import LocalRollouts, PolicyView, Rollouts, Tree
-from menv.algorithms.torch_runtime import set_torch_threads
-from menv.algorithms.worker_group import FragmentQueue, PolicySync, WorkerGroup, one_at_a_time
+from menv.algorithms.torch_threads import set_torch_threads
+from menv.algorithms.worker_group import FragmentQueue, PolicySync, WorkerGroup, locked
 from menv.base_env import AgentId, BaseEnv
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError, EnvFaultWarning
@@ -63,7 +63,7 @@ class RemoteRollouts:
     def __init__(
         self,
         config: AlgorithmConfig,
-        crew: PolicyView,
+        policy_view: PolicyView,
         seed: int,
         metrics: Metrics,
         engine: Engine,
@@ -71,16 +71,16 @@ class RemoteRollouts:
         early: Sequence[RemoteActor] = (),
         declared: Declared | None = None,
     ) -> None:
-        self.alone = threading.RLock()
+        self.lock = threading.RLock()
         self._config = config
-        self._crew = crew
+        self._policy_view = policy_view
         self._metrics = metrics
         self._engine = engine
         self._each = num_envs
-        self._headlines = PolicySync(crew)
+        self._policy_sync = PolicySync(policy_view)
         self._workers = WorkerGroup(
             config,
-            self._headlines,
+            self._policy_sync,
             seed,
             metrics,
             engine,
@@ -90,14 +90,14 @@ class RemoteRollouts:
             leaves_out=True,
         )
         # What workers have done that were there before a checkpoint.
-        self._gone = WorkerCounters()
+        self._past_counters = WorkerCounters()
         self._unrolls = 0
         self._warned: set[str] = set()
         # Whether workers were told to begin and nobody has taken what they sample.
         self._begun = False
         # Whether a fragment of each has come and none has been taken.
         self._prepared = False
-        self.taking = Interrupts(lambda: None)
+        self.uninterrupted = Interrupts(lambda: None)
         # Whether some workers do not know yet which policies there are.
         self._behind = False
         self.staleness: list[Column] = []
@@ -141,8 +141,8 @@ class RemoteRollouts:
     @property
     def _total(self) -> WorkerCounters:
         """What all workers have done, those that are gone too."""
-        each = ((inbox.gone, inbox.stand) for inbox in self._workers.inboxes)
-        return WorkerCounters.sum((self._gone, *chain.from_iterable(each)))
+        each = ((queue.past_counters, queue.counters) for queue in self._workers.queues)
+        return WorkerCounters.sum((self._past_counters, *chain.from_iterable(each)))
 
     def begin(self) -> None:
         """Let workers that may run ahead sample what comes first, while this process gets ready to learn."""
@@ -151,33 +151,33 @@ class RemoteRollouts:
             for index in range(len(self._workers)):
                 self._workers.ask(index, times=1 + self._workers.ahead)
 
-    @one_at_a_time
+    @locked
     def prepare(self) -> None:
         """Wait until every worker's fragment has come, and ask for those that may be sampled ahead of time.
 
         Raises:
             WorkerLostError: Workers are lost again and again.
         """
-        self._catch_up()
+        self._follow_again()
         absent = self._workers.absent
-        if self._prepared and all(inbox or i in absent for i, inbox in enumerate(self._workers.inboxes)):
+        if self._prepared and all(queue or i in absent for i, queue in enumerate(self._workers.queues)):
             return
-        news = self._headlines.news()
-        self._workers.told.clear()
+        update = self._policy_sync.next_update()
+        self._workers.updated.clear()
         try:
             parcel = None
-            if not news.empty:
-                parcel = self._engine.put(news)
-                self.take_back()
+            if not update.empty:
+                parcel = self._engine.put(update)
+                self.discard_prefetched()
             self._begun = False
             self._workers.prepare(parcel)
         finally:
             # It could not be sent, somebody was interrupted, or a fragment is still due that was asked for before.
-            if len(self._workers.told | self._workers.absent) < len(self._workers):
-                self._headlines.untold(news)
+            if len(self._workers.updated | self._workers.absent) < len(self._workers):
+                self._policy_sync.mark_unsent(update)
         self._prepared = True
 
-    @one_at_a_time
+    @locked
     def sample(self) -> MultiAgentBatch:
         """Return the fragments of all workers as one; see `Rollouts.sample`.
 
@@ -187,69 +187,76 @@ class RemoteRollouts:
         self.prepare()
         self._prepared = False
         return self._together(
-            {index: inbox.take() for index, inbox in enumerate(self._workers.inboxes) if inbox}
+            {index: queue.take() for index, queue in enumerate(self._workers.queues) if queue}
         )
 
-    @one_at_a_time
+    @locked
     def follow(self, added: Sequence[PolicyGroup] = ()) -> None:
         self._behind = True
-        self.take_back()
-        parcel = self._engine.put(self._headlines.company())
+        self.discard_prefetched()
+        parcel = self._engine.put(self._policy_sync.worker_policies())
         self._workers.sure_of_all("follow", parcel=parcel)
-        self._headlines.told()
+        self._policy_sync.mark_sent()
         self._behind = False
 
-    @one_at_a_time
+    @locked
     def retire(self, policy_id: str) -> None:
-        for group in self._crew.groups:
+        for group in self._policy_view.groups:
             if policy_id in group.policy_ids:
                 group.retire(policy_id)
         self._behind = True
-        self.take_back()
-        for index, inbox in enumerate(self._workers.inboxes):
+        self.discard_prefetched()
+        for index, queue in enumerate(self._workers.queues):
             # What they were asked for before is of the policy that goes.
             self._workers.fetch(index)
-            inbox.drop(policy_id)
+            queue.drop(policy_id)
 
-    @one_at_a_time
+    @locked
     def running_ids(self) -> set[int] | None:
-        self._catch_up()
-        self.take_back()
+        self._follow_again()
+        self.discard_prefetched()
         found = self._workers.sure_of_all("running_ids")
         return None if None in found else set().union(*found)
 
-    @one_at_a_time
+    @locked
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
-        self._catch_up()
+        self._follow_again()
         return list(chain.from_iterable(self._workers.sure_of_all("call_envs", method, args)))
 
-    @one_at_a_time
+    @locked
     def state(self) -> Tree:
         """Return the state of the episodes, without fragments that were sampled ahead of time."""
-        self._catch_up()
-        self.take_back()
+        self._follow_again()
+        self.discard_prefetched()
         states = self._workers.sure_of_all("state")
-        gone = WorkerCounters.sum((self._gone, *(inbox.before for inbox in self._workers.inboxes)))
+        past_counters = WorkerCounters.sum(
+            (self._past_counters, *(queue.before for queue in self._workers.queues))
+        )
         absent = self._workers.absent
         replaced = [times for index, times in enumerate(self._workers.replaced) if index not in absent]
-        return {"workers": states, "gone": gone.state(), "pieces": self._unrolls, "replaced": replaced}
+        return {
+            "workers": states,
+            "gone": past_counters.state(),
+            "pieces": self._unrolls,
+            "replaced": replaced,
+        }
 
-    @one_at_a_time
-    def check_begins_again(self) -> None:
-        self.take_back()
+    @locked
+    def check_restartable(self) -> None:
+        self.discard_prefetched()
         for index in range(len(self._workers)):
-            self._workers.sure(index, "check_begins_again")
+            self._workers.sure(index, "check_restartable")
 
-    @one_at_a_time
-    def begin_again(self, seed: int) -> None:
-        self.take_back()
-        self._gone = WorkerCounters()
-        self._workers.begin_again(seed)
+    @locked
+    def restart(self, seed: int) -> None:
+        self.discard_prefetched()
+        self._past_counters = WorkerCounters()
+        self._workers.restart(seed)
 
-    @one_at_a_time
+    @locked
     def resume(self, tree: Mapping[str, Any]) -> int:
-        tree = spread(tree, len(self._workers), self._each)
-        self._gone, self._unrolls = WorkerCounters.of(tree["gone"]), tree["pieces"]
+        tree = split_state(tree, len(self._workers), self._each)
+        self._past_counters, self._unrolls = WorkerCounters.of(tree["gone"]), tree["pieces"]
         # States of another layout do not have it.
         self._workers.stand_in(tree.get("replaced", [0] * len(self._workers)))
         lost = 0
@@ -257,24 +264,24 @@ class RemoteRollouts:
         for index, state in enumerate(tree["workers"]):
             lost += int(self._workers.sure(index, "resume", state) or 0)
             # A new one: of those that were lost before this answer nothing is left that counts.
-            inbox = self._workers.inboxes[index] = FragmentQueue()
-            inbox.stand = WorkerCounters.of(state)
-            inbox.running = inbox.stand.running
+            queue = self._workers.queues[index] = FragmentQueue()
+            queue.counters = WorkerCounters.of(state)
+            queue.running = queue.counters.running
             if index in self._workers.absent:
-                lost += inbox.running
+                lost += queue.running
                 self._workers.begins_anew(index)
         return lost
 
     def stop(self) -> None:
         self._workers.stop()
 
-    def take_back(self) -> None:
+    def discard_prefetched(self) -> None:
         """Make workers anew that began with policies that have changed before anybody took what they sampled."""
         if self._begun:
             self._begun = False
             self._workers.renew()
 
-    def _catch_up(self) -> None:
+    def _follow_again(self) -> None:
         """Tell workers of the policies that there are, if somebody was interrupted in that."""
         if self._behind:
             self.follow()
@@ -283,13 +290,13 @@ class RemoteRollouts:
         for index, fragment in fragments.items():
             self._metrics.absorb(fragment.metrics)
             self.timers.add(fragment.timers)
-            self._headlines.absorb(fragment.filters)
+            self._policy_sync.merge_filters(fragment.filters)
             self._warn(fragment.warnings)
             for batch in fragment.batch.policy_batches.values():
                 batch.segments.env_id = batch.segments.env_id + index * self._each
         batches = [fragment.batch for fragment in fragments.values()]
         found = MultiAgentBatch.concat_samples(batches) if len(batches) > 1 else _own(batches[0])
-        order = [name for name in self._crew.policy_map.specs if name in found]
+        order = [name for name in self._policy_view.policy_map.specs if name in found]
         for name in order:
             pieces = found[name].segments
             pieces.unroll_id = np.arange(self._unrolls, self._unrolls + len(pieces.lengths))
@@ -299,7 +306,7 @@ class RemoteRollouts:
         if self._config.overlap:
             # Workers left what gets better: these networks have learned since the rows were sampled.
             before = perf_counter()
-            self._crew.completion.catch_up(together)
+            self._policy_view.postprocessor.complete_deferred(together)
             self.timers.complete += perf_counter() - before
         return together
 
@@ -307,7 +314,7 @@ class RemoteRollouts:
         if self._workers.ahead:
             # None at all where all that was sampled ahead is of a policy that was removed.
             for rows in batch.policy_batches.values():
-                self.staleness.append(self._headlines.version - rows[SampleBatch.WEIGHTS_SEQ_NO])
+                self.staleness.append(self._policy_sync.version - rows[SampleBatch.WEIGHTS_SEQ_NO])
 
     def _warn(self, lines: Sequence[str]) -> None:
         for line in lines:
@@ -319,12 +326,6 @@ class RemoteRollouts:
 def _own(batch: MultiAgentBatch) -> MultiAgentBatch:
     columns = [column for rows in batch.policy_batches.values() for column in rows.stored().values()]
     return batch if all(column.flags.writeable for column in columns) else batch.copy()
-
-
-# SEAM menv.algorithms.rollouts.workforce
-# Who samples for an algorithm: this process, or workers.
-#
-# `menv.algorithms.algorithm` has one. It knows how many there are and what they run on, not what they do.
 
 
 class WorkerGroupFactory:
@@ -363,9 +364,9 @@ class WorkerGroupFactory:
         """
         config = self._config
         if config.input is not None:
-            check_with_input(config)
+            check_input_settings(config)
         if not config.num_workers:
-            return make_experience(config)
+            return create_envs(config)
         agents = _agents_of(config)
         if agents is not None:
             stub = _NotCreated(agents)
@@ -373,7 +374,7 @@ class WorkerGroupFactory:
             self._declared = {name: space for name, space in given.items() if isinstance(space, gym.Space)}
             return stub, to_base_env(stub)
         near = replace(config, num_envs_per_worker=1, remote_worker_envs=False, remote_env_batch_wait_ms=0)
-        first, base_env = make_experience(near)
+        first, base_env = create_envs(near)
         if base_env.external:
             base_env.stop()
             raise ConfigError(
@@ -386,7 +387,7 @@ class WorkerGroupFactory:
     def rollouts(
         self,
         base_env: BaseEnv,
-        population: PolicySet,
+        policy_set: PolicySet,
         callbacks: DefaultCallbacks,
         seed: int,
         metrics: Metrics,
@@ -395,22 +396,22 @@ class WorkerGroupFactory:
 
         Args:
             base_env: The environments of this process.
-            population: The policies.
+            policy_set: The policies.
             callbacks: Told about episodes, if it is this process that samples.
             seed: Key of every random draw.
             metrics: Where episodes are recorded.
         """
         config = self._config
         if not (config.num_workers and config.overlap):
-            self._prepare_torch(population)
+            self._prepare_torch(policy_set)
         if not config.num_workers:
-            return LocalRollouts(config, base_env, population, callbacks, seed, metrics)
-        workers = self._workers = self._new_workers(base_env, population, seed, metrics)
+            return LocalRollouts(config, base_env, policy_set, callbacks, seed, metrics)
+        workers = self._workers = self._new_workers(base_env, policy_set, seed, metrics)
         if config.overlap:
             # Importing torch takes a second; workers that may run ahead have begun by then.
             workers.begin()
-            if self._prepare_torch(population):
-                workers.take_back()
+            if self._prepare_torch(policy_set):
+                workers.discard_prefetched()
         return workers
 
     def check_travels(self, mapping_fn: Any, to_train: Any) -> None:
@@ -444,21 +445,19 @@ class WorkerGroupFactory:
             }
         return told
 
-    def _prepare_torch(self, population: PolicySet) -> bool:
+    def _prepare_torch(self, policy_set: PolicySet) -> bool:
         """Import torch and check what runs the networks; return whether something else runs some of them now."""
         set_torch_threads(self._config.torch_threads)
-        return population.settle()
+        return policy_set.check_backends()
 
     def _new_workers(
-        self, base_env: BaseEnv, population: PolicySet, seed: int, metrics: Metrics
+        self, base_env: BaseEnv, policy_set: PolicySet, seed: int, metrics: Metrics
     ) -> RemoteRollouts:
-        pass  # moved
-
         assert self._engine is not None
         # A BaseEnv or a vectorised environment brings as many as it has.
         own = 0 if isinstance(base_env, CreatedEnvs) else base_env.num_envs
         return RemoteRollouts(
-            self._config, population, seed, metrics, self._engine,
+            self._config, policy_set, seed, metrics, self._engine,
             own or self._config.num_envs_per_worker, self._seats, self._declared,
         )  # fmt: skip
 

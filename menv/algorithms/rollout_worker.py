@@ -21,8 +21,8 @@ from menv.algorithms.fragments import (
     PolicyUpdate,
     WorkerInit,
     WorkerPolicies,
-    make_experience,
-    synced,
+    create_envs,
+    synced_filters,
 )
 from menv.algorithms.rollouts import LocalRollouts, Tree, freeze
 from menv.callbacks import overrides, read_callbacks
@@ -46,13 +46,13 @@ class WorkerSlot(ABC):
 
         self._worker: Any = None
 
-    def take(self, plan: WorkerInit) -> None:
+    def take(self, worker_init: WorkerInit) -> None:
         """Create the worker, in the place of the one that is here."""
         self.stop()
-        self._worker = self._made(plan)
+        self._worker = self._made(worker_init)
 
     @abstractmethod
-    def _made(self, plan: WorkerInit) -> Any:
+    def _made(self, worker_init: WorkerInit) -> Any:
         """Return a worker."""
 
     def __getattr__(self, name: str) -> Any:
@@ -67,8 +67,8 @@ class WorkerSlot(ABC):
 class WorkerBootstrap(WorkerSlot):
     """A place for one that samples."""
 
-    def _made(self, plan: WorkerInit) -> RolloutWorker:
-        return RolloutWorker(plan)
+    def _made(self, worker_init: WorkerInit) -> RolloutWorker:
+        return RolloutWorker(worker_init)
 
 
 class RolloutWorker:
@@ -78,51 +78,59 @@ class RolloutWorker:
         plan: All that it needs to know.
     """
 
-    def __init__(self, plan: WorkerInit) -> None:
-        config = opened(plan)
-        self._company = plan.company
+    def __init__(self, worker_init: WorkerInit) -> None:
+        config = open_settings(worker_init)
+        self._worker_policies = worker_init.worker_policies
         self._metrics = Metrics(0)
         # Environments in processes of their own are watched from here.
         seconds = None if config.remote_worker_envs else config.env_timeout
         if config.seed is not None:
-            rng.seed_process(plan.seed, plan.place.worker_index)
+            rng.seed_process(worker_init.seed, worker_init.placement.worker_index)
         with limited(creation_limit(seconds)):
-            first, base_env = make_experience(config, plan.place)
-        check_worker(f"worker {plan.place.worker_index}", base_env, first, plan.declared, plan.num_envs)
+            first, base_env = create_envs(config, worker_init.placement)
+        check_worker(
+            f"worker {worker_init.placement.worker_index}",
+            base_env,
+            first,
+            worker_init.declared,
+            worker_init.num_envs,
+        )
         callbacks = read_callbacks(config["callbacks"])
         self._rollouts = LocalRollouts(
             config,
             base_env,
-            plan.company,
+            worker_init.worker_policies,
             callbacks,
-            plan.seed,
+            worker_init.seed,
             self._metrics,
-            plan.place,
+            worker_init.placement,
         )
         # Who looks at batches here sees them whole.
         looked_at = any(overrides(callbacks, hook) for hook in ("on_postprocess_trajectory", "on_sample_end"))
         self._rollouts.later = config.overlap and not looked_at
         self._rollouts.guard = Watchdog(seconds, self._progress)
 
-    def sample(self, weights_seq_no: int | None, explore: bool, news: PolicyUpdate | None = None) -> Fragment:
+    def sample(
+        self, weights_seq_no: int | None, explore: bool, update: PolicyUpdate | None = None
+    ) -> Fragment:
         """Return one fragment.
 
         Args:
             weights_seq_no: Number of the weights that act, which the rows shall tell; None if they shall not.
             explore: Whether actions are drawn.
-            news: What has changed of the policies.
+            update: What has changed of the policies.
         """
-        if news is not None:
-            self._company.take(news, range(self._rollouts.sampler.slots_used))
+        if update is not None:
+            self._worker_policies.take(update, range(self._rollouts.sampler.slots_used))
         # What has come with a filter from a process that handed on nothing is in its statistics already.
-        for policy in self._company.policies.values():
-            for one in synced(policy).values():
+        for policy in self._worker_policies.policies.values():
+            for one in synced_filters(policy).values():
                 one.reset_state()
         rollouts = self._rollouts
-        for group in self._company.groups:
+        for group in self._worker_policies.groups:
             group.weights_seq_no = weights_seq_no
         rollouts.sampler.explore = explore
-        with heard() as faults:
+        with collect_warnings() as faults:
             batch = rollouts.sample()
         return Fragment(
             batch, rollouts.env_steps, rollouts.agent_steps, rollouts.digest.state(), rollouts.left_out,
@@ -130,16 +138,18 @@ class RolloutWorker:
             rollouts.timers.take(),
         )  # fmt: skip
 
-    def follow(self, company: WorkerPolicies) -> None:
+    def follow(self, worker_policies: WorkerPolicies) -> None:
         """Go on with the policies that there are now; episodes that run keep theirs."""
-        own = self._company
-        added = company.groups[len(own.groups) :]
-        for mine, newer in zip(own.groups, company.groups, strict=False):
+        own = self._worker_policies
+        added = worker_policies.groups[len(own.groups) :]
+        for mine, newer in zip(own.groups, worker_policies.groups, strict=False):
             mine.update_policies(newer)
         groups = [*own.groups, *added]
         # The newer policies stand on newer copies of the groups; those that are here know what runs.
-        home: dict[int, Any] = {id(newer): mine for newer, mine in zip(company.groups, groups, strict=True)}
-        policies = dict(company.policies)
+        home: dict[int, Any] = {
+            id(newer): mine for newer, mine in zip(worker_policies.groups, groups, strict=True)
+        }
+        policies = dict(worker_policies.policies)
         for policy in policies.values():
             if isinstance(policy, NetworkPolicy):
                 policy.networks = home[id(policy.networks)]
@@ -147,8 +157,8 @@ class RolloutWorker:
             if isinstance(group, CustomPolicyGroup):
                 known = dict(zip(group.policy_ids, group.policies, strict=True))
                 policies |= {name: policy for name, policy in known.items() if name in policies}
-        own.completion = company.completion.over(groups, policies, own.completion.left_out)
-        own.policy_map, own.policies = company.policy_map, policies
+        own.postprocessor = worker_policies.postprocessor.over(groups, policies, own.postprocessor.left_out)
+        own.policy_map, own.policies = worker_policies.policy_map, policies
         freeze(own)
         self._rollouts.sampler.policies = policies
         self._rollouts.follow(added)
@@ -166,14 +176,14 @@ class RolloutWorker:
         """Return where the sampler stands."""
         return self._rollouts.state()
 
-    def check_begins_again(self) -> None:
+    def check_restartable(self) -> None:
         """Refuse environments that cannot begin again."""
-        self._rollouts.check_begins_again()
+        self._rollouts.check_restartable()
 
-    def begin_again(self, seed: int) -> None:
+    def restart(self, seed: int) -> None:
         """Forget everything that was sampled."""
         self._metrics.take()
-        self._rollouts.begin_again(seed)
+        self._rollouts.restart(seed)
 
     def resume(self, tree: Mapping[str, Any]) -> int:
         """Go on from what `state` returned."""
@@ -189,27 +199,31 @@ class RolloutWorker:
 
     def _seen(self) -> Filters:
         found: Filters = {}
-        for policy_id, policy in self._company.policies.items():
-            for place, one in synced(policy).items():
+        for policy_id, policy in self._worker_policies.policies.items():
+            for position, one in synced_filters(policy).items():
                 if one.is_training:
-                    found.setdefault(policy_id, []).append((place, one.as_serializable()))
+                    found.setdefault(policy_id, []).append((position, one.as_serializable()))
                     one.reset_state()
         return found
 
 
-def opened(plan: WorkerInit) -> AlgorithmConfig:
+def open_settings(worker_init: WorkerInit) -> AlgorithmConfig:
     """Return the settings of a plan; names of environments mean here by then what they mean in the driver."""
-    settings = plan.settings.opened() if isinstance(plan.settings, SealedValue) else plan.settings
+    settings = (
+        worker_init.settings.opened()
+        if isinstance(worker_init.settings, SealedValue)
+        else worker_init.settings
+    )
     config = settings.config
-    if plan.place.recreated and config.seed is not None:
-        config = replace(config, seed=plan.seed)
+    if worker_init.placement.recreated and config.seed is not None:
+        config = replace(config, seed=worker_init.seed)
     set_log_level(config.log_level)
     settings.known.tell()
     return config
 
 
 @contextmanager
-def heard() -> Iterator[list[str]]:
+def collect_warnings() -> Iterator[list[str]]:
     """Keep warnings of faults, which the driver shows; others are shown as ever, each once."""
     faults: list[str] = []
     show = warnings.showwarning

@@ -16,7 +16,7 @@ from menv import rng
 from menv.adapters.local_envs import CreatedEnvs
 from menv.adapters.lockstep import LockstepEnvs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.fragments import WorkerPlacement, env_context, joined, make_fragment_limit
+from menv.algorithms.fragments import WorkerPlacement, env_context, joined_state, make_fragment_limit
 from menv.algorithms.postprocessing import BatchPostprocessor
 from menv.base_env import BaseEnv
 from menv.callbacks import DefaultCallbacks
@@ -51,16 +51,16 @@ class PolicyView(Protocol):
         """Who answers together."""
 
     @property
-    def completion(self) -> BatchPostprocessor:
+    def postprocessor(self) -> BatchPostprocessor:
         """Makes fragments ready to be learned from."""
 
 
-def freeze(crew: PolicyView) -> None:
+def freeze(policy_view: PolicyView) -> None:
     """Let connectors learn from what policies see that are trained, and from nothing else."""
-    for name, policy in crew.policies.items():
+    for name, policy in policy_view.policies.items():
         if isinstance(policy, NetworkPolicy):
             pipeline = policy.agent_connectors
-            (pipeline.in_eval if crew.policy_map.is_frozen(name) else pipeline.in_training)()
+            (pipeline.in_eval if policy_view.policy_map.is_frozen(name) else pipeline.in_training)()
 
 
 class Rollouts(Protocol):
@@ -73,7 +73,7 @@ class Rollouts(Protocol):
     """
 
     @property
-    def alone(self) -> AbstractContextManager[Any]:
+    def lock(self) -> AbstractContextManager[Any]:
         """Is entered by who samples, learns or changes the policies, so that no other thread does so meanwhile."""
 
     @property
@@ -105,7 +105,7 @@ class Rollouts(Protocol):
         """Where the time of sampling goes; workers' seconds add up."""
 
     @property
-    def taking(self) -> AbstractContextManager[Any]:
+    def uninterrupted(self) -> AbstractContextManager[Any]:
         """A context around `sample` and the note of its fragment, in which Ctrl-C waits so that none is lost."""
 
     def prepare(self) -> None:
@@ -129,10 +129,10 @@ class Rollouts(Protocol):
     def state(self) -> Tree:
         """Return where the samplers stand; see `Sampler.state`."""
 
-    def check_begins_again(self) -> None:
+    def check_restartable(self) -> None:
         """Refuse environments that cannot begin again."""
 
-    def begin_again(self, seed: int) -> None:
+    def restart(self, seed: int) -> None:
         """Forget everything that was sampled, and stand at the beginning."""
 
     def resume(self, tree: Mapping[str, Any]) -> int:
@@ -165,26 +165,26 @@ class LocalRollouts:
         self,
         config: AlgorithmConfig,
         base_env: BaseEnv,
-        crew: PolicyView,
+        policy_view: PolicyView,
         callbacks: DefaultCallbacks,
         seed: int,
         metrics: Metrics,
-        place: WorkerPlacement | None = None,
+        placement: WorkerPlacement | None = None,
     ) -> None:
         self._config = config
-        self._crew = crew
+        self._policy_view = policy_view
         self._callbacks = callbacks
         self._seed = seed
         self._metrics = metrics
-        self._place = place or WorkerPlacement()
+        self._placement = placement or WorkerPlacement()
         self.base_env = base_env
         self.guard: AbstractContextManager[Any] = nullcontext()
-        self.alone = threading.RLock()
-        self.taking: AbstractContextManager[Any] = nullcontext()
+        self.lock = threading.RLock()
+        self.uninterrupted: AbstractContextManager[Any] = nullcontext()
         self._sampling = False
         self.later = False
         # Whether an exception has left the sampler in the midst of a fragment.
-        self._broken_off = False
+        self._interrupted = False
         self.sampler = self._new_sampler()
         for index, env in enumerate(base_env.get_sub_environments()):
             self._tell_env_created(index, env)
@@ -209,7 +209,7 @@ class LocalRollouts:
 
     @property
     def left_out(self) -> int:
-        return self._crew.completion.left_out
+        return self._policy_view.postprocessor.left_out
 
     @property
     def num_envs(self) -> int:
@@ -237,12 +237,14 @@ class LocalRollouts:
                 "threads cannot begin one meanwhile: call it after train() or sample()"
             )
         # Who calls an external environment may be who changes the policies: waiting for each other, both would wait.
-        with nullcontext() if self.base_env.external else self.alone:
+        with nullcontext() if self.base_env.external else self.lock:
             try:
                 self._sampling = True
-                self._mend()
+                self._recover()
                 batch, sampler, before = self._fragment(), self.sampler, perf_counter()
-                self._crew.completion.complete(batch, sampler.episodes, sampler.untrained, later=self.later)
+                self._policy_view.postprocessor.complete(
+                    batch, sampler.episodes, sampler.untrained, later=self.later
+                )
                 sampler.timers.complete += perf_counter() - before
                 sampler.finish(batch)
             finally:
@@ -257,12 +259,12 @@ class LocalRollouts:
             except BaseException:
                 # Somebody else's environment goes on where it is.
                 if isinstance(self.base_env, CreatedEnvs | LockstepEnvs):
-                    self._broken_off, self.sampler.agent_steps = True, agent_steps
+                    self._interrupted, self.sampler.agent_steps = True, agent_steps
                 raise
 
     def follow(self, added: Sequence[PolicyGroup] = ()) -> None:
-        self.sampler.change_policies(self._crew.policy_map, added)
-        if self._crew.completion.postprocessing.wanted:
+        self.sampler.change_policies(self._policy_view.policy_map, added)
+        if self._policy_view.postprocessor.postprocessing.wanted:
             self.sampler.keep_episodes()
 
     def retire(self, policy_id: str) -> None:
@@ -271,7 +273,7 @@ class LocalRollouts:
     def running_ids(self) -> set[int] | None:
         self.sampler.leave_vector_loop()
         # Clients may name policies that were removed.
-        if self.base_env.external or not all(group.buffer.closed for group in self._crew.groups):
+        if self.base_env.external or not all(group.buffer.closed for group in self._policy_view.groups):
             return None
         return {episode.episode_id for episode in self.sampler.running.values()}
 
@@ -281,10 +283,10 @@ class LocalRollouts:
             return [self.base_env.call(env_id, method, *args) for env_id in env_ids]
 
     def state(self) -> Tree:
-        self._mend()
+        self._recover()
         return self.sampler.state()
 
-    def check_begins_again(self) -> None:
+    def check_restartable(self) -> None:
         """Refuse environments that cannot start again.
 
         Raises:
@@ -296,51 +298,51 @@ class LocalRollouts:
                 "load the checkpoint with from_checkpoint"
             )
 
-    def begin_again(self, seed: int) -> None:
-        self.check_begins_again()
+    def restart(self, seed: int) -> None:
+        self.check_restartable()
         self._seed = seed
-        self._broken_off = False
-        for group in self._crew.groups:
+        self._interrupted = False
+        for group in self._policy_view.groups:
             group.reset_buffer()
         self.sampler = self._new_sampler()
 
     def resume(self, tree: Mapping[str, Any]) -> int:
-        tree = joined(tree)
+        tree = joined_state(tree)
         if self._config.seed is not None:
             # Environments do not draw the numbers again that they have drawn since the start.
-            rng.seed_process(self._seed, self._place.worker_index, tree["env_steps"])
+            rng.seed_process(self._seed, self._placement.worker_index, tree["env_steps"])
         with self.guard:
             return self.sampler.resume(tree)
 
     def stop(self) -> None:
         self.base_env.stop()
 
-    def _mend(self) -> None:
-        if not self._broken_off:
+    def _recover(self) -> None:
+        if not self._interrupted:
             return
         before = self.sampler
         left = before.state_without_episodes()
         try:
-            self.begin_again(self._seed)
+            self.restart(self._seed)
             self.sampler.explore = before.explore
             lost = self.resume(left)
         except BaseException:
             # What has been counted is in the sampler of before alone.
-            self.sampler, self._broken_off = before, True
+            self.sampler, self._interrupted = before, True
             raise
         self._metrics.episodes_not_resumed += lost
 
     def _new_sampler(self) -> Sampler:
-        config, crew, place = self._config, self._crew, self._place
+        config, policy_view, placement = self._config, self._policy_view, self._placement
         sampler = Sampler(
-            self.base_env, crew.policy_map, crew.groups, make_fragment_limit(config, self.base_env),
-            metrics=self._metrics, seed=self._seed, worker_index=place.worker_index,
-            num_workers=config.num_workers, first_index=place.first_index(self.base_env.num_envs),
+            self.base_env, policy_view.policy_map, policy_view.groups, make_fragment_limit(config, self.base_env),
+            metrics=self._metrics, seed=self._seed, worker_index=placement.worker_index,
+            num_workers=config.num_workers, first_index=placement.first_index(self.base_env.num_envs),
             observation_fn=config.multiagent.observation_fn, callbacks=self._callbacks,
         )  # fmt: skip
         sampler.explore = config.explore
-        sampler.policies = crew.policies
-        if crew.completion.postprocessing.wanted:
+        sampler.policies = policy_view.policies
+        if policy_view.postprocessor.postprocessing.wanted:
             sampler.keep_episodes()
         return sampler
 
@@ -348,17 +350,9 @@ class LocalRollouts:
         self._callbacks.on_sub_environment_created(
             worker=self.sampler,
             sub_environment=env,
-            env_context=env_context(self._config, index, self._place),
+            env_context=env_context(self._config, index, self._placement),
             env_index=index,
         )
-
-
-# SEAM menv.algorithms.rollouts.gathering
-# Gathering: fragments become train batches, as many of them as the learners want at once.
-#
-# `menv.algorithms.algorithm` has one and asks it for batches. What there is of a batch that is not full is
-# part of a
-# checkpoint. It knows no learners.
 
 
 class BatchAccumulator:
@@ -388,7 +382,7 @@ class BatchAccumulator:
         taken = sum(steps for _, steps in fragments)
         while not fragments or taken < size:
             rollouts.prepare()
-            with rollouts.taking:
+            with rollouts.uninterrupted:
                 before = rollouts.agent_steps
                 batch = sample()
                 if rollouts.idle:

@@ -38,13 +38,6 @@ from menv.inference.backend import (
     portions,
 )
 
-# SEAM menv.algorithms.epsilon_greedy
-# Choosing by Q-values: the best choice, but for a share epsilon of uniformly drawn legal ones.
-#
-# The torch acting back-end calls it; `networks.graph_tails` holds the same as a graph. Several components of
-# a row
-# choose apart from each other. Nothing here knows where Q-values or epsilon come from.
-
 
 def best_actions(head: ActionHead, q_values: Tensor) -> Tensor:
     """Return [N, *head.action_shape] the choices of the highest worth.

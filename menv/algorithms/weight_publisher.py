@@ -30,16 +30,6 @@ from menv.inference.policy_bundle import ExportCache, pack_bundle, pack_weights
 from menv.policy import Policy
 from menv.sampling.sampler import Sampler
 
-# SEAM menv.loop.weights_history
-# WeightsHistory: what each policy's weights were at the last sequence numbers, and what policies thought
-# then.
-#
-# A server notes the weights that it publishes; actions that a client took arrive later, stamped with the
-# number of the
-# weights that it acted with, and are judged by those. It does not know who publishes, how, or who is at the
-# other end.
-
-
 Array = npt.NDArray[Any]
 
 

@@ -26,7 +26,7 @@ from menv.algorithms.fragments import (
     WorkerInit,
     WorkerPlacement,
     WorkerPolicies,
-    synced,
+    synced_filters,
 )
 from menv.algorithms.rollout_worker import WorkerBootstrap, WorkerSlot
 from menv.algorithms.rollouts import PolicyView
@@ -42,13 +42,6 @@ from menv.workers.process_engine import in_a_line
 from menv.workers.registered_envs import known_here
 from menv.workers.watchdog import creation_limit, where_it_hung
 
-# SEAM menv.algorithms.rollouts.headlines
-# Headlines: what of an algorithm's policies its workers do not know yet.
-#
-# `menv.algorithms.remote_rollouts` asks it for the news before each fragment. What has not changed is not
-# sent: weights of policies that do not learn go out once, with the worker.
-
-
 Weights = Mapping[str, Any]
 
 
@@ -62,23 +55,25 @@ class PolicySync:
         version: Number of the weights of now: it grows when some have changed.
     """
 
-    def __init__(self, crew: PolicyView) -> None:
-        self._crew = crew
+    def __init__(self, policy_view: PolicyView) -> None:
+        self._policy_view = policy_view
         self.version = 1
         self._weights: dict[str, Weights] = {}
         self._versions: dict[str, int] = {}
         # Policies whose filters have seen something since the last news.
         self._moved: set[str] = set()
-        self.told()
+        self.mark_sent()
 
-    def company(self) -> WorkerPolicies:
+    def worker_policies(self) -> WorkerPolicies:
         """Return the policies as workers are made from them, or follow them."""
-        crew = self._crew
-        return WorkerPolicies(crew.policy_map, crew.policies, list(crew.groups), crew.completion)
+        policy_view = self._policy_view
+        return WorkerPolicies(
+            policy_view.policy_map, policy_view.policies, list(policy_view.groups), policy_view.postprocessor
+        )
 
-    def told(self) -> None:
+    def mark_sent(self) -> None:
         """Note that workers have got the policies as they are now."""
-        before, policies = self._weights, self._crew.policies
+        before, policies = self._weights, self._policy_view.policies
         # Policies of one's own stay the objects that workers have: what was set meanwhile is news still.
         stay = {name for name in before if not isinstance(policies.get(name), NetworkPolicy)}
         self.version += bool(before and self._changed().keys() - stay)
@@ -90,13 +85,16 @@ class PolicySync:
             name: self._versions.get(name, own.version) for name, own in self._pipelines().items()
         }
 
-    def news(self) -> PolicyUpdate:
+    def next_update(self) -> PolicyUpdate:
         """Return what has changed since the last time."""
         weights = self._changed()
         pipelines = self._pipelines()
         edited = {name: own for name, own in pipelines.items() if own.version != self._versions.get(name)}
         filters = {
-            name: [(place, one.as_serializable()) for place, one in synced(self._crew.policies[name]).items()]
+            name: [
+                (place, one.as_serializable())
+                for place, one in synced_filters(self._policy_view.policies[name]).items()
+            ]
             for name in sorted(self._moved)
             if name in pipelines
         }
@@ -106,21 +104,25 @@ class PolicySync:
         self.version += bool(weights)
         return PolicyUpdate(weights, edited, filters)
 
-    def untold(self, news: PolicyUpdate) -> None:
+    def mark_unsent(self, update: PolicyUpdate) -> None:
         """Let the next news tell again of what some workers have not heard."""
         # Not taken out: what is not known here at all is taken to be known to workers, see `told`.
-        self._weights.update({name: {} for name in news.weights})
-        self._versions.update(dict.fromkeys(news.connectors, -1))
-        self._moved |= news.filters.keys()
+        self._weights.update({name: {} for name in update.weights})
+        self._versions.update(dict.fromkeys(update.connectors, -1))
+        self._moved |= update.filters.keys()
 
-    def tell_filters(self) -> None:
+    def resend_filters(self) -> None:
         """Let the next news tell of all filters, for those who look on while others sample."""
-        self._moved |= {name for name, policy in self._crew.policies.items() if synced(policy)}
+        self._moved |= {name for name, policy in self._policy_view.policies.items() if synced_filters(policy)}
 
-    def absorb(self, seen: Mapping[str, Sequence[tuple[int, Any]]]) -> None:
+    def merge_filters(self, seen: Mapping[str, Sequence[tuple[int, Any]]]) -> None:
         """Merge what the filters of a worker have seen."""
         for policy_id, filters in seen.items():
-            mine = synced(self._crew.policies[policy_id]) if policy_id in self._crew.policies else {}
+            mine = (
+                synced_filters(self._policy_view.policies[policy_id])
+                if policy_id in self._policy_view.policies
+                else {}
+            )
             for place, theirs in filters:
                 if place in mine:
                     mine[place].apply_changes(theirs)
@@ -128,7 +130,7 @@ class PolicySync:
 
     def _changed(self) -> dict[str, Weights]:
         found: dict[str, Weights] = {}
-        for name, policy in self._crew.policies.items():
+        for name, policy in self._policy_view.policies.items():
             before, now = self._weights.get(name), weights_of(policy)
             # Another policy may have the name by now, with weights of other names.
             if before is None or before.keys() != now.keys() or not _equal(before, now):
@@ -138,20 +140,13 @@ class PolicySync:
     def _pipelines(self) -> dict[str, PolicyConnectors]:
         return {
             name: policy.networks.connectors[policy.index]
-            for name, policy in self._crew.policies.items()
+            for name, policy in self._policy_view.policies.items()
             if isinstance(policy, NetworkPolicy)
         }
 
 
 def _equal(before: Weights, now: Weights) -> bool:
     return all(np.array_equal(before[key], now[key]) for key in now)
-
-
-# SEAM menv.algorithms.rollouts.inbox
-# What comes from one worker: fragments that wait for their turn, and what it and those before it have done.
-#
-# `menv.algorithms.remote_rollouts` has one for each. Fragments of a worker that has been lost since may still
-# wait, so that who samples and whose fragment is learned from are two things.
 
 
 class FragmentQueue:
@@ -169,8 +164,8 @@ class FragmentQueue:
         self.asked = 0
         self.running = 0
         self.error: Exception | None = None
-        self.stand = WorkerCounters()
-        self.gone = WorkerCounters()
+        self.counters = WorkerCounters()
+        self.past_counters = WorkerCounters()
         # Each with whether it is the first one of another worker than the one before it.
         self._waiting: deque[tuple[Fragment, bool]] = deque()
         self._other = False
@@ -182,9 +177,9 @@ class FragmentQueue:
     def before(self) -> WorkerCounters:
         """What those did that were there before the worker of now, as far as it was taken."""
         total = WorkerCounters()
-        total.add(self.gone)
+        total.add(self.past_counters)
         if self._other or any(other for _, other in self._waiting):
-            total.add(self.stand)
+            total.add(self.counters)
         return total
 
     def check(self) -> None:
@@ -203,8 +198,8 @@ class FragmentQueue:
         """Return the oldest fragment that waits, which counts from now on."""
         fragment, other = self._waiting.popleft()
         if other:
-            self.gone.add(self.stand)
-        self.stand = WorkerCounters.after(fragment)
+            self.past_counters.add(self.counters)
+        self.counters = WorkerCounters.after(fragment)
         return fragment
 
     def drop(self, policy_id: str) -> None:
@@ -252,7 +247,7 @@ class WorkerGroup:
     def __init__(
         self,
         config: AlgorithmConfig,
-        headlines: PolicySync,
+        policy_sync: PolicySync,
         seed: int,
         metrics: Metrics,
         engine: Engine,
@@ -268,23 +263,23 @@ class WorkerGroup:
         self._seed = seed
         self._leaves_out = leaves_out
         self._declared = declared or {}
-        self.inboxes = [FragmentQueue() for _ in range(config.num_workers)]
+        self.queues = [FragmentQueue() for _ in range(config.num_workers)]
         self.ahead = config.max_staleness if config.overlap else 0
         self.recreated: list[int] = []
-        self.told: set[int] = set()
+        self.updated: set[int] = set()
         self.absent: set[int] = set()
         self._config = config
-        self._headlines = headlines
+        self._policy_sync = policy_sync
         self._metrics = metrics
         self._engine = engine
         self._each = num_envs
         self._stopped = False
         self._first = first
-        self._group = ActorGroup(engine, seat, self._plan, config.num_workers, label, early)
+        self._group = ActorGroup(engine, seat, self._worker_init, config.num_workers, label, early)
         self._first = first or sealed_settings(config)
 
     def __len__(self) -> int:
-        return len(self.inboxes)
+        return len(self.queues)
 
     @property
     def lost(self) -> int:
@@ -345,39 +340,39 @@ class WorkerGroup:
             parcel: What they are told before they sample, as the engine has put it.
         """
         for index in self.present():
-            inbox = self.inboxes[index]
-            inbox.check()
-            self._catch_up(index)
-            if not inbox.asked and not inbox:
+            queue = self.queues[index]
+            queue.check()
+            self._forget_taken(index)
+            if not queue.asked and not queue:
                 self.ask(index, parcel)
-        for index, inbox in enumerate(self.inboxes):
+        for index, queue in enumerate(self.queues):
             # None is taken before all are there: whatever one of them raises, the others' wait for the next time.
-            while not inbox and index not in self.absent:
+            while not queue and index not in self.absent:
                 self.fetch(index)
         for index in set(range(len(self))) - self.absent:
-            inbox = self.inboxes[index]
+            queue = self.queues[index]
             # Ahead of time: with the weights of now, which the learner will have left behind by then. One of those that
             # wait is about to be taken.
-            while inbox.asked + len(inbox) <= self.ahead:
+            while queue.asked + len(queue) <= self.ahead:
                 self.ask(index, parcel)
 
     def ask(self, index: int, parcel: Any = None, times: int = 1) -> None:
         """Ask a worker for a fragment, or several."""
-        number = self._headlines.version if self.ahead else None
+        number = self._policy_sync.version if self.ahead else None
         for _ in range(times):
-            if not self.inboxes[index].asked:
+            if not self.queues[index].asked:
                 self._group.settle(index)
             self._group.ask(index, "sample", number, self._config.explore, parcel=parcel)
             if parcel is not None:
-                self.told.add(index)
-            self.inboxes[index].asked += 1
+                self.updated.add(index)
+            self.queues[index].asked += 1
 
     def fetch(self, index: int) -> None:
         """Wait for everything that a worker has been asked for; for another worker's, if it is lost."""
-        inbox = self.inboxes[index]
-        self._catch_up(index)
-        asked = inbox.asked
-        while inbox.asked:
+        queue = self.queues[index]
+        self._forget_taken(index)
+        asked = queue.asked
+        while queue.asked:
             try:
                 fragment = self._group.answer(index)
             except WorkerLostError as error:
@@ -388,17 +383,17 @@ class WorkerGroup:
                 continue
             except Exception:
                 # That was an answer, too. Of a worker that could not be made nothing else is worth waiting for.
-                inbox.asked = inbox.asked - 1 if self._group.is_briefed(index) else 0
+                queue.asked = queue.asked - 1 if self._group.is_briefed(index) else 0
                 raise
             asked -= 1
-            inbox.put(fragment)
+            queue.put(fragment)
             if not self.ahead:
                 return
 
-    def _catch_up(self, index: int) -> None:
+    def _forget_taken(self, index: int) -> None:
         """Let a fragment not be waited for that was taken from its worker before somebody was interrupted."""
-        inbox = self.inboxes[index]
-        inbox.asked = min(inbox.asked, self._group.outstanding(index))
+        queue = self.queues[index]
+        queue.asked = min(queue.asked, self._group.outstanding(index))
 
     def sure(self, index: int, method: str, *args: Any, parcel: Any = None) -> Any:
         """Return what a worker answers to something else than for a fragment; of another worker, if it is lost.
@@ -413,7 +408,7 @@ class WorkerGroup:
         except Exception as error:
             # That concerns who samples next; one that could not be made says so again.
             if self._group.is_briefed(index):
-                self.inboxes[index].error = error
+                self.queues[index].error = error
         if index in self.absent:
             return None
         self._group.settle(index)
@@ -445,12 +440,12 @@ class WorkerGroup:
         for index in range(len(self)):
             self._group.brief_again(index)
 
-    def begin_again(self, seed: int) -> None:
+    def restart(self, seed: int) -> None:
         """Let each begin anew with another seed; what they have done is forgotten."""
         self._seed = seed
         for index in range(len(self)):
-            self.sure(index, "begin_again", seed)
-            self.inboxes[index] = FragmentQueue()
+            self.sure(index, "restart", seed)
+            self.queues[index] = FragmentQueue()
 
     def stand_in(self, replaced: Sequence[int]) -> None:
         """Let each draw what one does that has been replaced so often, with the seed of now."""
@@ -462,14 +457,14 @@ class WorkerGroup:
 
     def begins_anew(self, index: int) -> None:
         """Note that a worker which is absent will not take up what one before it did, and must draw other numbers."""
-        self.inboxes[index].lose()
+        self.queues[index].lose()
         self._group.replaced[index] += 1
 
     def renew(self) -> None:
         """Make all of them anew; what they have sampled is forgotten."""
         for index in range(len(self)):
             self._group.renew(index)
-            self.inboxes[index] = FragmentQueue()
+            self.queues[index] = FragmentQueue()
 
     def stop(self) -> None:
         """End all of them."""
@@ -487,16 +482,16 @@ class WorkerGroup:
                     return None
                 self._group.ask(index, method, *args, parcel=parcel)
 
-    def _plan(self, index: int, times: int) -> tuple[Any, ...]:
+    def _worker_init(self, index: int, times: int) -> tuple[Any, ...]:
         """Return what a seat is asked to make a worker; one that takes another's place draws other numbers."""
         settings: SamplingSettings | SealedValue = _settings(self._config)
         if self._first is not None and not can_be_pickled(settings):
             # Callbacks among them hold the algorithm, or what the program has opened since; workers do without it.
             settings = self._first
         seed = rng.key(self._seed, index, times) >> 2 if times else self._seed
-        place = WorkerPlacement(index + 1, recreated=times > 0)
+        placement = WorkerPlacement(index + 1, recreated=times > 0)
         return "take", WorkerInit(
-            settings, place, self._headlines.company(), seed, self._declared, self._each
+            settings, placement, self._policy_sync.worker_policies(), seed, self._declared, self._each
         )
 
     def _replace(self, index: int, error: WorkerLostError) -> None:
@@ -513,9 +508,9 @@ class WorkerGroup:
                 ) from error
             error = WorkerLostError(f"{told}{expected}{rest}")
         line = in_a_line(str(error))
-        for _ in range(self.inboxes[index].running or self._each):
+        for _ in range(self.queues[index].running or self._each):
             self._metrics.record_faulty(line)
-        self.inboxes[index].lose()
+        self.queues[index].lose()
         self.recreated.append(index + 1)
         self._group.replace(index, error)
         self._check_running()
@@ -560,22 +555,15 @@ def _settings(config: AlgorithmConfig) -> SamplingSettings:
     return SamplingSettings(config, known_here(config.env, config.env_config))
 
 
-# SEAM menv.algorithms.rollouts.one_at_a_time
-# One at a time: threads that ask the same workers something wait for each other, or answers would go to the
-# wrong one.
-#
-# `menv.algorithms.remote_rollouts` marks its methods with it. It knows no workers.
-
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def one_at_a_time(method: F) -> F:
+def locked(method: F) -> F:
     """Let a method of an object be called with `alone` of the object held, which its thread may hold already."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **given: Any) -> Any:
-        with self.alone:
+        with self.lock:
             return method(self, *args, **given)
 
     return call  # type: ignore[return-value]

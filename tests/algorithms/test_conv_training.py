@@ -130,7 +130,7 @@ def test_bytes_stay_bytes_from_the_environment_to_the_replay_buffer() -> None:
             assert batch[column].max() == 255
         assert batch.segments.next_obs.dtype == np.uint8
         algorithm.train()
-        learner: Any = algorithm._population.learners._learners["default_policy"]
+        learner: Any = algorithm._policy_set.learners._learners["default_policy"]
         kept = learner.replay.state()
         assert kept["column.obs"].dtype == kept["column.next_obs"].dtype == np.uint8
     with PPO(env="CartPole-v1", config={"train_batch_size": 64}) as flat:

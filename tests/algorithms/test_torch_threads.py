@@ -9,7 +9,7 @@ import pytest
 _BEGIN = """
 import gc, sys
 from pathlib import Path
-from menv.algorithms.torch_runtime import set_torch_threads
+from menv.algorithms.torch_threads import set_torch_threads
 
 class Ring:
     def __init__(self, path):

@@ -129,7 +129,7 @@ def test_what_is_replayed_are_steps_of_the_lives_that_were_lived(n: int, batch_m
     }  # fmt: skip
     with DQN(env=Written, config=config) as algorithm:
         algorithm.train()
-        (learner,) = algorithm._population.learners._learners.values()
+        (learner,) = algorithm._policy_set.learners._learners.values()
         columns = {name: learner.replay.kept(name) for name in ("obs", "returns", "discounts", "next_obs")}  # type: ignore[attr-defined]
     known = {obs.tobytes(): (life, row) for life in Written.lives for row, obs in enumerate(life.obs)}
     reached = set()

@@ -122,7 +122,7 @@ class Endless(Duo):
 
 def rewards_a_target(algo: Any, policy_id: str) -> set[int]:
     """Return how many rewards the targets hold that have been kept, where gamma is 0.9."""
-    kept = algo._population.learners._learners[policy_id].replay.kept("discounts")
+    kept = algo._policy_set.learners._learners[policy_id].replay.kept("discounts")
     return {round(float(steps)) for steps in np.log(kept[kept > 0]) / np.log(0.9)}
 
 

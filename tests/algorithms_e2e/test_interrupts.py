@@ -338,7 +338,7 @@ def test_beginning_again_may_be_interrupted_anywhere(env: type) -> None:
             with pytest.raises(KeyboardInterrupt):
                 rollouts.sample()
             steps, rows = rollouts.env_steps, rollouts.digest.rows
-            interrupted = raised_at(instruction, rollouts._mend)
+            interrupted = raised_at(instruction, rollouts._recover)
             assert rollouts.sample().env_steps() == rollouts.env_steps - steps
             assert rollouts.digest.rows > rows > 0
             if not interrupted:

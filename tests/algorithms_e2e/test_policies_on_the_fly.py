@@ -149,7 +149,7 @@ def test_a_policy_that_comes_after_another_one_went_draws_none_of_the_others_ord
             algo.train()
 
     def seeds(algo: Algorithm) -> dict[str, int]:
-        return {name: seed for name, (seed, _) in algo._population.learners.state().items()}
+        return {name: seed for name, (seed, _) in algo._policy_set.learners.state().items()}
 
     with DQN(env=Duo, config={**SMALL_DQN, "seed": 1}) as algo:
         algo.train()
@@ -192,7 +192,7 @@ def test_nothing_of_a_policy_that_went_is_kept_or_held_against_the_next_one_of_i
                 info = [algo.train() for _ in range(2)][-1]["info"]
             assert info["learner"]["second"]["custom_metrics"] == {"noted": 1.0}
             algo.remove_policy("second", policy_mapping_fn=to(a="default_policy", b="default_policy"))
-        assert algo._population.learners.told == {}
+        assert algo._policy_set.learners.custom_metrics == {}
 
 
 @pytest.mark.parametrize("elsewhere", [True, False])

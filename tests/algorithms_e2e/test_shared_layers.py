@@ -99,7 +99,7 @@ def test_a_step_of_one_policy_changes_the_shared_part_of_the_other(
         assert before == shared_part(algo, "a")
         batch = algo.sample()
         del batch.policy_batches["b"]
-        stats = algo._population.learners.learn(batch, 32)
+        stats = algo._policy_set.learners.learn(batch, 32)
         assert set(stats) == {"a"}
         assert shared_part(algo, "a") == shared_part(algo, "b")
         assert all(
@@ -123,7 +123,7 @@ def test_both_learn_and_stay_on_one_set_of_layers(algorithm: type[Algorithm], ba
 def test_each_learner_goes_on_from_what_the_other_one_has_learned() -> None:
     with PPO(env=Pair, config=config(OF_PPO)) as algo:
         algo.train()
-        for policy_id, learner in algo._population.learners._learners.items():
+        for policy_id, learner in algo._policy_set.learners._learners.items():
             found, wanted = learner.weights(), algo.get_weights([policy_id])[policy_id]
             assert all((found[name] == wanted[name]).all() for name in wanted)
 
@@ -142,7 +142,7 @@ def test_policies_that_do_not_share_learn_as_if_nobody_did() -> None:
 def test_the_target_network_of_a_q_policy_does_not_follow_the_steps_of_others() -> None:
     with DQN(env=Pair, config=config({**OF_DQN, "target_network_update_freq": 10**6})) as algo:
         algo.train()
-        learner: Any = algo._population.learners._learners["b"]
+        learner: Any = algo._policy_set.learners._learners["b"]
         target = {name: value.clone() for name, value in learner._target_params.items()}
         before = shared_part(algo, "b")
         algo.train()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from menv import PolicySpec
 from menv.algorithms import PPO, PPOPolicy
-from menv.algorithms.torch_runtime import processors, threads_to_learn_with
+from menv.algorithms.torch_threads import processors, threads_to_learn_with
 from menv.errors import ConfigError
 from tests.algorithms.test_conv_training import PPO_SETTINGS, Patch
 

@@ -208,7 +208,7 @@ def test_of_a_group_that_shares_layers_the_last_weights_hold_for_acting_and_for_
         weights = [{name: value + plus for name, value in before["one"].items()} for plus in (1.0, 2.0)]
         algo.set_weights({"one": weights[0], "two": weights[1]})
         now = algo.get_weights()
-        for name, learner in algo._population.learners._learners.items():
+        for name, learner in algo._policy_set.learners._learners.items():
             learned = learner.weights()
             assert all(np.array_equal(learned[part], now[name][part]) for part in learned)
         heads = [name for name in before["one"] if not np.array_equal(now["one"][name], now["two"][name])]

@@ -287,7 +287,7 @@ def test_a_policy_that_is_removed_costs_local_clients_nothing_but_itself() -> No
 def test_weights_of_a_policy_that_is_removed_are_forgotten_also_where_another_one_has_its_id() -> None:
     everybody: Any = {"policy_mapping_fn": lambda agent_id, **kwargs: "red"}
     with served(kind=PolicyServerInput, **TEAMS) as one:
-        published = one.algo._outside.published
+        published = one.algo._external_clients.publisher
         assert published is not None
         known, first = published._history.known, published.weights_seq_no
         assert known("red", first)

@@ -125,7 +125,7 @@ def test_places_of_ones_own_policies_are_used_again_and_nobody_answers_for_anoth
                     if policy_id.startswith("version"):
                         assert set(rows["actions"]) == {int(policy_id.split()[1]) % 2}
             assert new in algo.sample().policy_batches
-        assert len(algo._population.groups) <= 7
+        assert len(algo._policy_set.groups) <= 7
 
 
 def test_evaluations_of_workers_are_played_when_one_of_ones_own_policies_is_gone() -> None:
@@ -165,5 +165,5 @@ def test_workers_keep_none_of_the_messages_in_which_policies_came() -> None:
         for number in range(6):
             algo.add_policy(f"version {number}", policies_to_train=["a"])
             algo.train()
-        (pid,) = algo._workforce.pids
+        (pid,) = algo._worker_factory.pids
         assert Path(f"/proc/{pid}/maps").read_text().count("/memfd:") <= 1

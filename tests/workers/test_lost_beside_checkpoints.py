@@ -16,8 +16,8 @@ from tests.workers.test_lost_workers import kill
 pytestmark = pytest.mark.filterwarnings("ignore::menv.errors.EnvFaultWarning")
 
 
-@pytest.mark.slow_unless("begin_again")
-@pytest.mark.parametrize("moment", ["begin_again", "sure"])
+@pytest.mark.slow_unless("restart")
+@pytest.mark.parametrize("moment", ["restart", "sure"])
 def test_a_worker_that_is_lost_while_a_checkpoint_is_taken_up_counts_what_was_sampled_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: str
 ) -> None:
@@ -98,7 +98,7 @@ def test_evaluations_that_have_lost_workers_go_on_as_they_would_have(tmp_path: P
     settings = {"evaluation_num_workers": 2, "evaluation_duration": 8}
     with running(0, **settings) as algo:
         algo.evaluate()
-        kill(algo._evaluations._evaluation._workers.pids[0])
+        kill(algo._evaluation_runner._evaluation._workers.pids[0])
         algo.evaluate()
         algo.save(tmp_path)
         expected = algo.evaluate()["evaluation"]["hist_stats"]

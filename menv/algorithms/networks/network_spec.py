@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from menv.errors import ConfigError
-from menv.inference.action_heads import ILLEGAL, ActionHead
+from menv.inference.action_heads import ActionHead
 from menv.inference.onnx_sessions import ActingGraphs
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from menv.algorithms.networks.stock_spec import UnitWeights
 
 
@@ -98,16 +98,6 @@ class RecurrentNetwork(TorchNetwork, Protocol):
 
     def step(self, obs: Tensor, mask: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return distribution inputs and the state [B, S] after the sequences."""
-
-
-def masked(inputs: Tensor, mask: Tensor | None) -> Tensor:
-    """Return distribution inputs [N, D] without the choices that mask [N, M] forbids; numbers lie behind choices."""
-    if mask is None:
-        return inputs
-    choices = mask.shape[1]
-    if choices == inputs.shape[1]:
-        return torch.where(mask, inputs, ILLEGAL)
-    return torch.cat((torch.where(mask, inputs[:, :choices], ILLEGAL), inputs[:, choices:]), 1)
 
 
 # SEAM menv.algorithms.networks.network_size

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from menv.algorithms.networks.network_spec import masked
+from menv.algorithms.distributions import masked
 from menv.algorithms.networks.stock_spec import (
     INPUT,
     LOG_STD,
