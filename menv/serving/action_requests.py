@@ -1,6 +1,8 @@
-"""Episodes whose actions a client asks for one by one: START_EPISODE, GET_ACTION, LOG_ACTION, LOG_RETURNS, END_EPISODE.
+"""Episodes whose actions a client requests one by one: START_EPISODE, GET_ACTION, LOG_ACTION, LOG_RETURNS, END_EPISODE.
 
-A session hands it these requests. A message that comes again is recognised by its number, and answered as before.
+Sessions hand these requests to `ActionRequestHandler`. Its `ActionRequestBatcher` collects the GET_ACTION requests of
+one round of the event loop, decodes them together and passes them to the broker as one batch: the cost of parsers,
+numpy, locks and thread switches is paid once. A repeated message is recognised by its number and answered as before.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -39,140 +41,113 @@ from menv.serving.protocol import (
     StartEpisode,
     Turn,
 )
-from menv.serving.session import MOST_PUT_OFF, Unread
+from menv.serving.session import MAX_DEFERRED, Unread
 from menv.serving.step_columns import StepColumns
 from menv.serving.transports.transport import Limits
 from menv.serving.value_readers import Column
 
-# SEAM menv.serving.wire.question_column
-# Requests for actions, those of many peers read at once: a call for each would cost more than what it reads.
-#
-# `menv.serving.action_requests` reads with it what came with one look at the sockets. What is not read here
-# is read by itself,
-# by `menv.serving.protocol`, which also says what is wrong with it. It knows no peers.
-
-
-_Questions: TypeAlias = list[GetAction | Ping]
+_Requests: TypeAlias = list[GetAction | Ping]
 _RAWS: dict[WireFormat, Callable[[bytes], list[Raw]]] = {
     WireFormat.JSON: msgspec.json.Decoder(list[Raw]).decode,
     WireFormat.MSGPACK: msgspec.msgpack.Decoder(list[Raw]).decode,
 }
-# Of one type alone msgspec would do without the tag.
-_TYPED: dict[WireFormat, Callable[[bytes], _Questions]] = {
-    WireFormat.JSON: msgspec.json.Decoder(_Questions).decode,
-    WireFormat.MSGPACK: msgspec.msgpack.Decoder(_Questions).decode,
+# Decoders of a single type would not check the tag, so `Ping` is there, too.
+_TYPED: dict[WireFormat, Callable[[bytes], _Requests]] = {
+    WireFormat.JSON: msgspec.json.Decoder(_Requests).decode,
+    WireFormat.MSGPACK: msgspec.msgpack.Decoder(_Requests).decode,
 }
 _JSON_FIELDS: Callable[[bytes], list[dict[str, Raw]]] = msgspec.json.Decoder(list[dict[str, Raw]]).decode
 
 
-def read_questions(bodies: Sequence[bytes], dialect: WireFormat) -> list[GetAction | None]:
-    """Return the requests for actions that R bodies hold; None for one that has to be looked at closely.
+def read_action_requests(bodies: Sequence[bytes], wire_format: WireFormat) -> list[GetAction | None]:
+    """Decode the GET_ACTION requests of R bodies in one call; None for each body that has to be decoded on its own.
 
-    Args:
-        bodies: Short ones, all in one dialect, each beginning with an object.
-        dialect: That one.
+    The bodies are short and each begins with an object of the same wire format. `decode` in `menv.serving.protocol`
+    handles the others and reports what is wrong with them.
     """
     unread: list[GetAction | None] = [None] * len(bodies)
-    whole = listed(bodies, dialect)
+    whole = listed(bodies, wire_format)
     try:
-        asked = _TYPED[dialect](whole)
-        if not _apart(whole, bodies, len(asked), dialect):
+        asked = _TYPED[wire_format](whole)
+        if not _apart(whole, bodies, len(asked), wire_format):
             return unread
-        # Whatever else comes with a request has to be looked into.
+        # Infos and ended agents need the checks of `decode`.
         found = [
             one if type(one) is GetAction and one.done is None and not one.info else None for one in asked
         ]
-        if dialect is WireFormat.JSON:
+        if wire_format is WireFormat.JSON:
             return found if _all_plain(whole, found) else unread
         return [
-            one if one is not None and is_plain(body, dialect, _keys(one), strings=2) else None
+            one if one is not None and is_plain(body, wire_format, _keys(one), strings=2) else None
             for one, body in zip(found, bodies, strict=True)
         ]
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
         return unread
 
 
-def _apart(whole: bytes, bodies: Sequence[bytes], count: int, dialect: WireFormat) -> bool:
-    """Return whether each of so many objects is what one body holds, and none goes on in the body of another peer."""
+def _apart(whole: bytes, bodies: Sequence[bytes], count: int, wire_format: WireFormat) -> bool:
+    """Return whether each object is exactly one body, so that none spans the bodies of two peers."""
     if count != len(bodies):
         return False
-    # Where there are no more brackets than bodies, which begin with one, no object can begin elsewhere.
-    if dialect is WireFormat.JSON and whole.count(b"{") == count:
+    # Each body begins with a bracket. If there are no others, no object begins elsewhere.
+    if wire_format is WireFormat.JSON and whole.count(b"{") == count:
         return True
-    return [*map(len, _RAWS[dialect](whole))] == [*map(len, bodies)]
+    return [*map(len, _RAWS[wire_format](whole))] == [*map(len, bodies)]
 
 
 def _keys(asked: GetAction) -> int:
-    """Return how many known keys a request has; type, id and observation are there."""
+    """Return the number of known keys; type, id and observation are always there."""
     return 3 + bool(asked.reward) + (asked.seq is not None)
 
 
 def _all_plain(whole: bytes, asked: Sequence[GetAction | None]) -> bool:
-    """Return whether each object of a list in JSON surely has each key once.
+    """Return whether each object of a JSON list surely has no key twice.
 
-    None has fewer colons than keys, so that one look at all of them tells what one at each would.
+    No object has fewer colons than keys, so counting the colons of the whole list is enough.
     """
     colons = whole.count(b":")
     known = [one for one in asked if one is not None]
-    # What `_keys` says of each.
+    # The sum of `_keys`.
     numbers = len(known) - [one.seq for one in known].count(None)
     if colons == 3 * len(known) + numbers + sum([len(one.reward) > 0 for one in known]):
         return True
     found = _JSON_FIELDS(whole)
     if colons == sum(map(len, found)):
         return True
-    # Some are in values; the same holds of quotes, and those in values can be told.
+    # Values may hold colons. They may hold quotes, too, but these can be counted.
     values = b"".join(chain.from_iterable([one.values() for one in found]))
     return whole.count(b'"') == 2 * sum(map(len, found)) + values.count(b'"')
 
 
-# SEAM menv.serving.questions
-# Questions: the actions that clients ask for in one round of the loop, read and handed to the sampler all at
-# once.
-#
-# An `Intake` puts off bodies that look like one. What is in order but for its observation is asked with the
-# others, and
-# `Interactive` has everything asked before it does anything else. A message by itself costs little that way;
-# what is done with parsers and numpy, under locks and in other threads is done once. It knows no connections,
-# and not
-# which message may come when: that `Interactive` tells of whatever is not simply the next question of an
-# episode.
+_MAX_BYTES = 65_536
+"""Bytes of observations that are decoded in one batch."""
 
-
-_DIALECTS = tuple(WireFormat)
-_MOST_BYTES = 65_536
-"""Bytes of observations that are read in one go."""
-
-_number = attrgetter("link.number")
 Decision: TypeAlias = (
     "tuple[Sequence[ActionRequest], Mapping[Any, Any] | Actions | BaseException] | Callable[[], None]"
 )
-"""One question and the actions of its agents, or several and the action of each one's agent; or why there are none.
+"""One request with the actions of its agents, several with one action each, or an error instead of actions.
 
-Or what answers another message, to be called in the loop.
+Or a callable that answers another message in the event loop.
 """
 Decided: TypeAlias = Callable[[Decision], None]
+"""Takes decisions; called in the sampler's thread."""
 Refused: TypeAlias = Callable[[BadMessageError | CallOrderError, Responder, int | None], None]
-"""Answers a message that cannot be taken: why, where to, and the message's number."""
+"""Answers a refused message: the error, its responder, and the message's number."""
 
 
 class ActionRequest(Struct, eq=False):
-    """One GET_ACTION; called with the actions, or with why there are none.
+    """One GET_ACTION on its way to the sampler, which calls it with the actions or an error.
 
     Attributes:
-        link: The episode.
-        request: The message.
-        answerer: Where it came from.
-        size: Bytes of its observation.
-        paid: What came with it.
-        decided: Called in the sampler's thread.
-        seq_before: Number of the message before it.
-        answer_before: What that was answered.
+        size: Bytes of the observation.
+        paid: The reward, infos and ended agents that came with it.
+        seq_before: The episode's `seq` before this message, restored if it is refused.
+        answer_before: The episode's `answer` before this message.
     """
 
-    link: OpenEpisode
-    request: GetAction
-    answerer: Responder
+    episode: OpenEpisode
+    message: GetAction
+    responder: Responder
     size: int
     paid: LoggedReturns | None
     decided: Decided
@@ -180,438 +155,389 @@ class ActionRequest(Struct, eq=False):
     answer_before: Answer | None
 
     @property
-    def rewarded(self) -> float | None:
-        """What came with it if that is a reward and nothing else; None where there is more."""
+    def reward(self) -> float | None:
+        """The reward of a single agent; None if infos, ended agents or a budget came with it."""
         if self.paid is None:
             return 0.0
-        rewards, infos, done, told = self.paid
-        return None if infos or done or told else rewards[SINGLE_AGENT]
+        rewards, infos, done, size = self.paid
+        return None if infos or done or size else rewards[SINGLE_AGENT]
 
     def __call__(self, actions: Mapping[Any, Any] | BaseException) -> None:
         self.decided(((self,), actions))
 
 
-class EpisodeLookup(Protocol):
-    """Who knows episodes."""
-
-    def link(self, state: ClientState, request: GetAction, answerer: Responder) -> OpenEpisode | None:
-        """Return the episode that a message belongs to, in which nobody waits; None if the message came before.
-
-        Raises:
-            BadMessageError: It cannot be taken, and was not.
-        """
-
-    def paid(self, state: ClientState, request: GetAction, dialect: WireFormat) -> LoggedReturns | None:
-        """Return what came with a question, as in `menv.adapters.episode_channel.ActionCall`.
-
-        Raises:
-            BadMessageError: That cannot be taken.
-        """
-
-
 class ActionRequestBatcher:
-    """Questions of this round of the loop. Everything is called in the loop.
-
-    Args:
-        switchboard: Where the sampler is.
-        values: Reads observations.
-        episodes: Tells of what is not simply the next question.
-        limits: How much may wait.
-        decided: Called in the sampler's thread.
-        refused: Answers those that cannot be asked.
+    """Collects the GET_ACTION requests of one round of the event loop. Everything is called in the loop.
 
     Attributes:
-        put_off: See `menv.serving.session.DeferredBody`.
-        asked_by_others: Called where something is put off and somebody else has it asked; None where the loop does,
-            before it looks at its sockets again.
+        deferred: Bodies that look like GET_ACTION and are not decoded yet; `flush` empties it.
+        on_deferred: Called when a first body is deferred, instead of scheduling a `flush`; the caller flushes.
     """
 
     def __init__(
         self,
-        switchboard: EpisodeBroker,
+        broker: EpisodeBroker,
         values: StepColumns,
-        episodes: EpisodeLookup,
+        handler: ActionRequestHandler,
         limits: Limits,
         decided: Decided,
         refused: Refused,
     ) -> None:
-        self._board = switchboard
+        self._broker = broker
         self._values = values
-        self._episodes = episodes
+        self._handler = handler
         self._limits = limits
         self._decided = decided
         self._refused = refused
-        self.asked_by_others: Callable[[], None] | None = None
-        self.put_off: list[Unread] = []
-        # Whether bodies are just being read; what these add is asked when all have been.
-        self._reading = False
+        self.on_deferred: Callable[[], None] | None = None
+        self.deferred: list[Unread] = []
+        # While bodies are decoded, the requests they add need no `flush` of their own.
+        self._decoding = False
         self._added: list[ActionRequest] = []
         self._bytes = 0
 
     @property
     def waiting(self) -> int:
-        """How many there are, those included that nobody has read."""
-        return len(self.put_off) + len(self._added)
+        """Number of requests that were not passed to the broker yet."""
+        return len(self.deferred) + len(self._added)
 
-    def begin(self) -> None:
-        """Have what was put off read soon, at once if it is much; see `menv.serving.session.DeferredBody`."""
-        if len(self.put_off) >= MOST_PUT_OFF:
-            self.ask()
-        elif self.asked_by_others is not None:
-            self.asked_by_others()
+    def schedule_flush(self) -> None:
+        """Flush before the loop polls its sockets again, or at once if many bodies are deferred."""
+        if len(self.deferred) >= MAX_DEFERRED:
+            self.flush()
+        elif self.on_deferred is not None:
+            self.on_deferred()
         else:
-            asyncio.get_running_loop().call_soon(self.ask)
+            asyncio.get_running_loop().call_soon(self.flush)
 
-    def take(self, state: ClientState, request: GetAction, answerer: Responder) -> None:
-        """Have a question asked before the loop looks at its sockets again, or at once if much is there to be read.
-
-        One that cannot be taken is answered so.
-
-        Args:
-            state: Whose it is.
-            request: The question; its observation is read with those of others.
-            answerer: Where it came from.
-        """
+    def add(self, state: ClientState, message: GetAction, responder: Responder) -> None:
+        """Add a request to the batch, or answer it if it is refused; its observation is decoded with the others."""
         try:
-            link, seq = state.links.get(request.episode_id), request.seq
-            if link is None or link.waiting or not (seq is None or seq == link.seq + 1):
-                link = self._episodes.link(state, request, answerer)
-                if link is None:
+            episode, seq = state.episodes.get(message.episode_id), message.seq
+            if episode is None or episode.waiting or not (seq is None or seq == episode.seq + 1):
+                episode = self._handler.find_episode(state, message, responder)
+                if episode is None:
                     return
-            size = len(request.observation)
+            size = len(message.observation)
             state.check_backlog(size, self._limits, "GET_ACTION")
             paid = None
-            if request.reward or request.info or request.done:
-                paid = self._episodes.paid(state, request, answerer.dialect)
+            if message.reward or message.info or message.done:
+                paid = self._handler.paid(state, message, responder.wire_format)
         except (BadMessageError, CallOrderError) as error:
-            self.ask()
-            self._refused(error, answerer, request.seq)
+            self.flush()
+            self._refused(error, responder, message.seq)
             return
-        if not (self._added or self._reading):
-            asyncio.get_running_loop().call_soon(self.ask)
+        if not (self._added or self._decoding):
+            asyncio.get_running_loop().call_soon(self.flush)
         self._added.append(
-            ActionRequest(link, request, answerer, size, paid, self._decided, link.seq, link.answer)
+            ActionRequest(episode, message, responder, size, paid, self._decided, episode.seq, episode.answer)
         )
         if seq is not None:
-            link.seq = seq
-        link.answer, link.waiting = None, [answerer]
+            episode.seq = seq
+        episode.answer, episode.waiting = None, [responder]
         self._bytes += size
-        if self._bytes > _MOST_BYTES:
-            self.ask()
+        if self._bytes > _MAX_BYTES:
+            self.flush()
 
-    def read(self) -> None:
-        """Read what was put off; it is asked later."""
-        unread = self.put_off.copy()
-        self.put_off.clear()
-        self._reading = True
+    def decode_deferred(self) -> None:
+        """Decode the deferred bodies and add their requests to the batch."""
+        unread = self.deferred.copy()
+        self.deferred.clear()
+        self._decoding = True
         try:
-            self._read_bodies(unread)
+            self._decode(unread)
         finally:
-            self._reading = False
+            self._decoding = False
 
-    def ask(self) -> None:
-        """Read what was put off, and ask what was added."""
-        if self.put_off:
-            self.read()
+    def flush(self) -> None:
+        """Pass all requests to the broker; everything that came before the caller is done afterwards."""
+        if self.deferred:
+            self.decode_deferred()
         if not self._added:
             return
         added, self._added, self._bytes = self._added, [], 0
-        # Whoever comes first: the same episodes make the same rows, for which nothing has to be looked up again.
-        added.sort(key=_number)
+        # In a fixed order, the same episodes make the same batch, for which the broker looks up nothing again.
+        added.sort(key=attrgetter("episode.number"))
         calls: list[ActionCall] = []
-        for dialect, places in _by_dialect([question.answerer for question in added]):
-            mine = added if len(places) == len(added) else [added[place] for place in places]
-            column = self._column(mine, dialect)
-            if column is not None and self._ask_round(mine, column):
+        for wire_format, indices in _by_wire_format([request.responder for request in added]):
+            requests = added if len(indices) == len(added) else [added[index] for index in indices]
+            column = self._column(requests, wire_format)
+            if column is not None and self._send_batch(requests, column):
                 continue
-            for question, obs in zip(mine, self._observed(mine, dialect, column), strict=True):
+            for request, obs in zip(requests, self._observations(requests, wire_format, column), strict=True):
                 if isinstance(obs, dict):
-                    calls.append((question.link.board_id, obs, question, question.size, question.paid))
+                    calls.append((request.episode.broker_id, obs, request, request.size, request.paid))
                 else:
-                    self._refuse(question, obs)
-        for (_, _, asked, _, _), error in self._board.request_many(calls):
-            assert isinstance(asked, ActionRequest)
-            self._refuse(asked, error)
+                    self._refuse(request, obs)
+        for (_, _, refused, _, _), error in self._broker.request_many(calls):
+            assert isinstance(refused, ActionRequest)
+            self._refuse(refused, error)
 
-    def _read_bodies(self, unread: list[Unread]) -> None:
-        for (intake, body, answerer), request in zip(unread, self._requests(unread), strict=True):
+    def _decode(self, unread: list[Unread]) -> None:
+        for (reader, body, responder), message in zip(unread, _messages_of(unread), strict=True):
             try:
-                if request is not None and intake.hold is None:
-                    self.take(intake.listener.state, request, answerer)
+                if message is not None and reader.hold is None:
+                    self.add(reader.session.state, message, responder)
                 else:
-                    intake.read(body, answerer.reply, answerer.close)
+                    reader.read(body, responder.reply, responder.close)
             except Exception as error:
-                _fault(answerer, error)
+                _close_after(error, responder)
 
-    @staticmethod
-    def _requests(unread: list[Unread]) -> Sequence[GetAction | None]:
-        """Return the requests that bodies hold, None for each that has to be read by itself."""
-        if len(unread) == 1:
-            return (None,)
-        bodies = [body for _, body, _ in unread]
-        requests: list[GetAction | None] = [None] * len(bodies)
-        for dialect, places in _by_dialect([answerer for _, _, answerer in unread]):
-            if len(places) == len(bodies):
-                return read_questions(bodies, dialect)
-            read = read_questions([bodies[place] for place in places], dialect)
-            for place, request in zip(places, read, strict=True):
-                requests[place] = request
-        return requests
-
-    def _column(self, questions: list[ActionRequest], dialect: WireFormat) -> Column | None:
-        """Return what the one agent of each question observes; None where that has to be read question by question."""
-        raws = [question.request.observation for question in questions]
+    def _column(self, requests: list[ActionRequest], wire_format: WireFormat) -> Column | None:
+        """Decode the observations of single agents together; None if they have to be decoded one by one."""
         try:
-            return self._values.column(raws, dialect, "GET_ACTION")
+            return self._values.column(
+                [request.message.observation for request in requests], wire_format, "GET_ACTION"
+            )
         except Exception:
-            # Whose fault it was is found one by one, so that it costs nobody else anything.
+            # Decoded one by one, only the wrong observation is refused.
             return None
 
-    def _ask_round(self, questions: list[ActionRequest], column: Column) -> bool:
-        """Ask questions all at once; False, and nothing has been done, where they are not alike."""
-        rewards = [0.0 if question.paid is None else question.rewarded for question in questions]
+    def _send_batch(self, requests: list[ActionRequest], column: Column) -> bool:
+        """Pass requests to the broker as one batch; False, and nothing is done, if the broker cannot take it."""
+        rewards = [0.0 if request.paid is None else request.reward for request in requests]
         if None in rewards or not isinstance(column, np.ndarray):
             return False
-        ids = [question.link.board_id for question in questions]
-        asked = RequestBatch(ids, column, np.array(rewards), questions, self._decided_together)
-        return self._board.request_batch(asked)
+        ids = [request.episode.broker_id for request in requests]
+        return self._broker.request_batch(
+            RequestBatch(ids, column, np.array(rewards), requests, self._batch_decided)
+        )
 
-    def _decided_together(self, questions: Sequence[Any], actions: Actions | BaseException) -> None:
-        """Take what was decided for a round; called in the sampler's thread."""
-        self._decided((questions, actions))
+    def _batch_decided(self, requests: Sequence[Any], actions: Actions | BaseException) -> None:
+        self._decided((requests, actions))
 
-    def _observed(
-        self, questions: list[ActionRequest], dialect: WireFormat, column: Column | None
+    def _observations(
+        self, requests: list[ActionRequest], wire_format: WireFormat, column: Column | None
     ) -> Iterator[dict[Any, Any] | Exception]:
         if column is not None:
             for element in column:
                 yield {SINGLE_AGENT: element}
             return
-        for question in questions:
-            request = question.request
+        for request in requests:
+            message = request.message
             try:
-                gone = self._board.done_agents(question.link.board_id, request.done)
-                yield self._values.observations(request.observation, dialect, "GET_ACTION", gone=gone)
+                gone = self._broker.done_agents(request.episode.broker_id, message.done)
+                yield self._values.observations(message.observation, wire_format, "GET_ACTION", gone=gone)
             except Exception as error:
                 yield error
 
-    def _refuse(self, question: ActionRequest, error: Exception) -> None:
-        """Take a question back: nothing of its message has been taken."""
-        link = question.link
-        waiting, link.waiting = link.waiting, []
-        link.seq, link.answer = question.seq_before, question.answer_before
-        for answerer in waiting:
+    def _refuse(self, request: ActionRequest, error: Exception) -> None:
+        """Undo a request, of which the broker has taken nothing, and answer with the error."""
+        episode = request.episode
+        waiting, episode.waiting = episode.waiting, []
+        episode.seq, episode.answer = request.seq_before, request.answer_before
+        for responder in waiting:
             if isinstance(error, BadMessageError | CallOrderError):
-                self._refused(error, answerer, question.request.seq)
+                self._refused(error, responder, request.message.seq)
             else:
-                _fault(answerer, error)
+                _close_after(error, responder)
 
 
-def _by_dialect(answerers: Sequence[Responder]) -> list[tuple[WireFormat, Sequence[int]]]:
-    """Return the places of those who speak each dialect; nearly always all speak the same one."""
-    dialects = [answerer.dialect for answerer in answerers]
-    if dialects.count(dialects[0]) == len(dialects):
-        return [(dialects[0], range(len(dialects)))]
-    return [
-        (dialect, [place for place, own in enumerate(dialects) if own is dialect]) for dialect in _DIALECTS
-    ]
+def _messages_of(unread: list[Unread]) -> Sequence[GetAction | None]:
+    """Decode deferred bodies together; None for each body that has to be decoded on its own."""
+    if len(unread) == 1:
+        return (None,)
+    bodies = [body for _, body, _ in unread]
+    messages: list[GetAction | None] = [None] * len(bodies)
+    for wire_format, indices in _by_wire_format([responder for _, _, responder in unread]):
+        if len(indices) == len(bodies):
+            return read_action_requests(bodies, wire_format)
+        decoded = read_action_requests([bodies[index] for index in indices], wire_format)
+        for index, message in zip(indices, decoded, strict=True):
+            messages[index] = message
+    return messages
 
 
-def _fault(answerer: Responder, error: Exception) -> None:
-    answerer.close()
+def _by_wire_format(responders: Sequence[Responder]) -> list[tuple[WireFormat, Sequence[int]]]:
+    """Return the indices of each wire format; nearly always there is only one."""
+    formats = [responder.wire_format for responder in responders]
+    if formats.count(formats[0]) == len(formats):
+        return [(formats[0], range(len(formats)))]
+    return [(one, [index for index, found in enumerate(formats) if found is one]) for one in WireFormat]
+
+
+def _close_after(error: Exception, responder: Responder) -> None:
+    """A bug in the server costs the connection and is reported by the event loop."""
+    responder.close()
     asyncio.get_running_loop().call_exception_handler({"message": "GET_ACTION", "exception": error})
 
 
-_MOST_REPEATED = 16
+_MAX_REPEATED = 16
 
 
 class ActionRequestHandler:
-    """The interactive episodes of a server's clients.
-
-    Args:
-        switchboard: Where the sampler is.
-        ioctx: The spaces.
-        limits: How many episodes and agents.
-        decided: Called in the sampler's thread.
-        refused: Answers questions that turn out to be none.
+    """The episodes of a server's clients whose actions the algorithm's policies choose.
 
     Attributes:
-        questions: Those of this round of the loop.
+        batcher: The GET_ACTION requests of this round of the event loop.
+        flush: Passes all requests to the broker. Call it before anything that has to come after them.
     """
 
     def __init__(
         self,
-        switchboard: EpisodeBroker,
+        broker: EpisodeBroker,
         ioctx: InputContext,
         limits: Limits,
         decided: Decided,
         refused: Refused,
     ) -> None:
-        self._board = switchboard
+        self._broker = broker
         self._ioctx = ioctx
         self._limits = limits
         self._decided = decided
         self._values = StepColumns(ioctx, limits.max_agents)
-        self.questions = ActionRequestBatcher(switchboard, self._values, self, limits, decided, refused)
+        self.batcher = ActionRequestBatcher(broker, self._values, self, limits, decided, refused)
+        self.flush = self.batcher.flush
 
-    def settle(self) -> None:
-        """Do what has been put off: what comes next finds everything done that came before it."""
-        self.questions.ask()
-
-    def start(self, state: ClientState, request: StartEpisode, answerer: Responder) -> None:
-        """Begin an episode."""
+    def start(self, state: ClientState, request: StartEpisode, responder: Responder) -> None:
         name = request.episode_id or secrets.token_hex(16)
-        link = state.links.get(name)
-        if link is not None and request.seq is not None and link.seq == request.seq and link.answer:
-            answerer.send(link.answer)
+        episode = state.episodes.get(name)
+        if episode is not None and request.seq is not None and episode.seq == request.seq and episode.answer:
+            responder.send(episode.answer)
             return
-        if link is not None or name in state.finished or name in state.chunks:
+        if episode is not None or name in state.finished or name in state.chunks:
             raise BadMessageError(
                 ErrorCode.WRONG_ORDER,
                 "START_EPISODE.episode_id: was used before, expected a new one, or none at all",
             )
-        state.check_room(self._limits, self._board.open_episodes, "START_EPISODE")
+        state.check_room(self._limits, self._broker.open_episodes, "START_EPISODE")
         state.check_backlog(0, self._limits, "START_EPISODE")
-        board_id = self._board.start(
+        broker_id = self._broker.start(
             f"{state.token[:12]}/{name}", request.training_enabled, budget=state.backlog
         )
-        link = state.links[name] = OpenEpisode(board_id, -1 if request.seq is None else request.seq)
-        link.answer = EpisodeStarted(episode_id=name, seq=request.seq)
-        answerer.send(link.answer)
+        episode = state.episodes[name] = OpenEpisode(broker_id, -1 if request.seq is None else request.seq)
+        episode.answer = EpisodeStarted(episode_id=name, seq=request.seq)
+        responder.send(episode.answer)
 
-    def paid(self, state: ClientState, request: GetAction, dialect: WireFormat) -> LoggedReturns | None:
-        """Return what came with a question; see `menv.serving.action_requests.EpisodeLookup`."""
-        told = len(request.info)
-        if told:
-            state.check_backlog(told, self._limits, "info")
-        returns = self._returns(request, dialect)
+    def paid(self, state: ClientState, request: GetAction, wire_format: WireFormat) -> LoggedReturns | None:
+        """Return the reward, infos and ended agents that came with a GET_ACTION, and the bytes of the infos."""
+        size = len(request.info)
+        if size:
+            state.check_backlog(size, self._limits, "info")
+        returns = self._returns(request, wire_format)
         if returns is None:
             return None
         rewards, infos, done = returns
-        return rewards, infos or {}, done or {}, told
+        return rewards, infos or {}, done or {}, size
 
-    def turn(self, state: ClientState, request: Turn, answerer: Responder) -> None:
-        """Take one message of an episode that asks for nothing.
-
-        Raises:
-            BadMessageError: It cannot be taken, and was not.
-        """
-        link = self.link(state, request, answerer)
-        if link is None:
+    def step(self, state: ClientState, request: Turn, responder: Responder) -> None:
+        """Handle LOG_ACTION, LOG_RETURNS or END_EPISODE."""
+        episode = self.find_episode(state, request, responder)
+        if episode is None:
             return
         try:
-            answer = self._take(state, link, request, answerer)
+            answer = self._take(state, episode, request, responder)
         except EpisodeError as error:
             raise BadMessageError(ErrorCode.WRONG_ORDER, str(error)) from None
         if request.seq is not None:
-            link.seq = request.seq
-        link.answer, link.said = answer, type(request)
+            episode.seq = request.seq
+        episode.answer, episode.last_type = answer, type(request)
         if isinstance(request, EndEpisode):
             state.finish(request.episode_id)
         if not (isinstance(request, LogAction) and request.wait):
-            answerer.send(answer)
+            responder.send(answer)
 
-    def link(self, state: ClientState, request: Turn, answerer: Responder) -> OpenEpisode | None:
-        """Return the episode that a message belongs to; see `menv.serving.action_requests.EpisodeLookup`."""
+    def find_episode(self, state: ClientState, request: Turn, responder: Responder) -> OpenEpisode | None:
+        """Return the episode of a message, in which no request waits; None if the message was repeated and answered."""
         name, seq = request.episode_id, request.seq
-        link = state.links.get(name)
-        if link is not None and not link.waiting and (seq is None or seq == link.seq + 1):
-            return link
-        # What was put off may change what there is to say.
-        self.settle()
-        ended = state.finished.get(name) if link is None else None
-        # Of an episode that is over only its last message comes again.
-        known = link if ended is None or seq != ended.seq else ended
-        if known is not None and seq is not None and self._came_before(known, seq, request, answerer):
+        episode = state.episodes.get(name)
+        if episode is not None and not episode.waiting and (seq is None or seq == episode.seq + 1):
+            return episode
+        # Requests in the batch may change the answer.
+        self.flush()
+        ended = state.finished.get(name) if episode is None else None
+        # Only the last message of an ended episode can be repeated.
+        known = episode if ended is None or seq != ended.seq else ended
+        if known is not None and seq is not None and self._came_before(known, seq, request, responder):
             return None
-        if link is None:
+        if episode is None:
             why = "was not found" if ended is None else "is completed"
             raise BadMessageError(
                 ErrorCode.UNKNOWN_EPISODE,
                 f"episode_id: this episode {why}, expected an open one; send START_EPISODE",
             )
-        if link.waiting:
+        if episode.waiting:
             raise BadMessageError(
                 ErrorCode.WRONG_ORDER,
                 f"{type(request).__struct_config__.tag}: the action that was asked for has not been answered, expected "
                 "one message after the other within an episode; wait for it",
             )
-        return link
+        return episode
 
-    def _came_before(self, link: OpenEpisode, seq: int, request: Turn, answerer: Responder) -> bool:
-        """Answer a message that comes again as before; False if it is the next one."""
+    def _came_before(self, episode: OpenEpisode, seq: int, request: Turn, responder: Responder) -> bool:
+        """Answer a repeated message; False if it is the next one."""
         where = f"{type(request).__struct_config__.tag}.seq"
-        if seq != link.seq:
-            if seq != link.seq + 1 and link.seq >= 0:
+        if seq != episode.seq:
+            if seq != episode.seq + 1 and episode.seq >= 0:
                 raise BadMessageError(
                     ErrorCode.WRONG_ORDER,
-                    f"{where}: {seq} after {link.seq}, expected {link.seq + 1}; number the messages of an episode one "
-                    "by one",
+                    f"{where}: {seq} after {episode.seq}, expected {episode.seq + 1}; number the messages of an "
+                    "episode one by one",
                 )
             return False
-        # The reply was lost, or is still to come.
-        asked = link.answer is None or isinstance(link.answer, Action | Error)
-        if type(request) is not (GetAction if asked else link.said):
+        # The reply was lost, or was not sent yet.
+        asked = episode.answer is None or isinstance(episode.answer, Action | Error)
+        if type(request) is not (GetAction if asked else episode.last_type):
             raise BadMessageError(
                 ErrorCode.WRONG_ORDER,
                 f"{where}: {seq} was the number of another message, which has been taken, expected {seq + 1}; send a "
                 "message again as it was",
             )
-        if link.answer is not None:
-            answerer.send(link.answer)
-        elif len(link.waiting) < _MOST_REPEATED:
-            link.waiting.append(answerer)
+        if episode.answer is not None:
+            responder.send(episode.answer)
+        elif len(episode.waiting) < _MAX_REPEATED:
+            episode.waiting.append(responder)
         else:
             raise BadMessageError(
                 ErrorCode.TOO_MANY,
-                f"{where}: {seq} has come {_MOST_REPEATED} times, expected fewer; wait for the answer",
+                f"{where}: {seq} has come {_MAX_REPEATED} times, expected fewer; wait for the answer",
             )
         return True
 
-    def _take(self, state: ClientState, link: OpenEpisode, request: Turn, answerer: Responder) -> Answer:
-        # Everything is read before anything is done: a message is taken whole or not at all.
-        dialect, board, seq = answerer.dialect, self._board, request.seq
+    def _take(self, state: ClientState, episode: OpenEpisode, request: Turn, responder: Responder) -> Answer:
+        # Everything is decoded before anything changes: a message is handled completely or not at all.
+        wire_format, broker, seq = responder.wire_format, self._broker, request.seq
         if not isinstance(request, LogReturns):
-            board.check(type(request).__name__, link.board_id)
-        told, size = len(memoryview(request.info)), 0
-        if told:
-            state.check_backlog(told, self._limits, "info")
-        returns = self._returns(request, dialect)
+            broker.check(type(request).__name__, episode.broker_id)
+        info_size, size = len(memoryview(request.info)), 0
+        if info_size:
+            state.check_backlog(info_size, self._limits, "info")
+        returns = self._returns(request, wire_format)
         if isinstance(request, LogAction | EndEpisode):
             size = len(memoryview(request.observation))
         if isinstance(request, EndEpisode):
-            obs = self._values.observations(request.observation, dialect, "END_EPISODE", final=True)
-            self._pay(link, returns, told)
-            board.end(link.board_id, obs, truncated=request.truncated, size=size)
+            obs = self._values.observations(request.observation, wire_format, "END_EPISODE", final=True)
+            self._pay(episode, returns, info_size)
+            broker.end(episode.broker_id, obs, truncated=request.truncated, size=size)
         elif isinstance(request, LogAction):
             state.check_backlog(size, self._limits, "LOG_ACTION")
-            gone = board.done_agents(link.board_id, request.done)
-            obs = self._values.observations(request.observation, dialect, "LOG_ACTION", gone=gone)
-            actions = self._values.actions(request.action, obs, dialect, gone)
-            self._pay(link, returns, told)
-            taken = partial(self._logged, answerer, seq) if request.wait else None
-            board.log_action(link.board_id, obs, actions, wait=False, size=size, callback=taken)
+            gone = broker.done_agents(episode.broker_id, request.done)
+            obs = self._values.observations(request.observation, wire_format, "LOG_ACTION", gone=gone)
+            actions = self._values.actions(request.action, obs, wire_format, gone)
+            self._pay(episode, returns, info_size)
+            taken = partial(self._logged, responder, seq) if request.wait else None
+            broker.log_action(episode.broker_id, obs, actions, wait=False, size=size, callback=taken)
         else:
-            self._pay(link, returns, told)
+            self._pay(episode, returns, info_size)
         return Ok(seq=seq)
 
-    def _logged(self, answerer: Responder, seq: int | None, why: object) -> None:
-        """Answer that an action was taken, or why not; called in the sampler's thread."""
+    def _logged(self, responder: Responder, seq: int | None, why: object) -> None:
+        """Answer LOG_ACTION with `wait`, with an error if the action was not taken; called in the sampler's thread."""
         error = Error(code=str(ErrorCode.STOPPING), message=str(why), seq=seq)
-        self._decided(partial(answerer.send, error if isinstance(why, BaseException) else Ok(seq=seq)))
+        self._decided(partial(responder.send, error if isinstance(why, BaseException) else Ok(seq=seq)))
 
-    def _pay(self, link: OpenEpisode, returns: tuple[Any, Any, Any] | None, size: int) -> None:
+    def _pay(self, episode: OpenEpisode, returns: tuple[Any, Any, Any] | None, size: int) -> None:
         if returns is not None:
-            self._board.log_returns(link.board_id, *returns, size)
+            self._broker.log_returns(episode.broker_id, *returns, size)
 
-    def _returns(self, request: Turn, dialect: WireFormat) -> tuple[Any, Any, Any] | None:
-        multi, told = self._ioctx.multi_agent, len(memoryview(request.reward)) > 0
-        info = _plain(request.info, dialect)
-        if not told and not info and not request.done:
+    def _returns(self, request: Turn, wire_format: WireFormat) -> tuple[Any, Any, Any] | None:
+        multi, has_reward = self._ioctx.multi_agent, len(memoryview(request.reward)) > 0
+        info = _plain(request.info, wire_format)
+        if not has_reward and not info and not request.done:
             if isinstance(request, LogReturns):
                 raise BadMessageError(ErrorCode.MISSING_FIELD, "LOG_RETURNS: no field 'reward', expected it")
             return None
-        paid = value_readers.reward(request.reward, dialect) if told else ({} if multi else 0.0)
+        paid = value_readers.reward(request.reward, wire_format) if has_reward else ({} if multi else 0.0)
         if isinstance(paid, dict) is not multi:
             kind = "an object of numbers by agent" if multi else "a number"
             raise BadMessageError(ErrorCode.WRONG_TYPE, f"reward: not {kind}, expected {kind}")
@@ -619,15 +545,15 @@ class ActionRequestHandler:
             return {SINGLE_AGENT: paid}, {SINGLE_AGENT: info} if info else None, None
         for agent in (*paid, *info, *(agent for agent in request.done or () if agent != ALL)):
             self._values.spaces(agent, "reward")
-        if not all(isinstance(own, dict) for own in info.values()):
+        if not all(isinstance(one, dict) for one in info.values()):
             raise BadMessageError(ErrorCode.WRONG_TYPE, "info: expected an object of objects by agent")
         return paid, info or None, request.done
 
 
-def _plain(raw: msgspec.Raw, dialect: WireFormat) -> dict[str, Any]:
+def _plain(raw: msgspec.Raw, wire_format: WireFormat) -> dict[str, Any]:
     if not len(memoryview(raw)):
         return {}
-    read = msgspec.json.decode if dialect is WireFormat.JSON else msgspec.msgpack.decode
+    read = msgspec.json.decode if wire_format is WireFormat.JSON else msgspec.msgpack.decode
     info = read(raw)
     if info is not None and not isinstance(info, dict):
         raise BadMessageError(ErrorCode.WRONG_TYPE, "info: expected an object")

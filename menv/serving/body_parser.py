@@ -1,4 +1,4 @@
-"""The translator: the process that reads large bodies for a server, whose thread must not be held up by them.
+"""The parser: the process that reads large bodies for a server, whose thread must not be held up by them.
 
     python -m menv.serving.body_parser
 
@@ -40,12 +40,6 @@ from menv.serving.step_columns import AgentSpaceTable, StepColumns, context_from
 from menv.serving.transports.transport import Limits
 from menv.serving.value_readers import reward
 
-# SEAM menv.serving.pipe_frames
-# Frames between a server and its translator: a kind, a length, and that many bytes.
-#
-# Both ends of the two pipes use it. It knows nothing of what the bytes are.
-
-
 _HEAD = struct.Struct(">BQ")
 
 
@@ -53,11 +47,11 @@ class PipeFrameKind(enum.IntEnum):
     """What a frame holds."""
 
     SETUP = 1
-    """To the translator, first of all: what clients play and the limits, as JSON."""
+    """To the parser, first of all: what clients play and the limits, as JSON."""
     READY = 2
     """Its answer: empty."""
     BODY = 3
-    """To the translator: a body as it came."""
+    """To the parser: a body as it came."""
     MESSAGE = 4
     """Its answer: the same message in msgpack, with packed arrays."""
     EPISODES = 5
@@ -67,22 +61,14 @@ class PipeFrameKind(enum.IntEnum):
 
 
 def write_frame(file: IO[bytes], kind: PipeFrameKind, data: bytes) -> None:
-    """Write one frame, waiting until it is out.
-
-    Raises:
-        OSError: The other end is gone.
-    """
+    """Write one frame, waiting until it is out."""
     file.write(_HEAD.pack(kind, len(data)))
     file.write(data)
     file.flush()
 
 
 def read_frame(file: IO[bytes]) -> tuple[PipeFrameKind, bytes] | None:
-    """Return the next frame, waiting for it; None if the other end is gone.
-
-    Raises:
-        ValueError: It is of no known kind.
-    """
+    """Return the next frame, waiting for it; None if the other end is gone."""
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size:
         return None
@@ -95,12 +81,7 @@ _NOTHING = Raw(b"\xc0")
 
 
 class BodyParser:
-    """Reads bodies.
-
-    Args:
-        ioctx: What clients play.
-        limits: Of each client.
-    """
+    """Reads bodies."""
 
     def __init__(self, ioctx: InputContext, limits: Limits) -> None:
         self._limits = limits
@@ -108,7 +89,7 @@ class BodyParser:
         self._values = StepColumns(ioctx, limits.max_agents)
         self._spaces_of = AgentSpaceTable(ioctx).of
 
-    def translated(self, body: bytes) -> tuple[PipeFrameKind, bytes]:
+    def parse(self, body: bytes) -> tuple[PipeFrameKind, bytes]:
         """Return the answer to a body."""
         try:
             return self._read(body)
@@ -122,16 +103,12 @@ class BodyParser:
         return PipeFrameKind.REFUSAL, msgspec.msgpack.encode((str(refusal.code), refusal.text, refusal.seq))
 
     def _read(self, body: bytes) -> tuple[PipeFrameKind, bytes]:
-        """Return a message as it goes on.
-
-        Raises:
-            BadMessageError: It cannot be taken.
-        """
-        request, dialect = decode(body, self._limits.max_depth)
+        """Return a message as it goes on."""
+        request, wire_format = decode(body, self._limits.max_depth)
         if isinstance(request, Episodes):
-            return PipeFrameKind.EPISODES, self._episodes(request, dialect)
+            return PipeFrameKind.EPISODES, self._episodes(request, wire_format)
         try:
-            rest, message = self._message(request, dialect)
+            rest, message = self._message(request, wire_format)
         except BadMessageError as error:
             error.seq = getattr(request, "seq", None)
             raise
@@ -144,42 +121,42 @@ class BodyParser:
             )
         return PipeFrameKind.MESSAGE, message
 
-    def _episodes(self, request: Episodes, dialect: WireFormat) -> bytes:
+    def _episodes(self, request: Episodes, wire_format: WireFormat) -> bytes:
         name = _tag(request)
         flat = [
-            write_flat(read_episode(raw, self._spaces_of, dialect, f"{name}.episodes[{index}]"))
+            write_flat(read_episode(raw, self._spaces_of, wire_format, f"{name}.episodes[{index}]"))
             for index, raw in enumerate(request.episodes)
         ]
         head = encode(msgspec.structs.replace(request, episodes=[]), WireFormat.MSGPACK)
         return msgspec.msgpack.encode(ParsedEpisodes(head, flat))
 
-    def _message(self, request: Request, dialect: WireFormat) -> tuple[int, bytes]:
+    def _message(self, request: Request, wire_format: WireFormat) -> tuple[int, bytes]:
         """Return the size of what no space bounds, and any other message."""
         large: dict[str, Raw] = {}
         if isinstance(request, Turn):
-            large, small = self._turn(request, dialect)
+            large, small = self._turn(request, wire_format)
             request = msgspec.structs.replace(request, **small)
         rest = msgspec.structs.replace(request, **dict.fromkeys(large, _NOTHING))
         size = len(encode(rest, WireFormat.MSGPACK))
         return size, encode(msgspec.structs.replace(request, **large), WireFormat.MSGPACK)
 
-    def _turn(self, request: Turn, dialect: WireFormat) -> tuple[dict[str, Raw], dict[str, Raw]]:
+    def _turn(self, request: Turn, wire_format: WireFormat) -> tuple[dict[str, Raw], dict[str, Raw]]:
         """Return the values of a message within an episode by field: those that spaces bound, and the others."""
         large, small = {}, {}
         if len(memoryview(request.info)):
-            small["info"] = _in_msgpack(request.info, dialect, "info")
+            small["info"] = _in_msgpack(request.info, wire_format, "info")
         if len(memoryview(request.reward)):
-            small["reward"] = to_raw(reward(request.reward, dialect), WireFormat.MSGPACK)
+            small["reward"] = to_raw(reward(request.reward, wire_format), WireFormat.MSGPACK)
         if not isinstance(request, LogReturns):
             raw = request.observation  # type: ignore[attr-defined]
             # Who has ended is known where the message is taken, and masks are looked at once more there.
             obs = self._values.observations(
-                raw, dialect, _tag(request), final=self._multi_agent or isinstance(request, EndEpisode)
+                raw, wire_format, _tag(request), final=self._multi_agent or isinstance(request, EndEpisode)
             )
             large["observation"] = self._packed(obs)
             if isinstance(request, LogAction):
-                acted = fields(request.action, dialect, "LOG_ACTION.action") if self._multi_agent else obs
-                actions = self._values.actions(request.action, obs, dialect, obs.keys() - acted.keys())
+                acted = fields(request.action, wire_format, "LOG_ACTION.action") if self._multi_agent else obs
+                actions = self._values.actions(request.action, obs, wire_format, obs.keys() - acted.keys())
                 large["action"] = self._packed(actions)
         return large, small
 
@@ -187,13 +164,9 @@ class BodyParser:
         return to_raw(by_agent if self._multi_agent else by_agent[SINGLE_AGENT], WireFormat.MSGPACK)
 
 
-def _in_msgpack(raw: Raw, dialect: WireFormat, where: str) -> Raw:
-    """Return a value of any kind in msgpack.
-
-    Raises:
-        BadMessageError: It holds a number that msgpack has no form for.
-    """
-    if dialect is WireFormat.MSGPACK:
+def _in_msgpack(raw: Raw, wire_format: WireFormat, where: str) -> Raw:
+    """Return a value of any kind in msgpack."""
+    if wire_format is WireFormat.MSGPACK:
         return raw
     try:
         return Raw(msgspec.msgpack.encode(msgspec.json.decode(raw)))
@@ -226,16 +199,16 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
         return
     settings = msgspec.json.decode(setup[1])
     limits = Limits(**settings["limits"])
-    translator = BodyParser(context_from_json(settings["context"]), limits)
+    parser = BodyParser(context_from_json(settings["context"]), limits)
     bound_memory(settings["memory"])
     write_frame(sink, PipeFrameKind.READY, b"")
     while (frame := read_frame(source)) is not None:
-        write_frame(sink, *translator.translated(frame[1]))
+        write_frame(sink, *parser.parse(frame[1]))
 
 
 def main() -> None:
     """Run as a process."""
-    # Whoever interrupts a program means the server, which ends its translator.
+    # Whoever interrupts a program means the server, which ends its parser.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(BrokenPipeError):
         serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -33,13 +33,6 @@ from menv.serving.protocol import Request, decode
 from menv.serving.step_columns import context_to_json
 from menv.serving.transports.transport import Limits
 
-# SEAM menv.serving.translator_process
-# One translator process, as the server sees it: started, asked, killed, and never left behind.
-#
-# `Translation` has one at a time. The process ends by itself when its input does, so also when the server is
-# killed.
-
-
 _MODULE = "menv.serving.body_parser"
 _START_S = 60.0
 _END_S = 2.0
@@ -48,11 +41,7 @@ _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class BodyParserProcess:
-    """A process. All but `kill` wait, and are called in one thread.
-
-    Raises:
-        OSError: No process can be started.
-    """
+    """A process. All but `kill` wait, and are called in one thread."""
 
     def __init__(self) -> None:
         if not sys.executable or getattr(sys, "frozen", False):
@@ -156,10 +145,6 @@ class ParseJob:
 class BodyParserPool:
     """The way to the process. Everything but `stop` is called in the server's loop.
 
-    Args:
-        ioctx: What clients play.
-        limits: Of each client.
-
     Attributes:
         usable: Whether bodies can be read elsewhere: not where a space has no form in JSON, and not where no process
             can be started.
@@ -169,7 +154,7 @@ class BodyParserPool:
     """
 
     def __init__(self, ioctx: InputContext, limits: Limits) -> None:
-        self.translated = 0
+        self.parsed = 0
         self.deaths = 0
         self._limits = limits
         self.longest_inline = limits.inline_body
@@ -196,15 +181,7 @@ class BodyParserPool:
         return len(body) > self._limits.inline_body and self.usable
 
     def add(self, body: bytes, then: Then) -> ParseJob:
-        """Have a body read.
-
-        Args:
-            body: The body.
-            then: Called in the server's loop, later.
-
-        Raises:
-            BadMessageError: Too many bytes wait already.
-        """
+        """Have a body read."""
         if self._waiting + len(body) > self._limits.max_large:
             raise BadMessageError(
                 ErrorCode.TOO_MANY,
@@ -213,7 +190,7 @@ class BodyParserPool:
             )
         if self._thread is None:
             self._loop = asyncio.get_running_loop()
-            self._thread = threading.Thread(target=self._run, name="menv-translation", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="menv-body-parser", daemon=True)
             self._thread.start()
         job = ParseJob(body, then)
         self._waiting += len(body)
@@ -255,7 +232,7 @@ class BodyParserPool:
     def _done(self, job: ParseJob, outcome: Outcome, fault: Exception | None) -> None:
         self._waiting -= len(job.body)
         self._pending -= 1
-        self.translated += isinstance(outcome, tuple)
+        self.parsed += isinstance(outcome, tuple)
         if job.then is not None:
             job.then(outcome)
         if fault is not None:
@@ -352,23 +329,11 @@ def _setup(ioctx: InputContext, limits: Limits) -> bytes | None:
     return None
 
 
-def translated(outcome: Outcome, body: bytes, max_depth: int) -> tuple[Request, bool, WireFormat]:
-    """Return the request that a body holds.
-
-    Args:
-        outcome: What `BodyParserPool` said of the body.
-        body: The body; read here if it was not read elsewhere.
-        max_depth: `Limits.max_depth`.
-
-    Returns:
-        The request, whether its episodes are as `write_flat` has them, and the dialect of everything else.
-
-    Raises:
-        BadMessageError: It holds none.
-    """
+def parsed_request(outcome: Outcome, body: bytes, max_depth: int) -> tuple[Request, bool, WireFormat]:
+    """Return the request that a body holds."""
     if outcome is None:
-        request, dialect = decode(body, max_depth)
-        return request, False, dialect
+        request, wire_format = decode(body, max_depth)
+        return request, False, wire_format
     if isinstance(outcome, BadMessageError):
         raise outcome
     kind, data = outcome

@@ -1,6 +1,7 @@
-"""What a server remembers of one client: its episodes, what of them it has taken, and what it answered last.
+"""What a server remembers of one client: its episodes, how many of their steps it has taken, and its last answers.
 
-It outlives a connection where the client asked for that. Sessions read and write it, in the server's loop.
+A client's state outlives its connection if the client asked for that. Sessions use it in the server's event loop.
+`Trainer` is the algorithm as the server sees it.
 """
 
 from __future__ import annotations
@@ -18,95 +19,83 @@ from menv.serving.codec import BadMessageError, ErrorCode, WireFormat
 from menv.serving.protocol import Answer, Ok, StartEpisode, Turn, encoder, error_reply
 from menv.serving.transports.transport import Limits, Reply
 
-# SEAM menv.serving.answerer
-# Answerer: the way back for one request, in the dialect that it came in.
-
 
 class Responder:
-    """Answers one request.
-
-    Args:
-        reply: Takes the body.
-        dialect: Of the request.
-        close: Ends the connection after what was replied.
-        always: Whether the transport needs a reply to every body.
-        answers_in: The dialect of answers, where the request was translated from it.
+    """Answers one request, in the wire format of the request.
 
     Attributes:
-        reply: As given; so are `dialect`, `close` and `always`.
-        body: Returns an answer as `reply` takes it.
+        always: Whether the transport needs a reply to every body, as HTTP does.
+        body: Encodes an answer; in `reply_format` if the request was converted from another format.
     """
 
-    __slots__ = ("always", "body", "close", "dialect", "reply")
+    __slots__ = ("always", "body", "close", "reply", "wire_format")
 
     def __init__(
         self,
         reply: Reply,
-        dialect: WireFormat,
+        wire_format: WireFormat,
         close: Callable[[], None],
         always: bool = False,
-        answers_in: WireFormat | None = None,
+        reply_format: WireFormat | None = None,
     ) -> None:
         self.reply = reply
-        self.body: Callable[[Answer], bytes] = encoder(answers_in or dialect)
-        self.dialect = dialect
+        self.body: Callable[[Answer], bytes] = encoder(reply_format or wire_format)
+        self.wire_format = wire_format
         self.close = close
         self.always = always
 
     def send(self, message: Answer) -> None:
-        """Answer."""
         self.reply(self.body(message))
 
     def refuse(self, error: BadMessageError, seq: int | None = None) -> None:
-        """Answer that the request cannot be taken."""
         self.send(error_reply(error, seq))
 
     def nothing(self) -> None:
-        """Answer a request that has no answer, where the transport needs one all the same."""
+        """Answer a request that has no answer, if the transport needs one."""
         if self.always:
             self.send(Ok())
 
 
 _KEPT_FINISHED, _FORGOTTEN_AT_ONCE = 1_000, 64
 _CLIENTS = 4
-"""How many clients may have as much waiting as each of them may."""
+"""All clients together may have this many times `Limits.max_waiting` waiting."""
 
 
 @dataclass(slots=True)
 class OpenEpisode:
-    """An episode whose actions are asked for one by one.
+    """An episode whose actions the client requests one by one.
 
     Attributes:
-        board_id: Its id on the switchboard.
-        seq: Number of the last message that was taken, -1 before the first.
-        answer: What the last one was answered, None while it waits.
-        said: Of which type the last one was that did not ask for an action.
-        waiting: Where to answer it; several places if it came again meanwhile.
-        number: Which of all it is; those that began later have greater ones.
+        broker_id: Its id at the broker.
+        seq: Number of the last message, -1 before the first.
+        answer: The answer to the last message, None while it waits.
+        last_type: Type of the last message that was no GET_ACTION.
+        waiting: Responders of the unanswered request; several if it was repeated.
+        number: Grows with every episode of the server.
     """
 
-    board_id: str
+    broker_id: str
     seq: int = -1
     answer: Answer | None = None
-    said: type[StartEpisode | Turn] = StartEpisode
+    last_type: type[StartEpisode | Turn] = StartEpisode
     waiting: list[Responder] = field(default_factory=list)
     number: int = field(default_factory=itertools.count().__next__)
 
 
 @dataclass(slots=True)
 class ChunkProgress:
-    """An episode that the client plays by itself.
+    """An episode whose actions the client chooses itself and sends in trajectory chunks.
 
     Attributes:
-        board_id: Its id on the switchboard.
-        t: Steps that have been taken, by agent.
-        ends: After how many steps the latest end of an agent was that has been taken.
-        last_obs: The observation that the next chunk begins with, of an episode without an id.
-        over: Whether its last chunk has been taken.
-        policies: Who answers for which agent, where the client has asked.
+        broker_id: Its id at the broker.
+        t: Steps taken so far, by agent.
+        ends: Steps taken at the latest end of each agent.
+        last_obs: The observation with which the next chunk begins, if the episode has no id.
+        over: Whether its last chunk was taken.
+        policies: The policy of each agent, if the client has asked.
     """
 
-    board_id: str
+    broker_id: str
     t: dict[str | None, int] = field(default_factory=dict)
     ends: dict[str | None, int] = field(default_factory=dict)
     last_obs: Any = None
@@ -117,23 +106,20 @@ class ChunkProgress:
 class ClientState:
     """One client.
 
-    Args:
-        backlog: What of its episodes waits for the sampler.
-
     Attributes:
-        backlog: What of its episodes waits for the sampler.
-        token: What it shows to go on after a lost connection.
+        backlog: Bytes of its episodes that wait for the sampler.
+        token: Identifies the client when it reconnects.
         name: For reports.
-        extended: Whether it asked for more than RLlink.
-        links: Its open episodes, by its own ids.
-        finished: Those that ended lately.
-        chunks: Episodes that it plays by itself, by its own ids; the finished ones lately.
-        chunks_over: How many of `chunks` are finished; counting them for every episode would take too long.
-        loose: Those of them that have no id and go on.
-        weights_seq_no: The weights that it was sent last.
-        only: The policy that it acts with where it does not ask who does, because there was one when it greeted.
-        connected: How many connections it has.
-        lost_at: When it lost the last one.
+        extended: Whether it requested the extension.
+        episodes: Its open episodes, by its own ids.
+        finished: Episodes that ended lately.
+        chunks: Episodes that it sends in chunks, by its own ids, including those that ended lately.
+        num_chunks_ended: Number of ended episodes in `chunks`; counting them for each episode is too slow.
+        unnamed: Open episodes in chunks that have no id.
+        weights_seq_no: The weights that it received last.
+        only_policy: The only policy when it connected, with which it acts without asking.
+        connected: Number of its connections.
+        lost_at: Time when it lost the last one.
     """
 
     def __init__(self, backlog: ByteBudget) -> None:
@@ -141,28 +127,24 @@ class ClientState:
         self.token = secrets.token_hex(16)
         self.name = ""
         self.extended = False
-        self.links: dict[str, OpenEpisode] = {}
+        self.episodes: dict[str, OpenEpisode] = {}
         self.finished: OrderedDict[str, OpenEpisode] = OrderedDict()
         self.chunks: OrderedDict[str, ChunkProgress] = OrderedDict()
-        self.chunks_over = 0
-        self.loose: list[ChunkProgress] = []
+        self.num_chunks_ended = 0
+        self.unnamed: list[ChunkProgress] = []
         self.weights_seq_no: int | None = None
-        self.only: str | None = None
+        self.only_policy: str | None = None
         self.connected = 0
         self.lost_at = 0.0
 
     @property
-    def open_episodes(self) -> int:
-        """How many episodes are open."""
-        return len(self.links) + len(self.loose) + len(self.chunks) - self.chunks_over
+    def num_open(self) -> int:
+        """Number of open episodes."""
+        return len(self.episodes) + len(self.unnamed) + len(self.chunks) - self.num_chunks_ended
 
     def check_room(self, limits: Limits, everywhere: int, where: str) -> None:
-        """Refuse one more episode where too many are open, of this client or everywhere.
-
-        Raises:
-            BadMessageError: They are.
-        """
-        counts = {"max_episodes": self.open_episodes, "max_open_episodes": everywhere}
+        """Raise `BadMessageError` if this client, or all clients together, have too many open episodes."""
+        counts = {"max_episodes": self.num_open, "max_open_episodes": everywhere}
         for name, count in counts.items():
             most = getattr(limits, name)
             if count >= most:
@@ -174,11 +156,7 @@ class ClientState:
                 )
 
     def check_backlog(self, size: int, limits: Limits, where: str) -> None:
-        """Refuse to take more where too much waits.
-
-        Raises:
-            BadMessageError: It does.
-        """
+        """Raise `BadMessageError` if too many bytes wait for the sampler."""
         backlog, total = self.backlog, self.backlog.total
         if backlog.waiting + size > limits.max_waiting or (
             total is not None and total.waiting + size > _CLIENTS * limits.max_waiting
@@ -190,36 +168,35 @@ class ClientState:
             )
 
     def finish(self, episode_id: str) -> None:
-        """Keep an episode that ended for a while, so that its last message is recognised when it comes again."""
-        self.finished[episode_id] = self.links.pop(episode_id)
+        """Remember an ended episode for a while, to recognise its last message if it is repeated."""
+        self.finished[episode_id] = self.episodes.pop(episode_id)
         while len(self.finished) > _KEPT_FINISHED:
             self.finished.popitem(last=False)
 
     def forget_chunks(self) -> None:
-        """Forget the oldest finished episodes that it played by itself, many at once: looking for them takes long."""
-        if self.chunks_over <= _KEPT_FINISHED + _FORGOTTEN_AT_ONCE:
+        """Forget the oldest ended episodes, many at once because searching for them is slow."""
+        if self.num_chunks_ended <= _KEPT_FINISHED + _FORGOTTEN_AT_ONCE:
             return
         over = [name for name, one in self.chunks.items() if one.over]
         for name in over[:-_KEPT_FINISHED]:
             del self.chunks[name]
-            self.chunks_over -= 1
+            self.num_chunks_ended -= 1
 
     def clear(self) -> None:
-        """Forget all episodes."""
-        for kept in (self.links, self.finished, self.chunks, self.loose):
+        for kept in (self.episodes, self.finished, self.chunks, self.unnamed):
             kept.clear()
 
-    def board_ids(self) -> list[str]:
-        """Return the switchboard's ids of all open episodes."""
-        chunks = [one.board_id for one in self.chunks.values() if not one.over]
+    def broker_ids(self) -> list[str]:
+        """Return the broker's ids of all open episodes."""
+        chunks = [one.broker_id for one in self.chunks.values() if not one.over]
         return [
-            *(one.board_id for one in self.links.values()),
+            *(one.broker_id for one in self.episodes.values()),
             *chunks,
-            *(one.board_id for one in self.loose),
+            *(one.broker_id for one in self.unnamed),
         ]
 
-    def standing(self) -> dict[str, Any]:
-        """Return where each open episode stands, for a client that returns."""
+    def resume_points(self) -> dict[str, Any]:
+        """Return the position of each open episode, for a client that reconnects."""
         played = {
             name: {
                 "t": one.t.get(None, 0),
@@ -228,22 +205,14 @@ class ClientState:
             for name, one in self.chunks.items()
             if not one.over
         }
-        return {**{name: {"seq": link.seq} for name, link in self.links.items()}, **played}
-
-
-# SEAM menv.serving.trainer
-# Trainer: what a server asks of the algorithm that learns from its clients.
-#
-# `menv.algorithms.weight_publisher` implements it, a `ServedEnvs` calls it. What was published last never
-# changes, so
-# that clients are answered while the algorithm learns.
+        return {**{name: {"seq": episode.seq} for name, episode in self.episodes.items()}, **played}
 
 
 class PublishedPolicies(Protocol):
-    """The policies as they were published together. It stays as it is; the next weights come with another one.
+    """The policies of one set of weights. It never changes, so clients are answered while the algorithm learns.
 
     Attributes:
-        weights_seq_no: The number of its weights; it grows with every update.
+        weights_seq_no: Grows with every update.
         policies: The policies by id.
     """
 
@@ -251,46 +220,42 @@ class PublishedPolicies(Protocol):
     policies: Mapping[str, Policy]
 
     def made(self, form: str, policy_id: str) -> Any:
-        """Return what `make` has made before. In the server's loop.
-
-        Raises:
-            KeyError: It has not made it yet.
-        """
+        """Return a form that `make` has made before, else raise `KeyError`. Called in the server's loop."""
 
     def make(self, form: str, policy_id: str) -> Any:
-        """Return a policy in one of its forms. In the one thread that makes them.
+        """Make and return a policy in one of its forms; slow. Called in the thread that makes them.
 
         Args:
-            form: "bundle" for a packed bundle, "weights" for packed weights, "onnx" for the ONNX file that RLlink
-                clients read, gzipped, as base64.
-            policy_id: Its id.
+            form: "bundle" for a packed bundle, "weights" for packed weights, "onnx" for the ONNX file of RLlink
+                clients, gzipped, as base64.
+            policy_id: The policy.
 
         Raises:
-            ConfigError: It has no such form; the sentence says what works instead.
+            ConfigError: The policy has no such form; the sentence says what works instead.
         """
 
     def expect_clients(self) -> None:
-        """Make the forms that a first client may ask for. In the thread that makes them."""
+        """Make the forms that a first client may request. Called in the thread that makes them."""
 
     def make_ready(self) -> None:
-        """Make the forms that clients have asked for lately. In the thread that makes them."""
+        """Make the forms that clients requested lately. Called in the thread that makes them."""
 
     def connectors_since(self, policy_id: str) -> int:
-        """Return the number with which a policy's connectors changed last; weights alone do not bring them."""
+        """Return the `weights_seq_no` at which the policy's connectors changed last; weights do not include them."""
 
     def policy_for(self, episode_id: str, agent_id: str) -> str:
-        """Return which policy answers for an agent of an episode that is played elsewhere. In the server's loop."""
+        """Return the policy of an agent in an episode of a client. Called in the server's loop."""
 
 
 class Trainer(Protocol):
-    """The algorithm.
+    """The algorithm that learns from the clients of a server; `menv.algorithms.weight_publisher` implements it.
 
     Attributes:
-        env_steps_per_sample: Env steps of one fragment.
-        force_on_policy: Whether clients that act by themselves shall wait for the next weights.
-        explore: Whether clients that act by themselves shall draw actions, or take the most likely ones.
-        observation_fn: Whether policies see what an `observation_fn` makes of observations, which clients do not have.
-        latest: What was published last; another thread may put the next one in its place.
+        env_steps_per_sample: Env steps of one rollout fragment.
+        force_on_policy: Whether clients with local inference wait for the next weights after each fragment.
+        explore: Whether clients with local inference sample actions or take the most likely ones.
+        observation_fn: Whether policies see the output of an `observation_fn`, which clients do not have.
+        latest: The latest policies; another thread may replace it.
     """
 
     env_steps_per_sample: int

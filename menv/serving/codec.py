@@ -24,14 +24,6 @@ from msgspec import Meta, Raw
 
 from menv.errors import MenvError
 
-# SEAM menv.serving.wire.nesting
-# How deeply lists and objects lie within each other in a body, found out without recursion.
-#
-# `dialect` asks before it lets a parser loose on what no type bounds: parsers recurse, and stop where the
-# interpreter's
-# recursion limit says, which a program may have raised beyond what the stack of a thread holds.
-
-
 _NO_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))
 _TEXT = re.compile(rb'"[^"]*"?')
 _OPENING = np.zeros(256, np.int8)
@@ -111,13 +103,6 @@ def _bytes_after(first: int, body: bytes, at: int) -> int:
     return _FIXED[first]
 
 
-# SEAM menv.serving.wire.bad_message
-# What can be wrong with something that a peer sent: one exception, and the closed list of its codes.
-#
-# Whoever reads from peers raises it, sessions answer it with an ERROR. It knows no transports and no
-# messages.
-
-
 class ErrorCode(StrEnum):
     """What kind of thing is wrong, for machines. `MEANINGS` says what each one means."""
 
@@ -181,11 +166,6 @@ MEANINGS: Mapping[ErrorCode, str] = MappingProxyType(
 class BadMessageError(MenvError):
     """A peer sent something that cannot be taken; it is told so, and nothing else happens.
 
-    Args:
-        code: One of `ErrorCode`.
-        text: `<where>: <what was wrong>, expected <rule>`, for the author of the client; never what was sent.
-        seq: The sequence number of the message, where it could be read.
-
     Attributes:
         code: As given, a `ErrorCode`.
         text: As given.
@@ -221,12 +201,8 @@ class WireFormat(enum.Enum):
     MSGPACK = "application/msgpack"
 
 
-def dialect_of(body: bytes) -> WireFormat:
-    """Return what a body is, by its first byte.
-
-    Raises:
-        BadMessageError: It begins neither a JSON object nor a msgpack map.
-    """
+def wire_format_of(body: bytes) -> WireFormat:
+    """Return what a body is, by its first byte."""
     first = body[0] if body else -1
     if first in _JSON_STARTS or body.startswith(MARK):
         return WireFormat.JSON
@@ -240,29 +216,15 @@ def dialect_of(body: bytes) -> WireFormat:
 
 
 class TypedDecoder:
-    """Decodes one type from both dialects.
-
-    Args:
-        kind: A type that msgspec knows.
-        msgpack_kind: The type in msgpack, where it differs.
-    """
+    """Decodes one type from both wire_formats."""
 
     def __init__(self, kind: Any, msgpack_kind: Any = None) -> None:
         self._json: Callable[[Data], Any] = msgspec.json.Decoder(kind).decode
         self._msgpack: Callable[[Data], Any] = msgspec.msgpack.Decoder(msgpack_kind or kind).decode
 
-    def read(self, data: Data, dialect: WireFormat, where: str) -> Any:
-        """Return the value.
-
-        Args:
-            data: All of it, and nothing else.
-            dialect: How it is written.
-            where: Begins the message of an error.
-
-        Raises:
-            BadMessageError: It is not written well, or is of another type.
-        """
-        decode = self._json if dialect is WireFormat.JSON else self._msgpack
+    def read(self, data: Data, wire_format: WireFormat, where: str) -> Any:
+        """Return the value."""
+        decode = self._json if wire_format is WireFormat.JSON else self._msgpack
         try:
             try:
                 return decode(data)
@@ -270,14 +232,14 @@ class TypedDecoder:
                 # Many languages write all numbers as floats.
                 if "got `float`" not in str(error):
                     raise
-                return decode(_whole_numbers(data, dialect))
+                return decode(_whole_numbers(data, wire_format))
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
             raise explained(error, where) from None
 
 
-def _whole_numbers(data: Data, dialect: WireFormat) -> bytes:
+def _whole_numbers(data: Data, wire_format: WireFormat) -> bytes:
     """Return a value with its whole numbers written as integers: 1.0 and 1e0 as 1, and 1.5 as it is."""
-    if dialect is WireFormat.MSGPACK:
+    if wire_format is WireFormat.MSGPACK:
         return msgspec.msgpack.encode(_whole(msgspec.msgpack.decode(data)))
     parts = _TEXTS.split(bytes(data))
     parts[::2] = [_ZEROS.sub(b"", _POWERS.sub(_without_power, part)) for part in parts[::2]]
@@ -305,14 +267,10 @@ _FIELDS = TypedDecoder(dict[str, Raw])
 _JSON_FIELDS: Callable[[bytes], dict[str, Raw]] = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
-def fields(data: Data, dialect: WireFormat, where: str) -> dict[str, Raw]:
-    """Return the entries of an object, their values not decoded.
-
-    Raises:
-        BadMessageError: It is no object, or has a key twice.
-    """
-    found: dict[str, Raw] = _FIELDS.read(data, dialect, where)
-    in_json = dialect is WireFormat.JSON
+def fields(data: Data, wire_format: WireFormat, where: str) -> dict[str, Raw]:
+    """Return the entries of an object, their values not decoded."""
+    found: dict[str, Raw] = _FIELDS.read(data, wire_format, where)
+    in_json = wire_format is WireFormat.JSON
     if _has_more_strings(bytes(data), found) if in_json else _entries(data) != len(found):
         raise BadMessageError(
             ErrorCode.DUPLICATE_KEY, f"{where}: a key is there twice, expected each key once"
@@ -320,43 +278,28 @@ def fields(data: Data, dialect: WireFormat, where: str) -> dict[str, Raw]:
     return found
 
 
-def listed(values: Sequence[Data], dialect: WireFormat) -> bytes:
+def listed(values: Sequence[Data], wire_format: WireFormat) -> bytes:
     """Return whole values as a list of them."""
-    if dialect is WireFormat.JSON:
+    if wire_format is WireFormat.JSON:
         return b"[%b]" % b",".join(values)
     return b"\xdd%b%b" % (len(values).to_bytes(4, "big"), b"".join(values))
 
 
-def check_keys(data: Data, dialect: WireFormat, where: str, keys: int, strings: int) -> None:
-    """Refuse an object that has a key twice, after it was decoded into declared fields.
-
-    Args:
-        data: The object.
-        dialect: How it is written.
-        where: Begins the message of an error.
-        keys: How many of its keys are known.
-        strings: How many strings their values hold. Where keys and strings are all that there is, as in most
-            objects, the values need not be looked at.
-
-    Raises:
-        BadMessageError: It has.
-    """
+def check_keys(data: Data, wire_format: WireFormat, where: str, keys: int, strings: int) -> None:
+    """Refuse an object that has a key twice, after it was decoded into declared fields."""
     # In JSON two quotes each; a key that is there twice has two more, and so has one that is not known.
-    in_json = dialect is WireFormat.JSON
+    in_json = wire_format is WireFormat.JSON
     all_known = bytes(data).count(b'"') == 2 * (keys + strings) if in_json else _entries(data) == keys
     if not all_known:
-        fields(data, dialect, where)
+        fields(data, wire_format, where)
 
 
-def is_plain(body: bytes, dialect: WireFormat, keys: int, strings: int) -> bool:
+def is_plain(body: bytes, wire_format: WireFormat, keys: int, strings: int) -> bool:
     """Return whether an object surely has each key once, after it was decoded; the arguments are those of `check_keys`.
 
     Where it says no, that has to be found out.
-
-    Raises:
-        msgspec.MsgspecError: It is not written well.
     """
-    if dialect is not WireFormat.JSON:
+    if wire_format is not WireFormat.JSON:
         return _entries(body) == keys
     quotes = body.count(b'"')
     if quotes == 2 * (keys + strings):
@@ -385,9 +328,9 @@ def _entries(data: Data) -> int:
     return int.from_bytes(header[1 : 3 if header[0] == 0xDE else 5], "big")
 
 
-def is_nil(data: Raw, dialect: WireFormat) -> bool:
+def is_nil(data: Raw, wire_format: WireFormat) -> bool:
     """Return whether a value is null."""
-    null = b"null" if dialect is WireFormat.JSON else b"\xc0"
+    null = b"null" if wire_format is WireFormat.JSON else b"\xc0"
     # A long one is not copied.
     return len(memoryview(data)) == len(null) and bytes(data) == null
 
@@ -395,29 +338,21 @@ def is_nil(data: Raw, dialect: WireFormat) -> bool:
 _OBJECT = TypedDecoder(dict[str, Any])
 
 
-def check_object(data: Raw, dialect: WireFormat, most_levels: int, where: str) -> None:
-    """Refuse what is no object, or is nested more than `most_levels`; its content is free.
-
-    Raises:
-        BadMessageError: It is one of the two.
-    """
-    _check_levels(bytes(data), dialect, most_levels, where)
-    _OBJECT.read(data, dialect, where)
+def check_object(data: Raw, wire_format: WireFormat, most_levels: int, where: str) -> None:
+    """Refuse what is no object, or is nested more than `most_levels`; its content is free."""
+    _check_levels(bytes(data), wire_format, most_levels, where)
+    _OBJECT.read(data, wire_format, where)
 
 
-def check_stack(body: bytes, dialect: WireFormat) -> None:
-    """Refuse a body on which a parser would run out of stack before it came to the recursion limit.
-
-    Raises:
-        BadMessageError: It is one.
-    """
+def check_stack(body: bytes, wire_format: WireFormat) -> None:
+    """Refuse a body on which a parser would run out of stack before it came to the recursion limit."""
     # As many levels take as many bytes at least.
     if len(body) > _SAFE_LEVELS and sys.getrecursionlimit() > _SAFE_LEVELS:
-        _check_levels(body, dialect, _SAFE_LEVELS, "message")
+        _check_levels(body, wire_format, _SAFE_LEVELS, "message")
 
 
-def _check_levels(data: bytes, dialect: WireFormat, most: int, where: str) -> None:
-    levels = json_levels(data) if dialect is WireFormat.JSON else msgpack_levels(data)
+def _check_levels(data: bytes, wire_format: WireFormat, most: int, where: str) -> None:
+    levels = json_levels(data) if wire_format is WireFormat.JSON else msgpack_levels(data)
     if levels > most:
         raise BadMessageError(
             ErrorCode.TOO_DEEP, f"{where}: {levels} levels, expected at most {most}; flatten it"
@@ -493,41 +428,17 @@ def _name(text: str) -> str:
     return repr(text.partition("`")[2].rpartition("`")[0][:60])
 
 
-# SEAM menv.serving.wire.bad_value
-# What is wrong with a decoded value, before it is known which message it came in.
-#
-# Readers of values raise it; who knows what was read makes a `BadMessageError` of it.
-
-
 class BadValueError(Exception):
-    """A value is none that can be taken.
-
-    Args:
-        code: What is wrong.
-        text: `<what was wrong>, expected <rule>`.
-        row: Which of several values, None if there is one or if it is all of them.
-        path: Where in that value, such as `['camera'][1]`.
-    """
+    """A value is none that can be taken."""
 
     def __init__(self, code: ErrorCode, text: str, row: int | None = None, path: str = "") -> None:
         super().__init__(text)
         self.code, self.text, self.row, self.path = code, text, row, path
 
     def in_message(self, where: str, is_column: bool = True) -> BadMessageError:
-        """Return it with the place in front.
-
-        Args:
-            where: What was read.
-            is_column: Whether that was several values, which are numbered.
-        """
+        """Return it with the place in front."""
         row = "" if self.row is None or not is_column else f"[{self.row}]"
         return BadMessageError(self.code, f"{where}{row}{self.path}: {self.text}")
-
-
-# SEAM menv.serving.wire.packed
-# Arrays on the wire: what msgpack may hold instead of a list of numbers, and numpy values as plain ones.
-#
-# Readers of columns unpack with it; whoever sends arrays packs with it. It knows no spaces and no messages.
 
 
 Array = npt.NDArray[Any]
@@ -552,11 +463,7 @@ class PackedArray(msgspec.Struct, frozen=True, gc=False):
 
 
 def unpacked(packed: PackedArray) -> Array:
-    """Return the array, read-only and without a copy.
-
-    Raises:
-        BadValueError: The dtype is none of `DTYPES`, or data and shape do not fit.
-    """
+    """Return the array, read-only and without a copy."""
     dtype = DTYPES.get(packed.dtype)
     if dtype is None:
         raise BadValueError(
@@ -579,21 +486,13 @@ def as_integers(array: Array) -> Array:
 
 
 def packed(array: Array) -> PackedArray:
-    """Return an array in the form that msgpack may hold.
-
-    Raises:
-        KeyError: Its dtype is none of `DTYPES`, in whatever byte order.
-    """
+    """Return an array in the form that msgpack may hold."""
     dtype = DTYPES[array.dtype.newbyteorder("<").str]
     return PackedArray(dtype.str, list(array.shape), np.ascontiguousarray(array, dtype).tobytes())
 
 
 def plain_array(value: Any) -> Any:
-    """Return a numpy array or scalar as lists and numbers; what an encoder asks for values that it does not know.
-
-    Raises:
-        NotImplementedError: It is neither.
-    """
+    """Return a numpy array or scalar as lists and numbers; what an encoder asks for values that it does not know."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise NotImplementedError(type(value).__name__)
@@ -609,14 +508,6 @@ _JSON = msgspec.json.Encoder(enc_hook=plain_array)
 _MSGPACK = msgspec.msgpack.Encoder(enc_hook=_packed_array)
 
 
-def to_raw(value: Any, dialect: WireFormat) -> Raw:
-    """Return an observation, an action, an episode or any part of one as it goes into a message.
-
-    Args:
-        value: Numbers, texts, numpy arrays and scalars, and lists, tuples and dicts of them.
-        dialect: With msgpack, arrays are packed.
-
-    Raises:
-        NotImplementedError: It holds something else.
-    """
-    return Raw(_JSON.encode(value) if dialect is WireFormat.JSON else _MSGPACK.encode(value))
+def to_raw(value: Any, wire_format: WireFormat) -> Raw:
+    """Return an observation, an action, an episode or any part of one as it goes into a message."""
+    return Raw(_JSON.encode(value) if wire_format is WireFormat.JSON else _MSGPACK.encode(value))

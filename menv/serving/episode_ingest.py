@@ -1,4 +1,4 @@
-"""Episodes that clients play by themselves, from EPISODES to the switchboard: read, stitched, each step taken once.
+"""Episodes that clients play by themselves, from EPISODES to the broker: read, stitched, each step taken once.
 
 A session hands it these requests. A chunk that comes again is recognised by where it begins; chunks of an episode
 without an id are recognised by the observation that they begin with.
@@ -32,11 +32,6 @@ _MOST_LOOSE = 64
 class EpisodeIngest:
     """Takes the chunks of a server's clients.
 
-    Args:
-        switchboard: Where the sampler is.
-        ioctx: The spaces.
-        limits: How many episodes and agents.
-
     Attributes:
         env_steps: Env steps that were taken.
         repeated: Steps that came again, and were skipped.
@@ -44,22 +39,18 @@ class EpisodeIngest:
         refused: Whether none are taken, because policies learn from something else than clients observe.
     """
 
-    def __init__(self, switchboard: EpisodeBroker, ioctx: InputContext, limits: Limits) -> None:
+    def __init__(self, broker: EpisodeBroker, ioctx: InputContext, limits: Limits) -> None:
         self.env_steps = 0
         self.repeated = 0
         self.widths: Mapping[str, frozenset[int]] = {}
         self.refused = False
-        self._board = switchboard
+        self._broker = broker
         self._ioctx = ioctx
         self._limits = limits
         self.spaces_of = AgentSpaceTable(ioctx).of
 
     def check_allowed(self, request: Episodes) -> None:
-        """Refuse episodes where none are taken.
-
-        Raises:
-            BadMessageError: None are.
-        """
+        """Refuse episodes where none are taken."""
         if self.refused:
             raise BadMessageError(
                 ErrorCode.NOT_ALLOWED,
@@ -68,30 +59,16 @@ class EpisodeIngest:
             )
 
     def take(
-        self, state: ClientState, request: Episodes, dialect: WireFormat, *, translated: bool = False
+        self, state: ClientState, request: Episodes, wire_format: WireFormat, *, parsed: bool = False
     ) -> Iterator[None]:
-        """Take the episodes of a message, in small steps.
-
-        Args:
-            state: Whose they are.
-            request: The message.
-            dialect: Of the message.
-            translated: Whether the translator has read them before.
-
-        Yields:
-            Nothing, after each step.
-
-        Raises:
-            BadMessageError: One of them cannot be read, and none was taken; or it does not follow on what has come,
-                and those before it were taken.
-        """
+        """Take the episodes of a message, in small steps."""
         name = str(type(request).__struct_config__.tag)
         self._lose(state, request.lost or ())
         # Let go of one by one: tens of thousands at once would take long.
         read: deque[WireEpisode] = deque()
         for index, raw in enumerate(request.episodes):
-            if not translated:
-                read.append(read_episode(raw, self.spaces_of, dialect, f"{name}.episodes[{index}]"))
+            if not parsed:
+                read.append(read_episode(raw, self.spaces_of, wire_format, f"{name}.episodes[{index}]"))
                 yield
                 continue
             for episode in read_flat(raw, self.spaces_of):
@@ -169,7 +146,7 @@ class EpisodeIngest:
             if part is not None:
                 moves[SINGLE_AGENT if agent is None else agent] = part
         chunks.over = episode.terminated or episode.truncated
-        state.chunks_over += chunks.over and episode.id is not None
+        state.num_chunks_ended += chunks.over and episode.id is not None
         if moves or chunks.over:
             env_steps = _env_steps(episode, moves)
             told = [
@@ -179,12 +156,12 @@ class EpisodeIngest:
             flags = episode.terminated, episode.truncated
             # What has no place in time comes with the end, which is taken once.
             unclaimed = (episode.unclaimed or {}) if chunks.over else {}
-            policies = {} if state.only is None else dict.fromkeys(moves, state.only)
+            policies = {} if state.only_policy is None else dict.fromkeys(moves, state.only_policy)
             piece = ExternalTrajectory(
                 moves, env_steps, *flags, number, policies | chunks.policies, unclaimed
             )
             try:
-                self._board.add_chunk(chunks.board_id, piece, size)
+                self._broker.add_chunk(chunks.broker_id, piece, size)
             except EpisodeError as error:
                 raise BadMessageError(ErrorCode.WRONG_ORDER, f"{where}: {error}") from None
             self.env_steps += env_steps
@@ -193,22 +170,17 @@ class EpisodeIngest:
 
     def _keep_loose(self, state: ClientState, chunks: ChunkProgress, episode: WireEpisode) -> None:
         """Remember where an episode without an id goes on; the oldest is given up where nobody goes on with many."""
-        state.loose = [one for one in state.loose if one is not chunks]
+        state.unnamed = [one for one in state.unnamed if one is not chunks]
         if not chunks.over:
             # A row of an array would keep the whole array.
             chunks.last_obs = copy.deepcopy(episode.obs[-1])
-            state.loose.append(chunks)
-        if len(state.loose) > _MOST_LOOSE:
-            oldest = state.loose.pop(0).board_id
-            self._board.lose([oldest], f"its client began {_MOST_LOOSE} others that have no id")
+            state.unnamed.append(chunks)
+        if len(state.unnamed) > _MOST_LOOSE:
+            oldest = state.unnamed.pop(0).broker_id
+            self._broker.lose([oldest], f"its client began {_MOST_LOOSE} others that have no id")
 
     def announce(self, state: ClientState, name: str, policies: Mapping[str, str]) -> None:
-        """Note who answers for whom in an episode that the client is about to play, begun or not.
-
-        Raises:
-            BadMessageError: Too many are open, or it is one whose actions are asked for, or has too many agents.
-            CallOrderError: The algorithm does not sample any more, or the id was used before.
-        """
+        """Note who answers for whom in an episode that the client is about to play, begun or not."""
         chunks = state.chunks.get(name)
         if chunks is None:
             chunks = state.chunks[name] = self._begin(state, name, "GET_POLICIES", "episode_id")
@@ -218,9 +190,9 @@ class EpisodeIngest:
     def _lose(self, state: ClientState, names: Sequence[str]) -> None:
         open_ones = [one for name in names if (one := state.chunks.get(name)) is not None and not one.over]
         for chunks in open_ones:
-            state.chunks_over += not chunks.over
+            state.num_chunks_ended += not chunks.over
             chunks.over = True
-        self._board.lose([one.board_id for one in open_ones], "its client gave it up")
+        self._broker.lose([one.broker_id for one in open_ones], "its client gave it up")
 
     def _chunks_of(self, state: ClientState, episode: WireEpisode, where: str) -> ChunkProgress:
         if episode.id is not None:
@@ -228,7 +200,7 @@ class EpisodeIngest:
             if found is None:
                 found = state.chunks[episode.id] = self._begin(state, episode.id, where)
             return found
-        for one in state.loose:
+        for one in state.unnamed:
             if _same(one.last_obs, episode.obs[0]):
                 return one
         if not episode.steps:
@@ -236,14 +208,14 @@ class EpisodeIngest:
         return self._begin(state, secrets.token_hex(8), where)
 
     def _begin(self, state: ClientState, name: str, where: str, field: str = "id") -> ChunkProgress:
-        if name in state.links or name in state.finished:
+        if name in state.episodes or name in state.finished:
             raise BadMessageError(
                 ErrorCode.WRONG_ORDER,
                 f"{where}.{field}: is that of an episode whose actions are asked for here, expected one that the "
                 "client plays by itself; give that another id",
             )
-        state.check_room(self._limits, self._board.open_episodes, where)
-        return ChunkProgress(self._board.start(f"{state.token[:12]}/{name}", budget=state.backlog))
+        state.check_room(self._limits, self._broker.open_episodes, where)
+        return ChunkProgress(self._broker.start(f"{state.token[:12]}/{name}", budget=state.backlog))
 
     def _check_gaps(
         self, state: ClientState, episode: WireEpisode, members: Mapping[Any, WireEpisode], where: str

@@ -103,36 +103,27 @@ class WireEpisode:
         return len(self.rewards)
 
 
-def read_episode(raw: Data, spaces_of: SpacesOf, dialect: WireFormat, where: str = "episode") -> WireEpisode:
-    """Return an episode.
-
-    Args:
-        raw: One entry of `Episodes.episodes`.
-        spaces_of: The spaces to check against; they also tell whether there are several agents.
-        dialect: Of the message.
-        where: Begins the message of an error, such as "EPISODES.episodes[3]".
-
-    Raises:
-        BadMessageError: Something in it cannot be taken.
-        ConfigError: Elements of a space have no form on the wire.
-    """
+def read_episode(
+    raw: Data, spaces_of: SpacesOf, wire_format: WireFormat, where: str = "episode"
+) -> WireEpisode:
+    """Return an episode."""
     spaces = spaces_of(None)
     if spaces is not None:
-        return _reader_of(spaces).read(raw, dialect, where)
-    whole = _declared(_WHOLE, raw, dialect, where, ("agents", "is_terminated", "is_truncated"))
+        return _reader_of(spaces).read(raw, wire_format, where)
+    whole = _declared(_WHOLE, raw, wire_format, where, ("agents", "is_terminated", "is_truncated"))
     agents = {}
-    for agent_id, member in fields(whole.agents, dialect, f"{where}.agents").items():
+    for agent_id, member in fields(whole.agents, wire_format, f"{where}.agents").items():
         at = f"{where}.agents[{agent_id[:60]!r}]"
         spaces = spaces_of(agent_id)
         if spaces is None:
             raise BadMessageError(
                 ErrorCode.UNKNOWN_AGENT, f"{at}: unknown agent, expected one of the environment's"
             )
-        agents[agent_id] = _reader_of(spaces).read(member, dialect, at)
+        agents[agent_id] = _reader_of(spaces).read(member, wire_format, at)
     return WireEpisode(
         **_about(whole), obs=[], actions=[], rewards=np.empty(0), agents=agents,
         env_steps=whole.env_steps if isinstance(whole.env_steps, int) else None,
-        unclaimed=_unclaimed(whole.unclaimed, dialect, f"{where}.unclaimed"),
+        unclaimed=_unclaimed(whole.unclaimed, wire_format, f"{where}.unclaimed"),
     )  # fmt: skip
 
 
@@ -161,12 +152,7 @@ _NEEDED = ("obs", "actions", "rewards", "is_terminated", "is_truncated")
 
 
 class EpisodeReader:
-    """Reads episodes of one agent.
-
-    Args:
-        observations: Reads its observations.
-        actions: Reads its actions.
-    """
+    """Reads episodes of one agent."""
 
     def __init__(self, observations: ElementReader, actions: ElementReader) -> None:
         self._readers = (observations, actions)
@@ -174,14 +160,14 @@ class EpisodeReader:
         box = isinstance(actions.space, gym.spaces.Box)
         self._shape: tuple[int, ...] | None = actions.space.shape if box else None
         self._chosen = not any(isinstance(leaf, gym.spaces.Box) for leaf in leaves(actions.space))
-        self._typed = TypedDecoder(*(self._declaration(dialect) for dialect in ("json", "msgpack")))
+        self._typed = TypedDecoder(*(self._declaration(wire_format) for wire_format in ("json", "msgpack")))
 
-    def _declaration(self, dialect: str) -> Any:
-        packed = UnsetType if dialect == "json" else PackedArray | UnsetType
+    def _declaration(self, wire_format: str) -> Any:
+        packed = UnsetType if wire_format == "json" else PackedArray | UnsetType
         columns: list[tuple[str, Any, Any]] = [
-            ("obs", getattr(self._obs, dialect) | UnsetType, UNSET),
-            ("actions", getattr(self._actions, dialect) | UnsetType, UNSET),
-            ("rewards", getattr(_REWARDS, dialect) | UnsetType, UNSET),
+            ("obs", getattr(self._obs, wire_format) | UnsetType, UNSET),
+            ("actions", getattr(self._actions, wire_format) | UnsetType, UNSET),
+            ("rewards", getattr(_REWARDS, wire_format) | UnsetType, UNSET),
             ("action_logp", NUMBERS_OR_ROWS | None | packed, UNSET),
             ("action_dist_inputs", rows_within(len(self._shape or ())) | None | packed, UNSET),
             ("state_in", ROWS | None | packed, UNSET),
@@ -189,13 +175,9 @@ class EpisodeReader:
         ]
         return msgspec.defstruct("OneAgent", [*_ABOUT, *columns])
 
-    def read(self, raw: Data, dialect: WireFormat, where: str) -> WireEpisode:
-        """Return an episode.
-
-        Raises:
-            BadMessageError: Something in it cannot be taken.
-        """
-        found = _declared(self._typed, raw, dialect, where, _NEEDED)
+    def read(self, raw: Data, wire_format: WireFormat, where: str) -> WireEpisode:
+        """Return an episode."""
+        found = _declared(self._typed, raw, wire_format, where, _NEEDED)
         rewards: Any = _REWARDS.build(found.rewards, f"{where}.rewards")
         actions = self._actions.build(found.actions, f"{where}.actions")
         obs = self._obs.build(found.obs, f"{where}.obs")
@@ -247,10 +229,10 @@ def _reader_of(spaces: tuple[Space, Space]) -> EpisodeReader:
 
 
 def _declared(
-    typed: TypedDecoder, raw: Data, dialect: WireFormat, where: str, needed: tuple[str, ...]
+    typed: TypedDecoder, raw: Data, wire_format: WireFormat, where: str, needed: tuple[str, ...]
 ) -> Any:
     """Return an object with declared fields, all needed ones given and no key twice."""
-    found = typed.read(raw, dialect, where)
+    found = typed.read(raw, wire_format, where)
     missing = [name for name in needed if getattr(found, name) is UNSET]
     if missing:
         raise BadMessageError(
@@ -258,15 +240,15 @@ def _declared(
         )
     keys = sum(value is not UNSET for value in msgspec.structs.astuple(found))
     strings = isinstance(found.id, str) + isinstance(found.env, str)
-    check_keys(raw, dialect, where, keys, strings)
+    check_keys(raw, wire_format, where, keys, strings)
     return found
 
 
-def _unclaimed(raw: Raw | UnsetType, dialect: WireFormat, where: str) -> Mapping[str, float] | None:
+def _unclaimed(raw: Raw | UnsetType, wire_format: WireFormat, where: str) -> Mapping[str, float] | None:
     """Return what was paid to agents that no action of theirs can own; null means nothing."""
-    if isinstance(raw, UnsetType) or is_nil(raw, dialect):
+    if isinstance(raw, UnsetType) or is_nil(raw, wire_format):
         return None
-    paid = reward(raw, dialect, where)
+    paid = reward(raw, wire_format, where)
     if not isinstance(paid, dict):
         raise BadMessageError(
             ErrorCode.WRONG_TYPE, f"{where}: got a number, expected an object of numbers by agent"
@@ -282,14 +264,6 @@ def _about(found: Any) -> dict[str, Any]:
         if value is not UNSET and value is not None:
             about[name] = value
     return about
-
-
-# SEAM menv.serving.wire.flat_episodes
-# Episodes on their way from the translator to its server: read and checked already, and cheap to take up.
-#
-# Numbers are blocks of bytes; whatever else a column holds comes in small pieces, so that nobody has to read
-# a long
-# one at once. Both ends are this program: what is written here has been checked, and is not checked again.
 
 
 _PIECE_BYTES = 16_384
@@ -363,16 +337,7 @@ def write_flat(episode: WireEpisode) -> Raw:
 
 
 def read_flat(raw: Raw, spaces_of: SpacesOf, agent: str | None = None) -> Iterator[WireEpisode | None]:
-    """Read an episode in small steps.
-
-    Args:
-        raw: From `write_flat`.
-        spaces_of: The spaces that it was read against before.
-        agent: Whose episode it is, where there are several.
-
-    Yields:
-        None while it is read, and at last the episode.
-    """
+    """Read an episode in small steps."""
     flat = _DECODER.decode(raw)
     yield from (
         _alone(flat, spaces_of, agent) if flat.agents is None else _together(flat, flat.agents, spaces_of)

@@ -36,14 +36,6 @@ _FEW = 16
 class NumberReader:
     """Reads arrays of numbers.
 
-    Args:
-        dtype: Of what comes out.
-        shape: Of one element.
-        low: Least element, [*shape], None without bounds.
-        high: Greatest element.
-        flags: Whether true and false stand for 1 and 0.
-        path: Where in an element of the whole space this lies, for messages.
-
     Attributes:
         json: Type of an element in JSON, for msgspec.
         msgpack: The same in msgpack, where arrays may be packed.
@@ -92,11 +84,7 @@ class NumberReader:
         return Annotated[int, Meta(ge=least, le=greatest)]
 
     def column(self, values: Sequence[Any]) -> Array:
-        """Return [R, *shape] of R decoded values.
-
-        Raises:
-            BadValueError: One of them is not finite, outside the bounds, or packed wrongly.
-        """
+        """Return [R, *shape] of R decoded values."""
         if self._shape and PackedArray in map(type, values):
             return self._stacked(values)
         flat: Iterable[Any] = values
@@ -116,11 +104,7 @@ class NumberReader:
         return array
 
     def packed_column(self, packed: PackedArray) -> Array:
-        """Return [R, *shape] of numbers that were packed together.
-
-        Raises:
-            BadValueError: Dtype or shape is not what can be taken, or one of the numbers is not.
-        """
+        """Return [R, *shape] of numbers that were packed together."""
         array = unpacked(packed)
         if array.ndim != 1 + len(self._shape) or array.shape[1:] != self._shape:
             raise BadValueError(
@@ -213,14 +197,6 @@ def _first(bad: Array) -> tuple[int, str]:
     return int(row), "".join(f"[{i}]" for i in inner)
 
 
-# SEAM menv.serving.wire.free_columns
-# Columns that no space tells of: log-probabilities, inputs of distributions, states of networks, times.
-#
-# `menv.serving.episode_messages` reads them. It knows that they are finite numbers, one row a step, and times
-# one more, and
-# nothing of what they are for.
-
-
 Floats = npt.NDArray[np.float32]
 
 ROWS = list[tuple[float, ...]]
@@ -235,16 +211,7 @@ TIMES = list[Annotated[int, Meta(ge=0, le=_LATEST)]]
 
 
 def matrix(values: Array | PackedArray | list[Any], where: str, rows: int) -> Floats:
-    """Return [rows, K] of rows that are all equally long.
-
-    Args:
-        values: Decoded `ROWS`, or packed ones.
-        where: Begins the message of an error.
-        rows: How many there should be.
-
-    Raises:
-        BadMessageError: They are not, there is another number of them, or a number is not finite.
-    """
+    """Return [rows, K] of rows that are all equally long."""
     return _finite(_of_length(values, where, rows, (2,), "rows"), where)
 
 
@@ -257,18 +224,7 @@ def rows_within(dimensions: int) -> Any:
 
 
 def gaussian(values: PackedArray | list[Any], where: str, rows: int, shape: tuple[int, ...]) -> Floats:
-    """Return [rows, 2 * size] of means and then logarithms of standard deviations.
-
-    Args:
-        values: Flat rows in this order, or of shape [rows, *shape, 2], [rows, 2, *shape], or that of actions with a
-            last dimension twice as long.
-        where: Begins the message of an error.
-        rows: How many there should be.
-        shape: Of one action.
-
-    Raises:
-        BadMessageError: They are of another shape, there is another number of them, or a number is not finite.
-    """
+    """Return [rows, 2 * size] of means and then logarithms of standard deviations."""
     array = _array(values, where)
     if array.ndim > 2:
         if array.shape[1:] == (*shape, 2):
@@ -286,11 +242,7 @@ def gaussian(values: PackedArray | list[Any], where: str, rows: int, shape: tupl
 
 
 def refuse_positive(logp: Floats, where: str) -> None:
-    """Refuse log-probabilities of choices above 0.
-
-    Raises:
-        BadMessageError: One is.
-    """
+    """Refuse log-probabilities of choices above 0."""
     if len(logp) and logp.max() > _LEAST_LOGP_OVER:
         row = int(np.argmax(logp > _LEAST_LOGP_OVER))
         raise BadMessageError(
@@ -300,16 +252,7 @@ def refuse_positive(logp: Floats, where: str) -> None:
 
 
 def log_probabilities(values: PackedArray | list[Any], where: str, rows: int) -> Floats:
-    """Return [rows] log-probabilities; where there is one for each dimension of an action, they are added up.
-
-    Args:
-        values: Decoded `NUMBERS_OR_ROWS`, or packed ones.
-        where: Begins the message of an error.
-        rows: How many there should be.
-
-    Raises:
-        BadMessageError: They are no numbers or rows, there is another number of them, or one is not finite.
-    """
+    """Return [rows] log-probabilities; where there is one for each dimension of an action, they are added up."""
     array = _of_length(values, where, rows, (1, 2), "numbers")
     return _finite(array if array.ndim == 1 else array.sum(axis=1, dtype=np.float64), where)
 
@@ -328,16 +271,7 @@ def _of_length(
 
 
 def times(values: PackedArray | list[int], where: str, rows: int) -> npt.NDArray[np.int64]:
-    """Return [rows + 1] env steps of an episode, none earlier than the one before.
-
-    Args:
-        values: Decoded `TIMES`, or packed ones.
-        where: Begins the message of an error.
-        rows: How many actions there are.
-
-    Raises:
-        BadMessageError: They are not, or there is another number of them.
-    """
+    """Return [rows + 1] env steps of an episode, none earlier than the one before."""
     if isinstance(values, PackedArray):
         try:
             array = as_integers(unpacked(values))

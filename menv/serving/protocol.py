@@ -22,11 +22,11 @@ from menv.serving.codec import (
     WireFormat,
     check_object,
     check_stack,
-    dialect_of,
     fields,
     is_nil,
     is_plain,
     plain_array,
+    wire_format_of,
 )
 
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -262,62 +262,44 @@ _FILLED = MappingProxyType(
 
 
 def decode(body: bytes, max_depth: int = 32) -> tuple[Request, WireFormat]:
-    """Return the request that a body holds, and how it is written.
-
-    Args:
-        body: One whole body.
-        max_depth: Levels of nesting of values that no type and no space bounds, `Limits.max_depth`. Unknown fields
-            are skipped and kept nowhere.
-
-    Raises:
-        BadMessageError: It holds none. Its `seq` is that of the message if that much can be read.
-    """
-    dialect = dialect_of(body)
+    """Return the request that a body holds, and how it is written."""
+    wire_format = wire_format_of(body)
     body = body.removeprefix(MARK)
-    check_stack(body, dialect)
-    if (asked := _question(body, dialect)) is not None:
-        return asked, dialect
-    found = fields(body, dialect, "message")
+    check_stack(body, wire_format)
+    if (asked := _question(body, wire_format)) is not None:
+        return asked, wire_format
+    found = fields(body, wire_format, "message")
     try:
-        request = _message(body, dialect, found, _REQUESTS)
+        request = _message(body, wire_format, found, _REQUESTS)
         if isinstance(request, Turn) and len(memoryview(request.info)):
-            _check_info(request.info, dialect, max_depth)
+            _check_info(request.info, wire_format, max_depth)
     except BadMessageError as error:
-        error.seq = _seq_of(found, dialect)
+        error.seq = _seq_of(found, wire_format)
         raise
-    return request, dialect
+    return request, wire_format
 
 
 def decode_answer(body: bytes) -> tuple[Answer, WireFormat]:
-    """Return the answer that a body holds, and how it is written.
-
-    Raises:
-        BadMessageError: It holds none.
-    """
-    dialect = dialect_of(body)
+    """Return the answer that a body holds, and how it is written."""
+    wire_format = wire_format_of(body)
     body = body.removeprefix(MARK)
-    check_stack(body, dialect)
-    answer: Answer = _message(body, dialect, fields(body, dialect, "message"), _ANSWERS)
-    return answer, dialect
+    check_stack(body, wire_format)
+    answer: Answer = _message(body, wire_format, fields(body, wire_format, "message"), _ANSWERS)
+    return answer, wire_format
 
 
-def encode(message: Request | Answer, dialect: WireFormat) -> bytes:
+def encode(message: Request | Answer, wire_format: WireFormat) -> bytes:
     """Return a message as a body. Numpy arrays and scalars are written as lists and numbers."""
-    return encoder(dialect)(message)
+    return encoder(wire_format)(message)
 
 
-def encoder(dialect: WireFormat) -> Callable[[Request | Answer], bytes]:
+def encoder(wire_format: WireFormat) -> Callable[[Request | Answer], bytes]:
     """Return what writes messages as bodies; see `encode`."""
-    return _JSON.encode if dialect is WireFormat.JSON else _MSGPACK.encode
+    return _JSON.encode if wire_format is WireFormat.JSON else _MSGPACK.encode
 
 
 def error_reply(error: BadMessageError, seq: int | None = None) -> Error:
-    """Return the answer to a message that cannot be taken.
-
-    Args:
-        error: What is wrong with it.
-        seq: Its sequence number, if the error does not know it.
-    """
+    """Return the answer to a message that cannot be taken."""
     return Error(code=error.code, message=error.text, seq=error.seq if seq is None else seq)
 
 
@@ -328,50 +310,50 @@ _JSON = msgspec.json.Encoder(enc_hook=plain_array)
 _MSGPACK = msgspec.msgpack.Encoder(enc_hook=plain_array)
 
 
-def _question(body: bytes, dialect: WireFormat) -> GetAction | None:
+def _question(body: bytes, wire_format: WireFormat) -> GetAction | None:
     """Return a request for an action, as nearly all bodies are; None for one that has to be looked at closely."""
     # Half as long as asking whether it is in it.
     if body.find(b"GET_ACTION") < 0:
         return None
     try:
-        asked = _JSON_QUESTION(body) if dialect is WireFormat.JSON else _MSGPACK_QUESTION(body)
+        asked = _JSON_QUESTION(body) if wire_format is WireFormat.JSON else _MSGPACK_QUESTION(body)
         if not isinstance(asked, GetAction) or asked.info or asked.done is not None:
             return None
         # Type, id and observation are there; the first two are texts.
         keys = 3 + bool(asked.reward) + (asked.seq is not None)
-        return asked if is_plain(body, dialect, keys, strings=2) else None
+        return asked if is_plain(body, wire_format, keys, strings=2) else None
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
         return None
 
 
 def _message(
-    body: bytes, dialect: WireFormat, found: Mapping[str, Raw], known: Mapping[str, TypedDecoder]
+    body: bytes, wire_format: WireFormat, found: Mapping[str, Raw], known: Mapping[str, TypedDecoder]
 ) -> Any:
     if "type" not in found:
         raise BadMessageError(
             ErrorCode.MISSING_FIELD, f"message: no field 'type', expected one of {', '.join(known)}"
         )
-    name: str = _NAME.read(found["type"], dialect, "message.type")
+    name: str = _NAME.read(found["type"], wire_format, "message.type")
     typed = known.get(name)
     if typed is None:
         raise _unknown(name, known)
     if name in _WITH_EPISODES and "episodes" in found and len(body) > _LARGE:
         # A body of millions of tiny elements ends here, before one object is made for each.
-        _FLAGS.read(found["episodes"], dialect, f"{name}.episodes")
-    message = typed.read(_without_nulls(body, dialect, found, name), dialect, name)
+        _FLAGS.read(found["episodes"], wire_format, f"{name}.episodes")
+    message = typed.read(_without_nulls(body, wire_format, found, name), wire_format, name)
     if getattr(message, "done", None):
         # Reading the entries by themselves finds an agent that is there twice.
-        fields(found["done"], dialect, f"{name}.done")
+        fields(found["done"], wire_format, f"{name}.done")
     return message
 
 
-def _without_nulls(body: bytes, dialect: WireFormat, found: Mapping[str, Raw], name: str) -> bytes:
+def _without_nulls(body: bytes, wire_format: WireFormat, found: Mapping[str, Raw], name: str) -> bytes:
     """Return a message without its nulls that stand for a default; the body itself, if there are none."""
-    nulls = {key for key in _FILLED[name] & found.keys() if is_nil(found[key], dialect)}
+    nulls = {key for key in _FILLED[name] & found.keys() if is_nil(found[key], wire_format)}
     if not nulls:
         return body
     there = {key: value for key, value in found.items() if key not in nulls}
-    return msgspec.json.encode(there) if dialect is WireFormat.JSON else msgspec.msgpack.encode(there)
+    return msgspec.json.encode(there) if wire_format is WireFormat.JSON else msgspec.msgpack.encode(there)
 
 
 def _unknown(name: str, known: Mapping[str, TypedDecoder]) -> BadMessageError:
@@ -386,27 +368,21 @@ def _unknown(name: str, known: Mapping[str, TypedDecoder]) -> BadMessageError:
     )
 
 
-def _check_info(info: Raw, dialect: WireFormat, max_depth: int) -> None:
+def _check_info(info: Raw, wire_format: WireFormat, max_depth: int) -> None:
     if (size := len(memoryview(info))) > MOST_INFO_BYTES:
         raise BadMessageError(
             ErrorCode.TOO_LARGE, f"info: {size} bytes, expected at most {MOST_INFO_BYTES}; send less"
         )
-    if not is_nil(info, dialect):
-        check_object(info, dialect, max_depth, "info")
+    if not is_nil(info, wire_format):
+        check_object(info, wire_format, max_depth, "info")
 
 
-def _seq_of(found: Mapping[str, Raw], dialect: WireFormat) -> int | None:
+def _seq_of(found: Mapping[str, Raw], wire_format: WireFormat) -> int | None:
     try:
-        seq: int | None = _SEQ.read(found["seq"], dialect, "seq") if "seq" in found else None
+        seq: int | None = _SEQ.read(found["seq"], wire_format, "seq") if "seq" in found else None
     except BadMessageError:
         return None
     return seq
-
-
-# SEAM menv.serving.wire.framing
-# RLlink's frames on a stream of bytes: eight ASCII digits, then as many bytes as they say.
-#
-# The TCP transport and clients read and write with it. It knows neither sockets nor what a body means.
 
 
 HEADER_BYTES = 8
@@ -417,11 +393,7 @@ HEADERS = tuple(b"%08d" % size for size in range(FEW))
 
 
 def frame(body: bytes) -> bytes:
-    """Return a body with its header.
-
-    Raises:
-        BadMessageError: The body is longer than eight digits can say.
-    """
+    """Return a body with its header."""
     size = len(body)
     if size > MOST_BODY_BYTES:
         raise BadMessageError(
@@ -436,9 +408,6 @@ class Frames:
 
     Every byte is copied at most twice, however small the pieces are. A header is looked at from its first byte
     on, so a peer that speaks another protocol is told at once.
-
-    Args:
-        max_body: Most bytes of one body, `Limits.max_body`.
 
     Attributes:
         completed: Bodies that the feed which raised had completed before it came to what is wrong.
@@ -458,12 +427,7 @@ class Frames:
         return len(self._rest)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
-        """Take in the next bytes of the stream and return the bodies that are complete now.
-
-        Raises:
-            BadMessageError: A header is none, or announces too much. The stream is lost then: every later call
-                raises again.
-        """
+        """Take in the next bytes of the stream and return the bodies that are complete now."""
         if self._broken is not None:
             raise BadMessageError(self._broken.code, self._broken.text)
         self._rest += data

@@ -1,7 +1,7 @@
-"""ServedEnvs: the environments of remote clients as a `BaseEnv`, behind one server.
+"""`ServedEnvs`: the environments of remote clients as a `BaseEnv` behind one server.
 
-`PolicyServerInput` and `RLlinkInput` are kinds of it. Each poll of the sampler serves clients until one has said
-something, takes that, and does what they want done with policies; between fragments the serving thread serves them.
+`PolicyServerInput` and `RLlinkInput` derive from it. Each poll of the sampler serves clients until one has sent
+something, and passes that on. Between rollout fragments the server's own thread serves them.
 """
 
 from __future__ import annotations
@@ -33,88 +33,38 @@ from menv.serving.transports.server import Server
 from menv.serving.transports.transport import Limits, Transport
 from menv.spaces import leaves
 
-# SEAM menv.serving.interrupts
-# Ctrl-C while clients are served in the main thread: held back until nothing is halfway done.
-#
-# In the midst of a callback of the server's loop it would leave bodies unread, answers unsent, or the loop
-# without one of
-# its tasks. `ServedEnvs` holds it back from poll to poll. It knows no server.
-
-
-class Interrupts:
-    """A context that holds Ctrl-C back in the main thread, unless somebody handles it in a way of their own.
-
-    A second one is not held back, and what was is raised at the end.
-
-    Args:
-        wake: Called with the first one, from amidst anything: has whoever waits for clients look here.
-    """
-
-    def __init__(self, wake: Callable[[], object]) -> None:
-        self._wake = wake
-        self._holds = self._held = False
-
-    def __enter__(self) -> None:
-        main = threading.current_thread() is threading.main_thread()
-        if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._holds = True
-            signal.signal(signal.SIGINT, self._note)
-
-    def __exit__(self, *_: object) -> None:
-        if self._holds:
-            self._holds = False
-            if signal.getsignal(signal.SIGINT) == self._note:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.check()
-
-    def check(self) -> None:
-        """Raise what was held back.
-
-        Raises:
-            KeyboardInterrupt: There was one.
-        """
-        if self._held:
-            self._held = False
-            raise KeyboardInterrupt
-
-    def _note(self, *_: Any) -> None:
-        self.check()
-        self._held = True
-        self._wake()
-
-
 Kind: TypeAlias = tuple[int, int, str]
-"""How many numbers a policy remembers and draws actions from, and what the latter are."""
+"""Numbers of the hidden state and of the action distribution's inputs, and the kind of action head."""
 
-_OF_A_NUMBER = 26
-"""Most bytes of a float in JSON, with a comma and a blank."""
-_OF_A_STEP = 150
-"""Bytes of flags and names, where each episode has one step."""
-_READ_AHEAD = 16
-"""Bodies that are read together while others are waited for."""
+_NUMBER_BYTES = 26
+"""Most bytes of a float in JSON, with comma and blank."""
+_STEP_BYTES = 150
+"""Bytes of flags and names if each episode has one step."""
+_DECODE_AHEAD = 16
+"""From this many deferred bodies on, they are decoded while the server waits for others."""
 
 
 class ServedEnvs(ExternalEnvs):
     """What clients play, over any transports.
 
     Args:
-        ioctx: What the function `config["input"]` was given.
+        ioctx: The argument of the function `config["input"]`.
         transports: One for each port.
-        limits: Of each client.
-        access: Who is let in.
-        idle_timeout: Seconds without a step after which `train()` returns, and says so; None waits for ever.
-        max_staleness: Updates that weights may be behind when PPO learns from what they did; None for any.
-        return_s: Seconds that a client that lost its connection may take to return to its episodes.
-        batch_wait: Most seconds that an action waits for others to be decided with it.
-        env_steps_per_sample: Env steps that clients that act by themselves send at once; None takes those of a
-            fragment, but no more than surely fit into `Limits.max_body` in JSON.
-        force_on_policy: Whether these wait for the next weights; None leaves it to the algorithm.
+        limits: Limits of each client.
+        access: Who may connect.
+        idle_timeout: Seconds without a step after which `train()` returns and reports it; None waits forever.
+        max_staleness: Updates by which weights may be behind when PPO learns from their steps; None for any.
+        return_s: Seconds in which a client that lost its connection may return to its episodes.
+        batch_wait: Most seconds that a request for an action waits to be batched with others.
+        env_steps_per_sample: Env steps that clients with local inference send at once. None is the length of a rollout
+            fragment, or less if it may not fit into `Limits.max_body` as JSON.
+        force_on_policy: Whether these clients wait for the next weights; None leaves it to the algorithm.
 
     Attributes:
-        server: The transports.
+        server: The server with its transports.
 
     Raises:
-        ConfigError: A setting is of the wrong kind.
+        ConfigError: A setting is invalid.
     """
 
     def __init__(
@@ -137,27 +87,25 @@ class ServedEnvs(ExternalEnvs):
             force_on_policy=force_on_policy,
         )  # fmt: skip
         _check_spaces(type(self).__name__, ioctx)
-        board = EpisodeBroker()
+        broker = EpisodeBroker()
         super().__init__(
-            board, observation_space=ioctx.observation_space, action_space=ioctx.action_space,
+            broker, observation_space=ioctx.observation_space, action_space=ioctx.action_space,
             possible_agents=ioctx.possible_agents, idle_timeout=idle_timeout,
         )  # fmt: skip
-        self.observation_spaces, self.action_spaces = (
-            dict(ioctx.observation_spaces),
-            dict(ioctx.action_spaces),
-        )
+        self.observation_spaces = dict(ioctx.observation_spaces)
+        self.action_spaces = dict(ioctx.action_spaces)
         self.max_staleness = max_staleness
         self._batch_wait = batch_wait
         self._env_steps_per_sample, self._force_on_policy = env_steps_per_sample, force_on_policy
         self._trainer: Trainer | None = None
-        # Of all policies that there have been, which clients may still have.
+        # Kinds of all policies so far; clients may still have removed ones.
         self._kinds: set[Kind | None] = set()
         limits, access = limits or Limits(), access or Access()
-        self._errands = SamplerTaskQueue(self._wake, self._post)
-        self._reception = ServerSessions(board, ioctx, limits, access, self._errands, return_s)
-        self.server = Server(self._reception, transports, limits, access)
-        board.on_message = self.server.pause
-        self._interrupts = Interrupts(lambda: self.server.rouse(self._wake))
+        self._tasks = SamplerTaskQueue(self._wake, self._post)
+        self._sessions = ServerSessions(broker, ioctx, limits, access, self._tasks, return_s)
+        self.server = Server(self._sessions, transports, limits, access)
+        broker.on_message = self.server.begin_batch_window
+        self._interrupts = Interrupts(lambda: self.server.post_from_signal(self._wake))
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -165,40 +113,40 @@ class ServedEnvs(ExternalEnvs):
         return list(self.server.addresses)
 
     def connect(self, trainer: Trainer) -> None:
-        """Let clients in; see `ExternalEnvs.connect`."""
+        """Start the server; see `ExternalEnvs.connect`."""
         self._trainer = trainer
-        self._look_at(trainer)
+        self._add_kinds(trainer)
         forced = self._force_on_policy
-        reception = self._reception
-        fit = _most_steps(reception.ioctx, reception.chunks.widths, reception.limits)
-        reception.facts = {
+        sessions = self._sessions
+        fit = _max_env_steps(sessions.ioctx, sessions.ingest.widths, sessions.limits)
+        sessions.config = {
             "env_steps_per_sample": self._env_steps_per_sample or min(trainer.env_steps_per_sample, fit),
             "force_on_policy": trainer.force_on_policy if forced is None else forced,
-            "policies": _described(trainer),
+            "policies": _describe_policies(trainer),
             "explore": trainer.explore,
         }
-        reception.trainer = trainer
-        self._reception.chunks.refused = trainer.observation_fn
+        sessions.trainer = trainer
+        self._sessions.ingest.refused = trainer.observation_fn
         self.server.start()
 
     def published(self) -> None:
-        """Let clients go on that wait for new weights; see `ExternalEnvs.published`."""
+        """Answer the clients that wait for new weights; see `ExternalEnvs.published`."""
         if (trainer := self._trainer) is not None:
-            self._look_at(trainer)
-            self._reception.tell_policies(_described(trainer))
-            # The forms that clients want are there before they ask.
-            self._errands.add(trainer.latest.make_ready, lambda _: None)
-        self._errands.weights_changed()
+            self._add_kinds(trainer)
+            self._sessions.set_policies(_describe_policies(trainer))
+            # Make the forms of the weights before clients request them.
+            self._tasks.add(trainer.latest.make_ready, lambda _: None)
+        self._tasks.weights_changed()
 
-    def _look_at(self, trainer: Trainer) -> None:
+    def _add_kinds(self, trainer: Trainer) -> None:
         self._kinds.update(map(_kind, trainer.latest.policies.values()))
-        self._reception.chunks.widths = _widths(self._kinds)
+        self._sessions.ingest.widths = _widths(self._kinds)
 
     def poll(self, timeout: float | None = None) -> Ready:
-        """Return what clients have said; see `ExternalEnvs.poll`.
+        """Return what clients have sent; see `ExternalEnvs.poll`.
 
-        Until `rest` the calling thread serves the clients itself while it waits for them. It raises the Ctrl-C that
-        `unbroken` holds back.
+        Until `rest`, the calling thread serves the clients itself while it waits. It raises the Ctrl-C that `unbroken`
+        holds back.
         """
         if self._trainer is None:
             raise CallOrderError(
@@ -209,28 +157,28 @@ class ServedEnvs(ExternalEnvs):
         borrowed = self.server.borrow()
         while True:
             self._interrupts.check()
-            if not self.broker.ready and self._everybody_waits():
-                self._errands.weights_changed()
+            if not self.broker.ready and self._all_wait_for_weights():
+                self._tasks.weights_changed()
             left = None if until is None else max(0.0, until - time.monotonic())
             if borrowed:
                 self._serve(left)
                 left = 0.0
             ready = super().poll(left)
-            # Who asked for nobody's action has an answer already.
+            # Requests without agents have an answer already.
             self._flush()
             if len(ready.slots) or ready.played or ready.ended or ready.episodes or ready.unclaimed:
                 return ready
             if until is not None and time.monotonic() >= until:
-                # Whoever waits for weights that nobody makes plays on with those there are.
-                self._errands.weights_changed()
+                # The algorithm does not learn now: clients continue with the current weights.
+                self._tasks.weights_changed()
                 return ready
 
     def rest(self) -> None:
         """Let the serving thread serve the clients again; see `BaseEnv.rest`."""
-        questions = self._reception.interactive.questions
-        if questions.asked_by_others is not None:
-            questions.asked_by_others = None
-            self._post(questions.ask)
+        batcher = self._sessions.action_requests.batcher
+        if batcher.on_deferred is not None:
+            batcher.on_deferred = None
+            self._post(batcher.flush)
         self.server.give_back()
 
     def unbroken(self) -> Interrupts:
@@ -238,71 +186,71 @@ class ServedEnvs(ExternalEnvs):
         return self._interrupts
 
     def _serve(self, seconds: float | None) -> None:
-        """Serve clients until one of them has said something, and a little longer for the others."""
-        board, questions = self.broker, self._reception.interactive.questions
-        questions.asked_by_others = self.server.pause
+        """Serve clients until one has sent something, and then a little longer for the others."""
+        broker, batcher = self.broker, self._sessions.action_requests.batcher
+        batcher.on_deferred = self.server.begin_batch_window
         seen = 0
 
-        def all_here() -> bool:
-            """Whether everybody is there, or those answered together last and nobody else since the last look."""
+        def nothing_to_wait_for() -> bool:
+            """Whether all clients have sent something, or as many as were answered last and no more since then."""
             nonlocal seen
-            here = board.ready + questions.waiting
+            here = broker.ready + batcher.waiting
             more, seen = here > seen, here
-            if not here or (here >= board.expected and (not more or here >= board.open_episodes)):
+            if not here or (here >= broker.expected and (not more or here >= broker.open_episodes)):
                 return True
-            if len(questions.put_off) >= _READ_AHEAD:
-                # What has to be done anyway is done while others are waited for.
-                questions.read()
+            if len(batcher.deferred) >= _DECODE_AHEAD:
+                # Decode while waiting for the others.
+                batcher.decode_deferred()
             return False
 
-        # Also where something is there already: what was decided last goes out in the loop.
-        here = board.ready or questions.waiting
-        self.server.run(0.0 if here else seconds, self._batch_wait, all_here, questions.ask)
+        # Run the loop in any case: it sends the last decisions.
+        here = broker.ready or batcher.waiting
+        self.server.run(0.0 if here else seconds, self._batch_wait, nothing_to_wait_for, batcher.flush)
 
     def _wake(self) -> None:
         self.broker.wake()
-        self.server.pause()
+        self.server.begin_batch_window()
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer clients; see `BaseEnv.send_actions`."""
         if isinstance(actions, np.ndarray) and actions.ndim == 1 and actions.dtype.kind in "iu":
-            # Messages hold plain numbers; made all at once they cost nothing.
+            # Messages hold plain numbers; converting them all at once is cheap.
             actions = actions.tolist()
         super().send_actions(slots, actions)
         self._flush()
 
     def status(self) -> dict[str, Any]:
-        """Return who is there, and what went wrong with them."""
+        """Return the number of clients, and of their faults."""
         return {
-            "clients_connected": len(self._reception.sessions),
+            "clients_connected": len(self._sessions.connected),
             **super().status(),
-            "steps_sent_again": self._reception.chunks.repeated,
-            "messages_refused": self._reception.refusals,
+            "steps_sent_again": self._sessions.ingest.repeated,
+            "messages_refused": self._sessions.refusals,
             "server_faults": self.server.faults.count,
         }
 
     def stop(self) -> None:
-        """Tell clients that nobody samples any more, and free ports and threads."""
+        """Tell clients that the server stops, and free ports and threads."""
         super().stop()
-        self._errands.stop(BadMessageError(ErrorCode.STOPPING, str(stopped())))
+        self._tasks.stop(BadMessageError(ErrorCode.STOPPING, str(stopped())))
         self._flush()
         try:
             self.server.stop()
         finally:
-            self._reception.translation.stop()
+            self._sessions.parsers.stop()
 
-    def _everybody_waits(self) -> bool:
-        """Return whether all who play by themselves wait for weights, so that nobody brings more steps."""
-        errands, since = self._errands, time.monotonic() - STILL_PLAYING_S
-        return bool(errands.waiting) and not any(
-            session.played_at > since and not errands.waits(session)
-            for session in list(self._reception.sessions)
+    def _all_wait_for_weights(self) -> bool:
+        """Return whether all clients with local inference wait for weights, so that none sends more steps."""
+        tasks, since = self._tasks, time.monotonic() - STILL_PLAYING_S
+        return bool(tasks.waiting) and not any(
+            session.played_at > since and not tasks.waits(session)
+            for session in list(self._sessions.connected)
         )
 
     def _flush(self) -> None:
-        """Have everything that was decided sent, by the sampler's thread or by the one that stops it."""
+        """Have all decisions sent; called by the sampler's thread or the one that stops it."""
         with self._lock:
-            self._reception.flush(self._post)
+            self._sessions.send_decisions(self._post)
 
     def _post(self, callback: Any) -> None:
         self.server.post(callback)
@@ -319,23 +267,14 @@ def _whole(value: Any) -> bool:
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "limits": (lambda value: value is None or isinstance(value, Limits), "a Limits or None"),
     "access": (lambda value: value is None or isinstance(value, Access), "an Access or None"),
-    "transports": (
-        lambda value: all(isinstance(one, Transport) for one in value or [0]),
-        "one Transport at least",
-    ),
-    "idle_timeout": (
-        lambda value: value is None or (_seconds(value) and value > 0),
-        "seconds above 0 or None",
-    ),
+    "transports": (lambda value: all(isinstance(one, Transport) for one in value or [0]), "one Transport at least"),
+    "idle_timeout": (lambda value: value is None or (_seconds(value) and value > 0), "seconds above 0 or None"),
     "max_staleness": (lambda value: value is None or _whole(value), "a whole number from 0 or None"),
     "return_s": (_seconds, "seconds from 0"),
     "batch_wait": (_seconds, "seconds from 0"),
-    "env_steps_per_sample": (
-        lambda value: value is None or (_whole(value) and value > 0),
-        "a whole number above 0",
-    ),
+    "env_steps_per_sample": (lambda value: value is None or (_whole(value) and value > 0), "a whole number above 0"),
     "force_on_policy": (lambda value: value is None or isinstance(value, bool), "True, False or None"),
-}
+}  # fmt: skip
 
 
 def _check(**settings: Any) -> None:
@@ -363,7 +302,7 @@ def _check_spaces(name: str, ioctx: InputContext) -> None:
         )
 
 
-def _described(trainer: Trainer) -> dict[str, Any]:
+def _describe_policies(trainer: Trainer) -> dict[str, Any]:
     return {
         name: {
             "observation_space": space_to_json(policy.observation_space),
@@ -373,31 +312,31 @@ def _described(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def _most_steps(ioctx: InputContext, widths: Mapping[str, Collection[int]], limits: Limits) -> int:
-    """Return how many env steps surely fit into one body in JSON, where all agents act in each; 1 at least."""
+def _max_env_steps(ioctx: InputContext, widths: Mapping[str, Collection[int]], limits: Limits) -> int:
+    """Return how many env steps surely fit into one JSON body if all agents act in each; at least 1."""
     numbers = 2 + sum(max(widths.get(name, ()), default=0) for name in ("dist_inputs", "state_in"))
-    beside = _OF_A_STEP + _OF_A_NUMBER * numbers
+    beside = _STEP_BYTES + _NUMBER_BYTES * numbers
     sizes = [
-        beside + sum(_written(space) for space in ioctx.spaces_of(agent) if space is not None)
+        beside + sum(_json_bytes(space) for space in ioctx.spaces_of(agent) if space is not None)
         for agent in ioctx.possible_agents or (SINGLE_AGENT,)
     ]
-    # There is one observation more than actions.
+    # There is one more observation than actions.
     return max(1, limits.max_body // sum(sizes) - 1)
 
 
-def _written(space: Any) -> int:
+def _json_bytes(space: Any) -> int:
     size = 0
     for leaf in leaves(space):
-        each = _OF_A_NUMBER
+        each = _NUMBER_BYTES
         if leaf.dtype is not None and leaf.dtype.kind in "iu":
-            # 255 may be written as 255.0, and a comma and a blank follow.
+            # 255 may be written as 255.0, followed by comma and blank.
             each = 4 + max(len(f"{end}") for end in (np.iinfo(leaf.dtype).min, np.iinfo(leaf.dtype).max))
         size += each * (getattr(leaf, "max_length", 0) or math.prod(leaf.shape or ()))
     return size
 
 
 def _kind(policy: Policy) -> Kind | None:
-    """Return what a policy remembers and draws actions from; None if nobody knows."""
+    """Return the sizes of a policy's hidden state and distribution inputs; None if it is no `NetworkPolicy`."""
     if not isinstance(policy, NetworkPolicy):
         return None
     head = policy.networks.backend.head
@@ -405,14 +344,51 @@ def _kind(policy: Policy) -> Kind | None:
 
 
 def _widths(kinds: Collection[Kind | None]) -> dict[str, frozenset[int]]:
-    """Return how many numbers policies draw actions from and remember; nothing if somebody's are unknown."""
+    """Return the allowed lengths of `dist_inputs` and `state_in`; nothing if those of a policy are unknown."""
     known = [kind for kind in kinds if kind is not None]
     if len(known) < len(kinds):
         return {}
     states, inputs = frozenset(kind[0] for kind in known), frozenset(kind[1] for kind in known)
-    # Without a memory, states are left alone; Q-values are not looked at.
-    told = any(kind[2] != "q_values" for kind in known)
+    # States of policies without hidden state are ignored, and so are Q-values.
+    has_inputs = any(kind[2] != "q_values" for kind in known)
     return {
-        "dist_inputs": inputs if told else frozenset(),
+        "dist_inputs": inputs if has_inputs else frozenset(),
         "state_in": frozenset() if 0 in states else states,
     }
+
+
+class Interrupts:
+    """A context that holds back Ctrl-C in the main thread while the server's loop runs.
+
+    Raised inside a callback of the loop, KeyboardInterrupt would leave bodies unread or answers unsent. A second Ctrl-C
+    is raised at once. `wake` is called with the first one, at any point of the program. A program's own handler of
+    SIGINT is left alone.
+    """
+
+    def __init__(self, wake: Callable[[], object]) -> None:
+        self._wake = wake
+        self._holds = self._held = False
+
+    def __enter__(self) -> None:
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._holds = True
+            signal.signal(signal.SIGINT, self._on_sigint)
+
+    def __exit__(self, *_: object) -> None:
+        if self._holds:
+            self._holds = False
+            if signal.getsignal(signal.SIGINT) == self._on_sigint:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.check()
+
+    def check(self) -> None:
+        """Raise the KeyboardInterrupt that was held back, if any."""
+        if self._held:
+            self._held = False
+            raise KeyboardInterrupt
+
+    def _on_sigint(self, *_: Any) -> None:
+        self.check()
+        self._held = True
+        self._wake()

@@ -1,7 +1,8 @@
-"""Session: the state machine of one connection, whatever carries it.
+"""The session of one connection, whatever transport carries it.
 
-A transport hands it bodies in the server's loop. It knows which message may come when, and leaves what episodes mean
-to `interactive` and `chunks`.
+A transport hands bodies to `Session.received` in the server's event loop. `MessageReader` decodes them one after the
+other: short ones at once, requests for actions in batches, large ones in the body parser process. `Session` checks
+which message is allowed when, and passes episodes on to `ActionRequestHandler` and `EpisodeIngest`.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from asyncio import Future
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from menv.adapters.episode_channel import ByteBudget
 from menv.errors import CallOrderError, MenvError
-from menv.serving.body_parser_pool import BodyParserPool, Outcome, ParseJob, translated
+from menv.serving.body_parser_pool import Outcome, ParseJob, parsed_request
 from menv.serving.client_state import ClientState, PublishedPolicies, Responder
-from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, dialect_of
+from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, wire_format_of
 from menv.serving.protocol import (
     Episodes,
     EpisodesAndGetState,
@@ -37,95 +38,41 @@ from menv.serving.protocol import (
     Turn,
     decode,
 )
-from menv.serving.transports.server import CooperativeScheduler, Then, Work
+from menv.serving.transports.server import Then, Work
 from menv.serving.transports.transport import Peer, Reply
 
 if TYPE_CHECKING:
     from menv.serving.server_sessions import ServerSessions
 
 
-# SEAM menv.serving.intake
-# Intake: the bodies of one connection, read one after the other, here or by the translator.
-#
-# A session hands its bodies in and gets requests. What takes long is waited for: the next body of this
-# connection comes
-# after it, those of others meanwhile. What asks for an action, by the looks of it, is read with those of
-# others. It knows
-# no request.
-
-
 Close = Callable[[], None]
 Unread: TypeAlias = "tuple[MessageReader, bytes, Responder]"
-"""A body, and where it came from: the intake and the way back."""
+"""A deferred body, with its reader and its responder."""
 
 _SHORT = 2_000
-"""Bytes that are read in no time, whatever they are."""
-_ASKS = b"GET_ACTION"
-MOST_PUT_OFF = 512
-"""Bodies that are read in one go."""
-
-
-class MessageHandler(Protocol):
-    """Whose bodies they are."""
-
-    admitted: bool
-    """Whether large bodies are read at all, and questions with those of others."""
-    state: ClientState
-    """Whose questions they are."""
-
-    def answer(self, request: Request, answerer: Responder, *, translated: bool = False) -> None:
-        """Do what a request says; `translated` is that of `ChunkDesk.take`."""
-
-    def refuse(self, error: BadMessageError, answerer: Responder) -> None:
-        """Answer a body that holds no request."""
-
-
-class DeferredBody(Protocol):
-    """Where bodies wait for others that come with the same look at the sockets."""
-
-    put_off: list[Unread]
-    """Bodies whose questions are taken, or which their intakes read after all, before `ask` returns."""
-
-    def begin(self) -> None:
-        """Have that done soon; called with the first body that is put off, and when they are `MOST_PUT_OFF`."""
-
-    def ask(self) -> None:
-        """Have everything done that was put off."""
+"""Bodies of at most this many bytes are decoded at once, whatever they hold."""
+_GET_ACTION = b"GET_ACTION"
+MAX_DEFERRED = 512
+"""Deferred bodies that are decoded in one batch."""
 
 
 class MessageReader:
-    """Reads the bodies of a connection.
+    """Decodes the bodies of one connection in their order.
 
-    Args:
-        listener: Gets the requests.
-        questions: For bodies that ask for actions.
-        translation: For large bodies.
-        slices: For long work.
-        max_depth: `Limits.max_depth`.
-        always: Whether every body needs a reply.
-
-    Attributes:
-        listener: As given.
-        hold: What transports wait for while something goes on with the last body.
+    A body that takes long is waited for: `hold` is a future that transports await before they hand over the next body.
+    Short bodies that look like GET_ACTION are deferred to the batcher, which decodes those of many connections at once.
     """
 
-    def __init__(
-        self,
-        listener: MessageHandler,
-        questions: DeferredBody,
-        translation: BodyParserPool,
-        slices: CooperativeScheduler,
-        max_depth: int,
-        always: bool,
-    ) -> None:
-        self.listener = listener
-        self._questions, self._put_off = questions, questions.put_off
-        self._translation = translation
-        self._slices = slices
-        self._max_depth = max_depth
-        self._always = always
-        self._short = min(_SHORT, translation.longest_inline)
-        # What goes on with the last body; until it is done, others wait.
+    def __init__(self, session: Session, sessions: ServerSessions, always_reply: bool) -> None:
+        self.session = session
+        self._batcher = sessions.action_requests.batcher
+        self._deferred = self._batcher.deferred
+        self._parsers = sessions.parsers
+        self._scheduler = sessions.scheduler
+        self._max_depth = sessions.limits.max_depth
+        self._always_reply = always_reply
+        self._short = min(_SHORT, self._parsers.longest_inline)
+        # The unfinished work of the last body. The following bodies wait for it.
         self._job: ParseJob | None = None
         self._work: Work | None = None
         self.hold: Future[None] | None = None
@@ -133,26 +80,26 @@ class MessageReader:
         self._last: Responder | None = None
 
     def received(self, body: bytes, reply: Reply, close: Close) -> Future[None] | None:
-        """Take one body; see `Conversation.received`."""
-        if self.hold is None and len(body) <= self._short and body.find(_ASKS) >= 0:
-            dialect = _FIRST_BYTES.get(body[0])
-            if dialect is not None and self.listener.admitted:
-                # Nearly every body comes this way, over the same way back as the last one.
+        """Take one body; see `SessionProtocol.received`."""
+        if self.hold is None and len(body) <= self._short and body.find(_GET_ACTION) >= 0:
+            wire_format = _FIRST_BYTES.get(body[0])
+            if wire_format is not None and self.session.admitted:
+                # The usual path: the reply goes the same way as the last one.
                 last = self._last
-                if last is None or last.reply is not reply or last.dialect is not dialect:
-                    last = self._answerer_of(reply, dialect, close)
-                put_off = self._put_off
-                put_off.append((self, body, last))
-                if len(put_off) == 1 or len(put_off) >= MOST_PUT_OFF:
-                    self._questions.begin()
+                if last is None or last.reply is not reply or last.wire_format is not wire_format:
+                    last = self._responder_of(reply, wire_format, close)
+                deferred = self._deferred
+                deferred.append((self, body, last))
+                if len(deferred) == 1 or len(deferred) >= MAX_DEFERRED:
+                    self._batcher.schedule_flush()
                 return self.hold
-        # What was put off came before it.
-        self._questions.ask()
+        # Deferred bodies came before this one.
+        self._batcher.flush()
         self.read(body, reply, close)
         return self.hold
 
     def read(self, body: bytes, reply: Reply, close: Close) -> None:
-        """Read a body by itself, once everything before it is done."""
+        """Decode one body on its own, after everything before it."""
         if self.hold is not None:
             self._waiting.append((body, reply, close))
         elif len(body) <= self._short:
@@ -161,64 +108,61 @@ class MessageReader:
             self._take(body, reply, close)
 
     def run(self, work: Work, then: Then, close: Close) -> None:
-        """Do work that the last body asks for, at once if it is short; what comes next waits.
+        """Do the work of the last body in small steps; the following bodies wait.
 
-        Args:
-            work: In small steps.
-            then: Called when it is done, with what it raised.
-            close: Ends the connection, if `then` raises.
+        `then` is called with the exception that the work raised, or None. `close` ends the connection if `then` raises.
         """
 
         def done(error: Exception | None) -> None:
             self._work = None
-            self._go_on(lambda: then(error), close)
+            self._continue(lambda: then(error), close)
 
         self._work = work
-        self._slices.run(work, done)
+        self._scheduler.run(work, done)
         self._wait()
 
     def lost(self) -> None:
-        """Forget what has not been read or done."""
+        """Drop bodies that are not decoded and work that is not finished."""
         self._waiting.clear()
         self._last = None
         if self._job is not None:
-            self._translation.drop(self._job)
+            self._parsers.drop(self._job)
         if self._work is not None:
-            self._slices.drop(self._work)
+            self._scheduler.drop(self._work)
 
     def _take(self, body: bytes, reply: Reply, close: Close) -> None:
         try:
-            if self._translation.takes(body):
+            if self._parsers.takes(body):
                 self._have_read(body, reply, close)
                 return
             if len(body) > _SHORT:
                 self._read_in_turn(body, reply, close)
                 return
         except BadMessageError as error:
-            self.listener.refuse(error, Responder(reply, _dialect_of(body), close))
+            self.session.refuse(error, Responder(reply, _wire_format_of(body), close))
             return
         self._read_at_once(body, reply, close)
 
     def _read_at_once(self, body: bytes, reply: Reply, close: Close) -> None:
         try:
-            request, dialect = decode(body, self._max_depth)
+            request, wire_format = decode(body, self._max_depth)
         except BadMessageError as error:
-            self.listener.refuse(error, Responder(reply, _dialect_of(body), close))
+            self.session.refuse(error, Responder(reply, _wire_format_of(body), close))
             return
-        self.listener.answer(request, self._answerer_of(reply, dialect, close), translated=False)
+        self.session.answer(request, self._responder_of(reply, wire_format, close), parsed=False)
 
-    def _answerer_of(self, reply: Reply, dialect: WireFormat, close: Close) -> Responder:
-        """Return the way back for a body that was read here; over a stream it is nearly always the same."""
+    def _responder_of(self, reply: Reply, wire_format: WireFormat, close: Close) -> Responder:
+        """Return the responder for a body; a stream connection nearly always reuses the last one."""
         last = self._last
-        if last is not None and last.reply is reply and last.dialect is dialect:
+        if last is not None and last.reply is reply and last.wire_format is wire_format:
             return last
-        answerer = Responder(reply, dialect, close, self._always)
-        # With a reply to each request there is another way back for each, which ends with it.
-        self._last = None if self._always else answerer
-        return answerer
+        responder = Responder(reply, wire_format, close, self._always_reply)
+        # Over HTTP each request has its own reply callable, which ends with the response.
+        self._last = None if self._always_reply else responder
+        return responder
 
     def _read_in_turn(self, body: bytes, reply: Reply, close: Close) -> None:
-        """Read a body here that may take some milliseconds: those of several peers are not read in one go."""
+        """Decode a body that may take milliseconds as scheduled work, so that other peers get their turn."""
         read: list[tuple[Request, WireFormat]] = []
 
         def work() -> Iterator[None]:
@@ -227,52 +171,48 @@ class MessageReader:
 
         def then(error: Exception | None) -> None:
             if isinstance(error, BadMessageError):
-                self.listener.refuse(error, Responder(reply, _dialect_of(body), close))
+                self.session.refuse(error, Responder(reply, _wire_format_of(body), close))
             elif error is not None:
                 raise error
             else:
-                request, dialect = read[0]
-                self.listener.answer(
-                    request, Responder(reply, dialect, close, self._always), translated=False
+                request, wire_format = read[0]
+                self.session.answer(
+                    request, Responder(reply, wire_format, close, self._always_reply), parsed=False
                 )
 
         self.run(work(), then, close)
 
     def _have_read(self, body: bytes, reply: Reply, close: Close) -> None:
-        """Have a large body read elsewhere; what comes next waits.
-
-        Raises:
-            BadMessageError: It will not be.
-        """
-        dialect = dialect_of(body)
-        if not self.listener.admitted:
+        """Have the parser process decode a large body."""
+        wire_format = wire_format_of(body)
+        if not self.session.admitted:
             raise BadMessageError(
                 ErrorCode.NOT_ALLOWED, "GET_CONFIG.token: is missing, expected the server's token first"
             )
 
         def then(outcome: Outcome) -> None:
             self._job = None
-            self._go_on(lambda: self._was_read(outcome, body, reply, dialect, close), close)
+            self._continue(lambda: self._was_read(outcome, body, reply, wire_format, close), close)
 
-        self._job = self._translation.add(body, then)
+        self._job = self._parsers.add(body, then)
         self._wait()
 
     def _was_read(
-        self, outcome: Outcome, body: bytes, reply: Reply, dialect: WireFormat, close: Close
+        self, outcome: Outcome, body: bytes, reply: Reply, wire_format: WireFormat, close: Close
     ) -> None:
         try:
-            request, flat, read_as = translated(outcome, body, self._max_depth)
+            request, flat, read_as = parsed_request(outcome, body, self._max_depth)
         except BadMessageError as error:
-            self.listener.refuse(error, Responder(reply, dialect, close))
+            self.session.refuse(error, Responder(reply, wire_format, close))
             return
-        answerer = Responder(reply, read_as, close, self._always, answers_in=dialect)
-        self.listener.answer(request, answerer, translated=flat)
+        responder = Responder(reply, read_as, close, self._always_reply, reply_format=wire_format)
+        self.session.answer(request, responder, parsed=flat)
 
     def _wait(self) -> None:
         if self.hold is None and (self._job is not None or self._work is not None):
             self.hold = asyncio.get_running_loop().create_future()
 
-    def _go_on(self, first: Callable[[], None], close: Close) -> None:
+    def _continue(self, first: Callable[[], None], close: Close) -> None:
         try:
             first()
             if self._job is not None or self._work is not None or self.hold is None:
@@ -283,207 +223,197 @@ class MessageReader:
                 self._take(body, reply, close)
             hold.set_result(None)
         except Exception:
-            # A fault of ours costs the connection, as it does where a transport has called.
+            # A bug in the server costs the connection, as it does when a transport calls.
             close()
             raise
 
 
 _FIRST_BYTES = {ord("{"): WireFormat.JSON, **dict.fromkeys(range(0x80, 0x90), WireFormat.MSGPACK)}
-"""How objects are written that begin so, as nearly all do."""
+"""Wire format by the first byte, for nearly all bodies."""
 
 
-def _dialect_of(body: bytes) -> WireFormat:
+def _wire_format_of(body: bytes) -> WireFormat:
     try:
-        return dialect_of(body)
+        return wire_format_of(body)
     except BadMessageError:
         return WireFormat.JSON
 
 
 EXTENSION = "menv-1"
-"""What a client asks for in GET_CONFIG that wants more than RLlink."""
+"""The protocol extension that clients request in GET_CONFIG to use more than RLlink."""
 STILL_PLAYING_S = 5.0
-"""Seconds after which nobody waits any more for steps of a client that has brought some before."""
-_MOST_ERRANDS = 64
+"""A client counts as playing for this many seconds after its last EPISODES."""
+_MAX_PENDING = 64
 
 
 class Session:
-    """One connection.
-
-    Args:
-        reception: What all sessions share.
-        peer: Who is there.
-        admitted: Whether a token is not needed, or was shown already.
+    """The state machine of one connection.
 
     Attributes:
-        peer: As given.
-        admitted: Whether a token is not needed, or was shown.
-        state: What is remembered of the client.
-        played_at: When it last brought episodes.
-        received: Takes one body; see `Conversation.received`.
+        admitted: Whether the peer has shown the token, or needs none.
+        state: The client's state, which may outlive the connection.
+        played_at: Time of the last EPISODES.
+        received: Takes one body; see `SessionProtocol.received`.
     """
 
-    def __init__(self, reception: ServerSessions, peer: Peer, admitted: bool) -> None:
+    def __init__(self, sessions: ServerSessions, peer: Peer, admitted: bool) -> None:
         self.peer = peer
-        self.state = ClientState(ByteBudget(reception.backlog))
+        self.state = ClientState(ByteBudget(sessions.backlog))
         self.state.connected = 1
         self.played_at = -math.inf
-        self._errands = 0
-        self._reception = reception
-        self._interactive = reception.interactive
+        self._pending_replies = 0
+        self._sessions = sessions
+        self._action_requests = sessions.action_requests
         self.admitted = admitted
-        limits, over_http = reception.limits, peer.transport == "http"
-        self._intake = MessageReader(
-            self, reception.interactive.questions, reception.translation, reception.slices, limits.max_depth,
-            over_http,
-        )  # fmt: skip
-        self.received = self._intake.received
+        self._reader = MessageReader(self, sessions, always_reply=peer.transport == "http")
+        self.received = self._reader.received
 
-    def answer(self, request: Request, answerer: Responder, *, translated: bool = False) -> None:
-        """Do what a request says; see `menv.serving.session`."""
+    def answer(self, request: Request, responder: Responder, *, parsed: bool = False) -> None:
+        """Handle a decoded request; `parsed` says that the parser process has checked its episodes."""
         if type(request) is GetAction and self.admitted:
-            self._interactive.questions.take(self.state, request, answerer)
+            self._action_requests.batcher.add(self.state, request, responder)
             return
-        interactive = self._interactive
+        action_requests = self._action_requests
         try:
-            interactive.settle()
+            action_requests.flush()
             if self.admitted and isinstance(request, Episodes):
-                self._take_episodes(request, answerer, translated)
+                self._take_episodes(request, responder, parsed)
             else:
-                self._handle(request, answerer)
+                self._handle(request, responder)
         except (BadMessageError, CallOrderError) as error:
-            interactive.settle()
-            self._fail(error, answerer, request)
+            action_requests.flush()
+            self._fail(error, responder, request)
 
-    def refuse(self, error: BadMessageError, answerer: Responder) -> None:
-        """Answer a body that holds no request."""
-        self._reception.interactive.settle()
-        self._reception.refusals += 1
-        answerer.refuse(error)
+    def refuse(self, error: BadMessageError, responder: Responder) -> None:
+        """Answer a body that is not a request."""
+        self._sessions.action_requests.flush()
+        self._sessions.refusals += 1
+        responder.refuse(error)
         if error.code in (ErrorCode.NOT_ALLOWED, ErrorCode.INTERNAL):
-            answerer.close()
+            responder.close()
 
     def lost(self) -> None:
-        """The connection is gone; see `Conversation.lost`."""
-        self._reception.interactive.settle()
-        self._intake.lost()
-        self._reception.lost(self)
+        """Handle the end of the connection; see `SessionProtocol.lost`."""
+        self._sessions.action_requests.flush()
+        self._reader.lost()
+        self._sessions.lost(self)
 
-    def _fail(self, error: BadMessageError | CallOrderError, answerer: Responder, request: Request) -> None:
-        self._reception.refuse(error, answerer, getattr(request, "seq", None))
+    def _fail(self, error: BadMessageError | CallOrderError, responder: Responder, request: Request) -> None:
+        self._sessions.refuse(error, responder, getattr(request, "seq", None))
 
-    def _handle(self, request: Request, answerer: Responder) -> None:
+    def _handle(self, request: Request, responder: Responder) -> None:
         if isinstance(request, Ping):
-            answerer.send(Pong())
+            responder.send(Pong())
             return
         if isinstance(request, GetConfig):
-            self._greet(request, answerer)
+            self._greet(request, responder)
             return
         if not self.admitted:
             raise BadMessageError(
                 ErrorCode.NOT_ALLOWED, "GET_CONFIG.token: is missing, expected the server's token first"
             )
         if isinstance(request, GetState):
-            self._tell_state(request, answerer)
+            self._send_state(request, responder)
         elif isinstance(request, GetPolicies):
-            self._tell_policies(request, answerer)
+            self._send_policies(request, responder)
         elif isinstance(request, StartEpisode):
-            self._reception.interactive.start(self.state, request, answerer)
+            self._sessions.action_requests.start(self.state, request, responder)
         elif isinstance(request, Turn):
-            self._reception.interactive.turn(self.state, request, answerer)
+            self._sessions.action_requests.step(self.state, request, responder)
 
-    def _greet(self, request: GetConfig, answerer: Responder) -> None:
-        reception = self._reception
-        if not self.admitted and not reception.access.admits(request.token):
+    def _greet(self, request: GetConfig, responder: Responder) -> None:
+        sessions = self._sessions
+        if not self.admitted and not sessions.access.admits(request.token):
             raise BadMessageError(
                 ErrorCode.NOT_ALLOWED, "GET_CONFIG.token: is not the server's, expected that"
             )
         self.admitted = True
-        facts = reception.facts
-        plain = {name: facts[name] for name in ("env_steps_per_sample", "force_on_policy")}
+        config = sessions.config
+        plain = {name: config[name] for name in ("env_steps_per_sample", "force_on_policy")}
         if EXTENSION not in (request.extensions or ()):
-            answerer.send(SetConfig(**plain))
+            responder.send(SetConfig(**plain))
             return
-        before = reception.states.get(request.session or "")
+        before = sessions.states.get(request.session or "")
         if before is not None and before is not self.state:
-            self.state = reception.take_up(self.state, before)
+            self.state = sessions.resume(self.state, before)
         self.state.extended = True
         self.state.name = request.client or self.state.name
-        policies = list(facts.get("policies", {}))
-        self.state.only = policies[0] if len(policies) == 1 else None
-        reception.states[self.state.token] = self.state
+        policies = list(config.get("policies", {}))
+        self.state.only_policy = policies[0] if len(policies) == 1 else None
+        sessions.states[self.state.token] = self.state
         more = {
             "extensions": [EXTENSION],
             "session": self.state.token,
-            "multi_agent": reception.ioctx.multi_agent,
-            "policies": facts.get("policies", {}),
-            "explore": facts.get("explore"),
-            "resume": self.state.standing(),
+            "multi_agent": sessions.ioctx.multi_agent,
+            "policies": config.get("policies", {}),
+            "explore": config.get("explore"),
+            "resume": self.state.resume_points(),
         }
-        answerer.send(SetConfig(**plain, **more, **reception.spaces()))
+        responder.send(SetConfig(**plain, **more, **sessions.spaces()))
 
-    def _take_episodes(self, request: Episodes, answerer: Responder, translated: bool) -> None:
-        reception = self._reception
-        reception.chunks.check_allowed(request)
+    def _take_episodes(self, request: Episodes, responder: Responder, parsed: bool) -> None:
+        sessions = self._sessions
+        sessions.ingest.check_allowed(request)
         if isinstance(request, EpisodesAndGetState):
-            self._check_errands()
+            self._check_pending()
 
         def then(error: Exception | None) -> None:
             if isinstance(error, BadMessageError | CallOrderError):
-                self._fail(error, answerer, request)
+                self._fail(error, responder, request)
                 return
             if error is not None:
                 raise error
             self.played_at = time.monotonic()
             if not isinstance(request, EpisodesAndGetState):
-                answerer.nothing()
+                responder.nothing()
                 return
-            self._check_errands()
-            self._errands += 1
-            reception.errands.add_later(self, partial(self._weights_changed, request, answerer))
-            # Others may have stopped playing by then.
-            asyncio.get_running_loop().call_later(STILL_PLAYING_S, reception.errands.look_again)
+            self._check_pending()
+            self._pending_replies += 1
+            sessions.tasks.add_later(self, partial(self._weights_changed, request, responder))
+            # Look again then: other clients may have stopped playing.
+            asyncio.get_running_loop().call_later(STILL_PLAYING_S, sessions.tasks.wake)
 
-        work = reception.chunks.take(self.state, request, answerer.dialect, translated=translated)
-        self._intake.run(work, then, answerer.close)
+        work = sessions.ingest.take(self.state, request, responder.wire_format, parsed=parsed)
+        self._reader.run(work, then, responder.close)
 
-    def _check_errands(self) -> None:
-        if self._errands >= _MOST_ERRANDS:
+    def _check_pending(self) -> None:
+        if self._pending_replies >= _MAX_PENDING:
             raise BadMessageError(
                 ErrorCode.TOO_MANY,
-                f"message: {self._errands} requests for weights or policies wait for their answers, expected at most "
-                f"{_MOST_ERRANDS} on one connection; wait for these first",
+                f"message: {self._pending_replies} requests for weights or policies wait for their answers, expected "
+                f"at most {_MAX_PENDING} on one connection; wait for these first",
             )
 
     def _weights_changed(
-        self, request: EpisodesAndGetState, answerer: Responder, error: MenvError | None
+        self, request: EpisodesAndGetState, responder: Responder, error: MenvError | None
     ) -> None:
-        self._errands -= 1
+        self._pending_replies -= 1
         if error is None:
-            self._tell_state(request, answerer)
+            self._send_state(request, responder)
         else:
-            _refuse(error, answerer, ErrorCode.UNKNOWN_POLICY)
+            _refuse(error, responder, ErrorCode.UNKNOWN_POLICY)
 
-    def _tell_state(self, request: GetState | EpisodesAndGetState, answerer: Responder) -> None:
-        """Answer with the weights that were published last, at once where somebody has asked for them before."""
-        latest = self._reception.latest
+    def _send_state(self, request: GetState | EpisodesAndGetState, responder: Responder) -> None:
+        """Answer with the latest weights: at once if they are encoded already, else when a thread has encoded them."""
+        latest = self._sessions.latest
 
         def send(result: SetState | MenvError) -> None:
             if isinstance(result, MenvError):
-                _refuse(result, answerer, ErrorCode.UNKNOWN_POLICY)
+                _refuse(result, responder, ErrorCode.UNKNOWN_POLICY)
             else:
                 self.state.weights_seq_no = result.weights_seq_no
-                answerer.send(result)
+                responder.send(result)
 
         def done(result: SetState | MenvError) -> None:
-            self._errands -= 1
+            self._pending_replies -= 1
             send(result)
 
         try:
             send(self._state_of(request, latest, latest.made))
         except KeyError:
-            self._check_errands()
-            self._errands += 1
-            self._reception.errands.add(lambda: self._state_of(request, latest, latest.make), done)
+            self._check_pending()
+            self._pending_replies += 1
+            self._sessions.tasks.add(lambda: self._state_of(request, latest, latest.make), done)
 
     def _state_of(
         self,
@@ -491,15 +421,11 @@ class Session:
         latest: PublishedPolicies,
         form: Callable[[str, str], Any],
     ) -> SetState:
-        """Return the answer with the weights, whose forms `form` returns.
-
-        Raises:
-            MenvError: There is no such policy, or none in this form.
-        """
+        """Build SET_STATE; `form(kind, policy_id)` returns encoded weights or raises `KeyError`."""
         number, known = latest.weights_seq_no, list(latest.policies)
         chosen = known if request.policy_ids is None else request.policy_ids
-        # Who has a policy that is gone wants to know of the others.
-        gone = self._reception.retired if request.have is not None else ()
+        # A client may still have policies that were removed; they are left out.
+        gone = self._sessions.retired if request.have is not None else ()
         chosen = [name for name in chosen if name not in gone]
         for name in chosen:
             if name not in known:
@@ -507,18 +433,19 @@ class Session:
                     ErrorCode.UNKNOWN_POLICY,
                     f"policy_ids: no policy {name[:40]!r}, expected one of {known[:20]}",
                 )
-        others = self.state.only is not None and known != [self.state.only]
-        told: dict[str, Any] = {"weights_seq_no": number, "ask_policies": others}
+        ask = self.state.only_policy is not None and known != [self.state.only_policy]
+        common: dict[str, Any] = {"weights_seq_no": number, "ask_policies": ask}
         if request.have == number:
-            return SetState(**told)
+            return SetState(**common)
         if request.form == "bundle":
-            return SetState(**told, bundles={name: form("bundle", name) for name in chosen})
+            return SetState(**common, bundles={name: form("bundle", name) for name in chosen})
         if request.form == "weights":
-            # Weights alone bring no connectors; without `have` nobody says that there is a policy to put them into.
+            # Weights come without connectors, so a policy whose connectors changed since is sent as a bundle.
+            # Without `have` the client may have no policy to load weights into.
             have = number if request.have is None else request.have
             whole = [name for name in chosen if have < latest.connectors_since(name)]
             return SetState(
-                **told,
+                **common,
                 weights={name: form("weights", name) for name in chosen if name not in whole},
                 bundles={name: form("bundle", name) for name in whole} or None,
             )
@@ -529,41 +456,40 @@ class Session:
             )
         return SetState(weights_seq_no=number, onnx_file=form("onnx", chosen[0]))
 
-    def _tell_policies(self, request: GetPolicies, answerer: Responder) -> None:
-        state, name, reception = self.state, request.episode_id, self._reception
+    def _send_policies(self, request: GetPolicies, responder: Responder) -> None:
+        state, name, sessions = self.state, request.episode_id, self._sessions
         self._check_agents(request)
-        told = dict(state.chunks[name].policies) if name in state.chunks else {}
+        policies = dict(state.chunks[name].policies) if name in state.chunks else {}
         try:
             for agent in request.agent_ids:
-                if agent not in told:
-                    told[agent] = reception.latest.policy_for(f"{state.token}/{name}", agent)
+                if agent not in policies:
+                    policies[agent] = sessions.latest.policy_for(f"{state.token}/{name}", agent)
         except MenvError as error:
-            _refuse(error, answerer, ErrorCode.UNKNOWN_AGENT)
+            _refuse(error, responder, ErrorCode.UNKNOWN_AGENT)
             return
         except Exception as error:
-            # A user's own policy_mapping_fn: train() raises it.
-            reception.switchboard.fail(error)
+            # An error of the user's policy_mapping_fn; `train()` raises it.
+            sessions.broker.fail(error)
             raise BadMessageError(
                 ErrorCode.INTERNAL,
                 "policy_mapping_fn: raised an error, expected a policy; see the server's report",
             ) from error
         if request.training_enabled:
-            reception.chunks.announce(state, name, told)
-        answerer.send(Policies(policy_ids={agent: told[agent] for agent in request.agent_ids}))
+            sessions.ingest.announce(state, name, policies)
+        responder.send(Policies(policy_ids={agent: policies[agent] for agent in request.agent_ids}))
 
     def _check_agents(self, request: GetPolicies) -> None:
-        if len(request.agent_ids) > self._reception.limits.max_agents:
+        if len(request.agent_ids) > self._sessions.limits.max_agents:
             raise BadMessageError(
                 ErrorCode.TOO_MANY, f"GET_POLICIES.agent_ids: {len(request.agent_ids)} agents are too many"
             )
         for agent in request.agent_ids:
-            if self._reception.ioctx.multi_agent and self._reception.chunks.spaces_of(agent) is None:
+            if self._sessions.ioctx.multi_agent and self._sessions.ingest.spaces_of(agent) is None:
                 raise BadMessageError(
                     ErrorCode.UNKNOWN_AGENT,
                     f"GET_POLICIES.agent_ids: no agent {agent[:40]!r}, expected one of the environment's",
                 )
 
 
-def _refuse(error: MenvError, answerer: Responder, code: ErrorCode) -> None:
-    """Answer why there are no weights or policies; `code` is that of errors which are no answers yet."""
-    answerer.refuse(error if isinstance(error, BadMessageError) else BadMessageError(code, str(error)))
+def _refuse(error: MenvError, responder: Responder, code: ErrorCode) -> None:
+    responder.refuse(error if isinstance(error, BadMessageError) else BadMessageError(code, str(error)))

@@ -19,18 +19,9 @@ from menv.serving import value_readers
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, fields
 from menv.serving.value_readers import Column, Space
 
-# SEAM menv.serving.agent_spaces
-# The spaces of the agents that there may be, for whoever reads what clients send about them.
-#
-# The desks of a server ask for them, and the translator, which is told them as JSON. It knows no messages.
-
 
 class AgentSpaceTable:
-    """Spaces by agent.
-
-    Args:
-        ioctx: What clients play.
-    """
+    """Spaces by agent."""
 
     def __init__(self, ioctx: InputContext) -> None:
         self._ioctx = ioctx
@@ -56,11 +47,7 @@ class AgentSpaceTable:
 
 
 def context_to_json(ioctx: InputContext) -> dict[str, Any]:
-    """Return what readers of messages need to know of what clients play.
-
-    Raises:
-        ConfigError: A space has no form in JSON.
-    """
+    """Return what readers of messages need to know of what clients play."""
     return {
         "multi_agent": ioctx.multi_agent,
         "observation_space": _one(ioctx.observation_space),
@@ -73,11 +60,7 @@ def context_to_json(ioctx: InputContext) -> dict[str, Any]:
 
 
 def context_from_json(value: Mapping[str, Any]) -> InputContext:
-    """Return the part of an `InputContext` that `context_to_json` described.
-
-    Raises:
-        ConfigError: It describes a space that cannot be.
-    """
+    """Return the part of an `InputContext` that `context_to_json` described."""
 
     def shared(name: str) -> Space | None:
         return None if value[name] is None else space_from_json(value[name], name)
@@ -95,7 +78,7 @@ def context_from_json(value: Mapping[str, Any]) -> InputContext:
     )
 
 
-def told_action_spaces(ioctx: InputContext) -> dict[str, Any]:
+def action_spaces_json(ioctx: InputContext) -> dict[str, Any]:
     """Return what SET_CONFIG tells of the action spaces of several agents.
 
     One that has no form in JSON is left out: no policy acts in it.
@@ -119,12 +102,7 @@ def _by_name(spaces: Mapping[Hashable, Space]) -> dict[str, Any]:
 
 
 class StepColumns:
-    """Reads observations and actions.
-
-    Args:
-        ioctx: What clients play.
-        max_agents: Of one message, `Limits.max_agents`.
-    """
+    """Reads observations and actions."""
 
     def __init__(self, ioctx: InputContext, max_agents: int) -> None:
         self._multi_agent = ioctx.multi_agent
@@ -132,80 +110,57 @@ class StepColumns:
         self._spaces = AgentSpaceTable(ioctx)
 
     def observations(
-        self, raw: Raw, dialect: WireFormat, what: str, final: bool = False, gone: Container[AgentId] = ()
+        self, raw: Raw, wire_format: WireFormat, what: str, final: bool = False, gone: Container[AgentId] = ()
     ) -> dict[AgentId, Any]:
-        """Return observations by agent.
-
-        Args:
-            raw: From a message.
-            dialect: Of the message.
-            what: Type of the message.
-            final: Whether nobody acts on them.
-            gone: Agents that have ended, and do not act on theirs.
-
-        Raises:
-            BadMessageError: One of them is none.
-        """
+        """Return observations by agent."""
         where = f"{what}.observation"
         if not self._multi_agent:
-            return {SINGLE_AGENT: self._observation(SINGLE_AGENT, raw, dialect, where, final)}
+            return {SINGLE_AGENT: self._observation(SINGLE_AGENT, raw, wire_format, where, final)}
         return {
             agent: self._observation(
-                agent, value, dialect, f"{where}[{agent[:40]!r}]", final or agent in gone
+                agent, value, wire_format, f"{where}[{agent[:40]!r}]", final or agent in gone
             )
-            for agent, value in self._by_agent(raw, dialect, where).items()
+            for agent, value in self._by_agent(raw, wire_format, where).items()
         }
 
-    def _observation(self, agent: AgentId, raw: Raw, dialect: WireFormat, where: str, final: bool) -> Any:
+    def _observation(self, agent: AgentId, raw: Raw, wire_format: WireFormat, where: str, final: bool) -> Any:
         space, actions = self.spaces(agent, where)
-        return value_readers.observation(raw, space, dialect, where, final, actions)
+        return value_readers.observation(raw, space, wire_format, where, final, actions)
 
-    def column(self, raws: Sequence[Raw], dialect: WireFormat, what: str) -> Column | None:
-        """Return the observations of R messages, on which somebody acts; None where there are several agents.
-
-        Raises:
-            BadMessageError: One of them is none; which one, is not said.
-        """
+    def column(self, raws: Sequence[Raw], wire_format: WireFormat, what: str) -> Column | None:
+        """Return the observations of R messages, on which somebody acts; None where there are several agents."""
         if self._multi_agent:
             return None
         where = f"{what}.observation"
-        return value_readers.observations(raws, self.spaces(SINGLE_AGENT, where), dialect, where)
+        return value_readers.observations(raws, self.spaces(SINGLE_AGENT, where), wire_format, where)
 
     def actions(
-        self, raw: Raw, obs: Mapping[AgentId, Any], dialect: WireFormat, gone: Set[AgentId] = frozenset()
+        self, raw: Raw, obs: Mapping[AgentId, Any], wire_format: WireFormat, gone: Set[AgentId] = frozenset()
     ) -> dict[AgentId, Any]:
-        """Return the actions that a client took, for the agents that observe; those that have `gone` need none.
-
-        Raises:
-            BadMessageError: One of them is none, or other agents have acted than observed.
-        """
+        """Return the actions that a client took, for the agents that observe; those that have `gone` need none."""
         where = "LOG_ACTION.action"
         if not self._multi_agent:
-            return {SINGLE_AGENT: self._action(SINGLE_AGENT, raw, obs[SINGLE_AGENT], dialect, where)}
-        given = self._by_agent(raw, dialect, where)
+            return {SINGLE_AGENT: self._action(SINGLE_AGENT, raw, obs[SINGLE_AGENT], wire_format, where)}
+        given = self._by_agent(raw, wire_format, where)
         if given.keys() - gone != obs.keys() - gone:
             raise BadMessageError(
                 ErrorCode.WRONG_LENGTH,
                 f"{where}: actions of {len(given)} agents and observations of {len(obs)}, expected the same agents",
             )
         return {
-            agent: self._action(agent, value, obs[agent], dialect, f"{where}[{agent[:40]!r}]")
+            agent: self._action(agent, value, obs[agent], wire_format, f"{where}[{agent[:40]!r}]")
             for agent, value in given.items()
             if agent not in gone
         }
 
-    def _action(self, agent: AgentId, raw: Raw, obs: Any, dialect: WireFormat, where: str) -> Any:
+    def _action(self, agent: AgentId, raw: Raw, obs: Any, wire_format: WireFormat, where: str) -> Any:
         spaces = self.spaces(agent, where)
-        action = value_readers.action(raw, spaces[1], dialect, where)
+        action = value_readers.action(raw, spaces[1], wire_format, where)
         value_readers.check_mask(spaces, obs, action, where)
         return action
 
     def spaces(self, agent: AgentId, where: str) -> tuple[Space, Space]:
-        """Return the spaces of an agent that there may be.
-
-        Raises:
-            BadMessageError: There is none.
-        """
+        """Return the spaces of an agent that there may be."""
         spaces = self._spaces.of(agent)
         if spaces is None:
             raise BadMessageError(
@@ -214,8 +169,8 @@ class StepColumns:
             )
         return spaces
 
-    def _by_agent(self, raw: Raw, dialect: WireFormat, where: str) -> dict[str, Raw]:
-        found = fields(raw, dialect, where)
+    def _by_agent(self, raw: Raw, wire_format: WireFormat, where: str) -> dict[str, Raw]:
+        found = fields(raw, wire_format, where)
         if len(found) > self._max_agents:
             raise BadMessageError(
                 ErrorCode.TOO_MANY,

@@ -36,15 +36,6 @@ from menv.serving.codec import (
 from menv.serving.number_reader import NumberReader
 from menv.spaces import bounds, columns_of, flat_mask, leaves
 
-# SEAM menv.serving.wire.space_readers
-# What elements of each space look like on the wire, and decoded values to elements of the space.
-#
-# `menv.serving.value_readers` asks for one reader a space. A reader tells msgspec the type to decode with,
-# which holds
-# all lengths and keys; what is left to check is done on whole columns. Nothing here knows messages or
-# episodes.
-
-
 _NAME = re.compile(r'[^"\\\x00-\x1f]*')
 
 Space = gym.Space[Any]
@@ -64,26 +55,12 @@ class SpaceReader(Protocol):
     msgpack: Any
 
     def column(self, values: Sequence[Any]) -> Column:
-        """Return R decoded values as R elements.
-
-        Raises:
-            BadValueError: One of them is no element of the space.
-        """
+        """Return R decoded values as R elements."""
         ...
 
 
 def space_reader(space: Space, bounded: bool = True, path: str = "") -> SpaceReader:
-    """Return the reader of a space.
-
-    Args:
-        space: Box, Discrete, MultiDiscrete, MultiBinary, Text, or Tuple and Dict of these.
-        bounded: Whether the bounds of a Box hold. They do not for actions: who draws them from a Gaussian may
-            leave them.
-        path: Where in an element this space lies.
-
-    Raises:
-        ConfigError: Elements of the space have no form on the wire.
-    """
+    """Return the reader of a space."""
     if isinstance(space, gym.spaces.Dict):
         return _DictReader(space, bounded, path)
     if isinstance(space, gym.spaces.Tuple):
@@ -159,10 +136,10 @@ class _DictReader:
         self.json = self._struct("json")
         self.msgpack = self._struct("msgpack")
 
-    def _struct(self, dialect: str) -> Any:
+    def _struct(self, wire_format: str) -> Any:
         """Return a type with an entry for each key, whatever characters the key has, and no others."""
         names = [f"f{i}" for i in range(len(self._keys))]
-        types = [(name, getattr(part, dialect)) for name, part in zip(names, self._parts, strict=True)]
+        types = [(name, getattr(part, wire_format)) for name, part in zip(names, self._parts, strict=True)]
         renamed = dict(zip(names, self._keys, strict=True))
         return msgspec.defstruct("Element", types, rename=renamed, forbid_unknown_fields=True)
 
@@ -173,16 +150,6 @@ class _DictReader:
         rows = zip(*map(msgspec.structs.astuple, values), strict=True)
         columns = [part.column(column) for part, column in zip(self._parts, rows, strict=False)]
         return [dict(zip(self._keys, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-# SEAM menv.serving.wire.masks
-# Action masks in observations from messages: that they allow something, and what was done.
-#
-# `menv.serving.value_readers` has one for each space, which `menv.serving.episode_messages` asks too. Where
-# masks lie is
-# the convention of `menv.connectors.obs_preprocessor`: an entry of a Dict, or of every Dict in the Tuple of a
-# group of
-# agents, whose members may be groups.
 
 
 Mask = npt.NDArray[np.bool_]
@@ -200,16 +167,7 @@ class MaskCheck:
         return bool(self._members)
 
     def check(self, obs: Column, acting: int, space: gym.Space[Any] | None = None) -> None:
-        """Check that the masks of the first observations each allow something.
-
-        Args:
-            obs: R observations.
-            acting: On how many of them somebody acts.
-            space: Of the actions, each component of which must have a choice left; None where nobody knows.
-
-        Raises:
-            BadValueError: One allows nothing.
-        """
+        """Check that the masks of the first observations each allow something."""
         for member in self._members:
             actions = _part(space, member)
             nothing = _allow_nothing(self._mask(obs[:acting], member, actions), actions)
@@ -220,11 +178,7 @@ class MaskCheck:
                 )  # fmt: skip
 
     def check_actions(self, obs: Column, actions: Column, space: gym.Space[Any]) -> None:
-        """Check that actions were allowed by the masks of the observations that they answer.
-
-        Raises:
-            BadValueError: One was not.
-        """
+        """Check that actions were allowed by the masks of the observations that they answer."""
         for member in self._members:
             part = _part(space, member)
             if part is None or not len(actions):
@@ -303,9 +257,6 @@ _MOST_READERS = 1024
 class ColumnReader:
     """Reads columns of one kind of element.
 
-    Args:
-        reader: What an element looks like.
-
     Attributes:
         json: Type of a column in JSON, for msgspec.
         msgpack: The same in msgpack, where numbers may be packed together.
@@ -318,20 +269,12 @@ class ColumnReader:
         self.msgpack: Any = rows | PackedArray if isinstance(reader, NumberReader) else rows
         self._typed = TypedDecoder(self.json, self.msgpack)
 
-    def read(self, raw: Data, dialect: WireFormat, where: str) -> Column:
-        """Return a column of as many elements as there are.
-
-        Raises:
-            BadMessageError: It is no column, or one of its elements cannot be taken.
-        """
-        return self.build(self._typed.read(raw, dialect, where), where)
+    def read(self, raw: Data, wire_format: WireFormat, where: str) -> Column:
+        """Return a column of as many elements as there are."""
+        return self.build(self._typed.read(raw, wire_format, where), where)
 
     def build(self, values: Any, where: str) -> Column:
-        """Return the column of decoded values.
-
-        Raises:
-            BadMessageError: One of them cannot be taken.
-        """
+        """Return the column of decoded values."""
         try:
             if isinstance(values, PackedArray):
                 assert isinstance(self._reader, NumberReader)
@@ -344,17 +287,10 @@ class ColumnReader:
 class ElementReader:
     """Reads single elements and columns of one space.
 
-    Args:
-        space: Whose elements.
-        bounded: Whether the bounds of a Box hold.
-
     Attributes:
         space: As given.
         columns: Reads columns.
         masks: Looks at the action masks in observations.
-
-    Raises:
-        ConfigError: Elements of the space have no form on the wire.
     """
 
     def __init__(self, space: Space, bounded: bool) -> None:
@@ -364,13 +300,9 @@ class ElementReader:
         self.columns = ColumnReader(self._reader)
         self.masks = MaskCheck(space)
 
-    def read(self, raw: Raw, dialect: WireFormat, where: str) -> Any:
-        """Return one element.
-
-        Raises:
-            BadMessageError: It is none.
-        """
-        value = self._typed.read(raw, dialect, where)
+    def read(self, raw: Raw, wire_format: WireFormat, where: str) -> Any:
+        """Return one element."""
+        value = self._typed.read(raw, wire_format, where)
         try:
             return self._reader.column([value])[0]
         except BadValueError as error:
@@ -382,11 +314,7 @@ _by_form: dict[tuple[str, bool], ElementReader] = {}
 
 
 def reader_of(space: Space, bounded: bool = True) -> ElementReader:
-    """Return the reader of a space, the same one for equal spaces: agents often have an object each.
-
-    Raises:
-        ConfigError: Elements of the space have no form on the wire.
-    """
+    """Return the reader of a space, the same one for equal spaces: agents often have an object each."""
     known = _by_id.get((id(space), bounded))
     if known is not None:
         return known[1]
@@ -403,54 +331,27 @@ def reader_of(space: Space, bounded: bool = True) -> ElementReader:
     return reader
 
 
-def element(raw: Raw, space: Space, dialect: WireFormat, where: str, bounded: bool = True) -> Any:
-    """Return one element of a space.
-
-    Args:
-        raw: From a message.
-        space: What it has to be an element of.
-        dialect: Of the message.
-        where: Begins the message of an error, such as "GET_ACTION.observation".
-        bounded: Whether the bounds of a Box hold.
-
-    Raises:
-        BadMessageError: It is none.
-    """
-    return reader_of(space, bounded).read(raw, dialect, where)
+def element(raw: Raw, space: Space, wire_format: WireFormat, where: str, bounded: bool = True) -> Any:
+    """Return one element of a space."""
+    return reader_of(space, bounded).read(raw, wire_format, where)
 
 
-def column(raw: Raw, space: Space, dialect: WireFormat, where: str, bounded: bool = True) -> Column:
-    """Return R elements of a space, as many as there are; the arguments are those of `element`.
-
-    Raises:
-        BadMessageError: One of them is none.
-    """
-    return reader_of(space, bounded).columns.read(raw, dialect, where)
+def column(raw: Raw, space: Space, wire_format: WireFormat, where: str, bounded: bool = True) -> Column:
+    """Return R elements of a space, as many as there are; the arguments are those of `element`."""
+    return reader_of(space, bounded).columns.read(raw, wire_format, where)
 
 
 def observation(
     raw: Raw,
     space: Space,
-    dialect: WireFormat,
+    wire_format: WireFormat,
     where: str = "observation",
     final: bool = False,
     actions: Space | None = None,
 ) -> Any:
-    """Return one observation.
-
-    Args:
-        raw: From a message.
-        space: The agent's observation space.
-        dialect: Of the message.
-        where: Begins the message of an error.
-        final: Whether nobody acts on it, so that its action mask may allow nothing.
-        actions: The agent's action space; an action mask must leave a choice for each of its components.
-
-    Raises:
-        BadMessageError: It is no element of the space, or its mask allows nothing.
-    """
+    """Return one observation."""
     reader = reader_of(space)
-    value = reader.read(raw, dialect, where)
+    value = reader.read(raw, wire_format, where)
     if reader.masks and not final:
         try:
             reader.masks.check([value], 1, actions)
@@ -460,15 +361,11 @@ def observation(
 
 
 def observations(
-    raws: Sequence[Raw], spaces: tuple[Space, Space], dialect: WireFormat, where: str = "observations"
+    raws: Sequence[Raw], spaces: tuple[Space, Space], wire_format: WireFormat, where: str = "observations"
 ) -> Column:
-    """Return R observations on which somebody acts, each of a message of its own; `spaces` as in `observation`.
-
-    Raises:
-        BadMessageError: One of them is no element of the space, or its mask allows nothing.
-    """
+    """Return R observations on which somebody acts, each of a message of its own; `spaces` as in `observation`."""
     reader = reader_of(spaces[0])
-    found = reader.columns.read(listed(raws, dialect), dialect, where)
+    found = reader.columns.read(listed(raws, wire_format), wire_format, where)
     if reader.masks:
         try:
             reader.masks.check(found, len(raws), spaces[1])
@@ -477,27 +374,13 @@ def observations(
     return found
 
 
-def action(raw: Raw, space: Space, dialect: WireFormat, where: str = "action") -> Any:
-    """Return one action; the numbers of a Box may lie outside its bounds.
-
-    Raises:
-        BadMessageError: It is no element of the space otherwise.
-    """
-    return element(raw, space, dialect, where, bounded=False)
+def action(raw: Raw, space: Space, wire_format: WireFormat, where: str = "action") -> Any:
+    """Return one action; the numbers of a Box may lie outside its bounds."""
+    return element(raw, space, wire_format, where, bounded=False)
 
 
 def check_mask(spaces: tuple[Space, Space], obs: Any, action: Any, where: str = "action") -> None:
-    """Refuse an action that the mask of its observation forbids.
-
-    Args:
-        spaces: Observation and action space of the agent.
-        obs: What it observed.
-        action: What it did.
-        where: Begins the message of an error.
-
-    Raises:
-        BadMessageError: It is forbidden.
-    """
+    """Refuse an action that the mask of its observation forbids."""
     masks = reader_of(spaces[0]).masks
     if masks:
         try:
@@ -511,16 +394,12 @@ LARGEST_REWARD = float(np.finfo(np.float32).max)
 _REWARD = TypedDecoder(float | dict[str, float])
 
 
-def reward(raw: Raw, dialect: WireFormat, where: str = "reward") -> float | dict[str, float]:
-    """Return a reward, or one for each of several agents.
-
-    Raises:
-        BadMessageError: It is neither, or not finite.
-    """
-    paid: float | dict[str, float] = _REWARD.read(raw, dialect, where)
+def reward(raw: Raw, wire_format: WireFormat, where: str = "reward") -> float | dict[str, float]:
+    """Return a reward, or one for each of several agents."""
+    paid: float | dict[str, float] = _REWARD.read(raw, wire_format, where)
     if isinstance(paid, dict):
         # Reading the entries by themselves finds an agent that is there twice.
-        fields(raw, dialect, where)
+        fields(raw, wire_format, where)
     # A comparison with NaN is false, too.
     if not all(abs(one) <= LARGEST_REWARD for one in (paid.values() if isinstance(paid, dict) else (paid,))):
         raise BadMessageError(

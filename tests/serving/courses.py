@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv.algorithms import PPO
-from menv.serving.policy_server import Carrier, PolicyServerInput
+from menv.serving.policy_server import PolicyServerInput, TransportName
 from tests.serving.talks import eventually
 
 SCHEMES = {"http": "http", "tcp": "tcp", "websocket": "ws"}
@@ -42,7 +42,7 @@ class Course:
     def __init__(
         self,
         config: dict[str, Any] | None = None,
-        transport: Carrier = "tcp",
+        transport: TransportName = "tcp",
         kind: Any = PPO,
         trains: bool = False,
         port: int = 0,

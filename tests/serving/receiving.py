@@ -34,13 +34,13 @@ class Receiving:
 
     Attributes:
         board: Where the sampler would look.
-        reception: All sessions.
+        sessions: All sessions.
         server: The transports.
     """
 
     def __init__(self, ioctx: InputContext, doors: tuple[Door, ...], limits: Limits, access: Access) -> None:
         self.board = EpisodeBroker()
-        self.reception = ServerSessions(
+        self.sessions = ServerSessions(
             self.board,
             ioctx,
             limits,
@@ -48,16 +48,16 @@ class Receiving:
             SamplerTaskQueue(self.board.wake, lambda callback: self.server.post(callback)),
             60,
         )
-        self.server = Server(self.reception, [door.make() for door in doors], limits, access)
+        self.server = Server(self.sessions, [door.make() for door in doors], limits, access)
 
     @property
-    def translation(self) -> Any:
-        return self.reception.translation
+    def parsers(self) -> Any:
+        return self.sessions.parsers
 
     def pid(self) -> int:
         """Return the process that reads large bodies, once there is one."""
-        wait_for(lambda: self.translation._process is not None)
-        return int(self.translation._process._process.pid)
+        wait_for(lambda: self.parsers._process is not None)
+        return int(self.parsers._process._process.pid)
 
     def client(self, door: Door = TCP) -> Client:
         return Client(door, self.server.addresses[0])
@@ -86,7 +86,7 @@ def receiving(
         yield one
     finally:
         one.server.stop()
-        one.translation.stop()
+        one.parsers.stop()
     assert one.server.faults.count == faults, one.server.faults.kept
 
 

@@ -104,7 +104,7 @@ class Served:
             if self._thread.is_alive():
                 # It waits for callers, for longer than a test may take.
                 self.envs.broker.fail(_HaltError())
-                self.envs._errands.look_again()
+                self.envs._tasks.wake()
             self._thread.join(6 * PATIENCE_S)
             assert not self._thread.is_alive(), "the sampler hangs"
         if self.error is not None and not isinstance(self.error, _HaltError):
@@ -195,5 +195,5 @@ def served(
 
 def settled(one: Served, episodes: int = 0) -> bool:
     """Wait until so many episodes are open, and nothing that was said of others waits for the sampler."""
-    backlog = one.envs._reception.backlog
+    backlog = one.envs._sessions.backlog
     return eventually(lambda: one.status["open_episodes"] == episodes and not backlog.waiting)

@@ -219,10 +219,10 @@ def test_of_connections_that_have_much_to_say_one_has_its_turn_in_a_round_of_the
         def take_turn(number: int) -> None:
             taken.append(number)
             if number in again:
-                listener.wait_for_turn(partial(take_turn, number))
+                listener.queue_slice(partial(take_turn, number))
 
         for number in range(3):
-            listener.wait_for_turn(partial(take_turn, number))
+            listener.queue_slice(partial(take_turn, number))
         seen = []
         for _ in range(5):
             await asyncio.sleep(0)
@@ -334,7 +334,7 @@ def test_beside_a_client_that_sends_a_million_steps_others_are_answered() -> Non
             before = median()
             flood(voice, 60, 20_000)
             assert voice.ask("PING") == {"type": "PONG"}
-            backlog = one.envs._reception.backlog
+            backlog = one.envs._sessions.backlog
             assert any(eventually(lambda: backlog.waiting < 10_000) for _ in range(6))
             assert median() < 3 * before
         assert max(batch.env_steps() for batch in one.batches) < 300 + 20_000

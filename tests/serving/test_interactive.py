@@ -308,7 +308,7 @@ def test_who_waits_when_the_server_stops_is_told_so_and_the_port_is_free_at_once
         turns = Turns(voice, "e")
         turns.tell("GET_ACTION", observation=obs_of(0))
         other.tell("EPISODES_AND_GET_STATE", episodes=[])
-        assert eventually(lambda: one.envs._errands.waiting and one.envs._reception.backlog.waiting)
+        assert eventually(lambda: one.envs._tasks.waiting and one.envs._sessions.backlog.waiting)
         address = one.envs.addresses[PLACES[door]]
         began = time.monotonic()
         one.algo.stop()
@@ -330,11 +330,11 @@ def test_reading_that_is_interrupted_leaves_no_later_question_unasked(
 
     with served(doors=(TCP,)) as one, one.voice() as voice:
         turns = Turns(voice, "e")
-        questions = one.envs._reception.interactive.questions
+        questions = one.envs._sessions.action_requests.batcher
         with monkeypatch.context() as patch:
-            patch.setattr(questions, "_read_bodies", interrupted)
+            patch.setattr(questions, "_decode", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                questions.read()
+                questions.decode_deferred()
         said = {"type": "GET_ACTION", "episode_id": turns.name, "seq": 1, "observation": obs_of(0)}
         # So long that it is read by itself: nobody but the question has it asked.
         voice.body((json.dumps(said) + " " * 2_000).encode())

@@ -45,14 +45,14 @@ def test_what_was_decided_is_answered_before_ctrl_c_is_raised(monkeypatch: pytes
     with served(doors=(TCP,)) as one, one.voice() as voice:
         with one.sampling():
             turns = Turns(voice, "e")
-        reception: Any = one.envs._reception
-        send = reception._send
+        sessions: Any = one.envs._sessions
+        send = sessions._send
 
         def interrupted(*decided: Any) -> None:
             signal.raise_signal(signal.SIGINT)
             send(*decided)
 
-        monkeypatch.setattr(reception, "_send", interrupted)
+        monkeypatch.setattr(sessions, "_send", interrupted)
         turns.tell("GET_ACTION", observation=obs_of(0))
         with pytest.raises(KeyboardInterrupt):
             one.sample(steps=1_000)

@@ -64,7 +64,7 @@ def brought(ioctx: InputContext, body: bytes, inline_body: int) -> Any:
     with receiving(ioctx, inline_body=inline_body) as one, one.client() as client:
         client.send(body)
         assert client.ask(PING) == b'{"type":"PONG"}'
-        return moves_of(one.played()), one.translation.translated
+        return moves_of(one.played()), one.parsers.parsed
 
 
 MANY: dict[str, tuple[InputContext, dict[str, Any]]] = {
@@ -176,7 +176,7 @@ def test_a_message_that_was_read_elsewhere_is_answered_in_its_own_dialect_with_i
             assert (refused["code"], refused["seq"]) == ("out_of_range", 2)
             ended = client.ask(encode({"type": "END_EPISODE", "seq": 2, **turn}))
             assert decode(ended) == {"type": "OK", "seq": 2}
-        assert one.translation.translated == 6
+        assert one.parsers.parsed == 6
         for line in one.board.collect(0.0):
             for said in line.steps:
                 assert isinstance(said, ChannelStep)
@@ -192,7 +192,7 @@ def test_messages_of_a_connection_are_taken_in_their_order_and_others_do_not_wai
         Client(door, one.server.addresses[0]) as other,
     ):
         client.send(large({"type": "EPISODES", "episodes": [an_episode(1, id="before")]}))
-        wait_for(lambda: one.translation.translated)
+        wait_for(lambda: one.parsers.parsed)
         assert door is not HTTP or json.loads(client.receive()) == {"type": "OK"}
         pid = one.pid()
         os.kill(pid, signal.SIGSTOP)
@@ -214,7 +214,7 @@ def test_messages_of_a_connection_are_taken_in_their_order_and_others_do_not_wai
 def test_no_more_is_read_from_a_peer_whose_large_body_is_under_way() -> None:
     with receiving() as one, one.client() as client:
         client.send(large({"type": "EPISODES", "episodes": []}))
-        wait_for(lambda: one.translation.translated)
+        wait_for(lambda: one.parsers.parsed)
         os.kill(one.pid(), signal.SIGSTOP)
         body = large({"type": "EPISODES", "episodes": [an_episode(100)]})
         ended = threading.Event()
@@ -227,7 +227,7 @@ def test_no_more_is_read_from_a_peer_whose_large_body_is_under_way() -> None:
         sending = threading.Thread(target=send)
         sending.start()
         assert not ended.wait(1.0)
-        assert one.translation._waiting <= 2 * len(body)
+        assert one.parsers._waiting <= 2 * len(body)
         os.kill(one.pid(), signal.SIGCONT)
         sending.join()
         assert client.ask(PING) == b'{"type":"PONG"}'
@@ -238,10 +238,10 @@ def test_more_than_may_wait_is_refused() -> None:
     body = large({"type": "EPISODES", "episodes": [an_episode(5)]})
     with receiving(max_large=len(body) + 10) as one, one.client() as first, one.client() as second:
         first.send(large({"type": "EPISODES", "episodes": []}))
-        wait_for(lambda: one.translation.translated)
+        wait_for(lambda: one.parsers.parsed)
         os.kill(one.pid(), signal.SIGSTOP)
         first.send(body)
-        wait_for(lambda: one.translation._waiting)
+        wait_for(lambda: one.parsers._waiting)
         assert json.loads(second.ask(body))["code"] == "too_many"
         os.kill(one.pid(), signal.SIGCONT)
         assert first.ask(PING) == b'{"type":"PONG"}'
@@ -251,15 +251,15 @@ def test_more_than_may_wait_is_refused() -> None:
 def test_short_bodies_overtake_long_ones_that_wait() -> None:
     with receiving() as one, one.client() as first, one.client() as long, one.client() as short:
         first.send(large({"type": "EPISODES", "episodes": []}))
-        wait_for(lambda: one.translation.translated)
+        wait_for(lambda: one.parsers.parsed)
         os.kill(one.pid(), signal.SIGSTOP)
         first.send(large({"type": "EPISODES", "episodes": [an_episode(1)]}))
-        wait_for(lambda: one.translation._current is not None)
+        wait_for(lambda: one.parsers._current is not None)
         body = large({"type": "EPISODES", "episodes": [an_episode(2)]})
         long.send(b" " * 3_900_000 + body)
-        wait_for(lambda: one.translation._pending == 2)
+        wait_for(lambda: one.parsers._pending == 2)
         short.send(large({"type": "EPISODES", "episodes": [an_episode(3)]}))
-        wait_for(lambda: one.translation._pending == 3)
+        wait_for(lambda: one.parsers._pending == 3)
         os.kill(one.pid(), signal.SIGCONT)
         for client in (long, short, first):
             assert client.ask(PING) == b'{"type":"PONG"}'
@@ -274,7 +274,7 @@ def test_who_has_shown_no_token_has_nothing_read() -> None:
             assert stranger.rest() == b""
         with one.client() as friend:
             assert ask(friend, "GET_CONFIG", token="a token")["type"] == "SET_CONFIG"
-            assert one.translation._process is None
+            assert one.parsers._process is None
             friend.send(large({"type": "EPISODES", "episodes": [an_episode(5)]}))
             assert friend.ask(PING) == b'{"type":"PONG"}'
             assert len(one.played()) == 1
@@ -285,9 +285,9 @@ def test_messages_of_one_conversation_over_several_connections_are_taken_in_thei
         assert json.loads(first.ask(large({"type": "EPISODES", "episodes": []}))) == {"type": "OK"}
         os.kill(one.pid(), signal.SIGSTOP)
         first.send(large({"type": "EPISODES", "episodes": [an_episode(2)]}))
-        wait_for(lambda: one.translation._waiting)
+        wait_for(lambda: one.parsers._waiting)
         second.send(json.dumps({"type": "EPISODES", "episodes": [an_episode(3)]}).encode())
-        wait_for(lambda: any(session._intake._waiting for session in list(one.reception.sessions)))
+        wait_for(lambda: any(session._reader._waiting for session in list(one.sessions.connected)))
         os.kill(one.pid(), signal.SIGCONT)
         assert json.loads(second.receive()) == json.loads(first.receive()) == {"type": "OK"}
         assert [piece.env_steps for piece in one.played()] == [2, 3]
@@ -313,7 +313,7 @@ def test_bodies_of_middle_length_of_many_peers_are_not_all_read_before_others_ha
         for client in crowd:
             assert client.ask(PING) == b'{"type":"PONG"}'
             client.leave()
-        assert one.translation.translated == 0
+        assert one.parsers.parsed == 0
         steps = [piece.env_steps for piece in one.played()]
         assert sorted(steps) == [1, *[800] * 8]
         assert steps.index(1) < 4
@@ -356,7 +356,7 @@ def test_a_healthy_peer_is_answered_beside_eight_that_send_the_worst_bodies() ->
             assert healthy.ask(PING) == b'{"type":"PONG"}'
             trips.append(time.perf_counter() - start)
             time.sleep(0.002)
-        assert one.translation.translated == 8
+        assert one.parsers.parsed == 8
         for client in bad:
             client.leave()
     # Each of the eight would hold the healthy one up for at least as long as it takes to read.

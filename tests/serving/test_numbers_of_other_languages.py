@@ -14,7 +14,7 @@ from menv.env_context import InputContext
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, packed, to_raw
 from menv.serving.episode_messages import WireEpisode, read_episode
 from menv.serving.protocol import Episodes, GetAction, decode
-from menv.serving.served_envs import _most_steps
+from menv.serving.served_envs import _max_env_steps
 from menv.serving.transports.transport import Limits
 from menv.serving.value_readers import action, column, observation
 from tests.serving.doors import HTTP, TCP, WEBSOCKET, Door
@@ -203,7 +203,7 @@ def test_inputs_of_a_gaussian_may_have_the_shape_of_actions(dialect: WireFormat)
 def test_no_sample_is_asked_for_that_is_too_large() -> None:
     space = S.Box(-np.inf, np.inf, (1000,), np.float64)
     limits = Limits(max_body=1_000_000)
-    steps = _most_steps(InputContext(observation_space=space, action_space=S.Discrete(4)), {}, limits)
+    steps = _max_env_steps(InputContext(observation_space=space, action_space=S.Discrete(4)), {}, limits)
     worst = -1.2345678901234567e-300
     told = episode(
         [[worst] * 1000] * (steps + 1),
@@ -215,8 +215,8 @@ def test_no_sample_is_asked_for_that_is_too_large() -> None:
     size = len(json.dumps({"type": "EPISODES", "episodes": [as_floats(told)]}))
     assert limits.max_body / 2 < size <= limits.max_body
     pixels = InputContext(observation_space=S.Box(0, 255, (84, 84, 4), np.uint8), action_space=S.Discrete(4))
-    assert _most_steps(pixels, {}, Limits()) == 19
-    assert _most_steps(pixels, {}, Limits(max_body=1000)) == 1
+    assert _max_env_steps(pixels, {}, Limits()) == 19
+    assert _max_env_steps(pixels, {}, Limits(max_body=1000)) == 1
     settings = {"limits": limits}
     with (
         served(observation_space=space, rollout_fragment_length=4_000, settings=settings) as one,

@@ -13,7 +13,7 @@ from menv.algorithms import DQN
 from menv.env_context import InputContext
 from menv.errors import CallOrderError, ConfigError, ContractError, EpisodeError, RefusedError
 from menv.serving.client.policy_client import PolicyClient
-from menv.serving.policy_server import Carrier, PolicyServerInput, RLlinkInput
+from menv.serving.policy_server import PolicyServerInput, RLlinkInput, TransportName
 from menv.serving.transports.transport import Limits
 from tests.serving.courses import Course, observation, play
 from tests.serving.talks import eventually
@@ -23,7 +23,7 @@ MODES = ("local", "remote")
 
 @pytest.mark.parametrize("transport", ["http", "tcp", "websocket"])
 @pytest.mark.parametrize("mode", MODES)
-def test_every_reward_arrives_once_over_every_transport(mode: str, transport: Carrier) -> None:
+def test_every_reward_arrives_once_over_every_transport(mode: str, transport: TransportName) -> None:
     paid = [float(number) for number in range(1, 31)]
     with Course(transport=transport) as course, PolicyClient(course.address, mode) as client:  # type: ignore[arg-type]
         actions = [*play(client, paid[:7]), *play(client, paid[7:9], truncated=True), *play(client, paid[9:])]
@@ -280,7 +280,7 @@ def test_wrong_arguments_are_explained(arguments: dict[str, object], text: str) 
 
 
 @pytest.mark.parametrize("transport", ["http", "tcp", "websocket"])
-def test_only_the_right_token_gets_in(transport: Carrier) -> None:
+def test_only_the_right_token_gets_in(transport: TransportName) -> None:
     with Course(transport=transport, token="open sesame") as course:
         for wrong in (None, "open barley"):
             with pytest.raises(ConfigError, match="check token and address") as caught:

@@ -9,7 +9,7 @@ import pytest
 
 from menv.serving.client import client_session
 from menv.serving.client.policy_client import PolicyClient
-from menv.serving.policy_server import Carrier
+from menv.serving.policy_server import TransportName
 from menv.serving.transports.access import Access
 from tests.serving.certificates import made_in, needs_openssl
 from tests.serving.courses import SCHEMES, Course, cut_wire, observation
@@ -44,7 +44,7 @@ def play_while_cut(client: PolicyClient, paid: list[float]) -> None:
 
 
 def lose_nothing(
-    mode: Mode, transport: Carrier, scheme: str, seed: int, most: int, **settings: object
+    mode: Mode, transport: TransportName, scheme: str, seed: int, most: int, **settings: object
 ) -> None:
     """Play over a wire that is cut again and again, and look for each reward."""
     paid = [float(number) for number in range(EPISODES * STEPS)]
@@ -73,7 +73,7 @@ def test_nothing_is_lost_over_a_websocket_that_is_cut_anywhere(
 @pytest.mark.parametrize("mode", ["local", "remote"])
 @pytest.mark.parametrize("transport", ["tcp", "http", "websocket"])
 def test_nothing_is_lost_over_an_encrypted_connection_that_is_cut_anywhere(
-    transport: Carrier, mode: Mode, seed: int, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    transport: TransportName, mode: Mode, seed: int, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_session, "_LONGEST_PAUSE_S", 0.05)
     monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))

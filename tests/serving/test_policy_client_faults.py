@@ -13,7 +13,7 @@ import pytest
 from menv.errors import ConfigError, EpisodeError, MenvError, ServerGoneError
 from menv.serving.client import client_session
 from menv.serving.client.policy_client import PolicyClient
-from menv.serving.policy_server import Carrier
+from menv.serving.policy_server import TransportName
 from menv.serving.transports.transport import Limits
 from tests.serving.courses import Course, cut_wire, observation, play
 from tests.serving.test_policy_client_policies import TEAMS
@@ -170,7 +170,7 @@ def test_a_client_that_is_early_waits_for_the_server() -> None:
 
 
 @pytest.mark.parametrize("transport", ["tcp", "http", "websocket"])
-def test_a_client_waits_for_room_at_a_server_that_is_full(transport: Carrier) -> None:
+def test_a_client_waits_for_room_at_a_server_that_is_full(transport: TransportName) -> None:
     found: list[float] = []
 
     def late() -> None:

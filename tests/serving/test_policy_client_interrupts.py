@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from menv.serving.client.policy_client import PolicyClient
-from menv.serving.policy_server import Carrier
+from menv.serving.policy_server import TransportName
 from tests.interrupting import Alarm
 from tests.serving.courses import Course, observation, play
 
@@ -27,7 +27,7 @@ def interrupted(client: PolicyClient, call: Any, *arguments: Any) -> None:
 
 
 @pytest.mark.parametrize("transport", ["tcp", "http", "websocket"])
-def test_after_an_interrupted_question_the_episode_goes_on(transport: Carrier) -> None:
+def test_after_an_interrupted_question_the_episode_goes_on(transport: TransportName) -> None:
     with Course(transport=transport) as course, PolicyClient(course.address, "remote", timeout=20) as client:
         name = client.start_episode()
         interrupted(client, client.get_action, name, observation(0))
@@ -41,7 +41,7 @@ def test_after_an_interrupted_question_the_episode_goes_on(transport: Carrier) -
 
 @pytest.mark.parametrize("transport", ["tcp", "http", "websocket"])
 def test_after_an_interrupted_fetch_of_weights_those_that_come_are_those_that_were_asked_for(
-    transport: Carrier,
+    transport: TransportName,
 ) -> None:
     config = {"train_batch_size": 8, "sgd_minibatch_size": 8, "num_sgd_iter": 1}
     with (

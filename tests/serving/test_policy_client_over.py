@@ -10,7 +10,7 @@ import pytest
 
 from menv.errors import CallOrderError, MenvError, ServerGoneError
 from menv.serving.client.policy_client import PolicyClient
-from menv.serving.policy_server import Carrier
+from menv.serving.policy_server import TransportName
 from tests.serving.courses import Course, observation, play
 
 every_mode = pytest.mark.parametrize("mode", ["local", "remote"])
@@ -39,7 +39,7 @@ def test_a_client_that_is_closed_says_so_whatever_is_called(mode: Any) -> None:
 @every_mode
 @pytest.mark.parametrize("transport", ["tcp", "http", "websocket"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_a_forked_process_is_told_to_make_a_client_of_its_own(transport: Carrier, mode: Any) -> None:
+def test_a_forked_process_is_told_to_make_a_client_of_its_own(transport: TransportName, mode: Any) -> None:
     with Course(transport=transport) as course, PolicyClient(course.address, mode, timeout=20) as client:
         name = client.start_episode()
         client.get_action(name, observation(0))

@@ -12,7 +12,7 @@ import pytest
 from menv import DefaultCallbacks
 from menv.errors import ContractError, EpisodeError, RefusedError
 from menv.serving.client.policy_client import PolicyClient
-from menv.serving.policy_server import Carrier
+from menv.serving.policy_server import TransportName
 from menv.serving.transports.transport import Limits
 from tests.serving.courses import Course, observation, play
 from tests.serving.talks import eventually
@@ -173,7 +173,9 @@ def test_an_info_that_is_no_dict_is_refused_and_nothing_is_paid_twice(mode: Any,
 
 
 @every_transport
-def test_an_episode_that_is_too_large_costs_no_other_one_whatever_the_transport(transport: Carrier) -> None:
+def test_an_episode_that_is_too_large_costs_no_other_one_whatever_the_transport(
+    transport: TransportName,
+) -> None:
     with (
         Course(transport=transport, env_steps_per_sample=10_000, limits=SMALL) as course,
         client_of(course) as client,
@@ -188,7 +190,7 @@ def test_an_episode_that_is_too_large_costs_no_other_one_whatever_the_transport(
 
 
 @every_transport
-def test_a_server_that_takes_no_episodes_says_why_whatever_the_transport(transport: Carrier) -> None:
+def test_a_server_that_takes_no_episodes_says_why_whatever_the_transport(transport: TransportName) -> None:
     config = {"multiagent": {"observation_fn": lambda agent_obs, **_: agent_obs}}
     with Course(config, transport=transport) as course, client_of(course) as client:
         for name in ("first", "second"):
@@ -198,7 +200,7 @@ def test_a_server_that_takes_no_episodes_says_why_whatever_the_transport(transpo
 
 
 @every_transport
-def test_a_question_that_is_too_large_is_refused_whatever_the_transport(transport: Carrier) -> None:
+def test_a_question_that_is_too_large_is_refused_whatever_the_transport(transport: TransportName) -> None:
     with (
         Course(transport=transport, limits=SMALL) as course,
         PolicyClient(course.address, "remote", timeout=20) as client,

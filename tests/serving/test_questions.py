@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from menv.serving import action_requests, protocol, session
-from menv.serving.action_requests import read_questions
+from menv.serving.action_requests import read_action_requests
 from menv.serving.codec import BadMessageError, WireFormat
 from menv.serving.step_columns import StepColumns
 from menv.serving.transports import server
@@ -201,7 +201,7 @@ def test_a_mask_that_allows_nothing_among_others_is_refused_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("_MOST_BYTES", 40), ("MOST_PUT_OFF", 4)], ids=["observations", "bodies"]
+    ("name", "most"), [("_MAX_BYTES", 40), ("MAX_DEFERRED", 4)], ids=["observations", "bodies"]
 )
 def test_more_than_is_read_in_one_go_is_read_in_several(
     name: str, most: int, monkeypatch: pytest.MonkeyPatch
@@ -299,7 +299,7 @@ def test_what_is_read_with_others_is_read_as_it_is_by_itself(dialect: WireFormat
     read = 0
     for _ in range(3000):
         some = [bodies[place] for place in rng.integers(0, len(bodies), 2)]
-        for body, request in zip(some, read_questions(some, dialect), strict=True):
+        for body, request in zip(some, read_action_requests(some, dialect), strict=True):
             if request is not None:
                 read += 1
                 assert outcome(body) == (request, dialect)
@@ -320,7 +320,7 @@ def test_questions_that_come_together_are_read_together(write: Any) -> None:
     bodies = [
         write({"type": "GET_ACTION", "episode_id": "e", "observation": [0.5], **more}) for more in PLAIN
     ]
-    read = read_questions(bodies, protocol.decode(bodies[0])[1])
+    read = read_action_requests(bodies, protocol.decode(bodies[0])[1])
     # In msgpack an unknown field has to be looked at by itself.
     expected = [protocol.decode(body)[0] for body in bodies[: 5 if bodies[0][:1] == b"{" else 4]]
     assert read[: len(expected)] == expected
@@ -328,7 +328,7 @@ def test_questions_that_come_together_are_read_together(write: Any) -> None:
 
 @pytest.mark.parametrize("body", [WRITTEN[1], WRITTEN[5], b'{"type":"PING","GET_ACTION":1}', b"{GET_ACTION"])
 def test_what_has_to_be_looked_at_closely_is_not_read_with_others(body: bytes) -> None:
-    read = read_questions([WRITTEN[0], body, WRITTEN[0]], WireFormat.JSON)
+    read = read_action_requests([WRITTEN[0], body, WRITTEN[0]], WireFormat.JSON)
     assert read[1] is None
 
 
@@ -336,7 +336,7 @@ def test_a_body_that_goes_on_behind_that_of_another_peer_takes_nothing_of_it() -
     begins = WRITTEN[0][:-1] + b', "more": [0'
     ends = b"0]}, " + WRITTEN[0] + b", " + WRITTEN[0]
     assert len(json.loads(b"[" + b", ".join([begins, WRITTEN[0], ends]) + b"]")) == 3
-    assert read_questions([begins, WRITTEN[0], ends], WireFormat.JSON) == [None] * 3
+    assert read_action_requests([begins, WRITTEN[0], ends], WireFormat.JSON) == [None] * 3
 
 
 @streams

@@ -245,7 +245,7 @@ def test_who_asks_for_nothing_more_is_told_nothing_more() -> None:
 
 
 def test_of_clients_that_come_and_go_only_the_last_ones_may_return(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_sessions, "_MOST_AWAY", 3)
+    monkeypatch.setattr(server_sessions, "_MAX_AWAY", 3)
     with served() as one:
         with one.sampling():
             gone = []
@@ -264,9 +264,9 @@ def test_of_clients_that_come_and_go_only_the_last_ones_may_return(monkeypatch: 
 
 
 def test_nothing_is_kept_of_a_client_whose_place_another_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_sessions, "_MOST_AWAY", 1)
+    monkeypatch.setattr(server_sessions, "_MAX_AWAY", 1)
     with served() as one:
-        states = one.envs._reception.states
+        states = one.envs._sessions.states
         with one.voice(TCP) as voice:
             gone = weakref.ref(states[voice.greet(client="x" * 4000)["session"]])
         for _ in range(2):

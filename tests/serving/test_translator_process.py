@@ -42,7 +42,7 @@ def stopped_one(one: Receiving, client: Any) -> int:
 
 
 def under_way(one: Receiving) -> bool:
-    job = one.translation._current
+    job = one.parsers._current
     return job is not None and job.since is not None
 
 
@@ -54,7 +54,7 @@ def test_a_body_whose_process_is_killed_is_read_by_the_next_one() -> None:
         os.kill(pid, signal.SIGKILL)
         assert client.ask(PING) == b'{"type":"PONG"}'
         assert len(one.played()) == 1
-        assert one.translation.deaths == 1
+        assert one.parsers.deaths == 1
         assert one.pid() != pid
         assert not is_there(pid)
 
@@ -65,13 +65,13 @@ def test_who_kills_two_processes_with_a_body_loses_the_connection_and_others_are
         bad.send(BODY)
         wait_for(lambda: under_way(one))
         good.send(BODY)
-        job = one.translation._current
+        job = one.parsers._current
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: job.tries == 2 or job.then is None)
         # The second process has to be caught while it reads: it is killed wherever it is.
         killed: Any = None
-        while killed is None and one.translation._current is job:
-            killed = one.translation._process
+        while killed is None and one.parsers._current is job:
+            killed = one.parsers._process
             killed.kill()
         answer = json.loads(bad.receive())
         assert answer["code"] == "internal"
@@ -100,17 +100,17 @@ def test_what_a_client_sent_before_it_left_is_taken_all_the_same() -> None:
         for number in range(3):
             client = one.client()
             client.send(BODY)
-            wait_for(partial(lambda number: one.translation._waiting == number * len(BODY), number + 1))
+            wait_for(partial(lambda number: one.parsers._waiting == number * len(BODY), number + 1))
             client.reset()
         os.kill(pid, signal.SIGCONT)
-        wait_for(lambda: len(one.reception.sessions) == 1)
+        wait_for(lambda: len(one.sessions.connected) == 1)
         assert other.ask(PING) == b'{"type":"PONG"}'
-        assert one.translation._waiting == 0
+        assert one.parsers._waiting == 0
         assert len(one.played()) == 3
 
 
 def _wait_for_two(one: Receiving) -> None:
-    wait_for(lambda: under_way(one) and one.translation._waiting == 2 * len(BODY))
+    wait_for(lambda: under_way(one) and one.parsers._waiting == 2 * len(BODY))
 
 
 def test_nothing_is_left_when_a_server_stops_with_bodies_under_way() -> None:
@@ -119,7 +119,7 @@ def test_nothing_is_left_when_a_server_stops_with_bodies_under_way() -> None:
 
     with receiving() as one, one.client() as client:
         stopped_one(one, client)
-        one.translation.stop()
+        one.parsers.stop()
     before = open_files()
     for _ in range(3):
         with receiving() as one, one.client() as client, one.client() as other:
@@ -128,18 +128,18 @@ def test_nothing_is_left_when_a_server_stops_with_bodies_under_way() -> None:
             other.send(BODY)
             _wait_for_two(one)
             one.server.stop()
-            one.translation.stop()
+            one.parsers.stop()
             assert not is_there(pid)
-    assert "menv-translation" not in {thread.name for thread in threading.enumerate()}
+    assert "menv-body-parser" not in {thread.name for thread in threading.enumerate()}
     assert open_files() <= before
 
 
 def test_stopping_twice_and_without_a_body_is_fine() -> None:
     with receiving() as one:
-        one.translation.stop()
-        one.translation.stop()
-        assert one.translation._process is None
-    assert "menv-translation" not in {thread.name for thread in threading.enumerate()}
+        one.parsers.stop()
+        one.parsers.stop()
+        assert one.parsers._process is None
+    assert "menv-body-parser" not in {thread.name for thread in threading.enumerate()}
 
 
 SERVER = """
@@ -147,7 +147,7 @@ import sys, time
 from tests.serving.receiving import receiving
 with receiving() as one, one.client() as client:
     client.send(b" " * 4000 + b'{"type": "EPISODES", "episodes": []}')
-    while not one.translation.translated:
+    while not one.parsers.parsed:
         time.sleep(0.01)
     print(one.pid(), flush=True)
     time.sleep(1000)
@@ -184,7 +184,7 @@ def test_an_interrupt_from_the_keyboard_is_the_servers() -> None:
         time.sleep(0.1)
         client.send(BODY)
         assert client.ask(PING) == b'{"type":"PONG"}'
-        assert (len(one.played()), one.translation.deaths) == (2, 0)
+        assert (len(one.played()), one.parsers.deaths) == (2, 0)
 
 
 def test_a_body_that_needs_more_memory_than_there_is_for_one_is_refused(
@@ -197,7 +197,7 @@ def test_a_body_that_needs_more_memory_than_there_is_for_one_is_refused(
         answer = json.loads(client.ask(b'{"type": "EPISODES", "episodes": [%b]}' % episode))
         assert answer["code"] == "too_large"
         assert ask(client, "PING") == {"type": "PONG"}
-        assert one.translation.deaths == 0
+        assert one.parsers.deaths == 0
 
 
 def test_a_fault_on_the_way_to_the_process_is_noted_and_costs_one_connection(
@@ -208,7 +208,7 @@ def test_a_fault_on_the_way_to_the_process_is_noted_and_costs_one_connection(
 
     with receiving(faults=1) as one, one.client() as client, one.client() as other:
         with monkeypatch.context() as patched:
-            patched.setattr(one.translation, "_outcome", fails)
+            patched.setattr(one.parsers, "_outcome", fails)
             assert json.loads(client.ask(BODY))["code"] == "internal"
             assert client.rest() == b""
         other.send(BODY)
@@ -224,4 +224,4 @@ def test_bodies_are_read_here_where_no_process_can_be_started(monkeypatch: pytes
                 client.send(BODY)
                 assert client.ask(PING) == b'{"type":"PONG"}'
             assert len(one.played()) == 2
-            assert (one.translation.usable, one.translation.translated) == (False, 0)
+            assert (one.parsers.usable, one.parsers.parsed) == (False, 0)

@@ -262,8 +262,8 @@ def test_small_replies_are_not_held_back(door: Door) -> None:
     seen = []
 
     class Watched(type(door.make())):  # type: ignore[misc]
-        def joined(self, connection: Any) -> None:
-            super().joined(connection)
+        def opened(self, connection: Any) -> None:
+            super().opened(connection)
             transport = connection.transport if door is HTTP else connection._transport
             socket_of_ours = transport.get_extra_info("socket")
             seen.append(socket_of_ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))

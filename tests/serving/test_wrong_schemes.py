@@ -10,7 +10,7 @@ import pytest
 
 from menv.errors import ConfigError
 from menv.serving.client.policy_client import PolicyClient
-from menv.serving.policy_server import Carrier
+from menv.serving.policy_server import TransportName
 from menv.serving.transports.access import Access
 from tests.serving.certificates import dated_in, made_in, needs_openssl
 from tests.serving.courses import SCHEMES, Course, observation, play
@@ -20,7 +20,7 @@ PATIENCE = 60
 
 
 @pytest.mark.parametrize("transport", ["tcp", "http", "websocket"])
-def test_a_client_is_told_at_once_which_scheme_its_address_should_have(transport: Carrier) -> None:
+def test_a_client_is_told_at_once_which_scheme_its_address_should_have(transport: TransportName) -> None:
     with Course(transport=transport) as course:
         for scheme in ("tcp", "http", "ws", "tcps", "https", "wss"):
             if scheme == course.scheme:
@@ -39,7 +39,7 @@ def test_a_client_is_told_at_once_which_scheme_its_address_should_have(transport
 @needs_openssl
 @pytest.mark.parametrize("transport", ["tcp", "http", "websocket"])
 def test_a_client_is_told_at_once_of_a_certificate_that_does_not_hold(
-    transport: Carrier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    transport: TransportName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = made_in(tmp_path)
     scheme = SCHEMES[transport] + "s"

@@ -1,1 +1,4 @@
-"""Transports: how the bytes of clients arrive, over TCP, HTTP and WebSocket."""
+"""Transports carry the bodies of messages over TCP, HTTP and WebSocket.
+
+`transport` defines the interface, `server` runs transports in one thread, `access` decides who may connect.
+"""

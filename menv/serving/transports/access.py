@@ -1,6 +1,6 @@
-"""Who may talk to a server: where it listens, the token, TLS, and which web pages and host names.
+"""`Access`: the address to listen on, the token, TLS, and the web pages and host names that may connect.
 
-Transports ask it about headers, sessions about tokens. It holds the token and never shows it.
+`bind` opens the listening socket.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^\s:,@/\[\]]+))(?::\d*)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Who is let in. The default: programs of this machine, and no web pages.
+    """Who may connect. The default: programs of this machine, and no web pages.
 
     Attributes:
-        address: What to bind to. Anything but loopback needs a token; "0.0.0.0" is all of IPv4.
-        token: What clients have to show; None if they need not show anything. Kept out of messages and `repr`.
-        ssl_certificate: Path of a PEM file with the certificate and what leads to its root; turns TLS on.
-        ssl_key: Path of its private key; None if the certificate's file holds it.
-        allowed_origins: Web pages that may talk to the server, such as "https://lab.example:8080".
-        allowed_hosts: Further names under which clients may call the server.
+        address: Address to bind to. Any but loopback needs a token; "0.0.0.0" is all of IPv4.
+        token: Token that clients must send; None if they need none. Never part of messages or `repr`.
+        ssl_certificate: Path of a PEM file with the certificate chain; turns on TLS.
+        ssl_key: Path of the private key; None if the certificate's file contains it.
+        allowed_origins: Web pages that may connect, such as "https://lab.example:8080".
+        allowed_hosts: Further host names by which clients may reach the server.
 
     Raises:
-        ConfigError: A setting is of the wrong kind, or the server would be open to others without a token.
+        ConfigError: A setting is invalid, or other machines could connect without a token.
     """
 
     address: str = "127.0.0.1"
@@ -87,17 +87,17 @@ class Access:
         return self.address == "localhost" if address is None else address.is_loopback
 
     def admits(self, token: str | None) -> bool:
-        """Return whether `token` is the right one; how long that takes tells nothing about the right one."""
+        """Return whether `token` is right, in time that does not depend on the right one."""
         if self.token is None:
             return True
         shown = "" if token is None else token
         return hmac.compare_digest(_bytes(shown), _bytes(self.token))
 
     def stranger(self, origin: str | None, host: str | None) -> str | None:
-        """Return why a request with these headers comes from a web page that may not talk to us, or None.
+        """Return why a request comes from a web page that may not connect, or None.
 
-        A browser adds `Origin` to whatever a page sends elsewhere. A page whose name was made to point to this
-        machine is given away by that name in `Host`. An address in numbers cannot be made to point elsewhere.
+        A browser sends `Origin` with every cross-site request. A page whose host name was re-bound to this machine is
+        recognised by that name in `Host`; a numeric address cannot be re-bound.
 
         Args:
             origin: The header `Origin`, None if there is none.
@@ -117,7 +117,7 @@ class Access:
         return "not_allowed: the header Host is neither this server's address nor in Access.allowed_hosts"
 
     def tls(self) -> ssl.SSLContext | None:
-        """Return what makes connections TLS, 1.2 or newer; None without a certificate.
+        """Return the TLS context, 1.2 or newer; None without a certificate.
 
         Raises:
             ConfigError: Certificate and key cannot be read, or do not belong together.
@@ -138,11 +138,6 @@ class Access:
 
 
 def _check_address(address: object) -> None:
-    """Refuse what is no address, such as None, which would mean all that this machine has.
-
-    Raises:
-        ConfigError: It is none.
-    """
     if not isinstance(address, str):
         raise ConfigError(
             f"Access.address: got {address!r:.60}, expected a text with a name or a number in it; write '127.0.0.1', "
@@ -151,11 +146,7 @@ def _check_address(address: object) -> None:
 
 
 def _check_names(where: str, given: Any, form: re.Pattern[str], such: str) -> None:
-    """Refuse names of which no header can be one; nobody would ever be let in by them.
-
-    Raises:
-        ConfigError: One is none, or they are no list.
-    """
+    """Raise `ConfigError` for names that no header can contain."""
     if isinstance(given, str) or not isinstance(given, Collection):
         raise ConfigError(f"{where}: got {given!r:.60}, expected a list of texts; put it into brackets")
     wrong = [one for one in given if not (isinstance(one, str) and form.fullmatch(one))]
@@ -166,14 +157,14 @@ def _check_names(where: str, given: Any, form: re.Pattern[str], such: str) -> No
 
 
 def bearer(authorization: str | None) -> str | None:
-    """Return the token in the value of an `Authorization` header, or None."""
+    """Return the token of an `Authorization` header, or None."""
     if authorization is None or not authorization.lower().startswith(_BEARER):
         return None
     return authorization[len(_BEARER) :].strip()
 
 
 def _no_password() -> str:
-    # Asked for a password, OpenSSL would wait for somebody to type it.
+    # Without this, OpenSSL would ask for a password on the terminal.
     return ""
 
 
@@ -182,7 +173,7 @@ def _bytes(token: str) -> bytes:
 
 
 def _without_port(host: str) -> str:
-    """Return a host's name, "" of what is none, such as two of them."""
+    """Return the host name; "" if it is invalid, for example two joined headers."""
     found = _HOST.fullmatch(host)
     return "" if found is None else (found[1] or found[2]).lower()
 
@@ -194,10 +185,6 @@ def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-# SEAM menv.serving.carriers.binding
-# A socket that listens. Listeners ask for one; it knows addresses and what can be wrong with them.
-
-
 _BACKLOG = 1024
 _ADVICE = {
     errno.EADDRINUSE: "is taken by another program or server; choose port=0 or another, or stop that one",
@@ -207,20 +194,12 @@ _ADVICE = {
 
 
 def bind(address: str, port: int) -> socket.socket:
-    """Return a socket that listens and does not block.
-
-    Args:
-        address: A name or a number; where a name means several addresses, IPv4 comes first.
-        port: 0 takes one that is free.
-
-    Raises:
-        ConfigError: That cannot be; the operating system's error is its cause.
-    """
+    """Return a listening, non-blocking socket; IPv4 is preferred if a name has several addresses."""
     family, where = _resolve(address, port)
-    # asyncio turns Nagle's delays off only where a socket says that it is TCP, and not just a stream.
+    # asyncio sets TCP_NODELAY only if the socket's protocol is explicitly TCP.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        _share_with_the_past(listening)
+        _reuse_address(listening)
         listening.bind(where)
         listening.listen(_BACKLOG)
         listening.setblocking(False)
@@ -243,9 +222,8 @@ def _resolve(address: str, port: int) -> tuple[int, tuple[object, ...]]:
     return family, where
 
 
-def _share_with_the_past(listening: socket.socket) -> None:
-    # Connections of a server that has ended keep a port for minutes. On Windows the same option would let two
-    # servers have one port at once.
+def _reuse_address(listening: socket.socket) -> None:
+    # Old connections keep a port busy for minutes. On Windows the same option would let two servers share a port.
     if os.name == "nt":
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)  # type: ignore[attr-defined]
     else:

@@ -1,6 +1,7 @@
-"""The serving thread: one asyncio loop in which all transports of a server and all conversations run.
+"""`Server`: one asyncio event loop in a thread, in which all transports and sessions of a server run.
 
-Whoever owns an input starts one and posts callbacks into it. It knows neither messages nor sockets.
+A sampler that waits for clients borrows the loop and runs it in its own thread, which saves thread switches. Other
+threads post callbacks into the loop.
 """
 
 from __future__ import annotations
@@ -20,94 +21,16 @@ from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.serving.transports.access import Access
 from menv.serving.transports.transport import ErrorLog, Handler, Limits, Transport
 
-# SEAM menv.serving.carriers.lingering
-# Lingering: the end of a run of the server's loop, in which it waits a little for others.
-#
-# `Server.run` makes one and `Server.pause` begins it. It knows neither peers nor what is waited for.
-
-
-_let_others_run: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
-
-
-class BatchWindow:
-    """Stops a loop once nobody is waited for any more. Everything is called in the loop.
-
-    It never sleeps: a wait of the selector takes a whole millisecond at least.
-
-    Args:
-        loop: The loop, which runs.
-        look: Looks at the sockets.
-        seconds: The most that it takes.
-        done: Whether nobody is waited for any more; asked at the beginning and after every look at the sockets.
-        last: Called at the end.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        look: Callable[[], object],
-        seconds: float,
-        done: Callable[[], bool],
-        last: Callable[[], object],
-    ) -> None:
-        self._loop = loop
-        self._look_at_sockets = look
-        self._seconds = seconds
-        self._done = done
-        self._last = last
-        self._until: float | None = None
-        self._next: asyncio.Handle | None = None
-        self._looking = False
-
-    def begin(self) -> None:
-        """Wait from now on; nothing happens if that has begun."""
-        if self._until is not None:
-            return
-        self._until = monotonic() + self._seconds
-        # A look that goes on asks when it is over.
-        if not self._looking:
-            if self._done():
-                self._end()
-            else:
-                self._next = self._loop.call_soon(self.look)
-
-    def look(self) -> None:
-        """Look at the sockets; once it has begun, see whether those are there who are waited for."""
-        self._looking = True
-        self._look_at_sockets()
-        self._looking = False
-        if self._until is None:
-            return
-        if self._done() or monotonic() >= self._until:
-            self._end()
-        else:
-            # Whom it waits for may need this very processor.
-            _let_others_run()
-            self._next = self._loop.call_soon(self.look)
-
-    def cancel(self) -> None:
-        """Look no more."""
-        if self._next is not None:
-            self._next.cancel()
-
-    def _end(self) -> None:
-        self._last()
-        self._loop.stop()
-
-
 _STOP_S = 0.8
-"""The most that transports may take together to end; sockets are then closed with the loop."""
+"""Most seconds for all transports to stop; afterwards their sockets are closed with the loop."""
 _JOIN_S = 10.0
 _SWITCH_S = 0.001
-"""Seconds after which a thread that computes lets another one have its turn, while a server runs; Python's are five."""
+"""Switch interval of threads while a server runs; Python's default is 5 ms."""
 _RESETS = (errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE)
 
 
 class _ShortTurns:
-    """Has threads take shorter turns while servers run, so that peers are answered while another thread learns.
-
-    When the last server has ended, turns are as long as before the first one.
-    """
+    """Makes threads switch more often while any server runs: clients are answered while another thread learns."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -132,22 +55,13 @@ _SHORT_TURNS = _ShortTurns()
 
 
 class Server:
-    """Transports in a thread of their own. A context manager that starts and stops it.
+    """Transports in a thread. As a context manager it starts and stops them.
 
-    A thread that has nothing to do but wait for peers may borrow the loop and run it by itself.
-
-    Args:
-        handler: Starts a conversation for each peer.
-        transports: One for each port, of any kinds.
-        limits: Of each peer.
-        access: Who is let in.
+    A thread that only waits for clients may `borrow` the loop and `run` it.
 
     Attributes:
-        addresses: Host and port of each transport, in their order, once started.
-        faults: Exceptions that conversations, posted callbacks or transports have raised.
-
-    Raises:
-        ConfigError: A transport is another server's, or is there twice.
+        addresses: Host and port of each transport, once started.
+        faults: Exceptions of sessions, posted callbacks and transports.
     """
 
     def __init__(
@@ -166,12 +80,12 @@ class Server:
         self._ending: asyncio.Event | None = None
         self._lock = threading.Lock()
         self._stopped = False
-        # Who runs the loop: the serving thread while it is at home, or the thread that has borrowed it.
-        self._turns = threading.Condition()
-        self._at_home = False
-        self._lent_to: int | None = None
-        self._over = False
-        self._lingering: BatchWindow | None = None
+        # The loop runs in the serving thread, or in the thread `_borrower`.
+        self._loop_free = threading.Condition()
+        self._thread_runs_loop = False
+        self._borrower: int | None = None
+        self._ended = False
+        self._window: BatchWindow | None = None
         self.addresses: list[tuple[str, int]] = []
         self.faults = ErrorLog()
         for transport in self._transports:
@@ -191,17 +105,11 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """How many peers are connected now, over all transports."""
+        """Number of connected peers of all transports."""
         return sum(transport.connections for transport in self._transports)
 
     def start(self) -> None:
-        """Start the thread; all ports are bound when this returns.
-
-        Raises:
-            CallOrderError: It was started before; a server starts once.
-            ConfigError: A port is taken, or another setting cannot be; nothing is left running.
-            MissingExtraError: A transport needs a package that is not installed.
-        """
+        """Start the thread; all ports are bound when this returns. On an error nothing is left running."""
         with self._lock:
             if self._thread is not None or self._stopped:
                 raise CallOrderError("Server.start: called a second time, expected once; make another Server")
@@ -217,105 +125,97 @@ class Server:
             raise
 
     def post(self, callback: Callable[[], object]) -> None:
-        """Have the loop call `callback` soon. From any thread; before `start` and after `stop` it is dropped.
-
-        What it raises is noted in `faults`.
-        """
+        """Call `callback` in the loop, from any thread. Before `start` and after `stop` it is dropped."""
         loop = self._loop
         if loop is None:
             return
         try:
-            if self._lent_to == threading.get_ident():
+            if self._borrower == threading.get_ident():
                 loop.call_soon(self._call, callback)
             else:
                 loop.call_soon_threadsafe(self._call, callback)
         except RuntimeError:
-            # The loop has ended, between two lines or long ago: there is nobody left to reply to.
+            # The loop is closed, perhaps just now: all peers are gone.
             if not loop.is_closed():
                 raise
 
-    def rouse(self, callback: Callable[[], object]) -> None:
-        """Have the loop call `callback` soon even if it sleeps in this very thread; for handlers of signals."""
+    def post_from_signal(self, callback: Callable[[], object]) -> None:
+        """Call `callback` in the loop even if this thread sleeps in it; for signal handlers."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._call, callback)
 
     def borrow(self) -> bool:
-        """Have this thread run the loop itself, by `run`, until `give_back`; nothing waits for another thread then.
+        """Let this thread run the loop with `run`, until `give_back`.
 
-        Returns:
-            False where that cannot be: the server has not been started or has ended, or this thread runs a loop of its
-            own.
+        Returns False if the server is not running, or if this thread runs another loop.
         """
         me = threading.get_ident()
-        if self._lent_to == me:
+        if self._borrower == me:
             return True
         if self._loop is None or asyncio._get_running_loop() is not None:
             return False
-        with self._turns:
-            if self._over or self._lent_to is not None:
+        with self._loop_free:
+            if self._ended or self._borrower is not None:
                 return False
-            self._lent_to = me
+            self._borrower = me
             self._loop.call_soon_threadsafe(self._loop.stop)
-            while self._at_home:
-                self._turns.wait()
+            while self._thread_runs_loop:
+                self._loop_free.wait()
         return True
 
     def run(
-        self, seconds: float | None, linger: float, done: Callable[[], bool], last: Callable[[], object]
+        self, seconds: float | None, batch_wait: float, done: Callable[[], bool], last: Callable[[], object]
     ) -> None:
-        """Run the borrowed loop until `pause`, or for so many seconds, and then a little longer.
+        """Run the borrowed loop until `begin_batch_window` or for `seconds`, and then for the batch window.
 
         Args:
             seconds: None for any time.
-            linger: Most seconds from then on.
-            done: See `BatchWindow`, as `last`.
-            last: Called in the loop at the end.
+            batch_wait: Most seconds of the batch window.
+            done: See `BatchWindow`.
+            last: See `BatchWindow`.
         """
         loop = self._loop
         assert loop is not None
-        if self._over:
+        if self._ended:
             return
-        self._lingering = lingering = BatchWindow(loop, self._look, linger, done, last)
-        # Before the loop goes round: mostly peers have had to say something meanwhile.
-        first, alarm = loop.call_soon(lingering.look), None
+        self._window = window = BatchWindow(loop, self._look, batch_wait, done, last)
+        # Look before the first round of the loop: usually clients have sent something already.
+        first, alarm = loop.call_soon(window.look), None
         if seconds is not None:
-            begin = lingering.begin
+            begin = window.begin
             alarm = loop.call_later(seconds, begin) if seconds > 0.0 else loop.call_soon(begin)
         try:
             loop.run_forever()
         finally:
-            self._lingering = None
-            lingering.cancel()
+            self._window = None
+            window.cancel()
             first.cancel()
             if alarm is not None:
                 alarm.cancel()
 
-    def pause(self) -> None:
-        """Let `run` return soon, once everything that came with the last look at the sockets has been handled.
-
-        Called by what the loop runs; nothing happens unless the loop is borrowed and runs.
-        """
-        if self._lingering is not None:
-            self._lingering.begin()
+    def begin_batch_window(self) -> None:
+        """Make `run` return after the current batch of socket events and the batch window; called in the loop."""
+        if self._window is not None:
+            self._window.begin()
 
     def _look(self) -> None:
         for transport in self._transports:
             transport.look()
 
     def give_back(self) -> None:
-        """Let the serving thread run the loop again; nothing happens unless this thread has borrowed it."""
-        if self._lent_to == threading.get_ident():
-            with self._turns:
-                self._lent_to = None
-                self._turns.notify_all()
+        """Let the serving thread run the loop again, if this thread has borrowed it."""
+        if self._borrower == threading.get_ident():
+            with self._loop_free:
+                self._borrower = None
+                self._loop_free.notify_all()
 
     def stop(self) -> None:
-        """End all connections and the thread; ports are free when this returns. Again and from any thread.
+        """Close all connections and end the thread; ports are free when this returns.
 
-        In the loop itself it returns at once, and the end comes when the caller has returned.
+        Called in the loop, it returns at once.
 
         Raises:
-            ContractError: A conversation or a callback blocks the serving thread.
+            ContractError: A session or a callback blocks the serving thread.
         """
         with self._lock:
             self._stopped = True
@@ -344,29 +244,29 @@ class Server:
             self._ending.set()
 
     def _run(self, started: Future[list[tuple[str, int]]]) -> None:
-        # The selector's loop on every system: transports read from sockets and pipes with `add_reader`.
+        # A selector loop on every system, because transports use `add_reader`.
         loop = self._loop = asyncio.SelectorEventLoop()
         asyncio.set_event_loop(loop)
-        loop.set_exception_handler(self._note)
+        loop.set_exception_handler(self._on_loop_error)
         with _SHORT_TURNS:
             main = loop.create_task(self._serve(started))
             main.add_done_callback(self._leave)
             while True:
-                with self._turns:
-                    while self._lent_to is not None:
-                        self._turns.wait()
-                    if self._over:
+                with self._loop_free:
+                    while self._borrower is not None:
+                        self._loop_free.wait()
+                    if self._ended:
                         break
-                    self._at_home = True
+                    self._thread_runs_loop = True
                 loop.run_forever()
-                with self._turns:
-                    self._at_home = False
-                    self._turns.notify_all()
+                with self._loop_free:
+                    self._thread_runs_loop = False
+                    self._loop_free.notify_all()
             self._clear(loop)
 
     def _leave(self, _: object) -> None:
         assert self._loop is not None
-        self._over = True
+        self._ended = True
         self._loop.stop()
 
     @staticmethod
@@ -407,60 +307,114 @@ class Server:
                 if error := task.exception():
                     self.faults.add(error)
 
-    def _note(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        # asyncio would write it to a log; a warning without an exception is not worth a count.
+    def _on_loop_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        # asyncio would log it. Warnings without an exception are ignored.
         error = context.get("exception")
-        # asyncio closes half of a connection later, where bytes were waiting, and the peer may have reset it.
+        # When asyncio closes half of a connection late, the peer may have reset it.
         resets = isinstance(error, OSError) and error.errno in _RESETS
         if error is not None and not resets:
             self.faults.add(error)
 
 
-# SEAM menv.serving.slices
-# Slices: long work of the loop, a few milliseconds at a time, so that everybody else is heard in between.
-#
-# Sessions hand in work; it knows nothing of what the work is.
+_yield_cpu: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
+
+
+class BatchWindow:
+    """Stops the loop when no more clients are expected to send something, or when `seconds` have passed.
+
+    Within the window it polls the sockets without sleeping: the selector's shortest wait is a millisecond. `done` is
+    asked after each poll, `last` is called at the end. Everything is called in the loop.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        look: Callable[[], object],
+        seconds: float,
+        done: Callable[[], bool],
+        last: Callable[[], object],
+    ) -> None:
+        self._loop = loop
+        self._look_at_sockets = look
+        self._seconds = seconds
+        self._done = done
+        self._last = last
+        self._until: float | None = None
+        self._next: asyncio.Handle | None = None
+        self._looking = False
+
+    def begin(self) -> None:
+        """Begin the window, unless it has begun."""
+        if self._until is not None:
+            return
+        self._until = monotonic() + self._seconds
+        # A `look` in progress checks when it ends.
+        if not self._looking:
+            if self._done():
+                self._end()
+            else:
+                self._next = self._loop.call_soon(self.look)
+
+    def look(self) -> None:
+        """Poll the sockets, and stop the loop if the window is over."""
+        self._looking = True
+        self._look_at_sockets()
+        self._looking = False
+        if self._until is None:
+            return
+        if self._done() or monotonic() >= self._until:
+            self._end()
+        else:
+            # The clients may need this processor.
+            _yield_cpu()
+            self._next = self._loop.call_soon(self.look)
+
+    def cancel(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+
+    def _end(self) -> None:
+        self._last()
+        self._loop.stop()
 
 
 Work = Iterator[object]
 Then = Callable[[Exception | None], None]
 
 SLICE_S = 0.001
-"""Seconds of work before others have their turn."""
+"""Seconds of work per round of the loop."""
 _SHORT_S = 0.0005
-"""Work that takes less is not counted."""
+"""Work that takes less does not use up the round."""
 
 
 class CooperativeScheduler:
-    """Works of one loop, which take turns. Everything is called in the loop's thread."""
+    """Runs long work of the event loop in slices of a millisecond, so that other peers are served in between."""
 
     def __init__(self) -> None:
         self._works: deque[tuple[Work, Then]] = deque()
-        # Whether this round of the loop has had its slice.
-        self._tired = False
+        # Whether this round of the loop is used up.
+        self._used_up = False
 
     def run(self, work: Work, then: Then) -> None:
-        """Do work: at once, as far as it goes in a slice, unless this round has had its slice; the rest later.
+        """Do one slice of `work` at once, unless this round of the loop has had its slice; the rest later.
 
-        Args:
-            work: Each step of it should be short.
-            then: Called when it is done, with what it raised; perhaps before this returns.
+        `then` is called when the work is done, with what it raised or None, perhaps before this returns.
         """
-        if self._tired:
+        if self._used_up:
             self._works.append((work, then))
         else:
-            self._go_on(work, then)
+            self._run_slice(work, then)
 
     def drop(self, work: Work) -> None:
-        """Do no more of some work; nobody is told."""
+        """Stop some work; its `then` is not called."""
         self._works = deque(one for one in self._works if one[0] is not work)
 
-    def _turn(self) -> None:
-        self._tired = False
+    def _next(self) -> None:
+        self._used_up = False
         if self._works:
-            self._go_on(*self._works.popleft())
+            self._run_slice(*self._works.popleft())
 
-    def _go_on(self, work: Work, then: Then) -> None:
+    def _run_slice(self, work: Work, then: Then) -> None:
         start = perf_counter()
         raised: Exception | None = None
         done = False
@@ -475,7 +429,7 @@ class CooperativeScheduler:
         if not done:
             self._works.append((work, then))
         if self._works or perf_counter() - start > _SHORT_S:
-            self._tired = True
-            asyncio.get_running_loop().call_soon(self._turn)
+            self._used_up = True
+            asyncio.get_running_loop().call_soon(self._next)
         if done:
             then(raised)

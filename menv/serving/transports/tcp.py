@@ -1,4 +1,4 @@
-"""RLlink's frames over TCP: eight digits and a body, in both directions."""
+"""RLlink's frames over TCP: eight ASCII digits and a body, in both directions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from menv.serving.transports.stream_connection import StreamConnection
 
 
 class TcpTransport(Listener):
-    """Listens for clients that speak RLlink over TCP.
+    """Listens for RLlink clients over TCP.
 
-    Requests that were sent without waiting are handled in their order; replies go out as they come.
-
-    Args:
-        port: 0 takes one that is free.
+    Requests are handled in their order; replies are sent as they become ready. Port 0 chooses a free one.
     """
 
     reads_together = True
@@ -25,8 +22,8 @@ class TcpTransport(Listener):
     def _connection(self) -> asyncio.Protocol:
         return _TcpConnection(self)
 
-    def _full(self) -> bytes:
-        return frame(self.handler.refused(self._why_full()))
+    def _full_response(self) -> bytes:
+        return frame(self.handler.refused(self._full_reason()))
 
 
 class _TcpConnection(StreamConnection):
@@ -36,79 +33,73 @@ class _TcpConnection(StreamConnection):
         super().__init__(listener)
         self._frames = Frames(listener.limits.max_body)
         self._few = min(FEW, listener.limits.max_body + 1)
-        # Where to write without asyncio; -1 where that cannot be, or not now.
+        # The socket for writes without asyncio; -1 if that is impossible now.
         self._fd = -1
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._find_way()
-        self._start_talking(None)
+        self._use_socket()
+        self._open_session(None)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._fd = -1
         super().connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
-        # Nearly always a peer waits for the reply to its one body, and nothing else has to be done.
+        # The usual case: one whole body, and nothing else is pending.
         size = len(data) - HEADER_BYTES
         if (
-            not self._at_rest
+            not self._idle
             or not 0 <= size < self._few
             or not data.startswith(HEADERS[size])
-            or self._conversation is None
+            or self._session is None
         ):
             super().data_received(data)
             return
         body = data[HEADER_BYTES:]
-        self._heard = now = monotonic()
+        self._last_active = now = monotonic()
         if self._bucket.wait(now):
             self._bodies.append(body)
-            self._at_rest = False
+            self._idle = False
         else:
-            self._owed += 1
+            self._unanswered += 1
             try:
-                held = self._conversation.received(body, self._back, self._end)
+                held = self._session.received(body, self._reply_fn, self._close_fn)
                 if held is not None:
-                    self._wait_for(held)
+                    self._hold_until(held)
             except Exception as fault:
                 self._listener.faults.add(fault)
                 self.abort()
-        if not self._at_rest:
-            self._take_turn()
+        if not self._idle:
+            self._run_slice()
 
-    def _feed(self, data: bytes) -> list[bytes]:
+    def _parse(self, data: bytes) -> list[bytes]:
         return self._frames.feed(data)
 
     def _completed(self) -> list[bytes]:
         return self._frames.completed
 
-    def _in_the_middle(self) -> bool:
+    def _is_partial(self) -> bool:
         return self._frames.pending > 0
 
-    def _find_way(self) -> None:
-        """Write past asyncio from now on where it reads nothing itself and nothing that it was given waits."""
+    def _use_socket(self) -> None:
+        """Write to the socket without asyncio, if asyncio reads nothing and has nothing to write."""
         if self._reader is not None and not self._gone and not self._transport.get_write_buffer_size():
             self._fd = self._transport.get_extra_info("socket").fileno()
 
     def _reply(self, body: bytes) -> None:
         size = len(body)
-        if not self._at_rest or self._fd < 0 or size >= FEW:
+        if not self._idle or self._fd < 0 or size >= FEW:
             super()._reply(body)
             return
-        # Nearly always nothing waits and nothing ends, and the peer can take all of it.
-        self._owed -= 1
-        self._heard = monotonic()
-        data = HEADERS[size] + body
-        try:
-            sent = write(self._fd, data)
-        except OSError:
-            sent = 0
-        if sent < len(data):
-            self._leave_rest(data[sent:])
+        # The usual case: a short reply, and nothing else is pending.
+        self._unanswered -= 1
+        self._last_active = monotonic()
+        self._write(HEADERS[size] + body)
 
     def _send(self, body: bytes) -> None:
         if self._fd < 0:
-            self._find_way()
+            self._use_socket()
         data = frame(body)
         if self._fd < 0:
             self._transport.write(data)
@@ -116,15 +107,12 @@ class _TcpConnection(StreamConnection):
             self._write(data)
 
     def _write(self, data: bytes) -> None:
-        """Write bytes before which none wait."""
+        """Write bytes; nothing else waits to be written."""
         try:
             sent = write(self._fd, data)
         except OSError:
             sent = 0
         if sent < len(data):
-            self._leave_rest(data[sent:])
-
-    def _leave_rest(self, data: bytes) -> None:
-        """Have asyncio write what could not be written; it finds out why, and ends the connection if it has to."""
-        self._fd = -1
-        self._transport.write(data)
+            # asyncio writes the rest, and closes the connection on an error.
+            self._fd = -1
+            self._transport.write(data[sent:])

@@ -1,7 +1,6 @@
-"""The seam between what carries bytes and what understands them.
+"""The interface between transports, which carry bodies, and sessions, which understand them; and the limits of peers.
 
-A transport takes whole bodies off its peers and hands each to a conversation, which replies. The server starts
-transports; sessions are conversations. Nothing here knows sockets, frames or messages.
+A transport receives whole bodies from its peers and hands each to a session, which replies. `Server` runs transports.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ if TYPE_CHECKING:
 
 
 Reply = Callable[[bytes], None]
-"""Hands one body back to the peer. To be called in the loop's thread, at once or later, at most once for each body
-that was received. Later than the end of the connection it does nothing."""
+"""Sends one body to the peer. Call it in the loop's thread, at once or later, at most once for each received body.
+After the end of the connection it does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end, for reports; nothing about it is trusted.
+    """The other end of a connection, for reports; nothing about it is trusted.
 
     Attributes:
-        transport: "tcp", "http", "websocket", or the name of a transport of one's own.
-        address: Such as "127.0.0.1:51234".
+        transport: "tcp", "http", "websocket", or the name of your own transport.
+        address: For example "127.0.0.1:51234".
     """
 
     transport: str
@@ -40,54 +39,53 @@ class Peer:
 
     @classmethod
     def at(cls, transport: str, name: tuple[Any, ...] | None) -> Peer:
-        """Return the peer of a socket, whose `getpeername()` is `name`; None if it is gone already."""
+        """Return the peer of a socket, whose `getpeername()` is `name`; None if it is closed."""
         host, port = ("unknown", 0) if name is None else name[:2]
         return cls(transport, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
 
 class SessionProtocol(Protocol):
-    """One peer's side of the talk. Every method is called in the loop's thread, and none may block.
+    """The session of one peer. Every method is called in the loop's thread, and none may block.
 
     Attributes:
-        admitted: Whether the peer has shown the token, or there is none; others take the places of those who have not.
+        admitted: Whether the peer has shown the token, or needs none; a new peer may replace one that is not
+            admitted.
     """
 
     admitted: bool
 
     def received(self, body: bytes, reply: Reply, close: Callable[[], None]) -> Future[None] | None:
-        """Take one whole body, without any frame around it.
+        """Handle one whole body, without framing.
 
-        Bad input is answered, never raised: what this raises is a fault of ours and costs the connection. Over
-        HTTP (`Peer.transport` tells) every body needs a reply, because every request has a response; elsewhere a
-        body may stay without.
+        Bad input is answered, never raised: an exception is a bug of the server and costs the connection. Over HTTP
+        (`Peer.transport`) every body needs a reply; elsewhere it may have none.
 
         Args:
-            body: What came.
-            reply: For this body.
-            close: Ends the connection once everything that was replied has been sent.
+            body: The body.
+            reply: Sends the reply to this body.
+            close: Closes the connection after all replies are sent.
 
         Returns:
-            None, mostly. Where a body takes longer, a future that is done when the next one can be taken; one that is
-            handed over before waits, and a transport that reads no more until then keeps memory bounded.
+            None, or a future if the body takes longer. Until it is done, later bodies are queued; a transport that
+            stops reading keeps memory bounded.
         """
 
     def lost(self) -> None:
-        """The connection is gone, whoever ended it. Called exactly once, after which nothing more is received."""
+        """The connection is closed, by either side. Called exactly once, and nothing is received afterwards."""
 
 
 class Handler(Protocol):
-    """Starts conversations; a server has one."""
+    """Opens the sessions of a server."""
 
     def open(self, peer: Peer, token: str | None) -> SessionProtocol:
-        """Return the conversation with a peer that was let in.
+        """Return the session of a new peer.
 
-        Over HTTP there is one for each value of the header `menv-session`, over as many connections as the client
-        likes, and one for each request without that header.
+        Over HTTP there is one session for each value of the header `menv-session`, over any number of connections,
+        and one for each request without that header.
 
         Args:
-            peer: Who it is.
-            token: What the peer showed in an `Authorization` header, already found right; None if it has shown
-                nothing yet.
+            peer: The peer.
+            token: The token of the peer's `Authorization` header, already verified; None if there was none.
         """
 
     def refused(self, why: str) -> bytes:
@@ -99,92 +97,85 @@ class Handler(Protocol):
 
 
 class Transport(ABC):
-    """Carries bodies between peers and conversations, over whatever it likes.
+    """Carries bodies between peers and sessions.
 
-    To write one, for shared memory for instance: `start` gets ready to be found by peers and returns at once;
-    whatever waits for peers afterwards is a task, or a reader of the running loop
-    (`asyncio.get_running_loop().add_reader` on an eventfd or a pipe through which a peer says that something lies
-    in the ring). For every new peer call `handler.open(peer, None)` once; for every whole body that it wrote call
-    `conversation.received(body, reply, close)` in the loop's thread, with a `reply` that writes one body into the
-    ring that leads back; call `conversation.lost()` once when the peer has gone. Copy a body out of the ring before
-    handing it over: conversations keep it. A transport also
+    To write your own, for example for shared memory: `start` makes it reachable for peers and returns at once.
+    Whatever waits for peers afterwards is a task, or a reader of the running loop
+    (`asyncio.get_running_loop().add_reader` on an eventfd or a pipe through which a peer announces data). For every
+    new peer call `handler.open(peer, None)` once. For every whole body call `session.received(body, reply, close)` in
+    the loop's thread, with a `reply` that writes one body back. Call `session.lost()` once when the peer has gone.
+    Sessions keep bodies, so copy a body out of shared memory first. A transport also
 
-    - checks what comes against `limits` before it holds it in memory, and tells a peer whom it turns away
-      why: `handler.refused("too_large: ...")` is the body for that;
-    - reads no more from a peer who does not read its replies, and never waits for one peer while others have
-      something to say;
-    - passes what a conversation raises to `faults.add`, ends that connection, and goes on.
+    - checks bodies against `limits` before it holds them in memory, and tells a refused peer the reason:
+      `handler.refused("too_large: ...")` is the body for that;
+    - stops reading from a peer that does not read its replies, and never waits for one peer while others have sent
+      something;
+    - passes exceptions of a session to `faults.add`, closes that connection, and continues.
 
     One object serves one server, once.
     """
 
     faults: ErrorLog
-    """Where exceptions of conversations go; the server sets it before it calls `start`."""
+    """Log for exceptions of sessions; the server sets it before it calls `start`."""
 
     @abstractmethod
     async def start(self, handler: Handler, limits: Limits, access: Access) -> tuple[str, int]:
-        """Begin to take peers in; called once, in the loop's thread.
+        """Begin to accept peers; called once, in the loop's thread.
 
         Returns:
-            Where peers find it: host and port; for what has no port, a name and 0.
+            Host and port; for a transport without ports, a name and 0.
 
         Raises:
-            ConfigError: It cannot, and the settings have to change.
+            ConfigError: It cannot start with these settings.
         """
 
     def look(self) -> None:  # noqa: B027 - optional
-        """Take in what has come; called while the server waits a little for others, where going round the loop is slow.
+        """Handle data that has arrived; optional, as the loop finds it anyway.
 
-        What nobody looks at here is found by the loop.
+        Called repeatedly while the server waits for a batch, because a whole round of the loop is slower.
         """
 
     @abstractmethod
     async def stop(self) -> None:
-        """End all connections and free everything, in less than a second. Called also if `start` has failed."""
+        """Close all connections and free everything within a second. Called also if `start` has failed."""
 
     @property
     @abstractmethod
     def connections(self) -> int:
-        """How many peers are connected now. May be read from any thread."""
+        """Number of connected peers. May be read from any thread."""
 
 
-# SEAM menv.serving.carriers.limits
-# How much one peer may ask of a server. Transports and sessions read it; it enforces nothing itself.
-
-
-_FRAMES_END = 99_999_999
+_LARGEST_FRAME = 99_999_999
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds on what peers send, how often, and how long they may take. What breaks one costs its own connection.
+    """Limits on what peers may send, how often, and how long they may take.
+
+    Exceeding one costs the peer its connection only.
 
     Attributes:
         max_body: Bytes of one body. A longer one is refused before it is read.
-        inline_body: Bytes of a body that is read in the serving thread. A longer one is read by a process
-            beside it, and others are answered meanwhile; what is neither episode nor observation nor action in
-            it may not be longer than this.
-        max_large: Bytes of bodies that may wait for that process, those of all peers together. Further ones are
-            refused.
-        max_depth: Lists and objects within each other in one `info`, which no space bounds.
-        max_connections: Peers of one transport at the same time. The next one takes the place of somebody who
-            has not said anything yet, or not shown the token, or has said goodbye; where everybody talks it is told so
-            and turned away.
-        max_rate: Bodies a second of one connection, with a second's worth at once. A faster peer is slowed
-            down; nothing of what it sends is lost.
-        handshake_s: Seconds until a new connection has sent its first body, and from the first byte of any body
-            to its last; over HTTP also from the last request of a client all of whose connections are gone.
-        idle_s: Seconds in which nothing comes and nothing goes; also how long a peer may leave its replies
-            unread.
+        inline_body: Bytes of a body that is parsed in the serving thread. A longer one is parsed by another process,
+            while other peers are served. Everything in it but episodes, observations and actions is bounded by this.
+        max_large: Bytes of all peers' bodies that may wait for that process. Further ones are refused.
+        max_depth: Nested lists and objects in one `info`, which no space bounds.
+        max_connections: Peers of one transport at the same time. A new peer replaces one that has sent nothing, has
+            not shown the token, or is closing; if there is none, the new peer is refused.
+        max_rate: Bodies per second of one connection, with bursts of one second. A faster peer is slowed down;
+            nothing that it sends is lost.
+        handshake_s: Seconds until a new connection has sent its first body, and from the first byte of a body to its
+            last; over HTTP also from the last request of a client without an open connection.
+        idle_s: Seconds without any data; also how long a peer may leave its replies unread.
         max_unsent: Bytes of replies that may wait for one peer to read them.
         max_agents: Agents of one episode.
         max_episodes: Open episodes of one connection.
-        max_open_episodes: Open episodes of all clients together. While there are so many, further ones are refused.
-        max_waiting: Bytes of episodes and observations of one client that nobody has sampled yet, and a quarter
-            of those of all clients together. While there are more, further ones are refused.
+        max_open_episodes: Open episodes of all clients. Further ones are refused.
+        max_waiting: Bytes of one client's episodes and observations that wait to be sampled; four times as many for
+            all clients. Further ones are refused.
 
     Raises:
-        ConfigError: A bound is no positive number of its kind.
+        ConfigError: A limit is not a positive number of its kind.
     """
 
     max_body: int = 4_000_000
@@ -211,23 +202,15 @@ class Limits:
                     f"Limits.{field.name}: got {value!r}, expected a {'whole ' * whole}number above 0; "
                     f"leave it out for {field.default!r}"
                 )
-        if self.max_body > _FRAMES_END:
+        if self.max_body > _LARGEST_FRAME:
             raise ConfigError(
-                f"Limits.max_body: got {self.max_body}, expected at most {_FRAMES_END}, which is what eight digits "
+                f"Limits.max_body: got {self.max_body}, expected at most {_LARGEST_FRAME}, which is what eight digits "
                 "can say; have clients send episodes in chunks"
             )
 
 
-# SEAM menv.serving.carriers.bucket
-# How fast one connection may go: so many a second, with a second's worth at once.
-
-
 class TokenBucket:
-    """Tells when the next one may pass. Clocks are the caller's.
-
-    Args:
-        rate: How many a second.
-    """
+    """Limits a rate per second, with bursts of one second. The caller provides the time."""
 
     __slots__ = ("_booked", "_each", "_span")
 
@@ -237,16 +220,12 @@ class TokenBucket:
         self._booked = 0.0
 
     def wait(self, now: float) -> float:
-        """Let one pass if it may, and return 0; otherwise return in how many seconds it may.
-
-        Args:
-            now: Seconds of any clock that only goes forward.
-        """
+        """Return 0 and count one event if it may happen now, otherwise the seconds until it may."""
         if self._booked < now:
-            # Nearly always nothing is used up.
+            # The usual case: nothing is used up.
             self._booked = now + self._each
             return 0.0
-        # `_booked` is the time up to which the rate is used up: every one moves it on by its share.
+        # The rate is used up until `_booked`; each call adds its share.
         ahead = self._booked - now - self._span
         if ahead > -self._each / 2:
             return ahead + self._each
@@ -254,19 +233,14 @@ class TokenBucket:
         return 0.0
 
 
-# SEAM menv.serving.carriers.faults
-# Exceptions of ours that cost a peer its connection: counted, and the last few kept to be looked at.
-
-
 _KEPT = 10
 
 
 class ErrorLog:
-    """What went wrong on our side. Written in the serving thread, read from any."""
+    """Exceptions of the server, each of which cost a peer its connection. Read from any thread."""
 
     def __init__(self) -> None:
         self.count = 0
-        """How many there were."""
         self._kept: deque[BaseException] = deque(maxlen=_KEPT)
 
     @property
@@ -275,8 +249,7 @@ class ErrorLog:
         return list(self._kept)
 
     def add(self, error: BaseException) -> None:
-        """Note one."""
-        # The frames' variables hold connections and whole bodies, which must not live on here.
+        # Variables of the frames hold connections and whole bodies, which must not stay in memory.
         traceback.clear_frames(error.__traceback__)
         self.count += 1
         self._kept.append(error)

@@ -1,4 +1,8 @@
-"""WebSocket: one message is one body. JSON goes out as text, anything else as binary; both are taken in."""
+"""WebSocket: one message is one body. JSON is sent as text, msgpack as binary; both are accepted as either.
+
+The package `websockets` implements the protocol without sockets, so slices, limits and timeouts are those of
+`StreamConnection`, and no task runs per connection.
+"""
 
 from __future__ import annotations
 
@@ -6,110 +10,94 @@ import asyncio
 import logging
 from http import HTTPStatus
 
-from websockets.frames import Frame, Opcode
-from websockets.http11 import Request, Response
-from websockets.protocol import State
-from websockets.server import ServerProtocol
-
 from menv.errors import MissingExtraError
 from menv.serving.transports.access import bearer
-from menv.serving.transports.http import for_frames, for_requests, unavailable
-from menv.serving.transports.listener import Listener
+from menv.serving.transports.listener import Listener, http_request_reply, tcp_frame_reply, unavailable
 from menv.serving.transports.stream_connection import StreamConnection
+
+try:
+    from websockets.frames import Frame, Opcode
+    from websockets.http11 import Request, Response
+    from websockets.protocol import State
+    from websockets.server import ServerProtocol
+except ImportError as error:
+    raise MissingExtraError(
+        "WebSocketTransport: the package websockets is not installed, expected it for this transport; "
+        "run: pip install 'menv[serve]'"
+    ) from error
 
 
 class WebSocketTransport(Listener):
-    """Listens for WebSocket clients at the path `/rllink`, or `/`.
+    """Listens for WebSocket clients at the path `/rllink` or `/`, on another port than HTTP.
 
-    It has a port of its own beside HTTP's. A client shows its token in the header `Authorization: Bearer`, or in its
-    GET_CONFIG, because a web page cannot set headers of a WebSocket.
-
-    Args:
-        port: 0 takes one that is free.
+    A client sends its token in the header `Authorization: Bearer` or in GET_CONFIG, because a web page cannot set
+    headers of a WebSocket. Port 0 chooses a free port.
     """
 
     reads_together = True
 
-    def _prepare(self) -> None:
-        try:
-            pass  # moved
-        except ImportError as error:
-            raise MissingExtraError(
-                "WebSocketTransport: the package websockets is not installed, expected it for this transport; "
-                "run: pip install 'menv[serve]'"
-            ) from error
-        self._connection_type = WebSocketConnection
-
     def _connection(self) -> asyncio.Protocol:
-        return self._connection_type(self)
+        return WebSocketConnection(self)
 
-    def _full(self) -> bytes:
-        return unavailable(self.handler.refused(self._why_full()))
-
-
-# SEAM menv.serving.carriers.websocket_connection
-# A WebSocket client's connection. The package `websockets` does the protocol without doing the sockets.
-#
-# So bodies, turns, limits and ends are those of every other stream, and no task runs for a connection.
-# Imported when a
-# WebSocket transport starts.
+    def _full_response(self) -> bytes:
+        return unavailable(self.handler.refused(self._full_reason()))
 
 
 _PATHS = ("/", "/rllink")
 _DATA = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
 _JSON = b"{ \t\r\n"
 _GOING_AWAY, _POLICY_VIOLATION = 1001, 1008
-_UNHEARD = logging.Logger("menv.serving.transports.websocket", logging.CRITICAL)
-"""What peers do wrong is told to them, not to a log; this one is nobody's child and has no handler."""
+_SILENT_LOGGER = logging.Logger("menv.serving.transports.websocket", logging.CRITICAL)
+"""Has no parent and no handler: faults of peers are reported to the peers, not logged."""
 
 
 class WebSocketConnection(StreamConnection):
     """One WebSocket client."""
 
     kind = "websocket"
-    # A frame of a few bytes takes the package ten times as long as one of RLlink's.
+    # Parsing short frames is ten times slower than for TCP.
     slice_bytes = 8_192
 
     def __init__(self, listener: Listener) -> None:
         super().__init__(listener)
-        self._protocol = ServerProtocol(max_size=listener.limits.max_body, logger=_UNHEARD)
+        self._protocol = ServerProtocol(max_size=listener.limits.max_body, logger=_SILENT_LOGGER)
         self._fragments: bytearray | None = None
-        self._stands_between = False
+        self._between_frames = False
         self._is_new = True
 
-    def _feed(self, data: bytes) -> list[bytes]:
+    def _parse(self, data: bytes) -> list[bytes]:
         bodies: list[bytes] = []
         if self._is_new:
             self._is_new = False
-            self._tell_a_stranger(data)
-        # The package would read what follows a handshake before that is answered: so it gets line after line.
-        while data and self._protocol.state is State.CONNECTING and self._farewell is None:
+            self._reject_other_protocol(data)
+        # Parse the handshake line by line: the package must not see the following bytes before it is answered.
+        while data and self._protocol.state is State.CONNECTING and self._close_reason is None:
             end = data.find(b"\n") + 1 or len(data)
-            self._take_in(data[:end], bodies)
+            self._feed(data[:end], bodies)
             data = data[end:]
-        if data and self._farewell is None:
-            self._take_in(data, bodies)
+        if data and self._close_reason is None:
+            self._feed(data, bodies)
         return bodies
 
-    def _tell_a_stranger(self, data: bytes) -> None:
+    def _reject_other_protocol(self, data: bytes) -> None:
         refused = self._listener.handler.refused
-        told = for_frames(data, "WebSocket", "ws", refused) or for_requests(data, refused)
-        if told is not None:
-            self._transport.write(told)
-            self._farewell = ""
+        reply = tcp_frame_reply(data, "WebSocket", "ws", refused) or http_request_reply(data, refused)
+        if reply is not None:
+            self._transport.write(reply)
+            self._close_reason = ""
 
-    def _take_in(self, data: bytes, bodies: list[bytes]) -> None:
+    def _feed(self, data: bytes, bodies: list[bytes]) -> None:
         self._protocol.receive_data(data)
         events = self._protocol.events_received()
-        self._stands_between = bool(events)
+        self._between_frames = bool(events)
         for event in events:
             if isinstance(event, Request):
                 self._answer_handshake(event)
             elif isinstance(event, Frame) and event.opcode in _DATA:
-                self._take_frame(event, bodies)
+                self._add_frame(event, bodies)
         self._flush()
 
-    def _take_frame(self, frame: Frame, bodies: list[bytes]) -> None:
+    def _add_frame(self, frame: Frame, bodies: list[bytes]) -> None:
         if frame.fin and self._fragments is None:
             bodies.append(bytes(frame.data))
             return
@@ -120,9 +108,9 @@ class WebSocketConnection(StreamConnection):
             bodies.append(bytes(self._fragments))
             self._fragments = None
 
-    def _in_the_middle(self) -> bool:
-        # Bytes that made no event are a part of one; a ping in between makes one and is none of a body.
-        return self._conversation is None or self._fragments is not None or not self._stands_between
+    def _is_partial(self) -> bool:
+        # The last bytes made no event, so they are a part of one.
+        return self._session is None or self._fragments is not None or not self._between_frames
 
     def _send(self, body: bytes) -> None:
         if self._protocol.state is not State.OPEN:
@@ -133,21 +121,20 @@ class WebSocketConnection(StreamConnection):
             self._protocol.send_binary(body)
         self._flush()
 
-    def _say_goodbye(self) -> None:
+    def _send_close(self) -> None:
         if self._protocol.state is State.OPEN:
             self._protocol.send_close(_POLICY_VIOLATION)
             self._flush()
 
     def hang_up(self) -> None:
-        """End it, with a word, once everything written has been sent."""
+        """Send a close frame after all replies, then close."""
         if not self._ending and self._protocol.state is State.OPEN:
             self._protocol.send_close(_GOING_AWAY)
             self._flush()
         super().hang_up()
 
     def eof_received(self) -> bool:
-        """Take note that the peer sends no more."""
-        # A WebSocket ends as a whole.
+        # WebSocket connections have no halves.
         return False
 
     def _flush(self) -> None:
@@ -155,20 +142,20 @@ class WebSocketConnection(StreamConnection):
             if data:
                 self._transport.write(data)
         if self._protocol.close_expected():
-            self._farewell = ""
+            self._close_reason = ""
 
     def _answer_handshake(self, request: Request) -> None:
         protocol, handler = self._protocol, self._listener.handler
-        token = bearer(_only(request, "Authorization"))
-        status, why = self._look_at(request, token)
+        token = bearer(_header(request, "Authorization"))
+        status, why = self._check_request(request, token)
         if why:
             protocol.send_response(self._rejection(status, handler.refused(why)))
             return
         protocol.send_response(protocol.accept(request))
         if protocol.state is State.OPEN:
-            self._start_talking(token if self._listener.access.token is not None else None)
+            self._open_session(token if self._listener.access.token is not None else None)
 
-    def _look_at(self, request: Request, token: str | None) -> tuple[HTTPStatus, str | None]:
+    def _check_request(self, request: Request, token: str | None) -> tuple[HTTPStatus, str | None]:
         access = self._listener.access
         if request.path.partition("?")[0] not in _PATHS:
             return HTTPStatus.NOT_FOUND, "not_allowed: nothing is at this path, expected /rllink"
@@ -177,7 +164,7 @@ class WebSocketConnection(StreamConnection):
                 HTTPStatus.UNAUTHORIZED,
                 "not_allowed: the token in the header Authorization is not the right one",
             )
-        return HTTPStatus.FORBIDDEN, access.stranger(_only(request, "Origin"), _only(request, "Host"))
+        return HTTPStatus.FORBIDDEN, access.stranger(_header(request, "Origin"), _header(request, "Host"))
 
     def _rejection(self, status: HTTPStatus, body: bytes) -> Response:
         response = self._protocol.reject(status, "")
@@ -188,7 +175,7 @@ class WebSocketConnection(StreamConnection):
         return response
 
 
-def _only(request: Request, name: str) -> str | None:
-    """Return a header's value; what comes several times is as wrong as a wrong value."""
+def _header(request: Request, name: str) -> str | None:
+    """Return a header's value; values of a repeated header are joined, which makes them invalid."""
     values = request.headers.get_all(name)
     return ", ".join(values) if values else None
