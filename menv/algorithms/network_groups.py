@@ -27,8 +27,8 @@ from menv.connectors.connector import ConnectorContext
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.pipeline import PolicyConnectors, action_pipeline, agent_pipeline
 from menv.errors import ConfigError
+from menv.inference.acting_graphs import ActingGraphs
 from menv.inference.backend import ActingBackend
-from menv.inference.onnx_sessions import ActingGraphs
 from menv.migration_hints import warn_of_uncalled
 from menv.policy import Policy
 from menv.policy_spec import PolicySpec

@@ -29,9 +29,10 @@ from menv.connectors.mean_std_filter import MeanStdObservationFilterAgentConnect
 from menv.connectors.obs_preprocessor import Leaf, ObsPreprocessor, ObsPreprocessorConnector
 from menv.connectors.pipeline import AgentConnectorPipeline, PolicyConnectors, action_plan, batch_steps
 from menv.errors import ConfigError, MissingExtraError
+from menv.inference.acting_graphs import GraphKind
 from menv.inference.golden import Golden, difference, golden_backend, make_golden
 from menv.inference.network_policy import NetworkPolicy
-from menv.inference.onnx_sessions import GraphKind, open_session
+from menv.inference.onnx_sessions import open_session
 from menv.policy import Policy, check_one_policy
 from menv.serialization import path_given, space_to_json, writing
 from menv.spaces import leaves, paths

@@ -34,7 +34,7 @@ from menv.policy_spec import PolicySpec
 from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.digest import Digest
 from menv.sampling.policy_group import PolicyGroup
-from menv.serving.served_envs import Interrupts
+from menv.serving.interrupts import Interrupts
 from menv.trajectory_slices import Column
 from menv.workers.convert import to_base_env
 from menv.workers.engine import Engine, RemoteActor

@@ -256,7 +256,7 @@ class PolicyForms:
 
 
 class Publication:
-    """Policies with the weights of one number; implements `menv.serving.client_state.PublishedPolicies`.
+    """Policies with the weights of one number; implements `menv.serving.trainer.PublishedPolicies`.
 
     Args:
         forms: Makes what clients are given.
@@ -292,18 +292,18 @@ class Publication:
         self._made: dict[tuple[str, str], Any] = {}
 
     def made(self, form: str, policy_id: str) -> Any:
-        """Return what `make` has made before; see `menv.serving.client_state.PublishedPolicies.made`."""
+        """Return what `make` has made before; see `menv.serving.trainer.PublishedPolicies.made`."""
         made = self._made[form, policy_id]
         self._forms.asked[form, policy_id] = self.weights_seq_no
         return made
 
     def make(self, form: str, policy_id: str) -> Any:
-        """Return a policy in one of its forms; see `menv.serving.client_state.PublishedPolicies.make`."""
+        """Return a policy in one of its forms; see `menv.serving.trainer.PublishedPolicies.make`."""
         self._forms.asked[form, policy_id] = self.weights_seq_no
         return self._make(form, policy_id)
 
     def make_ready(self) -> None:
-        """Make what clients have asked for lately; see `menv.serving.client_state.PublishedPolicies.make_ready`."""
+        """Make what clients have asked for lately; see `menv.serving.trainer.PublishedPolicies.make_ready`."""
         for (form, policy_id), number in list(self._forms.asked.items()):
             if policy_id not in self.policies or number + _LATELY < self.weights_seq_no:
                 self._forms.asked.pop((form, policy_id), None)
@@ -313,7 +313,7 @@ class Publication:
                 self._make(form, policy_id)
 
     def expect_clients(self) -> None:
-        """Make what a first client may ask for; see `menv.serving.client_state.PublishedPolicies.expect_clients`."""
+        """Make what a first client may ask for; see `menv.serving.trainer.PublishedPolicies.expect_clients`."""
         for policy_id in list(self._weights)[:_FEW]:
             graphs = self.policies[policy_id].networks.graphs()  # type: ignore[attr-defined]
             # The exporter of torch takes seconds, for modules that may never be asked for.
@@ -324,11 +324,11 @@ class Publication:
         self.make_ready()
 
     def connectors_since(self, policy_id: str) -> int:
-        """Return the number with which connectors changed last; see `menv.serving.client_state.PublishedPolicies`."""
+        """Return the number with which connectors changed last; see `menv.serving.trainer.PublishedPolicies`."""
         return self._since.get(policy_id, 0)
 
     def policy_for(self, episode_id: str, agent_id: str) -> str:
-        """Return which policy answers for an agent; see `menv.serving.client_state.PublishedPolicies.policy_for`."""
+        """Return which policy answers for an agent; see `menv.serving.trainer.PublishedPolicies.policy_for`."""
         return self._policy_map.only or self._policy_map.policy_for(
             agent_id, Episode(rng.stable_hash(episode_id) >> 5, episode_id), self._sampler
         )
@@ -348,7 +348,7 @@ class Publication:
 
 
 class WeightPublisher:
-    """What clients of an external environment are given; implements `menv.serving.client_state.Trainer`.
+    """What clients of an external environment are given; implements `menv.serving.trainer.Trainer`.
 
     Args:
         config: Of the algorithm.

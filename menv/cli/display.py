@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from menv.cli.arguments import let_go
+from menv.cli.command_line import let_go
 
 # SEAM menv.cli.spent
 # Where the time of a run went, in a line for its end.

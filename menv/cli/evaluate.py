@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from menv.algorithms.algorithm import Algorithm
-from menv.cli.arguments import from_checkpoint, known_env, put_over, tell, with_objects
+from menv.cli.arguments import put_over, with_objects
+from menv.cli.command_line import tell
 from menv.cli.display import as_json
+from menv.cli.policies import from_checkpoint, known_env
 from menv.env_context import EnvContext
 from menv.registry import is_ready_made, make_env
 from menv.wrappers import RecordEpisodes

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 import menv
-from menv.cli.arguments import CommandSettings, Parser, Stop, ends
+from menv.cli.arguments import CommandSettings, Stop
+from menv.cli.command_line import Parser, ends
 from menv.registry import import_first, take_imports
 
 _CONFIG = (

@@ -13,8 +13,10 @@ from typing import Any, Self
 
 from menv import algorithms
 from menv.algorithms.algorithm import Algorithm
-from menv.cli.arguments import complain, from_checkpoint, not_taken, policies_by_name, put_over, with_objects
+from menv.cli.arguments import put_over, with_objects
+from menv.cli.command_line import complain, not_taken
 from menv.cli.display import Heard, display
+from menv.cli.policies import from_checkpoint, policies_by_name
 from menv.errors import ConfigError
 from menv.inference.checkpoint_folder import MANIFEST, numbered, try_root
 

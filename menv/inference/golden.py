@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.obs_preprocessor import ObsPreprocessor
+from menv.inference.acting_graphs import ActingGraphs
 from menv.inference.backend import Floats
 from menv.inference.network_policy import NetworkGroup
 from menv.inference.onnx_backend import OnnxBackend
-from menv.inference.onnx_sessions import ActingGraphs
 from menv.spaces import builder_of, columns_of, leaves, paths
 
 Array = npt.NDArray[Any]

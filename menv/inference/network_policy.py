@@ -41,9 +41,9 @@ from menv.connectors.pipeline import (
     stateful_connectors,
 )
 from menv.errors import ConfigError, ContractError
+from menv.inference.acting_graphs import ActingGraphs
 from menv.inference.backend import ActingBackend, Decision, check_weights, non_finite_error
 from menv.inference.connector_path import ConnectorPath, plain, refuse_unknown_lives
-from menv.inference.onnx_sessions import ActingGraphs
 from menv.migration_hints import old_arguments
 from menv.policy import Policy, one_row, parts_given
 from menv.sample_batch import SampleBatch

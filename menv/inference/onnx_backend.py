@@ -21,6 +21,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from menv.errors import ConfigError
+from menv.inference.acting_graphs import ActingGraphs, GraphKind, built
 from menv.inference.action_heads import ActionHead
 from menv.inference.backend import (
     Actions,
@@ -39,14 +40,11 @@ from menv.inference.backend import (
     portions,
 )
 from menv.inference.onnx_sessions import (
-    ActingGraphs,
     BoundSession,
     Feed,
     FixedBatchSession,
-    GraphKind,
     GraphSession,
     RecurrentSession,
-    built,
     open_session,
 )
 

@@ -42,6 +42,7 @@ from menv.connectors.pipeline import (
     leaf_connectors,
 )
 from menv.errors import ConfigError, UnknownNameError
+from menv.inference.acting_graphs import ActingGraphs, GraphKind, StoredGraphs
 from menv.inference.action_heads import ActionHead
 from menv.inference.backend import ActingBackend, Floats, check_weights
 from menv.inference.connector_path import plain
@@ -49,7 +50,6 @@ from menv.inference.golden import MOST_ROWS, answer, difference, golden_backend,
 from menv.inference.model_check import refuse_costly_model, refuse_unsafe_model
 from menv.inference.network_policy import NetworkGroup, NetworkPolicy, SingleNetwork
 from menv.inference.onnx_backend import OnnxBackend
-from menv.inference.onnx_sessions import ActingGraphs, GraphKind, StoredGraphs
 from menv.policy_spec import check_policy_id
 from menv.serialization import HEADER_SIZE, SpaceDecoder, check_header, read_json, space_to_json
 

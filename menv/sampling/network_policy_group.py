@@ -18,10 +18,10 @@ from menv.connectors.connector import ConnectorContext
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.pipeline import ActionPlan, PolicyConnectors, action_plan, export_lives, import_lives
 from menv.errors import ContractError
+from menv.inference.acting_graphs import ActingGraphs
 from menv.inference.action_sampler import ActionSampler, TrajectoryTable
 from menv.inference.backend import ActingBackend, Weights, non_finite_error
 from menv.inference.connector_path import ConnectorPath, plain
-from menv.inference.onnx_sessions import ActingGraphs
 from menv.sample_batch import SampleBatch
 from menv.sampling.policy_group import Answers, PendingRows, PolicyGroup, is_retired
 from menv.sampling.rollout_buffer import RecurrentRolloutBuffer, Rows

@@ -13,15 +13,15 @@ from menv._lazy_names import names_on_demand
 
 if TYPE_CHECKING:
     from menv.serving.client.policy_client import PolicyClient as PolicyClient
+    from menv.serving.limits import Limits as Limits
     from menv.serving.policy_server import PolicyServerInput as PolicyServerInput
     from menv.serving.policy_server import RLlinkInput as RLlinkInput
     from menv.serving.transports.access import Access as Access
-    from menv.serving.transports.transport import Limits as Limits
     from menv.serving.transports.transport import Transport as Transport
 
 _HOMES = {
     "Access": "transports.access",
-    "Limits": "transports.transport",
+    "Limits": "limits",
     "PolicyClient": "client.policy_client",
     "PolicyServerInput": "policy_server",
     "RLlinkInput": "policy_server",

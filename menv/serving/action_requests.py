@@ -27,6 +27,7 @@ from menv.errors import CallOrderError, EpisodeError
 from menv.serving import value_readers
 from menv.serving.client_state import ClientState, OpenEpisode, Responder
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, is_plain, listed
+from menv.serving.limits import Limits
 from menv.serving.protocol import (
     Action,
     Answer,
@@ -43,7 +44,6 @@ from menv.serving.protocol import (
 )
 from menv.serving.session import MAX_DEFERRED, Unread
 from menv.serving.step_columns import StepColumns
-from menv.serving.transports.transport import Limits
 from menv.serving.value_readers import Column
 
 _Requests: TypeAlias = list[GetAction | Ping]

@@ -25,6 +25,7 @@ from menv.base_env import SINGLE_AGENT
 from menv.env_context import InputContext
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, explained, fields, to_raw
 from menv.serving.episode_messages import ParsedEpisodes, read_episode, write_flat
+from menv.serving.limits import Limits
 from menv.serving.protocol import (
     EndEpisode,
     Episodes,
@@ -37,7 +38,6 @@ from menv.serving.protocol import (
     encode,
 )
 from menv.serving.step_columns import AgentSpaceTable, StepColumns, context_from_json
-from menv.serving.transports.transport import Limits
 from menv.serving.value_readers import reward
 
 _HEAD = struct.Struct(">BQ")

@@ -29,9 +29,9 @@ from menv.errors import ConfigError
 from menv.serving.body_parser import PipeFrameKind, read_frame, write_frame
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat
 from menv.serving.episode_messages import ParsedEpisodes
+from menv.serving.limits import Limits
 from menv.serving.protocol import Request, decode
 from menv.serving.step_columns import context_to_json
-from menv.serving.transports.transport import Limits
 
 _MODULE = "menv.serving.body_parser"
 _START_S = 60.0

@@ -21,9 +21,9 @@ from menv.errors import EpisodeError
 from menv.serving.client_state import ChunkProgress, ClientState
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat
 from menv.serving.episode_messages import WireEpisode, read_episode, read_flat
+from menv.serving.limits import Limits
 from menv.serving.protocol import Episodes
 from menv.serving.step_columns import AgentSpaceTable
-from menv.serving.transports.transport import Limits
 from menv.serving.value_readers import LARGEST_REWARD
 
 _MOST_LOOSE = 64

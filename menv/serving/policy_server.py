@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from menv.env_context import InputContext
 from menv.errors import ConfigError
-from menv.serving.client_state import Trainer
+from menv.serving.limits import Limits
 from menv.serving.served_envs import ServedEnvs
+from menv.serving.trainer import Trainer
 from menv.serving.transports.access import Access
-from menv.serving.transports.transport import Limits, Transport
+from menv.serving.transports.transport import Transport
 
 TransportName = Literal["http", "tcp", "websocket"]
 

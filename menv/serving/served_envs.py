@@ -7,8 +7,6 @@ something, and passes that on. Between rollout fragments the server's own thread
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -24,13 +22,15 @@ from menv.external_env import stopped
 from menv.inference.network_policy import NetworkPolicy
 from menv.policy import Policy
 from menv.serialization import space_to_json
-from menv.serving.client_state import Trainer
 from menv.serving.codec import BadMessageError, ErrorCode
+from menv.serving.interrupts import Interrupts
+from menv.serving.limits import Limits
 from menv.serving.server_sessions import SamplerTaskQueue, ServerSessions
 from menv.serving.session import STILL_PLAYING_S
+from menv.serving.trainer import Trainer
 from menv.serving.transports.access import Access
 from menv.serving.transports.server import Server
-from menv.serving.transports.transport import Limits, Transport
+from menv.serving.transports.transport import Transport
 from menv.spaces import leaves
 
 Kind: TypeAlias = tuple[int, int, str]
@@ -355,40 +355,3 @@ def _widths(kinds: Collection[Kind | None]) -> dict[str, frozenset[int]]:
         "dist_inputs": inputs if has_inputs else frozenset(),
         "state_in": frozenset() if 0 in states else states,
     }
-
-
-class Interrupts:
-    """A context that holds back Ctrl-C in the main thread while the server's loop runs.
-
-    Raised inside a callback of the loop, KeyboardInterrupt would leave bodies unread or answers unsent. A second Ctrl-C
-    is raised at once. `wake` is called with the first one, at any point of the program. A program's own handler of
-    SIGINT is left alone.
-    """
-
-    def __init__(self, wake: Callable[[], object]) -> None:
-        self._wake = wake
-        self._holds = self._held = False
-
-    def __enter__(self) -> None:
-        main = threading.current_thread() is threading.main_thread()
-        if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._holds = True
-            signal.signal(signal.SIGINT, self._on_sigint)
-
-    def __exit__(self, *_: object) -> None:
-        if self._holds:
-            self._holds = False
-            if signal.getsignal(signal.SIGINT) == self._on_sigint:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.check()
-
-    def check(self) -> None:
-        """Raise the KeyboardInterrupt that was held back, if any."""
-        if self._held:
-            self._held = False
-            raise KeyboardInterrupt
-
-    def _on_sigint(self, *_: Any) -> None:
-        self.check()
-        self._held = True
-        self._wake()

@@ -24,15 +24,17 @@ from menv.errors import CallOrderError, EpisodeError, MenvError
 from menv.serialization import space_to_json
 from menv.serving.action_requests import ActionRequestHandler, Decision
 from menv.serving.body_parser_pool import BodyParserPool
-from menv.serving.client_state import ClientState, PublishedPolicies, Responder, Trainer
+from menv.serving.client_state import ClientState, Responder
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat
 from menv.serving.episode_ingest import EpisodeIngest
+from menv.serving.limits import Limits
 from menv.serving.protocol import Action, Answer, Error, encode
 from menv.serving.session import Session
 from menv.serving.step_columns import action_spaces_json
+from menv.serving.trainer import PublishedPolicies, Trainer
 from menv.serving.transports.access import Access
 from menv.serving.transports.server import CooperativeScheduler
-from menv.serving.transports.transport import Limits, Peer, Reply
+from menv.serving.transports.transport import Peer, Reply
 
 _TRANSPORT_CODES = {"timeout": ErrorCode.TOO_SLOW, "too_many_connections": ErrorCode.TOO_MANY}
 """Error codes of transports whose name differs."""

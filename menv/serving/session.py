@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from menv.adapters.episode_channel import ByteBudget
 from menv.errors import CallOrderError, MenvError
 from menv.serving.body_parser_pool import Outcome, ParseJob, parsed_request
-from menv.serving.client_state import ClientState, PublishedPolicies, Responder
+from menv.serving.client_state import ClientState, Responder
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, wire_format_of
 from menv.serving.protocol import (
     Episodes,
@@ -38,6 +38,7 @@ from menv.serving.protocol import (
     Turn,
     decode,
 )
+from menv.serving.trainer import PublishedPolicies
 from menv.serving.transports.server import Then, Work
 from menv.serving.transports.transport import Peer, Reply
 

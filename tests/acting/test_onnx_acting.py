@@ -11,9 +11,9 @@ import pytest
 from menv.algorithms.networks.stock_graphs import StockGraphs
 from menv.algorithms.networks.stock_spec import StockSpec
 from menv.errors import ConfigError
+from menv.inference.acting_graphs import GraphKind
 from menv.inference.action_heads import ActionHead
 from menv.inference.onnx_backend import OnnxBackend
-from menv.inference.onnx_sessions import GraphKind
 from tests.acting.lively import lively_weights
 
 HEADS = [

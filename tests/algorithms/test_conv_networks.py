@@ -26,9 +26,9 @@ from menv.algorithms.networks.stock_spec import (
 from menv.algorithms.networks.torch_stock import TorchConv
 from menv.algorithms.torch_backend import TorchBackend, check_against
 from menv.errors import ConfigError
+from menv.inference.acting_graphs import GraphKind
 from menv.inference.action_heads import ActionHead
 from menv.inference.onnx_backend import OnnxBackend
-from menv.inference.onnx_sessions import GraphKind
 from tests.acting.lively import lively_weights
 
 HEADS = [

@@ -10,8 +10,9 @@ import pytest
 from menv.algorithms.networks.stock_graphs import StockGraphs
 from menv.algorithms.networks.stock_spec import Activation, StockSpec
 from menv.errors import ConfigError
+from menv.inference.acting_graphs import GraphKind
 from menv.inference.action_heads import ActionHead
-from menv.inference.onnx_sessions import GraphKind, open_session
+from menv.inference.onnx_sessions import open_session
 
 HEAD = ActionHead("categorical", (3,))
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from menv.algorithms import DQN, PPO
-from menv.cli.arguments import own_name
 from menv.cli.main import main
+from menv.cli.policies import own_name
 from tests.house.sources import ROOT
 
 SMALL = ["--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64"]

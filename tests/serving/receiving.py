@@ -11,10 +11,10 @@ from typing import Any
 from menv.adapters.episode_broker import EpisodeBroker
 from menv.base_env import ExternalTrajectory
 from menv.env_context import InputContext
+from menv.serving.limits import Limits
 from menv.serving.server_sessions import SamplerTaskQueue, ServerSessions
 from menv.serving.transports.access import Access
 from menv.serving.transports.server import Server
-from menv.serving.transports.transport import Limits
 from tests.serving.corpus import ACTIONS, MASKED, OBS
 from tests.serving.doors import PATIENCE_S, TCP, Client, Door
 

@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from unittest.mock import patch
 
+from menv.serving.limits import Limits
 from menv.serving.transports import http, listener, stream_connection
 from menv.serving.transports.access import Access
 from menv.serving.transports.server import Server
-from menv.serving.transports.transport import Limits, Peer, Reply
+from menv.serving.transports.transport import Peer, Reply
 from tests.serving.doors import PATIENCE_S, Door
 
 CLOSE, RAISE, HOLD, LATE, FLOOD = b"{close", b"{raise", b"{hold", b"{late", b"{flood"

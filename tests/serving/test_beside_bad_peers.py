@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from menv.serving.transports.transport import Limits
+from menv.serving.limits import Limits
 from tests.serving.doors import DOORS, HTTP, TCP, WEBSOCKET, Client, Door, websocket_frame
 from tests.serving.talks import eventually, serving
 

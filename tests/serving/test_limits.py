@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from menv.errors import ConfigError
-from menv.serving.transports.transport import Limits, TokenBucket
+from menv.serving.limits import Limits, TokenBucket
 from tests.serving.doors import (
     DOORS,
     HTTP,

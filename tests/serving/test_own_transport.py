@@ -8,10 +8,11 @@ import queue
 import pytest
 
 from menv.errors import ConfigError
+from menv.serving.limits import Limits
 from menv.serving.transports.access import Access
 from menv.serving.transports.server import Server
 from menv.serving.transports.tcp import TcpTransport
-from menv.serving.transports.transport import Handler, Limits, Peer, SessionProtocol, Transport
+from menv.serving.transports.transport import Handler, Peer, SessionProtocol, Transport
 from tests.serving.doors import TCP, Client
 from tests.serving.talks import CLOSE, RAISE, Talks, eventually
 

@@ -13,8 +13,8 @@ from menv.algorithms import DQN
 from menv.env_context import InputContext
 from menv.errors import CallOrderError, ConfigError, ContractError, EpisodeError, RefusedError
 from menv.serving.client.policy_client import PolicyClient
+from menv.serving.limits import Limits
 from menv.serving.policy_server import PolicyServerInput, RLlinkInput, TransportName
-from menv.serving.transports.transport import Limits
 from tests.serving.courses import Course, observation, play
 from tests.serving.talks import eventually
 

@@ -13,8 +13,8 @@ import pytest
 from menv.errors import ConfigError, EpisodeError, MenvError, ServerGoneError
 from menv.serving.client import client_session
 from menv.serving.client.policy_client import PolicyClient
+from menv.serving.limits import Limits
 from menv.serving.policy_server import TransportName
-from menv.serving.transports.transport import Limits
 from tests.serving.courses import Course, cut_wire, observation, play
 from tests.serving.test_policy_client_policies import TEAMS
 

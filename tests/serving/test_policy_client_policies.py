@@ -12,9 +12,9 @@ from menv.envs import RandomMultiAgentEnv
 from menv.errors import ContractError
 from menv.inference.policy_bundle import pack_bundle, pack_weights, policy_from_bytes
 from menv.serving.client.policy_client import PolicyClient
+from menv.serving.limits import Limits
 from menv.serving.policy_server import PolicyServerInput
 from menv.serving.protocol import SetState
-from menv.serving.transports.transport import Limits
 from tests.serving.courses import Course, observation, play
 from tests.serving.served import served, settled
 

@@ -12,8 +12,8 @@ import pytest
 from menv import DefaultCallbacks
 from menv.errors import ContractError, EpisodeError, RefusedError
 from menv.serving.client.policy_client import PolicyClient
+from menv.serving.limits import Limits
 from menv.serving.policy_server import TransportName
-from menv.serving.transports.transport import Limits
 from tests.serving.courses import Course, observation, play
 from tests.serving.talks import eventually
 

@@ -11,7 +11,7 @@ import pytest
 
 from menv.errors import EpisodeError
 from menv.serving.client.policy_client import PolicyClient
-from menv.serving.transports.transport import Limits
+from menv.serving.limits import Limits
 from tests.serving.courses import Course
 
 WIDE = gym.spaces.Box(-1.0, 1.0, (375_000,), np.float32)

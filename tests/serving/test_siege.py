@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from menv.callbacks import DefaultCallbacks
+from menv.serving.limits import Limits
 from menv.serving.protocol import frame
-from menv.serving.transports.transport import Limits
 from tests.serving.corpus import ACTIONS, MALFORMED, OBS, WELL_MADE, bodies
 from tests.serving.doors import DOORS, TCP, Client, Door
 from tests.serving.served import Served, obs_of, served, settled

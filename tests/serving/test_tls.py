@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from menv.errors import ConfigError
+from menv.serving.limits import Limits
 from menv.serving.transports.access import Access
 from menv.serving.transports.server import Server
-from menv.serving.transports.transport import Limits
 from tests.serving.certificates import made_in, needs_openssl
 from tests.serving.doors import DOORS, Client, Door
 from tests.serving.talks import CLOSE, LATE, Talks, eventually, serving

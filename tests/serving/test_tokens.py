@@ -9,9 +9,9 @@ import pytest
 from menv.env_context import InputContext
 from menv.errors import ConfigError
 from menv.serving.client.policy_client import PolicyClient
+from menv.serving.limits import Limits
 from menv.serving.policy_server import PolicyServerInput, RLlinkInput
 from menv.serving.transports.access import Access
-from menv.serving.transports.transport import Limits
 from tests.serving.doors import DOORS, HTTP, TCP, WEBSOCKET, Client, Door, http_response, http_wrap
 from tests.serving.served import ACTIONS, OBS, Served, obs_of, served
 from tests.serving.voices import Turns, episode

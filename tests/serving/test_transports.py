@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from menv.serving.transports.transport import Limits
+from menv.serving.limits import Limits
 from tests.serving.doors import (
     DOORS,
     HTTP,

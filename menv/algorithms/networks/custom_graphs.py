@@ -24,8 +24,8 @@ from menv.algorithms.networks.stock_graphs import add_policy
 from menv.algorithms.networks.torch_custom import build_module, initial_state, learned
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError
+from menv.inference.acting_graphs import GraphKind
 from menv.inference.model_check import refuse_unsafe_model
-from menv.inference.onnx_sessions import GraphKind
 
 if TYPE_CHECKING:
     from menv.algorithms.networks.custom_model import CustomSpec

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from menv.algorithms.networks.stock_spec import EPSILON, UnitWeights
 from menv.connectors.obs_preprocessor import MASK_KEY, Leaf, ObsPreprocessor
+from menv.inference.acting_graphs import ActingGraphs
 from menv.inference.action_heads import ActionHead
-from menv.inference.onnx_sessions import ActingGraphs
 from menv.spaces import Keys, built
 
 if TYPE_CHECKING:

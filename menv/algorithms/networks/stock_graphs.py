@@ -15,8 +15,8 @@ from onnx import TensorProto
 
 from menv.algorithms.networks.graph_builder import GraphBuilder
 from menv.algorithms.networks.stock_spec import EPSILON, LOG_STD, StockSpec
+from menv.inference.acting_graphs import GraphKind
 from menv.inference.action_heads import ILLEGAL, LEAST_CHANCE, ActionHead
-from menv.inference.onnx_sessions import GraphKind
 
 # SEAM menv.algorithms.networks.graph_tails
 # What heads make of a network's outputs, as nodes of a graph: distribution inputs, draws, log-probabilities.

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.errors import ConfigError
+from menv.inference.acting_graphs import ActingGraphs
 from menv.inference.action_heads import ActionHead
-from menv.inference.onnx_sessions import ActingGraphs
 
 if TYPE_CHECKING:
     from menv.algorithms.networks.network_spec import TorchNetwork

@@ -17,9 +17,10 @@ from functools import partial
 from typing import Any, cast
 
 from menv.errors import MissingExtraError
+from menv.serving.limits import Limits, TokenBucket
 from menv.serving.transports.access import bearer
 from menv.serving.transports.listener import LINGER_S, MAX_DISCARDED, Listener, tcp_frame_reply, unavailable
-from menv.serving.transports.transport import ErrorLog, Handler, Limits, Peer, SessionProtocol, TokenBucket
+from menv.serving.transports.transport import ErrorLog, Handler, Peer, SessionProtocol
 
 try:
     from starlette.routing import Route, Router

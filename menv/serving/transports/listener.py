@@ -17,9 +17,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, cast
 
 from menv.errors import ConfigError
+from menv.serving.limits import Limits
 from menv.serving.protocol import frame
 from menv.serving.transports.access import Access, bind
-from menv.serving.transports.transport import Handler, Limits, Transport
+from menv.serving.transports.transport import Handler, Transport
 
 _LARGE_READ = 262_144
 """Bytes of one read of a connection that sends large messages."""

@@ -18,8 +18,9 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from menv.errors import CallOrderError, ConfigError, ContractError
+from menv.serving.limits import Limits
 from menv.serving.transports.access import Access
-from menv.serving.transports.transport import ErrorLog, Handler, Limits, Transport
+from menv.serving.transports.transport import ErrorLog, Handler, Transport
 
 _STOP_S = 0.8
 """Most seconds for all transports to stop; afterwards their sockets are closed with the loop."""

@@ -14,8 +14,9 @@ from time import monotonic
 from typing import cast
 
 from menv.serving.codec import BadMessageError
+from menv.serving.limits import TokenBucket
 from menv.serving.transports.listener import LINGER_S, MAX_DISCARDED, Listener, close_half
-from menv.serving.transports.transport import Peer, SessionProtocol, TokenBucket
+from menv.serving.transports.transport import Peer, SessionProtocol
 
 _SLICE_BODIES = 32
 """Bodies that are handled before other connections get their turn."""

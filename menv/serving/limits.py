@@ -1,0 +1,95 @@
+"""Bounds on what one client may ask of a server. Transports and sessions enforce them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from menv.errors import ConfigError
+
+_LARGEST_FRAME = 99_999_999
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits on what peers may send, how often, and how long they may take.
+
+    Exceeding one costs the peer its connection only.
+
+    Attributes:
+        max_body: Bytes of one body. A longer one is refused before it is read.
+        inline_body: Bytes of a body that is parsed in the serving thread. A longer one is parsed by another process,
+            while other peers are served. Everything in it but episodes, observations and actions is bounded by this.
+        max_large: Bytes of all peers' bodies that may wait for that process. Further ones are refused.
+        max_depth: Nested lists and objects in one `info`, which no space bounds.
+        max_connections: Peers of one transport at the same time. A new peer replaces one that has sent nothing, has
+            not shown the token, or is closing; if there is none, the new peer is refused.
+        max_rate: Bodies per second of one connection, with bursts of one second. A faster peer is slowed down;
+            nothing that it sends is lost.
+        handshake_s: Seconds until a new connection has sent its first body, and from the first byte of a body to its
+            last; over HTTP also from the last request of a client without an open connection.
+        idle_s: Seconds without any data; also how long a peer may leave its replies unread.
+        max_unsent: Bytes of replies that may wait for one peer to read them.
+        max_agents: Agents of one episode.
+        max_episodes: Open episodes of one connection.
+        max_open_episodes: Open episodes of all clients. Further ones are refused.
+        max_waiting: Bytes of one client's episodes and observations that wait to be sampled; four times as many for
+            all clients. Further ones are refused.
+
+    Raises:
+        ConfigError: A limit is not a positive number of its kind.
+    """
+
+    max_body: int = 4_000_000
+    inline_body: int = 32_000
+    max_large: int = 256_000_000
+    max_depth: int = 32
+    max_connections: int = 256
+    max_rate: float = 100_000
+    handshake_s: float = 30.0
+    idle_s: float = 600.0
+    max_unsent: int = 64_000_000
+    max_agents: int = 1_000
+    max_episodes: int = 10_000
+    max_open_episodes: int = 65_536
+    max_waiting: int = 64_000_000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            whole = field.type == "int"
+            number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+            if not number or not 0 < value < math.inf:
+                raise ConfigError(
+                    f"Limits.{field.name}: got {value!r}, expected a {'whole ' * whole}number above 0; "
+                    f"leave it out for {field.default!r}"
+                )
+        if self.max_body > _LARGEST_FRAME:
+            raise ConfigError(
+                f"Limits.max_body: got {self.max_body}, expected at most {_LARGEST_FRAME}, which is what eight digits "
+                "can say; have clients send episodes in chunks"
+            )
+
+
+class TokenBucket:
+    """Limits a rate per second, with bursts of one second. The caller provides the time."""
+
+    __slots__ = ("_booked", "_each", "_span")
+
+    def __init__(self, rate: float) -> None:
+        self._each = 1.0 / rate
+        self._span = max(1.0, self._each)
+        self._booked = 0.0
+
+    def wait(self, now: float) -> float:
+        """Return 0 and count one event if it may happen now, otherwise the seconds until it may."""
+        if self._booked < now:
+            # The usual case: nothing is used up.
+            self._booked = now + self._each
+            return 0.0
+        # The rate is used up until `_booked`; each call adds its share.
+        ahead = self._booked - now - self._span
+        if ahead > -self._each / 2:
+            return ahead + self._each
+        self._booked += self._each
+        return 0.0
