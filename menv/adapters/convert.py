@@ -1,6 +1,6 @@
-"""One table: which kind of environment is turned into a `BaseEnv` by which adapter.
+"""Which adapter turns which kind of environment into a `BaseEnv` of this process.
 
-`menv.workers.convert` and its hosts call it; what is to live in other processes is the former's affair.
+`menv.workers.convert` calls it here, and in the processes of remote environments.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from typing import Any
 
 import gymnasium as gym
 
-from menv.adapters.custom import CustomEnvs, InnerEnvs, TableEnvs
+from menv.adapters.custom import CustomEnvs, InnerEnvs
 from menv.adapters.external import ExternalEnvs
 from menv.adapters.gym import GymEnvs
 from menv.adapters.gym_vector import GymVectorEnvs
 from menv.adapters.local_envs import TOLERATED, NumberedEnvs
 from menv.adapters.multi_agent import MultiAgentEnvs
+from menv.adapters.table import TableEnvs
 from menv.adapters.vector import VectorEnvs
 from menv.base_env import SINGLE_AGENT, BaseEnv
 from menv.errors import ConfigError, ContractError
@@ -25,7 +26,7 @@ from menv.registry import refuse_rllib
 from menv.spaces import OR_MANY_AGENTS, many_agents
 from menv.vector_env import VectorEnv
 
-# What makes tables of others here, or has its tables looked at.
+# Adapters return valid tables; those of users are checked by `TableEnvs`.
 _ADAPTERS = (NumberedEnvs, ExternalEnvs, InnerEnvs)
 
 
@@ -42,26 +43,23 @@ def to_local_base_env(
     """Return `env` and its copies as one `BaseEnv` in this process.
 
     Args:
-        env: A BaseEnv, VectorEnv or gymnasium.vector.VectorEnv, which brings its sub-environments along, or
-            a MultiAgentEnv or gymnasium.Env, which becomes sub-environment 0.
-        make_env: Creates sub-environment number `vector_index`, for the others.
-        num_envs: How many sub-environments there shall be.
-        restart_failed_sub_environments: Whether one that raises is closed and made anew by `make_env`, at the cost of
-            its episode; False ends the run. Sub-environments that `env` brings along are never made anew.
+        env: A BaseEnv, VectorEnv or gymnasium.vector.VectorEnv, which holds its sub-environments, or a
+            MultiAgentEnv or gymnasium.Env, which becomes sub-environment 0.
+        make_env: Creates the other sub-environments, by `vector_index`.
+        num_envs: How many sub-environments there are.
+        restart_failed_sub_environments: Whether a sub-environment that raises is closed and created again by
+            `make_env`, and loses its episode; False ends the run. `env` must not hold its own sub-environments.
         num_consecutive_env_failures_tolerance: So many crashes of one sub-environment in a row, each in a reset or
             in the first 10 env steps of an episode, do not end the run; the next one does.
-        seed: Gives every reset its own seed; None leaves the environments alone.
+        seed: Gives every reset its own seed; None resets without seeds.
         first_index: Index of sub-environment 0 among those of all workers.
-
-    Raises:
-        ConfigError: `env` is of another kind or has another number of sub-environments, `make_env` is
-            missing.
-        ContractError: Its constructor has left out that of its base class.
     """
     check_make_env(make_env)
     if isinstance(env, BaseEnv):
         check_number(env, num_envs)
-        return _own(env)
+        if not env.returns_table:
+            return CustomEnvs(env)
+        return env if isinstance(env, _ADAPTERS) else TableEnvs(env)
     if isinstance(env, ExternalEnv | ExternalMultiAgentEnv):
         _check_begun(env, "switchboard", "action_space, observation_space")
         return _external(env, make_env, num_envs)
@@ -74,7 +72,7 @@ def to_local_base_env(
         return GymVectorEnvs(env, seed=seed, first_index=first_index)
     tolerated = num_consecutive_env_failures_tolerance if restart_failed_sub_environments else None
     local: dict[str, Any] = {"seed": seed, "first_index": first_index, "tolerated": tolerated}
-    # A class may be both; its agents are lost if it is taken for a single-agent one.
+    # First, for a class may be both, and `GymEnvs` would ignore its agents.
     if isinstance(env, MultiAgentEnv):
         return MultiAgentEnvs(make_env, num_envs, [env], **local)
     if isinstance(env, gym.Env):
@@ -95,7 +93,7 @@ def to_local_base_env(
 
 
 def check_make_env(make_env: Any) -> None:
-    """Refuse what creates no environments."""
+    """Raise if `make_env` is not a function."""
     if make_env is not None and not callable(make_env):
         raise ConfigError(
             f"to_base_env: make_env is {make_env!r:.100}, expected a function of one index; pass "
@@ -104,11 +102,7 @@ def check_make_env(make_env: Any) -> None:
 
 
 def check_number(env: Any, num_envs: int) -> None:
-    """Refuse to make copies of an environment that brings its sub-environments along; others may have any number.
-
-    Raises:
-        ConfigError: `env` has another number of them.
-    """
+    """Raise if an environment that holds its sub-environments has another number of them."""
     if not isinstance(env, BaseEnv | VectorEnv | gym.vector.VectorEnv) or num_envs in (1, env.num_envs):
         return
     if isinstance(env, BaseEnv):
@@ -122,15 +116,8 @@ def check_number(env: Any, num_envs: int) -> None:
     )
 
 
-def _own(env: BaseEnv) -> BaseEnv:
-    """Return a `BaseEnv` in table form; what others wrote stands behind somebody who looks at what it says."""
-    if not env.returns_table:
-        return CustomEnvs(env)
-    return env if isinstance(env, _ADAPTERS) else TableEnvs(env)
-
-
 def _check_begun(env: Any, attribute: str, arguments: str) -> None:
-    """Refuse an environment whose constructor has left out that of its base class."""
+    """Raise if an environment's constructor did not call that of its base class."""
     if not hasattr(env, attribute):
         name = type(env).__name__
         raise ContractError(
@@ -159,6 +146,5 @@ def _external(
                 f"to_base_env: this {type(other).__name__} is sampled already, expected one that is not; create another"
             )
         other.converted, other.switchboard = True, env.switchboard
-    if isinstance(env, ExternalMultiAgentEnv):
-        return ExternalEnvs(env.switchboard, envs, possible_agents=env.possible_agents)
-    return ExternalEnvs(env.switchboard, envs, possible_agents=[SINGLE_AGENT])
+    possible_agents = env.possible_agents if isinstance(env, ExternalMultiAgentEnv) else [SINGLE_AGENT]
+    return ExternalEnvs(env.switchboard, envs, possible_agents=possible_agents)

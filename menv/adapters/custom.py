@@ -1,15 +1,13 @@
-"""A user's own `BaseEnv`, which speaks in six nested dicts, as rows.
+"""A user's own `BaseEnv` that returns the six nested dicts, as rows.
 
-The same `AgentTracker` as in `multi_agent` reads its dicts. It is never reset behind its back: after
-`"__all__"` the adapter calls its `try_reset`, waits on "async_reset_return", and expects a new env
-id where the answer is `(None, None)`. `menv.adapters.convert` creates it.
+The same `AgentTracker` as in `multi_agent` reads its dicts. The adapter never resets it unasked: after `"__all__"` it
+calls `try_reset`, waits if the answer is "async_reset_return", and expects a new env id if it is `(None, None)`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
@@ -18,34 +16,26 @@ import numpy as np
 
 from menv.adapters.agent_tracker import AgentTracker, SlotAllocator, WaitingAgents, join_slots
 from menv.adapters.poll_events import PollEvents
-from menv.adapters.slot_table import SlotTracker
 from menv.adapters.validation import (
     MAX_EMPTY_STEPS,
     as_rewards,
     by_sub_environment,
     check_answers,
-    nested_answers,
+    empty_steps_error,
     possible_agents,
     reward_labels,
-    too_silent,
-    wrong_count,
 )
-from menv.base_env import ALL, AgentId, BaseEnv, EnvId, EpisodeEnd, IntArray, MultiEnvDict, Ready, Unclaimed
+from menv.base_env import ALL, AgentId, BaseEnv, EnvId, IntArray, MultiEnvDict, Ready
 from menv.errors import ContractError, EnvCrashError, MenvError, raised_by_envs
 from menv.spaces import how_many
 
-# SEAM menv.adapters.inner_envs
-# What the adapters of a user's own `BaseEnv` have in common: it is called, and what it raises is chained.
-#
-# `custom` and `table` build on it. It knows nothing of what a poll returns.
-
 
 class InnerEnvs(BaseEnv):
-    """Stands before another `BaseEnv`, which is not touched before the first poll.
+    """Base of `CustomEnvs` and `TableEnvs`: calls another `BaseEnv`, not before the first poll, and chains its errors.
 
     Attributes:
-        inner: The other one.
-        possible_agents: The agents that may ever appear, None if it does not say.
+        inner: The other environment.
+        possible_agents: The agents that may ever appear, None if it does not list them.
     """
 
     returns_table = True
@@ -58,7 +48,7 @@ class InnerEnvs(BaseEnv):
         self.num_envs = inner.num_envs or 0
 
     def get_sub_environments(self, as_dict: bool = False) -> Any:
-        """Return the inner environment's own answer."""
+        """Return the answer of the inner environment."""
         return self.inner.get_sub_environments(as_dict)
 
     def try_render(self, env_id: EnvId | None = None) -> Any:
@@ -71,10 +61,10 @@ class InnerEnvs(BaseEnv):
 
     @abstractmethod
     def start_from(self, env_steps: IntArray) -> None:
-        """Count env steps on from [E] these, so that nothing is drawn twice; nobody has polled yet."""
+        """Count env steps on from [E] `env_steps`, so that no random number is used twice; before the first poll."""
 
     def _inner_reset(self, env_id: EnvId | None, seed: int | None, options: dict[str, Any] | None) -> Any:
-        # The classic signature is `try_reset(env_id)`: nothing is passed that was not asked for.
+        # The classic signature is `try_reset(env_id)`: other arguments are passed only if they are given.
         given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
         return self._call("try_reset", env_id, **given)
 
@@ -94,82 +84,75 @@ class CustomEnvs(InnerEnvs):
     """Reads the six dicts of another `BaseEnv`."""
 
     def __init__(self, inner: BaseEnv) -> None:
-        """Wrap `inner`, which is not touched before the first poll."""
         super().__init__(inner)
         self._allocator = SlotAllocator()
         self._trackers: dict[EnvId, AgentTracker] = {}
         self._env_steps = np.zeros(0, np.int64)
-        # Indices of sub-environments that ended for good; the next new one takes over.
+        # Indices of sub-environments that ended for good, free for new ones.
         self._free_indices: list[int] = []
         self._gone: dict[int, EnvId] = {}
-        # Sub-environments whose episode has begun, that is, whose obs were seen since their end.
+        # Sub-environments whose episode has begun: they had observations since their last end.
         self._running: set[EnvId] = set()
-        # Those with rows that no poll has delivered yet, with rows that wait for an answer, and those
-        # in which nobody waits, which go on with `{}`.
+        # Sub-environments with rows that no poll has delivered yet; with rows that wait for an answer; and without a
+        # waiting agent, which step with `{}`, with the number of such steps.
         self._due: set[EnvId] = set()
         self._waiting: set[EnvId] = set()
-        self._silent: dict[EnvId, int] = {}
-        # Those of the latter that were told to, and have not moved since.
-        self._told: set[EnvId] = set()
+        self._empty_steps: dict[EnvId, int] = {}
+        # Those of the latter that were sent `{}` and have not stepped since.
+        self._sent_empty: set[EnvId] = set()
         self._answers: MultiEnvDict = {}
-        # What agents did themselves, in rows that no poll has delivered yet.
+        # Actions that agents chose themselves, by slot, in rows that no poll has delivered yet.
         self._taken: dict[int, Any] = {}
         self._events = PollEvents()
         self._delivered = (list[WaitingAgents](), np.zeros(0, np.int64))
 
     @property
     def gone(self) -> list[EnvId]:
-        """The sub-environments that ended for good and whose place nobody has taken."""
+        """The sub-environments that ended for good and were not replaced."""
         return list(self._gone.values())
 
     def poll(self, timeout: float | None = None) -> Ready:
-        """Send what was answered, poll the inner environment and return its rows."""
+        """Send the answers, poll the inner environment and return its rows."""
         while True:
-            # Once each: one that is busy would take another step for each `{}` more.
-            answers: MultiEnvDict = {
-                **self._answers,
-                **{key: {} for key in self._silent if key not in self._told},
-            }
+            # `{}` is sent once per step: a busy sub-environment would take another step for each.
+            empty: MultiEnvDict = {key: {} for key in self._empty_steps if key not in self._sent_empty}
+            answers: MultiEnvDict = {**self._answers, **empty}
             self._answers = {}
-            self._told.update(self._silent)
+            self._sent_empty.update(self._empty_steps)
             if answers:
                 self._call("send_actions", answers)
             parts = self._six_dicts()
             self._read(parts)
-            # Nothing came at all: the inner environment is busy, and waiting is the caller's business.
-            if self._due or not self._silent or not any(parts[:4]):
+            # If nothing came at all the inner environment is busy, and the caller decides how long to wait.
+            if self._due or not self._empty_steps or not any(parts[:4]):
                 return self._deliver()
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer waiting agents; see `BaseEnv.send_actions`."""
         by_env = by_sub_environment(slots, actions, self._allocator.seats)
         for env_id, answers in by_env.items():
-            agents = (
-                self._trackers[env_id].waiting.agents
-                if env_id in self._waiting or env_id in self._due
-                else []
-            )
-            check_answers(env_id, agents, answers)
-        for env_id, answers in ((env_id, answers) for env_id, answers in by_env.items() if answers):
-            self._answers[env_id] = answers
-            self._trackers[env_id].answered = True
-            self._waiting.discard(env_id)
-            self._due.discard(env_id)
+            waits = env_id in self._waiting or env_id in self._due
+            check_answers(env_id, self._trackers[env_id].waiting.agents if waits else [], answers)
+        for env_id, answers in by_env.items():
+            if answers:
+                self._answers[env_id] = answers
+                self._trackers[env_id].answered = True
+                self._waiting.discard(env_id)
+                self._due.discard(env_id)
 
     def try_reset(
         self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Any]:
-        """Pass the call on; the obs that it returns begin a new episode.
+        """Reset through the inner environment; the observations that it returns begin a new episode.
 
-        A sub-environment in which nobody has been answered since its reset is left as it is.
+        A sub-environment in which no agent has been answered since its reset is not reset again.
         """
         fresh = [key for key in self._running if not self._trackers[key].answered]
-        if (
-            seed is None
-            and options is None
-            and (env_id in fresh or (env_id is None and len(fresh) == len(self._trackers) > 0))
-        ):
-            return self._first_rows(fresh if env_id is None else [env_id])
+        all_fresh = env_id is None and len(fresh) == len(self._trackers) > 0
+        if seed is None and options is None and (env_id in fresh or all_fresh):
+            env_ids = fresh if env_id is None else [env_id]
+            shown = {key: self._trackers[key].by_agent() for key in env_ids}
+            return {key: row[0] for key, row in shown.items()}, {key: row[1] for key, row in shown.items()}
         result = self._inner_reset(env_id, seed, options)
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise ContractError(
@@ -182,7 +165,7 @@ class CustomEnvs(InnerEnvs):
         return obs, infos
 
     def _begin_all(self, obs: MultiEnvDict, infos: MultiEnvDict) -> None:
-        """Begin an episode with what a reset returned, unless that is a text: then it comes with a later poll."""
+        """Begin episodes with what a reset returned; a string says that the observations come with a later poll."""
         for env_id, by_agent in obs.items():
             if isinstance(by_agent, dict):
                 self._begin(env_id, by_agent, infos.get(env_id, {}))
@@ -192,14 +175,8 @@ class CustomEnvs(InnerEnvs):
                     "expected {env_id: {agent_id: obs}}; key by sub-environment first, then by agent"
                 )
 
-    def _first_rows(self, env_ids: list[EnvId]) -> tuple[MultiEnvDict, MultiEnvDict]:
-        shown = {env_id: self._trackers[env_id].by_agent() for env_id in env_ids}
-        return {key: obs for key, (obs, _) in shown.items()}, {
-            key: infos for key, (_, infos) in shown.items()
-        }
-
     def try_restart(self, env_id: EnvId | None = None) -> None:
-        """Pass the call on; a running episode ends as truncated."""
+        """Restart through the inner environment; a running episode ends as truncated."""
         self.inner.try_restart(env_id)
         for key in list(self._running) if env_id is None else [env_id]:
             if key in self._running:
@@ -217,7 +194,7 @@ class CustomEnvs(InnerEnvs):
         return {env_id: dict(tracker.held) for env_id, tracker in self._trackers.items() if tracker.held}
 
     def start_from(self, env_steps: IntArray) -> None:
-        """Count env steps on from [E] these, so that nothing is drawn twice; nobody has polled yet."""
+        """Count env steps on from [E] `env_steps`; see `InnerEnvs.start_from`."""
         self._env_steps = env_steps.copy()
         self._free_indices = list(range(len(env_steps)))
 
@@ -249,26 +226,26 @@ class CustomEnvs(InnerEnvs):
             flags = [dict(part.get(env_id, {})) for part in (terminateds, truncateds)]
             moved = obs.get(env_id) or any(flags[0].values()) or any(flags[1].values())
             if not moved and (env_id in self._waiting or env_id in self._due):
-                # Others moved; in this one somebody still waits, and may be paid meanwhile.
+                # It has not stepped: an agent still waits, and may have got a reward.
                 self._trackers[env_id].add_rewards(rewards.get(env_id, {}), self._events)
                 continue
             if env_id not in self._running:
-                gone = {agent for by_agent in flags for agent, flag in by_agent.items() if flag}
-                first = {a: value for a, value in obs.get(env_id, {}).items() if not gone & {a, ALL}}
+                over = {agent for by_agent in flags for agent, flag in by_agent.items() if flag}
+                first = {a: value for a, value in obs.get(env_id, {}).items() if not over & {a, ALL}}
                 self._begin(env_id, first, infos.get(env_id, {}), rewards.get(env_id, {}))
-                if ALL not in gone:
+                if ALL not in over:
                     continue
                 obs, rewards = {**obs, env_id: {}}, {**rewards, env_id: {}}
             for name, by_agent in zip(("terminateds", "truncateds"), flags, strict=True):
-                _with_all(env_id, name, by_agent)
+                _add_missing_all(env_id, name, by_agent)
             step = (dict(obs.get(env_id, {})), dict(rewards.get(env_id, {})), *flags, infos.get(env_id, {}))
             self._step(env_id, step)
         for env_id, actions in taken.items():
-            # What belongs to the last observations of an episode is none of the next one's.
+            # Actions that came with the end of an episode do not belong to the next one.
             if not any(part.get(env_id, {}).get(ALL) for part in (terminateds, truncateds)):
-                self._take(env_id, actions, obs.get(env_id, {}))
+                self._add_taken(env_id, actions, obs.get(env_id, {}))
 
-    def _take(self, env_id: EnvId, actions: Mapping[AgentId, Any], obs: Mapping[AgentId, Any]) -> None:
+    def _add_taken(self, env_id: EnvId, actions: Mapping[AgentId, Any], obs: Mapping[AgentId, Any]) -> None:
         stray = [agent for agent in actions if agent not in obs]
         if stray:
             raise ContractError(
@@ -283,23 +260,26 @@ class CustomEnvs(InnerEnvs):
     def _step(self, env_id: EnvId, step: Any) -> None:
         tracker = self._trackers[env_id]
         self._env_steps[tracker.env_index] += 1
-        self._events.step_on(env_id)
+        self._events.count_step(env_id)
         if tracker.step(step, self._events):
             self._stop_running(env_id)
             if self.try_reset(env_id) == (None, None):
-                self._forget(env_id)
+                del self._trackers[env_id]
+                tracker.release_all()
+                self._free_indices.append(tracker.env_index)
+                self._gone[tracker.env_index] = env_id
         else:
-            self._note_waiting(env_id)
+            self._update_waiting(env_id)
 
-    def _note_waiting(self, env_id: EnvId) -> None:
-        self._told.discard(env_id)
+    def _update_waiting(self, env_id: EnvId) -> None:
+        self._sent_empty.discard(env_id)
         if self._trackers[env_id].waiting.agents:
             self._due.add(env_id)
-            self._silent.pop(env_id, None)
+            self._empty_steps.pop(env_id, None)
             return
-        self._silent[env_id] = self._silent.get(env_id, 0) + 1
-        if self._silent[env_id] > MAX_EMPTY_STEPS:
-            raise too_silent(f"env {env_id} poll")
+        self._empty_steps[env_id] = self._empty_steps.get(env_id, 0) + 1
+        if self._empty_steps[env_id] > MAX_EMPTY_STEPS:
+            raise empty_steps_error(f"env {env_id} poll")
 
     def _begin(
         self, env_id: EnvId, obs: Any, infos: Any, rewards: Mapping[AgentId, Any] = MappingProxyType({})
@@ -311,14 +291,12 @@ class CustomEnvs(InnerEnvs):
         tracker.add_rewards(rewards, self._events)
         tracker.begin(obs, infos, self._events)
         self._running.add(env_id)
-        self._note_waiting(env_id)
+        self._update_waiting(env_id)
 
     def _stop_running(self, env_id: EnvId) -> None:
-        self._running.discard(env_id)
-        self._due.discard(env_id)
-        self._waiting.discard(env_id)
-        self._silent.pop(env_id, None)
-        self._told.discard(env_id)
+        for env_ids in (self._running, self._due, self._waiting, self._sent_empty):
+            env_ids.discard(env_id)
+        self._empty_steps.pop(env_id, None)
         self._answers.pop(env_id, None)
 
     def _new_tracker(self, env_id: EnvId) -> AgentTracker:
@@ -332,12 +310,6 @@ class CustomEnvs(InnerEnvs):
         tracker = self._trackers[env_id] = AgentTracker(env_id, index, self._allocator, possible_agents(self))
         return tracker
 
-    def _forget(self, env_id: EnvId) -> None:
-        tracker = self._trackers.pop(env_id)
-        tracker.release_all()
-        self._free_indices.append(tracker.env_index)
-        self._gone[tracker.env_index] = env_id
-
     def _deliver(self) -> Ready:
         due = [env_id for env_id in self._trackers if env_id in self._due]
         self._due.clear()
@@ -348,14 +320,13 @@ class CustomEnvs(InnerEnvs):
         if layouts != before:
             slots = join_slots(layouts)
         self._delivered = (layouts, slots)
+        rewards = list(chain.from_iterable(tracker.rewards for tracker in trackers))
         events, self._events = self._events, PollEvents()
         taken, self._taken = self._taken, {}
         return Ready(
             slots,
             list(chain.from_iterable(tracker.obs for tracker in trackers)),
-            as_rewards(
-                [*chain.from_iterable(tracker.rewards for tracker in trackers)], lambda: reward_labels(trackers)
-            ),
+            as_rewards(rewards, lambda: reward_labels(trackers)),
             self._env_steps,
             events.joined, events.ended, events.episodes, events.unclaimed,
             list(chain.from_iterable(tracker.infos for tracker in trackers)),
@@ -363,211 +334,11 @@ class CustomEnvs(InnerEnvs):
         )  # fmt: skip
 
 
-def _with_all(env_id: EnvId, name: str, flags: dict[AgentId, Any]) -> None:
-    """Set `"__all__"` where no flags are given; some without it are a mistake."""
+def _add_missing_all(env_id: EnvId, name: str, flags: dict[AgentId, Any]) -> None:
+    """Set `"__all__"` to False if there are no flags; flags without it are an error."""
     if flags and ALL not in flags:
         raise ContractError(
             f"env {env_id} poll: {name} has no {ALL!r}, expected {ALL!r}: True where the episode ends for everyone; "
-            "mend what poll returns"
+            "fix what poll returns"
         )
     flags.setdefault(ALL, False)
-
-
-# SEAM menv.adapters.table
-# A user's own `BaseEnv` that returns tables: what it says is looked at before anybody relies on it.
-#
-# A simulator that steps many worlds of many agents as arrays speaks so: nothing is created per agent and
-# step, on either
-# side. `menv.adapters.convert` creates this adapter. Who lives and who waits is the affair of `slot_book`.
-
-
-class TableEnvs(InnerEnvs):
-    """Passes on what another `BaseEnv` says, once it has been looked at.
-
-    What it hands out is its own: slots stay the same array while the same agents wait, env steps and last
-    observations are copies, rewards float64, and seats those of the joins.
-    """
-
-    def __init__(self, inner: BaseEnv) -> None:
-        """Wrap `inner`, which is not touched before the first poll."""
-        super().__init__(inner)
-        self.lockstep, self.external = inner.lockstep, inner.external
-        self.idle_timeout = inner.idle_timeout
-        self._where = f"{type(inner).__name__}.poll"
-        self._book = SlotTracker(self._where)
-        # [E] env steps when the inner environment began, and by now.
-        self._before: IntArray = np.zeros(self.num_envs, np.int64)
-        self._now = self._before
-
-    def poll(self, timeout: float | None = None) -> Ready:
-        """Poll the inner environment; see `BaseEnv.poll`.
-
-        Raises:
-            ContractError: A table contradicts itself or one before.
-        """
-        ready = self._call("poll", *(() if timeout is None else (timeout,)))
-        if not isinstance(ready, Ready):
-            raise ContractError(
-                f"{self._where}: returned {how_many(ready)}, expected a menv.Ready, because returns_table is set; "
-                "return one, or leave returns_table out and return six nested dicts"
-            )
-        if ready.played:
-            raise self._wrong(
-                "played", "pieces of episodes", "none", "deliver rows; pieces are for menv's servers"
-            )
-        self._check_lists(ready)
-        book, env_steps = self._book, self._steps(ready.env_steps)
-        num_envs = len(env_steps)
-        ended = [book.end(end) for end in ready.ended]
-        book.reset = False
-        episodes, credited = self._episodes(ready, num_envs)
-        joined = [book.join(join, num_envs) for join in ready.joined]
-        slots = book.wait(ready.slots, joined, env_steps)
-        self._check_length("rewards", ready.rewards, slots)
-        rewards = as_rewards(ready.rewards, lambda: map(self._whose, slots.tolist()))
-        self._check_length("obs", ready.obs, slots)
-        if ready.infos is not None:
-            self._check_length("infos", ready.infos, slots)
-        self._check_taken(ready.taken, slots)
-        return Ready(
-            slots, ready.obs, rewards, env_steps, joined, ended, episodes, credited, ready.infos, ready.taken,
-            book.seats, (), ready.faults,
-        )  # fmt: skip
-
-    def send_actions(self, slots: Any, actions: Any = None) -> None:
-        """Answer waiting agents; the inner environment is given slots and actions, whatever comes here."""
-        if actions is None:
-            slots, actions = self._from_nested(slots)
-        slots = np.asarray(slots, np.int64)
-        if len(actions) != len(slots):
-            raise wrong_count(len(actions), len(slots))
-        if len(slots):
-            self._book.answered(slots)
-            self._call("send_actions", slots, actions)
-
-    def try_reset(
-        self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, Any]:
-        """Pass the call on; see `BaseEnv.try_reset`."""
-        self._book.reset = True
-        result: tuple[Any, Any] = self._inner_reset(env_id, seed, options)
-        return result
-
-    def try_restart(self, env_id: EnvId | None = None) -> None:
-        """Pass the call on; see `BaseEnv.try_restart`."""
-        self._book.reset = True
-        self._call("try_restart", env_id)
-
-    def get_agent_ids(self) -> set[AgentId]:
-        """Return the agents that the inner environment lists and those seen so far."""
-        listed = self.possible_agents or self.inner.get_agent_ids()
-        return {*listed, *(agent for env_id, agent in self._book.seats if (env_id, agent) != (None, None))}
-
-    def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
-        """Return the inner environment's own answer."""
-        return self.inner.held_rewards()
-
-    def rest(self) -> None:
-        """Pass the call on; see `BaseEnv.rest`."""
-        self.inner.rest()
-
-    def unbroken(self) -> AbstractContextManager[Any]:
-        """Return the inner environment's own answer; see `BaseEnv.unbroken`."""
-        return self.inner.unbroken()
-
-    def status(self) -> dict[str, Any]:
-        """Return the inner environment's own answer; see `BaseEnv.status`."""
-        return self.inner.status()
-
-    def call(self, env_id: EnvId, method: str, *args: Any) -> Any:
-        """Pass the call on; see `BaseEnv.call`."""
-        self._book.reset = True
-        return self.inner.call(env_id, method, *args)
-
-    def index_of(self, env_id: EnvId) -> int:
-        """Return the index of a sub-environment that has been heard of."""
-        return self._book.indices[env_id]
-
-    def start_from(self, env_steps: IntArray) -> None:
-        """Count env steps on from [E] these, so that nothing is drawn twice; nobody has polled yet."""
-        self._before = self._now = env_steps.copy()
-
-    def _episodes(self, ready: Ready, num_envs: int) -> tuple[list[EpisodeEnd], list[Unclaimed]]:
-        episodes: list[EpisodeEnd] = []
-        credited: list[Unclaimed] = []
-        for episode in ready.episodes:
-            told = getattr(episode, "unclaimed", 0)
-            credited += [self._book.credit(one, num_envs) for one in ready.unclaimed[len(credited) : told]]
-            episodes.append(self._book.finish(episode, num_envs, len(ready.unclaimed)))
-        credited += [self._book.credit(one, num_envs) for one in ready.unclaimed[len(credited) :]]
-        return episodes, credited
-
-    def _steps(self, env_steps: Any) -> IntArray:
-        """Return [E] env steps, a copy."""
-        steps = np.array(env_steps)
-        if steps.ndim != 1 or (len(steps) and steps.dtype.kind not in "iu") or len(steps) < self.num_envs:
-            raise self._wrong(
-                "env_steps", f"{steps.dtype} of shape {steps.shape}", f"[{self.num_envs or 'E'}] integers",
-                "return the env steps of each sub-environment since its start",
-            )  # fmt: skip
-        more = len(steps) - len(self._before)
-        if more > 0:
-            self._before, self._now = (
-                np.append(one, np.zeros(more, np.int64)) for one in (self._before, self._now)
-            )
-        # Of sub-environments that are not there (any more) those of before count.
-        now = self._now.copy()
-        now[: len(steps)] = steps + self._before[: len(steps)]
-        back = now < self._now
-        if back.any():
-            index = int(np.argmax(back))
-            raise self._wrong(
-                "env_steps", f"{steps[index]} of sub-environment {index}, after "
-                f"{self._now[index] - self._before[index]}", "never less than before",
-                "count on from episode to episode",
-            )  # fmt: skip
-        self._book.resize(len(now))
-        self._now = now
-        return now
-
-    def _check_length(self, part: str, column: Any, slots: IntArray) -> None:
-        if not isinstance(column, Sequence | np.ndarray) or len(column) != len(slots):
-            got = len(column) if isinstance(column, Sequence | np.ndarray) else type(column).__name__
-            raise self._wrong(
-                part, f"{got}", f"{len(slots)}, one for each slot", "return a row for who waits only"
-            )
-
-    def _check_lists(self, ready: Ready) -> None:
-        for part in ("ended", "episodes", "unclaimed", "joined"):
-            if not isinstance(getattr(ready, part), Sequence):
-                raise self._wrong(
-                    part, type(getattr(ready, part)).__name__, "a list", "return an empty one for none"
-                )
-
-    def _check_taken(self, taken: Any, slots: IntArray) -> None:
-        stray = set(taken) - set(slots.tolist()) if taken else ()
-        if stray:
-            raise self._wrong(
-                "taken", f"an action for slot {min(stray, key=repr)!r}, which has no row", "slots of rows",
-                "tell of an action together with the observation that it answers",
-            )  # fmt: skip
-
-    def _from_nested(self, answers: Any) -> tuple[IntArray, list[Any]]:
-        told = {
-            (env_id, agent): action
-            for env_id, by_agent in nested_answers(answers).items()
-            for agent, action in by_agent.items()
-        }
-        waiting = self._book.waiting()
-        for env_id, agent in told:
-            if (env_id, agent) not in waiting:
-                agents = [other for other_env, other in waiting if other_env == env_id]
-                check_answers(env_id, agents, answers[env_id])
-        return np.array([waiting[seat] for seat in told], np.int64), list(told.values())
-
-    def _whose(self, slot: int) -> str:
-        env_id, agent_id = self._book.seats[slot]
-        return f"{self._where}: the reward of agent {agent_id!r} of env {env_id!r}"
-
-    def _wrong(self, part: str, got: str, expected: str, fix: str) -> ContractError:
-        return ContractError(f"{self._where}: {part}: {got}, expected {expected}; {fix}")

@@ -1,7 +1,7 @@
 """n copies of a `gymnasium.Env` as a `BaseEnv`: one agent each, slot = env id = index.
 
-The adapter resets a finished copy itself and delivers its new first row in the same poll. While all copies wait and
-are answered together, `poll_vector_step` returns a step of all of them without an object for a copy.
+The adapter resets a finished copy itself and delivers its first row in the same poll. While all copies wait and are
+answered together, `poll_vector_step` returns a step of all of them without an object per copy.
 """
 
 from __future__ import annotations
@@ -26,31 +26,15 @@ from menv.base_env import (
     Join,
     Ready,
     VectorStep,
-)  # fmt: skip
+)
 from menv.errors import ContractError, MenvError, raised_by_envs
 from menv.spaces import OR_MANY_AGENTS, as_flag, as_reward, how_many, last_obs, many_agents, own_copy
-
-# SEAM menv.adapters.gym_steps
-# An env step of some gymnasium environments, one after another: what they returned, who finished, who raised.
-#
-# `menv.adapters.gym` takes its steps here and makes rows or a frame of them. Nothing here resets, reports or
-# counts.
-
 
 Step = Callable[[Any], Any]
 
 
 class FinishedCopy(NamedTuple):
-    """The end of an episode.
-
-    Attributes:
-        place: Among those that were stepped.
-        env_index: Of the environment.
-        obs: The last observation, a copy.
-        reward: As it was paid.
-        info: The last info dict.
-        flags: Whether it was terminated, and truncated.
-    """
+    """The end of an episode: row `place` of a step; `obs` is a copy, `flags` are terminated and truncated."""
 
     place: int
     env_index: int
@@ -62,127 +46,11 @@ class FinishedCopy(NamedTuple):
 
 @dataclass(slots=True)
 class SteppedCopies:
-    """What came of R steps.
-
-    Attributes:
-        rewards: R; 0.0 where an environment raised.
-        overs: Of those that finished, in order.
-        broken: The environments that raised, and what.
-    """
+    """The results of R steps, in order: rewards (0.0 for copies that raised), ends, and what copies raised."""
 
     rewards: list[Any] = field(default_factory=list)
-    overs: list[FinishedCopy] = field(default_factory=list)
-    broken: list[tuple[int, BaseException]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class StepObservations:
-    """What each environment shows, by index; a step writes over it.
-
-    Attributes:
-        obs: The last observations.
-        infos: The info dicts that came with them.
-        fresh: Whether the episode has seen no step yet.
-    """
-
-    obs: list[Any]
-    infos: list[Mapping[str, Any]]
-    fresh: list[bool]
-
-
-def take_steps(
-    order: Sequence[int], steps: Sequence[Step], actions: Sequence[Any], seen: StepObservations
-) -> SteppedCopies:
-    """Step environments one after another, also past those that raise.
-
-    Args:
-        order: R indices.
-        steps: R methods.
-        actions: R.
-        seen: Is written.
-
-    Raises:
-        ContractError: One returned something else than a step does; it names which.
-    """
-    taken = SteppedCopies()
-    todo = zip(order, steps, actions, strict=True)
-    while len(taken.rewards) < len(order):
-        error = _step_until_one_raises(todo, taken, seen)
-        if error is not None:
-            taken.broken.append((order[len(taken.rewards)], error))
-            taken.rewards.append(0.0)
-    # What an error holds in turn is this call: nothing would be let go of without the collector.
-    error = None
-    return taken
-
-
-def _step_until_one_raises(
-    todo: Iterator[tuple[int, Step, Any]], taken: SteppedCopies, seen: StepObservations
-) -> BaseException | None:
-    """Step the next environments and note what comes of it; return what one raised, None if all were stepped."""
-    all_obs, all_infos, fresh, rewards = seen.obs, seen.infos, seen.fresh, taken.rewards
-    index, terminated, truncated = 0, False, False
-    try:
-        for index, step, action in todo:
-            obs, reward, terminated, truncated, info = step(action)
-            if type(info) is not dict:
-                check_info(info, f"env {index} step")
-            if terminated or truncated:
-                flags = _flag(index, "terminated", terminated), _flag(index, "truncated", truncated)
-                taken.overs.append(
-                    FinishedCopy(len(rewards), index, last_obs(obs, f"env {index} step"), reward, info, flags)
-                )
-            all_obs[index], all_infos[index], fresh[index] = obs, info, False
-            rewards.append(reward)
-        if terminated is None or truncated is None:
-            # Looked at in the last one alone: flags that are None for want of a `return` are so in each.
-            _flag(index, "terminated", terminated)
-            _flag(index, "truncated", truncated)
-    except MenvError:
-        raise
-    except raised_by_envs() as error:
-        _check_unpacking(index, error)
-        return error
-    return None
-
-
-def _flag(index: int, name: str, flag: Any) -> bool:
-    return (
-        flag
-        if flag is True or flag is False
-        else as_flag(flag, f"env {index} step: {name}", f"return one flag{OR_MANY_AGENTS}")
-    )
-
-
-def _check_unpacking(index: int, error: BaseException) -> None:
-    """Tell a wrong number of return values from a crash inside an environment.
-
-    Args:
-        index: The environment.
-        error: Raised while its step was called and what this returned was taken apart, as it was caught there.
-
-    Raises:
-        ContractError: It is the former.
-    """
-    here = error.__traceback__
-    if here is None or here.tb_next is not None:
-        return
-    if isinstance(error, ValueError | RuntimeError) and "ambiguous" in str(error):
-        raise ContractError(
-            f"env {index} step: terminated or truncated is an array of several, expected True or False; return one flag"
-            f"{OR_MANY_AGENTS}"
-        ) from error
-    if "non-iterable NoneType" in str(error):
-        raise ContractError(
-            f"env {index} step: returned {how_many(None)}, expected (obs, reward, terminated, truncated, info); return "
-            "all five from step"
-        ) from error
-    if isinstance(error, ValueError | TypeError):
-        raise ContractError(
-            f"env {index} step: could not unpack what step returned ({error}), expected "
-            "(obs, reward, terminated, truncated, info); split the old `done` into terminated and truncated, or "
-            "wrap the environment in menv.wrappers.LegacyGym"
-        ) from error
+    finished: list[FinishedCopy] = field(default_factory=list)
+    raised: list[tuple[int, BaseException]] = field(default_factory=list)
 
 
 class GymEnvs(LocalEnvs):
@@ -190,28 +58,30 @@ class GymEnvs(LocalEnvs):
 
     def _prepare(self) -> None:
         num_envs = self.num_envs
-        # [E] slots of all copies; whoever answers them with this very array is in nobody's way.
+        # [E] slots of all copies; answers to this very array need no lookup.
         self.all_slots = np.arange(num_envs)
         self._order = range(num_envs)
         self._seats = [(index, SINGLE_AGENT) for index in range(num_envs)]
         self._steps = [env.step for env in self._envs]
         self._episode_start = [0] * num_envs
-        # The rows that the copies' agents wait with.
-        self._seen = StepObservations([None] * num_envs, [{}] * num_envs, [False] * num_envs)
+        # The last row of each copy, and whether its episode has had no step yet.
+        self._obs: list[Any] = [None] * num_envs
+        self._infos: list[Mapping[str, Any]] = [{}] * num_envs
+        self._fresh = [False] * num_envs
         # Copies with rows that no poll has delivered yet, and copies that wait for an answer.
         self._due: frozenset[int] = frozenset()
         self._waiting: frozenset[int] = frozenset()
-        self._everybody = frozenset(self._order)
+        self._all = frozenset(self._order)
         self._answers: tuple[Sequence[int], Sequence[Any]] = ((), ())
-        # The rewards of a step of everybody that `poll_vector_step` took, and of which a poll has to tell.
+        # The rewards of a step of all copies that `poll_vector_step` took and leaves to the next poll.
         self._stepped: list[Any] | None = None
-        self._nobody = np.zeros(num_envs, np.bool_)
+        self._no_flags = np.zeros(num_envs, np.bool_)
 
     def poll(self, timeout: float | None = None) -> Ready:
         """Step the copies that were answered and return their rows; never waits."""
         if not self._started:
             self._start()
-        self._tear()
+        self._begin_poll()
         order, actions = self._answers
         self._answers = ((), ())
         if self._stepped is not None:
@@ -225,60 +95,58 @@ class GymEnvs(LocalEnvs):
             self._due = frozenset()
         events = self._events
         if order is self._order:
-            self._waiting = self._everybody
-            slots, obs, infos = self.all_slots, list(self._seen.obs), list(self._seen.infos)
+            self._waiting = self._all
+            slots, obs, infos = self.all_slots, list(self._obs), list(self._infos)
         else:
             waiting = self._waiting.union(order)
-            self._waiting = self._everybody if len(waiting) == len(self._envs) else waiting
+            self._waiting = self._all if len(waiting) == len(self._envs) else waiting
             slots = np.array(order, np.int64)
-            obs, infos = [self._seen.obs[i] for i in order], [self._seen.infos[i] for i in order]
+            obs, infos = [self._obs[i] for i in order], [self._infos[i] for i in order]
         ready = Ready(
-            slots, obs, as_rewards(rewards, lambda: map(_whose, order), OR_MANY_AGENTS), self._env_steps,
+            slots, obs, as_rewards(rewards, lambda: map(_reward_label, order), OR_MANY_AGENTS), self._env_steps,
             events.joined, events.ended, events.episodes, events.unclaimed, infos, {}, self._seats,
             (), events.faults,
         )  # fmt: skip
-        self._events, self._torn = PollEvents(), False
+        self._events, self._in_poll = PollEvents(), False
         return ready
 
     def poll_vector_step(self) -> VectorStep | None:
-        """Step all copies at once, when all of them have been answered in one go; never waits.
+        """Step all copies, if all of them were answered together; never waits.
 
         Returns:
-            None where there is more to tell than a frame does: the next `poll` tells it.
+            None if the outcome does not fit into a `VectorStep`; the next `poll` returns it.
         """
         order, actions = self._answers
         if order is not self._order or self._due:
             return None
         self._answers = ((), ())
-        taken = self._step_all(order, actions)
-        # A reset that raises counts as a step, too.
+        taken = self._take_steps(order, actions)
+        # A reset that raises counts as a step too.
         now = self._env_steps.copy()
-        begun = [self._next_episode(over.env_index) for over in taken.overs]
-        if taken.broken or self._events.faults:
-            self._tell(taken, now, begun)
+        begun = [self._next_episode(end.env_index) for end in taken.finished]
+        if taken.raised or self._events.faults:
+            self._report(taken, now, begun)
             self._stepped = taken.rewards
             return None
-        for over, row in zip(taken.overs, begun, strict=True):
-            self._show(over.env_index, *row)
-        self._waiting = self._everybody
-        return self._frame(taken)
+        for end, row in zip(taken.finished, begun, strict=True):
+            self._set_first_row(end.env_index, *row)
+        self._waiting = self._all
+        return self._vector_step(taken)
 
-    def _frame(self, taken: SteppedCopies) -> VectorStep:
-        """Return a step of everybody, after which new episodes have begun."""
-        seen, nobody = self._seen, self._nobody
-        frame = VectorStep(
-            seen.obs, as_rewards(taken.rewards, lambda: map(_whose, self._order), OR_MANY_AGENTS), nobody, nobody,
-            list(seen.infos) if any(seen.infos) else (),
+    def _vector_step(self, taken: SteppedCopies) -> VectorStep:
+        no_flags = self._no_flags
+        step = VectorStep(
+            self._obs, as_rewards(taken.rewards, lambda: map(_reward_label, self._order), OR_MANY_AGENTS), no_flags,
+            no_flags, list(self._infos) if any(self._infos) else (),
         )  # fmt: skip
-        if taken.overs:
-            frame.done, frame.terminated, frame.truncated = nobody.copy(), nobody.copy(), nobody.copy()
-            for over in taken.overs:
-                index = over.env_index
-                frame.done[index] = True
-                frame.terminated[index], frame.truncated[index] = over.flags
-            frame.finals = [over.obs for over in taken.overs]
-            frame.final_infos = [over.info for over in taken.overs]
-        return frame
+        if taken.finished:
+            step.done, step.terminated, step.truncated = no_flags.copy(), no_flags.copy(), no_flags.copy()
+            for end in taken.finished:
+                step.done[end.env_index] = True
+                step.terminated[end.env_index], step.truncated[end.env_index] = end.flags
+            step.finals = [end.obs for end in taken.finished]
+            step.final_infos = [end.info for end in taken.finished]
+        return step
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer copies; see `BaseEnv.send_actions`."""
@@ -286,7 +154,7 @@ class GymEnvs(LocalEnvs):
             waiting = self._waiting | self._due
             by_index = of_only_agents(slots, self._index, waiting)
             self._answer(list(by_index), list(by_index.values()), waiting)
-        elif slots is self.all_slots and self._waiting is self._everybody and len(actions) == len(slots):
+        elif slots is self.all_slots and self._waiting is self._all and len(actions) == len(slots):
             self._waiting = frozenset()
             self._answers = (self._order, actions)
         else:
@@ -314,35 +182,40 @@ class GymEnvs(LocalEnvs):
         return self._seats
 
     def _moved(self, index: int) -> bool:
-        return index in self._answers[0] or not self._seen.fresh[index]
+        return index in self._answers[0] or not self._fresh[index]
 
     def _first_row(self, index: int) -> tuple[dict[AgentId, Any], dict[AgentId, Any]]:
-        return {SINGLE_AGENT: self._seen.obs[index]}, {SINGLE_AGENT: dict(self._seen.infos[index])}
+        return {SINGLE_AGENT: self._obs[index]}, {SINGLE_AGENT: dict(self._infos[index])}
 
-    def _waits(self, index: int) -> Any:
-        return self._seen.obs[index]
+    def _waiting_rows(self, index: int) -> Any:
+        return self._obs[index]
 
     def _clear(self, seats: Any) -> None:
         self._events, self._answers, self._due = PollEvents(), ((), ()), frozenset()
         self._stepped = None
-        self._waiting = self._everybody
+        self._waiting = self._all
 
-    def _play(self, index: int, recorded: EpisodeReplay) -> bool:
+    def _replay(self, index: int, recorded: EpisodeReplay) -> bool:
         self._env_steps[index] = self._episode_start[index] = recorded.start
-        self._seen.obs[index], self._seen.infos[index] = self._reset_once(index, recorded.seed)
+        self._obs[index], self._infos[index] = self._reset_once(index, recorded.seed)
         self._steps[index] = self._envs[index].step
-        self._seen.fresh[index] = recorded.stop == recorded.start
+        self._fresh[index] = recorded.stop == recorded.start
         for _ in range(recorded.start, recorded.stop):
             action = next(recorded.actions[SINGLE_AGENT])
             obs, _, terminated, truncated, info = self._steps[index](action)
-            self._seen.obs[index], self._seen.infos[index] = obs, info
+            self._obs[index], self._infos[index] = obs, info
             self._env_steps[index] += 1
             if terminated or truncated:
                 return False
         return True
 
-    def _begin_next(self, index: int, slots: Mapping[AgentId, int]) -> None:
-        self._begin(index, *self._reset_env(index))
+    def _begin_new(self, index: int, slots: Mapping[AgentId, int]) -> None:
+        self._reset_and_begin(index)
+
+    def _reset_and_begin(
+        self, index: int, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        self._begin(index, *self._reset_env(index, seed, options))
         self._due |= {index}
         self._waiting = self._waiting.difference((index,))
 
@@ -356,75 +229,115 @@ class GymEnvs(LocalEnvs):
                     f"env {index}: {why}, expected that of one agent; return it{OR_MANY_AGENTS}"
                 )
             self._begin(index, obs, info)
-        self._due = self._everybody
+        self._due = self._all
 
     def _begin(self, index: int, obs: Any, info: Any) -> None:
-        self._show(index, obs, info)
+        self._set_first_row(index, obs, info)
         self._events.joined.append(Join(index, index, SINGLE_AGENT, index))
 
-    def _show(self, index: int, obs: Any, info: Any) -> None:
+    def _set_first_row(self, index: int, obs: Any, info: Any) -> None:
         if type(info) is not dict:
             check_info(info, f"env {index} reset")
-        self._seen.obs[index], self._seen.infos[index] = obs, info
+        self._obs[index], self._infos[index] = obs, info
         self._steps[index] = self._envs[index].step
         self._episode_start[index] = self._env_steps.item(index)
-        self._seen.fresh[index] = True
+        self._fresh[index] = True
 
-    def _abandon(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
+    def _truncate(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
         order, actions = self._answers
         if index in order:
             kept = [(i, action) for i, action in zip(order, actions, strict=True) if i != index]
             self._answers = ([i for i, _ in kept], [action for _, action in kept])
-        if not self._forget_untold(index):
+        if not self._drop_join(index):
             length = int(self._env_steps[index]) - self._episode_start[index]
-            last = own_copy(self._seen.obs[index])
-            self._end(index, last, 0.0, (False, True), self._seen.infos[index], length)
-        self._begin(index, *self._reset_env(index, seed, options))
-        self._due |= {index}
-        self._waiting = self._waiting.difference((index,))
+            self._end(index, own_copy(self._obs[index]), 0.0, (False, True), self._infos[index], length)
+        self._reset_and_begin(index, seed, options)
 
-    def _forget_untold(self, index: int) -> bool:
-        """Take back the join of an episode that nobody was told of, which never was; False if it was told."""
+    def _drop_join(self, index: int) -> bool:
+        """Forget the join of an episode that no poll has reported; False if one has."""
         joined = [join for join in self._events.joined if join.slot != index]
-        untold = len(joined) < len(self._events.joined)
+        dropped = len(joined) < len(self._events.joined)
         self._events.joined = joined
-        return untold
+        return dropped
 
     def _lose(self, index: int, error: BaseException) -> None:
-        # The step that raised is none of the episode's.
+        # The step that raised does not belong to the episode.
         length = int(self._env_steps[index]) - 1 - self._episode_start[index]
-        if not self._forget_untold(index):
+        if not self._drop_join(index):
             lost = End(index, index, SINGLE_AGENT, 0.0, False, True, None, {}, withdrawn=True)
             self._events.ended.append(lost)
             self._events.episodes.append(EpisodeEnd(index, False, True, length, index, faulty=True))
-        self._begin(index, *self._made_anew(index, "step", error, steps=length))
+        self._begin(index, *self._recreate(index, "step", error, steps=length))
 
     def _step(self, order: Sequence[int], actions: Sequence[Any]) -> list[Any]:
         """Step the copies in `order`, reset those that finish, replace those that raise, return their rewards."""
-        taken = self._step_all(order, actions)
+        taken = self._take_steps(order, actions)
         now = self._env_steps.copy()
-        self._tell(taken, now, [self._next_episode(over.env_index) for over in taken.overs])
+        self._report(taken, now, [self._next_episode(end.env_index) for end in taken.finished])
         return taken.rewards
 
-    def _step_all(self, order: Sequence[int], actions: Sequence[Any]) -> SteppedCopies:
-        everybody = order is self._order
-        steps = self._steps if everybody else [self._steps[index] for index in order]
-        taken = take_steps(order, steps, actions, self._seen)
-        self._env_steps[slice(None) if everybody else list(order)] += 1
+    def _take_steps(self, order: Sequence[int], actions: Sequence[Any]) -> SteppedCopies:
+        """Step copies one after another, even if some of them raise.
+
+        Raises:
+            ContractError: A step returned something invalid; the message names the copy.
+        """
+        all_copies = order is self._order
+        steps = self._steps if all_copies else [self._steps[index] for index in order]
+        taken = SteppedCopies()
+        todo = zip(order, steps, actions, strict=True)
+        while len(taken.rewards) < len(order):
+            error = self._step_until_one_raises(todo, taken)
+            if error is not None:
+                taken.raised.append((order[len(taken.rewards)], error))
+                taken.rewards.append(0.0)
+        # The error's traceback holds this frame: without this line only the garbage collector would free them.
+        error = None
+        self._env_steps[slice(None) if all_copies else list(order)] += 1
         return taken
 
-    def _tell(self, taken: SteppedCopies, now: IntArray, begun: Sequence[tuple[Any, Any]]) -> None:
-        """Report ends of episodes, at env steps [E] `now`, and what has `begun`; begin anew where something raised."""
-        for over in taken.overs:
-            # What was paid last is none of the next row's.
-            taken.rewards[over.place] = 0.0
-            length = now.item(over.env_index) - self._episode_start[over.env_index]
-            self._end(over.env_index, over.obs, over.reward, over.flags, over.info, length)
-        for over, row in zip(taken.overs, begun, strict=True):
-            self._begin(over.env_index, *row)
-        # Taken out, for what these hold in turn is this call.
-        while taken.broken:
-            self._lose(*taken.broken.pop(0))
+    def _step_until_one_raises(
+        self, todo: Iterator[tuple[int, Step, Any]], taken: SteppedCopies
+    ) -> BaseException | None:
+        all_obs, all_infos, fresh, rewards = self._obs, self._infos, self._fresh, taken.rewards
+        index, terminated, truncated = 0, False, False
+        try:
+            for index, step, action in todo:
+                obs, reward, terminated, truncated, info = step(action)
+                if type(info) is not dict:
+                    check_info(info, f"env {index} step")
+                if terminated or truncated:
+                    flags = _flag(index, "terminated", terminated), _flag(index, "truncated", truncated)
+                    taken.finished.append(
+                        FinishedCopy(
+                            len(rewards), index, last_obs(obs, f"env {index} step"), reward, info, flags
+                        )
+                    )
+                all_obs[index], all_infos[index], fresh[index] = obs, info, False
+                rewards.append(reward)
+            if terminated is None or truncated is None:
+                # Checked in the last step only: if a `return` forgets the flags, it does so in every step.
+                _flag(index, "terminated", terminated)
+                _flag(index, "truncated", truncated)
+        except MenvError:
+            raise
+        except raised_by_envs() as error:
+            _check_unpacking(index, error)
+            return error
+        return None
+
+    def _report(self, taken: SteppedCopies, now: IntArray, begun: Sequence[tuple[Any, Any]]) -> None:
+        """Report the ends at env steps [E] `now`, the first rows in `begun`, and the copies that raised."""
+        for end in taken.finished:
+            # The last reward belongs to the end, not to the next row.
+            taken.rewards[end.place] = 0.0
+            length = now.item(end.env_index) - self._episode_start[end.env_index]
+            self._end(end.env_index, end.obs, end.reward, end.flags, end.info, length)
+        for end, row in zip(taken.finished, begun, strict=True):
+            self._begin(end.env_index, *row)
+        # Popped, because the tracebacks of these errors hold this frame.
+        while taken.raised:
+            self._lose(*taken.raised.pop(0))
 
     def _end(
         self,
@@ -435,10 +348,9 @@ class GymEnvs(LocalEnvs):
         info: Mapping[str, Any],
         length: int,
     ) -> None:
-        """Report the end of a copy's episode; `obs` is nobody else's."""
-        # Most rewards are what they should be; a message costs more than a look at them.
-        good = type(reward) is float and math.isfinite(reward)
-        number = reward if good else as_reward(reward, _whose(index), OR_MANY_AGENTS)
+        # Most rewards are valid, and building the label costs more than this check.
+        valid = type(reward) is float and math.isfinite(reward)
+        number = reward if valid else as_reward(reward, _reward_label(index), OR_MANY_AGENTS)
         self._events.ended.append(End(index, index, SINGLE_AGENT, number, *flags, obs, info))
         self._events.episodes.append(EpisodeEnd(index, *flags, length, index))
 
@@ -451,12 +363,41 @@ class GymEnvs(LocalEnvs):
         order, before = self._answers
         self._answers = ([*order, *indices], [*before, *actions])
         if len(self._answers[0]) == len(self._envs):
-            # All together once more, however they came apart.
+            # All copies are answered: use the order in which they can step together.
             by_index = dict(zip(*self._answers, strict=True))
             self._answers = (self._order, [by_index[index] for index in self._order])
         self._waiting = self._waiting.difference(indices)
         self._due = self._due.difference(indices)
 
 
-def _whose(index: int) -> str:
+def _flag(index: int, name: str, flag: Any) -> bool:
+    if flag is True or flag is False:
+        return flag
+    return as_flag(flag, f"env {index} step: {name}", f"return one flag{OR_MANY_AGENTS}")
+
+
+def _reward_label(index: int) -> str:
     return f"env {index} step: the reward"
+
+
+def _check_unpacking(index: int, error: BaseException) -> None:
+    """Raise `ContractError` if `error` comes from unpacking what a step returned, and not from inside the step."""
+    here = error.__traceback__
+    if here is None or here.tb_next is not None:
+        return
+    if isinstance(error, ValueError | RuntimeError) and "ambiguous" in str(error):
+        raise ContractError(
+            f"env {index} step: terminated or truncated is an array of several, expected True or False; return one flag"
+            f"{OR_MANY_AGENTS}"
+        ) from error
+    if "non-iterable NoneType" in str(error):
+        raise ContractError(
+            f"env {index} step: returned {how_many(None)}, expected (obs, reward, terminated, truncated, info); return "
+            "all five from step"
+        ) from error
+    if isinstance(error, ValueError | TypeError):
+        raise ContractError(
+            f"env {index} step: could not unpack what step returned ({error}), expected "
+            "(obs, reward, terminated, truncated, info); split the old `done` into terminated and truncated, or "
+            "wrap the environment in menv.wrappers.LegacyGym"
+        ) from error

@@ -1,8 +1,7 @@
 """A `gymnasium.vector.VectorEnv` as a `BaseEnv`: arrays in, arrays out, no object per sub-environment.
 
-Each of gymnasium's autoreset modes gives the same rows: with NEXT_STEP a finished sub-environment has
-no row in the poll in which the others step on, because its reset takes that step; with SAME_STEP and
-DISABLED its first row comes in the poll in which it ended. `menv.adapters.convert` creates it.
+All autoreset modes of gymnasium give the same episodes. With NEXT_STEP a finished sub-environment has no row in the
+next poll, because its reset takes that step; with SAME_STEP and DISABLED its first row comes in the poll of its end.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from menv import rng
 from menv.adapters.lockstep import LockstepEnvs, VectorInfos, by_name, info_of
-from menv.adapters.validation import as_rewards, of_envs
+from menv.adapters.validation import as_rewards, env_reward_labels
 from menv.base_env import EnvId, Flags, IntArray, VectorStep
 from menv.errors import ConfigError, ContractError, MenvError, raised_by_envs
 from menv.spaces import as_flag, close_env, has_order, how_many, last_obs, own_copy
@@ -29,21 +28,14 @@ _OF_ENDS = frozenset(("final_obs", "_final_obs", "final_info", "_final_info"))
 
 
 class GymVectorEnvs(LockstepEnvs):
-    """Steps one vectorised gymnasium environment."""
+    """Steps one vectorised gymnasium environment.
+
+    `seed` is for the first reset only: later ones continue with the environment's own generators.
+    """
 
     def __init__(
         self, env: gym.vector.VectorEnv[Any, Any, Any], *, seed: int | None = None, first_index: int = 0
     ) -> None:
-        """Take over `env`.
-
-        Args:
-            env: It is not touched before the first poll.
-            seed: Of the first reset; later ones draw from the environment's own generators.
-            first_index: Index of sub-environment 0 among those of all workers.
-
-        Raises:
-            ConfigError: The environment does not say how it resets itself.
-        """
         super().__init__(env.num_envs)
         self.env = env
         self.observation_space = env.single_observation_space
@@ -54,12 +46,12 @@ class GymVectorEnvs(LockstepEnvs):
         self._name = type(env).__name__
         kinds = gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary
         self._action_dtype = env.action_space.dtype if isinstance(env.action_space, kinds) else None
-        # Sub-environments that the next step resets.
+        # [E] sub-environments that the next step resets.
         self._due: Flags | None = None
         self._last_actions: npt.NDArray[Any] | None = None
 
     def get_sub_environments(self, as_dict: bool = False) -> Any:
-        """Return the sub-environments where they are objects of this process."""
+        """Return the sub-environments if they are objects of this process."""
         found = list(getattr(self.env.unwrapped, "envs", ()))
         return dict(enumerate(found)) if as_dict else found
 
@@ -77,7 +69,7 @@ class GymVectorEnvs(LockstepEnvs):
         )
 
     def start_from(self, env_steps: IntArray) -> None:
-        """Reset everything with the next poll, with another seed than the first time; see `LockstepEnvs`."""
+        """Begin again with another seed; see `LockstepEnvs.start_from`."""
         super().start_from(env_steps)
         if self._seed is not None:
             self._seed = rng.reset_seed(self._seed, 0, int(env_steps.sum()))
@@ -105,13 +97,17 @@ class GymVectorEnvs(LockstepEnvs):
             raise self._crash(f"{type(self.env).__name__}.step", error) from error
         if not isinstance(result, tuple) or len(result) != 5:
             raise self._wrong("step", result, "(obs, rewards, terminations, truncations, infos)")
-        obs, paid, terminated, truncated, infos = result
+        obs, raw_rewards, terminated, truncated, infos = result
         if type(infos) is not dict:
             infos = self._by_name(infos, "step")
-        rewards = paid
-        if type(paid) is not np.ndarray or paid.shape != self._everybody.shape or paid.dtype.kind != "f":
-            self._check_size("rewards", paid)
-            rewards = as_rewards(paid, lambda: of_envs(f"{self._name}.step"))
+        rewards = raw_rewards
+        if (
+            type(raw_rewards) is not np.ndarray
+            or raw_rewards.shape != self._all_slots.shape
+            or raw_rewards.dtype.kind != "f"
+        ):
+            self._check_size("rewards", raw_rewards)
+            rewards = as_rewards(raw_rewards, lambda: env_reward_labels(f"{self._name}.step"))
         if type(terminated) is not np.ndarray or type(truncated) is not np.ndarray:
             terminated, truncated = (
                 self._flags("terminations", terminated),
@@ -119,25 +115,22 @@ class GymVectorEnvs(LockstepEnvs):
             )
         done = self._over(terminated, truncated)
         begun, self._due = self._due, None
-        frame = VectorStep(
-            self._rows(obs), rewards, terminated, truncated, self._infos_of(infos), None, begun
-        )
-        # A look at the bytes takes a tenth of what asking numpy does.
+        step = VectorStep(self._rows(obs), rewards, terminated, truncated, self._infos_of(infos), None, begun)
+        # A tenth of the time of `done.any()`.
         if 1 in done.tobytes():
-            frame.done = done
-            self._see_to_ends(frame, infos)
-        return frame
+            step.done = done
+            self._add_ends(step, infos)
+        return step
 
     def _over(self, terminated: Any, truncated: Any) -> Flags:
-        """Return [E] which sub-environments have ended."""
-        if terminated.shape == truncated.shape == self._everybody.shape:
+        if terminated.shape == truncated.shape == self._all_slots.shape:
             done: Flags = np.logical_or(terminated, truncated)
-            # Of objects it is not flags that come out.
+            # Arrays of objects give objects.
             if done.dtype is _BOOL:
                 return done
         raise ContractError(
             f"{self._name}.step: returned terminations of shape {terminated.shape} ({terminated.dtype}) and "
-            f"truncations of shape {truncated.shape} ({truncated.dtype}), expected {self._everybody.shape} of bool; "
+            f"truncations of shape {truncated.shape} ({truncated.dtype}), expected {self._all_slots.shape} of bool; "
             "return one flag each"
         )
 
@@ -155,37 +148,37 @@ class GymVectorEnvs(LockstepEnvs):
             got = f"{len(values)} values" if has_order(values) else how_many(values)
             raise ContractError(
                 f"{self._name}: step or reset returned {got} as {name}, expected {self.num_envs}, one for each "
-                "sub-environment; mend its return value"
+                "sub-environment; fix its return value"
             )
 
-    def _see_to_ends(self, frame: VectorStep, infos: Mapping[str, Any]) -> None:
-        done = frame.done
+    def _add_ends(self, step: VectorStep, infos: Mapping[str, Any]) -> None:
+        done = step.done
         assert done is not None
         if self._mode == NEXT_STEP:
             self._due = done
             return
         which = np.flatnonzero(done).tolist()
         if self._mode == SAME_STEP:
-            frame.finals, frame.final_infos = self._finals_in(infos, which)
-            # They are of the episode before.
-            frame.infos = self._infos_of({name: infos[name] for name in infos if name not in _OF_ENDS})
+            step.finals, step.final_infos = self._finals_in(infos, which)
+            # The final entries belong to the episode before.
+            step.infos = self._infos_of({name: infos[name] for name in infos if name not in _OF_ENDS})
             return
-        frame.finals = [own_copy(frame.obs[index]) for index in which]
-        frame.final_infos = [info_of(infos, index) for index in which]
+        step.finals = [own_copy(step.obs[index]) for index in which]
+        step.final_infos = [info_of(infos, index) for index in which]
         # The reset may write into the arrays that the step returned.
-        frame.rewards, frame.terminated, frame.truncated = (
-            np.array(part) for part in (frame.rewards, frame.terminated, frame.truncated)
+        step.rewards, step.terminated, step.truncated = (
+            np.array(part) for part in (step.rewards, step.terminated, step.truncated)
         )
-        frame.obs, reset_infos = self._reset_some(done)
-        frame.infos = VectorInfos(infos, self._everybody, (reset_infos, done))
+        step.obs, reset_infos = self._reset_some(done)
+        step.infos = VectorInfos(infos, self._all_slots, (reset_infos, done))
 
     def _reset_one(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
-        """Leave a sub-environment alone that the next step resets, or that has just been reset."""
+        """Do nothing if the next step resets the sub-environment anyway, or if it was just reset."""
         if self._due is None or not self._due[index] or seed is not None or options is not None:
             super()._reset_one(index, seed, options)
 
     def _reset_some(self, done: Flags) -> tuple[Any, Mapping[str, Any]]:
-        """Reset those that are done, in the mode in which nothing resets itself."""
+        """Reset the sub-environments that are done, in mode DISABLED."""
         try:
             obs, infos = self.env.reset(options={"reset_mask": done})
         except MenvError:
@@ -204,11 +197,11 @@ class GymVectorEnvs(LockstepEnvs):
             )
         details: Any = infos.get("final_info", _NO_INFO)
         given = infos["final_obs"]
-        # A list of them, as gymnasium's own have it, or a batch of a Dict space like the observations.
+        # A list, as gymnasium returns it, or a batch of a Dict space like the observations.
         finals = self._rows(given) if isinstance(given, Mapping) else given
         return (
             [last_obs(finals[index], f"{self._name}.step, env {index}") for index in which],
-            # A dict of arrays, or a dict for each sub-environment that has one.
+            # A dict of arrays, or one dict per sub-environment.
             [
                 info_of(details, index) if isinstance(details, Mapping) else details[index] or _NO_INFO
                 for index in which
@@ -216,15 +209,15 @@ class GymVectorEnvs(LockstepEnvs):
         )
 
     def _rows(self, obs: Any) -> Any:
-        """Return E observations: the array itself where there is one, or a list."""
+        """Return E observations, as an array if possible, else as a list."""
         if isinstance(obs, np.ndarray):
-            if obs.shape[:1] != self._everybody.shape:
+            if obs.shape[:1] != self._all_slots.shape:
                 self._check_size("obs", list(obs) if obs.ndim else None)
             return obs
         try:
             rows = list(iterate(self.env.observation_space, obs))
         except TypeError:
-            # It is not made of parts, and is named as it is.
+            # Not iterable: the error below names its type.
             rows = obs
         self._check_size("obs", rows)
         return rows
@@ -233,13 +226,13 @@ class GymVectorEnvs(LockstepEnvs):
         return by_name(infos, self.num_envs, f"{self._name}.{method}")
 
     def _infos_of(self, infos: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        return VectorInfos(infos, self._everybody) if infos else ()
+        return VectorInfos(infos, self._all_slots) if infos else ()
 
     def _all_actions(self, actions: Any, slots: IntArray | None) -> Any:
-        """Return the actions in the form of the batched space, anything valid for who is reset."""
+        """Return actions of the batched space; sub-environments that are reset get any valid one."""
         dtype = self._action_dtype
         if dtype is None:
-            return self._nested_actions(actions, self._everybody if slots is None else slots)
+            return self._nested_actions(actions, self._all_slots if slots is None else slots)
         if slots is None or len(slots) == self.num_envs:
             self._last_actions = np.asarray(actions, dtype)
             return self._last_actions
@@ -262,14 +255,10 @@ class GymVectorEnvs(LockstepEnvs):
 
 
 def autoreset_mode(env: gym.vector.VectorEnv[Any, Any, Any]) -> str:
-    """Return which of the three modes an environment is in.
-
-    Raises:
-        ConfigError: It does not say.
-    """
+    """Return the autoreset mode of an environment, one of the three constants above."""
     mode = (env.metadata or {}).get("autoreset_mode")
     if mode is None and not hasattr(gym.vector, "AutoresetMode"):
-        # gymnasium 1.0 knew this one only, and had no name for it.
+        # The only mode of gymnasium 1.0, which had no name for it.
         return NEXT_STEP
     name = getattr(mode, "value", mode)
     if name not in (NEXT_STEP, SAME_STEP, DISABLED):

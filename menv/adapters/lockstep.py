@@ -1,9 +1,8 @@
-"""Sub-environments that one object steps all at once: one agent each, slot = env id = index.
+"""Sub-environments that one object steps together: one agent each, slot = env id = index.
 
-What `vector` (lists) and `gym_vector` (arrays) have in common: who waits, who was answered, ends and
-joins. Nobody can be left behind, so the sub-environments step when the last of them has been
-answered. `poll` gives rows like any other adapter; a sampler that takes frames instead asks
-`poll_vector_step`, which costs nothing per sub-environment.
+The base of `vector` (lists) and `gym_vector` (arrays). The sub-environments step when the last of them has been
+answered. `poll` returns rows like any other adapter; the vector loop calls `poll_vector_step` instead, which costs
+nothing per sub-environment.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from menv.adapters.local_envs import NumberedEnvs
 from menv.adapters.poll_events import PollEvents
-from menv.adapters.validation import as_rewards, of_envs, of_only_agents, stray_answers, wrong_count
+from menv.adapters.validation import as_rewards, env_reward_labels, of_only_agents, stray_answers, wrong_count
 from menv.base_env import (
     SINGLE_AGENT,
     AgentId,
@@ -36,19 +35,350 @@ from menv.base_env import (
 from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError
 from menv.spaces import how_many, own_copy
 
-# SEAM menv.adapters.vector_infos
-# The infos of a vectorised gymnasium environment, a dict of arrays, as one info dict for each row.
-#
-# `menv.adapters.gym_vector` makes them; they are taken apart when somebody looks.
+
+class LockstepEnvs(NumberedEnvs):
+    """Bookkeeping of E sub-environments that `env` steps together; nothing is reset before the first poll."""
+
+    lockstep = True
+    env: Any
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self._all_slots = np.arange(num_envs)
+        self._no_infos: list[Mapping[str, Any]] = [{}] * num_envs
+        self._seats = [(index, SINGLE_AGENT) for index in range(num_envs)]
+        self._env_steps = np.zeros(num_envs, np.int64)
+        self._episode_start = np.zeros(num_envs, np.int64)
+        # The rows of the last step.
+        self._slots: IntArray = self._all_slots
+        self._obs: Any = []
+        self._rewards: FloatArray = np.zeros(num_envs)
+        self._infos: Sequence[Mapping[str, Any]] = ()
+        # Whether a poll has delivered them, the actions for all of them, and actions for some of them, by index.
+        self._delivered = False
+        self._actions: Any = None
+        self._some_actions: dict[int, Any] = {}
+        # Rows that a reset changed after their delivery: only these are delivered again.
+        self._renewed: set[int] = set()
+        # [E] True where no agent has acted since the reset.
+        self._fresh: Flags = np.ones(num_envs, np.bool_)
+        self._events = PollEvents()
+        # The last vector step, if the vector loop drives this environment.
+        self._vector_step: VectorStep | None = None
+        self._started = False
+        self._stopped = False
+
+    @abstractmethod
+    def _reset_all(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Sequence[Any]]:
+        """Reset everything and return E observations and E info dicts."""
+
+    @abstractmethod
+    def _step_all(self, actions: Any, slots: IntArray | None) -> VectorStep:
+        """Step everything with the actions of the rows at `slots` [R], None for all E; others are ignored."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Close the environment."""
+
+    def poll(self, timeout: float | None = None) -> Ready:
+        """Step once all rows have been answered and return the new rows; never waits.
+
+        Raises:
+            ContractError: Only some rows were answered.
+        """
+        self._refuse_two_drivers()
+        if not self._started:
+            self._start(None, None)
+        if self._some_actions and not self._renewed:
+            missing = [index for index in self._slots.tolist() if index not in self._some_actions]
+            raise ContractError(
+                f"poll: {len(self._some_actions)} of {len(self._slots)} sub-environments were answered, none for env "
+                f"{missing[:16]}, expected all: they step together; answer every row that poll returned"
+            )
+        if self._actions is not None:
+            self._step()
+        slots, obs, rewards, infos = self._undelivered()
+        self._delivered = True
+        self._renewed.clear()
+        events, self._events = self._events, PollEvents()
+        return Ready(
+            slots, obs, rewards, self._env_steps,
+            events.joined, events.ended, events.episodes, events.unclaimed, infos, {}, self._seats,
+        )  # fmt: skip
+
+    def poll_vector_step(self) -> VectorStep:
+        """Reset everything, the first time, or step with the actions of `send_vector_actions`; never waits.
+
+        Raises:
+            CallOrderError: There are no actions, or `poll` was called before.
+        """
+        if self._started and (self._vector_step is None or self._actions is None):
+            raise CallOrderError(
+                "poll_vector_step: no actions were sent, expected send_vector_actions before each call; do not mix it "
+                "with poll"
+            )
+        if not self._started:
+            self._started = True
+            obs, infos = self._reset_all(None, None)
+            no_flags = np.zeros(self.num_envs, np.bool_)
+            self._vector_step = VectorStep(
+                obs, np.zeros(self.num_envs), no_flags, no_flags, infos, None, ~no_flags
+            )
+        else:
+            self._vector_step = self._take_step(self._actions, None)
+            self._count(self._vector_step)
+        self._actions = None
+        return self._vector_step
+
+    def send_vector_actions(self, actions: Any) -> None:
+        """Set the E actions for the last vector step; those of sub-environments that are done are ignored."""
+        self._actions = actions
+
+    def send_actions(self, slots: Any, actions: Any = None) -> None:
+        """Answer rows, all of them before the next poll; see `BaseEnv.send_actions`."""
+        if slots is self._slots and self._delivered and self._actions is None and not self._some_actions:
+            self._check_count(len(slots), len(actions))
+            self._actions = actions
+        elif actions is None:
+            self._answer(of_only_agents(slots, self._index, self._waiting()))
+        else:
+            self._check_count(len(slots), len(actions))
+            indices = [int(slot) for slot in slots]
+            if len(set(indices)) != len(indices):
+                raise self._stray(indices)
+            self._answer(dict(zip(indices, actions, strict=True)))
+
+    def try_reset(
+        self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, Any]:
+        """Reset one or all; see `BaseEnv.try_reset`."""
+        self._refuse_two_drivers()
+        if not self._started:
+            self._start(seed, options)
+        elif env_id is not None:
+            self._reset_one(self._index(env_id), seed, options)
+        elif seed is not None or options is not None or not all(map(self._untouched, range(self.num_envs))):
+            self._truncate(self._all_slots)
+            self._set_first_rows(*self._reset_all(seed, options))
+        places = {slot: place for place, slot in enumerate(self._slots.tolist())}
+        obs: MultiEnvDict = {}
+        infos: MultiEnvDict = {}
+        for index in self._indices(env_id):
+            if index not in places:
+                # Done; the next step resets it, and its row comes with a later poll.
+                marker: Any = "async_reset_return"
+                obs[index] = infos[index] = marker
+                continue
+            obs[index] = {SINGLE_AGENT: self._obs[places[index]]}
+            infos[index] = {SINGLE_AGENT: dict(self._infos[places[index]])}
+        return obs, infos
+
+    def leave_vector_steps(self) -> None:
+        """Reset everything, so that `poll` can be called again."""
+        self._vector_step = None
+        self._fresh[:] = False
+        self._set_first_rows(*self._reset_all(None, None))
+
+    def start_from(self, env_steps: IntArray) -> None:
+        """Reset everything at the next poll, as if it were the first, and count env steps on from [E] `env_steps`."""
+        self._started = self._delivered = False
+        self._vector_step = self._actions = None
+        self._some_actions.clear()
+        self._renewed.clear()
+        self._events = PollEvents()
+        self._env_steps[:] = env_steps
+
+    @property
+    def resetting(self) -> Flags:
+        """[E] True for sub-environments that are done and that the next step resets."""
+        step = self._vector_step
+        if step is None or step.done is None or step.finals is not None:
+            return np.zeros(self.num_envs, np.bool_)
+        return step.done
+
+    @property
+    def env_steps(self) -> IntArray:
+        """[E] env steps of each sub-environment since its start."""
+        return self._env_steps
+
+    def get_agent_ids(self) -> set[AgentId]:
+        """Return the one agent id."""
+        return {SINGLE_AGENT}
+
+    def stop(self) -> None:
+        """Close the environment; may be called more than once."""
+        if not self._stopped:
+            self._stopped = True
+            self._close()
+
+    def _refuse_two_drivers(self) -> None:
+        if self._vector_step is not None:
+            raise CallOrderError(
+                "poll, try_reset: a sampler is driving this environment, expected one driver; make another one for "
+                "calls of your own"
+            )
+
+    def _undelivered(self) -> tuple[IntArray, Any, FloatArray, Sequence[Mapping[str, Any]]]:
+        if not self._delivered:
+            return self._slots, self._obs, self._rewards, self._infos
+        at = np.flatnonzero(np.isin(self._slots, list(self._renewed)))
+        return self._slots[at], _rows_at(self._obs, at), self._rewards[at], _rows_at(self._infos, at)
+
+    def _renew(self, index: int) -> None:
+        """Forget the answer for one row, which a reset has changed, and keep the other answers."""
+        if self._actions is not None:
+            self._some_actions = dict(zip(self._slots.tolist(), self._actions, strict=True))
+            self._actions = None
+        self._some_actions.pop(index, None)
+        self._renewed.add(index)
+
+    def _count(self, step: VectorStep) -> None:
+        """Count an env step of each sub-environment that was not reset."""
+        self._env_steps += 1 if step.begun is None else ~step.begun
+
+    def _reset_one(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
+        """Reset a sub-environment that has moved; raises where that is impossible."""
+        if self._untouched(index) and seed is None and options is None:
+            return
+        raise ConfigError(
+            f"try_reset: env {index} cannot be reset apart from the others, expected try_reset() for all of them; "
+            "leave the env id out"
+        )
+
+    def _untouched(self, index: int) -> bool:
+        return bool(self._fresh[index]) and self._actions is None and index not in self._some_actions
+
+    def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        self._started = True
+        self._set_first_rows(*self._reset_all(seed, options))
+
+    def _set_first_rows(self, obs: Any, infos: Sequence[Any]) -> None:
+        self._begin(self._all_slots)
+        self._slots, self._obs, self._infos = self._all_slots, obs, infos or self._no_infos
+        self._rewards = np.zeros(self.num_envs)
+        self._delivered, self._actions = False, None
+        self._some_actions.clear()
+        self._renewed.clear()
+
+    def _begin(self, indices: IntArray) -> None:
+        self._fresh[indices] = True
+        self._episode_start[indices] = self._env_steps[indices]
+        self._events.joined += [Join(index, index, SINGLE_AGENT, index) for index in indices.tolist()]
+
+    def _truncate(self, indices: IntArray) -> None:
+        events = self._events
+        unreported = {join.slot for join in events.joined}
+        events.joined = [join for join in events.joined if join.slot not in set(indices.tolist())]
+        places = {slot: place for place, slot in enumerate(self._slots.tolist())}
+        for index in indices.tolist():
+            # An episode whose begin was not reported is dropped, and one that is over was reported.
+            if index not in unreported and index in places:
+                place = places[index]
+                length = int(self._env_steps[index] - self._episode_start[index])
+                final, info = own_copy(self._obs[place]), self._infos[place]
+                events.ended.append(End(index, index, SINGLE_AGENT, 0.0, False, True, final, info))
+                events.episodes.append(EpisodeEnd(index, False, True, length, index))
+
+    def _step(self) -> None:
+        slots, actions = self._slots, self._actions
+        self._actions = None
+        self._fresh[:] = False
+        while True:
+            self._set_rows(self._take_step(actions, slots))
+            if len(self._slots):
+                self._delivered = False
+                return
+            slots, actions = self._slots, []
+
+    def _take_step(self, actions: Any, slots: IntArray | None) -> VectorStep:
+        """Take an env step. A reset is no step: a reward that wrappers made of it is dropped."""
+        step = self._step_all(actions, slots)
+        if step.begun is not None:
+            step.rewards = np.where(step.begun, 0.0, step.rewards)
+        return step
+
+    def _set_rows(self, step: VectorStep) -> None:
+        self._count(step)
+        rewards = as_rewards(step.rewards, lambda: env_reward_labels("step"))
+        begun, absent = step.begun, None
+        if step.done is not None:
+            rewards = np.where(step.done, 0.0, rewards)
+            self._end(np.flatnonzero(step.done), step)
+            if step.finals is None:
+                absent = step.done
+            else:
+                begun = step.done
+        if begun is not None:
+            self._begin(np.flatnonzero(begun))
+        self._slots, self._rewards = self._all_slots, rewards
+        self._obs, self._infos = step.obs, step.infos or self._no_infos
+        if absent is not None:
+            present = self._slots = np.flatnonzero(~absent)
+            self._rewards = rewards[present]
+            self._obs, self._infos = _rows_at(step.obs, present), _rows_at(self._infos, present)
+
+    def _end(self, done: IntArray, step: VectorStep) -> None:
+        indices = done.tolist()
+        finals, infos = step.finals, step.final_infos
+        if finals is None:
+            finals = [own_copy(step.obs[i]) for i in indices]
+            infos = [(step.infos or self._no_infos)[i] for i in indices]
+        lengths = (self._env_steps[done] - self._episode_start[done]).tolist()
+        for place, index in enumerate(indices):
+            flags = bool(step.terminated[index]), bool(step.truncated[index])
+            reward = float(step.rewards[index])
+            end = End(index, index, SINGLE_AGENT, reward, *flags, finals[place], infos[place])
+            self._events.ended.append(end)
+            self._events.episodes.append(EpisodeEnd(index, *flags, lengths[place], index))
+
+    def _waiting(self) -> set[int]:
+        waits = self._started and self._actions is None
+        return set(self._slots.tolist()) - self._some_actions.keys() if waits else set()
+
+    def _answer(self, answers: Mapping[int, Any]) -> None:
+        waiting = self._waiting()
+        stray = [index for index in answers if index not in waiting]
+        if stray:
+            raise self._stray(stray)
+        self._some_actions.update(answers)
+        self._renewed.difference_update(answers)
+        if len(self._some_actions) == len(self._slots):
+            self._actions = [self._some_actions[index] for index in self._slots.tolist()]
+            self._some_actions = {}
+            self._delivered = True
+
+    def _stray(self, indices: Sequence[int]) -> ContractError:
+        return stray_answers(indices, [] if self._actions is not None else self._slots.tolist())
+
+    def _check_count(self, rows: int, actions: int) -> None:
+        if rows != actions:
+            raise wrong_count(actions, rows)
+
+    def _wrong(self, method: str, got: Any, expected: str) -> ContractError:
+        return ContractError(
+            f"{type(self.env).__name__}.{method}: returned {how_many(got)}, expected {expected}; fix its return value"
+        )
+
+    def _crash(self, where: str, error: BaseException) -> EnvCrashError:
+        return EnvCrashError(
+            f"{where}, env step {int(self._env_steps.max())}: raised {type(error).__name__}: {error}; "
+            "the environment's own traceback is above (its sub-environments cannot be created again one by one)"
+        )
+
+
+def _rows_at(values: Any, places: IntArray) -> Any:
+    if isinstance(values, VectorInfos):
+        return values.at(places)
+    return values[places] if isinstance(values, np.ndarray) else [values[place] for place in places.tolist()]
 
 
 class VectorInfos(Sequence[Mapping[str, Any]]):
-    """The info dicts of some sub-environments.
+    """The infos of a vectorised gymnasium environment, a dict of arrays, as one dict per row, built when it is read.
 
     Args:
-        infos: As gymnasium gives them, with a mask under `_<key>` for each key.
-        indices: [R] whose they are.
-        resets: What a later reset of some sub-environments said, and [E] True for these.
+        infos: As gymnasium returns them, with a mask under `_<key>` for each key.
+        indices: [R] sub-environments of the rows.
+        resets: The infos of a later reset, and [E] True for the sub-environments that it reset.
     """
 
     __slots__ = ("_indices", "_infos", "_resets")
@@ -82,11 +412,11 @@ class VectorInfos(Sequence[Mapping[str, Any]]):
 
     @property
     def names(self) -> Collection[str]:
-        """The names of all entries that there may be."""
+        """The names of all entries."""
         return self._infos.keys() if self._resets is None else {*self._infos, *self._resets[0]}
 
     def at(self, places: IntArray) -> VectorInfos:
-        """Return those at some places."""
+        """Return the infos at some places."""
         return VectorInfos(self._infos, self._indices[places], self._resets)
 
     def _of(self, index: int) -> Mapping[str, Any]:
@@ -96,7 +426,7 @@ class VectorInfos(Sequence[Mapping[str, Any]]):
 
 
 def info_of(infos: Mapping[str, Any], index: int) -> Mapping[str, Any]:
-    """Return what a dict of arrays says about one sub-environment; values without a mask are everybody's."""
+    """Return what a dict of arrays says about one sub-environment; values without a mask belong to all."""
     found: dict[str, Any] = {}
     for name, values in infos.items():
         mask = infos.get(f"_{name}")
@@ -111,17 +441,13 @@ def info_of(infos: Mapping[str, Any], index: int) -> Mapping[str, Any]:
         except (IndexError, TypeError) as error:
             raise ContractError(
                 f"env {index} step: infos hold nothing of it under {name!r} ({error}), expected an array of one value "
-                f"for each sub-environment, and one of flags, {'_' + name!r}, if only some have it; mend its infos"
+                f"for each sub-environment, and one of flags, {'_' + name!r}, if only some have it; fix its infos"
             ) from error
     return found
 
 
 def by_name(infos: Any, num_envs: int, where: str) -> Mapping[str, Any]:
-    """Return infos as a dict of arrays, also those of gymnasium's `DictInfoToList`: a dict for each sub-environment.
-
-    Raises:
-        ContractError: They are neither.
-    """
+    """Return infos as a dict of arrays; gymnasium's `DictInfoToList` gives a list of dicts."""
     if isinstance(infos, Mapping):
         return infos
     listed = isinstance(infos, list | tuple)
@@ -131,353 +457,8 @@ def by_name(infos: Any, num_envs: int, where: str) -> Mapping[str, Any]:
         size = f" of {len(infos)}" if listed else ""
         raise ContractError(
             f"{where}: returned infos that are a {type(infos).__name__}{size}, expected a dict of arrays, or a list of "
-            f"{num_envs} dicts; mend its return value"
+            f"{num_envs} dicts; fix its return value"
         )
     names = dict.fromkeys(chain.from_iterable(infos))
     values = {name: [info.get(name) for info in infos] for name in names}
     return {**values, **{f"_{name}": [name in info for info in infos] for name in names}}
-
-
-class LockstepEnvs(NumberedEnvs):
-    """Bookkeeping of E sub-environments that step together.
-
-    Attributes:
-        env: What steps them.
-    """
-
-    lockstep = True
-    env: Any
-
-    def __init__(self, num_envs: int) -> None:
-        """Nothing is reset before the first poll."""
-        self.num_envs = num_envs
-        self._everybody = np.arange(num_envs)
-        self._no_infos: list[Mapping[str, Any]] = [{}] * num_envs
-        self._seats = [(index, SINGLE_AGENT) for index in range(num_envs)]
-        self._env_steps = np.zeros(num_envs, np.int64)
-        self._episode_start = np.zeros(num_envs, np.int64)
-        # The rows of the last step: whose they are and what they hold.
-        self._slots: IntArray = self._everybody
-        self._obs: Any = []
-        self._rewards: FloatArray = np.zeros(num_envs)
-        self._infos: Sequence[Mapping[str, Any]] = ()
-        # Whether a poll has delivered them, and the actions that came for them.
-        self._delivered = False
-        self._actions: Any = None
-        self._some: dict[int, Any] = {}
-        # Rows that changed after they were delivered: only these come again.
-        self._renewed: set[int] = set()
-        # Sub-environments in which nobody has acted since their reset.
-        self._fresh: Flags = np.ones(num_envs, np.bool_)
-        self._events = PollEvents()
-        # The last frame, if a sampler takes frames.
-        self._frames: VectorStep | None = None
-        self._started = False
-        self._stopped = False
-
-    @abstractmethod
-    def _reset_all(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Sequence[Any]]:
-        """Reset everything and return E observations and E info dicts."""
-
-    @abstractmethod
-    def _step_all(self, actions: Any, slots: IntArray | None) -> VectorStep:
-        """Step everything.
-
-        Args:
-            actions: E actions, or those of the rows at `slots`; the others' go nowhere.
-            slots: [R], None for everybody.
-        """
-
-    @abstractmethod
-    def _close(self) -> None:
-        """Close the environment."""
-
-    def poll(self, timeout: float | None = None) -> Ready:
-        """Step once everybody has been answered and return the rows; never waits.
-
-        Raises:
-            ContractError: Some were answered and others were not.
-        """
-        self._refuse_frames()
-        if not self._started:
-            self._start(None, None)
-        if self._some and not self._renewed:
-            missing = [index for index in self._slots.tolist() if index not in self._some]
-            raise ContractError(
-                f"poll: {len(self._some)} of {len(self._slots)} sub-environments were answered, none for env "
-                f"{missing[:16]}, expected all: they step together; answer every row that poll returned"
-            )
-        if self._actions is not None:
-            self._step()
-        slots, obs, rewards, infos = self._undelivered()
-        self._delivered = True
-        self._renewed.clear()
-        events, self._events = self._events, PollEvents()
-        return Ready(
-            slots, obs, rewards, self._env_steps,
-            events.joined, events.ended, events.episodes, events.unclaimed, infos, {}, self._seats,
-        )  # fmt: skip
-
-    def poll_vector_step(self) -> VectorStep:
-        """Reset everything, the first time, or step with the actions of `send_vector_actions`; never waits.
-
-        Raises:
-            CallOrderError: There are no actions, or rows have been polled before.
-        """
-        if self._started and (self._frames is None or self._actions is None):
-            raise CallOrderError(
-                "poll_vector_step: no actions were sent, expected send_vector_actions before each call; do not mix it "
-                "with poll"
-            )
-        if not self._started:
-            self._started = True
-            obs, infos = self._reset_all(None, None)
-            nobody = np.zeros(self.num_envs, np.bool_)
-            self._frames = VectorStep(obs, np.zeros(self.num_envs), nobody, nobody, infos, None, ~nobody)
-        else:
-            self._frames = self._stepped(self._actions, None)
-            self._count(self._frames)
-        self._actions = None
-        return self._frames
-
-    def send_vector_actions(self, actions: Any) -> None:
-        """Give E actions, for the last frame; those of sub-environments that are done go nowhere."""
-        self._actions = actions
-
-    def send_actions(self, slots: Any, actions: Any = None) -> None:
-        """Answer rows, all of them before the next poll; see `BaseEnv.send_actions`."""
-        if slots is self._slots and self._delivered and self._actions is None and not self._some:
-            self._check_count(len(slots), len(actions))
-            self._actions = actions
-        elif actions is None:
-            self._answer(of_only_agents(slots, self._index, self._awaited()))
-        else:
-            self._check_count(len(slots), len(actions))
-            indices = [int(slot) for slot in slots]
-            if len(set(indices)) != len(indices):
-                raise self._stray(indices)
-            self._answer(dict(zip(indices, actions, strict=True)))
-
-    def try_reset(
-        self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, Any]:
-        """Reset one or all; see `BaseEnv.try_reset`."""
-        self._refuse_frames()
-        if not self._started:
-            self._start(seed, options)
-        elif env_id is not None:
-            self._reset_one(self._index(env_id), seed, options)
-        elif seed is not None or options is not None or not all(map(self._untouched, range(self.num_envs))):
-            self._abandon(self._everybody)
-            self._take_reset(*self._reset_all(seed, options))
-        places = {slot: place for place, slot in enumerate(self._slots.tolist())}
-        obs: MultiEnvDict = {}
-        infos: MultiEnvDict = {}
-        for index in self._indices(env_id):
-            if index not in places:
-                # Done, and reset by the step that the others take: the row comes with a later poll.
-                marker: Any = "async_reset_return"
-                obs[index] = infos[index] = marker
-                continue
-            obs[index] = {SINGLE_AGENT: self._obs[places[index]]}
-            infos[index] = {SINGLE_AGENT: dict(self._infos[places[index]])}
-        return obs, infos
-
-    def leave_vector_steps(self) -> None:
-        """Reset everything, so that `poll` gives rows again."""
-        self._frames = None
-        self._fresh[:] = False
-        self._take_reset(*self._reset_all(None, None))
-
-    def start_from(self, env_steps: IntArray) -> None:
-        """Reset everything with the next poll, as if there had been none, but count env steps on from [E] these."""
-        self._started = self._delivered = False
-        self._frames = self._actions = None
-        self._some.clear()
-        self._renewed.clear()
-        self._events = PollEvents()
-        self._env_steps[:] = env_steps
-
-    @property
-    def resetting(self) -> Flags:
-        """[E] who is done in the last frame, and is reset by the next step."""
-        frame = self._frames
-        if frame is None or frame.done is None or frame.finals is not None:
-            return np.zeros(self.num_envs, np.bool_)
-        return frame.done
-
-    @property
-    def env_steps(self) -> IntArray:
-        """[E] env steps of each sub-environment since its start."""
-        return self._env_steps
-
-    def get_agent_ids(self) -> set[AgentId]:
-        """Return the one agent id."""
-        return {SINGLE_AGENT}
-
-    def stop(self) -> None:
-        """Close the environment; may be called more than once."""
-        if not self._stopped:
-            self._stopped = True
-            self._close()
-
-    def _refuse_frames(self) -> None:
-        if self._frames is not None:
-            raise CallOrderError(
-                "poll, try_reset: a sampler is driving this environment, expected one driver; make another one for "
-                "calls of your own"
-            )
-
-    def _undelivered(self) -> tuple[IntArray, Any, FloatArray, Sequence[Mapping[str, Any]]]:
-        if not self._delivered:
-            return self._slots, self._obs, self._rewards, self._infos
-        at = np.flatnonzero(np.isin(self._slots, list(self._renewed)))
-        return self._slots[at], _taken(self._obs, at), self._rewards[at], _taken(self._infos, at)
-
-    def _renew(self, index: int) -> None:
-        """Forget the answer for one row, which a reset has changed, and keep those for the others."""
-        if self._actions is not None:
-            self._some = dict(zip(self._slots.tolist(), self._actions, strict=True))
-            self._actions = None
-        self._some.pop(index, None)
-        self._renewed.add(index)
-
-    def _count(self, frame: VectorStep) -> None:
-        """Count an env step of everybody but those that were reset."""
-        self._env_steps += 1 if frame.begun is None else ~frame.begun
-
-    def _reset_one(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
-        """Reset a sub-environment that has moved since its reset; refused where that cannot be."""
-        if self._untouched(index) and seed is None and options is None:
-            return
-        raise ConfigError(
-            f"try_reset: env {index} cannot be reset apart from the others, expected try_reset() for all of them; "
-            "leave the env id out"
-        )
-
-    def _untouched(self, index: int) -> bool:
-        return bool(self._fresh[index]) and self._actions is None and index not in self._some
-
-    def _start(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        self._started = True
-        self._take_reset(*self._reset_all(seed, options))
-
-    def _take_reset(self, obs: Any, infos: Sequence[Any]) -> None:
-        self._begin(self._everybody)
-        self._slots, self._obs, self._infos = self._everybody, obs, infos or self._no_infos
-        self._rewards = np.zeros(self.num_envs)
-        self._delivered, self._actions = False, None
-        self._some.clear()
-        self._renewed.clear()
-
-    def _begin(self, indices: IntArray) -> None:
-        self._fresh[indices] = True
-        self._episode_start[indices] = self._env_steps[indices]
-        self._events.joined += [Join(index, index, SINGLE_AGENT, index) for index in indices.tolist()]
-
-    def _abandon(self, indices: IntArray) -> None:
-        events = self._events
-        untold = {join.slot for join in events.joined}
-        events.joined = [join for join in events.joined if join.slot not in set(indices.tolist())]
-        waiting = {slot: place for place, slot in enumerate(self._slots.tolist())}
-        for index in indices.tolist():
-            # An episode that nobody was told of never was, and one that is over has been reported.
-            if index not in untold and index in waiting:
-                place = waiting[index]
-                length = int(self._env_steps[index] - self._episode_start[index])
-                final, info = own_copy(self._obs[place]), self._infos[place]
-                events.ended.append(End(index, index, SINGLE_AGENT, 0.0, False, True, final, info))
-                events.episodes.append(EpisodeEnd(index, False, True, length, index))
-
-    def _step(self) -> None:
-        slots, actions = self._slots, self._actions
-        self._actions = None
-        self._fresh[:] = False
-        while True:
-            self._take(self._stepped(actions, slots))
-            if len(self._slots):
-                self._delivered = False
-                return
-            slots, actions = self._slots, []
-
-    def _stepped(self, actions: Any, slots: IntArray | None) -> VectorStep:
-        """Take an env step; what wrappers make of the reward of a reset, which is no step, is nobody's."""
-        frame = self._step_all(actions, slots)
-        if frame.begun is not None:
-            frame.rewards = np.where(frame.begun, 0.0, frame.rewards)
-        return frame
-
-    def _take(self, frame: VectorStep) -> None:
-        self._count(frame)
-        rewards = as_rewards(frame.rewards, lambda: of_envs("step"))
-        begun, absent = frame.begun, None
-        if frame.done is not None:
-            rewards = np.where(frame.done, 0.0, rewards)
-            self._end(np.flatnonzero(frame.done), frame)
-            if frame.finals is None:
-                absent = frame.done
-            else:
-                begun = frame.done
-        if begun is not None:
-            self._begin(np.flatnonzero(begun))
-        self._slots, self._rewards = self._everybody, rewards
-        self._obs, self._infos = frame.obs, frame.infos or self._no_infos
-        if absent is not None:
-            present = self._slots = np.flatnonzero(~absent)
-            self._rewards = rewards[present]
-            self._obs, self._infos = _taken(frame.obs, present), _taken(self._infos, present)
-
-    def _end(self, done: IntArray, frame: VectorStep) -> None:
-        indices = done.tolist()
-        finals, infos = frame.finals, frame.final_infos
-        if finals is None:
-            finals = [own_copy(frame.obs[i]) for i in indices]
-            infos = [(frame.infos or self._no_infos)[i] for i in indices]
-        lengths = (self._env_steps[done] - self._episode_start[done]).tolist()
-        for place, index in enumerate(indices):
-            flags = bool(frame.terminated[index]), bool(frame.truncated[index])
-            reward = float(frame.rewards[index])
-            end = End(index, index, SINGLE_AGENT, reward, *flags, finals[place], infos[place])
-            self._events.ended.append(end)
-            self._events.episodes.append(EpisodeEnd(index, *flags, lengths[place], index))
-
-    def _awaited(self) -> set[int]:
-        waits = self._started and self._actions is None
-        return set(self._slots.tolist()) - self._some.keys() if waits else set()
-
-    def _answer(self, answers: Mapping[int, Any]) -> None:
-        awaited = self._awaited()
-        stray = [index for index in answers if index not in awaited]
-        if stray:
-            raise self._stray(stray)
-        self._some.update(answers)
-        self._renewed.difference_update(answers)
-        if len(self._some) == len(self._slots):
-            self._actions = [self._some[index] for index in self._slots.tolist()]
-            self._some = {}
-            self._delivered = True
-
-    def _stray(self, indices: Sequence[int]) -> ContractError:
-        waiting = [] if self._actions is not None else self._slots.tolist()
-        return stray_answers(indices, waiting)
-
-    def _check_count(self, rows: int, actions: int) -> None:
-        if rows != actions:
-            raise wrong_count(actions, rows)
-
-    def _wrong(self, method: str, got: Any, expected: str) -> ContractError:
-        return ContractError(
-            f"{type(self.env).__name__}.{method}: returned {how_many(got)}, expected {expected}; mend its return value"
-        )
-
-    def _crash(self, where: str, error: BaseException) -> EnvCrashError:
-        return EnvCrashError(
-            f"{where}, env step {int(self._env_steps.max())}: raised {type(error).__name__}: {error}; "
-            "the environment's own traceback is above (its sub-environments cannot be made anew one by one)"
-        )
-
-
-def _taken(values: Any, places: IntArray) -> Any:
-    if isinstance(values, VectorInfos):
-        return values.at(places)
-    return values[places] if isinstance(values, np.ndarray) else [values[place] for place in places.tolist()]

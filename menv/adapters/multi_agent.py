@@ -1,7 +1,7 @@
 """n copies of a `MultiAgentEnv` as a `BaseEnv`.
 
-Each copy has a `Roster` that turns its dicts into rows. A copy steps when all its waiting agents
-have been answered, and with `{}` while nobody waits. `menv.adapters.convert` creates it.
+Each copy has an `AgentTracker` that turns its dicts into rows. A copy steps when all its waiting agents have been
+answered, and with `{}` while none waits.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,19 +21,13 @@ from menv.adapters.validation import (
     as_rewards,
     by_sub_environment,
     check_answers,
+    empty_steps_error,
     possible_agents,
     reward_labels,
-    too_silent,
     wrong_count,
 )
 from menv.base_env import AgentId, EnvId, IntArray, Ready
 from menv.errors import MenvError, raised_by_envs
-
-
-class _Raised(NamedTuple):
-    """What a step raised instead of returning anything."""
-
-    error: BaseException
 
 
 class MultiAgentEnvs(LocalEnvs):
@@ -46,23 +40,23 @@ class MultiAgentEnvs(LocalEnvs):
             AgentTracker(index, index, self._allocator, possible_agents(env))
             for index, env in enumerate(self._envs)
         ]
-        self._everybody = list(range(num_envs))
+        self._all_indices = list(range(num_envs))
         self._answers: list[dict[AgentId, Any] | None] = [None] * num_envs
-        # Copies whose rows no poll has delivered yet, and copies whose rows nobody has answered yet.
+        # Copies whose rows no poll has delivered yet, and copies whose rows wait for an answer.
         self._due: set[int] = set()
         self._waiting: set[int] = set()
         self._delivered: tuple[list[WaitingAgents], list[int], IntArray] = ([], [], np.zeros(0, np.int64))
-        # Whether what a copy returned is still there when the next ones have stepped; None before a look.
-        self._apart: bool | None = None
+        # Whether a copy's results survive the steps of other copies; None before it is known.
+        self._separate: bool | None = None
 
     def poll(self, timeout: float | None = None) -> Ready:
         """Step the copies that were answered and return their rows; never waits."""
         if not self._started:
             self._start()
-        self._tear()
+        self._begin_poll()
         self._step_answered()
         if len(self._due) == len(self._envs):
-            fresh, trackers = self._everybody, self._trackers
+            fresh, trackers = self._all_indices, self._trackers
         else:
             fresh = sorted(self._due)
             trackers = [self._trackers[index] for index in fresh]
@@ -82,7 +76,7 @@ class MultiAgentEnvs(LocalEnvs):
             list(chain.from_iterable([tracker.infos for tracker in trackers])) if informed else [{}] * len(slots),
             {}, self._allocator.seats, (), events.faults, events.shared_infos,
         )  # fmt: skip
-        self._events, self._torn = PollEvents(), False
+        self._events, self._in_poll = PollEvents(), False
         return ready
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
@@ -97,15 +91,15 @@ class MultiAgentEnvs(LocalEnvs):
             self._answer_all(actions)
             return
         by_env = by_sub_environment(slots, actions, self._allocator.seats)
-        told = {self._index(env_id): answers for env_id, answers in by_env.items()}
+        by_index = {self._index(env_id): answers for env_id, answers in by_env.items()}
         # After `try_reset` rows may be answered before a poll has delivered them.
-        self._answer(told, self._waiting if actions is not None else self._waiting | self._due)
+        self._answer(by_index, self._waiting if actions is not None else self._waiting | self._due)
 
     def _answer_all(self, actions: Sequence[Any]) -> None:
         layouts, indices, slots = self._delivered
         if len(actions) != len(slots):
             raise wrong_count(len(actions), len(slots))
-        # Each takes its own off the front: a third of the time that slices take. To say `strict` costs a fifth more.
+        # An iterator takes a third of the time of slices, and `strict` would cost a fifth more.
         rest = iter(actions)
         answers = [
             {layout.agents[0]: next(rest)} if len(layout.agents) == 1 else dict(zip(layout.agents, rest))  # noqa: B905
@@ -136,7 +130,7 @@ class MultiAgentEnvs(LocalEnvs):
         return self._trackers[index].slots
 
     def present(self, index: int) -> tuple[Mapping[AgentId, int], IntArray]:
-        """Return the slots of the agents that live in a copy, and the slots of those who wait."""
+        """Return the slots of the agents that are alive in a copy, and the slots of those that wait."""
         tracker = self._trackers[index]
         return {agent: tracker.slots[agent] for agent in tracker.alive()}, tracker.waiting.slots
 
@@ -147,7 +141,7 @@ class MultiAgentEnvs(LocalEnvs):
 
     @property
     def free_slots(self) -> list[int]:
-        """Slots that nobody has, in the order in which they were given back."""
+        """Freed slots, in the order in which they were freed."""
         return self._allocator.free
 
     def _moved(self, index: int) -> bool:
@@ -156,28 +150,33 @@ class MultiAgentEnvs(LocalEnvs):
     def _first_row(self, index: int) -> tuple[dict[AgentId, Any], dict[AgentId, Any]]:
         return self._trackers[index].by_agent()
 
-    def _waits(self, index: int) -> Any:
+    def _waiting_rows(self, index: int) -> Any:
         tracker = self._trackers[index]
-        return [tracker.waiting.agents, tracker.obs, [float(paid) for paid in tracker.rewards], tracker.held]
+        return [
+            tracker.waiting.agents,
+            tracker.obs,
+            [float(reward) for reward in tracker.rewards],
+            tracker.held,
+        ]
 
     def _clear(self, seats: Any) -> None:
         self._events, self._answers = PollEvents(), [None] * len(self._envs)
-        self._due, self._waiting = set(), set(self._everybody)
+        self._due, self._waiting = set(), set(self._all_indices)
         self._delivered = ([], [], np.zeros(0, np.int64))
         self._allocator.restore(seats)
-        self._renew_trackers(self._everybody)
+        self._replace_trackers(self._all_indices)
 
-    def _renew_trackers(
+    def _replace_trackers(
         self, indices: Iterable[int], slots: Mapping[AgentId, int] = MappingProxyType({})
     ) -> None:
-        """Replace trackers by such as know nothing but the slots of some agents."""
+        """Create trackers that know nothing but the slots of some agents."""
         for index in indices:
             tracker = AgentTracker(index, index, self._allocator, possible_agents(self._envs[index]))
             tracker.slots.update(slots)
             self._trackers[index] = tracker
 
-    def _play(self, index: int, recorded: EpisodeReplay) -> bool:
-        self._renew_trackers([index], recorded.slots)
+    def _replay(self, index: int, recorded: EpisodeReplay) -> bool:
+        self._replace_trackers([index], recorded.slots)
         tracker, step, events = self._trackers[index], self._envs[index].step, PollEvents()
         self._env_steps[index] = recorded.start
         with self._allocator.restored_afterwards():
@@ -190,8 +189,8 @@ class MultiAgentEnvs(LocalEnvs):
                 self._env_steps[index] += 1
         return tracker.slots == recorded.slots
 
-    def _begin_next(self, index: int, slots: Mapping[AgentId, int]) -> None:
-        self._renew_trackers([index], slots)
+    def _begin_new(self, index: int, slots: Mapping[AgentId, int]) -> None:
+        self._replace_trackers([index], slots)
         self._begin(index, *self._reset_env(index))
         self._waiting.discard(index)
 
@@ -202,7 +201,7 @@ class MultiAgentEnvs(LocalEnvs):
 
     def _begin(self, index: int, obs: Any, infos: Any) -> None:
         self._trackers[index].begin(obs, infos, self._events)
-        self._settle(index)
+        self._step_until_waiting(index)
 
     def _step_answered(self) -> None:
         answers, self._answers = self._answers, [None] * len(self._envs)
@@ -210,22 +209,22 @@ class MultiAgentEnvs(LocalEnvs):
         self._env_steps[stepped if len(stepped) < len(answers) else slice(None)] += 1
         trackers, events = self._trackers, self._events
         outcomes: Any = self._outcomes(stepped, answers)
-        if self._apart:
-            # All steps first, and then all that came of them: each goes on with what the caches still hold of it.
+        if self._separate:
+            # All steps first, then all results: both find their data in the processor's caches.
             outcomes = [*outcomes]
-        elif self._apart is None and len(stepped) > 1:
-            outcomes = self._looked_at(outcomes)
+        elif self._separate is None and len(stepped) > 1:
+            outcomes = self._find_out_separate(outcomes)
         over = []
         for index, result in outcomes:
             tracker = trackers[index]
             tracker.answered = True
-            if type(result) is _Raised:
-                self._lose(index, result.error)
+            if isinstance(result, BaseException):
+                self._lose(index, result)
             elif tracker.step(result, events):
                 over.append(index)
                 continue
             if not tracker.waiting.agents:
-                self._settle(index)
+                self._step_until_waiting(index)
         for index in over:
             self._begin(index, *self._next_episode(index))
         self._due.update(stepped)
@@ -233,7 +232,7 @@ class MultiAgentEnvs(LocalEnvs):
     def _outcomes(
         self, stepped: Sequence[int], answers: Sequence[dict[AgentId, Any] | None]
     ) -> Iterator[tuple[int, Any]]:
-        """Step copies one after another, also past those that raise; yield what each returned, or `_Raised`."""
+        """Step copies one after another, even if some raise; yield what each returned or raised."""
         envs = self._envs
         for index in stepped:
             try:
@@ -241,38 +240,38 @@ class MultiAgentEnvs(LocalEnvs):
             except MenvError:
                 raise
             except raised_by_envs() as error:
-                result = _Raised(error)
+                result = error
             yield index, result
-            # What was raised holds this very frame.
+            # The traceback of an error holds this frame.
             result = None
 
-    def _looked_at(self, outcomes: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-        """Hand on what the copies' first steps return, each before the next one steps.
+    def _find_out_separate(self, outcomes: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        """Yield each result before the next copy steps, and set `_separate`.
 
-        Copies that return the very same dicts, as attributes of their class are, write over each other's results.
+        Copies that return the same dict objects, such as attributes of their class, overwrite each other's results.
         """
         results = []
         for index, result in outcomes:
             results.append(result)
             yield index, result
         parts = [{id(part) for part in result} for result in results if isinstance(result, tuple | list)]
-        self._apart = len(set().union(*parts)) == sum(map(len, parts))
+        self._separate = len(set().union(*parts)) == sum(map(len, parts))
 
-    def _settle(self, index: int) -> None:
-        """Step a copy with `{}` until somebody waits."""
+    def _step_until_waiting(self, index: int) -> None:
+        """Step a copy with `{}` until an agent waits."""
         tracker = self._trackers[index]
         empty = 0
         while not tracker.waiting.agents:
             if empty == MAX_EMPTY_STEPS:
-                raise too_silent(f"env {index} step")
+                raise empty_steps_error(f"env {index} step")
             empty += 1
             self._step_once(index)
         self._due.add(index)
 
     def _step_once(self, index: int) -> None:
-        """Take one env step in which nobody acts, and reset the copy if its episode ended."""
+        """Take one env step in which no agent acts, and reset the copy if its episode ended."""
         self._env_steps[index] += 1
-        self._events.step_on(index)
+        self._events.count_step(index)
         try:
             result = self._envs[index].step({})
         except MenvError:
@@ -286,9 +285,9 @@ class MultiAgentEnvs(LocalEnvs):
     def _lose(self, index: int, error: BaseException) -> None:
         tracker = self._trackers[index]
         tracker.lose({}, self._events)
-        tracker.begin(*self._made_anew(index, "step", error, steps=tracker.episode_steps), self._events)
+        tracker.begin(*self._recreate(index, "step", error, steps=tracker.episode_steps), self._events)
 
-    def _abandon(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
+    def _truncate(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
         self._answers[index] = None
         self._trackers[index].truncate(self._events)
         self._waiting.discard(index)
@@ -300,7 +299,7 @@ class MultiAgentEnvs(LocalEnvs):
             if set(answers) != set(agents):
                 check_answers(index, agents, answers)
         for index, answers in by_env.items():
-            # No actions for a copy in which nobody waits say nothing; its own answers may be there already.
+            # `{}` for a copy in which no agent waits changes nothing; it may have its answers already.
             if answers:
                 self._answers[index] = {
                     agent: answers[agent] for agent in self._trackers[index].waiting.agents

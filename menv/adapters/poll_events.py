@@ -1,4 +1,4 @@
-"""What happened between two polls besides the rows; filled by the adapters, handed out in `Ready`."""
+"""What happened between two polls, except for the rows; adapters fill it and return it in `Ready`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EMPTY: Mapping[str, Any] = {}
 
 @dataclass(slots=True)
 class PollEvents:
-    """The lists of one `Ready`, in the order in which they are to be taken in."""
+    """The lists of one `Ready`, in the order in which a reader processes them."""
 
     ended: list[End] = field(default_factory=list)
     unclaimed: list[Unclaimed] = field(default_factory=list)
@@ -24,22 +24,22 @@ class PollEvents:
     shared_infos: list[SharedInfo] = field(default_factory=list)
 
     def take_shared(self, env_id: EnvId, info: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """Return the last info of an episode as a whole, which ends with `info`; those before it are forgotten."""
+        """Return the last shared info of an episode that ends with `info`, and drop its earlier ones."""
         for shared in reversed(self.shared_infos):
             if shared.env_id == env_id and info is None:
                 info = shared.info
         self.shared_infos = [shared for shared in self.shared_infos if shared.env_id != env_id]
         return info
 
-    def step_on(self, env_id: EnvId) -> None:
-        """Note that a sub-environment takes another env step before the poll that tells of these ends."""
+    def count_step(self, env_id: EnvId) -> None:
+        """Count an env step that a sub-environment takes after its ends and before the poll that reports them."""
         for place, end in enumerate(self.ended):
             if end.env_id == env_id:
                 self.ended[place] = end._replace(ago=end.ago + 1)
 
 
 def all_empty(infos: Mapping[AgentId, Any]) -> bool:
-    """Return whether nobody's info says anything."""
+    """Return whether all infos are empty dicts."""
     try:
         return [*infos.values()].count(_EMPTY) == len(infos)
     except ValueError:
@@ -47,39 +47,25 @@ def all_empty(infos: Mapping[AgentId, Any]) -> bool:
         return False
 
 
-def check_info(info: Any, whose: str) -> None:
-    """Refuse an info that is no dict.
-
-    Args:
-        info: What the environment returned; a subclass of dict will do.
-        whose: Begins the message, such as "env 3 step".
-
-    Raises:
-        ContractError: It is something else.
-    """
+def check_info(info: Any, label: str) -> None:
+    """Raise a `ContractError` that begins with `label` if an info is not a dict, or a subclass of dict."""
     if not isinstance(info, dict):
         raise ContractError(
-            f"{whose}: info is {type(info).__name__}, expected a dict; return {{}} if there is nothing to tell"
+            f"{label}: info is {type(info).__name__}, expected a dict; return {{}} if there is nothing to tell"
         )
-
-
-# SEAM menv.adapters.recorded
-# An episode that was written down as its seed and its actions, to be played again in a new environment.
-#
-# `menv.sampling.episode_checkpoint` makes them; the adapters of environments in this process play them.
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeReplay:
-    """One running episode.
+    """A running episode as its seed and its actions, to be replayed in a new environment.
 
     Attributes:
         start: Env steps of its sub-environment at its reset.
-        stop: Env steps at which it was written down.
-        seed: Of its reset, None where the environment was left alone.
+        stop: Env steps at the checkpoint.
+        seed: Of its reset, None if there was none.
         actions: Env-ready actions of each agent, in order.
-        slots: The slot of each agent that its sub-environment knows.
-        shown: The digest of what waited when it was written down.
+        slots: The slot of each known agent.
+        shown: Digest of the rows that waited at the checkpoint.
     """
 
     start: int

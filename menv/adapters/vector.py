@@ -1,6 +1,6 @@
 """A `VectorEnv`, which steps all its sub-environments with lists, as a `BaseEnv`.
 
-A finished sub-environment is reset by `reset_at` in the same poll. `menv.adapters.convert` creates it.
+A finished sub-environment is reset by `reset_at` in the same poll.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from menv import rng
 from menv.adapters.lockstep import LockstepEnvs
 from menv.adapters.poll_events import check_info
-from menv.adapters.validation import as_rewards, of_envs
+from menv.adapters.validation import as_rewards, env_reward_labels
 from menv.base_env import EnvId, IntArray, VectorStep
 from menv.errors import ContractError, MenvError, raised_by_envs
 from menv.spaces import as_flag, close_env, how_many, last_obs
@@ -24,16 +24,9 @@ _FIVE = ("obs", "rewards", "terminateds", "truncateds", "infos")
 
 
 class VectorEnvs(LockstepEnvs):
-    """Steps one `VectorEnv`."""
+    """Steps one `VectorEnv`; `seed` gives every reset its own seed, None resets without seeds."""
 
     def __init__(self, env: VectorEnv, *, seed: int | None = None, first_index: int = 0) -> None:
-        """Take over `env`.
-
-        Args:
-            env: It is not touched before the first poll.
-            seed: Gives every reset its own seed; None leaves the environments alone.
-            first_index: Index of sub-environment 0 among those of all workers.
-        """
         super().__init__(env.num_envs)
         self.env = env
         self.observation_space = env.observation_space
@@ -42,7 +35,7 @@ class VectorEnvs(LockstepEnvs):
         self._first_index = first_index
 
     def get_sub_environments(self, as_dict: bool = False) -> Any:
-        """Return the sub-environments where they are objects of their own."""
+        """Return the sub-environments if they are separate objects."""
         found = self.env.get_sub_environments()
         return dict(enumerate(found)) if as_dict else list(found)
 
@@ -51,18 +44,18 @@ class VectorEnvs(LockstepEnvs):
         return self.env.try_render_at(self._index(env_id or 0))
 
     def try_restart(self, env_id: EnvId | None = None) -> None:
-        """Put new sub-environments in the place of one or all; their next rows begin a new episode."""
-        self._refuse_frames()
+        """Replace one sub-environment or all; their next rows begin a new episode."""
+        self._refuse_two_drivers()
         for index in self._indices(env_id):
             self._call("restart_at", index)
             if self._started:
                 self._reset_one(index, None, {})
 
     def _reset_one(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
-        """Reset one sub-environment, unless nothing has happened in it since its reset."""
+        """Reset one sub-environment, unless it was just reset."""
         if self._untouched(index) and seed is None and options is None:
             return
-        self._abandon(np.array([index]))
+        self._truncate(np.array([index]))
         obs, info = self._reset_at(index, seed, options or None)
         self._obs, self._infos = list(self._obs), list(self._infos)
         self._obs[index], self._infos[index] = obs, info
@@ -88,8 +81,8 @@ class VectorEnvs(LockstepEnvs):
         if not isinstance(result, tuple | list) or len(result) != 5:
             raise self._wrong("vector_step", result, f"five lists ({', '.join(_FIVE)})")
         self._check_lists("vector_step", _FIVE, result)
-        obs, paid, terminateds, truncateds, infos = result
-        rewards = as_rewards(paid, lambda: of_envs("vector_step"))
+        obs, raw_rewards, terminateds, truncateds, infos = result
+        rewards = as_rewards(raw_rewards, lambda: env_reward_labels("vector_step"))
         terminated, truncated = _flags(terminateds, "terminated"), _flags(truncateds, "truncated")
         over = terminated | truncated
         done = np.flatnonzero(over).tolist()
@@ -97,7 +90,7 @@ class VectorEnvs(LockstepEnvs):
         finals = [last_obs(obs[index], f"vector_step, env {index}") for index in done]
         final_infos = [infos[index] for index in done]
         for index in done:
-            # The step that has just been taken counts for the seed, as it does where each copy steps alone.
+            # The seed counts the step that was just taken, as for copies that step one by one.
             seed = None if self._seed is None else self._seed_of(index, 1)
             obs[index], infos[index] = self._reset_at(index, seed, None)
         flags = over if done else None
@@ -126,7 +119,7 @@ class VectorEnvs(LockstepEnvs):
         except MenvError:
             raise
         except raised_by_envs() as error:
-            # Nothing below this frame: it cannot be called like that.
+            # No frame below this one: the method does not accept these arguments.
             if isinstance(error, TypeError) and error.__traceback__ and error.__traceback__.tb_next is None:
                 raise ContractError(
                     f"{type(self.env).__name__}.{method}: {error}, expected {_SIGNATURES[method]}; declare these "
@@ -141,7 +134,7 @@ class VectorEnvs(LockstepEnvs):
                 got = f"{len(part)} values" if counted else how_many(part)
                 raise ContractError(
                     f"{type(self.env).__name__}.{method}: returned {got} as {name}, expected {self.num_envs}, one for "
-                    "each sub-environment; mend its return value"
+                    "each sub-environment; fix its return value"
                 )
 
 
@@ -154,13 +147,9 @@ _SIGNATURES: Final = {
 
 
 def as_infos(infos: Sequence[Any], where: str) -> list[Any]:
-    """Return E info dicts.
-
-    Raises:
-        ContractError: One of them is something else; it names whose.
-    """
+    """Return E info dicts, or raise a `ContractError` that names the sub-environment."""
     listed = list(infos)
-    # One look at all types instead of one at each info.
+    # One check of all types instead of one per info.
     if set(map(type, listed)) != {dict}:
         for index, info in enumerate(listed):
             check_info(info, f"{where}, env {index}")
@@ -168,11 +157,6 @@ def as_infos(infos: Sequence[Any], where: str) -> list[Any]:
 
 
 def _flags(flags: Any, name: str) -> npt.NDArray[np.bool_]:
-    """Return the flags of all sub-environments.
-
-    Raises:
-        ContractError: One is no truth value; it names which.
-    """
     try:
         found = np.asarray(flags)
     except (TypeError, ValueError, RuntimeError):

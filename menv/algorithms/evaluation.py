@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from menv import rng
-from menv.adapters.custom import TableEnvs
 from menv.adapters.local_envs import CreatedEnvs
+from menv.adapters.table import TableEnvs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.fragments import WorkerPlacement, env_context, joined_state, split_state
 from menv.algorithms.postprocessing import BatchPostprocessor

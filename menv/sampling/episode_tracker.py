@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from menv import rng
-from menv.adapters.custom import TableEnvs
 from menv.adapters.local_envs import CreatedEnvs
+from menv.adapters.table import TableEnvs
 from menv.base_env import COMMON, SINGLE_AGENT, AgentId, End, EnvId, EpisodeEnd, Join, Ready, Unclaimed
 from menv.episode import AS_THEY_COME, MEMBER_REWARDS, Episode, When
 from menv.inference.action_sampler import TrajectoryTable

@@ -359,7 +359,7 @@ def test_steps_without_a_waiting_agent_end_in_an_error_after_a_thousand() -> Non
         base_env = to_local_base_env(SixDicts([game], "now") if own else game)
         answer_all(base_env, base_env.poll())
         with pytest.raises(
-            ContractError, match=r"nobody waited for an action in 1000 env steps in a row.*__all__"
+            ContractError, match=r"no agent waited for an action in 1000 env steps in a row.*__all__"
         ):
             base_env.poll()
         assert 1000 <= game.step_count <= 1001

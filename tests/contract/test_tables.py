@@ -25,7 +25,7 @@ from menv import (
     check_env,
     to_base_env,
 )
-from menv.adapters.custom import TableEnvs
+from menv.adapters.table import TableEnvs
 from menv.algorithms import PPO
 
 SEATS = [(world, agent) for world in range(2) for agent in "abc"]
@@ -104,11 +104,11 @@ def first(**values: Any) -> Callable[[Any], Any]:
         ({"slots": lambda a: a[:, None]}, r"slots: int32 of shape \(6, 1\), expected \[R\] integers"),
         ({"slots": lambda a: a * 1.0}, "slots: float64 of shape"),
         ({"slots": lambda a: a * 0}, r"slots: agent 'a' of env 0 \(slot 0\) has 6 rows, expected one"),
-        ({"slots": lambda a: a + 1}, "slots: there is a row for slot 6, on which nobody lives"),
-        ({"slots": lambda a: a - 1}, "slots: there is a row for slot -1, on which nobody lives"),
+        ({"slots": lambda a: a + 1}, "slots: there is a row for slot 6, on which no agent lives"),
+        ({"slots": lambda a: a - 1}, "slots: there is a row for slot -1, on which no agent lives"),
         (
             {"joined": lambda a: ()},
-            "slots: there is a row for slot 0, on which nobody lives, expected slots of",
+            "slots: there is a row for slot 0, on which no agent lives, expected slots of",
         ),
         (
             {"joined": lambda a: [*a, *a[:1]]},
@@ -129,9 +129,9 @@ def first(**values: Any) -> Callable[[Any], Any]:
         ({"ended": lambda a: a[1:]}, r"episodes: the episode of env 0 ended while agents \['a'\] live on"),
         (
             {"ended": lambda a: [*a, *a[:1]]},
-            "ended: agent 'a' of env 0 ends on slot 0, on which nobody lives",
+            "ended: agent 'a' of env 0 ends on slot 0, on which no agent lives",
         ),
-        ({"ended": first(slot=77)}, "ended: agent 'a' of env 0 ends on slot 77, on which nobody lives"),
+        ({"ended": first(slot=77)}, "ended: agent 'a' of env 0 ends on slot 77, on which no agent lives"),
         (
             {"ended": first(agent_id="b")},
             "ended: agent 'b' of env 0 ends on slot 0, on which agent 'a' of env 0",
@@ -151,7 +151,7 @@ def first(**values: Any) -> Callable[[Any], Any]:
             {"episodes": first(env_id="x")},
             "episodes: env 'x' has env_index 0, where the episode of env 0 runs",
         ),
-        ({"episodes": first(env_steps=None)}, "episodes: the episode of env 0 took None env steps"),
+        ({"episodes": first(env_steps=None)}, "episodes: the episode of env 0 has length None"),
         ({"joined": first(env_index=1)}, "joined: env 0 has env_index 0, and its episode runs at 1"),
         ({"joined": first(agent_id="b")}, r"joined: agent 'b' of env 0 \(slot 0\) joins again, on slot 1"),
         (
@@ -267,7 +267,7 @@ def test_what_the_environment_raises_is_its_own() -> None:
     [
         ([0], "none for waiting \\[\"'b'\", \"'c'\"\\]"),
         ([0, 1, 2, 2], "several actions for one slot"),
-        ([6], "nobody has slot 6"),
+        ([6], "no agent has slot 6"),
     ],
 )
 def test_answers_are_for_those_who_wait(slots: list[int], message: str) -> None:
