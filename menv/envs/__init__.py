@@ -1,6 +1,7 @@
-"""Small environments that come with menv, for examples, tests and measurements.
+"""Small environments for examples, tests and benchmarks.
 
-Each name is imported when it is asked for, so that a light import of the package stays light.
+Begin with `two_step_game` or `tictactoe`. Each name is imported when it is first used, so that importing the package
+stays fast.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from menv.envs.connect_four import ConnectFour
     from menv.envs.independent_copies import make_multi_agent
     from menv.envs.rock_paper_scissors import AlwaysSame, BeatLastMove, RockPaperScissors
-    from menv.envs.test_envs import NullEnv, RandomMultiAgentEnv
+    from menv.envs.stub_envs import NullEnv, RandomMultiAgentEnv
     from menv.envs.three_level_maze import ThreeLevelMaze
     from menv.envs.tictactoe import TicTacToe
     from menv.envs.traffic import MultiAgentTrafficEnv
@@ -42,8 +43,8 @@ _HOMES = {
     "ConnectFour": "connect_four",
     "HierarchicalWindyMaze": "windy_maze",
     "MultiAgentTrafficEnv": "traffic",
-    "NullEnv": "test_envs",
-    "RandomMultiAgentEnv": "test_envs",
+    "NullEnv": "stub_envs",
+    "RandomMultiAgentEnv": "stub_envs",
     "RockPaperScissors": "rock_paper_scissors",
     "ThreeLevelMaze": "three_level_maze",
     "TicTacToe": "tictactoe",

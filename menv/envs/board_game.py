@@ -1,7 +1,4 @@
-"""Board games for two players that move in turn: their spaces, whose move it is, and what the end pays.
-
-`tictactoe` and `connect_four` are such games. It knows no rules and no boards.
-"""
+"""Base of the turn-based board games for two players: spaces, whose move it is, rewards at the end."""
 
 from __future__ import annotations
 
@@ -22,16 +19,7 @@ PLAYERS = ("player1", "player2")
 
 
 class BoardGame(MultiAgentEnv):
-    """Two players in turn, each of whom sees the own pieces and then the other's.
-
-    Args:
-        config: `"render_mode"`: `"ansi"` (default) or `"rgb_array"`.
-        cells: Of the board.
-        moves: How many there are to choose from.
-
-    Raises:
-        ConfigError: The render mode is unknown.
-    """
+    """Two players in turn, on a board of `cells` cells with `moves` actions; both see their own pieces first."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 1}
 
@@ -54,7 +42,7 @@ class BoardGame(MultiAgentEnv):
 
     @abstractmethod
     def _observe(self, player: int) -> AgentDict:
-        """Return what player number 0 or 1 sees; when the game is over, nothing is allowed."""
+        """Return the observation of player 0 or 1; the mask allows nothing after the end."""
 
     def _end(self, winner: str | None, infos: AgentDict) -> StepDicts:
         """End the game; None for a draw."""
@@ -69,7 +57,7 @@ class BoardGame(MultiAgentEnv):
         if not self.agents:
             raise CallOrderError(f"{self._name}.step: no game is running, expected reset first; call reset")
         if list(action_dict) == [mover]:
-            # What is no integer, such as 1.5, gets the message below.
+            # Other types, such as 1.5, get the error below.
             with suppress(TypeError):
                 return index(action_dict[mover])
         given = ", ".join(f"{agent!r}: {type(move).__name__}" for agent, move in action_dict.items())

@@ -1,8 +1,4 @@
-"""Connect four for two agents that take turns, with action masks.
-
-A turn-based game that is too large to enumerate; the self-play example and its tests play it. Nothing here
-knows who chooses the columns.
-"""
+"""Connect four: a turn-based game with action masks that is too large to enumerate, for self-play."""
 
 from __future__ import annotations
 
@@ -31,10 +27,10 @@ _CELL_PIXELS = 64
 
 
 def has_four(discs: int) -> bool:
-    """Return whether four of one player's `discs` lie in a line: up, across, or on either diagonal.
+    """Return whether four of one player's `discs` form a line: up, across, or on either diagonal.
 
     Args:
-        discs: Bit `column * 7 + height` is set where a disc lies; height 0 is the bottom.
+        discs: Bit `column * 7 + height` is set for a disc; height 0 is the bottom.
     """
     for step in _DIRECTIONS:
         pairs = discs & (discs >> step)
@@ -57,7 +53,7 @@ class ConnectFour(BoardGame):
     - An illegal move ends the game: the mover loses, the opponent wins, and the mover's info holds the move
       as `"illegal_move"`.
 
-    The game has no chance in it, so `seed` has nothing to do.
+    The game is deterministic, so `seed` has no effect.
 
     Args:
         config: `"render_mode"`: `"ansi"` (default), a text, or `"rgb_array"`, a uint8 picture [384, 448, 3].
@@ -93,7 +89,7 @@ class ConnectFour(BoardGame):
 
         Raises:
             CallOrderError: The game is over, or never began.
-            ContractError: Somebody else than the mover, or nobody, was answered, or not with an integer.
+            ContractError: The actions are not one integer of the mover.
         """
         mover = self._mover
         column = self._move_of(PLAYERS[mover], action_dict)
@@ -117,7 +113,7 @@ class ConnectFour(BoardGame):
         self._count = 0
         self._discs = [0, 0]
         self._heights = [0] * COLUMNS
-        # The same board once more, in the form that observations have.
+        # The same board in the form of observations.
         self._planes = np.zeros((2, CELLS), np.float32)
         self._room = np.ones(COLUMNS, np.int8)
 
@@ -131,7 +127,6 @@ class ConnectFour(BoardGame):
             self._room[column] = 0
 
     def _observe(self, player: int) -> AgentDict:
-        """Return what player number 0 or 1 sees; when the game is over, nothing is allowed."""
         own_first = np.concatenate((self._planes[player], self._planes[1 - player]))
         allowed = self._room.copy() if self.agents else np.zeros(COLUMNS, np.int8)
         return {"observations": own_first, "action_mask": allowed}

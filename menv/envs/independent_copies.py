@@ -1,7 +1,4 @@
-"""Copies of a single-agent environment, side by side, as one environment of many agents.
-
-`make_multi_agent` is for users, examples and benchmarks. Nothing here knows policies.
-"""
+"""`make_multi_agent`: copies of a single-agent environment as one environment of many agents."""
 
 from __future__ import annotations
 
@@ -19,16 +16,16 @@ from menv.spaces import close_all, reset_env
 
 
 class IndependentCopies(MultiAgentEnv):
-    """Several copies of a single-agent environment, one per agent, that share nothing but time.
+    """Several copies of a single-agent environment, one per agent, that share nothing but the env step.
 
     `make_multi_agent` makes the subclasses that know what to copy. Agents are called 0, 1, ...; each
-    is observed until its own copy ends. An agent that is left out of `action_dict` stands still and is
-    not observed. The episode ends with its last agent: truncated if anyone who ended on that step
+    is observed until its own copy ends. The copy of an agent that is left out of `action_dict` does not step, and
+    the agent is not observed. The episode ends with its last agent: truncated if anyone who ended on that step
     was, terminated otherwise. `render` shows the copy of agent 0.
 
     Args:
         config: `"num_agents"` (default 1) and the settings of the copies. It is not changed; each copy
-            gets an `EnvContext` of its own that holds everything but `"num_agents"`.
+            gets its own `EnvContext` with everything but `"num_agents"`.
 
     Raises:
         ConfigError: `"num_agents"` is not a positive integer.
@@ -52,7 +49,7 @@ class IndependentCopies(MultiAgentEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[AgentDict, AgentDict]:
-        """Reset all copies, each with a seed of its own; agent 0 gets `seed` itself.
+        """Reset all copies, each with its own seed; agent 0 gets `seed` itself.
 
         Raises:
             ContractError: A copy has the old `reset`.
@@ -119,7 +116,7 @@ class IndependentCopies(MultiAgentEnv):
 
 
 def make_multi_agent(name_or_creator: Any) -> type[IndependentCopies]:
-    """Return a class of multi-agent environments made of copies of a single-agent one.
+    """Return a class of multi-agent environments that hold copies of a single-agent one.
 
     Args:
         name_or_creator: What `register_env` knows, a gymnasium id, a class, or a callable that takes an
@@ -148,7 +145,7 @@ def _contexts(config: Mapping[str, Any] | None) -> list[EnvContext]:
     if not isinstance(num_agents, int) or num_agents < 1:
         raise ConfigError(
             f'make_multi_agent: config["num_agents"] is {num_agents!r}, expected an integer of 1 or more; '
-            "say how many copies there shall be"
+            "set the number of copies"
         )
     place = config if isinstance(config, EnvContext) else EnvContext()
     return [place.copy_with_overrides(env_config=settings) for _ in range(num_agents)]
@@ -171,7 +168,7 @@ def _check_single_agent(env: Any) -> None:
     if isinstance(env, MultiAgentEnv | BaseEnv) or not hasattr(env, "action_space"):
         raise ContractError(
             f"make_multi_agent: the creator made a {type(env).__name__}, expected a gymnasium.Env "
-            "with one agent; use an environment of many agents as it is"
+            "with one agent; use an environment of many agents directly"
         )
 
 

@@ -1,4 +1,4 @@
-"""Rock, paper, scissors, several rounds in a row: the smallest game with two agents against each other."""
+"""Rock, paper, scissors: the smallest zero-sum game of two agents, and two rule-based policies for it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from menv.policy import RowDraws, SamplingPolicy
 PLAYERS = ("player1", "player2")
 ROCK, PAPER, SCISSORS, NOTHING = 0, 1, 2, 3
 _SCORES = (0.0, 1.0, -1.0)
+_HANDS = 3
 
 
 class RockPaperScissors(MultiAgentEnv):
@@ -51,7 +52,7 @@ class RockPaperScissors(MultiAgentEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[AgentDict, AgentDict]:
-        """Start a new series; there is no chance in the game, so `seed` has nothing to do."""
+        """Start a new series; the game is deterministic, so `seed` has no effect."""
         self._rounds_left = self.rounds
         self.agents = list(PLAYERS)
         return dict.fromkeys(PLAYERS, NOTHING), {}
@@ -87,31 +88,19 @@ class RockPaperScissors(MultiAgentEnv):
         )
 
 
-# SEAM menv.envs.rock_paper_scissors_heuristics
-# Two players of `RockPaperScissors` who follow a rule and learn nothing.
-#
-# Examples and tests name them with `PolicySpec(policy_class=...)` as opponents. They see the other one's last
-# hand,
-# as everybody does, and know nothing of who plays against them.
-
-
-_HANDS = 3
-
-
 class AlwaysSame(SamplingPolicy):
-    """Draws one hand for each episode and shows it in every round.
+    """Samples one hand for each episode and shows it in every round.
 
-    Config: `"hand"`, 0, 1 or 2, shows that one in all episodes; so does a call without episodes, with a hand
-    drawn from `"seed"`.
+    Config: `"hand"`, 0, 1 or 2, is shown in all episodes. A call without episodes samples one hand from `"seed"`.
     """
 
     def answer(
         self, obs_batch: Sequence[Any], row_draws: RowDraws, explore: bool | None, episodes: Sequence[Any]
     ) -> Sequence[Any]:
-        """Return R hands that depend on who plays in which episode, and on nothing that happens there.
+        """Return R hands that depend on the player and the episode only.
 
         Raises:
-            ConfigError: `config["hand"]` is no hand.
+            ConfigError: `config["hand"]` is not a hand.
         """
         hand = self.config.get("hand")
         if hand is not None:
@@ -122,14 +111,13 @@ class AlwaysSame(SamplingPolicy):
             return [hand] * len(obs_batch)
         if not episodes:
             return [rng.key(int(self.config.get("seed", 0)), 0) % _HANDS] * len(obs_batch)
-        # An episode's hand is drawn anew in each of its rounds from numbers that stay the same, so that there
-        # is nothing to remember and nothing to forget.
+        # Sampled in each round from the same numbers, so that no state is needed.
         numbers = np.array([episode.episode_id for episode in episodes], np.int64)
         return _hands(RowDraws(row_draws.keys, numbers)).tolist()  # type: ignore[no-any-return]
 
 
 class BeatLastMove(SamplingPolicy):
-    """Shows the hand that beats the one that the other player showed last; the first one is drawn."""
+    """Shows the hand that beats the opponent's last one; the first hand is sampled."""
 
     def answer(
         self, obs_batch: Sequence[Any], row_draws: RowDraws, explore: bool | None, episodes: Sequence[Any]

@@ -1,4 +1,4 @@
-"""An open, windy field on three levels: where to, which way, and step by step."""
+"""A hierarchical environment on three levels: corner, direction, move."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIELD = (
     ".......",
     "G.....G",
 )
-"""Rows of the default field, read like those of `WindyMaze`."""
+"""Rows of the default field, in the form of `MAZE`."""
 
 
 class ThreeLevelMaze(MultiAgentEnv):
@@ -39,8 +39,8 @@ class ThreeLevelMaze(MultiAgentEnv):
       -1.0 for each farther from it.
     - `"low_level_<n>"` sees position, wind, `"direction"` and `"moves_left"`, and answers with a move. It
       earns what the low level of `HierarchicalWindyMaze` does.
-    - Every pick takes one env step in which nobody walks. Numbers begin again in the next episode.
-    - End: that of the maze, for everybody.
+    - Every pick takes one env step without a move. Numbers begin again in the next episode.
+    - End: that of the maze, for all agents.
 
     Args:
         config: `"picks"` of a mid level (default 3), `"moves"` of a low level (default 3), and what
@@ -78,7 +78,7 @@ class ThreeLevelMaze(MultiAgentEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[AgentDict, AgentDict]:
-        """Put the walker back to the start and ask the top level."""
+        """Move the walker to the start and ask the top level."""
         self.maze.reset(seed=seed, options=options)
         self._opened = dict.fromkeys(self._opened, 0)
         self._asked, self.agents = TOP, [TOP]
@@ -88,7 +88,7 @@ class ThreeLevelMaze(MultiAgentEnv):
         """Open a lower level, or let the lowest one walk.
 
         Raises:
-            ContractError: Somebody else than the agent of the last obs acts.
+            ContractError: The actions are not one of the agent of the last obs.
         """
         if list(action_dict) != [self._asked]:
             raise ContractError(
@@ -130,7 +130,7 @@ class ThreeLevelMaze(MultiAgentEnv):
         return {agent: self._observe(agent) for agent in shown}, rewards, flags, {ALL: late}, {}
 
     def _observe(self, agent: str) -> dict[str, Any]:
-        """Return what an agent sees; goals travel down, nothing travels up."""
+        """Return an agent's observation."""
         seen = self.maze.observe()
         goal = seen.pop("goal", 0)
         if agent == TOP:

@@ -1,8 +1,4 @@
-"""Noughts and crosses for two agents that take turns, with action masks.
-
-A small turn-based `MultiAgentEnv`; examples, tests and benchmarks play it.
-`menv.envs.tictactoe_play` judges how well a policy plays. Nothing here knows who chooses the moves.
-"""
+"""TicTacToe: a small turn-based game with action masks; `menv.envs.tictactoe_play` evaluates policies for it."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ _SQUARE_PIXELS = 64
 
 
 def winner_of(board: Sequence[int]) -> str | None:
-    """Return the player who owns a line of `board`, None if nobody does."""
+    """Return the player who owns a line of `board`, None if no player does."""
     for a, b, c in LINES:
         if board[a] and board[a] == board[b] == board[c]:
             return PLAYERS[board[a] - 1]
@@ -56,7 +52,7 @@ class TicTacToe(BoardGame):
     - An illegal move ends the game: the mover loses, the opponent wins, and the mover's info holds the move
       as `"illegal_move"`.
 
-    The game has no chance in it, so `seed` has nothing to do.
+    The game is deterministic, so `seed` has no effect.
 
     Args:
         config: `"render_mode"`: `"ansi"` (default), a text, or `"rgb_array"`, a uint8 picture [192, 192, 3].
@@ -92,7 +88,7 @@ class TicTacToe(BoardGame):
 
         Raises:
             CallOrderError: The game is over, or never began.
-            ContractError: Somebody else than the mover, or nobody, was answered, or not with an integer.
+            ContractError: The actions are not one integer of the mover.
         """
         mover, waiting = PLAYERS[self._stone - 1], PLAYERS[2 - self._stone]
         square = self._move_of(mover, actions)
@@ -111,7 +107,6 @@ class TicTacToe(BoardGame):
         return picture_of(self._board) if self.render_mode == "rgb_array" else text_of(self._board)
 
     def _observe(self, player: int) -> AgentDict:
-        """Return what player number 0 or 1 sees; when the game is over, nothing is allowed."""
         allowed = [square == 0 for square in self._board] if self.agents else [False] * 9
         return {"observations": planes_of(self._board, player + 1), "action_mask": np.array(allowed, np.int8)}
 

@@ -1,7 +1,7 @@
-"""Exact judges of a way to play TicTacToe.
+"""Exact evaluation of policies for TicTacToe.
 
-Examples, demos and tests ask `losing_lines` whether a policy can be beaten at all, and `play_random` and
-`play_perfect` how it fares. A policy is a function of a batch, so nothing here knows networks:
+`losing_lines` says whether a policy can be beaten at all, `play_random` and `play_perfect` play games against it. A
+policy is a function of a batch:
 
     choose(observations, action_mask) -> moves      float32 [B, 18], bool [B, 9] -> int [B]
 """
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from menv.envs.tictactoe import LINES, Board, winner_of
 
 Boards: TypeAlias = npt.NDArray[np.int8]
-"""[B, 9]: 0 is empty, 1 the stones of the policy that is judged, 2 those of its opponent."""
+"""[B, 9]: 0 is empty, 1 the stones of the policy, 2 the stones of its opponent."""
 Moves: TypeAlias = npt.NDArray[np.int64]
 Choose: TypeAlias = Callable[[npt.NDArray[np.float32], npt.NDArray[np.bool_]], Any]
 """`choose(observations [B, 18], action_mask [B, 9]) -> moves [B]`, deterministic."""

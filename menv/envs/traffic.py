@@ -1,8 +1,8 @@
 """Cars and traffic lights on a small road network, all acting at once.
 
-Shows what the contract of `MultiAgentEnv` allows: agents of two kinds with different spaces, cars that leave
-early and cars that enter late. The road itself is `menv.envs.traffic`; `menv.envs.traffic` drives
-by fixed rules, as a baseline. Nothing here knows policies.
+It shows what `MultiAgentEnv` allows: agents of two kinds with different spaces, cars that leave early and cars that
+enter late. `Road` is the simulation, `MultiAgentTrafficEnv` the environment; `fixed_cycle` and `careful_driver` are
+rule-based baselines.
 """
 
 from __future__ import annotations
@@ -20,37 +20,23 @@ from menv.base_env import ALL
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 
-# SEAM menv.envs.traffic_road
-# A small road network: one main road, a cross street and a light at every crossing.
-#
-# `menv.envs.traffic` plays it as an environment. Nothing here knows agents' observations, rewards or
-# episodes.
-#
-# All lanes go one way and consist of cells; a cell holds one car. The main road (direction 0) meets the cross
-# streets (direction 1) one after another, so a lane is a list of cells with crossings at known positions.
-
-
 BLOCK = 8
 """Cells from one crossing to the next, and from the last one to the end of a lane."""
 MAX_SPEED = 3
 """Cells per step."""
 AMBER_STEPS = 3
-"""Steps from the wish to switch until the other direction gets green.
-
-Long enough for fairness: a car that sees amber either stops in time or passes in time, at any speed.
-"""
+"""Steps of amber: enough for a car at any speed to stop or to pass in time."""
 MAIN, CROSS = 0, 1
 
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """A one-way lane.
+    """A one-way lane of cells, one car per cell; a car at `length` or beyond has arrived.
 
     Attributes:
         direction: MAIN or CROSS.
-        length: Cells; a car at `length` or beyond has arrived.
         crossings: `(position, light)` of each crossing, in driving order; cars stop before the position.
-        cars: Cars on the lane, the foremost first.
+        cars: Cars on the lane, the first one in front.
     """
 
     direction: int
@@ -88,8 +74,8 @@ class Light:
     """A traffic light.
 
     Attributes:
-        green: The direction that has green, or amber while `amber` counts down.
-        amber: Steps until the other direction gets green; 0 while nothing changes.
+        green: The direction with green, or with amber while `amber` counts down.
+        amber: Steps until the other direction gets green; 0 if it does not switch.
         age: Steps since `green` turned green.
     """
 
@@ -98,7 +84,7 @@ class Light:
     age: int = 0
 
     def advance(self, wish: int) -> None:
-        """Pass one step; a wish for the other direction starts amber, and amber runs its course."""
+        """Advance one step; a wish for the other direction starts amber."""
         self.age += 1
         if self.amber:
             self.amber -= 1
@@ -110,8 +96,8 @@ class Light:
 
 
 @dataclass(slots=True)
-class Happenings:
-    """What one step brought.
+class RoadEvents:
+    """The events of one step.
 
     Attributes:
         progress: Cells by car name.
@@ -129,12 +115,12 @@ class Happenings:
 
 
 class Road:
-    """The lanes, their cars and the lights.
+    """The lanes, their cars and the lights: a main road that meets cross streets one after another.
 
     Args:
         num_lights: Crossings along the main road.
-        first_cars: How many cars shall find room before the first crossing of each lane: the main road,
-            then each cross street.
+        first_cars: How many cars there is room for before the first crossing of each lane: the main road, then each
+            cross street.
     """
 
     def __init__(self, num_lights: int, first_cars: list[int]) -> None:
@@ -150,29 +136,29 @@ class Road:
         self.lights = [Light() for _ in range(num_lights)]
 
     def clear(self) -> None:
-        """Take all cars off the road and set all lights to green for the main road."""
+        """Remove all cars and set all lights to green for the main road."""
         for lane in self.lanes:
             lane.cars.clear()
         self.lights = [Light() for _ in self.lights]
 
     def enter(self, name: str, lane: Lane, position: int = 0) -> Car | None:
-        """Put a standing car behind those that are on `lane`; None if the place is taken."""
+        """Add a standing car behind the others on `lane`; None if there is no room."""
         if lane.cars and lane.cars[-1].position <= position:
             return None
         car = Car(name, lane, position)
         lane.cars.append(car)
         return car
 
-    def advance(self, speed_changes: dict[str, int], wishes: dict[int, int]) -> Happenings:
-        """Pass one step: the lights first, then the cars of each lane from the foremost.
+    def advance(self, speed_changes: dict[str, int], wishes: dict[int, int]) -> RoadEvents:
+        """Advance one step: the lights first, then the cars of each lane from the front.
 
         Args:
             speed_changes: -1, 0 or 1 by car name; a missing car keeps its speed.
-            wishes: The direction that shall have green, by light; a missing light stays as it is.
+            wishes: The direction that should get green, by light; a missing light does not switch.
         """
         for number, light in enumerate(self.lights):
             light.advance(wishes.get(number, light.green))
-        seen = Happenings({}, [0] * len(self.lights), set(), set(), [])
+        seen = RoadEvents({}, [0] * len(self.lights), set(), set(), [])
         inside: dict[tuple[int, int], list[Car]] = {}
         for lane in self.lanes:
             self._drive(lane, speed_changes, seen, inside)
@@ -188,7 +174,7 @@ class Road:
         self,
         lane: Lane,
         speed_changes: dict[str, int],
-        seen: Happenings,
+        seen: RoadEvents,
         inside: dict[tuple[int, int], list[Car]],
     ) -> None:
         ahead: Car | None = None
@@ -208,7 +194,7 @@ class Road:
                 ahead = car
 
     def _cross(
-        self, car: Car, start: int, seen: Happenings, inside: dict[tuple[int, int], list[Car]]
+        self, car: Car, start: int, seen: RoadEvents, inside: dict[tuple[int, int], list[Car]]
     ) -> None:
         direction = car.lane.direction
         for position, number in car.lane.crossings:
@@ -257,8 +243,8 @@ def _seen_from_above(road: Road) -> npt.NDArray[np.uint8]:
 def text_of(road: Road) -> str:
     """Return the map as text.
 
-    `>` is a car on the main road, `v` one on a cross street; beside each crossing `=` means green for the
-    main road, `|` green for the cross street, `:` amber.
+    `>` is a car on the main road, `v` one on a cross street; next to each crossing `=` means green for the main road,
+    `|` green for the cross street, `:` amber.
     """
     return "\n".join("".join(_LOOKS[kind] for kind in row) for row in _seen_from_above(road).tolist())
 
@@ -266,14 +252,14 @@ def text_of(road: Road) -> str:
 def picture_of(road: Road) -> npt.NDArray[np.uint8]:
     """Return the map as a uint8 picture [8 * rows, 8 * columns, 3].
 
-    Beside each crossing green means that the main road may go, red that the cross street may.
+    Next to each crossing green means green for the main road, red for the cross street.
     """
     cells = _seen_from_above(road).repeat(_CELL_PIXELS, axis=0).repeat(_CELL_PIXELS, axis=1)
     return _COLOURS[cells]
 
 
 SIGHT = 16
-"""Cells that cars and lights see ahead; farther things look as if they were here."""
+"""Cells that cars and lights see ahead; farther things are observed at this distance."""
 AGE_LIMIT = 32
 """Steps up to which a light knows how long its colour has lasted."""
 QUEUE_LIMIT = 8
@@ -294,7 +280,7 @@ class TrafficSettings:
     num_cars: int = 2
     """Cars that are on the road at the start."""
     num_traffic_lights: int = 1
-    """Crossings, each with a light of its own."""
+    """Crossings, each with a light."""
     max_cars: int | None = None
     """Cars that may appear in one episode; twice `num_cars` if None."""
     entry_rate: float = 0.1
@@ -340,15 +326,15 @@ def _settings(given: Mapping[str, Any]) -> TrafficSettings:
 
 
 class MultiAgentTrafficEnv(MultiAgentEnv):
-    """Cars want to arrive, lights want the traffic to flow; everybody who is there acts at every step.
+    """Cars want to arrive, lights want the traffic to flow; all present agents act at every step.
 
     - Agents: `"car_1"`, ... and `"traffic_light_1"`, .... Cars with odd numbers take the main road, the
       others the cross streets in turn. A car that has arrived is terminated and gone. Cars beyond `num_cars`
       enter while the episode runs, in order, up to `max_cars`.
     - Action of a car: Discrete(3), brake, keep or accelerate by one cell per step; at most 3 cells per step.
-      Nobody passes: who would run into the car ahead stops behind it.
+      Cars cannot pass: a car that would run into the one ahead stops behind it.
     - Action of a light: Discrete(2), 0 for green on the main road, 1 on the cross street. Switching takes 3
-      steps of amber, during which wishes are not heard.
+      steps of amber, during which actions have no effect.
     - Reward of a car: 1 per cell; -1 for a step without progress; -10 for entering a crossing at red; -10 for
       a crash, into the car ahead or with cross traffic on a crossing; 10 for arriving.
     - Reward of a light: 1 for each car that enters its crossing, -1 for each that stands before it.
@@ -403,8 +389,8 @@ class MultiAgentTrafficEnv(MultiAgentEnv):
         """Put the first cars before the first crossings, at random places.
 
         Args:
-            seed: Starts the random numbers anew; None goes on with them.
-            options: Not read.
+            seed: Of the random numbers; None continues them.
+            options: Ignored.
         """
         if seed is not None:
             self._rng = np.random.default_rng(seed)
@@ -421,7 +407,7 @@ class MultiAgentTrafficEnv(MultiAgentEnv):
 
         Raises:
             CallOrderError: The episode has ended, or never began.
-            ContractError: The actions are not those of the live agents, or none that they have.
+            ContractError: The actions are not valid actions of exactly the present agents.
         """
         if not self._steps_left:
             raise CallOrderError(
@@ -486,7 +472,7 @@ class MultiAgentTrafficEnv(MultiAgentEnv):
         pedals = {name: int(action_dict[name]) - 1 for name in self._cars}
         return pedals, {number: int(action_dict[name]) for number, name in enumerate(self._lights)}
 
-    def _rewards(self, seen: Happenings) -> AgentDict:
+    def _rewards(self, seen: RoadEvents) -> AgentDict:
         rewards: AgentDict = {}
         for name, cells in seen.progress.items():
             rewards[name] = float(cells or -1) - 10.0 * (name in seen.ran_red) - 10.0 * (name in seen.crashed)
@@ -501,7 +487,7 @@ class MultiAgentTrafficEnv(MultiAgentEnv):
             rewards[name] = float(entered - waiting)
         return rewards
 
-    def _flags(self, seen: Happenings) -> tuple[AgentDict, AgentDict]:
+    def _flags(self, seen: RoadEvents) -> tuple[AgentDict, AgentDict]:
         terminateds: AgentDict = {car.name: True for car in seen.arrived}
         truncateds: AgentDict = {}
         done = not self._cars and self._num_entered == len(self._car_names)
@@ -563,21 +549,14 @@ def _unit_box(size: int) -> gym.spaces.Box:
 
 
 def _names(agents: Any) -> str:
-    return ", ".join(sorted(repr(agent_id) for agent_id in agents)) or "nobody"
-
-
-# SEAM menv.envs.traffic_rules
-# Fixed rules for the two kinds of agents of `MultiAgentTrafficEnv`, as baselines to compare with.
-#
-# Each is a function of one observation, so it can stand wherever a policy could. Examples and tests call
-# them.
+    return ", ".join(sorted(repr(agent_id) for agent_id in agents)) or "no agent"
 
 
 BRAKE, KEEP, ACCELERATE = 0, 1, 2
 
 
 def fixed_cycle(observation: npt.NDArray[np.float32], green_steps: int = 8) -> int:
-    """Return the action of a light that changes after a fixed time, whatever the traffic.
+    """Return the action of a light that switches after a fixed time.
 
     Args:
         observation: float32 [9] of a light.
@@ -589,7 +568,7 @@ def fixed_cycle(observation: npt.NDArray[np.float32], green_steps: int = 8) -> i
 
 
 def careful_driver(observation: npt.NDArray[np.float32]) -> int:
-    """Return the action of a car that drives as fast as it can still stop for what it sees.
+    """Return the action of a car that is always slow enough to stop in time.
 
     It never runs into the car ahead and never enters a crossing at red.
 

@@ -1,4 +1,4 @@
-"""The two-step game of Rashid et al. 2018 (QMIX, section 5): do two agents learn to trust each other?"""
+"""The two-step game of Rashid et al. 2018 (QMIX, section 5), a test of credit assignment in teams."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TwoStepGame(MultiAgentEnv):
 
     - Step 1: action 0 of agent_1 leads to state 2A, action 1 to 2B; agent_2 has no say.
     - Step 2: the team earns `PAYOFFS[state][action of agent_1][action of agent_2]`. The best is 8, by
-      action 1 in all three decisions that count; who values the agents apart from each other settles for 7.
+      action 1 in all three decisions that count; independent learners settle for 7.
     - Reward: each agent gets half of what the team earns, so that the sum over the team is the payoff.
     - Observation: float32 [5], the state (first, 2A, 2B) and the agent (agent_1, agent_2) as one-hot codes.
     - End: terminated after the second step; the last observations show state 2A or 2B.
@@ -54,13 +54,13 @@ class TwoStepGame(MultiAgentEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[AgentDict, AgentDict]:
-        """Go back to the first state; there is no chance in the game, so `seed` has nothing to do."""
+        """Go back to the first state; the game is deterministic, so `seed` has no effect."""
         self._state = FIRST
         self.agents = list(AGENTS)
         return self._observe(), {}
 
     def state(self) -> npt.NDArray[np.float32]:
-        """Return what a central critic may see: the state as a one-hot code, float32 [3]."""
+        """Return the state for a centralized critic, as a one-hot code, float32 [3]."""
         code = np.zeros(3, np.float32)
         code[self._state] = 1.0
         return code
@@ -70,7 +70,7 @@ class TwoStepGame(MultiAgentEnv):
 
         Raises:
             CallOrderError: The game is over, or never began.
-            ContractError: Not both agents took one of the two actions.
+            ContractError: The actions are not 0 or 1 for both agents.
         """
         if not self.agents:
             raise CallOrderError("TwoStepGame.step: no game is running, expected reset first; call reset")

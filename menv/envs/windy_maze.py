@@ -1,7 +1,4 @@
-"""A maze in which the wind blows: one walker, four directions, a long way to the only reward.
-
-`menv.envs.windy_maze` and `menv.envs.three_level_maze` put levels of agents on top of it.
-"""
+"""A windy maze with a sparse reward, for one agent and for a hierarchy of two levels."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ MAZE = (
 
 
 class WindyMaze(gym.Env[Any, Any]):
-    """A walker looks for the goal of a maze; nobody gets anywhere against the wind.
+    """A walker looks for the goal of a maze; moves against the wind fail.
 
     - Observation: Dict of `"position"`, MultiDiscrete (row, column), and `"wind"`, Discrete(4), the
       direction into which it blows; with several goals also `"goal"`, the one that counts.
@@ -39,7 +36,7 @@ class WindyMaze(gym.Env[Any, Any]):
     - End: terminated at the goal, truncated after `max_steps` moves.
 
     Args:
-        config: `"maze"`, rows of the map (default `MAZE`); a map with several G has one drawn for each
+        config: `"maze"`, rows of the map (default `MAZE`); a map with several G samples one for each
             episode. `"max_steps"` (default 200).
 
     Raises:
@@ -55,7 +52,7 @@ class WindyMaze(gym.Env[Any, Any]):
         if len({len(row) for row in self.maze}) != 1 or not self._find("G") or len(self._find("S")) != 1:
             raise ConfigError(
                 "WindyMaze: the maze has ragged rows, no goal, or not exactly one start, expected equally long rows "
-                "with one S and a G or more; mend config['maze']"
+                "with one S and a G or more; fix config['maze']"
             )
         self.start, self.goals = self._find("S")[0], self._find("G")
         spaces: dict[str, gym.Space[Any]] = {
@@ -72,7 +69,7 @@ class WindyMaze(gym.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Put the walker back to the start."""
+        """Move the walker to the start."""
         super().reset(seed=seed)
         self.position = self.start
         self.goal = int(self.np_random.integers(len(self.goals)))
@@ -112,7 +109,7 @@ class WindyMaze(gym.Env[Any, Any]):
         return {**seen, "goal": self.goal} if len(self.goals) > 1 else seen
 
     def distance(self, goal: int) -> int:
-        """Return how many rows and columns lie between the walker and a goal."""
+        """Return the Manhattan distance of the walker to a goal."""
         return sum(abs(here - there) for here, there in zip(self.position, self.goals[goal], strict=True))
 
     def _find(self, mark: str) -> list[tuple[int, int]]:
@@ -124,10 +121,6 @@ class WindyMaze(gym.Env[Any, Any]):
         return inside and self.maze[row][column] != "#"
 
 
-# SEAM menv.envs.hierarchical_maze
-# The windy maze on two levels: one agent says where to go, short-lived ones walk there.
-
-
 HIGH = "high_level_agent"
 LOW_PREFIX = "low_level_"
 
@@ -136,13 +129,13 @@ class HierarchicalWindyMaze(MultiAgentEnv):
     """A high level picks directions, and each pick opens a low level that walks for some moves.
 
     - `"high_level_agent"` sees what the walker of `WindyMaze` sees, and answers with a direction,
-      Discrete(4). It gets the rewards of the maze, at the moves at which they are paid.
+      Discrete(4). It gets the rewards of the maze, at the same moves.
     - `"low_level_<n>"` sees that and `"direction"` and `"moves_left"`, and answers with a move, Discrete(4).
       It earns 1.0 for a cell walked in that direction, -1.0 for one back, and -0.5 for one aside.
       After `option_moves` moves it is terminated, and the high level is asked again in the same step.
-    - Each pick takes one env step in which nobody walks, and opens an agent with a new id; numbers begin
-      again in the next episode. With `new_ids=False` all are lives of one agent, `"low_level_0"`.
-    - End: that of the maze, for everybody.
+    - Each pick takes one env step without a move, and opens an agent with a new id; numbers begin again in the
+      next episode. With `new_ids=False` all are trajectories of one agent, `"low_level_0"`.
+    - End: that of the maze, for all agents.
 
     A mapping by prefix fits: `lambda agent_id: "low" if agent_id.startswith("low_level_") else "high"`.
 
@@ -174,7 +167,7 @@ class HierarchicalWindyMaze(MultiAgentEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[AgentDict, AgentDict]:
-        """Put the walker back to the start and ask the high level."""
+        """Move the walker to the start and ask the high level."""
         obs, _ = self.maze.reset(seed=seed, options=options)
         self.agents = [HIGH]
         self._asked, self._opened = HIGH, 0
@@ -184,7 +177,7 @@ class HierarchicalWindyMaze(MultiAgentEnv):
         """Open a low level, or let it walk.
 
         Raises:
-            ContractError: Somebody else than the agent of the last obs acts.
+            ContractError: The actions are not one of the agent of the last obs.
         """
         if list(action_dict) != [self._asked]:
             raise ContractError(

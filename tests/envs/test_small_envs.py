@@ -12,7 +12,7 @@ import pytest
 import menv.envs
 from menv.base_env import ALL
 from menv.envs.rock_paper_scissors import NOTHING, PAPER, ROCK, SCISSORS, RockPaperScissors
-from menv.envs.test_envs import NullEnv
+from menv.envs.stub_envs import NullEnv
 from menv.envs.two_step_game import FIRST, STATE_2A, STATE_2B, TwoStepGame
 from menv.errors import CallOrderError, ConfigError, ContractError
 

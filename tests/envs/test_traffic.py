@@ -263,7 +263,7 @@ def test_the_fixed_cycle_gives_each_direction_its_time() -> None:
     ("actions", "message"),
     [
         ({"car_1": 1}, "got actions for 'car_1', expected 'car_1', 'traffic_light_1'"),
-        ({}, "got actions for nobody"),
+        ({}, "got actions for no agent"),
         ({"car_1": 3, "traffic_light_1": 0}, "the action of 'car_1' is 3, expected an integer from 0 to 2"),
         ({"car_1": 0, "traffic_light_1": -1}, "the action of 'traffic_light_1' is -1"),
     ],

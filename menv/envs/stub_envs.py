@@ -1,7 +1,4 @@
-"""A stub: agents that come and go, see random observations and earn random rewards.
-
-Where a game is played elsewhere, it stands in for it: it has the spaces and the agents, and nothing to learn.
-"""
+"""Environments with nothing to learn: random agents in place of an external game, and a constant one to benchmark."""
 
 from __future__ import annotations
 
@@ -28,11 +25,11 @@ _SETTINGS: dict[str, Any] = {
 
 
 class RandomMultiAgentEnv(MultiAgentEnv):
-    """Agents that see, earn and leave by chance; what they do is checked and has no effect.
+    """Agents with random observations, rewards and ends; their actions are checked and have no effect.
 
-    An episode begins with all agents. After each step each of them leaves with a probability, terminated, and each
-    one that is away comes (back) with another. It is terminated when nobody is left, and truncated after a number of
-    steps.
+    An episode begins with all agents. After each step every agent terminates with probability `"end_prob"`, and every
+    absent agent (re)appears with `"appear_prob"`. The episode terminates when no agent is left, and is truncated after
+    `"episode_length"` steps.
 
     Args:
         config: `"num_agents"`, a number (default 2, called "agent_0" and so on) or a list of ids; `"observation_space"`
@@ -62,7 +59,7 @@ class RandomMultiAgentEnv(MultiAgentEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[AgentDict, AgentDict]:
-        """Begin with all agents; without a seed chance goes on from where it was."""
+        """Begin with all agents; without a seed the random numbers continue."""
         if seed is not None:
             self._rng = np.random.default_rng(seed)
             for space in self.observation_spaces.values():
@@ -72,11 +69,11 @@ class RandomMultiAgentEnv(MultiAgentEnv):
         return self._observe(self.agents), {}
 
     def step(self, action_dict: AgentDict) -> StepDicts:
-        """Let chance decide.
+        """Sample ends, appearances and rewards.
 
         Raises:
             CallOrderError: The episode is over, or never began.
-            ContractError: An action is missing, of nobody who is there, or outside its space.
+            ContractError: An action is missing, of an absent agent, or outside its space.
         """
         if not self.agents:
             raise CallOrderError(
@@ -140,17 +137,11 @@ def _check(settings: Mapping[str, Any]) -> None:
             )
 
 
-# SEAM menv.envs.null
-# An environment that does nothing, quickly: what remains to be measured is the library's own work.
-#
-# `benchmarks` runs it. It knows nothing of who acts.
-
-
 class NullEnv(MultiAgentEnv):
     """N agents that all act at once, see constants and earn 1.0 per step.
 
-    `reset` and `step` return the very same dicts and arrays every time; they belong to the environment, and
-    whoever calls must not change them. Actions are not looked at.
+    It measures menv's own overhead: `reset` and `step` return the same dicts and arrays every time, which the caller
+    must not change, and ignore actions.
 
     Args:
         config: `"num_agents"` (default 100), `"obs_size"` (default 4) and `"episode_length"` (default 100),
@@ -177,7 +168,7 @@ class NullEnv(MultiAgentEnv):
         self._obs: AgentDict = dict(zip(self.agents, rows, strict=True))
         self._infos: AgentDict = {}
         rewards: AgentDict = dict.fromkeys(self.agents, 1.0)
-        self._going_on: StepDicts = (self._obs, rewards, {ALL: False}, {ALL: False}, self._infos)
+        self._running: StepDicts = (self._obs, rewards, {ALL: False}, {ALL: False}, self._infos)
         self._ending: StepDicts = (self._obs, rewards, {ALL: False}, {ALL: True}, self._infos)
         self._episode_length = int(settings["episode_length"])
         self._steps = 0
@@ -192,4 +183,4 @@ class NullEnv(MultiAgentEnv):
     def step(self, action_dict: AgentDict) -> StepDicts:
         """Count one step."""
         self._steps += 1
-        return self._going_on if self._steps < self._episode_length else self._ending
+        return self._running if self._steps < self._episode_length else self._ending
