@@ -19,10 +19,6 @@ from menv.connectors.connector import Connector, Stateless, register_connector
 from menv.errors import ContractError
 from menv.spaces import OutsideSpaceError, own_copy, why_outside
 
-# SEAM menv.connectors.action_data
-# What a policy answered to one agent, on its way through action connectors.
-
-
 PolicyOutput: TypeAlias = tuple[Any, Any, Mapping[str, Any]]
 """The action, the parts of the recurrent state, and fetches such as `action_logp`."""
 
@@ -79,12 +75,6 @@ def with_action(ac_data: ActionConnectorDataType, action: Any) -> ActionConnecto
     return ActionConnectorDataType(ac_data.env_id, ac_data.agent_id, ac_data.input_dict, output)
 
 
-# SEAM menv.connectors.action_steps
-# The named action connectors, for one answer at a time; `ActionOutput` does the same for whole batches.
-#
-# In their default order: arrays, scale, clip, write-protect.
-
-
 Array = npt.NDArray[Any]
 
 
@@ -99,7 +89,7 @@ class ConvertToNumpyConnector(Stateless, ActionConnector):
 
 
 class NormalizeActionsConnector(Stateless, ActionConnector):
-    """Reads bounded Box actions as [-1, 1] and scales them to the bounds; integers are shifted by the lower one."""
+    """Scales bounded Box actions from [-1, 1] to the bounds; integers are shifted by the lower bound."""
 
     def transform(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
         """Return the answer with its action scaled."""
@@ -115,23 +105,16 @@ class ClipActionsConnector(Stateless, ActionConnector):
 
 
 class ImmutableActionsConnector(Stateless, ActionConnector):
-    """Write-protects actions, so that an environment that changes one in place is told so."""
+    """Write-protects actions, so that an environment that changes one in place gets an error."""
 
     def transform(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
-        """Return the answer with its action write-protected; numbers are as they are."""
+        """Return the answer with its action write-protected; numbers are unchanged."""
         return with_action(ac_data, _each(ac_data.output[0], _protected))
 
 
 @dataclass(frozen=True)
 class CustomSteps:
-    """What the settings do to the actions and rewards of a custom policy.
-
-    Attributes:
-        space: Its action space.
-        normalize: Whether its actions in [-1, 1] are scaled to the bounds.
-        clip: Whether its actions are clipped.
-        clip_rewards: See the setting.
-    """
+    """The settings `normalize_actions`, `clip_actions` and `clip_rewards` for a custom policy of an action space."""
 
     space: gym.Space[Any]
     normalize: bool
@@ -145,11 +128,7 @@ class CustomSteps:
 
 
 def element(action: Any, space: gym.Space[Any]) -> Any:
-    """Return an action as a write-protected copy in the dtypes of its space.
-
-    Raises:
-        OutsideSpaceError: It is outside the space.
-    """
+    """Return an action as a write-protected copy in the dtypes of its space; OutsideSpaceError if it is outside."""
     action = own_copy(action)
     with suppress(TypeError, KeyError, ValueError, IndexError):
         action = _fitted(action, space, lambda value, box: value.astype(box.dtype, copy=False))

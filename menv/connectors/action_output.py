@@ -1,9 +1,7 @@
-"""What a network answers to what an environment expects: scale, clip, shift, shape.
+"""ActionOutput: from a network's actions to those of the environment, for whole batches: scale, clip, shift, shape.
 
-In this order: NormalizeActions ([-1, 1] to the bounds of a Box), ClipActions (into the bounds),
-then the environment's own form. `menv.sampling.network_policy_group` calls it on whole batches; the batch that is
-learned from keeps the network's own actions. Who learns from actions that somebody else took, in the
-environment's form, asks for the way back.
+NormalizeActions ([-1, 1] to the bounds of a Box) comes before ClipActions (into the bounds), then the nested form. The
+sample batch keeps the network's own actions; for actions from external clients, `inverse` maps the other way.
 """
 
 from __future__ import annotations
@@ -18,15 +16,6 @@ import numpy.typing as npt
 from menv.errors import ConfigError
 from menv.spaces import OutsideSpaceError, builder_of, columns_of, leaves, why_outside
 
-# SEAM menv.connectors.flat_actions
-# Tuple and Dict action spaces as one flat space, and flat actions as their elements.
-#
-# A network answers with one row of choices, of numbers, or of both, one part after the other;
-# `menv.connectors.action_output` gives the environment the nested form. Grouped agents have such spaces.
-# Nothing here
-# knows networks.
-
-
 Array = npt.NDArray[Any]
 Space = gym.Space[Any]
 
@@ -35,10 +24,7 @@ def flat_action_space(space: Space) -> Space:
     """Return the space of the rows that a network answers with for actions of `space`.
 
     A Tuple or Dict, nested as may be, of Discrete and MultiDiscrete spaces is one MultiDiscrete space; one of
-    float Box spaces is one Box; one of both is a Tuple of its leaves. Any other space is returned as it is.
-
-    Raises:
-        ConfigError: A part is of another kind, or there is none.
+    float Box spaces is one Box; one of both is a Tuple of its leaves. Any other space is returned unchanged.
     """
     if not isinstance(space, gym.spaces.Tuple | gym.spaces.Dict):
         return space
@@ -61,7 +47,7 @@ def flat_action_space(space: Space) -> Space:
     kinds = sorted({type(part).__name__ for part in parts})
     raise ConfigError(
         f"action space: {type(space).__name__} of {', '.join(kinds) or 'nothing'}, expected parts that are Discrete, "
-        "MultiDiscrete or float Box; wrap the environment so that its actions are made of these"
+        "MultiDiscrete or float Box; wrap the environment so that its actions consist of these"
     )
 
 
@@ -81,15 +67,8 @@ def component_sizes(space: Space | None) -> Array:
 class NestedActions:
     """Elements of a Tuple or Dict space as rows of its flat space, and back; it is pickled as its space.
 
-    Rows of choices and numbers together are floats, so there choices count from 0.
-
-    Args:
-        space: As it is given to `flat_action_space`.
-
-    Attributes:
-        choices: The columns of rows that are choices.
-        numbers: The columns that are numbers.
-        mixed: Whether there are both.
+    `choices` and `numbers` are the columns of each kind; `mixed` rows, which have both, are floats whose choices count
+    from 0.
     """
 
     def __init__(self, space: Space) -> None:
@@ -117,14 +96,14 @@ class NestedActions:
             else:
                 values = block.astype(leaf.dtype, copy=False).reshape(len(rows), *leaf.shape)
                 values.flags.writeable = False
-                # gymnasium takes an array of no axes for an element of such a Box, and not a scalar.
+                # An element of such a Box is an array without axes, not a scalar.
                 columns.append(list(values) if leaf.shape else [np.asarray(value) for value in values])
             start += width
         build = self._build
         return [build(parts) for parts in zip(*columns, strict=True)]
 
     def rows(self, actions: Sequence[Any] | Array) -> Array:
-        """Return [R, K] rows for R elements, or raise what numpy raises where there is another."""
+        """Return [R, K] rows for R elements, or raise what numpy raises for an invalid one."""
         rows = []
         for leaf, column in zip(self._leaves, columns_of(self.space, actions), strict=True):
             if is_discrete(leaf):
@@ -146,25 +125,19 @@ def _sizes(space: Any) -> Array:
 
 
 _LEAST_SCALE = 1e-30
-"""What a range of no width counts as in logarithms, so that those stay numbers."""
+"""Stands for a range of width 0 in logarithms, which stay finite."""
 _CHOICE = np.dtype(np.int64)
 
 
 class ActionOutput:
     """Turns [R, ...] network actions into R elements of the action space.
 
-    Discrete actions come out as an array of numpy integers, as `space.sample()` gives them (gymnasium's
-    own checks take longer over a Python int), the others as read-only arrays.
+    `normalize` scales bounded Box dimensions from [-1, 1] to the bounds and clips; `clip` only clips. Discrete actions
+    are an array of numpy integers, as `space.sample()` gives them (gymnasium's own checks take longer over a Python
+    int), the others as read-only arrays.
     """
 
     def __init__(self, space: gym.Space[Any], *, normalize: bool = True, clip: bool = False) -> None:
-        """Choose the steps for `space`.
-
-        Args:
-            space: Discrete, MultiDiscrete, a float Box, or a Tuple or Dict of these.
-            normalize: Read bounded Box dimensions of an action as [-1, 1] and scale them to the bounds.
-            clip: Clip Box actions into the bounds. With `normalize` they are clipped anyhow.
-        """
         self.normalize, self.clip = normalize, clip
         given: Any = space
         flat: Any = flat_action_space(space)
@@ -180,7 +153,7 @@ class ActionOutput:
             )
         self.space: Any = flat
         self._start = int(flat.start) if isinstance(flat, gym.spaces.Discrete) else 0
-        # Whether actions are given to the environment as they are.
+        # Whether the environment gets the actions unchanged.
         self._plain = isinstance(flat, gym.spaces.Discrete) and not self._start and flat.dtype == _CHOICE
         self._first = self._behind = np.zeros(0, np.int64)
         if isinstance(flat, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
@@ -203,7 +176,7 @@ class ActionOutput:
             low, high = np.where(finite, self._low, 0), np.where(finite, self._high, 0)
             self._half = np.where(self._scaled, (high - low) / 2, 1).astype(np.float32)
             self._centre = np.where(self._scaled, low + self._half, 0).astype(np.float32)
-            # A bound on one side cannot be scaled to, but it is still a bound.
+            # A one-sided bound cannot be scaled to, but still clips.
             self._least = self._low if normalize or clip else np.full_like(self._low, -np.inf)
             self._most = self._high if normalize or clip else np.full_like(self._high, np.inf)
 
@@ -232,13 +205,7 @@ class ActionOutput:
         return out if out.ndim > 1 else [np.asarray(row) for row in out]
 
     def unclipped(self, actions: Array, least: Any = -np.inf, most: Any = np.inf) -> Sequence[Any] | Array:
-        """Return R actions as the environment takes them, the numbers scaled and, unless bounds are given, not clipped.
-
-        Args:
-            actions: As for a call.
-            least: [k] of each number.
-            most: [k] of each number.
-        """
+        """Return R scaled actions of the environment; numbers are clipped to the bounds [k] only if these are given."""
         if not len(self._half):
             return self(actions)
         if not self._mixed:
@@ -253,19 +220,10 @@ class ActionOutput:
         return self.nested.elements(rows)
 
     def inverse(self, actions: Sequence[Any] | Array) -> Array:
-        """Return the network's [R, ...] actions that come out as these.
+        """Return the network's [R, ...] actions for R elements of the space; OutsideSpaceError for an invalid one.
 
-        Clipping has no way back: what lies outside the bounds is scaled like the rest, so that its density is that
-        of the action which was taken.
-
-        Args:
-            actions: R elements of the action space, or an array of them.
-
-        Returns:
-            int64 [R] of Discrete, [R, components] of MultiDiscrete; float32 [R, k] of a Box or of choices and numbers.
-
-        Raises:
-            OutsideSpaceError: One is no element of the space, bounds of a Box left aside.
+        Clipping has no inverse: numbers outside the bounds are scaled like the rest, so their density is that of the
+        action taken.
         """
         rows = self._flat(actions)
         if rows is None:
@@ -280,7 +238,7 @@ class ActionOutput:
         return shifted[:, 0] if isinstance(self.space, gym.spaces.Discrete) else shifted
 
     def _flat(self, actions: Sequence[Any] | Array) -> Array | None:
-        """Return [R, k] numbers of R elements of the space, None if there is another among them."""
+        """Return [R, k] numbers of R elements, None if one is not in the space."""
         numbers = len(self._half)
         try:
             rows = np.asarray(actions) if self.nested is None else self.nested.rows(actions)
@@ -307,19 +265,14 @@ class ActionOutput:
 
     @property
     def log_scale(self) -> Array:
-        """float32 [k] log of what each number of an action is multiplied by, zeros where nothing is.
+        """float32 [k] log of the scale of each number of an action.
 
-        A log-density of an action as the environment takes it, plus the sum of these, is that of the network's own.
+        The log-density of an environment's action plus their sum is that of the network's action.
         """
         return np.log(np.maximum(self._half, _LEAST_SCALE)).astype(np.float32)
 
     def inverse_inputs(self, dist_inputs: Array) -> Array:
-        """Return the network's own distribution inputs for those of the environment's actions.
-
-        Args:
-            dist_inputs: [R, D] logits, which are returned as they are, and behind them [R, 2 k] means and then
-                logarithms of standard deviations of numbers.
-        """
+        """Return the network's distribution inputs [R, D] (logits, means, log stds) for those of env-ready actions."""
         numbers = len(self._half)
         if not numbers:
             return dist_inputs
@@ -329,19 +282,19 @@ class ActionOutput:
         return found.astype(np.float32)
 
     def outer_inputs(self, dist_inputs: Array) -> Array:
-        """Return the distribution inputs of the environment's actions, the way back from `inverse_inputs`."""
+        """Return the distribution inputs of env-ready actions; the inverse of `inverse_inputs`."""
         scale, shift = self.outer_scaling(dist_inputs.shape[1])
         outer: Array = (dist_inputs * scale + shift).astype(np.float32)
         return outer
 
     def outer_scaling(self, width: int) -> tuple[Array, Array]:
-        """Return what `outer_inputs` multiplies `width` inputs by, and what it adds then."""
+        """Return the factors and offsets of `outer_inputs` for `width` inputs."""
         logits = np.zeros(width - 2 * len(self._half), np.float32)
         scale = np.concatenate((np.ones_like(logits), self._half, np.ones_like(self._half)))
         return scale, np.concatenate((logits, self._centre, self.log_scale))
 
     def _unscaled(self, rows: Array) -> Array:
-        """Return [R, k] numbers before they were scaled; 0 where the bounds leave nothing to choose."""
+        """Return [R, k] numbers before scaling; 0 where both bounds are equal."""
         moved: Array = np.divide(
             rows - self._centre, self._half, out=np.zeros_like(rows), where=self._half > 0
         )
@@ -349,10 +302,7 @@ class ActionOutput:
 
 
 def with_range(low: Array, high: Array) -> npt.NDArray[np.bool_]:
-    """Return where there are two bounds with a range between them that float32 can hold.
-
-    Bounds such as -3.4e38 and 3.4e38 say that there are none, and cannot be scaled to.
-    """
+    """Return where two bounds have a finite float32 range; -3.4e38 and 3.4e38, for example, mean unbounded."""
     with np.errstate(over="ignore", invalid="ignore"):
         found: npt.NDArray[np.bool_] = np.isfinite(high.astype(np.float32) - low.astype(np.float32))
     return found

@@ -20,13 +20,6 @@ from menv.sample_batch import SampleBatch
 from menv.spaces import OutsideSpaceError
 from menv.trajectory_slices import Column
 
-# SEAM menv.connectors.agent_rows
-# Agents that wait, on their way through agent connectors: R rows as columns, or one object an agent.
-#
-# `menv.loop` makes `AgentRows`; built-in connectors change whole columns, and a user's connector is shown
-# `AgentConnectorDataType` objects that are made of them. It knows no policies.
-
-
 MASK = "action_mask"
 
 
@@ -60,19 +53,19 @@ class AgentConnectorsOutput:
 
 @dataclass(slots=True)
 class AgentRows:
-    """R agents of one policy.
+    """R agents of one policy as columns, which built-in connectors change in place.
 
     Attributes:
-        obs: R observations, at last [R, F].
-        rewards: [R] earned since each agent's previous row.
-        mask: [R, M] allowed actions, once the preprocessor has found them.
-        slots: [R] integers that stand for lives; None where nobody says whose the rows are.
-        seats: `(env_id, agent_id)` of each row; None likewise.
+        obs: R observations, finally [R, F].
+        rewards: [R] since each agent's previous timestep.
+        mask: [R, M] allowed actions, set by the preprocessor.
+        slots: [R] one integer per agent episode; None if unknown.
+        seats: `(env_id, agent_id)` of each row; None if unknown.
         infos: R info dicts, or None.
-        terminated: Whether these are last observations of terminated lives.
+        terminated: Whether these are final observations of terminated agent episodes.
         truncated: Whether they are of truncated ones.
-        learning: Whether statistics may take these rows in.
-        over: [R] True where a row is a last observation that came among others, not to be taken in; None if none is.
+        learning: Whether statistics may count these rows.
+        over: [R] True at final observations among others, which statistics do not count; None if there is none.
     """
 
     obs: Any
@@ -88,15 +81,11 @@ class AgentRows:
 
     @property
     def final(self) -> bool:
-        """Whether the lives are over."""
+        """Whether these are final observations."""
         return self.terminated or self.truncated
 
     def array(self) -> Column:
-        """Return the observations as [R, F], and keep them so.
-
-        Raises:
-            OutsideSpaceError: They are no arrays of one size.
-        """
+        """Return the observations as [R, F], and keep them so."""
         if not (isinstance(self.obs, np.ndarray) and self.obs.ndim == 2):
             try:
                 shaped = [np.asarray(row) for row in self.obs]
@@ -132,12 +121,7 @@ class AgentRows:
         return agents
 
     def take(self, agents: Any, connector: str) -> None:
-        """Take back what a connector made of `to_agents`.
-
-        Raises:
-            ContractError: They are not the same agents in the same order, a column is gone, or a reward is no finite
-                number.
-        """
+        """Write the agents that a connector returned for `to_agents` back into the columns."""
         whose = [] if self.seats is None else list(self.seats)
         given = list(agents) if isinstance(agents, Sequence) else []
         data: list[Any] = [getattr(agent, "data", None) for agent in given]
@@ -184,11 +168,7 @@ def _is_finite(reward: Any) -> bool:
 
 
 def as_network_dtype(rows: Column, dtype: np.dtype[Any]) -> Column:
-    """Return [R, F] rows in the type that a network takes.
-
-    Raises:
-        OutsideSpaceError: It takes bytes, of images, and some numbers are none.
-    """
+    """Return [R, F] rows in the network's dtype; OutsideSpaceError where uint8 cannot hold a number."""
     if rows.dtype == dtype:
         return rows
     with np.errstate(invalid="ignore"):
@@ -205,7 +185,7 @@ def as_network_dtype(rows: Column, dtype: np.dtype[Any]) -> Column:
 
 
 def single(obs: Any) -> Any:
-    """Return an array of float64 as float32: arithmetic on observations makes such arrays, and networks take none."""
+    """Return a float64 array, such as arithmetic on observations returns, as float32."""
     return obs.astype(np.float32) if isinstance(obs, np.ndarray) and obs.dtype == np.float64 else obs
 
 
@@ -216,11 +196,11 @@ class AgentConnector(Connector):
     """Base of agent connectors; override `transform`, or `__call__` to see all agents that wait together."""
 
     keeps_lives: ClassVar[bool] = False
-    """Whether it remembers something of each life, so that it must be told whose the observations are."""
+    """Whether it keeps state per agent episode, so it needs to know the agent of each observation."""
     tells_lives: ClassVar[bool] = False
-    """Whether `lives` says all that it remembers of whole batches, so that lives can go on in another process."""
+    """Whether `lives` returns all of that state, so agent episodes can continue in another process."""
     at_ends: ClassVar[bool] = True
-    """Whether it must be shown last observations and rewards when they come, and not all at once later."""
+    """Whether it needs final observations and rewards as soon as they come, not all at once later."""
 
     def __call__(self, acd_list: list[AgentConnectorDataType]) -> list[AgentConnectorDataType]:
         """Return the data of the same agents, in the same order.
@@ -248,14 +228,14 @@ class AgentConnector(Connector):
         )
 
     def over_rows(self, rows: AgentRows) -> None:
-        """Transform a whole batch in place; `takes_rows` says whether this may take the place of `__call__`."""
+        """Transform a whole batch in place; used instead of `__call__` where `takes_rows`."""
         raise ContractError(
             f"{self.name}.over_rows: not defined, expected a transformation of whole batches; define it, or __call__"
         )
 
     @property
     def takes_rows(self) -> bool:
-        """Whether `over_rows` is what this class does: not where a subclass has changed one of the other ways."""
+        """Whether `over_rows` replaces `__call__`: not where a subclass overrides `__call__` or `transform`."""
         kind: Any = type(self)
         return _takes_rows(kind)
 
@@ -269,34 +249,34 @@ class AgentConnector(Connector):
         return space, width
 
     def begin(self, slot: int) -> None:
-        """Forget the life that had a slot; a new one begins."""
+        """Reset the state of a slot, where a new agent episode begins."""
 
     def lives(self, slots: Sequence[int]) -> list[Any]:
-        """Return what it remembers of the life on each slot; None of a new one. Only asked where `tells_lives`.
+        """Return the state of the agent episode on each slot; None for a new one. Only called where `tells_lives`.
 
         Checkpoints hold it: arrays, numbers, texts, and lists and dicts of them.
         """
         return [None] * len(slots)
 
     def take_lives(self, slots: Sequence[int], lives: Sequence[Any]) -> None:
-        """Remember what `lives` told of lives that go on here, on these slots."""
+        """Restore the states that `lives` returned, on these slots."""
 
     def settle(self) -> None:
-        """Do what is done once for many rows; a fragment has been closed."""
+        """Called when a fragment has been closed, for work that is done once for many rows."""
 
     def reset(self, env_id: Any) -> None:
         """Forget an environment's agents; its episode ended."""
 
     def forget(self, env_id: Any, agent_id: Any) -> None:
-        """Forget one agent; its life ended without a last observation that could be shown."""
+        """Forget one agent, whose episode ended without a final observation."""
 
     def on_policy_output(self, output: ActionConnectorDataType) -> None:
-        """Look at what the policy answered to an agent, before action connectors change it."""
+        """Called with the policy's output for an agent, before action connectors change it."""
 
 
 @cache
 def _takes_rows(kind: Any) -> bool:
-    """Return whether the first class of its line that says anything says `over_rows`."""
+    # The first class of the MRO that defines any of the three decides.
     for base in kind.__mro__:
         found = [way for way in _WAYS if way in vars(base)]
         if found:
@@ -305,21 +285,13 @@ def _takes_rows(kind: Any) -> bool:
 
 
 def columns_of(connector: Connector, ac_data: AgentConnectorDataType) -> Mapping[str, Any]:
-    """Return the dict of an agent's data.
-
-    Raises:
-        ContractError: It is none.
-    """
+    """Return the dict of an agent's data."""
     if not isinstance(ac_data.data, dict):
         raise ContractError(
             f"{connector.name}: data is {type(ac_data.data).__name__}, expected a dict of columns; place the connector "
             "before ViewRequirementAgentConnector"
         )
     return ac_data.data
-
-
-# SEAM menv.connectors.lambda_connectors
-# Connectors of a single function, registered under a name.
 
 
 def register_lambda_agent_connector(name: str, fn: Callable[[Any], Any]) -> type[AgentConnector]:

@@ -14,19 +14,14 @@ from menv.sample_batch import SampleBatch
 
 
 def clip_reward(rewards: npt.NDArray[Any], limit: bool | float) -> npt.NDArray[Any]:
-    """Return [N] clipped rewards.
-
-    Args:
-        rewards: [N].
-        limit: True takes the signs; a number clips to plus and minus it.
-    """
+    """Return [N] clipped rewards."""
     most = float(limit)
     clipped: npt.NDArray[Any] = np.sign(rewards) if limit is True else np.clip(rewards, -most, most)
     return clipped
 
 
 def clip_rewards_of(batch: SampleBatch, limit: bool | float) -> None:
-    """Clip the rewards of a batch in place, those before its pieces too; a limit of 0 or False leaves them."""
+    """Clip the rewards of a batch in place, those before its chunks too; a limit of 0 or False changes nothing."""
     if limit:
         batch[SampleBatch.REWARDS] = clip_reward(batch[SampleBatch.REWARDS], limit)
         batch.segments.prev_reward = clip_reward(batch.segments.prev_reward, limit)
@@ -41,7 +36,7 @@ class ClipRewardAgentConnector(AgentConnector):
         limit: Clips to plus and minus it. One of the two may be given.
 
     Attributes:
-        later: Whether rewards are clipped when they are learned from, and not here.
+        later: Whether rewards are clipped by the learner, and not here.
 
     Raises:
         ConfigError: Both are given, or the limit is negative.
@@ -63,7 +58,7 @@ class ClipRewardAgentConnector(AgentConnector):
         self.later = False
 
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
-        """Return the agent with its reward clipped; as it is, where that is done later."""
+        """Return the agent with its reward clipped; unchanged if `later`."""
         columns = columns_of(self, ac_data)
         if self.later or columns.get(SampleBatch.REWARDS) is None:
             return ac_data
@@ -82,7 +77,7 @@ class ClipRewardAgentConnector(AgentConnector):
         return clip_reward(rewards, True if self.limit is None else float(self.limit))
 
     def to_state(self) -> tuple[str, Any]:
-        """Return the name, the two arguments, and whether the work is done later."""
+        """Return the name, the two arguments and `later`."""
         return "ClipRewardAgentConnector", {"sign": self.sign, "limit": self.limit, "later": self.later}
 
     @classmethod

@@ -1,6 +1,6 @@
-"""Connector: what agent connectors, action connectors and their pipelines have in common.
+"""Connector: the base of agent connectors, action connectors and their pipelines, and the registry of their names.
 
-It knows names, state and whether the policy is being trained; no data.
+A saved pipeline names its connectors, never a module to import, so reading one runs no code of the file's choice.
 """
 
 from __future__ import annotations
@@ -14,22 +14,16 @@ from typing import Any, Self
 from menv.errors import ConfigError, ContractError, UnknownNameError
 from menv.policy import Policy
 
-# SEAM menv.connectors.connector_context
-# ConnectorContext: what connectors may know of the policy that they stand before or behind.
-#
-# Connectors and pipelines are created with one. It knows spaces and settings, no networks and no
-# environments.
-
 
 @dataclass(frozen=True)
 class ConnectorContext:
-    """What connectors may know.
+    """The policy's properties that connectors and pipelines may use.
 
     Attributes:
         config: Settings of the policy.
-        initial_states: Parts of the recurrent state that a life begins with.
-        observation_space: What the policy's preprocessing takes.
-        action_space: What the environment takes.
+        initial_states: Parts of the initial recurrent state.
+        observation_space: The policy's observations before preprocessing.
+        action_space: The environment's actions.
         view_requirements: Columns of the model's input by name, each a `ViewRequirement`.
         is_policy_recurrent: Whether the policy has a recurrent state.
     """
@@ -54,7 +48,7 @@ class ConnectorContext:
         )
 
     def __deepcopy__(self, memo: Any) -> Self:
-        """Return itself: nobody changes it, and spaces are large."""
+        """Return itself: it is immutable, and spaces are large."""
         return self
 
 
@@ -62,7 +56,7 @@ class Connector:
     """One transform with a name and a state.
 
     Args:
-        ctx: What it may know; a pipeline lends its own to connectors that were made without one.
+        ctx: The context; a pipeline sets its own on connectors without one.
 
     Attributes:
         ctx: The context.
@@ -82,11 +76,11 @@ class Connector:
         return type(self).__name__
 
     def in_training(self) -> None:
-        """Go on as in training."""
+        """Switch to training: statistics grow."""
         self.is_training = True
 
     def in_eval(self) -> None:
-        """Go on as in evaluation: whatever is learned from data stays as it is."""
+        """Switch to evaluation: statistics stay unchanged."""
         self.is_training = False
 
     def to_state(self) -> tuple[str, Any]:
@@ -109,7 +103,7 @@ class Connector:
         )
 
     def known(self, what: str) -> Any:
-        """Return an attribute of the context that cannot be done without.
+        """Return a required attribute of the context.
 
         Raises:
             ContractError: There is none.
@@ -124,12 +118,6 @@ class Connector:
 
     def __str__(self) -> str:
         return self.name
-
-
-# SEAM menv.connectors.built_in
-# The names of menv's own connectors, and the file in which each lives and registers itself.
-#
-# The package fetches them by these names, and so does the registry. It imports none of them.
 
 
 BUILT_IN = {
@@ -148,20 +136,14 @@ BUILT_IN = {
     "StateBufferConnector": "view_requirement",
     "ViewRequirementAgentConnector": "view_requirement",
 }
-"""File by name."""
-
-
-# SEAM menv.connectors.connector_registry
-# Names of connectors: what a saved pipeline says, and which class it means.
-#
-# A state names its class and never where to import it from, so reading one runs no code of the file's choice.
+"""The module of each built-in connector, which registers it on import."""
 
 
 _classes: dict[str, type[Connector]] = {}
 
 
 def register_connector(name: str, cls: type[Connector]) -> None:
-    """Make a class known under a name.
+    """Register a class under a name.
 
     Raises:
         ConfigError: The name is taken, or `cls` is no subclass of Connector.
@@ -185,13 +167,13 @@ def get_connector(name: str, ctx: ConnectorContext | None = None, params: Any = 
     """Return a connector of a registered class.
 
     Args:
-        name: What it is registered as.
-        ctx: What it may know.
-        params: What `to_state` returned behind the name; None for the class's own defaults.
+        name: Its registered name.
+        ctx: Its context.
+        params: The parameters from `to_state`; None for the defaults of the class.
 
     Raises:
         UnknownNameError: Nothing is registered under the name.
-        ConfigError: The parameters are none of this class.
+        ConfigError: The parameters do not fit the class.
     """
     if name in BUILT_IN:
         import_module(f"menv.connectors.{BUILT_IN[name]}")
@@ -203,11 +185,7 @@ def get_connector(name: str, ctx: ConnectorContext | None = None, params: Any = 
 
 
 def keywords(where: str, params: Any, known: tuple[str, ...]) -> dict[str, Any]:
-    """Return parameters that are keyword arguments; None is none at all.
-
-    Raises:
-        ConfigError: They are no dict, or have an unknown key.
-    """
+    """Return parameters as keyword arguments, {} for None; ConfigError for an unknown key."""
     if params is None:
         return {}
     if not isinstance(params, dict) or not params.keys() <= set(known):
@@ -218,12 +196,8 @@ def keywords(where: str, params: Any, known: tuple[str, ...]) -> dict[str, Any]:
     return dict(params)
 
 
-# SEAM menv.connectors.stateless
-# What connectors without parameters have in common: their name says everything about them.
-
-
 class Stateless(Connector):
-    """A connector that its name says everything about."""
+    """A connector without parameters: its state is its name."""
 
     def to_state(self) -> tuple[str, Any]:
         """Return the name, and no parameters."""
@@ -231,6 +205,6 @@ class Stateless(Connector):
 
     @classmethod
     def from_state(cls, ctx: ConnectorContext, params: Any) -> Self:
-        """Return one."""
+        """Return a connector."""
         keywords(cls.__name__, params, ())
         return cls(ctx)

@@ -1,6 +1,6 @@
-"""FrameStackAgentConnector: the last observations of a life in one row, the oldest first.
+"""FrameStackAgentConnector: the last observations of an agent episode in one row, the oldest first.
 
-Images are stacked by their channels, everything else as flat rows. A new life begins with its first
+Images are stacked along their channels, all other observations as flat rows. A new agent episode begins with its first
 observation, repeated.
 """
 
@@ -25,14 +25,14 @@ _MOST = 10_000
 
 
 class FrameStackAgentConnector(AgentConnector):
-    """Stacks observations that have been made flat rows; the network's input is `num_frames` times as wide.
+    """Stacks flat observations; the network's input is `num_frames` times as wide.
 
     Args:
         ctx: The context; its observation space says whether there are images.
         num_frames: How many, the newest included.
 
     Raises:
-        ConfigError: The number is not positive, or no memory holds as many.
+        ConfigError: The number is not positive, or too large.
     """
 
     keeps_lives = True
@@ -47,21 +47,21 @@ class FrameStackAgentConnector(AgentConnector):
             )
         self.num_frames = int(num_frames)
         self._channels: int | None = None
-        # [S, P, K * C] by slot, and whether the life there is new.
+        # [S, P, K * C] by slot, and whether its agent episode is new.
         self._frames: Rows = np.zeros((0, 0, 0), np.float32)
         self._fresh = np.ones(0, np.bool_)
         self._by_agent: dict[Hashable, dict[Hashable, Rows]] = {}
 
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
-        """Return the agent with its last observations in one row; a last one ends its life here.
+        """Return the agent with its last observations in one row; a final one ends its agent episode here.
 
         Raises:
-            ContractError: Nobody says whose the data are.
+            ContractError: env_id or agent_id is missing.
         """
         if ac_data.env_id is None or ac_data.agent_id is None:
             raise ContractError(
-                f"{self.name}: env_id {ac_data.env_id!r}, agent_id {ac_data.agent_id!r}, expected both; say whose "
-                "data this is"
+                f"{self.name}: env_id {ac_data.env_id!r}, agent_id {ac_data.agent_id!r}, expected both; pass "
+                "the env_id and agent_id of the data"
             )
         data = dict(columns_of(self, ac_data))
         agents = self._by_agent.setdefault(ac_data.env_id, {})
@@ -73,21 +73,21 @@ class FrameStackAgentConnector(AgentConnector):
         if data.get(SampleBatch.TERMINATEDS) or data.get(SampleBatch.TRUNCATEDS):
             agents.pop(ac_data.agent_id, None)
         else:
-            # A copy, because connectors behind this one may write into what they are given.
+            # A copy, because later connectors may write into the array.
             agents[ac_data.agent_id] = stacked.copy()
         if not agents:
             del self._by_agent[ac_data.env_id]
         return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, data)
 
     def over_rows(self, rows: AgentRows) -> None:
-        """Stack a whole batch, each row behind those of its own life.
+        """Stack a whole batch, each row after those of its agent episode.
 
         Raises:
-            ContractError: Nobody says whose the rows are.
+            ContractError: The slots are unknown.
         """
         if rows.slots is None:
             raise ContractError(
-                f"{self.name}: rows of nobody knows whom, expected their lives; call the policy by env and agent"
+                f"{self.name}: rows of unknown agents, expected their slots; call the policy by env and agent"
             )
         new = self._parts(rows.array())
         slots = rows.slots
@@ -118,7 +118,7 @@ class FrameStackAgentConnector(AgentConnector):
         return gym.spaces.Box(-np.inf, np.inf, shape, np.float32), stacked
 
     def begin(self, slot: int) -> None:
-        """Begin a life on a slot."""
+        """Begin an agent episode on a slot."""
         if slot < len(self._fresh):
             self._fresh[slot] = True
 
@@ -128,7 +128,7 @@ class FrameStackAgentConnector(AgentConnector):
         return [None if slot >= known or self._fresh[slot] else self._frames[slot].copy() for slot in slots]
 
     def take_lives(self, slots: Sequence[int], lives: Sequence[Any]) -> None:
-        """Go on with frames that `lives` told."""
+        """Restore the frames that `lives` returned."""
         for slot, frames in zip(slots, lives, strict=True):
             if frames is None:
                 self.begin(slot)
@@ -146,7 +146,7 @@ class FrameStackAgentConnector(AgentConnector):
         self._by_agent.get(env_id, {}).pop(agent_id, None)
 
     def _parts(self, rows: Rows) -> Rows:
-        """Return [R, P, C] with the numbers that stay side by side at the end."""
+        """Return [R, P, C], where the C numbers stay adjacent."""
         if self._channels is None:
             space = getattr(self.ctx, "observation_space", None)
             image = None if space is None else ObsPreprocessor(space).image
@@ -160,7 +160,7 @@ class FrameStackAgentConnector(AgentConnector):
         return np.concatenate((before[:, :, new.shape[2] :], new), 2)
 
     def _widen(self, slots: int, one: tuple[int, ...], dtype: Any) -> None:
-        """Make room for slots, whose frames are [P, C] each."""
+        """Make room for slots with frames [P, C]."""
         if slots > len(self._fresh):
             more = max(slots, 2 * len(self._fresh)) - len(self._fresh)
             blank = np.zeros((more, one[0], one[1] * self.num_frames), dtype)
@@ -168,13 +168,13 @@ class FrameStackAgentConnector(AgentConnector):
             self._fresh = np.append(self._fresh, np.ones(more, np.bool_))
 
     def __deepcopy__(self, memo: Any) -> Self:
-        """Return one that knows no lives yet."""
+        """Return a copy without the state of agents."""
         copied = type(self)(self.ctx, self.num_frames)
         copied.is_training = self.is_training
         return copied
 
     def to_state(self) -> tuple[str, Any]:
-        """Return the name and the argument; lives are nobody else's."""
+        """Return the name and the argument, without the state of agents."""
         return "FrameStackAgentConnector", {"num_frames": self.num_frames}
 
     @classmethod

@@ -1,8 +1,7 @@
-"""MeanStdObservationFilterAgentConnector: observations with mean 0 and variance 1, as far as is known.
+"""MeanStdObservationFilterAgentConnector: observations normalized by their running mean and standard deviation.
 
-The statistics grow with what agents see in training. What has come since is added when a fragment closes, and
-before that each time the rows have doubled: within a fragment equal observations are equal rows, whoever waits
-with whom.
+The statistics grow with what agents observe in training. New rows are added when a fragment closes, and before that
+each time the rows have doubled: within a fragment equal observations give equal rows, whichever agents wait together.
 """
 
 from __future__ import annotations
@@ -23,23 +22,14 @@ from menv.errors import ConfigError, ContractError
 from menv.sample_batch import SampleBatch
 from menv.spaces import OutsideSpaceError
 
-# SEAM menv.connectors.running_mean
-# Running means and variances of columns, merged from blocks of rows in any order.
-#
-# `menv.connectors.mean_std_filter` keeps them. Everything is summed in float64.
-
-
 Floats = npt.NDArray[np.float64]
 _KEYS = {"count", "mean", "squares"}
 
 
 class RunningMean:
-    """Count, mean and sum of squared deviations of F columns.
+    """Count, mean [F] and sums of squared deviations from the mean [F] of columns, in float64.
 
-    Attributes:
-        count: Rows so far.
-        mean: [F], of any length while there are no rows.
-        squares: [F] sums of squared deviations from the mean.
+    The mean has any length while there are no rows.
     """
 
     def __init__(self, count: int = 0, mean: Floats | None = None, squares: Floats | None = None) -> None:
@@ -48,7 +38,7 @@ class RunningMean:
         self.squares: Floats = np.zeros(0) if squares is None else squares
 
     def merge(self, other: RunningMean) -> None:
-        """Take in the rows of another one, as if they had come here."""
+        """Add the rows of another one."""
         if not other.count:
             return
         if not self.count:
@@ -61,25 +51,21 @@ class RunningMean:
         self.count = count
 
     def copy(self) -> Self:
-        """Return one of its own."""
+        """Return a copy."""
         return type(self)(self.count, self.mean.copy(), self.squares.copy())
 
     @property
     def variance(self) -> Floats:
-        """[F], without bias; zeros of less than two rows."""
+        """[F], unbiased; zeros for fewer than two rows."""
         return self.squares / max(self.count - 1, 1)
 
     def to_state(self) -> dict[str, Any]:
-        """Return what JSON can hold; to the last bit, for it writes floats in full."""
+        """Return a JSON value; floats survive it bit-identical."""
         return {"count": self.count, "mean": self.mean.tolist(), "squares": self.squares.tolist()}
 
     @classmethod
     def from_state(cls, state: Any) -> Self:
-        """Return what `to_state` was called on.
-
-        Raises:
-            ConfigError: It is no such state.
-        """
+        """Return the object whose state this is; ConfigError if it is not a state."""
         if not isinstance(state, Mapping) or state.keys() != _KEYS:
             raise ConfigError(
                 f"statistics: expected a dict with {sorted(_KEYS)}; pass what to_state returned"
@@ -108,14 +94,14 @@ _ARGUMENTS = ("demean", "destd", "clip")
 
 
 class FilterStatistics:
-    """Statistics that are applied, those of rows that wait to be added, and those of rows since the last sync.
+    """Statistics in use, of pending rows, and of rows since the last sync.
 
     Attributes:
-        running: What is applied.
-        buffer: Of the rows since `reset_state`, for another filter to take in.
+        running: In use.
+        buffer: Of the rows since `reset_state`, for other filters.
         shift: [F] the mean, float32.
         scale: [F] one over the standard deviation; 1 where a column has not varied.
-        waiting: Rows that wait.
+        pending: Number of pending rows.
         total: [F] sums of their deviations from `shift`.
         squares: [F] sums of the squares of these.
     """
@@ -123,11 +109,11 @@ class FilterStatistics:
     def __init__(self, running: RunningMean, buffer: RunningMean) -> None:
         self.running = running
         self.buffer = buffer
-        self.waiting = 0
+        self.pending = 0
         self.apply()
 
     def apply(self) -> None:
-        """Compute what is applied."""
+        """Compute `shift` and `scale`, and drop the pending rows."""
         variance = self.running.variance
         varied = variance > _CONSTANT
         self.shift = self.running.mean.astype(np.float32)
@@ -137,8 +123,8 @@ class FilterStatistics:
         self.total, self.squares = np.zeros(len(self.shift)), np.zeros(len(self.shift))
 
     def settle(self) -> None:
-        """Add the rows that wait."""
-        count = self.waiting
+        """Add the pending rows."""
+        count = self.pending
         if not count:
             return
         around = self.total / count
@@ -146,7 +132,7 @@ class FilterStatistics:
         block = RunningMean(count, self.shift + around, spread)
         self.running.merge(block)
         self.buffer.merge(block)
-        self.waiting = 0
+        self.pending = 0
         self.apply()
 
 
@@ -154,23 +140,23 @@ class SyncedFilterAgentConnector(AgentConnector):
     """Base of connectors whose statistics are merged across processes that sample."""
 
     def apply_changes(self, other: Any, with_buffer: bool = False) -> None:
-        """Take in what another one has seen since its `reset_state`."""
+        """Add the rows of another filter since its `reset_state`."""
         raise self._undefined("apply_changes")
 
     def copy(self) -> Self:
-        """Return one of its own with the same statistics."""
+        """Return an independent copy."""
         raise self._undefined("copy")
 
     def sync(self, other: Any) -> None:
-        """Take over another one's statistics."""
+        """Copy another filter's statistics."""
         raise self._undefined("sync")
 
     def reset_state(self) -> None:
-        """Forget what has been seen since the last time, but for the statistics."""
+        """Clear the rows since the last call; the statistics stay."""
         raise self._undefined("reset_state")
 
     def as_serializable(self) -> Self:
-        """Return one that can be sent to another process."""
+        """Return a filter that can be sent to another process."""
         return self.copy()
 
     def _undefined(self, method: str) -> ContractError:
@@ -182,14 +168,14 @@ class SyncedFilterAgentConnector(AgentConnector):
 class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
     """Subtracts the running mean and divides by the running standard deviation.
 
-    Only while training, and of policies that are trained: in evaluation the statistics are frozen. A copy that is
-    made for evaluation shares them.
+    Statistics grow only in training, and of trained policies; in evaluation they are frozen. A copy for evaluation
+    shares them.
 
     Args:
         ctx: The context.
         demean: Whether to subtract the mean.
-        destd: Whether to divide by the standard deviation; a column that has not varied is left as it is.
-        clip: The largest absolute value that comes out; None for any.
+        destd: Whether to divide by the standard deviation; a column that has not varied is unchanged.
+        clip: The largest absolute value of the result; None for no limit.
     """
 
     at_ends = False
@@ -211,22 +197,21 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
 
     @property
     def statistics(self) -> RunningMean:
-        """What is applied."""
+        """The statistics in use."""
         return self._applied.running
 
     @property
     def applied(self) -> tuple[Rows, Rows]:
-        """[F] what is subtracted and [F] what is multiplied then, float32; [0] before the first rows.
+        """[F] the subtracted mean and [F] the factor after it, float32; [0] before the first rows.
 
-        Rows that came since statistics were last settled are not in them. Zeros and ones where the filter is told to
-        leave means or deviations alone.
+        Pending rows are not in them. Without `demean` the mean is 0, without `destd` the factor is 1.
         """
         shift, scale = self._applied.shift, self._applied.scale
         return shift if self.demean else np.zeros_like(shift), scale if self.destd else np.ones_like(scale)
 
     @property
     def buffer(self) -> RunningMean:
-        """What has been seen since `reset_state`."""
+        """The rows since `reset_state`."""
         return self._applied.buffer
 
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
@@ -267,11 +252,11 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
                 raise OutsideSpaceError(
                     row, "obs: expected finite numbers for the filter of means; bound them"
                 )
-            # Not in place: sums that Ray brought here cannot be written into.
+            # Not in place: arrays that come from Ray are read-only.
             applied.total = applied.total + ones @ wide
             applied.squares = applied.squares + squares
-            applied.waiting += len(taken)
-            if applied.waiting >= applied.running.count:
+            applied.pending += len(taken)
+            if applied.pending >= applied.running.count:
                 applied.settle()
                 apart = obs - applied.shift
         out = apart if self.demean else obs
@@ -284,10 +269,10 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
         rows.obs = out
 
     def space(self, space: gym.Space[Any], width: int) -> tuple[gym.Space[Any], int]:
-        """Return both as they are.
+        """Return both unchanged.
 
         Raises:
-            ConfigError: Observations are images of bytes, which networks scale by themselves.
+            ConfigError: Observations are images of bytes, which networks scale.
         """
         if ObsPreprocessor(space).dtype == np.uint8:
             raise ConfigError(
@@ -299,7 +284,7 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
     def _fit(self, obs: Rows) -> FilterStatistics:
         applied, width = self._applied, obs.shape[1]
         if len(applied.shift) != width:
-            if applied.running.count or applied.waiting:
+            if applied.running.count or applied.pending:
                 raise OutsideSpaceError(
                     0, f"obs: expected {len(applied.shift)} numbers for the filter of means, got {width}"
                 )
@@ -309,12 +294,12 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
         return applied
 
     def settle(self) -> None:
-        """Add the rows that wait to the statistics."""
+        """Add the pending rows to the statistics."""
         if self.is_training:
             self._applied.settle()
 
     def apply_changes(self, other: Any, with_buffer: bool = False) -> None:
-        """Take in what another one has seen since its `reset_state`; see the base.
+        """Add the rows of another filter since its `reset_state`.
 
         Args:
             other: Another one of this class.
@@ -328,21 +313,21 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
         self._applied.apply()
 
     def copy(self) -> Self:
-        """Return one of its own with the same statistics and the same buffer."""
+        """Return an independent copy with the same statistics and buffer."""
         copied = type(self)(self.ctx, self.demean, self.destd, self.clip)
         copied.is_training = self.is_training
         copied.sync(self)
         return copied
 
     def unshare(self) -> None:
-        """Have statistics of its own from now on, those that were shared."""
+        """Copy the shared statistics, to own them from now on."""
         self._applied = self.copy()._applied
 
     def sync(self, other: Any) -> None:
-        """Take over another one's statistics and buffer; what waits here is dropped."""
+        """Copy another filter's statistics and buffer; pending rows are dropped."""
         other._applied.settle()
         mine = self._applied
-        mine.running, mine.buffer, mine.waiting = other.statistics.copy(), other.buffer.copy(), 0
+        mine.running, mine.buffer, mine.pending = other.statistics.copy(), other.buffer.copy(), 0
         mine.apply()
 
     def reset_state(self) -> None:
@@ -351,7 +336,7 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
         self._applied.buffer = RunningMean()
 
     def __deepcopy__(self, memo: Any) -> Self:
-        """Return one that applies the very same statistics."""
+        """Return a copy that shares the statistics."""
         copied = type(self)(self.ctx, self.demean, self.destd, self.clip)
         copied.is_training = self.is_training
         copied._applied = self._applied
@@ -371,7 +356,7 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
         """Return a filter with these statistics.
 
         Raises:
-            ConfigError: They are none.
+            ConfigError: They are invalid.
         """
         values = keywords(cls.__name__, params, (*_ARGUMENTS, "statistics", "buffer"))
         found = [RunningMean.from_state(values.pop(key)) if key in values else RunningMean()

@@ -1,10 +1,8 @@
-"""Raw observations of one space to the flat rows, and the action mask, that a network reads.
+"""ObsPreprocessor: raw observations of a space to the flat rows, and the action masks, that a network reads.
 
-One-hot for Discrete and MultiDiscrete, flattening for Box, leaf after leaf for Dict and Tuple, as float32; only
-an image of bytes, a uint8 Box of three dimensions, stays bytes where there is nothing else but a mask. A
-Dict with an `"action_mask"` entry gives the mask apart from the rest; so does a Tuple of such Dicts, or of such
-Tuples, which is what a group of agents observes. `menv.sampling.policy_group` calls it on
-whole batches; it knows no agents, policies or episodes.
+One-hot for Discrete and MultiDiscrete, flattening for Box, leaf after leaf for Dict and Tuple, as float32. A uint8 Box
+of three dimensions, an image, stays bytes if there is nothing else but a mask. A Dict's `"action_mask"` becomes the
+mask; for a group of agents, a Tuple of such Dicts or Tuples, it is the masks of the members. It works on whole batches.
 """
 
 from __future__ import annotations
@@ -49,9 +47,9 @@ Rows = npt.NDArray[Any]
 _IN_PARTS = {tuple, dict, type(None)}
 """Types of masks in gymnasium's form."""
 _ROW = np.dtype(np.float32)
-# What is flattened as it is; choices become flags.
+# Flattened unchanged; choices become flags.
 _BOUNDED = gym.spaces.Box | gym.spaces.MultiBinary
-# Rows whose bounds lie side by side: so many, and of wide rows fewer.
+# Rows that are compared with their bounds at once, fewer if they are wide.
 _TILE = 64
 _TILED = 1 << 16
 _NEARLY = np.float32(0.999)
@@ -64,15 +62,10 @@ Begins = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A leaf of a nested space and the columns that it fills.
+    """A leaf of a nested space and its columns.
 
-    Attributes:
-        keys: Keys and indices that lead from the whole observation to the leaf.
-        space: The leaf space.
-        start: First column.
-        width: Number of columns.
-        path: The way to the leaf, as it would be written in Python.
-        stack: Puts elements of the leaf space into one array.
+    `keys` lead from the observation to the leaf, `path` writes them as Python does; `stack` puts elements into one
+    array.
     """
 
     keys: tuple[Any, ...]
@@ -93,24 +86,15 @@ class ObsPreprocessor:
     Attributes:
         space: As given.
         leaves: The parts of the space that become columns, in their order.
-        mask_leaves: The mask, or those of the members of a group, one after the other.
+        mask_leaves: The mask, or the masks of the members of a group.
         size: F, the number of columns.
-        image: Shape of the one Box of three dimensions that the space consists of but for masks, or None.
+        image: Shape of the Box of three dimensions if the space has no other leaf but masks, or None.
         dtype: Of rows: float32, or uint8 for an image of bytes.
         mask_width: M, 0 without a mask.
     """
 
     def __init__(self, space: gym.Space[Any], action_space: gym.Space[Any] | None = None) -> None:
-        """Look at the spaces.
-
-        Args:
-            space: Of the observations.
-            action_space: Says which flags of a mask belong to the same component of an action, each of which must
-                have a choice left; None takes each mask for one component.
-
-        Raises:
-            ConfigError: There is something in the space that makes no columns, or too many.
-        """
+        """Plan the columns; `action_space` says which flags of a mask belong to one component."""
         self.space, self._actions = space, action_space
         self.leaves: list[Leaf] = []
         self.mask_leaves: list[Leaf] = []
@@ -125,7 +109,7 @@ class ObsPreprocessor:
         self.mask_width = sum(leaf.width for leaf in self.mask_leaves)
         self._components = _components(self.mask_leaves, action_space)
         only = self.leaves[0] if len(self.leaves) == 1 else None
-        # One Box, at most beside a mask: the stacked bytes are the rows, without another copy.
+        # One Box, perhaps with a mask: the stacked array is the rows, without another copy.
         self._only_box = only if only is not None and isinstance(only.space, gym.spaces.Box) else None
         box = None if self._only_box is None else self._only_box.space
         image = None if box is None or box.shape is None or len(box.shape) != 3 else box.shape
@@ -140,7 +124,7 @@ class ObsPreprocessor:
 
     @functools.cached_property
     def _tiled_bounds(self) -> tuple[Rows, Rows]:
-        """The bounds of `_tile` rows; made when they are asked for, because many spaces are only looked at."""
+        """The bounds of `_tile` rows; lazy, because many preprocessors never check a row."""
         low, high = self._bounds
         return np.tile(low, self._tile), np.tile(high, self._tile)
 
@@ -162,7 +146,7 @@ class ObsPreprocessor:
                 self.mask_leaves += [
                     Leaf(path, leaf, 0, int(np.prod(leaf.shape or ())))
                     for path, leaf in found
-                    # What stands for a Box has no flags.
+                    # The mask of a Box is empty.
                     if 0 not in (leaf.shape or ())
                 ]
             else:
@@ -175,18 +159,12 @@ class ObsPreprocessor:
         return actions
 
     def __call__(self, obs: Sequence[Any] | Array, final: bool | Mask = False) -> tuple[Rows, Mask | None]:
-        """Return the rows and the mask of R observations.
+        """Return the rows and the mask of R observations; `final`, for all or [R], allows masks that allow nothing.
 
-        Args:
-            obs: R observations.
-            final: Whether all are final, or [R] which: the mask of a final one may allow nothing.
-
-        Raises:
-            OutsideSpaceError: An observation has the wrong structure, shape or dtype, or a mask
-                allows nothing. Bounds are checked by `why_bad_row`, once for many rows.
+        Raises OutsideSpaceError for a wrong structure, shape or dtype, or an empty mask; `why_bad_row` checks bounds.
         """
         if type(obs) is np.ndarray and obs.dtype == _ROW and obs.shape[1:] == self._row_shape:
-            # An array of rows, as a vectorised environment gives it.
+            # An array of rows, from a vector environment.
             return obs, None
         if not len(obs):
             nothing = np.zeros((0, self.mask_width), np.bool_) if self.mask_leaves else None
@@ -219,7 +197,7 @@ class ObsPreprocessor:
         return rows
 
     def _mask(self, obs: Sequence[Any] | Array, final: bool | Mask) -> Mask:
-        """Return [R, M] True where an action is allowed; everywhere, for a final one that allows nothing."""
+        """Return [R, M] True where an action is allowed; all True for a final mask that allows nothing."""
         masks = [self._mask_of(leaf, obs, final) for leaf in self.mask_leaves]
         return masks[0] if len(masks) == 1 else np.concatenate(masks, axis=1)
 
@@ -232,12 +210,12 @@ class ObsPreprocessor:
             and not _IN_PARTS.isdisjoint(map(type, values))
             and (whole or type(values[0]) is tuple)
         ):
-            # gymnasium's own form, one mask for each component.
+            # Gymnasium's form, one mask per component.
             actions = self._actions_of(leaf.keys[:-1]) if whole else None
             flat = [flat_mask(value, actions) for value in values]
             values = [one.reshape(leaf.space.shape) if one.size == leaf.width else one for one in flat]
         elif not whole:
-            # Of one component; None allows all its choices.
+            # One component; None allows all its choices.
             every = np.ones(leaf.space.shape or (), leaf.space.dtype)
             values = [every if value is None else value for value in values]
         mask: Mask = leaf.stack(values).reshape(len(values), -1) != 0
@@ -257,14 +235,14 @@ class ObsPreprocessor:
         return mask
 
     def with_choices(self, obs: Any) -> Any:
-        """Return an observation whose masks allow everything where they allow nothing, as after the last action."""
+        """Return an observation whose empty masks, as after the last action, allow everything."""
         for leaf in self.mask_leaves:
             try:
                 self._mask_of(leaf, [obs], final=False)
             except OutsideSpaceError:
                 obs = _opened(obs, leaf.keys)
             except (KeyError, TypeError, IndexError):
-                # Another structure than the space's is named by who turns it into rows.
+                # `__call__` reports a wrong structure.
                 return obs
         return obs
 
@@ -276,7 +254,7 @@ class ObsPreprocessor:
         return error
 
     def _flat_bounds(self) -> tuple[Rows, Rows]:
-        """Return the [F] bounds of all columns; where there are none, those of float32: infinity is no observation."""
+        """Return the [F] bounds of all columns; those of float32 where there are none, since infinity is invalid."""
         low = np.full(self.size, -_MOST, np.float32)
         high = np.full(self.size, _MOST, np.float32)
         if self.dtype != _ROW:
@@ -290,7 +268,7 @@ class ObsPreprocessor:
         return (low, high) if self.dtype != _ROW else (np.maximum(low, -_MOST), np.minimum(high, _MOST))
 
     def plainly_good(self, rows: Rows) -> bool:
-        """Return True where `why_bad_row` need not be asked; it takes half as long, and knows no more than this."""
+        """Return True if all rows are surely inside; twice as fast as `why_bad_row`, which decides the other cases."""
         if self.dtype != _ROW:
             return False
         with np.errstate(invalid="ignore", over="ignore"):
@@ -302,8 +280,7 @@ class ObsPreprocessor:
         low, high = self._bounds
         tile = self._tile
         tiled = len(rows) - len(rows) % tile
-        # Against the bounds of one row numpy compares a handful of numbers at a time; against those of many it is ten
-        # times as fast.
+        # Comparing many rows at once is ten times as fast as one row at a time.
         tiles, rest = rows[:tiled].reshape(tiled // tile, tile * self.size), rows[tiled:]
         least, most = self._tiled_bounds
         return bool(((tiles >= least) & (tiles <= most)).all() and ((rest >= low) & (rest <= high)).all())
@@ -313,7 +290,6 @@ class ObsPreprocessor:
         if self._any_byte:
             return None
         low, high = self._bounds
-        # Only a failure is looked at closely.
         if self._all_inside(rows):
             return None
         row = int(np.argwhere(~((rows >= low) & (rows <= high)))[0][0])
@@ -328,7 +304,7 @@ class ObsPreprocessor:
 
 
 def _in_order(mask: gym.Space[Any], keys: tuple[Any, ...], actions: Any) -> list[tuple[Any, gym.Space[Any]]]:
-    """Return the leaves of the space of a mask in the order of the actions that they are for, as `nested.paths`."""
+    """Return the leaves of a mask's space in the order of their actions."""
     parts: dict[Any, gym.Space[Any]] = dict(parts_of(mask) or ())
     order = [key for key, _ in (actions is not None and parts_of(actions)) or ()]
     if not parts or set(order) != set(parts):
@@ -337,13 +313,13 @@ def _in_order(mask: gym.Space[Any], keys: tuple[Any, ...], actions: Any) -> list
 
 
 def _components(leaves: Sequence[Leaf], action_space: gym.Space[Any] | None) -> dict[str, Begins]:
-    """Return, by the path of a mask for several components of an action, where the flags of each begin."""
+    """Return where the flags of each component begin, by the path of the mask, for masks of several components."""
     sizes = component_sizes(action_space)
     begins = np.cumsum(sizes) - sizes
     found, start = {}, 0
     for leaf in leaves:
         own = begins[(begins >= start) & (begins < start + leaf.width)] - start
-        # A mask that does not fit the actions is refused elsewhere.
+        # Masks that do not fit the actions are refused elsewhere.
         if len(own) > 1 and own[0] == 0:
             found[leaf.path] = own
         start += leaf.width
@@ -353,8 +329,8 @@ def _components(leaves: Sequence[Leaf], action_space: gym.Space[Any] | None) -> 
 def _why_nothing(leaf: Leaf, mask: Mask, begins: Begins | None) -> str:
     if begins is None or not mask.any():
         return (
-            f"{leaf.path}: allows none of {leaf.width} actions, expected at least one, because whoever is in obs is "
-            "asked (PettingZooEnv, given a PettingZoo game of turns as it is, shows only who is to act)"
+            f"{leaf.path}: allows none of {leaf.width} actions, expected at least one, because each agent in obs "
+            "must act (PettingZooEnv, given a turn-based PettingZoo game, returns only the agent to act)"
         )
     parts = np.split(mask, begins[1:])
     number = next(index for index, part in enumerate(parts) if not part.any())
@@ -366,13 +342,13 @@ def _why_nothing(leaf: Leaf, mask: Mask, begins: Begins | None) -> str:
 
 
 def _halves_of(low: Rows, high: Rows) -> tuple[Rows, Rows]:
-    """Return [F] the middles between bounds, and what scales half the way between them to 1; 0 without bounds."""
+    """Return [F] the middle between bounds, and the inverse of half their distance; 0 without bounds."""
     above, below = low > -_MOST, high < _MOST
     bounded = above & below
     least, most = np.where(bounded, low, 0.0), np.where(bounded, high, 0.0)
     half = (most.astype(np.float64) - least) / 2
     per_half = np.divide(1.0, half, out=np.zeros_like(half), where=half > 0)
-    # A bound on one side, or two that are equal, are left to those who look closely.
+    # `why_bad_row` checks one-sided and equal bounds.
     per_half[(above != below) | (bounded & (half == 0))] = np.nan
     return (least + half).astype(np.float32), per_half.astype(np.float32)
 
@@ -417,7 +393,7 @@ def _fill(out: Rows, values: Sequence[Any] | Array, leaf: Leaf) -> None:
     if isinstance(space, gym.spaces.Discrete):
         out[rows, stacked - space.start] = 1.0
     elif isinstance(space, gym.spaces.MultiDiscrete):
-        # Sums of unsigned integers beside others are floats, which index nothing.
+        # Mixed unsigned and signed integers would become floats.
         start, sizes = (part.reshape(-1).astype(np.int64) for part in (space.start, space.nvec))
         digits = stacked.reshape(len(stacked), -1) - start
         bad = (digits < 0) | (digits >= sizes)
@@ -430,19 +406,14 @@ def _fill(out: Rows, values: Sequence[Any] | Array, leaf: Leaf) -> None:
         out[:] = stacked.reshape(len(stacked), -1)
 
 
-# SEAM menv.connectors.flat_obs
-# Connectors that make flat rows of observations: the preprocessor of the policy's space, and plain
-# flattening.
-
-
 _OBS = (SampleBatch.OBS, SampleBatch.NEXT_OBS)
 _LEFT_ALONE = (SampleBatch.INFOS, SampleBatch.ACTIONS, MASK)
 
 
 class ObsPreprocessorConnector(Stateless, AgentConnector):
-    """Turns observations of the context's space into what a network reads; see `ObsPreprocessor`.
+    """Turns observations of the context's space into rows and masks; see `ObsPreprocessor`.
 
-    It is also where observations are checked: what connectors before it have made must be in the space.
+    It also checks observations: the results of connectors before it must be in the space.
     """
 
     at_ends = False
@@ -450,7 +421,7 @@ class ObsPreprocessorConnector(Stateless, AgentConnector):
 
     @property
     def preprocess(self) -> ObsPreprocessor:
-        """What does the work."""
+        """The `ObsPreprocessor` of the space."""
         if self._made is None:
             space = self.known("observation_space")
             self._made = ObsPreprocessor(space, getattr(self.ctx, "action_space", None))
@@ -488,12 +459,12 @@ class ObsPreprocessorConnector(Stateless, AgentConnector):
         return rows, mask
 
     def space(self, space: Any, width: int) -> tuple[Any, int]:
-        """Return the same space: its flat rows are what networks take for it."""
+        """Return the same space and the width of its flat rows."""
         return space, self.preprocess.size
 
 
 class FlattenDataAgentConnector(Stateless, AgentConnector):
-    """Makes one flat array of each nested column; infos, actions, masks and states are left alone."""
+    """Makes one flat array of each nested column; infos, actions, masks and states stay unchanged."""
 
     at_ends = False
 
@@ -506,22 +477,21 @@ class FlattenDataAgentConnector(Stateless, AgentConnector):
         return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, data)
 
     def over_rows(self, rows: AgentRows) -> None:
-        """Make flat rows, unless they are."""
+        """Make flat rows, unless they are flat."""
         if not isinstance(rows.obs, np.ndarray):
             rows.obs = [_flat(obs) for obs in rows.obs]
         rows.array()
 
 
 def _flat(value: Any) -> Any:
-    """Return a nested value as an array [F]; a scalar as it is."""
+    """Return a nested value as an array [F]; a scalar unchanged."""
     if value is None or np.isscalar(value):
         return value
     parts = list(_leaves(value))
     return np.concatenate([np.ravel(part) for part in parts]) if parts else value
 
 
-def _preprocessors_in_order(keys: Mapping[Any, Any]) -> list[Any]:
-    """Return the keys in their order; those of different types have one by how they are written."""
+def _sorted_keys(keys: Mapping[Any, Any]) -> list[Any]:
     try:
         return sorted(keys)
     except TypeError:
@@ -530,7 +500,7 @@ def _preprocessors_in_order(keys: Mapping[Any, Any]) -> list[Any]:
 
 def _leaves(value: Any) -> Any:
     if isinstance(value, Mapping):
-        value = [value[key] for key in _preprocessors_in_order(value)]
+        value = [value[key] for key in _sorted_keys(value)]
     if isinstance(value, list | tuple):
         for part in value:
             yield from _leaves(part)

@@ -1,6 +1,7 @@
-"""Pipelines: connectors in a row, to be edited by name, index and type.
+"""Pipelines of connectors, edited by name, index and type, and the two pipelines of each network policy.
 
-Each network policy has two of them. A change that cannot be made raises, and leaves the pipeline as it was.
+An edit that fails raises and leaves the pipeline unchanged. The functions below say which parts of a pipeline work on
+whole batches, and move the state of agents between pipelines.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ C = TypeVar("C", bound=Connector)
 
 
 class Pipeline(Connector, Generic[C]):
-    """Connectors in a row.
+    """A sequence of connectors.
 
     Args:
         ctx: Lent to connectors that have none.
         connectors: In the order in which data goes through them.
 
     Attributes:
-        connectors: They.
+        connectors: The connectors, in order.
     """
 
     kind: ClassVar[type[Connector]]
@@ -66,7 +67,7 @@ class Pipeline(Connector, Generic[C]):
 
     @property
     def version(self) -> int:
-        """Grows with each change, in pipelines that are in it too."""
+        """Grows with each change, also of nested pipelines."""
         return self._changes + sum(
             [inner.version for inner in self.connectors if isinstance(inner, Pipeline)]
         )
@@ -76,7 +77,7 @@ class Pipeline(Connector, Generic[C]):
         self._insert(0, connector)
 
     def append(self, connector: C) -> None:
-        """Put a connector behind all others."""
+        """Put a connector after all others."""
         self._insert(len(self.connectors), connector)
 
     def insert_before(self, name: str, connector: C) -> None:
@@ -84,11 +85,11 @@ class Pipeline(Connector, Generic[C]):
         self._insert(self._index(name, "insert_before"), connector)
 
     def insert_after(self, name: str, connector: C) -> None:
-        """Put a connector behind the first one that has a name; an unknown one is an UnknownNameError."""
+        """Put a connector after the first one that has a name; an unknown one is an UnknownNameError."""
         self._insert(self._index(name, "insert_after") + 1, connector)
 
     def remove(self, name: str) -> None:
-        """Take out the first connector that has a name; an unknown one is an UnknownNameError."""
+        """Remove the first connector that has a name; an unknown one is an UnknownNameError."""
         del self.connectors[self._index(name, "remove")]
         self._changes += 1
 
@@ -118,13 +119,13 @@ class Pipeline(Connector, Generic[C]):
         return len(self.connectors)
 
     def in_training(self) -> None:
-        """Go on as in training, all of them."""
+        """Switch all connectors to training."""
         super().in_training()
         for connector in self.connectors:
             connector.in_training()
 
     def in_eval(self) -> None:
-        """Go on as in evaluation, all of them."""
+        """Switch all connectors to evaluation."""
         super().in_eval()
         for connector in self.connectors:
             connector.in_eval()
@@ -134,7 +135,7 @@ class Pipeline(Connector, Generic[C]):
 
         Raises:
             ConfigError: JSON cannot hold the state of one of them.
-            ContractError: One of them does not tell its state.
+            ContractError: One of them does not define `to_state`.
         """
         states = [connector.to_state() for connector in self.connectors]
         for connector, state in zip(self.connectors, states, strict=True):
@@ -149,7 +150,7 @@ class Pipeline(Connector, Generic[C]):
 
     @classmethod
     def from_state(cls, ctx: ConnectorContext, params: Any) -> Self:
-        """Return the pipeline of what `to_state` returned behind the name, also after a way through JSON.
+        """Return the pipeline with the parameters of `to_state`, also after JSON.
 
         Raises:
             UnknownNameError: A connector is not registered.
@@ -165,10 +166,10 @@ class Pipeline(Connector, Generic[C]):
         return cls(ctx, connectors)
 
     def restore(self, params: Any) -> None:
-        """Take the connectors of a state in place of those that are here.
+        """Replace all connectors by those of a state.
 
         Raises:
-            UnknownNameError: See `from_state`; so is ConfigError. The pipeline is as it was then.
+            UnknownNameError: See `from_state`, also for ConfigError. The pipeline stays unchanged.
         """
         made = type(self).from_state(self.ctx or ConnectorContext(), params)
         self.connectors = made.connectors
@@ -205,7 +206,7 @@ class Pipeline(Connector, Generic[C]):
 
 
 class AgentConnectorPipeline(Pipeline[AgentConnector], AgentConnector):
-    """Agent connectors in a row; itself one."""
+    """A sequence of agent connectors; itself one."""
 
     kind = AgentConnector
     _groups: tuple[int, list[tuple[bool, list[AgentConnector]]]] | None = None
@@ -223,7 +224,7 @@ class AgentConnectorPipeline(Pipeline[AgentConnector], AgentConnector):
         return acd_list
 
     def over_rows(self, rows: AgentRows) -> None:
-        """Transform a whole batch; only a user's own connectors see agent by agent."""
+        """Transform a whole batch; only custom connectors see agent by agent."""
         asked: list[str] = []
         try:
             for takes_rows, group in self._grouped():
@@ -241,46 +242,46 @@ class AgentConnectorPipeline(Pipeline[AgentConnector], AgentConnector):
             raise
 
     def _grouped(self) -> list[tuple[bool, list[AgentConnector]]]:
-        """Return neighbours that are called in the same way; found out once for each change."""
+        """Return neighbours that are called in the same way; cached until a change."""
         if self._groups is None or self._groups[0] != self._changes:
             grouped = groupby(self.connectors, lambda connector: connector.takes_rows)
             self._groups = self._changes, [(takes_rows, list(group)) for takes_rows, group in grouped]
         return self._groups[1]
 
     def space(self, space: gym.Space[Any], width: int) -> tuple[gym.Space[Any], int]:
-        """Return the space and the width of rows behind all of them."""
+        """Return the space and the width of rows after all connectors."""
         for connector in self.connectors:
             space, width = connector.space(space, width)
         return space, width
 
     def begin(self, slot: int) -> None:
-        """Forget the life that had a slot, all of them."""
+        """Reset the state of a slot in all connectors."""
         for connector in self.connectors:
             connector.begin(slot)
 
     def settle(self) -> None:
-        """Do what is done once for many rows, all of them."""
+        """Call `settle` of all connectors."""
         for connector in self.connectors:
             connector.settle()
 
     def reset(self, env_id: Any) -> None:
-        """Forget an environment's agents, all of them."""
+        """Forget an environment's agents in all connectors."""
         for connector in self.connectors:
             connector.reset(env_id)
 
     def forget(self, env_id: Any, agent_id: Any) -> None:
-        """Forget one agent, all of them."""
+        """Forget one agent in all connectors."""
         for connector in self.connectors:
             connector.forget(env_id, agent_id)
 
     def on_policy_output(self, output: ActionConnectorDataType) -> None:
-        """Show all of them what the policy answered."""
+        """Pass the policy's output to all connectors."""
         for connector in self.connectors:
             connector.on_policy_output(output)
 
 
 class ActionConnectorPipeline(Pipeline[ActionConnector], ActionConnector):
-    """Action connectors in a row; itself one."""
+    """A sequence of action connectors; itself one."""
 
     kind = ActionConnector
 
@@ -294,14 +295,8 @@ register_connector("AgentConnectorPipeline", AgentConnectorPipeline)
 register_connector("ActionConnectorPipeline", ActionConnectorPipeline)
 
 
-# SEAM menv.connectors.default_pipelines
-# The pipelines that a network policy begins with, and what of a pipeline whole batches can do at once.
-#
-# `menv.algorithms.network_groups` builds them; `menv.loop` asks for the short ways.
-
-
 FILTERS = {"NoFilter": None, "MeanStdFilter": MeanStdObservationFilterAgentConnector}
-"""Settings of `observation_filter` and what they put into a pipeline."""
+"""Values of `observation_filter` and their connectors."""
 
 _NOTHING_TO_DO = (
     FlattenDataAgentConnector, StateBufferConnector, ViewRequirementAgentConnector, EnvSamplingAgentConnector,
@@ -312,13 +307,7 @@ _ACTION_ORDER: tuple[type[ActionConnector], ...] = (
 
 
 class ActionPlan(NamedTuple):
-    """How a pipeline of action connectors is run.
-
-    Attributes:
-        normalize: Whether batches are scaled at once.
-        clip: Whether batches are clipped at once.
-        rest: Connectors that come after and are called agent by agent.
-    """
+    """How action connectors run: whether batches are scaled and clipped at once, and the rest, agent by agent."""
 
     normalize: bool
     clip: bool
@@ -332,17 +321,7 @@ def agent_pipeline(
     observation_filter: str = "NoFilter",
     more: Sequence[Any] = (),
 ) -> AgentConnectorPipeline:
-    """Return the agent connectors that a policy begins with.
-
-    Args:
-        ctx: Of the policy.
-        clip_rewards: As in the config; learners clip rewards when they learn.
-        observation_filter: "NoFilter" or "MeanStdFilter".
-        more: Registered names, or pairs (name, parameters), put behind the filter.
-
-    Raises:
-        ConfigError: A name is unknown, or names something else than an agent connector.
-    """
+    """Return the default agent connectors; `more` are names or pairs (name, parameters) after the filter."""
     pipeline = AgentConnectorPipeline(ctx)
     if clip_rewards:
         limit = None if clip_rewards is True else float(clip_rewards)
@@ -363,7 +342,7 @@ def agent_pipeline(
 
 
 def action_pipeline(ctx: ConnectorContext, *, normalize: bool, clip: bool) -> ActionConnectorPipeline:
-    """Return the action connectors that a policy begins with."""
+    """Return the default action connectors."""
     steps: list[ActionConnector] = [ConvertToNumpyConnector(ctx)]
     if normalize:
         steps.append(NormalizeActionsConnector(ctx))
@@ -373,7 +352,7 @@ def action_pipeline(ctx: ConnectorContext, *, normalize: bool, clip: bool) -> Ac
 
 
 def leaf_connectors(pipeline: AgentConnectorPipeline) -> Iterator[AgentConnector]:
-    """Yield the connectors of a pipeline, and of those in it."""
+    """Yield the connectors of a pipeline and of nested ones."""
     for connector in pipeline.connectors:
         if isinstance(connector, AgentConnectorPipeline):
             yield from leaf_connectors(connector)
@@ -382,24 +361,24 @@ def leaf_connectors(pipeline: AgentConnectorPipeline) -> Iterator[AgentConnector
 
 
 def is_passive(connector: AgentConnector) -> bool:
-    """Return whether a connector leaves whole batches of rows as they are."""
+    """Return whether a connector leaves whole batches unchanged."""
     return type(connector) in _NOTHING_TO_DO
 
 
-def looks(connector: AgentConnector) -> bool:
-    """Return whether a connector of a user's wants to see what policies answer."""
+def observes_output(connector: AgentConnector) -> bool:
+    """Return whether a custom connector overrides `on_policy_output`."""
     return (
         not connector.takes_rows and type(connector).on_policy_output is not AgentConnector.on_policy_output
     )
 
 
 def is_plain(pipeline: AgentConnectorPipeline) -> bool:
-    """Return whether a pipeline does to batches what the preprocessor alone does."""
+    """Return whether a pipeline does the same to batches as the preprocessor alone."""
     return [type(connector) for connector in batch_steps(pipeline)] == [ObsPreprocessorConnector]
 
 
 def batch_steps(pipeline: AgentConnectorPipeline) -> list[AgentConnector]:
-    """Return the connectors that do something to whole batches while these are sampled, in order."""
+    """Return the connectors that change whole batches during sampling, in order."""
     return [
         connector
         for connector in leaf_connectors(pipeline)
@@ -408,7 +387,7 @@ def batch_steps(pipeline: AgentConnectorPipeline) -> list[AgentConnector]:
 
 
 def action_plan(pipeline: ActionConnectorPipeline) -> ActionPlan:
-    """Return how a pipeline is run: as much as can be for whole batches."""
+    """Return how a pipeline runs: as much as possible on whole batches."""
     kinds = [type(connector) for connector in pipeline.connectors]
     count, places = 0, [_ACTION_ORDER.index(kind) if kind in _ACTION_ORDER else -1 for kind in kinds]
     last = -1
@@ -429,17 +408,8 @@ def _pair(entry: Any) -> tuple[Any, Any]:
     return entry[0], entry[1]
 
 
-# SEAM menv.connectors.policy_connectors
-# PolicyConnectors: the two pipelines of one policy.
-
-
 class RowKind(NamedTuple):
-    """What rows a network is shown.
-
-    Attributes:
-        row_width: F.
-        row_dtype: float32, or uint8 for images of bytes.
-    """
+    """Width F and dtype (float32, or uint8 for images of bytes) of the network's input rows."""
 
     row_width: int
     row_dtype: np.dtype[Any]
@@ -447,28 +417,23 @@ class RowKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyConnectors:
-    """What stands before and behind one policy.
-
-    Attributes:
-        agent: Observations go through it.
-        action: Answers go through it.
-    """
+    """The two pipelines of one policy: `agent` for its observations, `action` for its actions."""
 
     agent: AgentConnectorPipeline
     action: ActionConnectorPipeline
 
     @classmethod
     def plain(cls, ctx: ConnectorContext) -> Self:
-        """Return those of a policy whose settings are all defaults."""
+        """Return the pipelines of a policy with default settings."""
         return cls(agent_pipeline(ctx), action_pipeline(ctx, normalize=True, clip=False))
 
     def rows_of(self, space: gym.Space[Any]) -> RowKind:
-        """Return what rows a network is shown of observations of a space."""
+        """Return the kind of the network's input rows for observations of a space."""
         behind, width = self.agent.space(space, 0)
         return RowKind(width, ObsPreprocessor(behind).dtype)
 
     def output(self, action_space: gym.Space[Any]) -> ActionOutput:
-        """Return what the action connectors do to whole batches."""
+        """Return the action connectors on whole batches."""
         plan = action_plan(self.action)
         return ActionOutput(action_space, normalize=plan.normalize, clip=plan.clip)
 
@@ -478,38 +443,26 @@ class PolicyConnectors:
         return self.agent.version + self.action.version
 
     def restore(self, agent: Any, action: Any) -> None:
-        """Put connectors of these states, as `to_state` of a pipeline has them, into the place of all there are.
-
-        Raises:
-            UnknownNameError: One of them is not registered.
-        """
+        """Replace all connectors by those of two pipeline states; an unknown name is an UnknownNameError."""
         self.agent.restore(agent)
         self.action.restore(action)
 
     def for_evaluation(self) -> Self:
-        """Return connectors of their own, which share statistics and change none.
-
-        Raises:
-            ContractError: One of them cannot be copied.
-        """
+        """Return copies that share statistics and change none; ContractError if one cannot be copied."""
         try:
             agent, action = copy.deepcopy(self.agent), copy.deepcopy(self.action)
         except Exception as error:  # whatever a user's __deepcopy__ raises
             whose = ", ".join(_uncopied([*self.agent.connectors, *self.action.connectors])) or "connectors"
             raise ContractError(
                 f"{whose}: cannot be copied ({type(error).__name__}: {error}), expected connectors that copy.deepcopy "
-                "can copy, because evaluations have their own; define __deepcopy__ in your class"
+                "can copy, because evaluations use copies; define __deepcopy__ in your class"
             ) from error
         agent.in_eval()
         action.in_eval()
         return type(self)(agent, action)
 
     def frozen(self) -> Self:
-        """Return connectors as they are now; those that go on here change nothing of them.
-
-        Raises:
-            ContractError: One of them cannot be copied.
-        """
+        """Return independent copies, statistics included; ContractError if one cannot be copied."""
         copied = self.for_evaluation()
         for leaf in leaf_connectors(copied.agent):
             if isinstance(leaf, MeanStdObservationFilterAgentConnector):
@@ -528,10 +481,7 @@ def _uncopied(connectors: Iterable[Connector]) -> list[str]:
 
 
 def stateful_connectors(pipeline: AgentConnectorPipeline) -> list[AgentConnector]:
-    """Return the connectors that remember something of each life.
-
-    Of those that are called agent by agent also the ones that only say so by overriding `reset`.
-    """
+    """Return the connectors that keep state per agent episode; custom ones may only show it by overriding `reset`."""
     return [
         leaf
         for leaf in leaf_connectors(pipeline)
@@ -540,12 +490,12 @@ def stateful_connectors(pipeline: AgentConnectorPipeline) -> list[AgentConnector
 
 
 def can_move(pipeline: AgentConnectorPipeline) -> bool:
-    """Return whether all that connectors remember of a life can be taken out."""
+    """Return whether all state per agent episode can be exported."""
     return all(leaf.takes_rows and leaf.tells_lives for leaf in stateful_connectors(pipeline))
 
 
 def export_lives(pipeline: AgentConnectorPipeline, slots: Sequence[int]) -> list[list[Any]]:
-    """Return of the life on each slot what each connector remembers; see `AgentConnector.lives`."""
+    """Return for each slot the state of each connector; see `AgentConnector.lives`."""
     found = [leaf.lives(slots) for leaf in stateful_connectors(pipeline)]
     return [list(life) for life in zip(*found, strict=True)] if found else [[] for _ in slots]
 
@@ -553,7 +503,7 @@ def export_lives(pipeline: AgentConnectorPipeline, slots: Sequence[int]) -> list
 def import_lives(
     pipeline: AgentConnectorPipeline, slots: Sequence[int], lives: Sequence[Sequence[Any]]
 ) -> None:
-    """Let the lives that `export_lives` told of go on on these slots; one of which nothing is told is new."""
+    """Restore the states of `export_lives` on these slots; an empty state is a new agent episode."""
     for number, leaf in enumerate(stateful_connectors(pipeline)):
         leaf.take_lives(slots, [life[number] if life else None for life in lives])
 
@@ -561,7 +511,7 @@ def import_lives(
 def transfer_lives(
     pipeline: AgentConnectorPipeline, successor: AgentConnectorPipeline, slots: Sequence[int]
 ) -> None:
-    """Let lives go on in a pipeline that takes another one's place, with those connectors that both have."""
+    """Copy the state of slots to a pipeline's replacement, for the connectors that both have."""
     before, after = stateful_connectors(pipeline), stateful_connectors(successor)
     places = match_kinds([type(leaf) for leaf in before], [type(leaf) for leaf in after])
     for leaf, place in zip(after, places, strict=True):
@@ -570,7 +520,7 @@ def transfer_lives(
 
 
 def match_kinds(kinds: Sequence[type], successors: Sequence[type]) -> list[int | None]:
-    """Return where among `kinds` each of their successors has its own, the first one to the first; None without one."""
+    """Return for each successor the index of its first unmatched equal in `kinds`; None without one."""
     left = [*enumerate(kinds)]
     found: list[int | None] = []
     for kind in successors:

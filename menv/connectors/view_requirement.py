@@ -1,6 +1,6 @@
-"""ViewRequirementAgentConnector: an agent's columns, of now and of steps before, as a model's input of one row.
+"""ViewRequirementAgentConnector: an agent's columns, of this timestep and earlier ones, as a model's input of one row.
 
-Where rows are sampled, networks are shown the rows themselves; then there is nothing to do here.
+Samplers pass whole rows to networks, so these connectors do nothing to batches; they serve `answer_agents`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ViewRequirement:
     For example `ViewRequirement("obs", shift="-2:0")` is the last three observations, the latest last.
 
     Attributes:
-        data_col: The column that it is made of; None for the one of its own name.
+        data_col: The source column; None for the one of its own name.
         space: Accepted for compatibility. Steps before the first are zeros of the column's own shape.
         shift: Steps from now, 0 or less; rewards and actions start at -1. A range such as "-2:0", both ends included,
             or a list gives one value for each step, [K, ...].
@@ -75,7 +75,7 @@ class ViewRequirement:
 
 
 class ViewRequirementAgentConnector(Stateless, AgentConnector):
-    """Builds what the model is shown; the context's `view_requirements` say what that is.
+    """Builds the model's input from the context's `view_requirements`.
 
     Without any it is the observation, the action mask if there is one, and the recurrent states.
     """
@@ -114,7 +114,7 @@ class ViewRequirementAgentConnector(Stateless, AgentConnector):
         return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, output)
 
     def over_rows(self, rows: AgentRows) -> None:
-        """Do nothing: networks are shown the rows."""
+        """Do nothing: networks read the rows."""
 
     def reset(self, env_id: Any) -> None:
         """Forget an environment's agents."""
@@ -145,7 +145,7 @@ class ViewRequirementAgentConnector(Stateless, AgentConnector):
         if column == SampleBatch.OBS:
             column = SampleBatch.NEXT_OBS
         elif back and column != SampleBatch.NEXT_OBS:
-            # What came of the last action comes with this observation.
+            # The reward of the last action comes with this observation.
             back -= 1
         if column not in steps[0]:
             raise ContractError(
@@ -156,12 +156,12 @@ class ViewRequirementAgentConnector(Stateless, AgentConnector):
 
 
 class EnvSamplingAgentConnector(Stateless, AgentConnector):
-    """Changes nothing; pipelines of old have one."""
+    """Does nothing; older pipelines contain it."""
 
     at_ends = False
 
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
-        """Return the agent as it is."""
+        """Return the agent unchanged."""
         return ac_data
 
     def over_rows(self, rows: AgentRows) -> None:
@@ -172,17 +172,11 @@ register_connector("ViewRequirementAgentConnector", ViewRequirementAgentConnecto
 register_connector("EnvSamplingAgentConnector", EnvSamplingAgentConnector)
 
 
-# SEAM menv.connectors.state_buffer
-# StateBufferConnector: what a policy answered to an agent last is shown to it with the next observation.
-#
-# Where rows are sampled, the ledger does this for whole batches; then there is nothing to do here.
-
-
 class StateBufferConnector(Stateless, AgentConnector):
     """Adds the last action (zeros at first), `state_out_0` and so on, and the last fetches to an agent's data.
 
     Attributes:
-        memory: By (env, agent), what whoever asks the policy by hand remembers of them until `reset`.
+        memory: By (env, agent), state that `local_policy_inference` keeps until `reset`.
     """
 
     at_ends = False
@@ -193,10 +187,10 @@ class StateBufferConnector(Stateless, AgentConnector):
         self.memory: dict[tuple[Hashable, Hashable], Any] = {}
 
     def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
-        """Return the agent with what the policy answered last; a last observation ends its life here.
+        """Return the agent with the policy's last output; a final observation ends the agent episode here.
 
         Raises:
-            ContractError: Nobody says whose the data are.
+            ContractError: env_id or agent_id is missing.
         """
         env_id, agent_id = self._whose(ac_data)
         data = dict(columns_of(self, ac_data))
@@ -212,12 +206,12 @@ class StateBufferConnector(Stateless, AgentConnector):
         return AgentConnectorDataType(env_id, agent_id, data)
 
     def on_policy_output(self, output: ActionConnectorDataType) -> None:
-        """Remember what the policy answered."""
+        """Store the policy's output."""
         env_id, agent_id = self._whose(output)
         self._last.setdefault(env_id, {})[agent_id] = output.output
 
     def over_rows(self, rows: AgentRows) -> None:
-        """Do nothing: the ledger shows policies their states."""
+        """Do nothing: the rollout buffer passes policies their states."""
 
     def reset(self, env_id: Any) -> None:
         """Forget an environment's agents."""
@@ -242,7 +236,7 @@ class StateBufferConnector(Stateless, AgentConnector):
     def _whose(self, data: AgentConnectorDataType | ActionConnectorDataType) -> tuple[Any, Any]:
         if data.env_id is None or data.agent_id is None:
             raise ContractError(
-                f"{self.name}: env_id {data.env_id!r}, agent_id {data.agent_id!r}, expected both; say whose data it is"
+                f"{self.name}: env_id {data.env_id!r}, agent_id {data.agent_id!r}, expected both; pass its ids"
             )
         return data.env_id, data.agent_id
 

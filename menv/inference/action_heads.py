@@ -1,8 +1,7 @@
-"""What the outputs of a policy network mean: how D numbers a row become an action.
+"""ActionHead: the meaning of a policy network's outputs: how D numbers per row become an action.
 
-The network builders, the acting back-ends and the losses all read the same `ActionHead`. It does
-not know the environment's own form of an action: inside the machine discrete actions count from 0
-and continuous ones are flat float32 rows; connectors apply `start` offsets, bounds and shapes.
+Network builders, acting back-ends and losses all read the same head. Its discrete actions count from 0 and its
+continuous ones are flat float32 rows; connectors apply `start` offsets, bounds and shapes of the environment's space.
 """
 
 from __future__ import annotations
@@ -28,11 +27,10 @@ KINDS: tuple[Kind, ...] = (
 )  # fmt: skip
 
 ILLEGAL = -1e9
-"""The distribution input of a masked action: finite, so that KL terms stay numbers, and so low that
-its probability is exactly 0 in float32."""
+"""The distribution input of a masked action: finite, so KL terms stay finite, with probability exactly 0 in float32."""
 
 LEAST_CHANCE = 1e-30
-"""What an epsilon-greedy choice of probability 0 counts as in logarithms, so that those stay numbers."""
+"""Stands for probability 0 of an epsilon-greedy choice in logarithms, which stay finite."""
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
@@ -40,13 +38,7 @@ _LONGEST = 120
 
 
 class ActionPart(NamedTuple):
-    """The choices of a mixed action, or its numbers: independent of the others, with a head of their own.
-
-    Attributes:
-        head: Their head.
-        columns: [n] Where they lie in an action.
-        inputs: Where they lie in the distribution inputs.
-    """
+    """The choices of a mixed action, or its numbers: their head, their columns [n] in actions and in the inputs."""
 
     head: ActionHead
     columns: npt.NDArray[np.int64]
@@ -58,11 +50,10 @@ class ActionHead:
     """How a row of D distribution inputs becomes an action.
 
     Attributes:
-        kind: "categorical" and "multi_categorical" hold logits; "gaussian" holds means, then log
-            standard deviations; "mixed" holds the logits of all choices, then means and log standard deviations of
-            all numbers; "q_values" the worth of each choice, of which the highest is taken but for
-            a share epsilon (a weight of the network) of uniformly drawn ones; "multi_q_values" the same for
-            several components, each of which explores by draws of its own.
+        kind: "categorical" and "multi_categorical" hold logits; "gaussian" means, then log standard deviations;
+            "mixed" the logits of all choices, then means and log standard deviations of all numbers; "q_values"
+            the Q-values of an epsilon-greedy choice (epsilon is a weight of the network); "multi_q_values" the
+            same for several components, which explore independently.
         sizes: Number of choices of each component, the same for all of "multi_q_values"; for "gaussian" the
             one number k of dimensions; for "mixed" one size for each column of an action, 0 for a number.
     """
@@ -89,11 +80,7 @@ class ActionHead:
 
     @classmethod
     def for_space(cls, space: gym.Space[Any]) -> ActionHead:
-        """Return the head for the actions of `space`.
-
-        Raises:
-            ConfigError: No stock head has actions of this kind.
-        """
+        """Return the head for the actions of `space`; ConfigError if there is none."""
         spaces = gym.spaces
         if isinstance(space, spaces.Discrete):
             return cls("categorical", (int(space.n),))
@@ -105,8 +92,8 @@ class ActionHead:
             # The flat space of choices and numbers, one leaf after the other.
             sizes: list[int] = []
             for leaf in space.spaces:
-                own = leaf.n if isinstance(leaf, spaces.Discrete) else getattr(leaf, "nvec", 0)
-                sizes += np.broadcast_to(own, leaf.shape or ()).reshape(-1).tolist()
+                count = leaf.n if isinstance(leaf, spaces.Discrete) else getattr(leaf, "nvec", 0)
+                sizes += np.broadcast_to(count, leaf.shape or ()).reshape(-1).tolist()
             if min(sizes, default=1) == 0 < max(sizes):
                 return cls("mixed", tuple(sizes))
         raise ConfigError(
@@ -116,7 +103,7 @@ class ActionHead:
 
     @cached_property
     def choices(self) -> tuple[int, ...]:
-        """Number of choices of each component that is chosen; () of continuous actions."""
+        """Number of choices of each discrete component; () for continuous actions."""
         return () if self.kind == "gaussian" else tuple(size for size in self.sizes if size)
 
     @cached_property
@@ -126,7 +113,7 @@ class ActionHead:
 
     @cached_property
     def parts(self) -> tuple[ActionPart, ...]:
-        """The choices and the numbers of a "mixed" head, in this order; () of any other."""
+        """The choices and the numbers of a "mixed" head, in this order; () for any other."""
         if self.kind != "mixed":
             return ()
         sizes, cut = np.array(self.sizes), sum(self.sizes)
@@ -144,42 +131,42 @@ class ActionHead:
 
     @cached_property
     def outputs(self) -> int:
-        """Numbers a row that the last layer computes: D but for the k log_stds, which are a free vector."""
+        """Outputs of the last layer per row: D without the k log_stds, which are a free vector."""
         return sum(self.choices) + self.numbers
 
     @cached_property
     def is_value_based(self) -> bool:
-        """Whether the inputs are Q-values, so that chance enters by epsilon alone."""
+        """Whether the inputs are Q-values, so only epsilon makes actions random."""
         return self.kind in ("q_values", "multi_q_values")
 
     @cached_property
     def returns_dist_inputs(self) -> bool:
-        """Whether acting tells the distribution inputs beside the actions: logits come for nothing."""
+        """Whether acting also returns the distribution inputs: logits cost nothing extra."""
         return self.kind in ("categorical", "multi_categorical", "mixed")
 
     @cached_property
     def noise(self) -> Literal["uniform", "normal", "mixed"]:
-        """What `noise` rows hold: uniform on [0, 1) in steps of 2**-23, standard normal, or both, see `normal`."""
+        """Kind of noise rows: uniform on [0, 1) in steps of 2**-23, standard normal, or both, see `normal`."""
         if self.kind == "mixed":
             return "mixed"
         return "normal" if self.kind == "gaussian" else "uniform"
 
     @cached_property
     def normal(self) -> npt.NDArray[np.bool_]:
-        """[noise_width] which columns of noise rows are standard normal; the others are uniform."""
+        """[noise_width] True where noise is standard normal; elsewhere it is uniform."""
         if self.kind == "mixed":
             return np.equal(self.sizes, 0)
         return np.full(self.noise_width, self.kind == "gaussian")
 
     @property
     def draw(self) -> rng.Draw:
-        """What draws `noise`."""
+        """The counter-based generator of noise rows."""
         if self.kind == "mixed":
             return partial(rng.mixed, normal=self.normal)
         return rng.normals if self.kind == "gaussian" else rng.uniforms
 
     def sample_noise(self, rng: np.random.Generator, rows: int) -> npt.NDArray[np.float32]:
-        """Return [rows, noise_width] noise from a generator, for trials."""
+        """Return [rows, noise_width] noise from a generator, for tests of graphs."""
         shape = (rows, self.noise_width)
         uniform = rng.integers(0, 1 << 23, shape) * 2.0**-23 if self.choices else 0.0
         normal = rng.standard_normal(shape) if self.numbers else 0.0
@@ -187,7 +174,7 @@ class ActionHead:
 
     @cached_property
     def noise_width(self) -> int:
-        """Random numbers a row: one a component; of Q-values one for whether to explore, one for what."""
+        """Random numbers per row: one per component; for Q-values one for whether to explore, one for the choice."""
         if self.is_value_based:
             return 2 * len(self.sizes)
         return self.sizes[0] if self.kind == "gaussian" else len(self.sizes)
@@ -206,18 +193,13 @@ class ActionHead:
 
     @cached_property
     def action_dtype(self) -> np.dtype[Any]:
-        """int64 for choices, float32 for continuous actions, and where choices lie beside numbers."""
+        """int64 for choices, float32 for continuous and mixed actions."""
         return np.dtype(np.float32 if self.numbers else np.int64)
 
     def logp(
         self, dist_inputs: npt.NDArray[np.float32], actions: npt.NDArray[Any]
     ) -> npt.NDArray[np.float32]:
-        """Return the [N] log-probabilities of choices, or log-densities of numbers, or the sums of both.
-
-        Args:
-            dist_inputs: [N, D] logits, or means and logarithms of standard deviations; not for Q-values.
-            actions: [N, ...] of `action_shape`.
-        """
+        """Return the [N] log-probabilities (densities) of actions, for inputs [N, D]; not for Q-values."""
         if self.parts:
             choices, numbers = (
                 part.head.logp(
@@ -234,9 +216,9 @@ class ActionHead:
             densities: npt.NDArray[np.float32] = np.add.reduce(terms, axis=1).astype(np.float32)
             return densities
         if self.sizes == (2,) and actions.ndim == 1:
-            # log sigmoid: numpy takes long over many rows of two.
+            # log sigmoid: numpy is slow on many rows of two.
             lead = dist_inputs[:, 0] - dist_inputs[:, 1]
-            # Picking those that took the other one would take twice as long.
+            # Indexing the rows with the other action would take twice as long.
             lead *= (1 - 2 * actions).astype(np.float32)
             two: npt.NDArray[np.float32] = np.minimum(lead, 0) - np.log1p(np.exp(-np.abs(lead)))
             return two
@@ -261,11 +243,7 @@ class ActionHead:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ActionHead:
-        """Return the head that `to_json` described.
-
-        Raises:
-            ConfigError: The value describes no head.
-        """
+        """Return the head that `to_json` described."""
         try:
             return cls(value["kind"], tuple(int(size) for size in value["sizes"]))
         except (KeyError, TypeError) as error:
@@ -276,5 +254,5 @@ class ActionHead:
 
 
 def in_a_line(space: gym.Space[Any]) -> str:
-    """Return a space as messages name it: in one line, however many numbers it has."""
+    """Return a short one-line description of a space."""
     return " ".join(str(space).split())[:_LONGEST]

@@ -1,9 +1,8 @@
-"""Checkpoints on disk: numbered folders that are whole or not there, and the one-line file that names the latest.
+"""Checkpoints on disk: numbered folders that are complete or absent, and `LATEST`, a file that names the newest.
 
-Algorithms write and read with it. A folder is written under another name, synced and renamed; then `LATEST` is
-replaced. So a process that is killed at any moment leaves a checkpoint that loads. Every file's hash is in the
-manifest, and the manifest's own in itself; folders that others add to it keep themselves whole. It knows arrays and
-JSON, not what they mean; nothing is ever unpickled.
+A folder is written under a temporary name, synced and renamed; then `LATEST` is replaced. So a process that is killed
+at any moment leaves a checkpoint that loads. The manifest holds the hash of every file and its own; policies inside
+keep theirs. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from menv.policy_spec import ids_given
 from menv.serialization import HEADER_SIZE, check_header, folder_given, read_json, values_in, writing
 
 FORMAT = 1
-"""Raised whenever what is written can no longer be read by the code of before."""
+"""Raised whenever older versions could not read new checkpoints."""
 
 MANIFEST = "manifest.json"
 LATEST = "LATEST"
@@ -47,36 +46,28 @@ _NUMBER = re.compile(r"\d{6,18}")
 _FILE = re.compile(r"[a-z_]{1,40}\.(json|safetensors)")
 _MOST_FILES = 16
 _MOST_JSON, _MOST_VALUES = 1 << 26, 1 << 21
-"""Bytes of a file of JSON, and values in it; what would be more is refused when it is saved."""
+"""Bytes of a JSON file, and values in it; `save` refuses more."""
 _MOST_IN_MANIFEST = 1 << 19
 _BLOCK = 1 << 20
 _here = threading.local()
 
 
 def check_root(root: Path) -> None:
-    """Refuse a place in which no checkpoint can lie.
-
-    Raises:
-        ConfigError: `root` is a file, or a checkpoint itself.
-    """
+    """Raise ConfigError if `root` is a file, or a checkpoint itself."""
     if root.exists() and not root.is_dir():
         raise ConfigError(
             f"save: {root} is a file, expected a folder or a name that is free; choose another name"
         )
     if (root / MANIFEST).is_file():
-        # Whoever loads this folder would go on finding the checkpoint that it is.
+        # Loading this folder would still find the checkpoint that it is.
         raise ConfigError(
-            f"save: {root} is a checkpoint itself, expected the folder that such lie in; pass {str(root.parent)!r}, "
+            f"save: {root} is a checkpoint itself, expected the folder of checkpoints; pass {str(root.parent)!r}, "
             "or another name"
         )
 
 
 def try_root(root: Path) -> None:
-    """Refuse a place in which nothing can be written, before there is anything to write; it stays as it was.
-
-    Raises:
-        ConfigError: No file can be made there, or no checkpoint can lie there.
-    """
+    """Raise ConfigError if no checkpoint can be written to `root`, which stays unchanged."""
     try:
         check_root(root)
         new = not root.exists()
@@ -89,13 +80,13 @@ def try_root(root: Path) -> None:
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
         if new:
-            # Another process may write there by now.
+            # Another process may have written to it.
             with suppress(OSError):
                 root.rmdir()
     except OSError as error:
         raise ConfigError(
             f"save: {root} cannot be written ({error}), expected a folder, or a name for one, in which files can be "
-            "made; choose another one"
+            "created; choose another one"
         ) from error
 
 
@@ -106,22 +97,10 @@ def write_checkpoint(
     files: Mapping[str, Arrays | Mapping[str, Any]],
     add: Callable[[Path], Mapping[str, Any]] | None = None,
 ) -> Path:
-    """Write a checkpoint and let `LATEST` name it.
+    """Write a numbered folder, replacing an earlier one of this number, and let `LATEST` name it.
 
-    Args:
-        root: Where the numbered folders are; made if it is not there.
-        number: Of the checkpoint; one that is there under this number is replaced.
-        manifest: What JSON can hold; format and hashes are added.
-        files: Arrays by name for `*.safetensors`, what JSON can hold for `*.json`.
-        add: Called with the folder before that has its name: writes folders into it that `read_files` does not read,
-            syncs them, and returns more of the manifest.
-
-    Returns:
-        The numbered folder.
-
-    Raises:
-        ConfigError: `root` is a file, or a checkpoint itself.
-        NotWrittenError: There is no room; what was there before is whole.
+    `files` are arrays by name for `*.safetensors`, JSON values for `*.json`. `add` gets the folder before it has its
+    name, may write and sync folders in it, and returns more of the manifest.
     """
     check_root(root)
     with writing("save", f"checkpoint {number} in {root}"):
@@ -149,12 +128,12 @@ def _written(
     try:
         _fill(folder, manifest, files, add)
     except BaseException:
-        # On a full disk a draft would stand in the way of the next save.
+        # On a full disk a draft would block the next save.
         shutil.rmtree(folder, ignore_errors=True)
         raise
     target = root / name
     if target.exists():
-        # Until `folder` has its name this is the one that counts: readers find it.
+        # Until `folder` has its name, readers use this one.
         os.replace(target, root / f".replaced-{name}-{tag}")
     os.replace(folder, target)
     _sync(root)
@@ -179,29 +158,24 @@ def _fill(
         _sync(path)
         hashes[file_name] = {"sha256": _sha256(path), "bytes": path.stat().st_size}
     more = {} if add is None else add(folder)
-    told = {"format": FORMAT, **manifest, **more, "files": hashes}
-    (folder / MANIFEST).write_text(_manifest_text(told), "utf-8")
+    complete = {"format": FORMAT, **manifest, **more, "files": hashes}
+    (folder / MANIFEST).write_text(_manifest_text(complete), "utf-8")
     _sync(folder / MANIFEST)
     _sync(folder)
 
 
 def _json_bytes(path: Path, content: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a file of JSON.
-
-    Raises:
-        ConfigError: It would be too large to be read again.
-    """
     data = json.dumps(content, allow_nan=False).encode()
     if len(data) > _MOST_JSON or values_in(data) > _MOST_VALUES:
         raise ConfigError(
             f"save: {path.name} would be {len(data)} bytes with about {values_in(data)} values, expected at most "
-            f"{_MOST_JSON} and {_MOST_VALUES}; play fewer sub-environments in a process"
+            f"{_MOST_JSON} and {_MOST_VALUES}; use fewer sub-environments in a process"
         )
     return data
 
 
 def keep_only(root: Path, names: set[str]) -> None:
-    """Delete all checkpoints but some; the latest one stays whatever is asked."""
+    """Delete all checkpoints except `names` and the latest one."""
     with _alone(root):
         latest = (root / LATEST).read_text("ascii").strip()
         for folder in numbered(root):
@@ -218,7 +192,7 @@ def numbered(root: Path) -> list[Path]:
 
 
 def as_written(root: Path) -> list[Path]:
-    """Return the numbered folders of `root`, those that were written last at the end; of equal times by number."""
+    """Return the numbered folders of `root` by the time they were written, then by number."""
 
     def when(folder: Path) -> tuple[int, int]:
         manifest = folder / MANIFEST
@@ -228,11 +202,7 @@ def as_written(root: Path) -> list[Path]:
 
 
 def find_checkpoint(path: Any) -> Path:
-    """Return the numbered folder that `path` is, or that its `LATEST` names.
-
-    Raises:
-        ConfigError: There is none.
-    """
+    """Return `path` if it is a numbered folder, or the one that its `LATEST` names; ConfigError without one."""
     folder = folder_given("checkpoint", path)
     if (folder / MANIFEST).is_file():
         return folder
@@ -247,22 +217,18 @@ def find_checkpoint(path: Any) -> Path:
             f"checkpoint {str(path)!r}: {LATEST} says {name!r}, expected the name of a numbered folder; pass one of "
             f"{[one.name for one in numbered(folder)][-8:]}"
         )
-    # Between two renames of one that is written again it has another name.
+    # A folder that is being replaced has another name between two renames.
     for candidate in (folder / name, *sorted(folder.glob(f".replaced-{name}-*"))):
         if (candidate / MANIFEST).is_file():
             return candidate
     raise ConfigError(
-        f"checkpoint {str(path)!r}: {LATEST} names {name}, which is missing, expected it beside; pass one of "
+        f"checkpoint {str(path)!r}: {LATEST} names {name}, which is missing, expected it next to {LATEST}; pass one of "
         f"{[one.name for one in numbered(folder)][-8:]}"
     )
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint.
-
-    Raises:
-        ConfigError: It is not as it was written, or of a newer format.
-    """
+    """Return the manifest of a checkpoint; ConfigError if it changed, or is of a newer format."""
     path = folder / MANIFEST
     _check_size(path)
     text = path.read_bytes()
@@ -284,20 +250,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of all files of a checkpoint by name, once each of them is as it was written.
-
-    Raises:
-        ConfigError: One is missing or has changed; it is named.
-    """
-    for name, told in manifest["files"].items():
+    """Return the content of all files of a checkpoint by name; ConfigError names a missing or changed one."""
+    for name, entry in manifest["files"].items():
         path = folder / name
         if not path.is_file() or path.is_symlink():
             raise ConfigError(
-                f"{path}: missing, expected a file of {told['bytes']} bytes; load another checkpoint"
+                f"{path}: missing, expected a file of {entry['bytes']} bytes; load another checkpoint"
             )
-        if path.stat().st_size != told["bytes"]:
-            raise _damaged(path, f"{path.stat().st_size} instead of {told['bytes']} bytes")
-        if _sha256(path) != told["sha256"]:
+        if path.stat().st_size != entry["bytes"]:
+            raise _damaged(path, f"{path.stat().st_size} instead of {entry['bytes']} bytes")
+        if _sha256(path) != entry["sha256"]:
             raise _damaged(path, "changed bytes")
     return {name: _read(folder / name) for name in manifest["files"]}
 
@@ -327,15 +289,15 @@ def _why(error: Exception) -> str:
 
 
 def _write_arrays(path: Path, arrays: Arrays) -> None:
-    """Write arrays; readable for whom other new files are, which would be their owner alone."""
+    """Write arrays, with the permissions of other new files, instead of for the owner alone."""
     path.touch()
     mode = path.stat().st_mode
-    # Without a copy where there is no need for one; zero-dimensional ones keep their shape.
-    own = {key: np.ascontiguousarray(array).reshape(array.shape) for key, array in arrays.items()}
+    # Copies only where needed; zero-dimensional arrays keep their shape.
+    contiguous = {key: np.ascontiguousarray(array).reshape(array.shape) for key, array in arrays.items()}
     try:
-        save_file(own, path)
+        save_file(contiguous, path)
     except SafetensorError as error:
-        # A full disk is the same error whichever file it comes to.
+        # A full disk is an OSError for every kind of file.
         raise OSError(f"{path}: {error}") from error
     path.chmod(mode)
 
@@ -343,8 +305,8 @@ def _write_arrays(path: Path, arrays: Arrays) -> None:
 def _lists_files(files: Any) -> bool:
     few = isinstance(files, dict) and len(files) <= _MOST_FILES
     return few and all(
-        _FILE.fullmatch(name) and isinstance(told, dict) and {"bytes", "sha256"} <= told.keys()
-        for name, told in files.items()
+        _FILE.fullmatch(name) and isinstance(entry, dict) and {"bytes", "sha256"} <= entry.keys()
+        for name, entry in files.items()
     )
 
 
@@ -372,9 +334,9 @@ def _point(root: Path, name: str, tag: str) -> None:
 
 @contextmanager
 def _alone(root: Path) -> Iterator[bool]:
-    """Let others that write into the same folder wait, who would take what is half written for a killed process's.
+    """Lock the folder: other writers would delete half-written drafts as those of a killed process.
 
-    Yields False to the handler of a signal that saves in the midst of a save, which cannot wait.
+    Yields False in the handler of a signal that saves during a save, which cannot wait.
     """
     outermost = not getattr(_here, "writes", False)
     if os.name == "nt" or not outermost:
@@ -385,14 +347,14 @@ def _alone(root: Path) -> Iterator[bool]:
     handle = os.open(root, os.O_RDONLY)
     _here.writes = True
     try:
-        # There are file systems that know no locks; a lock ends with its process.
+        # Some file systems have no locks; a lock ends with its process.
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield True
     finally:
         _here.writes = False
         with suppress(OSError):
-            # Closing is not enough where a fork has the handle, too.
+            # Closing is not enough if a forked process has the handle, too.
             fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
 
@@ -405,7 +367,7 @@ def _sweep(root: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Delete a file or a folder; of a link to one, which somebody has put in its place, the link alone."""
+    """Delete a file or a folder; of a symbolic link, the link alone."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -422,7 +384,7 @@ def _sha256(path: Path) -> str:
 
 def _sync(path: Path) -> None:
     if path.is_dir() and os.name == "nt":
-        # There folders cannot be opened, and renames are not delayed.
+        # Windows cannot open folders, and does not delay renames.
         return
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -431,25 +393,14 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-# SEAM menv.loop.latest_checkpoint
-# Reading the latest checkpoint while somebody saves: the one that is read may be deleted meanwhile.
-#
-# Algorithms, and policies that are loaded from a run, read with it. What is read is not known here.
-
-
 T = TypeVar("T")
 _TRIES = 20
 
 
 def read_checkpoint(path: Any, read: Callable[[Path], T]) -> T:
-    """Return what `read` makes of a checkpoint; of the next one, where another became the latest while it read.
+    """Return the result of `read` for the numbered folder of a checkpoint.
 
-    Args:
-        path: As for `find_checkpoint`.
-        read: Called with the numbered folder.
-
-    Raises:
-        ConfigError: There is no checkpoint, `read` refuses it, or it has gone.
+    A save may delete the folder meanwhile; then the next latest one is read.
     """
     root = folder_given("checkpoint", path)
     for left in reversed(range(_TRIES)):
@@ -468,21 +419,11 @@ def read_checkpoint(path: Any, read: Callable[[Path], T]) -> T:
 
 
 def _named(root: Path) -> bytes:
-    """Return what `LATEST` says, b"" where there is none."""
+    """Return the content of `LATEST`, b"" if there is none."""
     try:
         return (root / LATEST).read_bytes()[:64]
     except OSError:
         return b""
-
-
-# SEAM menv.loop.policy_folders
-# The policies of a folder: one alone, several side by side, or those of a training checkpoint.
-#
-# `Policy.from_checkpoint` reads with it, `Algorithm.save` puts the policies of a run into its checkpoint with
-# it.
-# `menv.inference.policy_bundle` knows what a policy on disk is, `menv.inference.checkpoint_folder` what a
-# checkpoint is. How a run goes on
-# is not known here: of a checkpoint nothing is read but its manifest and the policies.
 
 
 POLICIES, LEFT_OUT = "policies", "policies_left_out"
@@ -490,36 +431,31 @@ POLICIES, LEFT_OUT = "policies", "policies_left_out"
 
 _MOST_WHY = 500
 _DEVICE = re.compile(r"(con|prn|aux|nul|(com|lpt)\d)(\.|$)")
-"""What Windows takes for one whatever comes behind the dot; checkpoints are carried there."""
+"""Device names of Windows, whatever comes after the dot; checkpoints may be copied there."""
 
 
 def write_policies(
     folder: Path, policies: Mapping[str, Policy], trained: Callable[[str], Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Write those policies of a run that have a form on disk into a checkpoint that is being written.
+    """Write the policies of a run into the folder of a checkpoint, and return the entries of its manifest.
 
-    Args:
-        folder: Of the checkpoint.
-        policies: By id.
-        trained: Returns how the policy of an id was trained; see `Policy.export_checkpoint`.
-
-    Returns:
-        What the checkpoint's manifest says of them: where each is, and why others are left out.
+    They say where each policy is, and why others, which cannot be exported, are left out. `trained` returns how the
+    policy of an id was trained; see `Policy.export_checkpoint`.
     """
-    home, export_cache = folder / POLICIES, ExportCache()
+    home, cache = folder / POLICIES, ExportCache()
     found: dict[str, Any] = {}
     left_out: dict[str, str] = {}
     for (policy_id, policy), name in zip(policies.items(), _folder_names(policies), strict=True):
         try:
             if isinstance(policy, NetworkPolicy):
-                write_policy(policy, home / name, trained(policy_id), export_cache)
+                write_policy(policy, home / name, trained(policy_id), cache)
             else:
-                # Whatever a subclass makes of it, only policies of networks are read again.
+                # Not an override of a subclass: only network policies can be loaded.
                 Policy.export_checkpoint(policy, home / name)
         except OSError:
             raise
         except Exception as error:
-            # The run goes on from its own state: no policy that cannot be written stops it from being saved.
+            # The run has its own state: a policy that cannot be exported must not prevent saving.
             left_out[policy_id] = _why_not_loadable(error)
         else:
             found[policy_id] = {"folder": name, "sha256": _hash(home / name)}
@@ -527,7 +463,7 @@ def write_policies(
 
 
 def read_policies(path: Path, policy_ids: Iterable[str] | None) -> Policy | dict[str, Policy]:
-    """Return the policy in a folder, or those in a folder of several; see `Policy.from_checkpoint`."""
+    """Return the policy in a folder, or the policies of several folders; see `Policy.from_checkpoint`."""
     if (path / policy_bundle.MANIFEST).exists():
         return read_policy(path)
     chosen = None if policy_ids is None else ids_given("from_checkpoint", policy_ids)
@@ -555,11 +491,7 @@ def _side_by_side(path: Path) -> dict[str, Path]:
 
 
 def _of_checkpoint(folder: Path, chosen: list[str] | None) -> dict[str, Policy]:
-    """Return policies of a training checkpoint.
-
-    Raises:
-        ConfigError: It is damaged, or holds none or not all of these policies.
-    """
+    """Return policies of a training checkpoint."""
     manifest = read_manifest(folder)
     where = folder / MANIFEST
     found: Any = manifest.get(POLICIES)
@@ -578,15 +510,11 @@ def _of_checkpoint(folder: Path, chosen: list[str] | None) -> dict[str, Policy]:
     return {name: _of_run(folder, found[name]) for name in names}
 
 
-def _of_run(checkpoint: Path, told: Mapping[str, str]) -> NetworkPolicy:
-    """Return a policy of a checkpoint, whose manifest tells its folder and a hash.
-
-    Raises:
-        ConfigError: It is missing, damaged, or of another checkpoint.
-    """
-    home = checkpoint / POLICIES / told["folder"]
-    # Its own manifest has the hashes of all other files, and is refused by name if it is missing.
-    if (home / policy_bundle.MANIFEST).is_file() and _hash(home) != told["sha256"]:
+def _of_run(checkpoint: Path, entry: Mapping[str, str]) -> NetworkPolicy:
+    """Return a policy of a checkpoint from its manifest entry."""
+    home = checkpoint / POLICIES / entry["folder"]
+    # The policy's manifest has the hashes of its files; `read_policy` refuses a missing one.
+    if (home / policy_bundle.MANIFEST).is_file() and _hash(home) != entry["sha256"]:
         raise ConfigError(
             f"{home / policy_bundle.MANIFEST}: not what the checkpoint was saved with, expected an unchanged file; "
             "load another checkpoint"
@@ -595,11 +523,7 @@ def _of_run(checkpoint: Path, told: Mapping[str, str]) -> NetworkPolicy:
 
 
 def _chosen(where: Path, chosen: list[str] | None, found: Iterable[str]) -> list[str]:
-    """Return the ids that are asked for.
-
-    Raises:
-        UnknownNameError: Some are not there.
-    """
+    """Return the chosen ids, all by default; UnknownNameError for a missing one."""
     there = list(found)
     unknown = [name for name in chosen or () if name not in there]
     if unknown:
@@ -611,7 +535,7 @@ def _chosen(where: Path, chosen: list[str] | None, found: Iterable[str]) -> list
 
 
 def _folder_names(policy_ids: Iterable[str]) -> list[str]:
-    """Return a folder's name for each policy: its id, unless some systems take that for one before it or a device."""
+    """Return a folder name for each policy: its id, unless some system confuses it with another one or a device."""
     names: dict[str, str] = {}
     for policy_id in policy_ids:
         name = policy_id
@@ -623,8 +547,8 @@ def _folder_names(policy_ids: Iterable[str]) -> list[str]:
 
 def _lists_policies(found: Any) -> bool:
     return isinstance(found, dict) and all(
-        isinstance(told, dict) and {*told} == {"folder", "sha256"} and _names_folder(told["folder"])
-        for told in found.values()
+        isinstance(entry, dict) and {*entry} == {"folder", "sha256"} and _names_folder(entry["folder"])
+        for entry in found.values()
     )
 
 

@@ -1,7 +1,8 @@
-"""The way through pipelines that are not plain: a policy's rows at once, a user's connectors agent by agent.
+"""ConnectorPath: the pipelines of several policies, compiled to work on whole batches of rows.
 
-`menv.sampling.policy_group` and `menv.inference.network_policy` make one where some pipeline does more, or less, than
-the cohort's preprocessor and action output do by themselves. It knows pipelines and rows, no networks.
+Built-in connectors change a policy's rows at once, custom connectors see agent by agent. `menv.sampling.policy_group`
+and `menv.inference.network_policy` use it where some pipeline does more, or less, than the preprocessor and action
+output do.
 """
 
 from __future__ import annotations
@@ -27,54 +28,46 @@ from menv.connectors.pipeline import (
     import_lives,
     is_plain,
     leaf_connectors,
-    looks,
+    observes_output,
 )
 from menv.errors import ContractError
 from menv.inference.backend import not_finite
 from menv.spaces import OutsideSpaceError, own_copy
 from menv.trajectory_slices import Column
 
-# SEAM menv.loop.last_shown
-# What lives were shown last, for connectors that may change the reward of an end without an observation.
-#
-# `menv.inference.connector_path` keeps one. It knows no pipelines, only which of a policy's connectors there
-# are.
-
-
-# What is shown at ends, and does to rewards what needs no observation, or nothing.
+# Connectors that see ends, and either change rewards without the observation or do not change them.
 _KNOWN = (ClipRewardAgentConnector, FrameStackAgentConnector)
 
 
 class LastObservations:
-    """Keeps a copy of the last observation of each life, of policies some connector of which asks for it.
+    """Copies of the last observation by slot, for connectors that may change the reward of an end without one.
 
-    Args:
-        leaves: The connectors of each policy, by index.
+    Only of policies that have such a connector.
     """
 
     def __init__(self, leaves: Sequence[Sequence[AgentConnector]]) -> None:
-        self._asked = [any(leaf.at_ends and type(leaf) not in _KNOWN for leaf in own) for own in leaves]
+        self._custom = [any(leaf.at_ends and type(leaf) not in _KNOWN for leaf in own) for own in leaves]
         self._obs: dict[int, Any] = {}
 
-    def note(self, index: int, slots: Column, obs: Sequence[Any]) -> None:
-        """Note what the lives on slots [R] of a policy are shown, as the environment gave it."""
-        if self._asked[index]:
+    def record(self, index: int, slots: Column, obs: Sequence[Any]) -> None:
+        """Store the raw observations of slots [R] of a policy."""
+        if self._custom[index]:
             self._obs.update(zip(slots.tolist(), map(own_copy, obs), strict=True))
 
     def of(self, slots: Sequence[int]) -> list[Any]:
-        """Return what the lives on slots were shown last, None where nothing was noted."""
+        """Return the last observation of each slot, None without one."""
         return [self._obs.get(slot) for slot in slots]
 
     def put(self, slots: Sequence[int], obs: Sequence[Any]) -> None:
-        """Note what `of` told of lives that go on here, on these slots."""
+        """Store the observations that `of` returned in another process."""
         self._obs.update((slot, one) for slot, one in zip(slots, obs, strict=True) if one is not None)
 
     def follow(self, before: LastObservations) -> None:
-        """Go on with what was noted of lives while policies had other connectors."""
+        """Continue with the observations of another instance, which policies had with other connectors."""
         self._obs = before._obs
 
-    def take(self, slot: int) -> Any:
-        """Return what the life on a slot, which ends, was shown last; None if nothing was noted."""
+    def pop(self, slot: int) -> Any:
+        """Remove and return the last observation of a slot that ends; None without one."""
         return self._obs.pop(slot, None)
 
 
@@ -83,25 +76,14 @@ Seats = Sequence[tuple[Any, Any]]
 
 
 class FinalObservation(NamedTuple):
-    """A last observation that has gone through its connectors.
-
-    Attributes:
-        row: [F].
-        mask: [M] or None.
-    """
+    """A final observation after the connectors: row [F], mask [M] or None."""
 
     row: Column
     mask: Column | None
 
 
 class ConnectedRows(NamedTuple):
-    """Rows that have gone through connectors.
-
-    Attributes:
-        obs: [R, F].
-        mask: [R, M] or None.
-        rewards: [R] as learners see them.
-    """
+    """Rows after the connectors: obs [R, F], mask [R, M] or None, rewards [R] as learners see them."""
 
     obs: Column
     mask: Mask | None
@@ -109,27 +91,20 @@ class ConnectedRows(NamedTuple):
 
 
 def plain(connectors: PolicyConnectors, built: ActionPlan) -> bool:
-    """Return whether a preprocessor, and an action output of `built`, do all that these connectors do."""
+    """Return whether a preprocessor and an action output of `built` do the same as these connectors."""
     return is_plain(connectors.agent) and action_plan(connectors.action) == built
 
 
 class ConnectorPath:
-    """The pipelines of several policies, compiled.
-
-    Args:
-        connectors: By policy index.
-        action_space: Of the policies.
-        width: F, the numbers that the network takes.
-        dtype: Their type.
-        learning: Whether statistics may grow.
+    """The pipelines of several policies; `learning` says whether statistics may grow.
 
     Attributes:
-        keeps_lives: Whether some connector must know whose the observations are.
-        goes_on: Whether all that connectors remember of a life can be taken out, and goes on in another process.
-        at_ends: By policy index, whether connectors must be shown last observations when they come.
-        acts: Whether answers are changed agent by agent, or looked at.
-        outputs: By policy index, what action connectors do to whole batches.
-        shown: What lives were shown last.
+        keeps_lives: Whether some connector keeps state per agent episode and so needs the slots.
+        exports_lives: Whether all of that state can move to another process.
+        at_ends: By policy index, whether connectors must see final observations as soon as they come.
+        acts: Whether custom connectors see or change the actions of each agent.
+        outputs: By policy index, the action connectors on whole batches.
+        shown: The last raw observations.
     """
 
     def __init__(
@@ -148,20 +123,20 @@ class ConnectorPath:
         self._learning = learning
         leaves = [list(leaf_connectors(pipeline)) for pipeline in self._agent]
         self.keeps_lives = any(leaf.keeps_lives for own in leaves for leaf in own)
-        self.goes_on = all(can_move(pipeline) for pipeline in self._agent)
+        self.exports_lives = all(can_move(pipeline) for pipeline in self._agent)
         self.at_ends = [any(leaf.at_ends for leaf in own) for own in leaves]
-        # Those that are called agent by agent.
-        self._asked = [[leaf for leaf in own if not leaf.takes_rows] for own in leaves]
+        # Connectors that are called agent by agent.
+        self._custom = [[leaf for leaf in own if not leaf.takes_rows] for own in leaves]
         self._clips = [[leaf for leaf in own if isinstance(leaf, ClipRewardAgentConnector)] for own in leaves]
         self.shown = LastObservations(leaves)
-        self._lookers = [[leaf for leaf in own if looks(leaf)] for own in leaves]
-        self.acts = any(bool(plan.rest) for plan in self._plans) or any(self._lookers)
+        self._observers = [[leaf for leaf in own if observes_output(leaf)] for own in leaves]
+        self.acts = any(bool(plan.rest) for plan in self._plans) or any(self._observers)
         self._groups: tuple[Any, list[tuple[int, Column | None]]] = (None, [])
 
     @property
     def whole(self) -> bool:
-        """Whether rows of nobody in particular may go through it: no connector cares for agents or for ends."""
-        return not (self.keeps_lives or self.acts or any(self.at_ends) or any(self._asked))
+        """Whether the path works without agents and ends: no connector depends on them."""
+        return not (self.keeps_lives or self.acts or any(self.at_ends) or any(self._custom))
 
     def rows(
         self,
@@ -181,15 +156,15 @@ class ConnectorPath:
             which: [R] policy index, or one for all.
             obs: R observations.
             rewards: [R] or None.
-            slots: [R] or None where nobody knows whose they are.
-            seats: By slot.
+            slots: [R] or None if unknown.
+            seats: `(env_id, agent_id)` by slot.
             infos: R info dicts or None.
-            final: Whether these are last observations, which change nothing.
-            over: [R] True where one is among others; of a single policy's rows.
+            final: Whether these are final observations, which change no state.
+            over: [R] True at final observations among others; of a single policy's rows.
 
         Raises:
-            OutsideSpaceError: A connector or the network cannot take an observation.
-            ContractError: A connector returned something else than what came in, changed.
+            OutsideSpaceError: A connector or the network cannot process an observation.
+            ContractError: A connector returned something invalid.
         """
         groups = self._split(which)
         if len(groups) == 1:
@@ -215,12 +190,9 @@ class ConnectorPath:
     def rows_of_lives(
         self, index: int, obs: Any, lives: Sequence[Any]
     ) -> tuple[Column, Mask | None, Sequence[Any]]:
-        """Return R observations as rows and masks, and what connectors remember of the lives that they belong to.
+        """Return R observations of R agents as rows and masks, with their connectors' state before and after.
 
-        Args:
-            index: Of their policy.
-            obs: R observations, no two of one life.
-            lives: Of each what was returned the last time, None of a new one.
+        `lives` holds for each what the last call returned, None for a new agent episode.
         """
         slots = np.arange(len(lives))
         import_lives(self._agent[index], slots.tolist(), lives)
@@ -228,20 +200,20 @@ class ConnectorPath:
         return done.obs, done.mask, export_lives(self._agent[index], slots.tolist())
 
     def final(self, index: int, end: End) -> End:
-        """Return the end of a trajectory with its last observation and reward connected."""
+        """Return the end of a trajectory with its observation and reward after the connectors."""
         if self.at_ends[index]:
             end = self._connected_end(index, end)
         if end.obs is None:
-            for leaf in self._asked[index]:
+            for leaf in self._custom[index]:
                 leaf.forget(end.env_id, end.agent_id)
         return end
 
     def _connected_end(self, index: int, end: End) -> End:
-        """Return an end that has gone through connectors which must see it; one without observation keeps none."""
-        shown = self.shown.take(end.slot)
+        """Return an end after the connectors; an end without observation keeps none."""
+        shown = self.shown.pop(end.slot)
         obs = shown if end.obs is None else end.obs
         if obs is None:
-            # There is nothing to connect but the reward.
+            # There is only the reward.
             rewards = AgentRows([], np.array([end.reward]))
             for clips in self._clips[index]:
                 clips.over_rows(rewards)
@@ -259,12 +231,7 @@ class ConnectorPath:
         )
 
     def finals(self, finals: Sequence[Any], policies: Column) -> tuple[Column, Mask | None]:
-        """Return last observations as rows and masks; some have been connected when they came.
-
-        Args:
-            finals: N observations, or `FinalObservation`.
-            policies: [N] policy indices.
-        """
+        """Return N final observations, some already `FinalObservation`, as rows and masks; policies is [N] indices."""
         late = np.array([not isinstance(final, FinalObservation) for final in finals], np.bool_)
         places = np.flatnonzero(late)
         rows: list[Any] = list(finals)
@@ -282,31 +249,23 @@ class ConnectorPath:
         return np.stack([row.row for row in rows]), np.stack([row.mask for row in rows]) if masked else None
 
     def begin(self, slot: int, index: int) -> None:
-        """Begin a life on a slot."""
+        """Begin an agent episode on a slot."""
         self._agent[index].begin(slot)
 
     def reset(self, env_id: Any) -> None:
-        """Tell all connectors that an episode of an environment ended."""
+        """Call `reset` of all connectors."""
         for pipeline in self._agent:
             pipeline.reset(env_id)
 
     def settle(self) -> None:
-        """Tell all connectors that a fragment has been closed."""
+        """Call `settle` of all connectors."""
         for pipeline in self._agent:
             pipeline.settle()
 
     def answers(
         self, which: Column | int, actions: Column, obs: Column, mask: Column | None, seats: Seats | None
     ) -> Any:
-        """Return R env-ready actions.
-
-        Args:
-            which: [R] policy index, or one for all.
-            actions: [R, ...] of the network.
-            obs: [R, F] what it was shown.
-            mask: [R, M] or None.
-            seats: Of each row.
-        """
+        """Return R env-ready actions for the network's actions [R, ...] on rows obs [R, F]; `seats` is of each row."""
         groups = self._split(which)
         if len(groups) == 1:
             return self._answers(groups[0][0], actions, obs, mask, seats)
@@ -321,15 +280,7 @@ class ConnectorPath:
         return out
 
     def network_form(self, which: Column | int, actions: Any) -> Column:
-        """Return [R, ...] actions of networks that come out as R elements of the action space.
-
-        Args:
-            which: [R] policy index, or one for all.
-            actions: R elements.
-
-        Raises:
-            OutsideSpaceError: One is no element of the space, bounds of a Box left aside.
-        """
+        """Return the network's [R, ...] actions for R elements of the action space; the inverse of `answers`."""
         groups = self._split(which)
         if len(groups) == 1:
             return self.outputs[groups[0][0]].inverse(actions)
@@ -347,16 +298,16 @@ class ConnectorPath:
     def _answers(
         self, index: int, actions: Column, obs: Column, mask: Column | None, seats: Seats | None
     ) -> Any:
-        output, rest, lookers = self.outputs[index], self._plans[index].rest, self._lookers[index]
+        output, rest, observers = self.outputs[index], self._plans[index].rest, self._observers[index]
         ready = output(actions)
-        if not rest and not lookers:
+        if not rest and not observers:
             return ready
         changed = []
         for row, action in enumerate(ready):
             env_id, agent_id = (None, None) if seats is None else seats[row]
             shown = {"obs": obs[row]} if mask is None else {"obs": obs[row], "action_mask": mask[row]}
-            for looker in lookers:
-                looker.on_policy_output(
+            for observer in observers:
+                observer.on_policy_output(
                     ActionConnectorDataType(env_id, agent_id, shown, (actions[row], [], {}))
                 )
             answer = ActionConnectorDataType(env_id, agent_id, shown, (action, [], {}))
@@ -366,13 +317,13 @@ class ConnectorPath:
             what = not_finite({"the action": answer.output[0]})
             if what is not None:
                 raise ContractError(
-                    f"action connectors {', '.join(one.name for one in rest)}: {what}, expected finite numbers; mend "
-                    "what they make of it"
+                    f"action connectors {', '.join(one.name for one in rest)}: {what}, expected finite numbers; fix "
+                    "these connectors"
                 )
         return changed
 
     def _split(self, which: Column | int) -> list[tuple[int, Column | None]]:
-        """Return the policies of R rows, each with the places of its own; the same array is split once."""
+        """Return the policies of R rows and the indices of their rows; the same array is split once."""
         if isinstance(which, int):
             return [(which, None)]
         if self._groups[0] is not which:
@@ -396,8 +347,8 @@ class ConnectorPath:
             obs, rewards, slots=slots, infos=infos, truncated=final, learning=self._learning, over=over
         )
         if seats is not None and slots is not None:
-            self.shown.note(index, slots, obs)
-        if self._asked[index] and seats is not None and slots is not None:
+            self.shown.record(index, slots, obs)
+        if self._custom[index] and seats is not None and slots is not None:
             rows.seats = [seats[slot] for slot in slots.tolist()]
         return self._run(index, rows)
 
@@ -406,19 +357,19 @@ class ConnectorPath:
         try:
             return ConnectedRows(self._taken(index, rows), rows.mask, rows.rewards)
         except OutsideSpaceError as error:
-            error.makers = [leaf.name for leaf in self._asked[index]]
+            error.makers = [leaf.name for leaf in self._custom[index]]
             raise
 
     def _taken(self, index: int, rows: AgentRows) -> Column:
-        """Return [R, F] what the network takes of rows that have gone through their pipeline."""
+        """Return the [R, F] input of the network from rows after their pipeline."""
         obs = rows.array()
         if obs.shape[1] != self._width:
             raise OutsideSpaceError(
                 0,
                 f"obs: expected {self._width} numbers for the network after the agent connectors, got {obs.shape[1]}",
             )
-        # Nobody else looks at what users' connectors have made.
-        if self._asked[index] and not np.isfinite(obs).all():
+        # The results of custom connectors are checked nowhere else.
+        if self._custom[index] and not np.isfinite(obs).all():
             row = int(np.argmin(np.isfinite(obs).all(1)))
             wrong = obs[row][~np.isfinite(obs[row])][0]
             raise OutsideSpaceError(
@@ -428,15 +379,11 @@ class ConnectorPath:
 
 
 def refuse_unknown_lives(policy_id: str, path: ConnectorPath) -> None:
-    """Refuse observations of nobody knows whom where connectors keep something of each life.
-
-    Raises:
-        ContractError: They do.
-    """
+    """Raise ContractError where connectors keep state per agent and the caller names no agents."""
     if path.keeps_lives:
         raise ContractError(
-            f"policy {policy_id!r}: its connectors keep something of each life, expected a call that says whose the "
-            "observations are; use local_policy_inference(policy, env_id, agent_id, obs)"
+            f"policy {policy_id!r}: its connectors keep state per agent, expected a call that names the agents; "
+            "use local_policy_inference(policy, env_id, agent_id, obs)"
         )
 
 

@@ -1,7 +1,7 @@
-"""Golden rows: observations, and what a policy on disk has to answer to them wherever it is loaded.
+"""Golden inputs and outputs: sample observations and the outputs that a policy on disk must give for them everywhere.
 
-`menv.inference.policy_bundle` writes them with a policy and checks them when it is loaded; the ONNX exporter compares
-with them, too. They go through everything that acts: preprocessor, graphs, action output. Nothing here knows files.
+`menv.inference.policy_bundle` writes them with a policy and checks them on load; the ONNX exporter compares with them
+too. They go through everything that acts: preprocessor, graphs, action output.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ Widen = Callable[[Array, int], Array]
 
 MOST_ROWS, _ROWS_OF_MANY = 8, 2
 _MANY = 10_000
-# Other processors round differently in the last digits; a wrong graph or weight is off by far more.
+# Other processors round the last digits differently; a wrong graph or weight is off by far more.
 _RTOL, _ATOL = 1e-3, 1e-4
 _STEADY = 1e-4
 
 
 def elements(space: gym.Space[Any], columns: Sequence[Array]) -> list[Any]:
-    """Return the R elements of a space whose leaves are columns [R, ...], in order."""
+    """Return R elements of a space from the columns [R, ...] of its leaves."""
     build = builder_of(space)
     return [build(row) for row in zip(*columns, strict=True)]
 
 
 def columns(space: gym.Space[Any], values: Sequence[Any] | Array) -> list[Array]:
-    """Return the columns [R, ...] of each leaf of R elements of a space, in order."""
+    """Return the columns [R, ...] of the leaves of R elements of a space."""
     return [np.array(column) for column in columns_of(space, values)]
 
 
 def golden_backend(
     networks: NetworkGroup, graphs: ActingGraphs, weights: Mapping[str, Floats]
 ) -> OnnxBackend:
-    """Return what runs the graphs of a policy before they are written; its policy 0 has these weights."""
+    """Return a back-end that runs the graphs that will be written; its policy 0 has these weights."""
     return OnnxBackend(graphs, networks.backend.head, [weights], sum(networks.state_sizes))
 
 
@@ -57,19 +57,12 @@ def make_golden(
     widen: Widen | None = None,
     output: ActionOutput | None = None,
 ) -> Golden:
-    """Return golden rows of a policy.
+    """Return golden inputs and outputs of a policy.
 
-    Args:
-        networks: What is around its graphs.
-        acting: A `golden_backend` of these; which weights its policy 0 has afterwards is not said.
-        weights: Of the policy.
-        widen: Makes rows [R, row width] of preprocessed ones [R, F], as connectors do; None for any of that width.
-        output: See `answer`.
-
-    Returns:
-        Inputs `obs.<leaf>`, `noise`, `state`, and `rows`, what the network is shown where connectors widen rows;
-        `action.<leaf>` as drawn and `greedy.<leaf>`, as the environment gets them; `dist_inputs`, `logp`,
-        `state_after`; `steady`, which rows of choices rounding does not change.
+    `acting` is a `golden_backend`, whose weights change; `widen` maps preprocessed rows [R, F] to [R, row width], as
+    connectors do. Inputs are `obs.<leaf>`, `noise`, `state`, and `rows` where connectors widen rows. Outputs are
+    `action.<leaf>` as sampled and `greedy.<leaf>`, both env-ready; `dist_inputs`, `logp`, `state_after`; `steady` marks
+    rows whose choices do not depend on rounding.
     """
     preprocess, head = networks.preprocess, networks.backend.head
     assert preprocess is not None
@@ -103,14 +96,7 @@ def make_golden(
 def answer(
     networks: NetworkGroup, acting: Any, golden: Mapping[str, Array], output: ActionOutput | None = None
 ) -> Golden:
-    """Return what a policy answers to golden inputs.
-
-    Args:
-        networks: What is around its graphs.
-        acting: A back-end whose policy 0 it is.
-        golden: Inputs, as `make_golden` names them.
-        output: What the policy's action connectors do; None for what they did at first.
-    """
+    """Return the outputs of policy 0 of a back-end for golden inputs; `output` is that of the action connectors."""
     obs, mask = preprocessed(networks, golden)
     obs = golden.get("rows", obs)
     state = golden.get("state")
@@ -127,7 +113,7 @@ def answer(
 
 
 def preprocessed(networks: NetworkGroup, golden: Mapping[str, Array]) -> tuple[Array, Array | None]:
-    """Return rows and masks of golden observations, before connectors widen any."""
+    """Return rows and masks of golden observations, before connectors widen them."""
     space, preprocess = networks.observation_space, networks.preprocess
     assert preprocess is not None
     raw = [golden[f"obs.{index}"] for index in range(len(leaves(space)))]
@@ -135,7 +121,7 @@ def preprocessed(networks: NetworkGroup, golden: Mapping[str, Array]) -> tuple[A
 
 
 def difference(golden: Mapping[str, Array], found: Mapping[str, Array]) -> str:
-    """Return what differs between golden rows and what was answered to them, or ""."""
+    """Return what differs between golden outputs and found ones, or ""."""
     steady = golden["steady"]
     choices = _choices(found)
     for name, value in found.items():
@@ -144,9 +130,11 @@ def difference(golden: Mapping[str, Array], found: Mapping[str, Array]) -> str:
             return f"{name!r} has another shape or type"
         if name in choices:
             if not np.array_equal(wanted[steady], value[steady]):
-                return f"{name!r} chooses otherwise in {int((wanted[steady] != value[steady]).sum())} places"
+                return (
+                    f"{name!r} chooses differently in {int((wanted[steady] != value[steady]).sum())} places"
+                )
             continue
-        # The log-probability of a choice that would fall otherwise by rounding is another one, too.
+        # A choice that depends on rounding changes its log-probability, too.
         rows = steady if choices and name == "logp" else np.ones(len(steady), np.bool_)
         if not np.allclose(wanted[rows], value[rows], _RTOL, _ATOL, equal_nan=True):
             return f"{name!r} differs by up to {np.nanmax(np.abs(wanted[rows] - value[rows])):.3g}"
@@ -154,7 +142,7 @@ def difference(golden: Mapping[str, Array], found: Mapping[str, Array]) -> str:
 
 
 def _widened(rows: Array, width: int) -> Array:
-    """Return rows of another width that hold the same numbers; what connectors remember is no part of it."""
+    """Return rows of another width with the same numbers; connector state is not part of them."""
     count, size = rows.shape
     places = np.random.default_rng(21).integers(0, count, (count, width))
     widened: Array = rows[places, np.arange(width) % size]
@@ -172,7 +160,7 @@ def _choices(answers: Mapping[str, Array]) -> list[str]:
 def _observations(
     preprocess: ObsPreprocessor, networks: NetworkGroup, rows: int, rng: np.random.Generator
 ) -> list[Array]:
-    """Return columns of observations of moderate size, their masks allowing at least one choice a component."""
+    """Return columns of observations of moderate size; masks allow at least one choice per component."""
     head = networks.backend.head
     firsts = set(np.cumsum((0, *head.choices[:-1])).tolist())
     masks, start = {}, 0
@@ -200,7 +188,7 @@ def _column(space: Any, rows: int, rng: np.random.Generator) -> Array:
         return np.asarray(space.start + rng.integers(0, space.nvec, shape), space.dtype)
     if isinstance(space, gym.spaces.MultiBinary):
         return rng.integers(0, 2, shape).astype(space.dtype)
-    # Wide bounds would drive the network to its ends, where it always answers alike.
+    # Numbers from wide bounds would saturate the network.
     low, high = (np.asarray(bound, np.float64) for bound in (space.low, space.high))
     if np.dtype(space.dtype).kind == "f":
         least, most = np.clip(-3.0, low, high), np.clip(3.0, low, high)

@@ -1,10 +1,9 @@
-"""What a serialised ONNX model may not hold if it comes from a file that anybody could have written.
+"""Checks of ONNX files from untrusted sources, before ONNX Runtime sees their bytes.
 
-`menv.inference.policy_bundle` calls it before ONNX Runtime sees the bytes. It walks the few fields of the protobuf
-messages that
-can reach beyond the graph itself, without the onnx package: data in other files, operators of other domains,
-functions and graphs within nodes, which loops are made of. `menv.inference.model_check` computes from the shapes how
-much work the graph is.
+`refuse_unsafe_model` walks the protobuf fields, without the onnx package, and refuses whatever can reach beyond the
+graph: data in other files, operators of other domains, functions, and graphs within nodes. `refuse_costly_model` then
+bounds the work, from shapes alone: each operator has a rule for the shapes of its outputs, small integer constants are
+computed because `Reshape` and `Expand` take shapes as numbers, and an operator without a rule is refused.
 """
 
 from __future__ import annotations
@@ -21,17 +20,6 @@ import numpy.typing as npt
 
 from menv.errors import ConfigError
 
-# SEAM menv.acting.model_cost
-# How much work a graph is, from its shapes, before anything is allocated.
-#
-# `menv.inference.model_check` reads the nodes of a file and asks here. Each operator has a rule for its
-# outputs' shapes.
-# Small constants are computed too, because `Reshape` and `Expand` take shapes as numbers. An operator without
-# a rule is
-# refused. For example, a product of two matrices of 20,000 x 20,000 is 8e12 multiplications, which is too
-# many.
-
-
 MOST_WORK, MOST_NUMBERS, MOST_NODES = 1 << 34, 1 << 26, 1 << 14
 """Multiplications of a graph for 8 rows, or 2 wide ones; numbers in all of its values together; nodes."""
 
@@ -42,11 +30,11 @@ _OF_ROWS = ("obs", "rows", "mask", "noise", "actions", "state")
 """Inputs whose first size is the number of rows."""
 _ROWS, _ROWS_OF_MANY, _MANY = 8, 2, 10_000
 _FEW = 512
-"""Numbers of a constant that are computed with."""
+"""Largest constant that is computed."""
 _MOST_RANK = 16
 _INT64, _BOOL = 7, 9
 _FLOATS = (1, 10, 11, 16)
-"""Types of numbers in ONNX: those that are computed with here, and those that are no integers."""
+"""ONNX element types: computed here, and not integers."""
 
 _SAME = frozenset((
     "Abs", "Acos", "Asin", "Atan", "BatchNormalization", "BitwiseNot", "Cast", "CastLike", "Ceil", "Celu", "Clip",
@@ -70,14 +58,14 @@ _COMPUTED: dict[str, Callable[..., Any]] = {
     "Where": np.where, "Neg": np.negative, "Not": np.logical_not, "Less": np.less, "Greater": np.greater,
     "Identity": np.array,
 }  # fmt: skip
-"""Operators that small integers and flags are computed with; a `Max` of three has no numbers."""
+"""Operators on small integers and flags whose values are computed."""
 _TYPED_BY = {"Where": 1, "CastLike": 1, "OneHot": 2}
-"""The input that an output has its type from, where that is not the first."""
+"""The input that gives an output its type, if not the first."""
 
 
 @dataclass(slots=True)
 class Tensor:
-    """A value of a graph: its shape, whether it may hold integers, and its numbers where these are few and known."""
+    """A value of a graph: its shape, whether it may hold integers, and its numbers if they are few and known."""
 
     shape: Shape
     whole: bool = True
@@ -87,7 +75,7 @@ class Tensor:
     def of(cls, shape: Shape, kind: int, raw: bytes, numbers: Sequence[int]) -> Self:
         """Return the tensor of a file."""
         if not _is_shape(shape):
-            raise ValueError("a shape that there cannot be")
+            raise ValueError("an impossible shape")
         if raw and numbers:
             raise ValueError("numbers in two forms")
         known: Array | None = None
@@ -119,7 +107,7 @@ class Node:
 
 @dataclass(slots=True)
 class Graph:
-    """What of a graph decides its cost: inputs have a type and a shape, in which None is a size without a number."""
+    """The parts of a graph that decide its cost; inputs have a type and a shape, None for a size without a number."""
 
     nodes: list[Node] = dataclasses.field(default_factory=list)
     inputs: dict[str, tuple[int, tuple[int | None, ...] | None]] = dataclasses.field(default_factory=dict)
@@ -127,7 +115,7 @@ class Graph:
 
 
 class _UnknownError(Exception):
-    """The size of an output cannot be told."""
+    """The size of an output is unknown."""
 
 
 def problem_of_cost(graph: Graph) -> str:
@@ -145,7 +133,7 @@ def problem_of_cost(graph: Graph) -> str:
         try:
             outputs, cost = _outputs(node, [values.get(name) for name in node.inputs])
         except (_UnknownError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            return f"operator {node.op!r:.40} has outputs whose size cannot be told ({error!s:.60})"
+            return f"operator {node.op!r:.40} has outputs of unknown size ({error!s:.60})"
         values.update(zip(node.outputs, outputs, strict=False))
         numbers, work = numbers + sum(math.prod(one.shape) for one in outputs), work + cost
         if work > MOST_WORK or numbers > MOST_NUMBERS:
@@ -176,10 +164,10 @@ def _is_shape(shape: Sequence[int]) -> bool:
 
 
 def _outputs(node: Node, given: list[Tensor | None]) -> tuple[list[Tensor], int]:
-    """Return the outputs of a node, of which all have one shape unless a rule says otherwise, and its cost."""
+    """Return the outputs of a node, all of one shape unless a rule says otherwise, and its cost."""
     parts = [one for one in given if one is not None]
     if len(parts) < sum(map(bool, node.inputs)):
-        raise _UnknownError("an input that nothing makes")
+        raise _UnknownError("an input without a source")
     if node.op == "Constant":
         (value,) = node.attributes.values()
         return [value if isinstance(value, Tensor) else _constant(value)], 0
@@ -194,7 +182,7 @@ def _outputs(node: Node, given: list[Tensor | None]) -> tuple[list[Tensor], int]
     else:
         raise _UnknownError("no rule for it")
     if not all(map(_is_shape, shapes)):
-        raise _UnknownError("a shape that there cannot be")
+        raise _UnknownError("an impossible shape")
     whole = _may_be_whole(node, parts)
     shapes = shapes if len(shapes) > 1 else shapes * max(len(node.outputs), 1)
     outputs = [
@@ -213,11 +201,7 @@ def _constant(value: Any) -> Tensor:
 
 
 def _may_be_whole(node: Node, parts: list[Tensor]) -> bool:
-    """Return whether the first output may hold integers.
-
-    Raises:
-        _UnknownError: Integers are divided by what may be 0 or -1, at which some processors end the process.
-    """
+    """Return whether the first output may hold integers."""
     if node.op in ("Div", "Mod"):
         by = parts[1].known
         if parts[0].whole and (by is None or (by <= 0).any()):
@@ -264,11 +248,7 @@ def _broadcast(*shapes: Shape) -> Shape:
 
 
 def _ints(node: Node, name: str, given: Sequence[Tensor | None], place: int) -> list[int] | None:
-    """Return integers that are an attribute, or an input with known numbers; None where there are none.
-
-    Raises:
-        _UnknownError: The numbers are not known.
-    """
+    """Return integers from an attribute, or from an input with known numbers; None without either."""
     if node.attributes.get(name) is not None:
         return [int(one) for one in node.attributes[name]]
     one = given[place] if len(given) > place else None
@@ -314,7 +294,7 @@ def _gemm(node: Node, given: list[Any]) -> tuple[list[Shape], int]:
 
 
 def _conv(node: Node, given: list[Any]) -> tuple[list[Shape], int]:
-    """Return the outputs of convolutions and pools, of at most one more place a side than there are strides."""
+    """Return the output shape of a convolution or pool, rounded up, and its cost."""
     x, rank = given[0].shape, len(given[0].shape) - 2
     pool = "Pool" in node.op
     kernel = [int(one) for one in node.ints("kernel_shape", [1] * rank)] if pool else list(given[1].shape[2:])
@@ -462,10 +442,10 @@ _RULES: dict[str, Rule] = {
     "Size": lambda node, given: ([()], 0), "Range": _range, "TopK": _top,
     "OneHot": _one_hot, "LSTM": _recurrent, "GRU": _recurrent, "RNN": _recurrent, "Einsum": _einsum,
 }  # fmt: skip
-"""The operators whose outputs have another shape, and what it is and costs."""
+"""Operators whose outputs have another shape, and the functions for shapes and cost."""
 
 
-# Numbers of the fields that are looked at, from onnx.proto3.
+# Field numbers of onnx.proto3.
 _MODEL_GRAPH, _MODEL_OPSETS, _MODEL_TRAINING, _MODEL_FUNCTIONS = 7, 8, 20, 25
 _OPSET_DOMAIN = 1
 _GRAPH_NODE, _GRAPH_NAME, _GRAPH_INITIALIZER, _GRAPH_SPARSE = 1, 2, 5, 15
@@ -481,21 +461,13 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
 _MOST_KEY = (1 << 32) - 1
 _MOST_FIELDS = 1 << 19
-"""Fields that are looked at in a model, which takes a second."""
+"""Most fields of a model; reading them takes a second."""
 _FEW_BYTES = 1 << 13
 _here = threading.local()
 
 
 def refuse_unsafe_model(model: bytes, where: str) -> None:
-    """Refuse a model that needs more than its own bytes and ONNX's own operators.
-
-    Args:
-        model: A serialised ModelProto.
-        where: Begins the messages.
-
-    Raises:
-        ConfigError: The bytes are no such message, or something in it is not allowed.
-    """
+    """Raise ConfigError for a model that needs more than its own bytes and ONNX's own operators."""
     _here.left = _MOST_FIELDS
     try:
         problem = _problem_of_model(memoryview(model))
@@ -510,15 +482,7 @@ def refuse_unsafe_model(model: bytes, where: str) -> None:
 
 
 def refuse_costly_model(model: bytes, where: str) -> None:
-    """Refuse a model that is more work for a few rows than any policy needs; nothing of it is run.
-
-    Args:
-        model: A serialised ModelProto that `refuse_unsafe_model` has passed.
-        where: Begins the messages.
-
-    Raises:
-        ConfigError: It is too much work, or an operator has outputs whose size the shapes do not tell.
-    """
+    """Raise ConfigError for a model that costs more than any policy, after `refuse_unsafe_model`; runs nothing."""
     _here.left = _MOST_FIELDS
     try:
         problem = problem_of_cost(_graph(memoryview(model)))
@@ -528,7 +492,7 @@ def refuse_costly_model(model: bytes, where: str) -> None:
         ) from error
     if problem:
         raise ConfigError(
-            f"{where}: {problem}, expected little work, told by the shapes; take a smaller network or other operators"
+            f"{where}: {problem}, expected little work of known size; use a smaller network or other operators"
         )
 
 
@@ -585,7 +549,7 @@ def _problem_of_node(node: memoryview) -> str:
 def _problem_of_attribute(attribute: memoryview) -> str:
     for field, value in _fields(attribute):
         if field in (_ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS):
-            return "holds a graph of its own"
+            return "holds a graph"
         if field in _ATTRIBUTE_SPARSE:
             return "holds sparse tensors"
         if field in (_ATTRIBUTE_TENSOR, _ATTRIBUTE_TENSORS):
@@ -599,7 +563,7 @@ def _problem_of_tensor(tensor: memoryview) -> str:
     _check_names(tensor, (_TENSOR_NAME,))
     for field, value in _fields(tensor):
         if field == _TENSOR_EXTERNAL or (field == _TENSOR_LOCATION and value):
-            return "holds numbers that lie in another file"
+            return "holds numbers in another file"
     return ""
 
 
@@ -626,11 +590,11 @@ def _node(message: memoryview) -> Node:
         elif field in (1, 2):
             (node.inputs if field == 1 else node.outputs).append(_text(value))
         elif field == _NODE_ATTRIBUTE:
-            _note_attribute(node, _message(value))
+            _add_attribute(node, _message(value))
     return node
 
 
-def _note_attribute(node: Node, message: memoryview) -> None:
+def _add_attribute(node: Node, message: memoryview) -> None:
     name = ""
     found: Any = None
     listed: list[Any] = []
@@ -670,7 +634,7 @@ def _input(message: memoryview) -> tuple[str, int, tuple[int | None, ...] | None
 
 
 def _tensor(message: memoryview) -> tuple[str, Tensor]:
-    """Return the name of a tensor, its shape, and its numbers where these are few."""
+    """Return the name and the value of a tensor."""
     name, dims, kind, raw, numbers = "", [], 0, b"", []
     for field, value in _fields(message):
         if field == _TENSOR_NAME:
@@ -680,7 +644,7 @@ def _tensor(message: memoryview) -> tuple[str, Tensor]:
         elif field == 2:
             kind = _signed(value)
         elif field in (5, 7) and len(message) <= _FEW_BYTES:
-            # Flags and small integers lie in field 5, integers of 64 bits in field 7.
+            # Field 5 holds flags and small integers, field 7 integers of 64 bits.
             numbers += _numbers(value)
         elif field == 9 and len(message) <= _FEW_BYTES:
             raw = bytes(_message(value))
@@ -710,7 +674,7 @@ def _foreign(domain: bytes) -> str:
 
 
 def _check_names(message: memoryview, names: tuple[int, ...]) -> None:
-    """Refuse names that are no text: ONNX Runtime prints something when it cannot decode them."""
+    """Raise for names that are not UTF-8: ONNX Runtime prints a message when it cannot decode them."""
     for field, value in _fields(message):
         if field in names:
             _text(value)
@@ -731,12 +695,12 @@ def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | int]]:
     while place < end:
         _here.left -= 1
         if _here.left < 0:
-            raise ValueError("more fields than there can be")
+            raise ValueError("too many fields")
         key, place = _varint(message, place)
         field, kind = key >> 3, key & 7
         if not field or key > _MOST_KEY:
-            # Parsers that keep 32 bits of it would see another field than this one.
-            raise ValueError("a field that there cannot be")
+            # Parsers that keep 32 bits of it would see another field.
+            raise ValueError("an impossible field")
         if kind == _VARINT:
             number, place = _varint(message, place)
             yield field, number
@@ -754,7 +718,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, memoryview | int]]:
 
 
 def _varint(message: memoryview, place: int) -> tuple[int, int]:
-    """Return a number of variable length and where the next thing begins."""
+    """Return a number of variable length and the position after it."""
     number = 0
     for shift in range(0, 70, 7):
         byte = message[place]

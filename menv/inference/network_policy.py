@@ -1,9 +1,8 @@
-"""One policy of a cohort, by itself: the object that `get_policy` and `Policy.from_checkpoint` return.
+"""NetworkPolicy: one policy of a group as an object, which `get_policy` and `Policy.from_checkpoint` return.
 
-It answers through the same preprocessor, back-end and action output as the sampler. It holds no
-weights; they are in the cohort's back-end. Whether its networks are trained here or came from a disk it does
-not know. Any number of threads may ask it, and are answered one after the other; but none while a sampler runs with
-the same back-end.
+It acts through the same preprocessor, back-end and action output as the sampler. It holds no weights; they are in the
+group's back-end. Threads may share a policy, one call runs at a time, but none may run while a sampler uses the same
+back-end.
 """
 
 from __future__ import annotations
@@ -51,26 +50,12 @@ from menv.serialization import path_given, writing
 from menv.spaces import OutsideSpaceError, has_order
 from menv.trajectory_slices import Column
 
-# SEAM menv.loop.networks
-# Networks: the policies that share an architecture, and all that stands around it.
-#
-# `NetPolicy` looks at one of them. A `NetCohort` has those that a sampler asks, a bundle those that lay in a
-# folder,
-# `RemovedPolicies` one that was removed from the others.
-
 
 class NetworkGroup(Protocol):
-    """The policies that share an architecture and everything around it: a `NetCohort`, or what a bundle holds.
+    """The policies that share an architecture and the parts around it: a sampler's, a bundle's or a removed one's.
 
-    Attributes:
-        policy_ids: Their ids, by index.
-        observation_space: Of each of them.
-        action_space: Likewise.
-        preprocess: Observations to rows.
-        backend: Rows to actions of the network.
-        output: These to actions of the space.
-        state_sizes: Numbers in each part of their recurrent state.
-        built: What `output` does of the action connectors.
+    `preprocess` maps observations to rows, `backend` rows to network actions, `output` these to env-ready actions.
+    `built` is the part of the action connectors that `output` does; `state_sizes` are the sizes of the recurrent state.
     """
 
     policy_ids: list[str]
@@ -84,23 +69,23 @@ class NetworkGroup(Protocol):
 
     @property
     def connectors(self) -> Sequence[PolicyConnectors]:
-        """The pipelines of each."""
+        """The pipelines of each policy."""
 
     @property
     def row_width(self) -> int:
-        """F, the numbers in a row that the networks take."""
+        """F, the numbers in a row of the networks' input."""
 
     @property
     def row_dtype(self) -> np.dtype[Any]:
-        """Their type."""
+        """Type of these rows."""
 
     def graphs(self) -> ActingGraphs | None:
-        """Return what builds their acting graphs, None if only torch runs them."""
+        """Return the acting graphs, None if only torch runs the networks."""
 
 
 @dataclass
 class SingleNetwork:
-    """The `NetworkGroup` of one policy by itself; attributes as there."""
+    """The `NetworkGroup` of a single policy."""
 
     policy_ids: list[str]
     observation_space: gym.Space[Any]
@@ -115,7 +100,7 @@ class SingleNetwork:
 
 @dataclass
 class RemovedPolicies(SingleNetwork):
-    """Those of a policy that has left others, with weights of its own."""
+    """The network of a policy that was removed from its group, with its own copy of the weights."""
 
     row_width: int
     row_dtype: np.dtype[Any]
@@ -123,7 +108,7 @@ class RemovedPolicies(SingleNetwork):
 
     @classmethod
     def of(cls, networks: NetworkGroup, index: int) -> Self:
-        """Return those of policy number `index`; another one may be given its number from now on."""
+        """Extract policy `index`, whose index another policy may get afterwards."""
         return cls(
             [networks.policy_ids[index]], networks.observation_space, networks.action_space, networks.preprocess,
             networks.backend.extract_policy(index), networks.output, networks.state_sizes,
@@ -131,29 +116,10 @@ class RemovedPolicies(SingleNetwork):
         )  # fmt: skip
 
 
-# SEAM menv.loop.agent_answers
-# One policy's answers to single agents, through its connectors: who is asked is known, and remembered.
-#
-# `NetPolicy.answer_agents` calls it, for whoever acts without a sampler. Statistics stay as they are.
-
-
 class AgentView:
-    """What a network is shown of some agents.
+    """The network's input for N agents: obs [N, F], mask [N, M] or None, state [N, S] or None.
 
-    Args:
-        agents: N of them, as a pipeline returned them.
-        networks: Of the policy: they say what they take.
-        mask_width: M, 0 without masks.
-
-    Attributes:
-        obs: [N, F].
-        mask: [N, M] or None.
-        state: [N, S] or None.
-        inputs: What action connectors see of each, beside its row and mask.
-
-    Raises:
-        ContractError: A column is missing or of another size.
-        OutsideSpaceError: The network takes bytes, and an observation has become something else.
+    `inputs` has the other columns of each agent, which action connectors see.
     """
 
     def __init__(
@@ -176,8 +142,8 @@ class AgentView:
 
 
 @contextmanager
-def as_it_is(pipeline: AgentConnectorPipeline) -> Iterator[None]:
-    """Leave what connectors have learned as it is for a while."""
+def frozen_statistics(pipeline: AgentConnectorPipeline) -> Iterator[None]:
+    """Freeze the statistics of connectors for a while."""
     before = [(leaf, leaf.is_training) for leaf in leaf_connectors(pipeline)]
     pipeline.in_eval()
     try:
@@ -197,17 +163,7 @@ def answered(
     connectors: PolicyConnectors,
     action_space: Any,
 ) -> list[PolicyOutput]:
-    """Return `(action, states, fetches)` for each agent, after the action connectors.
-
-    Args:
-        agents: N of them.
-        shown: What the network was shown.
-        decision: What it answered.
-        states: Parts of the recurrent state after it, [N, H] each.
-        logp: [N].
-        connectors: Of the policy.
-        action_space: Likewise.
-    """
+    """Return `(action, states, fetches)` for each agent, after the action connectors."""
     plan = action_plan(connectors.action)
     ready = connectors.output(action_space)(decision.actions)
     outputs = []
@@ -217,7 +173,7 @@ def answered(
         own, fetches = [part[row] for part in states], {"action_logp": logp[row]}
         seen = shown.inputs[row]
         if not (seen.get(SampleBatch.TERMINATEDS) or seen.get(SampleBatch.TRUNCATEDS)):
-            # What is answered to a last observation must not be remembered into the next life.
+            # The answer to a final observation must not become state of the next agent episode.
             connectors.agent.on_policy_output(
                 ActionConnectorDataType(*whose, (decision.actions[row], own, fetches))
             )
@@ -248,35 +204,23 @@ def _stacked(views: Sequence[Any], name: str, width: int) -> Column:
     return np.concatenate([np.asarray(view[name]).reshape(1, -1) for view in views])
 
 
-# SEAM menv.loop.turns
-# Turns: what two threads must not do at once with one object, they do one after the other.
-#
-# `NetPolicy` takes them, because buffers, connectors and draws are for one caller at a time. Nothing here
-# knows what is
-# done in a turn.
-
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class FairLock:
-    """A lock that a pickle, a copy or a forked process has anew; whoever holds it may take it again.
-
-    Attributes:
-        lock: Held by whoever's turn it is.
-    """
+    """A reentrant lock that is new, and free, in a pickle, in a copy and in a forked process."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        _TURNS.add(self)
+        _LOCKS.add(self)
 
     def __reduce__(self) -> tuple[type[FairLock], tuple[()]]:
         return FairLock, ()
 
 
 class FairlyLocked(Protocol):
-    """What has a turn."""
+    """An object whose methods are `locked`."""
 
     turn: FairLock
 
@@ -285,7 +229,7 @@ T = TypeVar("T", bound=FairlyLocked)
 
 
 def locked(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
-    """Return a method that one thread at a time is in."""
+    """Return a method that one thread at a time runs."""
 
     @functools.wraps(method)
     def alone(self: T, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -295,13 +239,13 @@ def locked(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P]
     return alone
 
 
-_TURNS: weakref.WeakSet[FairLock] = weakref.WeakSet()
+_LOCKS: weakref.WeakSet[FairLock] = weakref.WeakSet()
 
 
 def _renew() -> None:
-    """Free all turns: in a forked process there is nobody who would give back those of other threads."""
-    for turn in list(_TURNS):
-        turn.lock = threading.RLock()
+    # In a forked process other threads, which may hold locks, are gone.
+    for one in list(_LOCKS):
+        one.lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -309,15 +253,15 @@ if hasattr(os, "register_at_fork"):
 
 
 class ComputedAction(NamedTuple):
-    """What a policy did about R observations, with all that somebody needs who writes it down.
+    """The actions of a policy on R observations, with everything that a learner needs of them.
 
     Attributes:
         answers: R env-ready actions.
-        actions: [R, ...] the network's own.
-        rows: [R, F] what the network was shown.
+        actions: [R, ...] actions of the network.
+        rows: [R, F] input of the network.
         mask: [R, M] or None.
         state: [R, S] of a recurrent network afterwards, else None.
-        lives: What connectors remember of each row's life afterwards; None if they remember nothing.
+        lives: State of the connectors for each row's agent episode afterwards; None if they keep none.
     """
 
     answers: Any
@@ -333,23 +277,23 @@ class NetworkPolicy(Policy):
 
     Attributes:
         policy_id: Its id.
-        networks: Whose policy it is.
-        index: Its number among them.
-        seed: Of its draws outside the sampler.
-        explore: Whether `compute_actions` and `answer_agents` draw actions where they are not told.
-        turn: Of the threads that ask it.
+        networks: The group.
+        index: Its index in the group.
+        seed: Of actions sampled outside the sampler.
+        explore: Whether `compute_actions` and `answer_agents` sample actions unless they are passed `explore`.
+        turn: Lock that its methods hold.
     """
 
     stock = True
     """Whether it is the class of an algorithm's own policies, which none of its subclasses is."""
 
     def __init__(
-        self, cohort: NetworkGroup, index: int, config: Mapping[str, Any] | None = None, seed: int = 0
+        self, networks: NetworkGroup, index: int, config: Mapping[str, Any] | None = None, seed: int = 0
     ) -> None:
-        """Look at policy number `index`; `seed` is for draws outside the sampler."""
-        super().__init__(cohort.observation_space, cohort.action_space, config)
-        self.policy_id = cohort.policy_ids[index]
-        self.networks = cohort
+        """Wrap policy `index` of a group; `seed` is for actions sampled outside the sampler."""
+        super().__init__(networks.observation_space, networks.action_space, config)
+        self.policy_id = networks.policy_ids[index]
+        self.networks = networks
         self.index = index
         self.seed = seed
         self.explore = True
@@ -364,12 +308,12 @@ class NetworkPolicy(Policy):
 
     @property
     def agent_connectors(self) -> AgentConnectorPipeline:
-        """What observations go through on their way to the network, wherever this policy acts."""
+        """The connectors between observations and the network, wherever this policy acts."""
         return self._own.agent
 
     @property
     def action_connectors(self) -> ActionConnectorPipeline:
-        """What actions go through on their way to the environment, wherever this policy acts."""
+        """The connectors between the network and the environment, wherever this policy acts."""
         return self._own.action
 
     @locked
@@ -423,23 +367,23 @@ class NetworkPolicy(Policy):
     def decide(
         self, obs_batch: Sequence[Any], noise: Any, state: Any = None, lives: Sequence[Any] | None = None
     ) -> ComputedAction:
-        """Return what the policy does about R observations; whether they lie within bounds is not looked at.
+        """Return the actions on R observations, whose bounds are not checked.
 
         Args:
             obs_batch: R elements of the observation space.
-            noise: [R, width] draws of the head's `draw`; None takes the most likely actions.
+            noise: [R, width] random numbers of the head's `draw`; None takes the most likely actions.
             state: [R, S] of a recurrent network before.
-            lives: Of each row what connectors remembered of its life the last time, None of a new one.
+            lives: For each row the connectors' state after its agent's last timestep, None for a new agent episode.
 
         Raises:
             OutsideSpaceError: An observation has another structure, shape or dtype than the space says.
-            ContractError: Connectors have to know whose the observations are, and do not tell what they remember.
+            ContractError: Connectors keep state per agent that they cannot export.
         """
         networks, path = self.networks, self._connected()
         assert networks.preprocess is not None
         if path is None:
             lives, (rows, mask) = None, networks.preprocess(obs_batch)
-        elif lives is not None and path.keeps_lives and path.goes_on:
+        elif lives is not None and path.keeps_lives and path.exports_lives:
             rows, mask, lives = path.rows_of_lives(0, obs_batch, lives)
         else:
             refuse_unknown_lives(self.policy_id, path)
@@ -453,18 +397,18 @@ class NetworkPolicy(Policy):
 
     @property
     def lives_stay(self) -> bool:
-        """Whether connectors remember lives and do not tell what, so that `decide` cannot ask them."""
+        """Whether connectors keep state per agent that they cannot export, so that `decide` cannot call them."""
         path = self._connected()
-        return path is not None and path.keeps_lives and not path.goes_on
+        return path is not None and path.keeps_lives and not path.exports_lives
 
     @property
     def plain(self) -> bool:
-        """Whether connectors do no more than flatten observations and scale actions, so that weights are all."""
+        """Whether connectors only flatten observations and scale actions, so that the weights say everything."""
         return self._connected() is None
 
     @property
     def whole(self) -> bool:
-        """Whether no connector cares whose an observation is, or for ends, so that rows of anybody go at once."""
+        """Whether no connector depends on agents or ends, so that rows of all agents can be batched."""
         path = self._connected()
         return path is None or path.whole
 
@@ -480,49 +424,51 @@ class NetworkPolicy(Policy):
     def answer_agents(
         self, agents: Sequence[AgentConnectorDataType], explore: bool | None = None
     ) -> list[PolicyOutput]:
-        """Return `(action, states, fetches)` for each of N agents; connectors remember them from call to call.
+        """Return `(action, states, fetches)` for each of N agents; connectors keep their state from call to call.
 
-        Recurrent states and stacked frames are kept by env and agent; a life ends with data in which `terminateds`
-        or `truncateds` is true, or with `agent_connectors.reset(env_id)`. No statistics grow.
+        Recurrent states and stacked frames are kept by env and agent; an agent episode ends with data in which
+        `terminateds` or `truncateds` is true, or with `agent_connectors.reset(env_id)`. No statistics grow.
 
         Args:
-            agents: Each with `data[SampleBatch.NEXT_OBS]`, and what else its connectors read.
-            explore: False takes the most likely actions; None does as `explore` of the policy says.
+            agents: Each with `data[SampleBatch.NEXT_OBS]`, and the other columns that its connectors read.
+            explore: False takes the most likely actions; None uses the policy's `explore`.
 
         Raises:
-            ContractError: A connector or the network cannot take what it is shown.
+            ContractError: A connector or the network cannot process an observation.
         """
-        cohort, own = self.networks, self._own
-        assert cohort.preprocess is not None
+        networks, own = self.networks, self._own
+        assert networks.preprocess is not None
         for row, agent in enumerate(agents):
             if isinstance(agent.data, Mapping) and agent.data.get(SampleBatch.NEXT_OBS, 0) is None:
                 raise self._outside(
                     OutsideSpaceError(row, "obs: expected an observation, got None"), len(agents)
                 )
         try:
-            with as_it_is(own.agent):
+            with frozen_statistics(own.agent):
                 connected = own.agent(list(agents))
-            shown = AgentView(connected, cohort, cohort.preprocess.mask_width)
+            shown = AgentView(connected, networks, networks.preprocess.mask_width)
         except OutsideSpaceError as error:
-            # Connectors are shown agent by agent, so that its row is of no use.
+            # Connectors see single agents, so the error's row says nothing.
             raise ContractError(
                 f"policy {self.policy_id!r}: {error.mended('pass observations of policy.observation_space')}"
             ) from error
         noise = self._noise_for(explore, len(connected))
         decision = self._decision(shown.obs, shown.mask, noise, shown.state)
-        logp = cohort.backend.evaluate(self.index, shown.obs, shown.mask, decision.actions, shown.state).logp
+        logp = networks.backend.evaluate(
+            self.index, shown.obs, shown.mask, decision.actions, shown.state
+        ).logp
         states = [] if decision.state is None else self._parts(decision.state)
-        return answered(connected, shown, decision, states, logp, own, cohort.action_space)
+        return answered(connected, shown, decision, states, logp, own, networks.action_space)
 
     def connectors_state(self) -> list[Any] | None:
-        """Return the states of both pipelines, JSON; None if they are the usual ones, which have none."""
+        """Return the states of both pipelines, JSON; None if they are the default ones, which have none."""
         own = self._own
         return (
             None if plain(own, self.networks.built) else [own.agent.to_state()[1], own.action.to_state()[1]]
         )
 
     def set_connectors_state(self, state: Sequence[Any] | None) -> None:
-        """Take over pipelines that `connectors_state` told of, None for those that are there.
+        """Restore the pipelines from `connectors_state`; None leaves them unchanged.
 
         Raises:
             UnknownNameError: A connector is not registered.
@@ -531,15 +477,15 @@ class NetworkPolicy(Policy):
             self._own.restore(*state)
 
     def draws_state(self) -> list[int]:
-        """Return what its draws outside the sampler depend on."""
+        """Return the state of the random numbers used outside the sampler."""
         return [self._key, self._calls]
 
     def set_draws_state(self, state: Sequence[int] | None) -> None:
-        """Draw on from what `draws_state` told, from the beginning if it told nothing."""
+        """Restore the state that `draws_state` returned; None starts from the beginning."""
         self._key, self._calls = state or (self._key, 0)
 
     def get_initial_state(self) -> list[Any]:
-        """Return the parts of the recurrent state that a life begins with, [H] each; [] without one."""
+        """Return the parts of the initial recurrent state, [H] each; [] without one."""
         return [np.zeros(size, np.float32) for size in self.networks.state_sizes]
 
     def get_weights(self) -> dict[str, Any]:
@@ -548,7 +494,7 @@ class NetworkPolicy(Policy):
 
     @locked
     def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Copy weights in; names and shapes must be those of `get_weights`. Who trains goes on from them.
+        """Copy weights in; names and shapes must be those of `get_weights`. Training continues from them.
 
         With Box actions call it between two fragments, such as in `on_train_result`; see `DefaultCallbacks`.
 
@@ -585,10 +531,10 @@ class NetworkPolicy(Policy):
         return obs, mask
 
     def _decision(self, obs: Any, mask: Any, noise: Any, state: Any) -> Decision:
-        """Return what the network decides about R rows.
+        """Return the network's decision on R rows.
 
         Raises:
-            ContractError: It gives no numbers to choose an action by.
+            ContractError: Its outputs are not finite.
         """
         networks = self.networks
         decision = networks.backend.decide(obs, mask, noise, self.index, state)
@@ -601,14 +547,14 @@ class NetworkPolicy(Policy):
         return self.networks.connectors[self.index]
 
     def _connected(self) -> ConnectorPath | None:
-        """Return the way through the pipelines as they are now; None if they are plain."""
+        """Return the current pipelines, compiled; None if they are plain."""
         own = self._own
         version = own, own.version
         if version != self._version:
             path = None
             if not plain(own, self.networks.built):
                 networks = self.networks
-                # Lives that are handed in must not get in the way of those that a sampler has.
+                # A copy, so that states passed to `decide` do not replace those of a sampler.
                 keep = any(leaf.keeps_lives for leaf in stateful_connectors(own.agent))
                 mine = own.for_evaluation() if keep else own
                 taken = networks.row_width, networks.row_dtype
@@ -656,7 +602,7 @@ class NetworkPolicy(Policy):
         return ContractError(f"policy {self.policy_id!r}, observation {error.row} of {rows}: {wrong}")
 
     def _noise_for(self, explore: bool | None, rows: int) -> Any:
-        """Return fresh draws for R rows, None where none are wanted."""
+        """Return new random numbers for R rows, None without exploration."""
         return self._noise(rows) if (self.explore if explore is None else explore) else None
 
     def _noise(self, rows: int) -> Any:

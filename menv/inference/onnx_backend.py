@@ -1,12 +1,8 @@
-"""Acting with ONNX Runtime: P policies of one architecture, whole batches of rows, no torch.
+"""OnnxBackend: acting with ONNX Runtime on the CPU: P policies of one architecture, whole batches of rows, no torch.
 
-The sampler calls `act`; a closed fragment calls `evaluate` and `values`. Weights live here as one
-contiguous array [P, ...] a name that every run reads, so that learning changes what the next row does
-without building anything. Graphs come in as bytes from `ActingGraphs`; what is inside them is not
-known here, except the names of their inputs.
-
-A row's answer does not depend on the batch it came in, to the last bit: batches of one row are padded to
-two, because ONNX Runtime computes a lone row with another kernel that rounds differently.
+The sampler calls `decide`; a closed fragment calls `evaluate` and `values`. Weights are one contiguous array [P, ...]
+per name that every run reads, so learning changes the next decision without rebuilding anything. A row's result is
+bit-identical in every batch: single rows are padded to two, because ONNX Runtime rounds batches of one row differently.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from menv.errors import ConfigError
-from menv.inference.acting_graphs import ActingGraphs, GraphKind, built
+from menv.inference.acting_graphs import ActingGraphs, GraphKind, PrebuiltGraphs, StoredGraphs
 from menv.inference.action_heads import ActionHead
 from menv.inference.backend import (
     Actions,
@@ -31,8 +27,6 @@ from menv.inference.backend import (
     Floats,
     ForwardOutputs,
     LazyOutputs,
-    PolicyBatches,
-    PolicyBatchLayout,
     Rows,
     Weights,
     Which,
@@ -44,60 +38,47 @@ from menv.inference.onnx_sessions import (
     Feed,
     FixedBatchSession,
     GraphSession,
+    PolicyBatches,
+    PolicyBatchLayout,
     RecurrentSession,
     open_session,
 )
 
-# SEAM menv.acting.weight_stacks
-# The weights of P policies of one architecture, stacked: an array [P, ...] for each name.
-#
-# `OnnxActing` holds one, and its runners read the arrays. It knows names and shapes, no networks.
-
 
 class WeightStacks:
-    """Weights by name, those of all policies side by side.
-
-    Args:
-        weights: Of each policy, at least one; copied.
+    """The weights of P policies of one architecture: an array [P, ...] for each name.
 
     Attributes:
-        shapes: Of one policy's weights, by name, sorted.
+        shapes: Shapes of one policy's weights, by sorted name.
         policies: P.
-
-    Raises:
-        ConfigError: The policies' weights differ in names or shapes.
     """
 
     def __init__(self, weights: Sequence[Weights]) -> None:
         self.shapes = {name: np.shape(weights[0][name]) for name in sorted(weights[0])}
         self.policies = 0
-        # [at least P, ...]: with room for more, so that a policy that comes does not copy all others each time.
+        # [at least P, ...]: with room for more, so that adding a policy does not copy the others each time.
         self._room = {name: np.empty((0, *shape), np.float32) for name, shape in self.shapes.items()}
         self.append(weights)
 
     @property
     def numbers_each(self) -> int:
-        """How many numbers a policy has."""
+        """Number of parameters of one policy."""
         return sum(math.prod(shape) for shape in self.shapes.values())
 
     def __contains__(self, name: str) -> bool:
         return name in self.shapes
 
     def __getitem__(self, name: str) -> Floats:
-        """Return the [P, ...] weights of a name; written to by `put`, until policies are appended."""
+        """Return the [P, ...] weights of a name; `put` writes to them until a policy is appended."""
         return self._room[name][: self.policies]
 
     def append(self, weights: Sequence[Weights]) -> None:
-        """Copy the weights of more policies in.
-
-        Raises:
-            ConfigError: A name or shape differs from the architecture.
-        """
+        """Copy in the weights of more policies; a name or shape that differs is a ConfigError, here and in `put`."""
         checked = [self._checked(one) for one in weights]
         first, end = self.policies, self.policies + len(checked)
         for name, room in self._room.items():
             if end > len(room):
-                # Memory that nobody has written to yet costs nothing.
+                # Untouched memory costs nothing.
                 self._room[name] = np.empty((max(end, 2 * len(room)), *self.shapes[name]), np.float32)
                 self._room[name][:first] = room[:first]
             for place, one in enumerate(checked, first):
@@ -105,11 +86,7 @@ class WeightStacks:
         self.policies = end
 
     def put(self, policy: int, weights: Weights) -> None:
-        """Copy a policy's weights in, in place of its own.
-
-        Raises:
-            ConfigError: A name or shape differs from the architecture.
-        """
+        """Replace the weights of one policy."""
         for name, value in self._checked(weights).items():
             self._room[name][policy] = value
 
@@ -135,40 +112,31 @@ class WeightStacks:
 BoundKey: TypeAlias = tuple[GraphKind, int | None, bool, int, int]
 """Graph, policy (None: all of them stacked), whether every choice is allowed, number of rows, depth of lanes."""
 
-# Rows that are computed for nothing cost as much as another run, 12 us, when there are about 115 of 2x64 and 43 of
-# 2x128. A row's cost is counted as its weights and a constant.
+# About 115 wasted rows of a 2x64 network, or 43 of 2x128, cost as much as another run, 12 us. A row costs its number of
+# weights and a constant.
 _RUN_WORK = 2_200_000
 _ROW_WORK = 10_000
 
-# Batches of at most so many numbers are copied into bound buffers; above about three times as many the copy
-# costs what binding saves (3 us).
+# Batches of at most so many numbers use bound buffers; at about three times as many the copy costs what binding saves.
 _BOUND_NUMBERS = 16_384
-# Buffers are kept for so many row counts. Binding a new one costs 17 us; once there are so many, only one
-# newcomer in eight replaces the oldest, so that row counts that never repeat cost hardly more than unbound runs.
+# Buffers are kept for so many row counts. Binding a new one costs 17 us; at the limit only one newcomer in eight
+# replaces the oldest, so row counts that never repeat cost hardly more than unbound runs.
 _BOUND_RUNNERS = 256
 _NEWCOMERS = 8
 
 
 class OnnxBackend:
-    """The `ActingBackend` that runs ONNX graphs on the CPU, one thread.
+    """The `ActingBackend` that runs ONNX graphs on the CPU, in one thread.
 
-    Args:
-        graphs: Builds the graphs; each is asked for when first needed (a session opens in 4 to 8 ms).
-        head: How outputs become actions.
-        weights: The weights of each policy, at least one.
-        state_size: S, numbers in a row of recurrent state.
-
-    Raises:
-        ConfigError: The policies' weights differ in names or shapes.
+    Each graph is built when first needed (a session opens in 4 to 8 ms). Weights that differ in names or shapes between
+    policies are a ConfigError.
     """
 
     def __init__(
         self, graphs: ActingGraphs, head: ActionHead, weights: Sequence[Weights], state_size: int = 0
     ) -> None:
         self._graphs = graphs
-        # How outputs become actions.
         self.head = head
-        # S, numbers in a row of recurrent state; 0 for a network without one.
         self.state_size = state_size
         self._stacks = WeightStacks(weights)
         self._spare_rows = _RUN_WORK // (_ROW_WORK + self._stacks.numbers_each) if graphs.stacks else 0
@@ -177,13 +145,14 @@ class OnnxBackend:
         self._numbers_a_row = head.mask_width + head.noise_width + state_size
         self._runners: dict[tuple[GraphKind, int | None, bool], GraphSession] = {}
         self._bound: dict[BoundKey, BoundSession] = {}
-        self._steadies: dict[tuple[GraphKind, int, bool, int], FixedBatchRunner] = {}
+        self._fixed_batches: dict[tuple[GraphKind, int, bool, int], FixedBatchRunner] = {}
         self._newcomers = 0
 
     def __reduce__(self) -> Any:
         weights = [self.get_weights(policy) for policy in range(self.policies)]
-        # Once: it travels again with every policy that comes or goes.
-        self._graphs = built(self._graphs, masks=self.head.mask_width > 0)
+        if not isinstance(self._graphs, PrebuiltGraphs | StoredGraphs):
+            # Built once: the back-end is pickled again whenever policies are added or removed.
+            self._graphs = PrebuiltGraphs.of(self._graphs, masks=self.head.mask_width > 0)
         return OnnxBackend, (self._graphs, self.head, weights, self.state_size)
 
     @property
@@ -203,11 +172,11 @@ class OnnxBackend:
         return tuple(self._stacks.shapes)
 
     def act(self, obs: Rows, mask: Flags | None, noise: Floats, which: Which = None) -> Actions:
-        """Draw an action for each row; see `ActingBackend.act`."""
+        """See `ActingBackend.act`."""
         return self._decide("act", obs, mask, noise, which, None).actions
 
     def greedy(self, obs: Rows, mask: Flags | None, which: Which = None) -> Actions:
-        """Return the most probable action of each row; see `ActingBackend.greedy`."""
+        """See `ActingBackend.greedy`."""
         return self._decide("greedy", obs, mask, None, which, None).actions
 
     def decide(
@@ -218,7 +187,7 @@ class OnnxBackend:
         which: Which = None,
         state: Floats | None = None,
     ) -> Decision:
-        """Return actions and what they were drawn from; see `ActingBackend.decide`."""
+        """See `ActingBackend.decide`."""
         return self._decide("greedy" if noise is None else "act", obs, mask, noise, which, state)
 
     def _decide(
@@ -235,15 +204,15 @@ class OnnxBackend:
         return self._mixed(kind, which, obs, mask, noise, state)
 
     def fixed_batch(self, policy: int, rows: int, *, masked: bool, explore: bool) -> FixedBatchRunner:
-        """Return what decides on as many rows again and again; see `ActingBackend.fixed_batch`."""
+        """See `ActingBackend.fixed_batch`."""
         kind: GraphKind = "act" if explore else "greedy"
-        steady = self._steadies.get((kind, policy, masked, rows))
-        if steady is None:
-            steady = LazyOutputs(partial(self.decide, which=policy))
+        runner = self._fixed_batches.get((kind, policy, masked, rows))
+        if runner is None:
+            runner = LazyOutputs(partial(self.decide, which=policy))
             if 0 < rows * (self.obs_size + self._numbers_a_row) <= _BOUND_NUMBERS:
-                steady = FixedBatchSession(self._runner(kind, policy, masked), rows)
-            self._steadies[kind, policy, masked, rows] = steady
-        return steady
+                runner = FixedBatchSession(self._runner(kind, policy, masked), rows)
+            self._fixed_batches[kind, policy, masked, rows] = runner
+        return runner
 
     def evaluate(
         self, policy: int, obs: Rows, mask: Flags | None, actions: Actions, state: Floats | None = None
@@ -290,19 +259,15 @@ class OnnxBackend:
     def add_policy(self, weights: Weights | None = None) -> int:
         """Add a policy and return its index; without weights it copies policy 0."""
         self._stacks.append([self.get_weights(0) if weights is None else weights])
-        # They hold views of stacks that have been replaced, or do not end with the new one.
+        # They hold views of arrays that have been replaced or are too short now.
         self._runners.clear()
         self._bound.clear()
-        self._steadies.clear()
+        self._fixed_batches.clear()
         self._plan = PolicyBatchLayout(self.policies, self._spare_rows)
         return self.policies - 1
 
     def set_weights(self, policy: int, weights: Weights) -> None:
-        """Copy `weights` in.
-
-        Raises:
-            ConfigError: A name or shape differs from the architecture.
-        """
+        """Copy `weights` in."""
         self._require_policy(policy)
         self._stacks.put(policy, weights)
 
@@ -312,7 +277,7 @@ class OnnxBackend:
         return self._stacks.of(policy)
 
     def extract_policy(self, policy: int) -> OnnxBackend:
-        """Return a back-end of one policy; see `ActingBackend.extract_policy`."""
+        """See `ActingBackend.extract_policy`."""
         one = OnnxBackend(self._graphs, self.head, [self.get_weights(policy)], self.state_size)
         # Sessions hold no weights, and several threads may run one.
         one._sessions = self._sessions
@@ -328,7 +293,7 @@ class OnnxBackend:
         lanes: PolicyBatches | None,
         state: Floats | None,
     ) -> Decision:
-        """Run one policy on rows, or all of them in their lanes if `policy` is None."""
+        """Run one policy on rows, or all of them in lanes if `policy` is None."""
         rows = len(obs)
         key = (kind, policy, mask is None, rows, 0 if lanes is None else lanes.depth)
         bound = self._bound.get(key)
@@ -384,10 +349,10 @@ class OnnxBackend:
         found = self._empty(len(which))
         order = np.argsort(which, kind="stable")
         own = which[order]
-        for outermost in own[[0, -1]].tolist():
-            self._require_policy(outermost)
+        self._require_policy(int(own[0]))
+        self._require_policy(int(own[-1]))
         finite, begin = True, 0
-        # Of the policies that have rows alone: there may be many more.
+        # Only the policies that have rows: there may be many more.
         for end in (*(np.flatnonzero(own[1:] != own[:-1]) + 1).tolist(), len(own)):
             rows = order[begin:end]
             part = self._answer(

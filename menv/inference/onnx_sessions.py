@@ -1,8 +1,8 @@
-"""A graph that is ready to run: an open session together with the weights of one policy, or of all.
+"""Graphs that are ready to run: an open ONNX Runtime session together with the weights of one policy, or of all.
 
-`OnnxActing` makes and keeps them. A `GraphSession` is handed new arrays every time, for batches that are large or
-never the same; a `BoundSession` copies its rows into buffers that ONNX Runtime was shown once, which saves
-3 us a run. Nothing here knows where weights come from or whose rows these are.
+`OnnxBackend` makes and keeps them. A `GraphSession` gets new arrays every time, for batches that are large or never the
+same; a `BoundSession` copies its rows into buffers that ONNX Runtime knows already, which saves 3 us per run.
+`PolicyBatchLayout` decides how the rows of several policies are batched for one run of their stacked networks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from menv.errors import ConfigError
-from menv.inference.backend import Decision, Flags, Floats, PolicyBatches, Rows, all_finite
+from menv.inference.backend import Decision, Flags, Floats, Rows, all_finite
 
 Feed: TypeAlias = dict[str, npt.NDArray[Any]]
 
@@ -35,14 +35,11 @@ _FLAG = np.dtype(np.bool_)
 
 @dataclass(frozen=True, slots=True)
 class GraphSession:
-    """An open session, its weights already in the feed.
+    """An open session with the weights of one policy (`policies` = 0), or of P stacked ones.
 
     Attributes:
-        session: Runs the graph.
-        feed: Reused by every run: only the rows' own arrays are replaced.
+        feed: Reused by every run: only the arrays of rows are replaced. Weights may change in place.
         shared: The weights of `feed` as ONNX Runtime sees them; they share its memory.
-        outputs: Names of the graph's outputs.
-        policies: P of stacked networks, 0 of one policy.
     """
 
     session: ort.InferenceSession
@@ -53,7 +50,6 @@ class GraphSession:
 
     @classmethod
     def of(cls, session: ort.InferenceSession, weights: Feed, policies: int = 0) -> GraphSession:
-        """Return a runner of `session` with these weights, which may change in place later."""
         shared = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in weights.items()}
         outputs = [output.name for output in session.get_outputs()]
         return cls(session, dict(weights), shared, outputs, policies)
@@ -71,7 +67,7 @@ class GraphSession:
         lanes: PolicyBatches | None,
         state: Floats | None,
     ) -> Decision:
-        """Return the decisions of R >= 2 rows; arguments as for `BoundSession`."""
+        """Return the decision on R >= 2 rows; arguments as for `BoundSession`."""
         feed = self.feed
         if lanes is not None:
             feed["pick"] = lanes.places
@@ -87,19 +83,19 @@ class GraphSession:
         if noise is not None:
             feed["noise"] = noise
         outputs = dict(zip(self.outputs, self.run(), strict=True))
-        finite = _soundness(outputs)()
-        return Decision(outputs["action"], outputs.get("dist_inputs"), outputs.get("state_after"), finite)
+        return Decision(
+            outputs["action"],
+            outputs.get("dist_inputs"),
+            outputs.get("state_after"),
+            _finite_check(outputs)(),
+        )
 
 
 class BoundSession:
     """Runs an "act" or "greedy" graph on one number of rows, through fixed buffers.
 
-    A lone row is computed twice, because ONNX Runtime rounds batches of one row differently.
-
-    Args:
-        runner: Session and weights; kept, because an `OrtValue` need not keep its array alive.
-        rows: R, at least 1.
-        depth: Of the lanes that rows are laid out in, 0 for none.
+    A single row is computed twice, because ONNX Runtime rounds batches of one row differently. The session keeps
+    `runner`, because an `OrtValue` need not keep its array alive. `depth` is that of the lanes, 0 without lanes.
     """
 
     __slots__ = (
@@ -108,6 +104,7 @@ class BoundSession:
         "_draws",
         "_held",
         "_inputs",
+        "_is_finite",
         "_mask",
         "_mask_shape",
         "_noise",
@@ -118,7 +115,6 @@ class BoundSession:
         "_pick",
         "_results",
         "_run",
-        "_sound",
         "_which",
     )
 
@@ -137,7 +133,7 @@ class BoundSession:
 
         self._answer = results["action"][:rows]
         self._inputs: Floats | None = results["dist_inputs"][:rows] if "dist_inputs" in results else None
-        self._sound = _soundness(results)
+        self._is_finite = _finite_check(results)
         nothing = np.empty(0)
         self._obs, self._mask, self._noise, self._pick, self._which = (
             buffers.get(name, nothing) for name in ("obs", "mask", "noise", "pick", "which")
@@ -156,25 +152,18 @@ class BoundSession:
         lanes: PolicyBatches | None = None,
         state: Floats | None = None,
     ) -> Decision:
-        """Return the decisions of R rows, in arrays of the caller's own.
+        """Return the decision on R rows, in new arrays; the arguments are copied.
 
-        Args:
-            obs: [R, F]; copied, so it may be read-only or a view with any strides.
-            mask: [R, choices], None if the graph has no mask.
-            noise: [R, width], None if the graph draws nothing.
-            lanes: Where the rows are computed, None if the graph is of one policy.
-            state: For a `RecurrentSession`; nothing here remembers.
-
-        Raises:
-            ConfigError: An array has another shape or type than the graph needs.
+        obs is [R, F] with any strides, mask [R, choices] and noise [R, width] as the graph has them, `lanes` where the
+        rows are computed, None if the graph is of one policy.
         """
         self._fill(obs, mask, noise, lanes)
         self._run()
         inputs = None if self._inputs is None else self._inputs.copy()
-        return Decision(self._answer.copy(), inputs, None, self._sound())
+        return Decision(self._answer.copy(), inputs, None, self._is_finite())
 
     def _fill(self, obs: Rows, mask: Flags | None, noise: Floats | None, lanes: PolicyBatches | None) -> None:
-        # Assigning alone would convert types and repeat columns without a word.
+        # Assignment alone would silently convert types and broadcast columns.
         if obs.shape != self._obs_shape or obs.dtype != self._obs_dtype:
             raise _unfit("obs", obs, self._obs_shape, self._obs_dtype)
         if lanes is None:
@@ -195,27 +184,22 @@ class BoundSession:
 
 
 class FixedBatchSession(BoundSession):
-    """A `BoundSession` that decides in two steps, as `Steady` says; of networks without a memory.
-
-    Args:
-        runner: See `BoundSession`.
-        rows: R, at least 1.
-    """
+    """A `BoundSession` that is a `FixedBatchRunner`; not for recurrent networks."""
 
     __slots__ = ()
 
     def load(self, obs: Rows, mask: Flags | None, noise: Floats | None) -> None:
-        """Take R rows in; see `Steady.take`."""
+        """See `FixedBatchRunner.load`."""
         self._fill(obs, mask, noise, None)
 
     def decide(self) -> Decision:
-        """Return what is decided; see `Steady.decide`."""
+        """See `FixedBatchRunner.decide`."""
         self._run()
-        return Decision(self._answer.copy(), self._inputs, None, self._sound())
+        return Decision(self._answer.copy(), self._inputs, None, self._is_finite())
 
 
 class RecurrentSession(BoundSession):
-    """A `BoundSession` of a network that is told a state before each row and tells the one after it."""
+    """A `BoundSession` of a recurrent network: the state [R, S] before each row goes in, the one after it comes out."""
 
     __slots__ = ("_after", "_state", "_state_shape")
 
@@ -233,7 +217,7 @@ class RecurrentSession(BoundSession):
         lanes: PolicyBatches | None = None,
         state: Floats | None = None,
     ) -> Decision:
-        """Return the decisions of R rows, told `state` [R, S]; see `BoundSession`."""
+        """Return the decision on R rows with `state` [R, S]; see `BoundSession`."""
         if state is None or state.shape != self._state_shape or state.dtype != _FLOAT:
             raise _unfit("state", state, self._state_shape, _FLOAT)
         if lanes is None:
@@ -252,7 +236,7 @@ def open_session(model: bytes) -> ort.InferenceSession:
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # Told from the first bytes it could be a format that nobody has looked into; see `model_scan`.
+    # Without this the first bytes may select a format that `model_check` has not examined.
     options.add_session_config_entry("session.load_model_format", "ONNX")
     # This fusion would change the rounding of wide layers; the graphs use Gemm where it does not.
     return ort.InferenceSession(
@@ -261,10 +245,10 @@ def open_session(model: bytes) -> ort.InferenceSession:
 
 
 def bound_run(runner: GraphSession, inputs: Feed, outputs: Feed) -> tuple[Run, object]:
-    """Return what runs a graph from and into arrays, and what the caller keeps as long: nothing else need hold it.
+    """Return a function that runs a graph from and into arrays, and an object that the caller keeps alive with it.
 
-    What `InferenceSession.run_with_iobinding` looks at besides are graphs that other devices have captured, at 1 us and
-    more a run. Where what it calls in the end goes by another name, it is called itself.
+    `InferenceSession.run_with_iobinding` also checks for graphs captured by other devices, which costs 1 us or more per
+    run, so the private method under it is called where it exists.
     """
     session, binding = runner.session, runner.session.io_binding()
     for name, value in runner.shared.items():
@@ -288,8 +272,8 @@ def _buffer(node: Any, sizes: Mapping[str, int]) -> npt.NDArray[Any]:
     return np.zeros([sizes.get(size, size) for size in node.shape], _DTYPES[node.type])
 
 
-def _soundness(outputs: Mapping[str, npt.NDArray[Any]]) -> Callable[[], bool]:
-    """Return what tells whether the actions among outputs mean anything; these may change in place later."""
+def _finite_check(outputs: Mapping[str, npt.NDArray[Any]]) -> Callable[[], bool]:
+    """Return a function that checks whether outputs are finite; they may change in place later."""
     checks = [
         partial(all_finite, outputs[name], choices=True)
         for name in ("dist_inputs", "q_values")
@@ -307,3 +291,155 @@ def _unfit(
     return ConfigError(
         f"OnnxActing: {name} is {found}, expected {dtype} {list(shape)}; convert it before acting"
     )
+
+
+WhichPolicies = npt.NDArray[np.int64]
+
+# Rows of two policies get lanes at once if this many times as many rows exceed the spare ones.
+_FEW = 6
+# Sorting costs as much as this many runs, and pays for rows that have come this often.
+_SORTING = 2
+_STEADY = 3
+
+
+@dataclass(slots=True)
+class PolicyBatches:
+    """Where R rows of P policies are computed in one pass through their stacked networks.
+
+    Attributes:
+        which: [R] the policy index of each row.
+        places: [R] the index of each row among all computed rows.
+        depth: Rows in each policy's lane; 0 where every policy computes the same single lane of all rows.
+    """
+
+    which: WhichPolicies
+    places: WhichPolicies
+    depth: int = 0
+
+    @classmethod
+    def of_all(cls, which: WhichPolicies) -> PolicyBatches:
+        """Return places for one lane of all rows: more to compute, nothing to sort."""
+        places = which * len(which)
+        places += np.arange(len(which))
+        return cls(which, places)
+
+    @classmethod
+    def of_own(cls, which: WhichPolicies, counts: npt.NDArray[np.int64]) -> PolicyBatches:
+        """Return one lane for each policy with its own rows, of which there are `counts` [P]."""
+        depth = depth_for(counts)
+        order = np.argsort(which, kind="stable")
+        ahead = np.arange(len(counts)) * depth - (np.cumsum(counts) - counts)
+        places = np.empty(len(which), np.int64)
+        places[order] = np.arange(len(which)) + np.repeat(ahead, counts)
+        return cls(which, places, depth)
+
+    @classmethod
+    def of_two(cls, which: WhichPolicies) -> PolicyBatches | None:
+        """Return the lanes of two policies, without sorting; None if there is a row of a third one."""
+        rows, own = len(which), which.nonzero()[0]
+        seconds, before = len(own), which.cumsum()
+        # n nonzero integers whose sum and whose sum of squares are n are all 1.
+        if before.item(-1) != seconds or which.dot(which) != seconds:
+            return None
+        depth = depth_for(np.array((rows - seconds, seconds)))
+        places = np.arange(rows) - before
+        places[own] = np.arange(depth, depth + seconds)
+        return cls(which, places, depth)
+
+    def put(self, rows: npt.NDArray[Any], into: npt.NDArray[Any]) -> None:
+        """Copy rows [R, N] into the lanes [P, depth, N], whose other rows stay, or into [1, R, N]."""
+        if self.depth:
+            into.reshape(-1, rows.shape[1])[self.places] = rows
+        else:
+            into[...] = rows
+
+    def spread(self, rows: npt.NDArray[Any], policies: int) -> npt.NDArray[Any]:
+        """Return rows [R, N] in new lanes [P, depth, N], zeros elsewhere, or as [1, R, N]."""
+        if not self.depth:
+            return rows[None]
+        lanes = np.zeros((policies, self.depth, rows.shape[1]), rows.dtype)
+        self.put(rows, lanes)
+        return lanes
+
+
+def depth_for(counts: npt.NDArray[np.int64]) -> int:
+    """Return the depth of lanes for `counts` [P] rows, in steps of an eighth to a quarter.
+
+    So counts that vary a little share their buffers.
+    """
+    # ONNX Runtime rounds batches of one row differently.
+    most = max(int(np.maximum.reduce(counts)), 2)
+    step = 1 << max(0, most.bit_length() - 3)
+    return -(-most // step) * step
+
+
+class PolicyBatchLayout:
+    """Decides by cost how rows of P policies are batched.
+
+    `spare_rows` cost as much as one more run of one policy; it is 0 where networks cannot be stacked.
+    """
+
+    def __init__(self, policies: int, spare_rows: int) -> None:
+        self._policies = policies
+        self._spare_rows = spare_rows
+        # The rows of the last call, how often they came in a row, and the result.
+        self._which = np.zeros(0, np.int64)
+        self._times = 0
+        self._lanes: PolicyBatches | None = None
+
+    def lanes_of(self, which: WhichPolicies) -> PolicyBatches | None:
+        """Return where rows of several policies are computed together; None where one run per policy costs less.
+
+        Rows are only sorted if they are many, or if the same read-only array comes again, as the rollout loop passes it
+        while the same agents wait.
+        """
+        if which is self._which and not which.flags.writeable:
+            self._times += 1
+            if self._times == _STEADY:
+                self._lanes = self._sorted(which, steady=True)
+            return self._lanes
+        self._which, self._times = which, 0
+        if self._policies == 2 and _FEW * len(which) > self._spare_rows:
+            self._lanes = self._of_two(which)
+            if self._lanes is not None:
+                return self._lanes
+        few = (self._policies - 1) * len(which) <= self._spare_rows
+        self._lanes = None if few else self._sorted(which, steady=False)
+        # Every policy computes all rows where that costs less than sorting, or than one run per policy.
+        if few or (self._lanes is None and self._all_pay(which)):
+            self._lanes = PolicyBatches.of_all(which)
+        return self._lanes
+
+    def _all_pay(self, which: WhichPolicies) -> bool:
+        """Return whether computing all rows for every policy costs less than one run per policy that has rows.
+
+        Most policies may have none: past versions of one that learns, or removed ones.
+        """
+        rows = len(which)
+        if rows > self._spare_rows:
+            return False
+        runs = len(set(which.tolist())) - 1 + _SORTING
+        return (self._policies - 1) * rows <= self._spare_rows * runs
+
+    def _of_two(self, which: WhichPolicies) -> PolicyBatches | None:
+        # With more rows the lanes cost more than another run, however well they are filled.
+        if len(which) > 4 * self._spare_rows:
+            return None
+        lanes = PolicyBatches.of_two(which)
+        if lanes is None:
+            return None
+        return lanes if self._spare(which, lanes.depth) <= min(len(which), self._spare_rows) else None
+
+    def _spare(self, which: WhichPolicies, depth: int) -> int:
+        """Return by how many rows lanes cost more than one run per policy; a row in a lane costs 5/4."""
+        return self._policies * depth - len(which) + len(which) // 4
+
+    def _sorted(self, which: WhichPolicies, *, steady: bool) -> PolicyBatches | None:
+        if not self._spare_rows or not (steady or self._policies - 1 > _SORTING):
+            return None
+        if np.minimum.reduce(which) < 0 or np.maximum.reduce(which) >= self._policies:
+            return None
+        counts = np.bincount(which, minlength=self._policies)
+        spare = self._spare(which, depth_for(counts))
+        runs = max(1, int(np.count_nonzero(counts)) - 1) - (0 if steady else _SORTING)
+        return PolicyBatches.of_own(which, counts) if spare <= self._spare_rows * runs else None

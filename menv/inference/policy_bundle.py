@@ -1,9 +1,9 @@
-"""A policy on disk: a folder that holds everything that acts, and no code.
+"""Policies on disk: a folder, or one message, with everything that is needed to act, and no code.
 
-`NetworkPolicy.export_checkpoint` writes it, `Policy.from_checkpoint` reads it. The manifest says what is around the
-graphs:
-spaces, connectors, recurrent layout, action head. `bundle_files` keeps the folder whole, `golden` says what the policy
-has to answer. Nothing here knows how policies are trained; what is read is data, never a name to import.
+`NetworkPolicy.export_checkpoint` writes it, `Policy.from_checkpoint` reads it. The manifest describes spaces,
+connectors, recurrent layout and action head, and holds the hash of each file and of itself. Names of files are
+constants; names in files are looked up among registered ones, never imported. Servers send the same files as one
+msgpack map.
 """
 
 from __future__ import annotations
@@ -53,16 +53,8 @@ from menv.inference.onnx_backend import OnnxBackend
 from menv.policy_spec import check_policy_id
 from menv.serialization import HEADER_SIZE, SpaceDecoder, check_header, read_json, space_to_json
 
-# SEAM menv.loop.bundle_files
-# The files of a policy on disk: written all or not at all, read whole, checked by their hashes.
-#
-# `menv.inference.policy_bundle` knows what is in them, `packed_bundle` puts them into one piece. Names of
-# files are fixed here and
-# never taken from a file; the manifest holds the hash of each, and one of itself.
-
-
 FORMAT = 1
-"""Version of the layout: raised whenever readers of before could not understand what is written."""
+"""Version of the layout: raised whenever older versions could not read it."""
 
 MANIFEST = "policy.json"
 WEIGHTS = "weights.safetensors"
@@ -81,15 +73,7 @@ _MOST_BYTES_OF_A_GRAPH = 64 * _MEBIBYTE
 
 
 def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write a policy's folder beside its place and move it there once all of it is on the disk.
-
-    Args:
-        folder: Where it shall be; parents are created.
-        contents: The bytes of each of `FILES`, and of the manifest.
-
-    Raises:
-        ConfigError: Something is there already.
-    """
+    """Write a policy's files into a temporary folder and rename it once everything is synced."""
     refuse_existing(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = folder.parent / f".{folder.name[:100]}.{secrets.token_hex(6)}.tmp"
@@ -99,7 +83,7 @@ def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
             _write(draft / name, contents[name])
         _write(draft / MANIFEST, contents[MANIFEST])
         _sync(draft)
-        # An empty folder that somebody made meanwhile is replaced; one that holds anything makes this fail.
+        # An empty folder that was created meanwhile is replaced; a non-empty one makes this fail.
         refuse_existing(folder)
         os.rename(draft, folder)
     except BaseException:
@@ -109,15 +93,7 @@ def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def manifest_text(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> bytes:
-    """Return the text of a manifest.
-
-    Args:
-        manifest: JSON values; format and hashes are added.
-        files: The bytes of each of `FILES`.
-
-    Raises:
-        ConfigError: The manifest holds something else than JSON values.
-    """
+    """Return the text of a manifest, with format and hashes added."""
     hashes = {name: hashlib.sha256(files[name]).hexdigest() for name in FILES}
     content = {"format": FORMAT, "type": _KIND, **manifest, "files": hashes}
     try:
@@ -131,11 +107,7 @@ def manifest_text(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> by
 
 
 def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return the manifest of a policy's folder, and the bytes of each of `FILES`, all checked.
-
-    Raises:
-        ConfigError: A file is missing, damaged, too large, no plain file, of a newer format, or something else's.
-    """
+    """Return the manifest of a policy's folder and the bytes of each of `FILES`, all checked."""
     manifest = parse_manifest(_read(folder, MANIFEST), f"{folder / MANIFEST}")
     files = {name: _read(folder, name) for name in FILES}
     check_files(files, manifest, f"{folder}")
@@ -143,11 +115,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
-    """Return the manifest in the bytes of its file.
-
-    Raises:
-        ConfigError: It is damaged, of a newer format, something else's, or names other files than there are.
-    """
+    """Return the manifest in the bytes of its file."""
     try:
         content = read_json(data)
     except (ValueError, RecursionError) as error:
@@ -165,7 +133,7 @@ def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
     if type(version) is not int or version < 1:
         raise ConfigError(f"{where}: format {version!r:.40}, expected 1 to {FORMAT}; {_AGAIN}")
     if content.get("sha256") != _own_hash(content):
-        raise ConfigError(f"{where}: its sha256 differs, expected the file as it was written; {_AGAIN}")
+        raise ConfigError(f"{where}: its sha256 differs, expected the unchanged file; {_AGAIN}")
     hashes = content.get("files")
     if not isinstance(hashes, dict) or set(hashes) != set(FILES):
         raise ConfigError(
@@ -175,25 +143,17 @@ def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
 
 
 def check_files(files: Mapping[str, bytes], manifest: Mapping[str, Any], where: str) -> None:
-    """Compare the bytes of each of `FILES` with the hashes in a manifest.
-
-    Raises:
-        ConfigError: One is another than the manifest says.
-    """
+    """Compare the bytes of each of `FILES` with the hashes in a manifest."""
     for name in FILES:
         if hashlib.sha256(files[name]).hexdigest() != manifest["files"][name]:
             raise ConfigError(
-                f"{where}/{name}: its sha256 differs from the one in {MANIFEST}, expected the file as it was written; "
+                f"{where}/{name}: its sha256 differs from the one in {MANIFEST}, expected the unchanged file; "
                 f"{_AGAIN}"
             )
 
 
 def check_size(name: str, size: int, where: str) -> None:
-    """Refuse a file that is larger than it can be.
-
-    Raises:
-        ConfigError: It is.
-    """
+    """Refuse a file that is larger than it can be."""
     most = _MOST_BYTES.get(name, _MOST_BYTES_OF_A_GRAPH)
     if size > most:
         raise ConfigError(f"{where}: {size} bytes, expected at most {most}; export the policy again")
@@ -228,17 +188,13 @@ def _read(folder: Path, name: str) -> bytes:
 
 
 def refuse_existing(folder: Path) -> None:
-    """Refuse to write where something is.
-
-    Raises:
-        ConfigError: Something is.
-    """
+    """Refuse to write where something is."""
     if os.path.lexists(folder):
         raise ConfigError(f"export_checkpoint: {folder} exists, expected a new folder; choose another name")
 
 
 def _own_hash(content: Mapping[str, Any]) -> str:
-    """Return the hash of a manifest but for the hash in it, however its text is laid out."""
+    """Return the hash of a manifest without the hash in it; the layout of its text does not matter."""
     rest = {key: value for key, value in content.items() if key != "sha256"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -252,7 +208,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Make the entries of a folder last, where folders can be opened."""
+    """Sync the entries of a folder, where the system can open folders."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -271,33 +227,36 @@ _FULL_NAMES = {
     _NORMALIZE: "NormalizeActionsConnector",
     _CLIP: "ClipActionsConnector",
 }
-"""What stands for the usual connectors in a manifest, and their registered names."""
+"""Short names of the default connectors in a manifest, and their registered names."""
 P = TypeVar("P", AgentConnectorPipeline, ActionConnectorPipeline)
 
 
 @dataclass
 class StoredNetworks(SingleNetwork):
-    """Those of a policy from a folder."""
+    """The network of a policy from disk."""
 
     stored: StoredGraphs
 
     @property
     def row_width(self) -> int:
-        """F, the numbers in a row that the networks take."""
+        """F, the numbers in a row of the network's input."""
         return self.backend.obs_size
 
     @functools.cached_property
     def row_dtype(self) -> np.dtype[Any]:
-        """Their type."""
+        """Type of these rows."""
         return self.connectors[0].rows_of(self.observation_space).row_dtype
 
     def graphs(self) -> ActingGraphs:
-        """Return the graphs as they lay in the folder."""
+        """Return the stored graphs."""
         return self.stored
 
 
 class ExportCache:
-    """Graphs, and what runs them, for policies that are written one after the other: made once for each network."""
+    """Graphs and a back-end for each network, shared by policies that are exported one after the other.
+
+    Its networks must stay alive.
+    """
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[dict[GraphKind, bytes], OnnxBackend]] = {}
@@ -305,7 +264,7 @@ class ExportCache:
     def of(
         self, networks: NetworkGroup, graphs: ActingGraphs, weights: Mapping[str, Floats]
     ) -> tuple[dict[GraphKind, bytes], OnnxBackend]:
-        """Return serialised models by kind, and a back-end whose policy 0 may have other weights."""
+        """Return serialised models by kind, and a back-end whose policy 0 may have any weights."""
         if id(networks) not in self._made:
             masked = networks.preprocess is not None and networks.preprocess.mask_width > 0
             models = {kind: graphs.build(kind, False, masked) for kind in _GRAPHS}
@@ -316,14 +275,7 @@ class ExportCache:
 def write_policy(
     policy: NetworkPolicy, folder: Path, trained: Mapping[str, Any], export_cache: ExportCache | None = None
 ) -> Path:
-    """Write a policy into a new folder and return that; see `Policy.export_checkpoint`.
-
-    Args:
-        policy: Any whose network has acting graphs.
-        folder: Must not exist.
-        trained: JSON values.
-        export_cache: Those of the policies that were written before; their networks still live.
-    """
+    """Write a policy into a new folder and return that; see `Policy.export_checkpoint`."""
     refuse_existing(folder)
     write_folder(folder, policy_files(policy, trained, export_cache))
     return folder
@@ -332,11 +284,7 @@ def write_policy(
 def policy_files(
     policy: NetworkPolicy, trained: Mapping[str, Any], export_cache: ExportCache | None = None
 ) -> dict[str, bytes]:
-    """Return the bytes of the manifest of a policy and of each of its files, by name; see `write_policy`.
-
-    Raises:
-        ConfigError: The policy has no form on disk.
-    """
+    """Return the bytes of the manifest of a policy and of each of its files, by name; see `write_policy`."""
     where, networks = f"policy {policy.policy_id!r}", policy.networks
     graphs = networks.graphs()
     if graphs is None:
@@ -367,20 +315,12 @@ def policy_files(
 
 
 def read_policy(folder: Path) -> NetworkPolicy:
-    """Return the policy in a folder.
-
-    Raises:
-        ConfigError: Something is missing, damaged, newer than this version, or not what it should be.
-    """
+    """Return the policy in a folder."""
     return policy_of(*read_folder(folder), f"{folder}")
 
 
 def policy_of(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: str) -> NetworkPolicy:
-    """Return the policy in files whose hashes have been checked; `where` begins the messages.
-
-    Raises:
-        ConfigError: It is not what it should be.
-    """
+    """Return the policy in files whose hashes have been checked; `where` begins the messages."""
     for name in _GRAPHS.values():
         refuse_unsafe_model(files[name], f"{where}/{name}")
         refuse_costly_model(files[name], f"{where}/{name}")
@@ -397,7 +337,7 @@ def policy_of(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
     except ConfigError:
         raise
     except Exception as error:
-        # Hashes are right, so somebody wrote it so; what ONNX Runtime and numpy raise then is of any kind.
+        # The hashes are right, so it was written like this; ONNX Runtime and numpy then raise errors of any kind.
         why = str(error).replace("\n", " ")
         raise ConfigError(
             f"{where}: cannot act ({type(error).__name__}: {why:.120}), expected files that belong together; export "
@@ -405,7 +345,7 @@ def policy_of(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
         ) from error
     if wrong:
         raise ConfigError(
-            f"{where}/{GOLDEN}: {wrong}, expected what the policy answered as it was written with {_with(manifest)}; "
+            f"{where}/{GOLDEN}: {wrong}, expected the outputs from when it was written with {_with(manifest)}; "
             f"here it is {_versions()}: install those versions, or export the policy again"
         )
     policy = NetworkPolicy(networks, 0, {}, manifest["seed"])
@@ -414,7 +354,7 @@ def policy_of(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
 
 
 class _BundledPolicy:
-    """A back-end whose policy 0 is one of several of another."""
+    """Policy 0 of it is policy `index` of another back-end."""
 
     def __init__(self, backend: ActingBackend, index: int) -> None:
         self._backend = backend
@@ -499,22 +439,17 @@ def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
 
 
 def _widens_to(connectors: PolicyConnectors, space: gym.Space[Any], width: int) -> bool:
-    """Return whether agent connectors make rows of a width, as far as anybody knows: a user's own need not tell."""
+    """Return whether agent connectors make rows of a width; custom connectors need not report it."""
     known = all(leaf.takes_rows for leaf in leaf_connectors(connectors.agent))
     return not known or connectors.agent.space(space, 0)[1] == width
 
 
 def _connectors(manifest: Mapping[str, Any], ctx: ConnectorContext, where: str) -> PolicyConnectors:
-    """Return the pipelines of a policy.
-
-    Raises:
-        ConfigError: One of the connectors is not known here, or its state is none.
-    """
+    """Return the pipelines of a policy."""
     listed = {kind: _listed(manifest, kind, where) for kind in ("agent_connectors", "action_connectors")}
     agent, action = listed["agent_connectors"], listed["action_connectors"]
     names = [name for name, _ in action]
     if [name for name, _ in agent] == [_PREPROCESSOR] and set(names) <= {_NORMALIZE, _CLIP}:
-        # The pipelines of a policy whose settings are the usual ones.
         built = action_pipeline(ctx, normalize=_NORMALIZE in names, clip=_CLIP in names)
         return PolicyConnectors(agent_pipeline(ctx), built)
     known = [(_FULL_NAMES.get(name, name), params) for name, params in agent]
@@ -580,18 +515,8 @@ def _versions() -> dict[str, str]:
 def _with(manifest: Mapping[str, Any]) -> str:
     versions: Any = manifest.get("written_with")
     pairs: Sequence[Any] = list(versions.items()) if isinstance(versions, dict) else []
-    told = (f"{name} {version}" for name, version in itertools.islice(pairs, 5))
-    return ", ".join("".join(filter(str.isprintable, one))[:60] for one in told)
-
-
-# SEAM menv.loop.packed_bundle
-# A policy in one piece, to be sent: the files of its folder, or its weights alone.
-#
-# A server packs, a client unpacks; what the files are and how they are checked is in `bundle_files` and
-# `bundle`. Both
-# pieces carry hashes, so that a damaged one is refused. Nothing here knows connections, and nothing in a
-# piece is
-# executed or imported.
+    texts = (f"{name} {version}" for name, version in itertools.islice(pairs, 5))
+    return ", ".join("".join(filter(str.isprintable, one))[:60] for one in texts)
 
 
 Array = npt.NDArray[Any]
@@ -605,29 +530,16 @@ _PACK_AGAIN = "ask for it again"
 def pack_bundle(
     policy: NetworkPolicy, trained: Mapping[str, Any] | None = None, export_cache: ExportCache | None = None
 ) -> bytes:
-    """Return a policy as one msgpack map of file names to bytes: what `export_checkpoint` writes into a folder.
+    """Return a policy as one msgpack map of file names to bytes, the files that `export_checkpoint` writes.
 
-    Takes as long as writing the folder does, because what the policy has to answer is computed; pack weights where a
-    client has the rest already.
-
-    Args:
-        policy: A policy of networks.
-        trained: JSON values about how it was trained.
-        export_cache: Those of bundles that were packed before; their networks still live.
-
-    Raises:
-        ConfigError: The policy has no form on disk.
+    It takes as long as writing the folder, because the golden outputs are computed; use `pack_weights` for a client
+    that has the rest already.
     """
     return msgspec.msgpack.encode(policy_files(policy, trained or {}, export_cache))
 
 
 def policy_from_bytes(blob: bytes) -> NetworkPolicy:
-    """Return the policy in what `pack_bundle` returned, ready to act; neither torch nor onnx is needed.
-
-    Raises:
-        ConfigError: Something is missing, damaged, too large, newer than this version, or not what it should be: the
-            same checks as `Policy.from_checkpoint` makes.
-    """
+    """Return the policy of `pack_bundle`, ready to act, after the checks of `from_checkpoint`."""
     files = _files(blob)
     return policy_of(_packed_manifest(files), files, _BUNDLE)
 
@@ -639,24 +551,18 @@ def pack_weights(policy: NetworkPolicy) -> bytes:
 
 
 def unpack_weights(blob: bytes) -> dict[str, Array]:
-    """Return the weights in what `pack_weights` returned, for `policy.set_weights`.
-
-    Raises:
-        ConfigError: They are damaged.
-    """
+    """Return the weights in what `pack_weights` returned, for `policy.set_weights`."""
     try:
         check_header(blob)
         weights: dict[str, Array] = load(blob)
         size = int.from_bytes(blob[:HEADER_SIZE], "little")
-        told = json.loads(blob[HEADER_SIZE : HEADER_SIZE + size]).get("__metadata__") or {}
+        metadata = json.loads(blob[HEADER_SIZE : HEADER_SIZE + size]).get("__metadata__") or {}
     except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{_WEIGHTS}: {len(blob)} bytes are no safetensors, expected what pack_weights returned; {_PACK_AGAIN}"
         ) from error
-    if told.get(_HASH) != _hash(weights):
-        raise ConfigError(
-            f"{_WEIGHTS}: the sha256 differs, expected weights as they were packed; {_PACK_AGAIN}"
-        )
+    if metadata.get(_HASH) != _hash(weights):
+        raise ConfigError(f"{_WEIGHTS}: the sha256 differs, expected unchanged weights; {_PACK_AGAIN}")
     return weights
 
 

@@ -207,7 +207,7 @@ class NetworkPolicyGroup(PolicyGroup):
     @property
     def replays(self) -> bool:
         """Whether actions say all about what the environment was given; see `PolicyGroup.replays`."""
-        return self.path is None or (self.path.goes_on and not self.path.acts)
+        return self.path is None or (self.path.exports_lives and not self.path.acts)
 
     def living_state(self) -> dict[str, Any]:
         """Return the trajectories that live on, and what they were shown; see `PolicyGroup.living_state`."""

@@ -7,7 +7,7 @@ import pytest
 
 from menv.algorithms.networks.stock_spec import StockSpec
 from menv.inference.action_heads import ActionHead
-from menv.inference.backend import PolicyBatchLayout
+from menv.inference.onnx_sessions import PolicyBatchLayout
 from tests.acting.lively import lively_weights
 from tests.acting.test_onnx_acting import backend, check_each_alone, random_rows
 

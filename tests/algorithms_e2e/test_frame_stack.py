@@ -44,5 +44,5 @@ def test_an_agent_that_comes_back_begins_with_new_frames() -> None:
 
 def test_acting_without_lives_is_refused_where_connectors_keep_some() -> None:
     settings = {**SMALL, "agent_connectors": ["FrameStackAgentConnector"]}
-    with PPO(env=Counts, config=settings) as algo, pytest.raises(ContractError, match="says whose"):
+    with PPO(env=Counts, config=settings) as algo, pytest.raises(ContractError, match="names the agents"):
         algo.compute_single_action(np.zeros(2, np.float32))

@@ -113,7 +113,7 @@ def test_a_graph_of_too_much_work_is_refused_by_its_shapes(name: str) -> None:
     refuse_unsafe_model(FOLDED[name], "file")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(
-        ConfigError, match=r"^file: .*expected little work, told by the shapes; take a smaller"
+        ConfigError, match=r"^file: .*expected little work of known size; use a smaller"
     ) as refused:
         refuse_costly_model(FOLDED[name], "file")
     assert "\n" not in str(refused.value)

@@ -187,8 +187,8 @@ def _function(model: Any) -> None:
 @pytest.mark.parametrize(("change", "said"), [
     (_foreign, "needs operators of the domain 'com.example'"),
     (_foreign_opset, "needs operators of the domain 'com.microsoft'"),
-    (_outside, "holds numbers that lie in another file"),
-    (_nested, "operator 'Loop' holds a graph of its own"),
+    (_outside, "holds numbers in another file"),
+    (_nested, "operator 'Loop' holds a graph"),
     (_function, "holds functions"),
 ])  # fmt: skip
 def test_a_graph_that_reaches_beyond_itself_is_refused_before_it_is_opened(

@@ -111,7 +111,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         folder = Path(shutil.copytree(data, home / name))
         (folder / "acting.onnx").write_bytes(FOLDED[name])
         sign(folder)
-        said[name] = "expected little work, told by the shapes"
+        said[name] = "expected little work of known size"
     folder = Path(shutil.copytree(data, home / "frames"))
     sign(folder, lambda manifest: manifest.update(agent_connectors=[
         ["ObsPreprocessorConnector", {}], ["FrameStackAgentConnector", {"num_frames": 10_000}],

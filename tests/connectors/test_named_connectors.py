@@ -221,7 +221,7 @@ def test_batches_of_frames_are_stacked_by_life() -> None:
     assert push([5], [4], over=True) == [[3, 4]]
     stack.begin(5)
     assert push([0, 5], [5, 6]) == [[1, 5], [6, 6]]
-    with pytest.raises(ContractError, match="nobody knows whom"):
+    with pytest.raises(ContractError, match="rows of unknown agents"):
         stack.over_rows(AgentRows(np.zeros((1, 1), np.float32)))
 
 
