@@ -99,7 +99,7 @@ class SlotAllocator:
         return len(self.seats) - 1
 
     def restore(self, state: tuple[Sequence[tuple[EnvId, AgentId]], Sequence[int]]) -> None:
-        """Set `seats` and `free` to those of another allocator."""
+        """Set `seats` and `free` to the state of another allocator."""
         self.seats[:], self.free[:] = state
 
     @contextmanager
@@ -119,7 +119,7 @@ class AgentTracker:
 
     Attributes:
         waiting: The agents that wait for an action.
-        obs: Their observations, as the environment returned them; `infos` likewise in order.
+        obs: Their observations, as the environment returned them; `infos` and `rewards` have the same order.
         rewards: What each of them earned since its previous row.
         held: Rewards of agents that do not wait, for their next row.
         episode_steps: Env steps of the running episode.
@@ -287,7 +287,7 @@ class AgentTracker:
         """Return the agents with a running trajectory, in the order of their slots' first use."""
         return [agent for agent in self.slots if agent in self._alive]
 
-    # External episodes: an `AgentTracker` serves one episode after the other, and some agents have no rows here.
+    # For external episodes: a tracker serves one episode id after the other, and some agents have no rows here.
 
     def reopen(self, env_id: EnvId) -> None:
         """Serve another episode id from now on; agents keep their slots."""

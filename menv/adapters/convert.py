@@ -26,7 +26,7 @@ from menv.registry import refuse_rllib
 from menv.spaces import OR_MANY_AGENTS, many_agents
 from menv.vector_env import VectorEnv
 
-# Adapters return valid tables; those of users are checked by `TableEnvs`.
+# Adapters return valid tables; `TableEnvs` checks the tables of users.
 _ADAPTERS = (NumberedEnvs, ExternalEnvs, InnerEnvs)
 
 
@@ -52,7 +52,7 @@ def to_local_base_env(
         num_consecutive_env_failures_tolerance: So many crashes of one sub-environment in a row, each in a reset or
             in the first 10 env steps of an episode, do not end the run; the next one does.
         seed: Gives every reset its own seed; None resets without seeds.
-        first_index: Index of sub-environment 0 among those of all workers.
+        first_index: Index of sub-environment 0 among the sub-environments of all workers.
     """
     check_make_env(make_env)
     if isinstance(env, BaseEnv):
@@ -129,7 +129,7 @@ def _check_spaces(env: gym.vector.VectorEnv[Any, Any, Any]) -> None:
     missing = [name for name in ("single_observation_space", "single_action_space") if not hasattr(env, name)]
     if missing:
         raise ContractError(
-            f"{type(env).__name__}: {' and '.join(missing)} missing, expected those of gymnasium 1.0's VectorEnv; set "
+            f"{type(env).__name__}: {' and '.join(missing)} missing, expected as in gymnasium 1.0's VectorEnv; set "
             "them, or pass on what was vectorised: games of PettingZoo in menv.wrappers.ParallelPettingZooEnv"
         )
 

@@ -98,7 +98,7 @@ class CustomEnvs(InnerEnvs):
         self._due: set[EnvId] = set()
         self._waiting: set[EnvId] = set()
         self._empty_steps: dict[EnvId, int] = {}
-        # Those of the latter that were sent `{}` and have not stepped since.
+        # The ones among the latter that were sent `{}` and have not stepped since.
         self._sent_empty: set[EnvId] = set()
         self._answers: MultiEnvDict = {}
         # Actions that agents chose themselves, by slot, in rows that no poll has delivered yet.

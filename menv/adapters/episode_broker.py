@@ -491,7 +491,7 @@ _MAX_CHUNKS_PER_POLL = 2
 class ReadyQueue:
     """The channels that have something to read, in an order that is fair to all callers.
 
-    Slow work is taken in small parts: thousands of episodes that end at once, or that arrive as chunks, must not delay
+    Slow work comes in small parts: thousands of episodes that end at once, or that arrive as chunks, must not delay
     the callers that wait for actions.
 
     Attributes:

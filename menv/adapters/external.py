@@ -223,7 +223,7 @@ class ExternalEnvs(BaseEnv):
         return dict(enumerate(self._envs)) if as_dict else list(self._envs)
 
     def get_agent_ids(self) -> set[AgentId]:
-        """Return the agents that are known to appear and those of open episodes."""
+        """Return the agents that are known to appear and the agents of open episodes."""
         return set(self.possible_agents).union(
             *(episode.tracker.slots for episode in self._episodes.values())
         )

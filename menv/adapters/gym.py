@@ -73,7 +73,7 @@ class GymEnvs(LocalEnvs):
         self._waiting: frozenset[int] = frozenset()
         self._all = frozenset(self._order)
         self._answers: tuple[Sequence[int], Sequence[Any]] = ((), ())
-        # The rewards of a step of all copies that `poll_vector_step` took and leaves to the next poll.
+        # The rewards of a step of all copies in `poll_vector_step`, which the next poll returns.
         self._stepped: list[Any] | None = None
         self._no_flags = np.zeros(num_envs, np.bool_)
 
@@ -270,7 +270,7 @@ class GymEnvs(LocalEnvs):
         self._begin(index, *self._recreate(index, "step", error, steps=length))
 
     def _step(self, order: Sequence[int], actions: Sequence[Any]) -> list[Any]:
-        """Step the copies in `order`, reset those that finish, replace those that raise, return their rewards."""
+        """Step the copies in `order`, reset finished copies, replace crashed ones, return their rewards."""
         taken = self._take_steps(order, actions)
         now = self._env_steps.copy()
         self._report(taken, now, [self._next_episode(end.env_index) for end in taken.finished])

@@ -146,7 +146,7 @@ class CrashLog:
         before = None if progress else self._series.get(index)
         if before is None and len(self._series) >= _MAX_TRACEBACKS:
             _traceback_to_note(error)
-        first, cause, times = before or (text, error, -progress)
+        first, cause, times = before or (text, error, -1 if progress else 0)
         self._series[index] = first, cause, times + 1
         if self._tolerated is None:
             raise self.error(index, "")
@@ -196,7 +196,7 @@ class LocalEnvs(CreatedEnvs):
         num_envs: How many there are.
         existing: The first of them, if they exist already.
         seed: Gives every reset its own seed; None resets without seeds.
-        first_index: Index of the first sub-environment among those of all workers.
+        first_index: Index of the first sub-environment among the sub-environments of all workers.
         tolerated: Crashes in a row, of one sub-environment without progress, that do not end the run; None creates no
             replacements.
     """
@@ -325,7 +325,7 @@ class LocalEnvs(CreatedEnvs):
 
     @abstractmethod
     def present(self, index: int) -> tuple[Mapping[Any, int], IntArray]:
-        """Return the slots of a sub-environment's agents that are alive, and the slots of those that wait."""
+        """Return the slots of a sub-environment's agents that are alive, and the slots of the waiting ones."""
 
     def shown(self, index: int) -> str | None:
         """Return a digest of the rows that wait in a sub-environment, None if they cannot be stored in a file."""

@@ -131,7 +131,7 @@ class LockstepEnvs(NumberedEnvs):
         return self._vector_step
 
     def send_vector_actions(self, actions: Any) -> None:
-        """Set the E actions for the last vector step; those of sub-environments that are done are ignored."""
+        """Set the E actions for the last vector step; sub-environments that are done ignore theirs."""
         self._actions = actions
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
@@ -291,7 +291,7 @@ class LockstepEnvs(NumberedEnvs):
             slots, actions = self._slots, []
 
     def _take_step(self, actions: Any, slots: IntArray | None) -> VectorStep:
-        """Take an env step. A reset is no step: a reward that wrappers made of it is dropped."""
+        """Take an env step. A reset is no step: a reward that wrappers add to it is dropped."""
         step = self._step_all(actions, slots)
         if step.begun is not None:
             step.rewards = np.where(step.begun, 0.0, step.rewards)

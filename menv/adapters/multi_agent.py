@@ -130,7 +130,7 @@ class MultiAgentEnvs(LocalEnvs):
         return self._trackers[index].slots
 
     def present(self, index: int) -> tuple[Mapping[AgentId, int], IntArray]:
-        """Return the slots of the agents that are alive in a copy, and the slots of those that wait."""
+        """Return the slots of the agents that are alive in a copy, and the slots of the waiting ones."""
         tracker = self._trackers[index]
         return {agent: tracker.slots[agent] for agent in tracker.alive()}, tracker.waiting.slots
 

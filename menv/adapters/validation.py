@@ -248,7 +248,7 @@ def declared(env: Any) -> Declared:
 
 
 def check_spaces(label: str, env: Any, first: Declared) -> None:
-    """Raise if an environment's spaces have another kind or shape than those of the first one."""
+    """Raise if an environment's spaces have another kind or shape than `first`."""
     for name, space in declared(env).items():
         if name in first and not alike(space, first[name]):
             raise ContractError(
@@ -258,7 +258,7 @@ def check_spaces(label: str, env: Any, first: Declared) -> None:
 
 
 def check_worker(label: str, base_env: BaseEnv, first: Any, like: Declared, num_envs: int = 0) -> None:
-    """Raise if a worker's environments differ from those of the driver, and close them.
+    """Raise if a worker's environments differ from the driver's environment, and close them.
 
     Args:
         label: The worker's name in errors.

@@ -119,7 +119,7 @@ def _check(settings: Mapping[str, Any]) -> None:
     unknown = sorted(settings.keys() - _SETTINGS.keys())
     if unknown:
         raise ConfigError(
-            f"RandomMultiAgentEnv: unknown settings {unknown}, expected some of {sorted(_SETTINGS)}; mend the config"
+            f"RandomMultiAgentEnv: unknown settings {unknown}, expected some of {sorted(_SETTINGS)}; fix the config"
         )
     for name in ("end_prob", "appear_prob"):
         if not 0.0 <= settings[name] <= 1.0:
