@@ -1,4 +1,10 @@
-"""Algorithms: what learns. The only package that imports torch and onnx, and only when something is built."""
+"""Algorithms: PPO, DQN and QMIX, and everything that trains policies.
+
+Begin with `algorithm.py`, the training loop. `config/` holds the settings, `ppo/`, `dqn/` and `qmix/` the algorithms,
+`networks/` their networks. Fragments come from `rollouts.py` (this process) or `remote_rollouts.py` (workers),
+`learners.py` trains, `evaluation.py` evaluates, `checkpoints.py` saves. This is the only package that imports torch and
+onnx, and only when something is built.
+"""
 
 from menv._lazy_names import refuse_root_import
 

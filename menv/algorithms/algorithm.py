@@ -1,7 +1,7 @@
-"""An algorithm: sample, hand each policy's batch to its learner, publish the weights, report.
+"""The training loop: sample, hand each policy's batch to its learner, publish the weights, report.
 
-`PPO` and its siblings say how a policy's batch is completed and which learner takes it; this loop is
-the same for all. It is built from a config, which `menv.algorithms.config` describes.
+`PPO`, `DQN` and `QMIX` differ in their `recipe`; this loop is the same for all. The settings are in
+`menv.algorithms.config`, and `menv.algorithms.policy_set` holds the policies.
 """
 
 from __future__ import annotations
@@ -41,16 +41,9 @@ from menv.sampling.sampler import Sampler
 
 
 class ExternalClients:
-    """An algorithm, as those see it who call; those who are there are let in at once.
+    """The clients of an external environment, as the algorithm sees them; does nothing without one.
 
-    Args:
-        config: The settings.
-        base_env: The environments of this process.
-        rollouts: What takes what they do.
-        population: The policies.
-
-    Attributes:
-        published: What clients are given; None where nobody calls.
+    `publisher` offers policies to the clients, None without an external environment.
     """
 
     def __init__(
@@ -68,7 +61,7 @@ class ExternalClients:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port of the server that experience comes from; see `Algorithm.input_address`."""
+        """Host and port of the server; see `Algorithm.input_address`."""
         addresses = getattr(self._base_env, "addresses", [])
         if not addresses:
             raise ConfigError(
@@ -78,17 +71,17 @@ class ExternalClients:
         return str(host), int(port)
 
     def publish(self) -> None:
-        """Let those who call have the weights that act now."""
+        """Offer the current weights to the clients."""
         if self.publisher is not None:
             self.publisher.publish()
 
     def follow_connectors(self) -> None:
-        """Let those who call have connectors that were changed; called before each fragment."""
+        """Publish again if connectors have changed; called before each fragment."""
         if self.publisher is not None:
             self.publisher.follow_connectors()
 
     def report(self) -> dict[str, Any]:
-        """Return what a result tells of those who call, and of what they did."""
+        """Return the entry `external` of a result, {} without an external environment."""
         if not self._base_env.external:
             return {}
         assert isinstance(self._rollouts, LocalRollouts)
@@ -121,15 +114,7 @@ def _awaited(episodes: Sequence[Any]) -> str:
 
 
 def check_packages(who: str, *packages: str) -> None:
-    """Refuse to go on without packages that `menv[train]` brings.
-
-    Args:
-        who: What needs them, for the error.
-        *packages: What is imported.
-
-    Raises:
-        MissingExtraError: Some are not installed.
-    """
+    """Raise `MissingExtraError` where packages of `menv[train]` are missing; imports none of them."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         one = len(missing) == 1
@@ -212,7 +197,7 @@ class Algorithm(PolicyAccess, Checkpoints):
         self._open()
 
     def _open(self) -> None:
-        """Try out evaluations and tell the callbacks that all is there; nothing stays open where one of them raises."""
+        """Check the evaluation settings and call `on_algorithm_init`; stop the algorithm if either raises."""
         try:
             self._evaluation_runner.check_settings()
             self._progress.started_at = time.perf_counter()
@@ -223,7 +208,7 @@ class Algorithm(PolicyAccess, Checkpoints):
 
     @classmethod
     def get_default_config(cls) -> AlgorithmConfig:
-        """Return the settings that hold where nothing else is said; `get_default_config().copy()` is a dict of them."""
+        """Return the default settings; `get_default_config().copy()` is a dict of them."""
         return cls.recipe.config_class()
 
     @property
@@ -237,7 +222,7 @@ class Algorithm(PolicyAccess, Checkpoints):
 
     @property
     def input_address(self) -> tuple[str, int]:
-        """Host and port of the server that experience comes from, the first one if there are several.
+        """Host and port of the server that receives experience, the first one if there are several.
 
         Raises:
             ConfigError: There is none.
@@ -276,27 +261,29 @@ class Algorithm(PolicyAccess, Checkpoints):
             - Of the latest episodes: `episode_reward_mean/min/max` and `episode_len_mean` (None without
               a finished episode), `policy_reward_mean/min/max` by policy, the same by agent (`agent_reward_...`, over
               the episodes in which it lived; members of a group too) and by group of agents (`group_reward_...`),
-              `hist_stats`, `custom_metrics`. Of more than 1,000 agents those are shown that lived in most episodes;
-              `agent_rewards_omitted` counts the others' returns.
-            - Of this iteration's: `episodes_this_iter`, `num_faulty_episodes` (broken off by a fault of
-              their environment, or could not begin), `episode_media` (a list for each name in `episode.media`).
-            - Since the start: `faulty_episodes_total`, and `first_fault`, what broke off the first of them, in a line.
-            - `num_episodes_not_resumed`: since the start, those that ran at a `save`, or when `train` was broken off,
-              and could not be taken up.
+              `hist_stats`, `custom_metrics`. Of more than 1,000 agents, the ones in most episodes are listed;
+              `agent_rewards_omitted` counts the returns of the others.
+            - Of this iteration: `episodes_this_iter`, `num_faulty_episodes` (ended by a fault of their environment, or
+              could not begin), `episode_media` (a list for each name in `episode.media`).
+            - Since the start: `faulty_episodes_total`, and `first_fault`, the cause of the first of them in one line.
+            - `num_episodes_not_resumed`: since the start, episodes that ran at a `save`, or when `train` was
+              interrupted,
+              and could not be resumed.
             - `sampler_results`: all of these again, and `sampler_perf`.
-            - `info`: learning statistics, at `info[policy]` and at `info["learner"][policy]["learner_stats"]`; those
-              that `on_learn_on_batch` adds at `info["learner"][policy]["custom_metrics"]` too.
+            - `info`: learning statistics, at `info[policy]` and at `info["learner"][policy]["learner_stats"]`; entries
+              that `on_learn_on_batch` adds are at `info["learner"][policy]["custom_metrics"]` too.
             - `num_env_steps_sampled`, `num_agent_steps_sampled`, the same `_trained`, and more counts.
-            - `digest`: of all rows sampled since the start; equal where two runs experienced the same.
-            - With workers `num_worker_restarts`, those since the start, and with `overlap` the `staleness` of the rows
-              that were learned from, its mean and max: updates between the weights that acted and those that learned.
-            - `external`, where others call: `open_episodes`, rows that not every algorithm can learn from
-              (`num_off_policy_steps`, of which `num_stale_steps` for their old weights) and that were left out
-              (`num_agent_steps_left_out`), and `idle`, a sentence, if nobody has called for a while.
+            - `digest`: of all rows sampled since the start; equal for two runs with the same experience.
+            - With workers `num_worker_restarts` since the start, and with `overlap` the `staleness` of the learned
+              rows,
+              mean and max: updates between the weights that acted and the weights that learned.
+            - `external`, with external clients: `open_episodes`, rows that not every algorithm can learn from
+              (`num_off_policy_steps`, of which `num_stale_steps` for their old weights), rows that were left out
+              (`num_agent_steps_left_out`), and `idle`, a sentence, if no client has called for a while.
 
         Raises:
-            CallOrderError: A hook calls it in the midst of an iteration, another thread is at work, or the algorithm
-                was stopped.
+            CallOrderError: A hook calls it within an iteration, another thread is at work, or the algorithm was
+                stopped.
         """
         if self._stopped:
             raise CallOrderError("train: this algorithm was stopped; build a new one")
@@ -367,10 +354,10 @@ class Algorithm(PolicyAccess, Checkpoints):
         )
 
     def counts(self) -> dict[str, int]:
-        """Return how far the run has come, earlier parts of a resumed one among it.
+        """Return the counters of the run, including the parts before it was resumed.
 
         Returns:
-            `training_iteration`, and env and agent steps under the keys that results have for all of a run.
+            `training_iteration`, and env and agent steps under the keys that results have for the whole run.
         """
         rollouts, learners = self._rollouts, self._policy_set.learners
         return {
@@ -384,7 +371,7 @@ class Algorithm(PolicyAccess, Checkpoints):
         }
 
     def evaluate(self) -> dict[str, Any]:
-        """Let the policies play in environments of their own, without learning.
+        """Evaluate the current policies in separate environments, without learning.
 
         Returns:
             `{"evaluation": metrics}`, with the keys about episodes that `train` returns, also at
@@ -392,7 +379,7 @@ class Algorithm(PolicyAccess, Checkpoints):
             episodes that have as many env steps at least.
 
         Raises:
-            CallOrderError: An evaluation is going on, another thread is at work, or the algorithm was stopped.
+            CallOrderError: An evaluation is running, another thread is at work, or the algorithm was stopped.
         """
         if self._stopped:
             raise CallOrderError("evaluate: this algorithm was stopped; build a new one")
@@ -420,16 +407,16 @@ class Algorithm(PolicyAccess, Checkpoints):
     def call_envs(self, method: str, *args: Any) -> list[Any]:
         """Call a method of every sub-environment, in this process, in workers, in remote environments.
 
-        A curriculum is one use: `algorithm.call_envs("set_level", 3)` in `on_train_result`. Workers complete what they
-        were asked to sample first. Those that evaluations play in are others, and one that takes another's place is
-        new: `on_sub_environment_created` is told of both.
+        A curriculum is one use: `algorithm.call_envs("set_level", 3)` in `on_train_result`. Workers first complete the
+        fragments that they were asked for. The environments of evaluations and of replacement workers are not called:
+        `on_sub_environment_created` receives both.
 
         Args:
             method: The method's name.
-            args: What it is called with; with workers they are pickled, as results are.
+            args: Its arguments; with workers they are pickled, as results are.
 
         Returns:
-            What it returned, in the order of the sub-environments, those of the first worker first.
+            The returned values in the order of the sub-environments, the first worker's first.
 
         Raises:
             ConfigError: A sub-environment has no such method, or there are none that could be called.
@@ -457,11 +444,6 @@ class Algorithm(PolicyAccess, Checkpoints):
 
 
 def _refuse_without_recipe(kind: type[Algorithm]) -> None:
-    """Refuse to build what says nothing of how policies are trained.
-
-    Raises:
-        ConfigError: It is `Algorithm` itself, or a subclass of nothing else.
-    """
     if not hasattr(kind, "recipe"):
         raise ConfigError(
             f"{kind.__name__}: it does not say how policies are trained, expected one of PPO, DQN and QMIX; write "
@@ -473,7 +455,10 @@ _BETWEEN = "expected to stand between two; call it after train() or sample(), or
 
 
 class OperationGuard:
-    """The calls of one algorithm that are underway, all in one thread."""
+    """The calls of one algorithm that are running, all in one thread.
+
+    Other threads are refused or wait, so that no operation starts while another one is half done.
+    """
 
     def __init__(self) -> None:
         self._free = threading.Condition()
@@ -488,18 +473,10 @@ class OperationGuard:
 
     @contextmanager
     def call(self, name: str, *, whole: bool = False, brief: bool = False) -> Iterator[None]:
-        """Be in a call, which may be within another one of the same thread.
+        """Run a call, which may be within another one of the same thread.
 
-        Another thread's is waited for if it is brief. Others may wait for whoever calls now, as an environment waits
-        that asks for a policy to be saved, so that both would wait.
-
-        Args:
-            name: The method.
-            whole: Whether nothing may be half done.
-            brief: Whether it returns whatever other threads do.
-
-        Raises:
-            CallOrderError: Another thread is in a call that is not brief, or something is half done.
+        A brief call of another thread is waited for. Waiting for any other could deadlock: an environment may ask for a
+        policy to be saved while the sampler waits for that environment. `whole` requires that nothing is in progress.
         """
         own = False
         try:
@@ -519,7 +496,7 @@ class OperationGuard:
 
     @contextmanager
     def in_progress(self, what: str) -> Iterator[None]:
-        """Have something half done, said in words; only within a call."""
+        """Mark something, described in words, as half done; only within a call."""
         before = self._half
         try:
             self._half = what
@@ -534,17 +511,13 @@ class OperationGuard:
 
     @contextmanager
     def must_finish(self, name: str) -> Iterator[None]:
-        """Do what leaves nothing to go on from where it is broken off: nothing else can be called then but it again."""
+        """Until an operation succeeds, refuse every other one: interrupted, it leaves parts of two runs."""
         self._undone = name
         yield
         self._undone = None
 
     def refuse_others(self, name: str, instead: str) -> None:
-        """Refuse a call of another thread than that which is at work.
-
-        Raises:
-            CallOrderError: There is such a thread.
-        """
+        """Raise `CallOrderError` if another thread is at work."""
         with self._free:
             if self._calls and not self._mine and not self._brief:
                 raise CallOrderError(

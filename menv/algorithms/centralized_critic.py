@@ -1,17 +1,13 @@
-"""What a central critic sees with `critic_obs="all_agents"`: everybody's observations and actions, as rows.
+"""The input of a centralized critic with `critic_obs="all_agents"`: observations and actions of all agents, as rows.
 
-A row holds the agent's own observation, then for each other possible agent its observation, its action and a
+A row holds the agent's observation, then for each other possible agent its observation, its action and a
 flag. Agents with equal spaces lie together, in the order of `possible_agents`, so that a column means the same
 for all agents of a policy. Observations are flat, as a policy's network sees them; discrete actions are one-hot
-codes, continuous ones the network's own numbers. The flag is 1 where the agent acted in that env step. An agent
-that was not there is all zeros.
+codes, continuous ones the network's numbers. The flag is 1 where the agent acted in that env step. An absent agent is
+all zeros, as is any agent outside `possible_agents`, which sees no others.
 
-What comes after the last row of a piece, if that was not terminated, is an observation that nobody has acted on yet:
-it is shown, in its env step, with zeros for the action and a flag of 0. So is everybody in the rows that a value is
-bootstrapped from.
-
-`menv.algorithms.postprocessing` calls it with whole fragments. It knows no networks and no learning. An agent
-outside `possible_agents` is seen by nobody, and sees nobody.
+The observation after the last row of a trajectory chunk, if that was not terminated, has no action yet: it is shown in
+its env step, with zeros for the action and a flag of 0. So are all agents in the rows that a value bootstraps from.
 """
 
 from __future__ import annotations
@@ -41,12 +37,8 @@ Floats = npt.NDArray[np.float32]
 class CriticInputKind:
     """Agents with equal spaces.
 
-    Attributes:
-        observation_space: Of each of them.
-        action_space: Likewise.
-        obs_size: F, 0 where observations cannot be flattened.
-        width: F + A + 1, with A numbers of an action.
-        places: Where they are among the possible agents.
+    `obs_size` is F, 0 where observations cannot be flattened; `width` is F + A + 1 for actions of A numbers; `places`
+    are their positions among the possible agents.
     """
 
     observation_space: gym.Space[Any]
@@ -56,36 +48,20 @@ class CriticInputKind:
     places: tuple[int, ...]
 
     def others(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> int:
-        """Return how many of them an agent of these spaces sees: one less if it is one of them."""
+        """Return how many of them an agent of these spaces sees: all but itself."""
         mine = self.observation_space == observation_space and self.action_space == action_space
         return len(self.places) - mine
 
 
 class CriticRows(NamedTuple):
-    """What a critic sees of a policy's batch.
-
-    Attributes:
-        rows: [N, C] of each row.
-        after: [S, C] of what comes after the last row of each piece.
-    """
+    """Input of a critic for a policy's batch: `rows` [N, C], and `after` [S, C] behind the last row of each chunk."""
 
     rows: Floats
     after: Floats
 
 
 class JointObs:
-    """The possible agents of one environment, as a critic sees them.
-
-    Args:
-        agents: The possible agents in order, each with the spec of its policy, spaces filled in.
-
-    Attributes:
-        kinds: They, by spaces.
-        places: Where each of them is among all.
-
-    Raises:
-        ConfigError: No agents are known, or an action cannot be a row of numbers.
-    """
+    """The possible agents of one environment, grouped by spaces; `places` are their positions."""
 
     def __init__(self, agents: Mapping[AgentId, PolicySpec]) -> None:
         if not agents:
@@ -111,14 +87,10 @@ class JointObs:
 
 
 class JointFragment:
-    """What there is to see in one fragment.
+    """The observations and actions of one fragment.
 
-    Args:
-        joint: The possible agents.
-        batch: A dated fragment of all policies.
-        episodes: By id, all that the rows belong to.
-        outside: Policies whose actions are the environment's own, not a network's.
-        beside: Rows that no critic judges and that are seen all the same, by policy.
+    Actions of the policies in `outside` are the environment's, not a network's; `beside` are rows that are shown but
+    have no critic.
     """
 
     def __init__(
@@ -143,11 +115,7 @@ class JointFragment:
     def of(
         self, policy_id: str, observation_space: gym.Space[Any], action_space: gym.Space[Any]
     ) -> CriticRows:
-        """Return what the critic of a policy with rows sees.
-
-        Raises:
-            ContractError: An agent's observations have another size than its space says.
-        """
+        """Return the critic input of a policy."""
         asked, clock = self._tables[policy_id], self._clock
         dates = np.concatenate((asked.dates, asked.after_dates))
         times = clock.times(np.concatenate((asked.eps, asked.piece_eps)), dates)
@@ -165,7 +133,7 @@ class JointFragment:
         return CriticRows(rows[: len(asked.dates)], rows[len(asked.dates) :])
 
     def _places(self, batch: SampleBatch, episodes: Mapping[int, Episode]) -> Column:
-        """Return [S] the place of each piece's agent; behind all others for one that is not possible."""
+        """Return [S] the position of each chunk's agent; the number of possible agents for any other agent."""
         segments, places = batch.segments, self._joint.places
         agents = {eps_id: episodes[eps_id].get_agents() for eps_id in set(segments.eps_id.tolist())}
         pairs = zip(segments.eps_id.tolist(), segments.agent_index.tolist(), strict=True)
@@ -202,7 +170,7 @@ class JointFragment:
 
 
 class _Table:
-    """The rows and pieces of one policy's batch, as what others may see of them."""
+    """The rows and chunks of one policy's batch, as other agents see them."""
 
     def __init__(self, batch: SampleBatch, piece_places: Column) -> None:
         segments = batch.segments
@@ -255,9 +223,9 @@ def _kind(
 
 
 def _others(places: tuple[int, ...], absent: int) -> Column:
-    """Return [agents + 1, K] the K places of a kind as each agent sees them: itself last, as one that is absent.
+    """Return [agents + 1, K] the K positions of a kind as each agent sees them: itself last, as absent.
 
-    An agent that is none of the possible ones sees nobody.
+    An agent that is not among the possible ones sees no others.
     """
     seen = np.tile(np.array(places), (absent + 1, 1))
     for row, place in enumerate(places):

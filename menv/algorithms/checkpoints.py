@@ -1,6 +1,7 @@
-"""Saving a training run and going on with it: the part of `Algorithm` that knows folders.
+"""Checkpoints of a training run: what they hold, and the methods of `Algorithm` that save and restore them.
 
-`menv.inference.checkpoint_folder` writes and checks the files, `menv.algorithms.checkpoints` knows what is in them.
+`TrainingState` collects the state of every part of a run and restores it; nothing changes before everything has been
+checked. `menv.inference.checkpoint_folder` writes and verifies the files.
 """
 
 from __future__ import annotations
@@ -68,12 +69,9 @@ _OF_USERS = (
 
 @dataclass(slots=True)
 class TrainingProgress:
-    """How far a run has come.
+    """Seed and counters of a run.
 
-    Attributes:
-        seed: What every random draw depends on.
-        iteration: Training iterations so far.
-        began: When it began, had it never been interrupted; of `time.perf_counter`.
+    `started_at` is of `time.perf_counter`, as if the run had never been interrupted.
     """
 
     seed: int
@@ -83,17 +81,7 @@ class TrainingProgress:
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """Everything that the next iterations depend on.
-
-    Attributes:
-        progress: How far the run has come.
-        population: Its policies, and who learns.
-        rollouts: Where fragments come from.
-        metrics: Of the episodes.
-        evaluations: Those so far.
-        gathering: What there is of a batch that is not full.
-        published: What clients are given, if there are any.
-    """
+    """Everything that the next iterations depend on."""
 
     progress: TrainingProgress
     policy_set: PolicySet
@@ -104,12 +92,7 @@ class TrainingState:
     publisher: WeightPublisher | None
 
     def files(self) -> Files:
-        """Return it by file.
-
-        Raises:
-            CallOrderError: A fragment is being sampled.
-            ConfigError: A learner of somebody's own cannot be written down.
-        """
+        """Return the state by file."""
         policy_set, progress, arrays = self.policy_set, self.progress, Arrays()
         learners = policy_set.learners.state()
         # First, because a worker may be found to be lost then, whose episodes are counted.
@@ -143,16 +126,10 @@ class TrainingState:
         keep_seed: bool = False,
         changing: AbstractContextManager[Any] | None = None,
     ) -> None:
-        """Go on from what `files` returned for a run with the same policies, or more; what this one did is forgotten.
+        """Resume from `files` of a run with the same policies, or more; discard what this run did.
 
-        Args:
-            files: What was returned.
-            keep_seed: Whether this run's seed holds, and not the other's.
-            changing: Is entered while anything changes.
-
-        Raises:
-            ConfigError: A policy has another network or keeps other experience, or the environments cannot begin again;
-                nothing has changed then.
+        If a policy has another network or other experience, `ConfigError` is raised and nothing has changed.
+        `changing` is entered while anything changes; `keep_seed` keeps this run's seed.
         """
         weights, learners = _nested(files[WEIGHTS]), _nested(files[LEARNERS])
         tree = from_plain(files[STATE], files[ARRAYS])
@@ -202,11 +179,7 @@ class TrainingState:
 
 
 def _check_counts(value: Any, where: str = "") -> None:
-    """Refuse counts, places and seeds that no run can have reached.
-
-    Raises:
-        ConfigError: There is one; the message names the file and the field.
-    """
+    """Refuse counts, places and seeds that no run can reach; the message names the file and the field."""
     if isinstance(value, list | tuple):
         for place, item in enumerate(value):
             _check_counts(item, f"{where}[{place}]")
@@ -223,16 +196,12 @@ def _check_counts(value: Any, where: str = "") -> None:
 
 
 def kept_connectors(files: Mapping[str, Any]) -> list[str]:
-    """Return the policies whose connectors are among `files`; those of others are made by settings alone."""
+    """Return the policies whose connectors are in the files; settings alone determine the others."""
     return [name for name, own in files[STATE].get("connectors", {}).items() if own is not None]
 
 
 def _flat(by_policy: Mapping[str, Mapping[str, Any]]) -> Arrays:
-    """Return the arrays of all policies under one name each; no policy's id has a slash.
-
-    Raises:
-        ConfigError: Something is no array of numbers.
-    """
+    """Return the arrays of all policies under one name each; no policy's id has a slash."""
     flat = {
         f"{policy_id}/{name}": np.asarray(own[name]) for policy_id, own in by_policy.items() for name in own
     }
@@ -267,7 +236,7 @@ _AGAIN = "pass the same policies, or load it with from_checkpoint"
 
 
 class Checkpoints:
-    """What an `Algorithm` can do with checkpoints."""
+    """The methods of an `Algorithm` about checkpoints."""
 
     last_result: Mapping[str, Any] = {}
     """What `train` returned last, nothing before it was called."""
@@ -282,22 +251,22 @@ class Checkpoints:
     ) -> Path:
         """Write a checkpoint, to be called between two iterations, also in `on_train_result` and `on_evaluate_end`.
 
-        It goes into `path/<iteration>/`, and `path/LATEST` names it when it is complete: a process that is killed while
-        it saves leaves the checkpoint of before. It holds weights, optimizers, replayed experience, counters, metrics
-        and the running episodes, so that training goes on from it as if it had not stopped. Nothing in it is code. Each
-        policy that can act without what trains it is also written by itself, for `Policy.from_checkpoint`.
+        It is written to `path/<iteration>/`, and `path/LATEST` names it when it is complete: a process that is killed
+        while it saves leaves the previous checkpoint. It holds weights, optimizers, replayed experience, counters,
+        metrics and the running episodes, so that training resumes as if it had not stopped. Nothing in it is code.
+        Each policy that can act without its learner is also written separately, for `Policy.from_checkpoint`.
 
-        Running episodes are played again from their seeds and actions; those of vectorised environments, of a `BaseEnv`
-        of your own and of clients cannot be, nor those that began under a mapping that was replaced since, nor any
-        where the number of workers or of their environments is another one. They begin anew:
-        `num_episodes_not_resumed` counts them.
+        Running episodes are replayed from their seeds and actions. These episodes cannot be replayed and begin again;
+        `num_episodes_not_resumed` counts them: episodes of vectorised environments, of custom `BaseEnv` classes and of
+        clients, episodes that began under a mapping that was replaced since, and all episodes if the number of workers
+        or of their environments differs.
 
         Args:
-            path: A folder, to be given; made if it is not there.
-            keep_last: Delete all checkpoints in it but so many that were written last, whatever their numbers: those of
-                an earlier run in this folder go first. None deletes none.
-            keep_best: `(metric, n)` keeps those n too that had the highest value of a key of the result, such as
-                `"episode_reward_mean"` or `"evaluation/episode_reward_mean"`, also those of an earlier run; without
+            path: A folder, required; created if missing.
+            keep_last: Keep this many of the last written checkpoints and delete the others, whatever their numbers:
+                checkpoints of an earlier run in this folder go first. None deletes none.
+            keep_best: `(metric, n)` keeps also the n with the highest value of a key of the result, such as
+                `"episode_reward_mean"` or `"evaluation/episode_reward_mean"`, including an earlier run's; without
                 `keep_last` all others but the latest are deleted.
 
         Returns:
@@ -306,8 +275,8 @@ class Checkpoints:
         Raises:
             CallOrderError: An iteration, a fragment or an evaluation is half done, in this thread or in another one, or
                 the algorithm was stopped.
-            ConfigError: A setting is wrong, or something cannot be written down.
-            NotWrittenError: There is no room; what was saved before is whole.
+            ConfigError: A setting is wrong, or something cannot be written.
+            NotWrittenError: There is no room; earlier checkpoints are intact.
         """
         from menv.inference.checkpoint_folder import keep_only
 
@@ -353,23 +322,23 @@ class Checkpoints:
         policy_mapping_fn: Callable[..., Any] | None = None,
         policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
     ) -> Self:
-        """Return an algorithm that goes on where another one was saved; `Algorithm` itself takes any of menv's own.
+        """Return an algorithm that resumes a saved one; `Algorithm` itself accepts any of menv's algorithms.
 
         Args:
-            path: What was given to `save`, for the latest checkpoint, or a numbered folder in it.
-            config: Settings that are put over the stored ones. Functions, classes other than menv's own and
-                gymnasium's spaces, and environments that are not known by name in this process are not in a checkpoint,
-                and are given here again. With another `seed` weights, counts and running episodes are those that were
-                saved, and whatever is drawn from here on is another.
+            path: The `path` of `save`, for the latest checkpoint, or a numbered folder in it.
+            config: Settings that override the stored ones. Functions, classes other than menv's and gymnasium's spaces,
+                and environments that this process does not know by name are not in a checkpoint and must be given here.
+                With another `seed`, weights, counts and running episodes are restored, and everything sampled from here
+                on differs.
             env: Overrides the config's `env`.
-            policy_ids: The policies that are wanted, or the id of one; None takes all. Ids in `config` that the
-                checkpoint has not are passed over: `add_policy` adds policies afterwards.
+            policy_ids: The policies to load, or the id of one; None loads all. Ids in `config` that the
+                checkpoint lacks are ignored: `add_policy` adds policies afterwards.
             policy_mapping_fn: Overrides the config's.
             policies_to_train: Overrides the config's.
 
         Raises:
-            ConfigError: The checkpoint is not as it was written, is of another algorithm, or something is missing that
-                has to be given again.
+            ConfigError: The checkpoint was changed, is of another algorithm, or something is missing that must be
+                given.
         """
         from menv.inference.checkpoint_folder import read_checkpoint
 
@@ -394,21 +363,21 @@ class Checkpoints:
 
     @old_arguments(checkpoint_path="path")
     def restore(self, path: str | Path) -> None:
-        """Go on where an algorithm with the same policies and networks was saved; what this one has done is forgotten.
+        """Resume a saved algorithm with the same policies and networks; this algorithm's own progress is discarded.
 
-        Its settings stay, `seed` too: policies draw as in the run that was saved, environments are reset with the seeds
-        of this one. With the same `seed` and settings the run goes on to the last bit.
+        Its settings stay, `seed` too: policies sample as in the saved run, environments are reset with the seeds
+        of this one. With the same `seed` and settings the run continues bit-identically.
+
+        Where it is interrupted after it has begun to change anything, by Ctrl-C or an environment that raises, nothing
+        else can be called before `restore` has completed.
 
         Args:
             path: As for `from_checkpoint`.
 
-        Where it is broken off once it has begun to change anything, by Ctrl-C or an environment that raises, nothing
-        else can be called before it has come to its end.
-
         Raises:
             CallOrderError: As of `save`.
-            ConfigError: The checkpoint is not as it was written, or of other policies or networks; nothing has changed,
-                unless the message says that this algorithm cannot go on.
+            ConfigError: The checkpoint was changed, or is of other policies or networks; nothing has changed,
+                unless the message says that this algorithm cannot continue.
         """
         from menv.inference.checkpoint_folder import read_checkpoint
 
@@ -435,11 +404,7 @@ class Checkpoints:
 
 @contextmanager
 def _taken_over(folder: Path) -> Iterator[None]:
-    """Raise one kind of error for whatever the content of a checkpoint leads to.
-
-    Raises:
-        ConfigError: It is not what `save` writes; the hashes are right, so somebody else wrote it.
-    """
+    """Raise `ConfigError` for any error in a checkpoint's content; the hashes are right, so `save` did not write it."""
     try:
         yield
     except (MenvError, OSError):
@@ -478,11 +443,7 @@ def _manifest(folder: Path, kind: type) -> dict[str, Any]:
 
 
 def _kind(given: type, manifest: Mapping[str, Any]) -> type[Algorithm]:
-    """Return the class of a checkpoint's algorithm, which is the given one if that says how policies are trained.
-
-    Raises:
-        ConfigError: It is none of menv's own.
-    """
+    """Return the class of a checkpoint's algorithm: the given one, or menv's own if that is `Algorithm` itself."""
     from menv import algorithms
 
     if hasattr(given, "recipe"):
@@ -520,11 +481,7 @@ def _check_keeping(keep_last: Any, keep_best: Any) -> None:
 
 
 def _metric(result: Mapping[str, Any], metric: str) -> float | None:
-    """Return a value of a result, None if there is none yet.
-
-    Raises:
-        ConfigError: A result has no such key, or no number there.
-    """
+    """Return a value of a result, None if there is none yet."""
     value: Any = result
     for part in metric.split("/"):
         if not result:

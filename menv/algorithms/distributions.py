@@ -22,7 +22,7 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 def standard(head: ActionHead, dist_inputs: Tensor) -> Tensor:
-    """Return [N, D] log-probabilities of every choice; Gaussian inputs as they are."""
+    """Return [N, D] log-probabilities of every choice; Gaussian inputs are unchanged."""
     if head.parts:
         return torch.cat([standard(part.head, dist_inputs[:, part.inputs]) for part in head.parts], -1)
     if head.kind == "categorical":
@@ -90,7 +90,7 @@ def standard_kl(head: ActionHead, old: Tensor, new: Tensor) -> Tensor:
 
 
 def masked(inputs: Tensor, mask: Tensor | None) -> Tensor:
-    """Return distribution inputs [N, D] without the choices that mask [N, M] forbids; numbers lie behind choices."""
+    """Return distribution inputs [N, D] without the choices that mask [N, M] forbids; numbers follow the choices."""
     if mask is None:
         return inputs
     choices = mask.shape[1]

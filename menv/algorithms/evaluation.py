@@ -1,8 +1,7 @@
-"""Evaluation: the current policies play episodes of their own, in environments of their own, in this process.
+"""Evaluation: the current policies run episodes in separate environments, in this process or in one worker.
 
-`menv.algorithms.evaluation_workers` has one, or each of its workers. Nothing that is sampled here is learned from,
-and no number of the training run depends on whether or when it was asked, unless a policy of the user's own remembers
-what it was asked here.
+Nothing sampled here is learned from, and training does not depend on evaluations, unless a custom policy remembers
+what it observed in them.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ Shares = npt.NDArray[np.int64]
 
 
 class _WholeEpisodes(FragmentLimit):
-    """Whole episodes, none of which may go on for ever."""
+    """Whole episodes, none of which may be endless."""
 
     def __init__(
         self, length: int, batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
@@ -75,9 +74,9 @@ class _WholeEpisodes(FragmentLimit):
 
 
 class EpisodeLimit(_WholeEpisodes):
-    """A number of whole episodes of each sub-environment, so that short ones are not preferred.
+    """A number of whole episodes of each sub-environment, so that short episodes are not preferred.
 
-    One that a fault of its environment breaks off does not count: another is played.
+    An episode that a fault ends does not count: another one is run.
     """
 
     def __init__(self) -> None:
@@ -98,14 +97,14 @@ class EpisodeLimit(_WholeEpisodes):
 
 
 class StepLimit(_WholeEpisodes):
-    """So many env steps of each sub-environment, and on to the end of its episode."""
+    """A number of env steps of each sub-environment, extended to the end of its episode."""
 
     def __init__(self) -> None:
         super().__init__(1, "complete_episodes")
 
 
 class JointEpisodeLimit(_WholeEpisodes, ExternalFragmentLimit):
-    """So many episodes, whoever plays them, for sub-environments that nobody has counted; the first to end count."""
+    """The first episodes to end, in any sub-environment, where the number of sub-environments is unknown."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -123,7 +122,10 @@ class JointEpisodeLimit(_WholeEpisodes, ExternalFragmentLimit):
 
 
 class LockstepEpisodeLimit(_WholeEpisodes):
-    """A share of each sub-environment, in episodes or in env steps and on to the end; all play until all are done."""
+    """A share for each sub-environment, in episodes or env steps; all continue until all are done.
+
+    `FirstEpisodes` then leaves out the surplus.
+    """
 
     def __init__(self, in_episodes: bool) -> None:
         super().__init__(1)
@@ -143,10 +145,9 @@ class LockstepEpisodeLimit(_WholeEpisodes):
 
 
 class FirstEpisodes(Metrics):
-    """Metrics over the first episodes of each sub-environment that steps together with others, or of all.
+    """Metrics over the first episodes of each sub-environment that steps in lockstep, or of all together.
 
-    Attributes:
-        shares: [E] what is left of each one's share, in episodes or in env steps.
+    `shares` [E] is the rest of each one's share, in episodes or in env steps.
     """
 
     def __init__(self, in_episodes: bool, index_of: Callable[[Any], int] = int) -> None:
@@ -157,7 +158,7 @@ class FirstEpisodes(Metrics):
         self._in_episodes = in_episodes
 
     def record(self, episode: Episode, when: When = AS_THEY_COME) -> None:
-        """Take in an episode that ended, if it is within its sub-environment's share."""
+        """Record an episode that is within its sub-environment's share."""
         index = self._index_of(episode.env_id)
         if self.shares[index] > 0:
             self.shares[index] -= 1 if self._in_episodes else episode.length
@@ -168,19 +169,10 @@ MakeBaseEnv = Callable[[AlgorithmConfig], BaseEnv]
 
 
 class Evaluation:
-    """Plays episodes with the policies of a crew.
+    """Runs episodes with the current weights of some policies.
 
-    Args:
-        settings: Those of evaluations.
-        crew: The policies; their weights are those of the moment.
-        make_base_env: Creates the environments, when the first evaluation begins.
-        callbacks: Told about the episodes.
-        seed: Key of every random draw.
-        place: Which share of all sub-environments, and so of all episodes, this is.
-
-    Attributes:
-        guard: Is entered while environments are stepped.
-        begun: Whether the next `run` waits for what was begun before: never.
+    `placement` decides the share of the sub-environments and episodes. `guard` is entered while environments are
+    stepped. `begun` is False: `run` never waits for something begun earlier.
     """
 
     begun = False
@@ -228,15 +220,15 @@ class Evaluation:
         return self._settings.num_workers if self._placement.worker_index else 1
 
     def begin(self) -> None:
-        """Do nothing: this process plays when it is waited for."""
+        """Do nothing: this process runs episodes in `run`."""
 
     def run(self) -> dict[str, Any]:
-        """Play, and return the metrics of the episodes that were played."""
+        """Run the episodes and return their metrics."""
         env_steps, agent_steps = self.play()
         return as_result(self.metrics, env_steps, agent_steps)
 
     def play(self) -> tuple[int, int]:
-        """Play, and return how many env steps and agent steps it was."""
+        """Run the episodes; return env steps and agent steps."""
         with nullcontext() if self._generators is None else self._generators.entered():
             return self._play()
 
@@ -252,11 +244,11 @@ class Evaluation:
         return sampler.env_steps - env_steps, sampler.agent_steps - agent_steps
 
     def recreated(self) -> Sequence[int]:
-        """Return nothing: no worker plays."""
+        """Return nothing: there are no workers."""
         return ()
 
     def _set_shares(self, duration: int, num_envs: int) -> None:
-        """Tell the limit what each sub-environment is to play, or all together where nobody has counted them."""
+        """Set the share of each sub-environment, or of all together where their number is unknown."""
         limit, workers = self._limit, self._workers
         mine = max(0, self._placement.worker_index - 1)
         total, index = num_envs * workers, mine * num_envs + np.arange(num_envs)
@@ -275,7 +267,7 @@ class Evaluation:
             limit.length = -(-duration // max(1, total or workers))
 
     def state(self) -> dict[str, Any] | None:
-        """Return what the next evaluation depends on as a plain tree, None before the first and after a failed one."""
+        """Return what the next evaluation depends on; None before the first one and after a failed one."""
         if self._sampler is None or self._interrupted:
             return None
         with suppress(CallOrderError):
@@ -285,14 +277,14 @@ class Evaluation:
         return None
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` of another run's evaluation returned."""
+        """Restore `state`."""
         self._ready()
         if state["sampler"] is not None:
             self.resume(state["sampler"])
         self.metrics.set_state(state["metrics"])
 
     def resume(self, tree: Mapping[str, Any]) -> None:
-        """Go on from where the samplers of another run's evaluation stood; one of several goes on from its share."""
+        """Resume from the samplers of another run's evaluation; one of several workers resumes its share."""
         sampler = self._ready()
         if self._placement.worker_index:
             own = sampler.base_env.num_envs
@@ -370,7 +362,7 @@ class Evaluation:
 
 
 def as_result(metrics: Metrics, env_steps: int, agent_steps: int) -> dict[str, Any]:
-    """Return what an evaluation tells: a summary of the episodes that were recorded, and how many steps it was."""
+    """Return an evaluation's result: the summary of the recorded episodes and the steps."""
     summary = metrics.summary()
     return {
         **summary,
@@ -384,12 +376,7 @@ Kind: TypeAlias = Literal["observation", "action"]
 
 
 class EvalPolicies:
-    """A crew that another mapping may choose from.
-
-    Args:
-        crew: All policies of the run.
-        policy_mapping_fn: None maps agents as the run does.
-    """
+    """The policies of a run under the mapping of its evaluations; None maps agents as the run does."""
 
     def __init__(self, policy_view: PolicyView, policy_mapping_fn: Callable[..., Any] | None = None) -> None:
         self._policy_view = policy_view
@@ -399,7 +386,7 @@ class EvalPolicies:
 
     @property
     def policy_map(self) -> PolicyMap:
-        """Who answers for whom; the same object as long as the run's own is."""
+        """Maps agents to policies; the same object while the run's map is."""
         now = self._policy_view.policy_map
         if self._mapping_fn is None:
             return now
@@ -409,31 +396,19 @@ class EvalPolicies:
 
     @property
     def policies(self) -> Mapping[str, Policy]:
-        """The policy objects by id."""
         return self._policy_view.policies
 
     @property
     def groups(self) -> Sequence[PolicyGroup]:
-        """Who answers together."""
         return self._policy_view.groups
 
     @property
     def postprocessor(self) -> BatchPostprocessor:
-        """Nobody learns from what is played."""
+        """Unused: evaluations are not learned from."""
         return self._policy_view.postprocessor
 
     def check_env(self, base_env: BaseEnv, env: Any, settings: AlgorithmConfig) -> None:
-        """Refuse an environment whose agents map to no policy, or to one that cannot play there.
-
-        Args:
-            base_env: The environment in table form.
-            env: One sub-environment, or the user's own BaseEnv.
-            settings: Those of evaluations.
-
-        Raises:
-            ContractError: An agent maps to an unknown policy.
-            ConfigError: An agent's space is of another kind or shape than that of its policy.
-        """
+        """Refuse an environment whose agents map to no policy, or to one with other spaces."""
         agents = resolve_agents(self.policy_map, base_env, env)
         # What an `observation_fn` shows is not what the environment declares.
         reshaped = settings.multiagent.observation_fn is not None

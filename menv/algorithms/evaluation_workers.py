@@ -1,7 +1,6 @@
-"""The evaluations of one run: what plays them, made when the first one begins, and what the latest told.
+"""The evaluations of one run: when they are due, in which environments, and the workers that run them in parallel.
 
-`menv.algorithms.algorithm` has one. How episodes are played is in `menv.algorithms.evaluation`, and by whom
-in `menv.algorithms.evaluation_workers`.
+`menv.algorithms.evaluation` runs the episodes, in this process or in each worker.
 """
 
 from __future__ import annotations
@@ -49,17 +48,9 @@ _NEAR: dict[str, Any] = {"remote_worker_envs": False, "remote_env_batch_wait_ms"
 
 
 class EvaluationRunner:
-    """Those of one run.
+    """The evaluations of one run; environments and workers are created when the first one begins.
 
-    Args:
-        config: The training run's settings.
-        population: The policies.
-        training_env: That which is trained in, if there is one.
-        callbacks: Told about evaluations and their episodes.
-        seed: Of the training run.
-
-    Attributes:
-        latest: What the latest evaluation told, {} before the first.
+    `latest` is the latest result, {} before the first.
     """
 
     def __init__(
@@ -83,14 +74,9 @@ class EvaluationRunner:
         self._playing = False
 
     def check_settings(self) -> None:
-        """Keep the settings for workers, and try out who plays in what, where evaluations have their own of that.
+        """Check separate evaluation settings at once, because the first evaluation may be hours away.
 
-        It is found out at once then what is wrong, and not when the first of them is due.
-
-        Raises:
-            ConfigError: The environment cannot be played in by the policies, or is none.
-            ContractError: An agent maps to no policy.
-            EnvCrashError: The environment could not be created.
+        Keep the settings for workers, pickled before callbacks receive the algorithm.
         """
         config = self._config
         if config.evaluation_num_workers:
@@ -136,12 +122,9 @@ class EvaluationRunner:
         return base_env
 
     def run(self, algorithm: Any, operation_guard: OperationGuard) -> dict[str, Any]:
-        """Play, and return what it told; `algorithm` is what callbacks are shown.
+        """Evaluate and return the result; `algorithm` is passed to callbacks.
 
-        It is half done until `on_evaluate_end` is called, so that the run may be saved there.
-
-        Raises:
-            CallOrderError: Somebody calls it whom an evaluation has called.
+        Once `on_evaluate_end` is called nothing is half done, so that the run may be saved there.
         """
         if self._playing:
             raise CallOrderError(
@@ -168,7 +151,7 @@ class EvaluationRunner:
             )
 
     def begin(self, algorithm: Any, iteration: int) -> None:
-        """Let workers play what an iteration ends with while it trains, where they shall."""
+        """Start the workers on the evaluation that ends this iteration, if it runs parallel to training."""
         if self._config.evaluation_parallel_to_training and self.due(iteration):
             self._callbacks.on_evaluate_start(algorithm=algorithm)
             self._ready().begin()
@@ -179,19 +162,19 @@ class EvaluationRunner:
         return interval is not None and iteration % interval == 0
 
     def restart(self, seed: int) -> None:
-        """Forget what plays, for a run with this seed."""
+        """Discard environments and workers, for a run with this seed."""
         self.stop()
         self._evaluation, self._seed = None, seed
 
     def state(self) -> dict[str, Any]:
-        """Return what the next evaluation depends on, and what the latest told as far as a file can hold it."""
+        """Return what the next evaluation depends on, and the latest result as far as a file can hold it."""
         return {
             "evaluation": None if self._evaluation is None else self._evaluation.state(),
             "evaluated": self.latest if is_plain(self.latest) else {},
         }
 
     def set_state(self, tree: Mapping[str, Any]) -> None:
-        """Go on from what `state` of another run returned."""
+        """Restore `state`."""
         self.latest = tree["evaluated"]
         if tree["evaluation"] is not None:
             self._ready().set_state(tree["evaluation"])
@@ -225,7 +208,7 @@ class EvaluationRunner:
 
 @contextmanager
 def _prefixed_errors() -> Iterator[None]:
-    """Let messages about what is wrong begin with the setting."""
+    """Prefix errors with the name of the setting."""
     try:
         yield
     except (ConfigError, ContractError, EnvCrashError) as error:
@@ -233,14 +216,7 @@ def _prefixed_errors() -> Iterator[None]:
 
 
 class EvaluationShare(NamedTuple):
-    """What a worker has played.
-
-    Attributes:
-        metrics: Episodes.
-        env_steps: Of all of them, and of those that others had to wait for.
-        agent_steps: Likewise.
-        warnings: What is to be warned of.
-    """
+    """Episodes and steps of one worker, with warnings for the driver."""
 
     metrics: MetricsSnapshot
     env_steps: int
@@ -249,10 +225,9 @@ class EvaluationShare(NamedTuple):
 
 
 class EvaluationWorker:
-    """Plays the share that its place says.
+    """Runs the share that its placement says, in another process.
 
-    Args:
-        plan: All that it needs to know.
+    It imports no torch, unless a policy acts with it.
     """
 
     def __init__(self, worker_init: WorkerInit) -> None:
@@ -275,11 +250,7 @@ class EvaluationWorker:
         self._evaluation.guard = Watchdog(self._seconds, lambda: self._evaluation.progress)
 
     def play(self, update: PolicyUpdate) -> EvaluationShare:
-        """Play with the policies as they are by now.
-
-        Args:
-            update: What has changed of them.
-        """
+        """Run the episodes after applying an update."""
         # Nobody is in the midst of an episode.
         self._worker_policies.take(update, ())
         with collect_warnings() as faults:
@@ -287,16 +258,15 @@ class EvaluationWorker:
         return EvaluationShare(self._evaluation.metrics.take(), *steps, faults)
 
     def state(self) -> Any:
-        """Return where the sampler stands; see `Evaluation.state`."""
+        """Return the sampler's state; see `Evaluation.state`."""
         state = self._evaluation.state()
         return state and state["sampler"]
 
     def resume(self, tree: Mapping[str, Any]) -> None:
-        """Go on from its share of what `state` of all workers, or of another number of them, returned."""
+        """Resume the share of `state` of all workers, of this or another number of them."""
         self._evaluation.resume(tree)
 
     def stop(self) -> None:
-        """Close the environments."""
         self._evaluation.stop()
 
     def _make_envs(self, config: AlgorithmConfig) -> BaseEnv:
@@ -307,25 +277,16 @@ class EvaluationWorker:
 
 
 class EvalWorkerBootstrap(WorkerSlot):
-    """A place for one that plays."""
+    """Creates evaluation workers."""
 
     def _made(self, worker_init: WorkerInit) -> EvaluationWorker:
         return EvaluationWorker(worker_init)
 
 
 class EvaluationWorkers:
-    """Workers that play; they are started when the first evaluation begins.
+    """An evaluation in worker processes, which start with the first evaluation.
 
-    Args:
-        settings: Those of evaluations.
-        crew: The policies; what workers know of them is made good before each evaluation.
-        training_env: That which is trained in, if there is one.
-        seed: Key of every random draw.
-        first: What `sealed` returned when the run was built.
-        declared: The spaces of the driver's environment, which theirs must have too.
-
-    Raises:
-        ConfigError: There is no environment to play in.
+    Each worker has its share of sub-environments and episodes; the result is that of one process with all of them.
     """
 
     def __init__(
@@ -358,11 +319,11 @@ class EvaluationWorkers:
 
     @property
     def begun(self) -> bool:
-        """Whether the next `run` tells what was begun before it."""
+        """Whether the next `run` returns an evaluation that was begun earlier."""
         return self._begun or self._played is not None
 
     def begin(self) -> None:
-        """Let workers play with the policies of now; `run` waits for them."""
+        """Start an evaluation with the current policies; `run` waits for it."""
         # What was begun and nobody has waited for is forgotten.
         self._interrupted |= self._begun
         self._played = None
@@ -382,11 +343,7 @@ class EvaluationWorkers:
         self._parcel, self._interrupted = parcel, False
 
     def run(self) -> dict[str, Any]:
-        """Play, or wait for what was begun, and return the metrics of the episodes that were played.
-
-        Raises:
-            WorkerLostError: Workers are lost again and again.
-        """
+        """Return the metrics of the evaluation that was begun, or of a new one."""
         if not self.begun:
             self.begin()
         env_steps = agent_steps = 0
@@ -406,14 +363,14 @@ class EvaluationWorkers:
         return self._played
 
     def recreated(self) -> list[int]:
-        """Return the numbers, from 1, of the workers that were replaced since the last look."""
+        """Return the numbers, from 1, of the workers that were replaced since the last call."""
         if self._workers is None:
             return []
         numbers, self._workers.recreated = self._workers.recreated, []
         return numbers
 
     def state(self) -> dict[str, Any] | None:
-        """Return what the next evaluation depends on as a plain tree, None before the first and after a failed one."""
+        """Return what the next evaluation depends on; None before the first one and after a failed one."""
         if self._resumed is not None:
             return {"sampler": self._resumed, "metrics": self._metrics.state()}
         if self._workers is None or self._interrupted:
@@ -431,7 +388,7 @@ class EvaluationWorkers:
         return {"sampler": whole, "metrics": self._metrics.state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` of another run's evaluation returned, whoever played it."""
+        """Restore `state` of another run's evaluation, by workers or not."""
         self._resumed = state["sampler"]
         self._metrics.set_state(state["metrics"])
 
@@ -464,10 +421,9 @@ class EvaluationWorkers:
 
 
 def sealed(settings: AlgorithmConfig) -> SealedValue | None:
-    """Return what workers of evaluations are told of the settings, as it is before callbacks hear of the run.
+    """Return the settings of evaluation workers, pickled before callbacks receive the algorithm.
 
-    Returns:
-        None if that cannot be sent at all; the first evaluation says so.
+    None if they cannot be pickled; the first evaluation raises the error.
     """
     with suppress(UnsendableError):
         return sealed_settings(_of_workers(settings))

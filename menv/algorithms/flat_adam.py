@@ -24,19 +24,8 @@ from menv.errors import ConfigError
 class FlatAdam:
     """The parameters of one network and their optimizer (Kingma & Ba 2015, algorithm 1).
 
-    Args:
-        weights: First values by name, float32; copied.
-        lr: Learning rate.
-        grad_clip: Upper limit of the gradient's global L2 norm; None switches clipping off.
-        betas: Decay of the two moments.
-        eps: Added to the root of the second moment.
-        device: Where all of it lives.
-
-    Attributes:
-        params: Leaf tensors by name, views of one flat tensor; their gradients are views too.
-        lr: May be set between steps.
-        steps: Updates so far.
-        skipped: Gradients that were dropped, because they were not finite.
+    `params` are leaf tensors by name, views of one flat tensor, and so are their gradients. `lr` may be set between
+    steps. `grad_clip` limits the gradient's global L2 norm; `skipped` counts gradients that were not finite.
     """
 
     def __init__(
@@ -76,12 +65,6 @@ class FlatAdam:
 
         A gradient that is not finite, as of a reward of 1e38, would spoil the parameters for good: it is dropped and
         counted in `skipped`.
-
-        Args:
-            sound: False drops it anyway: a loss that is straight far out has a finite one where it is infinite itself.
-
-        Returns:
-            The gradient's norm before clipping, a scalar tensor.
         """
         grad = self._grad
         norm: Tensor = torch.linalg.vector_norm(grad)
@@ -109,11 +92,7 @@ class FlatAdam:
 
     @torch.no_grad()
     def set_weights(self, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        """Copy `weights` in; the moments stay.
-
-        Raises:
-            ConfigError: Names or shapes differ.
-        """
+        """Copy `weights` in; the moments stay."""
         found = {name: tuple(np.shape(value)) for name, value in weights.items()}
         wanted = {name: tuple(param.shape) for name, param in self.params.items()}
         wrong = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
@@ -140,11 +119,7 @@ class FlatAdam:
         }
 
     def check_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Refuse what `set_state` could not take over; nothing changes.
-
-        Raises:
-            ConfigError: The state belongs to another network, or no optimizer can have reached it.
-        """
+        """Refuse a state that `set_state` could not restore; nothing changes."""
         found = np.shape(state["adam_mean"]), np.shape(state["adam_square"])
         wanted = tuple(self._flat.shape)
         if found != (wanted, wanted):
@@ -158,11 +133,7 @@ class FlatAdam:
         check_stored(LEARNERS, "adam_skipped", state["adam_skipped"])
 
     def set_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take over what `state` returned.
-
-        Raises:
-            ConfigError: As for `check_state`.
-        """
+        """Restore `state`."""
         self.check_state(state)
         self._mean.copy_(torch.from_numpy(np.array(state["adam_mean"], np.float32)))
         self._square.copy_(torch.from_numpy(np.array(state["adam_square"], np.float32)))

@@ -1,7 +1,6 @@
-"""What goes between a driver and its workers: plans, news of the policies, fragments.
+"""What the driver and its workers exchange: settings, policy updates, fragments and counters; and environments of each.
 
-`menv.algorithms.rollout_worker` is one end, `menv.algorithms.remote_rollouts` the other. Nothing
-here does anything.
+`menv.algorithms.remote_rollouts` is one end, `menv.algorithms.rollout_worker` the other.
 """
 
 from __future__ import annotations
@@ -45,12 +44,9 @@ _MOST_ENVS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlacement:
-    """Which process it is that samples, and so which share of all sub-environments it has.
+    """Which process samples, and so which share of the sub-environments it has.
 
-    Attributes:
-        worker_index: 0 for the driver, from 1 for workers.
-        recreated: Whether it takes the place of a worker that was lost.
-        in_evaluation: Whether it plays evaluations.
+    `worker_index` is 0 for the driver and from 1 for workers; `recreated` marks the replacement of a lost worker.
     """
 
     worker_index: int = 0
@@ -58,7 +54,7 @@ class WorkerPlacement:
     in_evaluation: bool = False
 
     def first_index(self, num_envs: int) -> int:
-        """Return the index of its first sub-environment among all, where each worker has `num_envs`; 0 if unknown."""
+        """Return the index of its first sub-environment among all, for workers with `num_envs` each; 0 is unknown."""
         return max(0, self.worker_index - 1) * (num_envs or _MOST_ENVS)
 
 
@@ -68,13 +64,8 @@ _DRIVER = WorkerPlacement()
 def create_envs(config: AlgorithmConfig, placement: WorkerPlacement = _DRIVER) -> tuple[Any, BaseEnv]:
     """Create the environments of a config, or one worker's share of them.
 
-    Returns:
-        The first of them, which knows the agents and their spaces, and all of them in table form. With an `input`
-        the first one is only a stub, or the input itself.
-
-    Raises:
-        ConfigError: A setting is wrong.
-        EnvCrashError: An environment could not be created.
+    Returns the first of them, which declares agents and spaces, and all of them as a `BaseEnv`. With an `input` the
+    first one is a stub, or the input itself.
     """
     if config.input is None:
         make = partial(_make_env, config, placement)
@@ -99,11 +90,7 @@ def create_envs(config: AlgorithmConfig, placement: WorkerPlacement = _DRIVER) -
 
 
 def check_input_settings(config: AlgorithmConfig) -> None:
-    """Refuse settings that cannot work with an `input`, whose clients step their own environments.
-
-    Raises:
-        ConfigError: There is one.
-    """
+    """Refuse settings that cannot work with an `input`, whose clients step their own environments."""
     for name, instead in (("num_workers", ""), ("remote_worker_envs", ", or put it into evaluation_config")):
         if value := getattr(config, name):
             raise ConfigError(
@@ -119,11 +106,7 @@ def check_input_settings(config: AlgorithmConfig) -> None:
 
 
 def check_evaluable(config: AlgorithmConfig, training_env: Any) -> None:
-    """Refuse evaluations without an environment that menv steps.
-
-    Raises:
-        ConfigError: There is none.
-    """
+    """Refuse evaluations without an environment that menv steps."""
     if config.env is None or (
         config.input is not None and config.input is not False and training_env is None
     ):
@@ -136,15 +119,7 @@ def check_evaluable(config: AlgorithmConfig, training_env: Any) -> None:
 def create_evaluation_envs(
     config: AlgorithmConfig, training_env: Any, placement: WorkerPlacement = _DRIVER
 ) -> tuple[Any, BaseEnv]:
-    """Create the environments of evaluations, or one worker's share of them.
-
-    Returns:
-        The first of them, which knows the agents and their spaces, and all of them in table form.
-
-    Raises:
-        ConfigError: The config's `env` is that which is trained in, or there is none.
-        EnvCrashError: An environment could not be created.
-    """
+    """Create the environments of evaluations, or one worker's share of them, as `create_envs` does."""
     check_evaluable(config, training_env)
     placement = replace(placement, in_evaluation=True)
     make = partial(_make_env, config, placement)
@@ -183,7 +158,7 @@ def _in_table_form(
 
 
 def make_fragment_limit(config: AlgorithmConfig, base_env: BaseEnv) -> FragmentLimit:
-    """Return what says when a fragment of one process is full."""
+    """Return the rule for when a fragment of one process is full."""
     num_envs = (base_env.num_envs or config.num_envs_per_worker) * max(1, config.num_workers)
     length, by = config.fragment_length(num_envs), config.multiagent.count_steps_by
     uncounted = not base_env.num_envs and config.rollout_fragment_length == "auto"
@@ -235,7 +210,7 @@ def _input_context(config: AlgorithmConfig, stub: Any) -> InputContext:
 
 
 def _shared_space(config: AlgorithmConfig, kind: str) -> Any:
-    """Return the space that all policies declare, None if one of them declares none or another."""
+    """Return the space that all policies declare, None unless they agree."""
     policies = config.multiagent.policies
     if kind == "observation_space" and config.multiagent.observation_fn is not None:
         # What clients observe is not what policies do.
@@ -246,12 +221,9 @@ def _shared_space(config: AlgorithmConfig, kind: str) -> Any:
 
 
 class PolicyUpdate(NamedTuple):
-    """What has changed of the policies since the last news.
+    """Changes of the policies since the last update, by policy id.
 
-    Attributes:
-        weights: By policy id.
-        connectors: Pipelines that were edited, by policy id.
-        filters: By policy id: the place in its agent connectors, and a filter whose statistics are to be taken over.
+    `filters` holds for each policy positions among its agent connectors, each with a filter whose statistics to copy.
     """
 
     weights: Mapping[str, Mapping[str, Any]]
@@ -260,11 +232,10 @@ class PolicyUpdate(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Whether nothing has changed."""
         return not (self.weights or self.connectors or self.filters)
 
     def of(self, policy_ids: Collection[str]) -> PolicyUpdate:
-        """Return what is told of some policies."""
+        """Return the part about some policies."""
         weights, connectors, filters = self
         return PolicyUpdate(
             {name: own for name, own in weights.items() if name in policy_ids},
@@ -275,14 +246,7 @@ class PolicyUpdate(NamedTuple):
 
 @dataclass(slots=True)
 class WorkerPolicies:
-    """The policies, as a worker has them; a `Crew`. It is pickled in one go, because its parts know each other.
-
-    Attributes:
-        policy_map: Who answers for whom.
-        policies: The policy objects by id.
-        groups: Who answers together.
-        completion: Makes fragments ready to be learned from.
-    """
+    """The policies as a worker has them; a `PolicyView`. It is pickled as a whole, because its parts share objects."""
 
     policy_map: PolicyMap
     policies: Mapping[str, Policy]
@@ -290,12 +254,7 @@ class WorkerPolicies:
     postprocessor: BatchPostprocessor
 
     def take(self, update: PolicyUpdate, slots: Sequence[int]) -> None:
-        """Let policies be as they are in the driver.
-
-        Args:
-            update: Of them.
-            slots: On which lives may be lived here that connectors remember; the driver knows nothing of them.
-        """
+        """Apply an update; `slots` are the slots whose agent episodes connectors here may remember."""
         # Who takes the place of a lost worker has not all whom it is told of, if some were removed since.
         update = update.of(self.policies)
         for policy_id, own in update.connectors.items():
@@ -313,7 +272,7 @@ class WorkerPolicies:
 
 
 def synced_filters(policy: Policy) -> dict[int, SyncedFilterAgentConnector]:
-    """Return the filters of a policy whose statistics are merged, by their place among its agent connectors."""
+    """Return a policy's filters with merged statistics, by their position among its agent connectors."""
     if not isinstance(policy, NetworkPolicy):
         return {}
     return {
@@ -325,12 +284,7 @@ def synced_filters(policy: Policy) -> dict[int, SyncedFilterAgentConnector]:
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """What workers are told of the settings.
-
-    Attributes:
-        config: They.
-        known: What names of environments mean.
-    """
+    """The settings for workers, and the environments that are registered by name."""
 
     config: AlgorithmConfig
     known: RegisteredEnv
@@ -338,15 +292,9 @@ class SamplingSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInit:
-    """What a worker is made from.
+    """Everything a worker is created from.
 
-    Attributes:
-        settings: The settings, or those of an earlier time.
-        place: Which worker it is.
-        company: The policies.
-        seed: Key of every random draw.
-        declared: The spaces of the driver's environment.
-        num_envs: How many sub-environments each worker has.
+    `declared` are the spaces of the driver's environment; `num_envs` is the number of sub-environments of each worker.
     """
 
     settings: SamplingSettings | SealedValue
@@ -358,20 +306,10 @@ class WorkerInit:
 
 
 class Fragment(NamedTuple):
-    """What a worker has sampled, and where it stands.
+    """A worker's fragment, ready to be learned from, and the worker's counters since its start.
 
-    Attributes:
-        batch: Ready to be learned from.
-        env_steps: Since the worker's start.
-        agent_steps: Likewise.
-        digest: Of all rows since then.
-        left_out: Rows since then that could not be learned from.
-        num_envs: Of this worker.
-        running: Episodes that run.
-        metrics: Episodes that ended.
-        filters: What filters have seen since the last fragment, by policy id; see `News`.
-        warnings: What is to be warned of.
-        timers: Where the time has gone since the last fragment.
+    `metrics`, `filters`, `warnings` and `times` cover the time since the previous fragment; `filters` are as in
+    `PolicyUpdate`, `running` counts episodes that run.
     """
 
     batch: MultiAgentBatch
@@ -392,15 +330,7 @@ Tree = dict[str, Any]
 
 @dataclass(slots=True)
 class WorkerCounters:
-    """What somebody has sampled.
-
-    Attributes:
-        env_steps: Since the start.
-        agent_steps: Likewise.
-        left_out: Rows that could not be learned from.
-        digest: Of all rows.
-        running: Episodes that run.
-    """
+    """Counters of one worker, or sums of several; `left_out` counts rows that could not be learned from."""
 
     env_steps: int = 0
     agent_steps: int = 0
@@ -410,7 +340,7 @@ class WorkerCounters:
 
     @classmethod
     def after(cls, fragment: Fragment) -> Self:
-        """Return where a worker stands after a fragment."""
+        """Return a worker's counters after a fragment."""
         return cls(
             fragment.env_steps,
             fragment.agent_steps,
@@ -421,7 +351,7 @@ class WorkerCounters:
 
     @classmethod
     def of(cls, tree: Mapping[str, Any]) -> Self:
-        """Return what `state`, or that of a sampler, tells."""
+        """Return the counters in the state of a worker or a sampler."""
         return cls(
             tree["env_steps"],
             tree["agent_steps"],
@@ -431,21 +361,18 @@ class WorkerCounters:
 
     @classmethod
     def sum(cls, counters: Iterable[WorkerCounters]) -> Self:
-        """Return what several have done together."""
         total = cls()
         for one in counters:
             total.add(one)
         return total
 
     def add(self, other: WorkerCounters) -> None:
-        """Add what somebody else has done."""
         self.env_steps += other.env_steps
         self.agent_steps += other.agent_steps
         self.left_out += other.left_out
         self.digest.add(other.digest)
 
     def state(self) -> Tree:
-        """Return it as a plain tree."""
         return {
             "env_steps": self.env_steps,
             "agent_steps": self.agent_steps,
@@ -455,7 +382,7 @@ class WorkerCounters:
 
 
 def joined_state(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the state of a run's samplers as that of one; running episodes of several are broken off."""
+    """Return the state of a run's samplers as the state of one; running episodes of several are dropped."""
     if "workers" not in tree:
         return tree
     workers: Sequence[Tree] = tree["workers"]

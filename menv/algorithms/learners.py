@@ -1,7 +1,7 @@
-"""The learners of all policies: each gets its own policy's rows, and its weights are published.
+"""The learners of all policies: each learns from its policy's rows, and the policy gets the new weights.
 
-`menv.algorithms.algorithm` calls `learn` with every train batch, whose rows are complete. It knows no environments
-and no sampler.
+`menv.algorithms.algorithm` calls `learn` with every train batch. Policies may share hidden layers
+(`model={"shared_layers": name}`): each has its learner and optimizer, and the layers are copied after each one's steps.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ class SharingLearner(Protocol):
     """A learner of a policy that shares layers."""
 
     def take(self, weights: Weights) -> None:
-        """Copy in what another policy has learned about layers that both share."""
+        """Copy in shared layers that another policy has learned."""
 
 
 class SharedLayers:
-    """The groups of policies that share layers, by policy."""
+    """The groups of policies that share layers; it holds no weights."""
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[str, Trunk]] = {}
         self._group_of: dict[str, str] = {}
 
     def names(self, policy_id: str) -> list[str]:
-        """Return the names of the weights that a policy shares; they are the same for its whole group."""
+        """Return the names of the weights that a policy shares."""
         group = self._group_of.get(policy_id)
         return [] if group is None else [name for name, _ in self._groups[group][policy_id].shapes]
 
@@ -70,12 +70,7 @@ class SharedLayers:
         network: NetworkSpec,
         policy_map: PolicyMap,
     ) -> None:
-        """Put a policy into the group that its settings name, if they name one.
-
-        Raises:
-            ConfigError: Its network has no layers to share, or not those of the group; or it learns and
-                others of the group do not, or the other way round.
-        """
+        """Add a policy to the group that its settings name; its layers must equal the group's."""
         group = config.model.shared_layers
         if group is None:
             return
@@ -93,7 +88,7 @@ class SharedLayers:
         self._group_of[policy_id] = group
 
     def leave(self, policy_id: str) -> None:
-        """Take a policy out of its group, for it is removed."""
+        """Remove a policy from its group."""
         group = self._group_of.pop(policy_id, None)
         if group is not None:
             del self._groups[group][policy_id]
@@ -101,31 +96,14 @@ class SharedLayers:
                 del self._groups[group]
 
     def check_frozen(self, policy_map: PolicyMap) -> None:
-        """Refuse groups of which some learn and others never do.
-
-        A frozen policy keeps its weights to the last bit, which layers that others train cannot.
-
-        Args:
-            policy_map: Who learns; policies that it does not have are left out.
-
-        Raises:
-            ConfigError: There is such a group.
-        """
+        """Refuse groups with both frozen and trained policies: a frozen policy keeps its weights exactly."""
         for policy_id, group in self._group_of.items():
             for other in self.peers(policy_id):
                 if policy_id in policy_map.specs and other in policy_map.specs:
                     _check_pair(policy_id, other, group, policy_map)
 
     def check_asked(self, trained: Collection[str], asked: Collection[str]) -> None:
-        """Refuse that some of a group learn from a batch while others, who have rows in it, shall not.
-
-        Args:
-            trained: The policies that learn from it.
-            asked: Those that have rows in it.
-
-        Raises:
-            ConfigError: There is such a group.
-        """
+        """Refuse that some of a group learn from a batch while others with rows in it do not."""
         for policy_id in trained:
             for other in self.peers(policy_id):
                 if other in asked and other not in trained:
@@ -187,20 +165,8 @@ _LATEST = ("epsilon", "cur_lr", "replay_rows", "cur_kl_coeff", "entropy_coeff", 
 class Learners:
     """Trains the policies that have a network and are to be trained.
 
-    Args:
-        seed: Decides the order of rows.
-        policies: The policy objects by id, for the callbacks.
-        callbacks: Told when a policy learns.
-
-    Attributes:
-        nets: The networks, by architecture.
-        recipes: What trains each of their policies.
-        configs: The settings of each of them.
-        policy_map: Which of them learn.
-        shared: Which of them stand on the same layers.
-        env_steps_trained: Env steps of the rows that policies learned from. A row that is replayed counts each time.
-        agent_steps_trained: These rows.
-        told: By policy, the names under which callbacks have put something into its statistics since `take_told`.
+    `seed` decides the order of rows. A replayed row counts in the trained steps each time. `custom_metrics` holds, by
+    policy, names that callbacks have put into its statistics since `take_custom_metrics`.
     """
 
     def __init__(
@@ -235,16 +201,10 @@ class Learners:
     def learn(
         self, batch: MultiAgentBatch, env_steps: int, env_per_agent_step: float = 1.0
     ) -> dict[str, dict[str, float]]:
-        """Let each policy that is to be trained learn from its own rows.
+        """Let each trained policy learn from its rows; return statistics by policy.
 
-        Args:
-            batch: One train batch, completed.
-            env_steps: Env steps of the whole run so far.
-            env_per_agent_step: Env steps for each agent step that was sampled for the batch: 0.5 where two agents act
-                together.
-
-        Returns:
-            Statistics of each policy that learned.
+        `env_per_agent_step` is the number of env steps for each agent step of the batch: 0.5 where two agents act
+        together.
         """
         stats: dict[str, dict[str, float]] = {}
         on_policy: list[str] = []
@@ -278,11 +238,7 @@ class Learners:
         return stats
 
     def _tell(self, policy_id: str, policy: Policy, batch: SampleBatch) -> dict[str, Any]:
-        """Tell the callbacks that a policy is to learn; return what they put into its statistics.
-
-        Raises:
-            ContractError: They have left NaN or infinity where it learns from it.
-        """
+        """Call `on_learn_on_batch`; return what it puts into the statistics."""
         told: dict[str, Any] = {}
         hook = "on_learn_on_batch"
         before = broken_columns(batch) if overrides(self._callbacks, hook) else None
@@ -293,14 +249,14 @@ class Learners:
         return told
 
     def _follow_policy(self, policy_id: str, learner: Learner) -> None:
-        """Let a learner go on from weights that its policy itself was given since it last learned."""
+        """Update a learner whose policy was given other weights."""
         given = self._policies[policy_id].get_weights()
         own = learner.weights()
         if not all(np.array_equal(given[name], own[name]) for name in given.keys() & own.keys()):
             self.set_weights(policy_id, given)
 
     def _warn_of_skipped(self, policy_id: str, stats: Mapping[str, Any], batch: SampleBatch) -> None:
-        """Warn, once of each policy, of gradients that could not be learned from: it may be all of them."""
+        """Warn, once for each policy, of skipped gradients: it may be all of them."""
         if "skipped_updates" in stats and policy_id not in self._warned:
             self._warned.add(policy_id)
             broken = sorted(broken_columns(batch))
@@ -313,12 +269,12 @@ class Learners:
             )
 
     def take_custom_metrics(self) -> dict[str, set[str]]:
-        """Return `told`, which begins anew: a league has thousands of policies that come and go."""
+        """Return `custom_metrics` and reset it: a league adds and removes thousands of policies."""
         names, self.custom_metrics = self.custom_metrics, {}
         return names
 
     def forget(self, policy_id: str) -> None:
-        """Drop the learner of a policy that is removed."""
+        """Drop the learner of a removed policy."""
         self._learners.pop(policy_id, None)
         self._seeds.pop(policy_id, None)
         self._warned.discard(policy_id)
@@ -327,20 +283,20 @@ class Learners:
         self.shared.leave(policy_id)
 
     def set_weights(self, policy_id: str, weights: Weights) -> None:
-        """Let a policy's learner go on from other weights, and the policies that share layers with it as well."""
+        """Set the weights of a policy's learner, and of policies that share layers with it."""
         if policy_id in self._learners:
             self._learners[policy_id].set_weights(weights)
         self._share_layers(policy_id, weights)
 
     def copy_shared_layers(self, policy_id: str) -> None:
-        """Give a new policy the layers that its group has."""
+        """Give a new policy the layers of its group."""
         first = next(iter(self.shared.peers(policy_id)), None)
         if first is not None:
             built, index = self._network_of(first)
             self._give(policy_id, built.group.backend.get_weights(index))
 
     def _share_layers(self, policy_id: str, weights: Weights) -> None:
-        """Give the layers that a policy shares to the others of its group, their optimizers' moments left alone."""
+        """Copy a policy's shared layers to the others of its group; their optimizers keep their moments."""
         for other in self.shared.peers(policy_id):
             self._give(other, weights)
 
@@ -361,10 +317,9 @@ class Learners:
         return built, built.group.policy_ids.index(policy_id)
 
     def _of(self, batch: MultiAgentBatch) -> Iterator[tuple[BuiltPolicies, int, str]]:
-        """Yield the networks whose policies have rows, each with the policy's index and id, in order of the ids.
+        """Yield the networks with rows in the batch, each with the policy's index and id, in order of ids.
 
-        Seeds and shared layers depend on the order, which has to be the same in a run that was resumed: that one has
-        built its networks anew.
+        Seeds and shared layers depend on the order, which must be the same in a resumed run.
         """
         homes = {
             policy_id: (built, index)
@@ -375,11 +330,7 @@ class Learners:
             yield *homes[policy_id], policy_id
 
     def state(self) -> dict[str, tuple[int, dict[str, Any]]]:
-        """Return each learner's seed and what its next step depends on, besides the weights that act, by policy.
-
-        Raises:
-            ConfigError: A learner of somebody's own does not say.
-        """
+        """Return by policy each learner's seed and its state beyond the acting weights."""
         found = {}
         for policy_id, learner in self._learners.items():
             if not isinstance(learner, KeepsState):
@@ -395,11 +346,7 @@ class Learners:
         return found
 
     def check_state(self, state: Mapping[str, tuple[int, Mapping[str, Any]]]) -> None:
-        """Refuse what `set_state` could not take over; nothing changes.
-
-        Raises:
-            ConfigError: It is the state of a learner with other settings.
-        """
+        """Refuse a state that `set_state` could not restore; nothing changes."""
         for policy_id, (seed, arrays) in state.items():
             if isinstance(self._policies[policy_id], BringsLearner):
                 continue
@@ -413,12 +360,7 @@ class Learners:
                     raise ConfigError(f"checkpoint, policy {policy_id!r}: {error}") from error
 
     def set_state(self, state: Mapping[str, tuple[int, Mapping[str, Any]]], seed: int) -> None:
-        """Take over what `state` of other learners returned, once the policies have their weights.
-
-        Args:
-            state: As from `state`.
-            seed: What the others were given.
-        """
+        """Restore `state`, once the policies have their weights."""
         self._seed = seed
         self._learners.clear()
         self._seeds.clear()
@@ -433,7 +375,7 @@ class Learners:
             learner.set_state({name: arrays[name] for name in arrays if not name.startswith(_OWN)})
 
     def _threads_of(self, built: BuiltPolicies, policy_id: str) -> int | None:
-        """Return how many threads a policy learns with, None for as many as torch has now."""
+        """Return how many threads a policy learns with, None for the current number."""
         config = self.configs[policy_id]
         if config.num_gpus:
             return None
@@ -470,8 +412,7 @@ class Learners:
 def merged(stats: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the statistics of several batches of one policy as one.
 
-    Means are weighted by `updates`, the number of gradient steps, where a learner tells it; what is no mean
-    over gradient steps is taken from the last batch.
+    Means are weighted by `updates`, the number of gradient steps; other values are taken from the last batch.
     """
     if len(stats) == 1:
         return stats[0]
@@ -489,19 +430,14 @@ def merged(stats: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _plain(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a hook has put into statistics, numbers as Python's own, so that results can be written as JSON."""
+    """Return statistics with Python's numbers, so that results can be written as JSON."""
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in told.items()}
 
 
 def learner_info(
     stats: Mapping[str, dict[str, float]], told: Mapping[str, Collection[str]]
 ) -> dict[str, Any]:
-    """Return each policy's statistics at the places where the classic system has had them.
-
-    Args:
-        stats: By policy.
-        told: By policy, the names of those that callbacks have put there.
-    """
+    """Return each policy's statistics at the classic places of a result."""
     learner = {
         policy_id: {
             "learner_stats": dict(own),

@@ -1,7 +1,7 @@
-"""Policies to groups: those that share an architecture act together.
+"""Policy groups: policies with the same architecture act together.
 
-`menv.algorithms.policy_set` calls it. Two policies share an architecture if their spaces, their
-model and the form of their actions are equal; their weights and learning settings may differ.
+The architecture is the same if spaces, model and the form of actions are equal; weights and learning settings may
+differ. `menv.algorithms.policy_set` builds the groups and adds policies to them.
 """
 
 from __future__ import annotations
@@ -39,12 +39,9 @@ from menv.sampling.policy_group import PolicyGroup
 
 @dataclass(slots=True)
 class _FreeSlot:
-    """One place.
+    """A slot of a removed policy.
 
-    Attributes:
-        group: Whose it is.
-        index: Its number there.
-        named_by: Ids of the episodes that may go on with it; None as long as nobody has looked since it was left.
+    `named_by` holds the ids of episodes that may still use it, None before `update_running` was called.
     """
 
     group: PolicyGroup
@@ -53,7 +50,11 @@ class _FreeSlot:
 
 
 class FreePolicySlots:
-    """The places that nobody has."""
+    """Slots that removed policies have left in their groups.
+
+    Agents whose episodes began before the removal keep the policy, by the number of its slot, to their last row, here
+    and in workers; a new policy may claim the slot after that.
+    """
 
     def __init__(self) -> None:
         self._places: list[_FreeSlot] = []
@@ -62,21 +63,17 @@ class FreePolicySlots:
         return bool(self._places)
 
     def release(self, group: PolicyGroup, index: int) -> None:
-        """Note that the policy number `index` of a group is removed."""
+        """Add the slot of a removed policy."""
         self._places.append(_FreeSlot(group, index))
 
     def update_running(self, running: Iterable[int]) -> None:
-        """Take note of the episodes that run between two fragments, when no other row is held than theirs."""
+        """Update the episodes that run between two fragments, while no other rows are held."""
         now = set(running)
         for place in self._places:
             place.named_by = now if place.named_by is None else place.named_by & now
 
     def claim(self, fits: Callable[[PolicyGroup, int], bool]) -> tuple[PolicyGroup, int] | None:
-        """Return a place that another policy may have, and forget it; None where there is none.
-
-        Args:
-            fits: Whether a place of a group is what is looked for.
-        """
+        """Return and remove an unused slot that `fits`, None without one."""
         for place in self._places:
             if place.named_by is not None and not place.named_by and fits(place.group, place.index):
                 self._places.remove(place)
@@ -86,13 +83,9 @@ class FreePolicySlots:
 
 @dataclass(slots=True)
 class BuiltPolicies:
-    """A group of networks and how it was made.
+    """A group of networks and how it was built.
 
-    Attributes:
-        group: The group.
-        network: Description of its networks.
-        form: What another policy must have in common with them to be added.
-        check: Returns another back-end if the group's is wrong; None once that is known.
+    `form` must be equal for a policy to join; `check` returns another backend if the group's is wrong.
     """
 
     group: NetworkPolicyGroup
@@ -102,13 +95,13 @@ class BuiltPolicies:
 
     @property
     def inference(self) -> str:
-        """What runs the networks, "onnx" or "torch"."""
+        """The backend, "onnx" or "torch"."""
         from menv.inference.onnx_backend import OnnxBackend
 
         return "onnx" if isinstance(self.group.backend, OnnxBackend) else "torch"
 
     def check_backend(self) -> bool:
-        """Check what runs the networks, the first time; return whether something else runs them now."""
+        """Check the backend, the first time; return whether it was replaced."""
         check, self.check = self.check, None
         other = check() if check else None
         if other is None:
@@ -128,18 +121,7 @@ def build_groups(
     seed: int,
     main: AlgorithmConfig,
 ) -> tuple[list[PolicyGroup], list[BuiltPolicies]]:
-    """Return all groups, and what is known about those made of networks.
-
-    Args:
-        specs: The policies, their spaces filled in.
-        configs: The settings of each policy that has a network.
-        recipes: What trains it.
-        seed: Decides the first weights.
-        main: The settings of the run.
-
-    Raises:
-        ConfigError: A space or a setting that no stock network can serve.
-    """
+    """Return all groups, and those of networks with how they were built; `main` are the settings of the run."""
     groups: list[PolicyGroup] = []
     nets: list[BuiltPolicies] = []
     networks = {name: _network(name, specs[name], configs[name], recipe) for name, recipe in recipes.items()}
@@ -220,18 +202,9 @@ def add_to_groups(
     free_slots: FreePolicySlots,
     main: AlgorithmConfig,
 ) -> list[PolicyGroup]:
-    """Add a policy to the networks that it is like, or return a new group of it.
+    """Add a policy to the group with its architecture, or return a new group of it.
 
-    Args:
-        nets: The networks there are; a new one is appended.
-        name: The policy's id.
-        spec: Its spaces filled in.
-        config: Its settings, None for one without a network.
-        recipe: What trains it, likewise.
-        seed: Decides the first weights.
-        admit: Called with its network before anything changes; may refuse it.
-        free_slots: Places of policies that were removed.
-        main: The settings of the run.
+    `admit` is called with its network before anything changes and may refuse it.
     """
     if recipe is None or config is None:
         return _add_own(name, spec, free_slots, main)
@@ -252,7 +225,7 @@ def add_to_groups(
 def _add_own(
     name: str, spec: PolicySpec, free_slots: FreePolicySlots, main: AlgorithmConfig
 ) -> list[PolicyGroup]:
-    """Give a policy that a user wrote the place of one that was removed, or return a new group of it."""
+    """Give a custom policy a free slot, or return a new group of it."""
     policy = _own_policy(name, spec, main)
     left = free_slots.claim(
         lambda group, place: isinstance(group, CustomPolicyGroup) and group.fits(policy, place, spec)
@@ -294,7 +267,7 @@ def _own_policy(policy_id: str, spec: PolicySpec, main: AlgorithmConfig) -> Poli
 def _connectors(
     spec: PolicySpec, config: AlgorithmConfig, network: NetworkSpec | None = None
 ) -> PolicyConnectors:
-    """Return the pipelines that a policy begins with; those without a network only tell shapes."""
+    """Return the pipelines of a new policy; without a network they only describe shapes."""
     states = [] if network is None else [np.zeros(size, np.float32) for size in network.state_sizes]
     ctx = ConnectorContext(
         dict(spec.config or {}),
@@ -335,7 +308,7 @@ def _new_group(
 
 
 def _stored_graphs(network: NetworkSpec) -> ActingGraphs | None:
-    """Return what builds the graphs of a policy on disk; those of a user's module are for nothing else."""
+    """Return what builds the graphs of a policy on disk; those of a user's module serve only there."""
     return network.stored_graphs if isinstance(network, CustomSpec) else network.graphs({})
 
 
@@ -346,7 +319,7 @@ def _backend(
     seed: int,
     preprocessor: ObsPreprocessor,
 ) -> tuple[ActingBackend, Callable[[], ActingBackend | None] | None]:
-    """Return what runs the networks, and for "auto" what checks it; see `BuiltPolicies.check`."""
+    """Return the backend, and for "auto" its check; see `BuiltPolicies.check`."""
     from menv.inference.onnx_backend import OnnxBackend
 
     inference, state_size = config.inference, sum(network.state_sizes)
@@ -368,7 +341,7 @@ def _backend(
 def _checked(
     onnx: ActingBackend, network: NetworkSpec, seed: int, preprocessor: ObsPreprocessor
 ) -> ActingBackend | None:
-    """Return torch with the same weights if ONNX Runtime disagrees with it, None if all is well."""
+    """Return a torch backend with the same weights if ONNX Runtime disagrees with it."""
     from menv.algorithms.torch_backend import TorchBackend, check_against
 
     weights = [onnx.get_weights(policy) for policy in range(onnx.policies)]
@@ -393,11 +366,7 @@ def _checked(
 
 
 def check_policy_class(policy_id: str, policy_class: Any) -> None:
-    """Look at a subclass of `PPOPolicy` before it is created.
-
-    Raises:
-        ConfigError: Its constructor or its loss has the parameters of classic ones.
-    """
+    """Check the signatures of a `PPOPolicy` subclass before it is created."""
     where = f"policies[{policy_id!r}]: {policy_class.__name__}"
     made = ("cohort", "index", "config", "seed")
     _check_parameters(
@@ -412,11 +381,7 @@ def check_policy_class(policy_id: str, policy_class: Any) -> None:
 
 
 def check_own_policy_class(policy_id: str, policy_class: type[Any]) -> None:
-    """Look at a subclass of `menv.Policy` before it is created.
-
-    Raises:
-        ConfigError: Its constructor has other parameters.
-    """
+    """Check the constructor's signature of a `menv.Policy` subclass."""
     _check_parameters(
         f"policies[{policy_id!r}]: {policy_class.__name__}", policy_class.__init__, (None, None, None, {}), (),
         "(self, observation_space, action_space, config); hand all three on to super().__init__",

@@ -50,13 +50,9 @@ _EXACT = 1 << 24
 
 
 class GraphEnds:
-    """Collects the nodes of a whole file.
+    """Builds the nodes around a policy's acting graph: observations to rows before it, env-ready actions after it.
 
-    Attributes:
-        nodes: In the order in which they run.
-        inputs: What the file is given.
-        outputs: What it returns.
-        constants: Weights and constants.
+    The nodes do what `ObsPreprocessor` and `ActionOutput` do.
     """
 
     def __init__(self) -> None:
@@ -85,14 +81,7 @@ class GraphEnds:
         change: Callable[[str], str] | None = None,
         frames: int | None = None,
     ) -> None:
-        """Add an input for each leaf of the observations, and what makes rows and a mask of them.
-
-        Args:
-            preprocess: What makes rows of the same observations elsewhere.
-            change: Adds what is done to rows, given and returning their name.
-            frames: How many observations the inputs have, as their second axis, but for masks; `change` is given a row
-                for each. None takes one, without such an axis.
-        """
+        """Add an input for each leaf of the observations, and what makes rows and a mask of them."""
         names: dict[tuple[Any, ...], str] = {}
         masks = {leaf.keys for leaf in preprocess.mask_leaves}
         several = () if frames is None else (frames,)
@@ -120,12 +109,6 @@ class GraphEnds:
             name: Of the input [rows, N]: the numbers of each leaf in C order, one leaf after the other as the space
                 has them, masks included; a Discrete one is one number.
             change: Adds what is done to rows, given and returning their name.
-
-        Returns:
-            N.
-
-        Raises:
-            ConfigError: A choice among the observations is a number that float32 does not hold.
         """
         names, parts, start = {}, paths(preprocess.space), 0
         for keys, space in parts:
@@ -204,13 +187,7 @@ class GraphEnds:
         )
 
     def act(self, space: gym.Space[Any], output: ActionOutput, samples: Sequence[Array]) -> None:
-        """Add an output for each leaf of the actions.
-
-        Args:
-            space: Of the actions.
-            output: What they go through.
-            samples: A column of each leaf of the form in which it has to come out.
-        """
+        """Add an output for each leaf of the actions."""
         choices = numbers = f"{PREFIX}action"
         starts = [np.ravel(leaf.start) for leaf in leaves(space) if is_discrete(leaf)]
         nested, mixed = output.nested, isinstance(output.space, gym.spaces.Tuple)
@@ -289,15 +266,9 @@ _KINDS = (MeanStdObservationFilterAgentConnector, FrameStackAgentConnector)
 
 
 class ConnectorNodes:
-    """The connectors behind a policy's preprocessor.
+    """The connectors between a policy's preprocessor and its network, as nodes: filters and stacked frames.
 
-    Args:
-        pipeline: Of the policy.
-        preprocess: What makes rows for them.
-
-    Attributes:
-        frames: How many observations they stack; None if they do not.
-        known: Whether nodes express all of them.
+    `frames` is the number of stacked observations, None without; `known` is True if nodes express all connectors.
     """
 
     def __init__(self, pipeline: AgentConnectorPipeline, preprocess: ObsPreprocessor) -> None:
@@ -313,7 +284,7 @@ class ConnectorNodes:
         )
 
     def one_life(self, rows: Array, width: int) -> Array:
-        """Return what they make of preprocessed rows [R, F] of one life, one after the other."""
+        """Return the connectors' output for preprocessed rows [R, F] of one agent episode, in order."""
         if not self._connectors:
             return rows
         copies, slot = copy.deepcopy(self._connectors), np.zeros(1, np.int64)
@@ -324,13 +295,13 @@ class ConnectorNodes:
         return np.concatenate([one.array() for one in shown])
 
     def places(self, rows: int) -> Array:
-        """Return [R, frames] which of R observations of one life each row shows, the oldest first."""
+        """Return [R, frames] which of R observations of one agent episode each row shows, the oldest first."""
         frames = self.frames or 1
         places: Array = np.maximum(np.arange(rows)[:, None] + np.arange(1 - frames, 1), 0)
         return places
 
     def add(self, ends: GraphEnds, rows: str) -> str:
-        """Add their nodes, given and returning the name of rows; those of several frames come one after the other."""
+        """Add the nodes to the rows of this name and return the new name."""
         for one in self._connectors:
             if isinstance(one, FrameStackAgentConnector):
                 rows = _stacked(ends, rows, self._preprocess, one.num_frames)
@@ -442,7 +413,7 @@ def _listed(connectors: PolicyConnectors) -> str:
 
 
 def _framed(golden: Golden, preprocess: ObsPreprocessor, steps: ConnectorNodes) -> Golden:
-    """Return golden rows whose observations are those of one life, each behind those before it."""
+    """Return golden rows whose observations are consecutive in one agent episode."""
     if steps.frames is None:
         return golden
     places = steps.places(len(golden["steady"]))
@@ -473,7 +444,7 @@ def _model(ends: GraphEnds, inner: ModelProto, policy: NetworkPolicy, told: Mapp
 
 
 def _difference(model: bytes, policy: NetworkPolicy, golden: Golden, answers: str) -> str:
-    """Return what the file answers otherwise than the policy, to all golden rows and to the first alone, or ""."""
+    """Return how the file's answers differ from the policy's, for all golden rows and for the first alone, or ""."""
     networks, session = policy.networks, open_session(model)
     inputs = {
         dotted("obs", keys): f"obs.{index}"

@@ -1,6 +1,7 @@
-"""The policies of one algorithm: building them, finding one, adding and removing some while it trains.
+"""The policies of one algorithm: building them, finding one, adding and removing some during training.
 
-`menv.algorithms.algorithm` owns it. It knows networks, recipes and learners, no environments.
+`PolicySet` holds them with their groups and learners; it knows no environments. `PolicyAccess` is the part of
+`Algorithm` that users call.
 """
 
 from __future__ import annotations
@@ -52,24 +53,11 @@ Agents = Callable[[PolicyMap], Mapping[AgentId, str]]
 
 
 class PolicySet:
-    """All policies and whatever trains them.
+    """All policies of a run, and what trains them.
 
-    Args:
-        policy_map: Who answers for whom.
-        resolve: Tries a mapping out and fills in the spaces of its policies.
-        agents: Returns the possible agents, each with a policy that answers for it.
-        config: The main settings.
-        recipe: What trains policies that name no algorithm.
-        seed: Decides the first weights and the order of rows.
-        callbacks: Told about policies that are created and that learn.
-
-    Attributes:
-        policy_map: Who answers for whom.
-        policies: The policy objects by id.
-        learners: Who learns.
-        completion: Makes fragments ready to be learned from.
-        groups: Who answers together.
-        free_slots: Places among them that removed policies have left.
+    `resolve` runs a mapping and fills in the spaces of its policies, `agents` returns the possible agents with the
+    policy of each, and `recipe` trains policies that name no algorithm. `groups` holds policies that act together,
+    `free_slots` the slots in them that removed policies have left.
     """
 
     def __init__(
@@ -109,21 +97,17 @@ class PolicySet:
 
     @property
     def inference(self) -> dict[str, str]:
-        """What runs each policy's network, "onnx" or "torch", by policy id."""
+        """The backend of each policy's network, "onnx" or "torch", by policy id."""
         nets = self.learners.nets
         return {name: one.inference for one in nets for name in one.group.policy_ids if name in self.policies}
 
     def check_backends(self) -> bool:
-        """Check what runs the networks, the first time; return whether something else runs some of them now."""
+        """Check the ONNX backends, once; return whether a torch backend replaces one of them."""
         settled = [built.check_backend() for built in self.learners.nets]
         return any(settled)
 
     def get(self, policy_id: str) -> Policy:
-        """Return a policy.
-
-        Raises:
-            ConfigError: There is no such policy.
-        """
+        """Return a policy; raise `ConfigError` if there is none."""
         if isinstance(policy_id, tuple) or not isinstance(policy_id, Hashable):
             # The second argument of classic `compute_single_action` is the state.
             raise ConfigError(
@@ -138,7 +122,7 @@ class PolicySet:
         return self.policies[policy_id]
 
     def add(self, policy_id: str, spec: Any, mapping_fn: Any, to_train: Any) -> list[PolicyGroup]:
-        """Add a policy; arguments and errors as for `Algorithm.add_policy`. Return new groups, if any."""
+        """Add a policy as `Algorithm.add_policy` does; return the new groups, if any."""
         check_policy_id(policy_id)
         spec = PolicySpec.of(policy_id, spec)
         changed = self.policy_map.changed(
@@ -187,7 +171,7 @@ class PolicySet:
         return added
 
     def undo_add(self, policy_id: str, added: Iterable[PolicyGroup], before: PolicyMap) -> None:
-        """Undo `add`, which returned these groups and found this policy map."""
+        """Undo `add`, which returned these groups; `before` is the policy map before it."""
         group = _group_of(policy_id, self.groups)
         for one in added:
             self.groups.remove(one)
@@ -196,7 +180,7 @@ class PolicySet:
         self._take(before)
 
     def remove(self, policy_id: str, mapping_fn: Any, to_train: Any) -> None:
-        """Remove a policy; arguments and errors as for `Algorithm.remove_policy`."""
+        """Remove a policy as `Algorithm.remove_policy` does."""
         changed = self.policy_map.changed(
             remove=[policy_id], policy_mapping_fn=mapping_fn, policies_to_train=to_train
         )
@@ -213,11 +197,7 @@ class PolicySet:
         self._take(changed)
 
     def read_weights(self, weights: Any) -> Mapping[str, Mapping[str, Any]]:
-        """Return weights that a user gives, once they are of policies that there are.
-
-        Raises:
-            ConfigError: They are not by policy id and name, or there is no such policy.
-        """
+        """Return the user's weights once they are checked to be by policy id and name."""
         given = weights.values() if isinstance(weights, Mapping) else [weights]
         wrong = next((one for one in given if not isinstance(one, Mapping)), None)
         if not isinstance(weights, Mapping) or not all(isinstance(one, Mapping) for one in given):
@@ -230,11 +210,7 @@ class PolicySet:
         return weights
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
-        """Give policies weights, and their learners; where one policy refuses its own, all keep those of before.
-
-        Args:
-            weights: By policy id and name.
-        """
+        """Set weights by policy id and name, in learners too; if one policy refuses its weights, no policy changes."""
         several = weights if len(weights) > 1 else ()
         before = {policy_id: weights_of(self.policies[policy_id]) for policy_id in several}
         changed: list[str] = []
@@ -253,11 +229,7 @@ class PolicySet:
             self.learners.set_weights(policy_id, by_name)
 
     def copy(self, policy: Policy, policy_id: str) -> None:
-        """Give a policy the weights and the connectors of another one, whoever that belongs to.
-
-        Raises:
-            ConfigError: Their networks differ, or a connector is not registered here.
-        """
+        """Give a policy the weights and connectors of another one, of this or another algorithm."""
         own = self.get(policy_id)
         if not isinstance(own, NetworkPolicy) or not isinstance(policy, NetworkPolicy):
             raise ConfigError(
@@ -270,7 +242,7 @@ class PolicySet:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return what answers depend on besides weights, as a plain tree; who learns is asked by itself."""
+        """Return the state of connectors and of random sampling, as a plain tree."""
         nets = {name: one for name, one in self.policies.items() if isinstance(one, NetworkPolicy)}
         return {
             "connectors": {name: one.connectors_state() for name, one in nets.items()},
@@ -278,12 +250,9 @@ class PolicySet:
         }
 
     def set_state(self, tree: Mapping[str, Any], weights: Mapping[str, Mapping[str, Any]], seed: int) -> None:
-        """Let the policies answer as those did of which `state` told.
+        """Restore `state` and weights; policies that `weights` lacks keep theirs.
 
-        Args:
-            tree: May hold more, and lack some of the policies.
-            weights: By policy; those that are missing stay.
-            seed: Decides the first weights of policies that come later.
+        `seed` applies to policies that are added later.
         """
         self._seed = seed
         for policy_id, policy in self.policies.items():
@@ -294,7 +263,7 @@ class PolicySet:
                 policy.set_draws_state(tree["draws"].get(policy_id))
 
     def sample_size(self, num_envs: int) -> int:
-        """Return the steps that are sampled before the learners get them: as many as any who may learn needs."""
+        """Return the steps to sample before learning: the largest number that any learning policy needs."""
         learning = (
             config for name, config in self.learners.configs.items() if not self.policy_map.is_frozen(name)
         )
@@ -326,7 +295,7 @@ class PolicySet:
     def _config_of(
         self, policy_id: str, spec: PolicySpec, recipe: Recipe, specs: Mapping[str, PolicySpec]
     ) -> AlgorithmConfig:
-        """Return one policy's settings; `spec` and `specs`, those of all policies, have their spaces."""
+        """Return one policy's settings; `specs` are all policies with their spaces."""
         if recipe.name == self._recipe.name:
             config = override(self._config, spec.config, policy_id)
         else:
@@ -382,7 +351,7 @@ def _policy_of(
 
 
 class PolicyAccess:
-    """What an `Algorithm` can do with its policies."""
+    """The methods of an `Algorithm` about its policies."""
 
     config: AlgorithmConfig
     iteration: int
@@ -395,7 +364,7 @@ class PolicyAccess:
 
     @property
     def inference(self) -> dict[str, str]:
-        """What runs each policy's network, "onnx" or "torch", by policy id."""
+        """The backend of each policy's network, "onnx" or "torch", by policy id."""
         return self._policy_set.inference
 
     def get_policy(self, policy_id: str = DEFAULT_POLICY) -> Policy:
@@ -420,10 +389,11 @@ class PolicyAccess:
 
         Args:
             obs: An element of the policy's observation space.
-            policy_id: Who answers.
+            policy_id: The policy that acts.
             explore: False takes the most likely action; None does as `config.explore` says.
-            state: Of a recurrent policy: at first `get_policy(policy_id).get_initial_state()`, then what was
-                returned for the observation before. With a state, `(action, state, fetches)` is returned.
+            state: Hidden state of a recurrent policy: at first `get_policy(policy_id).get_initial_state()`, then the
+                state
+                returned for the previous observation. With a state, `(action, state, fetches)` is returned.
             full_fetch: Whether these three are returned without a state too.
 
         Raises:
@@ -470,7 +440,7 @@ class PolicyAccess:
         return self.get_policy(policy_id).export_checkpoint(folder, trained=self._trained(policy_id))
 
     def _trained(self, policy_id: str) -> dict[str, Any]:
-        """Return how a policy was trained, for whom finds it on a disk."""
+        """Return how a policy was trained, for the manifest on disk."""
         recipe = self._policy_set.learners.recipes.get(policy_id)
         return {
             "algorithm": None if recipe is None else recipe.name,
@@ -485,7 +455,7 @@ class PolicyAccess:
         return {policy_id: dict(weights_of(self.get_policy(policy_id))) for policy_id in ids}
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
-        """Copy weights in, by policy id; learners go on from them. If those of one are refused, none change.
+        """Copy weights in, by policy id; learners continue from them. If one policy refuses its weights, none change.
 
         Layers that a policy shares (`model={"shared_layers": ...}`) change for its whole group; if several of a group
         are given, the last one's hold.
@@ -503,7 +473,7 @@ class PolicyAccess:
         policy_mapping_fn: Callable[..., Any] | None = None,
         policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
     ) -> Policy:
-        """Add a policy; it answers in episodes that begin from now on.
+        """Add a policy; it acts in episodes that begin after the call.
 
         Args:
             policy_id: A new id.
@@ -514,7 +484,7 @@ class PolicyAccess:
                 weights and its connectors, statistics of filters included, and with its spaces unless `spec` gives
                 some. Its network must be the one that `spec` and the settings of this algorithm describe.
             policy_mapping_fn: Replaces the mapping; None keeps it.
-            policies_to_train: Replaces who is trained; None keeps it.
+            policies_to_train: Replaces the set of trained policies; None keeps it.
 
         Returns:
             The policy.
@@ -547,12 +517,12 @@ class PolicyAccess:
         policy_mapping_fn: Callable[..., Any] | None = None,
         policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
     ) -> None:
-        """Remove a policy; episodes that run keep it to their end, but nobody learns from its rows any more.
+        """Remove a policy; running episodes keep it to their end, but its rows are no longer learned from.
 
         Args:
             policy_id: Its id.
             policy_mapping_fn: Replaces the mapping; None keeps it.
-            policies_to_train: Replaces who is trained; None keeps it.
+            policies_to_train: Replaces the set of trained policies; None keeps it.
 
         Raises:
             ConfigError: There is no such policy, or it is the last one.
@@ -568,7 +538,7 @@ class PolicyAccess:
         self._external_clients.publish()
 
     def _update_free_slots(self) -> None:
-        """Note which episodes may go on with policies that were removed, where that can be known."""
+        """Record which running episodes may still use removed policies, where that can be known."""
         free_slots = self._policy_set.free_slots
         running = self._rollouts.running_ids() if free_slots and self._operation_guard.is_idle else None
         if running is not None:

@@ -1,7 +1,7 @@
-"""What is done to the trajectories of a fragment before advantages: users' own hooks, then central critics.
+"""What a fragment gets before it is learned from: users' hooks, central critics, and the columns of its algorithm.
 
-`menv.algorithms.postprocessing` calls it with each fragment. Where no policy asks for any of it, nothing is done
-and nothing is kept while sampling.
+`BatchPostprocessor` runs in this process or in workers, where a pickled copy holds what it needs. If no policy has a
+hook or a central critic, samplers keep no episodes for it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,7 @@ _SOMETIMES = {SampleBatch.OFF_POLICY, SampleBatch.ACTION_LOGP, SampleBatch.ACTIO
 
 
 class Postprocessing:
-    """Looks at trajectories with those of the other agents beside them.
-
-    Args:
-        policies: The policy objects by id.
-        configs: The settings of each that has a network.
-        joint: Returns the possible agents, for `critic_obs="all_agents"`.
-    """
+    """Shows trajectories, with those of the other agents, to hooks and central critics."""
 
     def __init__(
         self,
@@ -61,20 +55,15 @@ class Postprocessing:
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody looks at trajectories, for which a sampler must keep its episodes."""
+        """Whether any policy has a hook or a critic, for which samplers must keep episodes."""
         return any(self._hooked(name) or self._critic_of(name) is not None for name in self._policies)
 
     def forget(self, policy_id: str) -> None:
-        """Forget a policy that is removed; another one under its id may leave other columns."""
+        """Forget a removed policy; a new one under its id may leave other columns."""
         self._columns.pop(policy_id, None)
 
     def run_hooks(self, batch: MultiAgentBatch, episodes: Episodes, beside: Beside = ()) -> None:
-        """Call `postprocess_trajectory` of the policies that override it, for each of their pieces.
-
-        Raises:
-            ContractError: It returned no batch, one of other rows or other columns than before, or NaN or infinity
-                where somebody learns from it.
-        """
+        """Call `postprocess_trajectory` of the policies that override it, for each trajectory chunk."""
         hooked = [name for name in batch if self._hooked(name)]
         if hooked:
             fragment = _FragmentPolicies(batch, episodes, beside)
@@ -87,7 +76,7 @@ class Postprocessing:
     def critic_rows(
         self, batch: MultiAgentBatch, episodes: Episodes, beside: Beside = ()
     ) -> dict[str, CriticRows]:
-        """Return what the central critics of the policies that have one see; see `Completion.complete`."""
+        """Return the inputs of central critics, by policy."""
         asked = {name: self._critic_of(name) for name in batch}
         own = {name: critic for name, critic in asked.items() if callable(critic)}
         found = {}
@@ -149,7 +138,7 @@ class Postprocessing:
 
 
 class _FragmentPolicies:
-    """The pieces of a fragment, and who was there with each."""
+    """The trajectory chunks of a fragment, and the other agents of each."""
 
     def __init__(self, batch: MultiAgentBatch, episodes: Episodes, beside: Beside) -> None:
         self.pieces = {
@@ -175,11 +164,7 @@ class _FragmentPolicies:
 def add_critic_values(batch: SampleBatch, seen: CriticRows, backend: ActingBackend, index: int) -> None:
     """Add `critic_obs` [N, C], and `vf_preds` and `next_vf_preds` [N] by one pass over all rows.
 
-    Args:
-        batch: A policy's rows.
-        seen: What its critic sees of them; a row of NaN after a piece is worth as much as the piece's last row.
-        backend: Runs the value network.
-        index: The policy's index in it.
+    A row of NaN in `seen.after` is worth as much as the last row of its chunk.
     """
     batch[SampleBatch.CRITIC_OBS] = seen.rows
     if SampleBatch.VF_PREDS in batch:
@@ -196,7 +181,7 @@ def add_critic_values(batch: SampleBatch, seen: CriticRows, backend: ActingBacke
 def _called(
     critic: Callable[..., Any], piece: AgentTrajectory, others: Mapping[AgentId, SampleBatch], size: int
 ) -> CriticRows:
-    """Return what a user's function makes of a piece; a row of NaN where it says nothing of what comes after."""
+    """Call a user's critic function; `after` is NaN where it returns no row for the state after the chunk."""
     # A copy: what is learned from is not the critic's to change.
     found = critic(piece.batch.copy(), others, piece.episode)
     count = piece.batch.count
@@ -224,18 +209,9 @@ def _where(piece: AgentTrajectory) -> str:
 
 
 class BatchPostprocessor:
-    """Adds to each policy's rows what its algorithm learns from.
+    """Adds to each policy's rows the columns that its algorithm learns from.
 
-    Args:
-        groups: Who answers together.
-        policies: The policy objects by id.
-        recipes: What trains each policy that has a network.
-        configs: The settings of each of them.
-        joint: Returns the possible agents, for critics that see all of them.
-
-    Attributes:
-        postprocessing: What is done to trajectories before.
-        left_out: Rows that could not be learned from: nobody knows how probable their actions were.
+    `left_out` counts rows that could not be learned from, because the probability of their actions is unknown.
     """
 
     def __init__(
@@ -269,7 +245,7 @@ class BatchPostprocessor:
     def over(
         self, groups: Sequence[PolicyGroup], policies: Mapping[str, Policy], left_out: int
     ) -> BatchPostprocessor:
-        """Return one that does the same over other copies of the groups and policies."""
+        """Return a copy over other groups and policies."""
         other = BatchPostprocessor(groups, policies, self._recipes, self._configs, self._joint)
         other.left_out = left_out
         return other
@@ -282,13 +258,10 @@ class BatchPostprocessor:
         *,
         later: bool = False,
     ) -> None:
-        """Add to each policy's rows what its algorithm learns from.
+        """Add the columns to one fragment.
 
-        Args:
-            batch: One fragment.
-            episodes: Its episodes by id; only those of policies that look at trajectories are needed.
-            beside: Rows that nobody learns from, by policy; hooks and critics see who acted in them.
-            later: Whether `catch_up` follows, elsewhere.
+        `episodes` are needed only for policies with hooks or critics. `beside` are rows that are not learned from but
+        that hooks and critics see. With `later`, `complete_deferred` follows in the learning process.
         """
         self._leave_out(batch)
         self.postprocessing.run_hooks(batch, episodes, beside)
@@ -305,7 +278,7 @@ class BatchPostprocessor:
             )
 
     def complete_deferred(self, batch: MultiAgentBatch) -> None:
-        """Add what was left for later, with the networks of now."""
+        """Add the columns that were deferred, with the current networks."""
         for group, index, policy_id in self._of(batch):
             self._recipes[policy_id].complete(
                 batch[policy_id], group.backend, index, self._configs[policy_id]
@@ -319,9 +292,9 @@ class BatchPostprocessor:
                         yield group, index, policy_id
 
     def _leave_out(self, batch: MultiAgentBatch) -> None:
-        """Drop rows that their policy cannot learn from: nobody knows how probable the actions were.
+        """Drop rows whose action probabilities are unknown.
 
-        What comes before such a row is bootstrapped from it, so that no return holds what the action led to.
+        The rows before are bootstrapped from a dropped row, so that no return includes its consequences.
         """
         for policy_id, recipe in self._recipes.items():
             rows = batch.policy_batches.get(policy_id)
@@ -337,7 +310,7 @@ class BatchPostprocessor:
 
 
 def _bare(config: AlgorithmConfig) -> AlgorithmConfig:
-    """Return settings without what only an algorithm needs, most of which is code of the user's."""
+    """Return settings without the parts, mostly user code, that only an algorithm needs."""
     return replace(
         config, env=None, env_config={}, input=None, callbacks=None, evaluation_config=None,
         multiagent=MultiAgentConfig(),

@@ -1,7 +1,7 @@
-"""What tells one algorithm from another: a policy's network, what its batches lack, who learns from them.
+"""Recipes: what distinguishes the algorithms for one policy: its network, its batch columns, its learner.
 
-`menv.algorithms.algorithm` keeps one for each policy, so that policies of several algorithms are trained
-on one sampler. `PPORecipe` and its siblings implement it.
+`menv.algorithms.algorithm` keeps one for each policy, so that policies of several algorithms train on one sampler.
+`PPORecipe`, `DQNRecipe` and `QMIXRecipe` implement it.
 """
 
 from __future__ import annotations
@@ -36,15 +36,10 @@ _HOMES = {
 
 
 class Learner(Protocol):
-    """What improves one policy's weights."""
+    """Improves one policy's weights."""
 
     def learn(self, batch: SampleBatch, env_steps: int) -> dict[str, float]:
-        """Learn from one batch and return statistics.
-
-        Args:
-            batch: The policy's rows, completed.
-            env_steps: Env steps of the whole run so far, for schedules.
-        """
+        """Learn from one completed batch and return statistics; `env_steps` of the whole run drive schedules."""
 
     def weights(self) -> dict[str, npt.NDArray[np.float32]]:
         """Return the weights by name."""
@@ -55,18 +50,18 @@ class Learner(Protocol):
 
 @runtime_checkable
 class KeepsState(Protocol):
-    """A learner that checkpoints can hold; those of menv all do."""
+    """A learner that checkpoints can hold, as all of menv's."""
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return everything besides the weights that the next step depends on, as arrays."""
+        """Return the arrays that the next step depends on, except the weights."""
 
     def set_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take over what `state` returned; called after `set_weights`."""
+        """Restore `state`; called after `set_weights`."""
 
 
 @runtime_checkable
 class ChecksState(Protocol):
-    """A learner that can tell beforehand what it could not take over."""
+    """A learner that can check a state before it is restored."""
 
     def check_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Raise `ConfigError` where `set_state` would, and change nothing."""
@@ -76,8 +71,7 @@ class ChecksState(Protocol):
 class FollowsRewards(Protocol):
     """A learner that scales its weights with the size of the rewards.
 
-    Attributes:
-        has_first_weights: Whether the weights are random ones, whose outputs have no unit.
+    `has_first_weights` is True for random weights, whose outputs have no unit.
     """
 
     has_first_weights: bool
@@ -85,27 +79,24 @@ class FollowsRewards(Protocol):
 
 @runtime_checkable
 class BringsLearner(Protocol):
-    """A policy object whose class says how it learns, such as `menv.algorithms.PPOPolicy`."""
+    """A policy whose class defines its learner, such as `menv.algorithms.PPOPolicy`."""
 
     def make_learner(self, seed: int) -> Learner:
-        """Return the learner of the policy; `seed` decides the order of rows."""
+        """Return the policy's learner; `seed` decides the order of rows."""
 
 
 @runtime_checkable
 class ReadsLearner(Protocol):
-    """A policy object that reads the weights that its learner changes, such as `menv.algorithms.PPOPolicy`."""
+    """A policy that reads its learner's weights, such as `menv.algorithms.PPOPolicy`."""
 
     def leave_learner(self) -> None:
-        """Stand on weights of its own again, for the learner is dropped."""
+        """Copy the weights, because the learner is dropped."""
 
 
 class Recipe(Protocol):
     """How one policy is trained.
 
-    Attributes:
-        name: As in `PolicySpec(algorithm=...)`.
-        config_class: The settings of such a policy.
-        off_policy: Whether it may learn from actions without knowing how probable they were.
+    `off_policy` recipes learn from actions of unknown probability.
     """
 
     off_policy: bool
@@ -121,47 +112,28 @@ class Recipe(Protocol):
     def network(
         self, obs_size: int, action_space: Any, config: Any, observation_space: Any = None
     ) -> NetworkSpec:
-        """Return the description of the network.
-
-        Args:
-            obs_size: F, numbers in a flat observation.
-            action_space: Of the policy.
-            config: Its settings.
-            observation_space: Of the policy, for networks that follow its structure.
-
-        Raises:
-            ConfigError: A space is none for this algorithm.
-        """
+        """Return the description of the network; `obs_size` is F, the numbers in a flat observation."""
 
     def first_weights(
         self, network: NetworkSpec, config: Any, seed: int
     ) -> dict[str, npt.NDArray[np.float32]]:
-        """Return the weights that a policy begins with."""
+        """Return a new policy's weights."""
 
     def complete(
         self, batch: SampleBatch, backend: ActingBackend, index: int, config: Any, *, later: bool = False
     ) -> None:
-        """Add the columns that the learner needs, such as advantages, to one policy's batch, where they are not there.
+        """Add the columns that the learner needs, such as advantages, unless they are there.
 
-        Args:
-            batch: The policy's rows.
-            backend: Runs its network.
-            index: The policy's index in it.
-            config: The policy's settings.
-            later: Whether this is called again, with a network that has learned more by then; what it thinks of
-                states, which gets better, may be left to then, but nothing about the actions.
+        With `later`, this is called again with newer networks: values may be left to that call, but nothing about
+        actions.
         """
 
     def make_learner(self, network: NetworkSpec, weights: Weights, config: Any, seed: int) -> Learner:
-        """Return the learner of one policy; `seed` decides its draws, such as the order of rows."""
+        """Return the learner of one policy; `seed` decides its sampling, such as the order of rows."""
 
 
 def recipe_named(name: str, policy_id: str) -> Recipe:
-    """Return an algorithm's recipe.
-
-    Raises:
-        ConfigError: There is no such algorithm.
-    """
+    """Return an algorithm's recipe."""
     if not isinstance(name, str) or name not in _HOMES:
         near = difflib.get_close_matches(name.upper(), _HOMES, 1, 0.4) if isinstance(name, str) else []
         hint = f"did you mean {near[0]!r}?" if near else "choose one of these"
@@ -174,12 +146,12 @@ def recipe_named(name: str, policy_id: str) -> Recipe:
 
 
 class OffPolicyRecipe:
-    """First weights, and what a batch lacks."""
+    """The common part of recipes for algorithms that learn Q-values from replayed experience."""
 
     off_policy = True
 
     def first_weights(self, network: NetworkSpec, config: OffPolicyConfig, seed: int) -> dict[str, Any]:
-        """Return the weights that a policy begins with, epsilon among them."""
+        """Return a new policy's weights, epsilon among them."""
         weights = network.first_weights(seed)
         weights[EPSILON][:] = config.epsilon_at(0)
         return weights
@@ -193,12 +165,12 @@ class OffPolicyRecipe:
         *,
         later: bool = False,
     ) -> None:
-        """Clip the rewards if the settings say so; targets are made when rows are learned from."""
+        """Clip the rewards if the settings say so; targets are computed when rows are learned from."""
         clip_rewards_of(batch, config.clip_rewards)
 
 
 def instead(action_space: gym.Space[Any]) -> str:
-    """Return what to do about actions that are not chosen by their worth."""
+    """Return the advice for action spaces without Q-values."""
     try:
         ActionHead.for_space(flat_action_space(action_space))
     except ConfigError:

@@ -1,7 +1,7 @@
-"""Rollouts of workers: their fragments put together as if one process had sampled them.
+"""Rollouts of workers: their fragments joined as if one process had sampled them.
 
-`menv.algorithms.algorithm` has one where `num_workers` is not 0. Each worker has its share of the sub-environments;
-what comes out is in the order of these, whoever was ready first. How workers are asked, and replaced, is in `workers`.
+Each worker has its share of the sub-environments, and the fragments are joined in that order, whichever worker was
+first. `menv.algorithms.worker_group` requests fragments and replaces workers.
 """
 
 from __future__ import annotations
@@ -41,21 +41,9 @@ from menv.workers.engine import Engine, RemoteActor
 
 
 class RemoteRollouts:
-    """Workers that sample.
+    """Workers that sample; see `Rollouts`.
 
-    Args:
-        config: The settings.
-        crew: The policies.
-        seed: Key of every random draw.
-        metrics: Where episodes are recorded.
-        engine: Starts the workers.
-        num_envs: Sub-environments of each.
-        early: Seats that the engine has started already.
-        declared: The spaces of the driver's environment.
-
-    Attributes:
-        staleness: Updates between acting and learning, of the rows of the fragments since the last look.
-        timers: See `Rollouts`.
+    `staleness` holds, for each fragment since the last report, the updates between acting and learning of its rows.
     """
 
     idle = False
@@ -125,27 +113,27 @@ class RemoteRollouts:
 
     @property
     def lost(self) -> int:
-        """Workers that have been lost so far."""
+        """Number of workers lost so far."""
         return self._workers.lost
 
     @property
     def pids(self) -> list[int | None]:
-        """Of the workers' processes."""
+        """Process ids of the workers."""
         return self._workers.pids
 
     def recreated(self) -> list[int]:
-        """Return the numbers, from 1, of the workers that were replaced since the last look."""
+        """Return the numbers, from 1, of the workers that were replaced since the last call."""
         numbers, self._workers.recreated = self._workers.recreated, []
         return numbers
 
     @property
     def _total(self) -> WorkerCounters:
-        """What all workers have done, those that are gone too."""
+        """Counters of all workers, lost ones included."""
         each = ((queue.past_counters, queue.counters) for queue in self._workers.queues)
         return WorkerCounters.sum((self._past_counters, *chain.from_iterable(each)))
 
     def begin(self) -> None:
-        """Let workers that may run ahead sample what comes first, while this process gets ready to learn."""
+        """Let workers sample ahead while this process prepares to learn."""
         if self._workers.ahead:
             self._begun = True
             for index in range(len(self._workers)):
@@ -153,11 +141,7 @@ class RemoteRollouts:
 
     @locked
     def prepare(self) -> None:
-        """Wait until every worker's fragment has come, and ask for those that may be sampled ahead of time.
-
-        Raises:
-            WorkerLostError: Workers are lost again and again.
-        """
+        """Wait for every worker's fragment, and request fragments ahead of time."""
         self._follow_again()
         absent = self._workers.absent
         if self._prepared and all(queue or i in absent for i, queue in enumerate(self._workers.queues)):
@@ -179,11 +163,7 @@ class RemoteRollouts:
 
     @locked
     def sample(self) -> MultiAgentBatch:
-        """Return the fragments of all workers as one; see `Rollouts.sample`.
-
-        Raises:
-            WorkerLostError: Workers are lost again and again.
-        """
+        """Return the fragments of all workers as one."""
         self.prepare()
         self._prepared = False
         return self._together(
@@ -225,7 +205,7 @@ class RemoteRollouts:
 
     @locked
     def state(self) -> Tree:
-        """Return the state of the episodes, without fragments that were sampled ahead of time."""
+        """Return the state of the episodes, without fragments that were sampled ahead."""
         self._follow_again()
         self.discard_prefetched()
         states = self._workers.sure_of_all("state")
@@ -276,13 +256,13 @@ class RemoteRollouts:
         self._workers.stop()
 
     def discard_prefetched(self) -> None:
-        """Make workers anew that began with policies that have changed before anybody took what they sampled."""
+        """Re-create workers that have begun to sample with outdated policies."""
         if self._begun:
             self._begun = False
             self._workers.renew()
 
     def _follow_again(self) -> None:
-        """Tell workers of the policies that there are, if somebody was interrupted in that."""
+        """Send the policies again if an interrupt has prevented it."""
         if self._behind:
             self.follow()
 
@@ -329,14 +309,10 @@ def _own(batch: MultiAgentBatch) -> MultiAgentBatch:
 
 
 class WorkerGroupFactory:
-    """The workers of one algorithm, if it has any.
-
-    Args:
-        config: The settings.
-    """
+    """The workers of one algorithm, if it has any."""
 
     def __init__(self, config: AlgorithmConfig) -> None:
-        """Start the processes of workers, which import what they need while this one does likewise."""
+        """Start the processes of workers, which import while this process does."""
         self._config = config
         self._engine: Engine | None = None
         self._seats: list[RemoteActor] = []
@@ -354,13 +330,13 @@ class WorkerGroupFactory:
 
     @property
     def pids(self) -> Sequence[int | None]:
-        """The ids of the workers' processes; None for one that has not answered yet."""
+        """Process ids of the workers; None for one that has not answered yet."""
         return [] if self._workers is None else self._workers.pids
 
     def make_envs(self) -> tuple[Any, BaseEnv]:
         """Create the environments of this process.
 
-        With workers it is one, which is asked for its spaces only, and none at all if the config has these.
+        With workers, it is one that only declares spaces, and none at all if the config has these.
         """
         config = self._config
         if config.input is not None:
@@ -392,15 +368,7 @@ class WorkerGroupFactory:
         seed: int,
         metrics: Metrics,
     ) -> Rollouts:
-        """Return what samples, once it is known what runs the networks.
-
-        Args:
-            base_env: The environments of this process.
-            policy_set: The policies.
-            callbacks: Told about episodes, if it is this process that samples.
-            seed: Key of every random draw.
-            metrics: Where episodes are recorded.
-        """
+        """Return the source of fragments, once the backends have been checked."""
         config = self._config
         if not (config.num_workers and config.overlap):
             self._prepare_torch(policy_set)
@@ -415,24 +383,20 @@ class WorkerGroupFactory:
         return workers
 
     def check_travels(self, mapping_fn: Any, to_train: Any) -> None:
-        """Refuse functions that workers cannot be told, before anything has changed.
-
-        Raises:
-            UnsendableError: One of them cannot be pickled.
-        """
+        """Refuse functions that cannot be pickled for workers, before anything has changed."""
         if self._config.num_workers:
             from menv.workers.pipe_channel import pack
 
             pack({"policy_mapping_fn": mapping_fn, "policies_to_train": to_train}, "multiagent")
 
     def replaced(self) -> list[int]:
-        """Return the numbers, from 1, of the workers that were replaced since the last look."""
+        """Return the numbers, from 1, of the workers that were replaced since the last call."""
         if self._workers is None:
             return []
         return self._workers.recreated()
 
     def report(self) -> dict[str, Any]:
-        """Return what a result tells of workers."""
+        """Return the entries of a result about workers."""
         if self._workers is None:
             return {}
         told: dict[str, Any] = {"num_worker_restarts": self._workers.lost}
@@ -446,7 +410,7 @@ class WorkerGroupFactory:
         return told
 
     def _prepare_torch(self, policy_set: PolicySet) -> bool:
-        """Import torch and check what runs the networks; return whether something else runs some of them now."""
+        """Import torch and check the backends; return whether one was replaced."""
         set_torch_threads(self._config.torch_threads)
         return policy_set.check_backends()
 
@@ -463,7 +427,7 @@ class WorkerGroupFactory:
 
 
 class _NotCreated(MultiAgentEnv):
-    """Stands for the environment in a process that does not create one: its agents, without spaces."""
+    """A stand-in for the environment where none is created: its agents, without spaces."""
 
     def __init__(self, agents: list[AgentId]) -> None:
         super().__init__()

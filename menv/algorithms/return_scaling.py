@@ -1,8 +1,8 @@
-"""Scaling of learning targets: `ReturnNormalizer` follows value targets (PPO), `RewardScale` rewards (DQN, QMIX).
+"""Scaling of learning targets: `ReturnNormalizer` for value targets (PPO), `RewardScale` for rewards (DQN, QMIX).
 
 A fresh network outputs numbers of about 1, while returns may have any size. Learners scale the last layers, so that
-the same task is learned alike whether it pays 0.01 or 10,000. Weights outside of the learners are always those of
-values in the environment's own unit.
+a task is learned equally well with rewards of 0.01 or 10,000. Outside the learners, weights always give values in the
+environment's unit.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class ReturnNormalizer:
         return {"value_scale": np.array([self._batches, self.mean, self._variance, self.unit], np.float64)}
 
     def set_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take over what `state` returned, unless it has nothing of this."""
+        """Restore `state`, if it has this entry."""
         if "value_scale" not in state:
             return
         numbers = np.asarray(state["value_scale"], np.float64).tolist()
@@ -144,11 +144,7 @@ class RewardScale:
             self._least, self._most = min(self._least, float(paid.min())), max(self._most, float(paid.max()))
 
     def renew(self) -> bool:
-        """Choose a unit once there are returns, and another one where they are beyond twice or half of it.
-
-        Returns:
-            Whether it has chosen one.
-        """
+        """Choose a unit once there are returns, and another one where they are beyond twice or half of it."""
         size = math.sqrt(self._square)
         if not size or (self._is_chosen and 0.5 <= size / self.unit <= 2.0):
             return False
@@ -164,11 +160,7 @@ class RewardScale:
         return {"reward_unit": np.array(numbers, np.float64)}
 
     def check_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Refuse what no run can have reached.
-
-        Raises:
-            ConfigError: The unit is no power of two, or a number is out of range.
-        """
+        """Refuse what no run can have reached."""
         numbers = np.asarray(state["reward_unit"], np.float64).ravel()
         check_stored(LEARNERS, "reward_unit", numbers[1:3], "f", 0, _MOST**2)
         check_stored(LEARNERS, "reward_unit", numbers[3:], "f", -_MOST, _MOST)
@@ -180,7 +172,7 @@ class RewardScale:
             )
 
     def set_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take over what `state` returned."""
+        """Restore `state`."""
         unit, count, self._square, self._least, self._most = state["reward_unit"].tolist()
         self.unit, self._is_chosen, self._count = unit or 1.0, bool(unit), int(count)
 

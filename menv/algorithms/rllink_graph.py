@@ -1,8 +1,7 @@
-"""RLlinkGraph: a policy as the ONNX file that RLlink clients read: one input, one output, the current weights.
+"""A policy as the ONNX file that RLlink clients read: one input, one output, the current weights.
 
-A server asks it for a model after each update and sends what `onnx_file` makes of that. The graph is put together once;
-later models are the same bytes with other numbers in them. What a connector or a head of outputs does is in
-`onnx_ends` and `networks`; nothing here knows sockets or messages. Needs onnx, but neither torch nor ONNX Runtime.
+A server asks for a model after each update and sends the text of `onnx_file`. The graph is built once; later models
+are the same bytes with other numbers in them. Needs onnx, but neither torch nor ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -194,11 +193,7 @@ def _checked(policy: Policy) -> NetworkPolicy:
 
 
 def _plan(policy: NetworkPolicy) -> tuple[ActionPlan, list[MeanStdObservationFilterAgentConnector]]:
-    """Return how actions are scaled, and the filters that rows go through in order.
-
-    Raises:
-        ConfigError: A connector does something else.
-    """
+    """Return how actions are scaled, and the filters that rows go through in order."""
     own = policy.networks.connectors[policy.index]
     plan, filters, seen = action_plan(own.action), [], False
     unknown: list[Connector] = [one for one in plan.rest if type(one) not in _LEFT_TO_CLIENTS]

@@ -1,7 +1,6 @@
-"""A worker: what samples in another process, made from a `WorkerInit` and told the `PolicyUpdate`.
+"""A rollout worker: samples in another process, created from a `WorkerInit` and kept up to date by `PolicyUpdate`s.
 
-`menv.algorithms.remote_rollouts` lets an engine create it and asks it for fragments. It imports no torch,
-unless a policy acts with it.
+`menv.algorithms.remote_rollouts` starts it and requests fragments. It imports no torch, unless a policy acts with it.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _ALWAYS = ("always", None, EnvFaultWarning)
 
 
 class WorkerSlot(ABC):
-    """A place for a worker, which has imported what that will need; all but `take` is asked of the worker."""
+    """A process that has imported what a worker needs, and the worker once `take` has created it."""
 
     def __init__(self) -> None:
         import menv.inference.onnx_backend  # noqa: F401 - takes longest of all, and nobody has to wait for it yet
@@ -47,36 +46,31 @@ class WorkerSlot(ABC):
         self._worker: Any = None
 
     def take(self, worker_init: WorkerInit) -> None:
-        """Create the worker, in the place of the one that is here."""
+        """Create the worker, replacing the current one."""
         self.stop()
         self._worker = self._made(worker_init)
 
     @abstractmethod
     def _made(self, worker_init: WorkerInit) -> Any:
-        """Return a worker."""
+        """Return a new worker."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._worker, name)
 
     def stop(self) -> None:
-        """Close the worker's environments."""
         if self._worker is not None:
             self._worker.stop()
 
 
 class WorkerBootstrap(WorkerSlot):
-    """A place for one that samples."""
+    """Creates rollout workers."""
 
     def _made(self, worker_init: WorkerInit) -> RolloutWorker:
         return RolloutWorker(worker_init)
 
 
 class RolloutWorker:
-    """Samples the share of the sub-environments that its place says.
-
-    Args:
-        plan: All that it needs to know.
-    """
+    """Samples the share of the sub-environments that its placement says."""
 
     def __init__(self, worker_init: WorkerInit) -> None:
         config = open_settings(worker_init)
@@ -113,13 +107,7 @@ class RolloutWorker:
     def sample(
         self, weights_seq_no: int | None, explore: bool, update: PolicyUpdate | None = None
     ) -> Fragment:
-        """Return one fragment.
-
-        Args:
-            weights_seq_no: Number of the weights that act, which the rows shall tell; None if they shall not.
-            explore: Whether actions are drawn.
-            update: What has changed of the policies.
-        """
+        """Return one fragment, after applying an update; rows carry `weights_seq_no` unless it is None."""
         if update is not None:
             self._worker_policies.take(update, range(self._rollouts.sampler.slots_used))
         # What has come with a filter from a process that handed on nothing is in its statistics already.
@@ -139,7 +127,7 @@ class RolloutWorker:
         )  # fmt: skip
 
     def follow(self, worker_policies: WorkerPolicies) -> None:
-        """Go on with the policies that there are now; episodes that run keep theirs."""
+        """Switch to the current policies; running episodes keep theirs."""
         own = self._worker_policies
         added = worker_policies.groups[len(own.groups) :]
         for mine, newer in zip(own.groups, worker_policies.groups, strict=False):
@@ -165,32 +153,26 @@ class RolloutWorker:
         own.groups = groups
 
     def running_ids(self) -> set[int] | None:
-        """Return the ids of the episodes that run here; see `Rollouts.running_ids`."""
+        """See `Rollouts.running_ids`."""
         return self._rollouts.running_ids()
 
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
-        """Return what a method of each sub-environment returned."""
         return self._rollouts.call_envs(method, args)
 
     def state(self) -> Tree:
-        """Return where the sampler stands."""
         return self._rollouts.state()
 
     def check_restartable(self) -> None:
-        """Refuse environments that cannot begin again."""
         self._rollouts.check_restartable()
 
     def restart(self, seed: int) -> None:
-        """Forget everything that was sampled."""
         self._metrics.take()
         self._rollouts.restart(seed)
 
     def resume(self, tree: Mapping[str, Any]) -> int:
-        """Go on from what `state` returned."""
         return self._rollouts.resume(tree)
 
     def stop(self) -> None:
-        """Close the environments."""
         self._rollouts.stop()
 
     def _progress(self) -> int:
@@ -208,7 +190,7 @@ class RolloutWorker:
 
 
 def open_settings(worker_init: WorkerInit) -> AlgorithmConfig:
-    """Return the settings of a plan; names of environments mean here by then what they mean in the driver."""
+    """Return the settings of a worker, after registering the driver's environment names here."""
     settings = (
         worker_init.settings.opened()
         if isinstance(worker_init.settings, SealedValue)
@@ -224,7 +206,7 @@ def open_settings(worker_init: WorkerInit) -> AlgorithmConfig:
 
 @contextmanager
 def collect_warnings() -> Iterator[list[str]]:
-    """Keep warnings of faults, which the driver shows; others are shown as ever, each once."""
+    """Collect warnings of faults, which the driver shows; show others as usual, each once."""
     faults: list[str] = []
     show = warnings.showwarning
 

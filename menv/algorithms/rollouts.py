@@ -1,7 +1,7 @@
-"""Rollouts: where an algorithm's fragments come from.
+"""Rollouts: the source of an algorithm's fragments.
 
-`menv.algorithms.algorithm` has one. `LocalRollouts` sample in this process, here for algorithms without workers and
-there in every worker; `menv.algorithms.remote_rollouts` asks workers for theirs. Nobody here learns.
+`LocalRollouts` samples in this process, for algorithms without workers and inside each worker;
+`menv.algorithms.remote_rollouts` collects the fragments of workers. Nothing here learns.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Tree = dict[str, Any]
 
 
 class PolicyView(Protocol):
-    """The policies, as those need them who sample: a `Population`, or what of one has come to a worker."""
+    """The policies as sampling needs them: a `PolicySet`, or its copy in a worker."""
 
     @property
     def policy_map(self) -> PolicyMap:
-        """Who answers for whom."""
+        """Maps agents to policies."""
 
     @property
     def policies(self) -> Mapping[str, Policy]:
@@ -48,15 +48,15 @@ class PolicyView(Protocol):
 
     @property
     def groups(self) -> Sequence[PolicyGroup]:
-        """Who answers together."""
+        """Policies that act together."""
 
     @property
     def postprocessor(self) -> BatchPostprocessor:
-        """Makes fragments ready to be learned from."""
+        """Prepares fragments for learning."""
 
 
 def freeze(policy_view: PolicyView) -> None:
-    """Let connectors learn from what policies see that are trained, and from nothing else."""
+    """Let connectors of trained policies learn from what they see, and no others."""
     for name, policy in policy_view.policies.items():
         if isinstance(policy, NetworkPolicy):
             pipeline = policy.agent_connectors
@@ -64,17 +64,11 @@ def freeze(policy_view: PolicyView) -> None:
 
 
 class Rollouts(Protocol):
-    """A source of fragments that are ready to be learned from.
-
-    Attributes:
-        env_steps: Of all sub-environments, since the start.
-        agent_steps: Rows that have been answered, since the start.
-        idle: Whether the last fragment was given up for the time being, because nobody called.
-    """
+    """A source of fragments that are ready to be learned from."""
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
-        """Is entered by who samples, learns or changes the policies, so that no other thread does so meanwhile."""
+        """Held while sampling, learning or changing policies."""
 
     @property
     def env_steps(self) -> int:
@@ -82,15 +76,15 @@ class Rollouts(Protocol):
 
     @property
     def agent_steps(self) -> int:
-        """Rows that have been answered since the start."""
+        """Agent steps since the start."""
 
     @property
     def idle(self) -> bool:
-        """Whether the last fragment was given up for the time being, because nobody called."""
+        """True if the last `sample()` timed out while waiting for external clients."""
 
     @property
     def digest(self) -> Digest:
-        """Of all rows that have been released."""
+        """Digest of all rows that were released."""
 
     @property
     def left_out(self) -> int:
@@ -98,7 +92,7 @@ class Rollouts(Protocol):
 
     @property
     def num_envs(self) -> int:
-        """How many sub-environments there are in all."""
+        """Number of sub-environments in all processes."""
 
     @property
     def timers(self) -> Timers:
@@ -106,37 +100,37 @@ class Rollouts(Protocol):
 
     @property
     def uninterrupted(self) -> AbstractContextManager[Any]:
-        """A context around `sample` and the note of its fragment, in which Ctrl-C waits so that none is lost."""
+        """A context around `sample` and the storing of its fragment that delays Ctrl-C, so that no fragment is lost."""
 
     def prepare(self) -> None:
-        """Wait for what other processes sample, if they do; an interrupt loses nothing."""
+        """Wait for the fragments of other processes, if any; an interrupt loses nothing."""
 
     def sample(self) -> MultiAgentBatch:
         """Return a fragment of every sub-environment; see `Algorithm.sample`."""
 
     def follow(self, added: Sequence[PolicyGroup] = ()) -> None:
-        """Go on with the policies that the crew has now; episodes that run keep theirs."""
+        """Apply changes of the policies; running episodes keep theirs. `added` are new groups."""
 
     def retire(self, policy_id: str) -> None:
-        """Take the id of a policy away that is removed."""
+        """Release the id of a removed policy."""
 
     def running_ids(self) -> set[int] | None:
-        """Return the ids of the episodes that run; None where those of others may hold rows, or be told of later."""
+        """Return the ids of running episodes; None where other episodes may hold rows or arrive later."""
 
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
-        """Return what a method of each sub-environment returned."""
+        """Call a method of each sub-environment; return the results."""
 
     def state(self) -> Tree:
-        """Return where the samplers stand; see `Sampler.state`."""
+        """Return the state of the samplers; see `Sampler.state`."""
 
     def check_restartable(self) -> None:
-        """Refuse environments that cannot begin again."""
+        """Refuse environments that cannot restart."""
 
     def restart(self, seed: int) -> None:
-        """Forget everything that was sampled, and stand at the beginning."""
+        """Discard everything that was sampled."""
 
     def resume(self, tree: Mapping[str, Any]) -> int:
-        """Go on from what `state` returned; return how many episodes could not be taken up."""
+        """Restore `state`; return how many episodes could not be resumed."""
 
     def stop(self) -> None:
         """Close the environments; may be called more than once."""
@@ -145,20 +139,8 @@ class Rollouts(Protocol):
 class LocalRollouts:
     """A sampler in this process.
 
-    Args:
-        config: The settings.
-        base_env: The sub-environments.
-        crew: The policies.
-        callbacks: Told about episodes.
-        seed: Key of every random draw.
-        metrics: Where episodes are recorded.
-        place: Which share of all sub-environments this is.
-
-    Attributes:
-        sampler: Takes what happens.
-        base_env: The sub-environments.
-        guard: Is entered while environments are stepped.
-        later: Whether what networks think of states is added by somebody else, who learns meanwhile.
+    `guard` is entered while environments are stepped. `later` leaves the values of networks to be added by the learning
+    process.
     """
 
     def __init__(
@@ -225,11 +207,7 @@ class LocalRollouts:
     def sample(self) -> MultiAgentBatch:
         """Return a fragment of every sub-environment.
 
-        After an exception, such as Ctrl-C, the next call begins with new episodes; what was sampled of that fragment is
-        left out.
-
-        Raises:
-            CallOrderError: Somebody calls it whom the fragment itself has called, or another thread.
+        After an exception, such as Ctrl-C, the next call begins new episodes; the interrupted fragment is dropped.
         """
         if self._sampling:
             raise CallOrderError(
@@ -287,11 +265,6 @@ class LocalRollouts:
         return self.sampler.state()
 
     def check_restartable(self) -> None:
-        """Refuse environments that cannot start again.
-
-        Raises:
-            ConfigError: The environment cannot.
-        """
         if self.sampler.polled and not isinstance(self.base_env, CreatedEnvs | LockstepEnvs):
             raise ConfigError(
                 f"restore: {type(self.base_env).__name__} cannot begin again, expected environments that menv made; "
@@ -356,11 +329,9 @@ class LocalRollouts:
 
 
 class BatchAccumulator:
-    """Fragments of a batch that is not full.
+    """Joins fragments into train batches; an incomplete batch is part of checkpoints.
 
-    Args:
-        rollouts: Where they come from.
-        by_rows: Whether answered rows count, and not env steps.
+    `by_rows` counts agent steps instead of env steps.
     """
 
     def __init__(self, rollouts: Rollouts, *, by_rows: bool) -> None:
@@ -370,13 +341,9 @@ class BatchAccumulator:
         self._fragments: list[tuple[MultiAgentBatch, int]] = []
 
     def batch(self, size: int, sample: Callable[[], MultiAgentBatch]) -> tuple[MultiAgentBatch | None, int]:
-        """Sample until a batch is full; return it and how many steps it counts.
+        """Sample until a batch has `size` steps; return it and its steps.
 
-        None where nobody calls an external environment; what there is of the batch is kept for the next time.
-
-        Args:
-            size: The steps that make it full.
-            sample: Returns the next fragment.
+        Return None where external clients timed out; the incomplete batch is kept for the next call.
         """
         fragments, rollouts = self._fragments, self._rollouts
         taken = sum(steps for _, steps in fragments)
@@ -395,12 +362,12 @@ class BatchAccumulator:
         return (batches[0] if len(batches) == 1 else MultiAgentBatch.concat_samples(batches)), taken
 
     def drop(self, policy_id: str) -> None:
-        """Leave out the rows of a policy that is removed; another one may have its id next."""
+        """Drop the rows of a removed policy; a new policy may get its id."""
         for batch, _ in self._fragments:
             batch.policy_batches.pop(policy_id, None)
 
     def state(self) -> list[Any]:
-        """Return the fragments as a plain tree, but for infos; none where a file cannot hold them."""
+        """Return the fragments as a plain tree without infos; [] where a file cannot hold them."""
         found = [
             [
                 steps,
@@ -418,7 +385,7 @@ class BatchAccumulator:
         return found if is_plain(found) else []
 
     def set_state(self, fragments: Sequence[Any], policies: Collection[str]) -> None:
-        """Go on with fragments of which `state` told, as far as they are rows of some policies."""
+        """Restore `state`, as far as it holds rows of some policies."""
         self._fragments = []
         for steps, env_steps, by_policy in fragments:
             rows = {

@@ -46,9 +46,6 @@ def sequences(lengths: Column, most: int, width: int | None = None) -> Sequences
         lengths: [S] rows of each piece; the pieces lie one after the other.
         most: Rows of a sequence at most; all but the last one of a piece have so many.
         width: T, at least `most`; None takes the length of the longest.
-
-    Returns:
-        B sequences in the order of the rows.
     """
     parts = -(-lengths // most)
     piece = np.repeat(np.arange(len(lengths)), parts)

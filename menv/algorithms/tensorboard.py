@@ -84,11 +84,11 @@ class TensorBoardWriter:
 class TensorBoardCallbacks(DefaultCallbacks):
     """Writes each result of `train()`, over env steps; evaluations are part of the results.
 
-    With callbacks of your own beside it: `callbacks=[Mine, TensorBoardCallbacks("runs/first")]`. They come first, so
-    that what they put into the result is written too.
+    Combine it with other callbacks as `callbacks=[Mine, TensorBoardCallbacks("runs/first")]`: the others run first, so
+    that their additions to the result are written too.
 
     Args:
-        logdir: A folder for this run; TensorBoard takes the folders below the one that it is shown for runs.
+        logdir: A folder for this run; TensorBoard treats each folder below its `--logdir` as a run.
     """
 
     def __init__(self, logdir: str | PathLike[str]) -> None:

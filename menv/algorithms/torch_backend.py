@@ -1,7 +1,7 @@
-"""Acting with torch: the `ActingBackend` for networks that cannot be exported, and the check of others.
+"""Acting with torch: the `ActingBackend` for networks without an ONNX graph, and the check of ONNX backends.
 
-The algorithm builds it for `inference="torch"`; with "auto" it builds both back-ends and calls
-`check_against` once. It gives what `OnnxActing` gives up to rounding, several times slower for small batches.
+With `inference="auto"` the algorithm builds both backends and calls `check_against` once. Results equal those of
+`OnnxBackend` up to rounding, several times slower for small batches.
 """
 
 from __future__ import annotations
@@ -109,16 +109,6 @@ class TorchBackend:
     """P policies of one architecture, run by torch.
 
     Pickled, it acts on the processor of wherever it arrives.
-
-    Args:
-        make_network: Builds a network over parameters by name, such as `partial(TorchStock, spec)`.
-        head: How outputs become actions.
-        weights: The weights of each policy, at least one.
-        state_size: S, numbers in a row of recurrent state.
-        device: Where networks are; rows come from the processor and go back there.
-
-    Raises:
-        ConfigError: The policies' weights differ in names or shapes.
     """
 
     def __init__(
@@ -238,11 +228,7 @@ class TorchBackend:
         return self.policies - 1
 
     def set_weights(self, policy: int, weights: Weights) -> None:
-        """Copy `weights` in.
-
-        Raises:
-            ConfigError: A name or shape differs from the architecture.
-        """
+        """Copy `weights` in."""
         self._network(policy)
         found = {name: np.shape(weights[name]) for name in weights}
         wrong = sorted(
@@ -343,21 +329,7 @@ def check_against(
     dtype: npt.DTypeLike = np.float32,
     brightest: int = 255,
 ) -> None:
-    """Compare two back-ends of the same architecture and weights on random rows of every policy.
-
-    Args:
-        acting: The one that is to be used.
-        reference: The one that is right by definition.
-        rng: Where the rows come from.
-        masked: Whether choices are masked in the check, as they will be in the run; each way opens graphs
-            of its own.
-        critic_size: Numbers that the value network sees, 0 if it sees the observations.
-        dtype: Of the rows: float32, or uint8 for images of bytes.
-        brightest: The highest byte. Where nothing divides bytes, large ones come to more than rounding is allowed.
-
-    Raises:
-        ConfigError: They disagree by more than rounding can explain.
-    """
+    """Compare two back-ends of the same architecture and weights on random rows of every policy."""
     for policy in range(reference.policies):
         rows = _random_rows(reference.head, reference.obs_size, rng, dtype, brightest)
         for what, error in _differences(acting, reference, policy, rng, rows, masked, critic_size).items():

@@ -1,7 +1,6 @@
-"""Where tensors live: this process's processor, or a GPU that `num_gpus` asks for.
+"""The device of tensors: the CPU, or a GPU that `num_gpus` asks for (torch calls AMD's "cuda" too).
 
-Learners and the torch acting back-end call it. What they compute lies where their parameters do; numpy arrays come
-in and go out. torch's name for GPUs is "cuda", those of AMD among them.
+Numpy arrays go in and come out; learners and the torch backend compute where their parameters are.
 """
 
 from __future__ import annotations
@@ -22,11 +21,7 @@ CPU = torch.device("cpu")
 
 
 def learning_device(num_gpus: float) -> torch.device:
-    """Return where a policy with this setting learns.
-
-    Raises:
-        ConfigError: It asks for a GPU and torch finds none.
-    """
+    """Return the device that a policy with this setting learns on."""
     if not num_gpus:
         return CPU
     if not torch.cuda.is_available():
@@ -52,15 +47,15 @@ def array_of(tensor: Tensor) -> npt.NDArray[Any]:
 
 @cache
 def constant(value: float, device: torch.device) -> Tensor:
-    """Return a scalar tensor of float32, always the same; nobody may write into it."""
+    """Return a cached scalar tensor of float32, which must not be written to."""
     return torch.tensor(value, device=device, dtype=torch.float32)
 
 
 @contextmanager
 def repeatable(device: torch.device) -> Iterator[None]:
-    """Have convolutions and cells on a GPU add up in the same order each time, so that a seed repeats its run there.
+    """Make convolutions and cells on a GPU add up in a fixed order, so that seeded runs repeat.
 
-    They keep to float32, of which cuDNN would by itself drop 13 bits: what acts and what learns must agree.
+    They stay in full float32, of which cuDNN would drop 13 bits by default: acting and learning must agree.
     """
     if device.type == "cpu":
         yield

@@ -25,10 +25,9 @@ _CONVOLUTION = 3
 
 
 def set_torch_threads(count: Threads) -> None:
-    """Limit torch's threads in this process; several of them wait for each other over small networks.
+    """Limit torch's threads in this process, because several of them wait for each other over small networks.
 
-    Args:
-        count: How many; "auto" is one, but for `threads_to_learn_with`; None leaves torch alone.
+    "auto" is one, except for `threads_to_learn_with`; None leaves torch alone.
     """
     _import_torch()
     import torch
@@ -41,14 +40,7 @@ def set_torch_threads(count: Threads) -> None:
 def threads_to_learn_with(
     setting: Threads, shapes: Mapping[str, tuple[int, ...]], rows: int, busy: int = 0
 ) -> int | None:
-    """Return how many threads a network learns with, None for as many as are set.
-
-    Args:
-        setting: As for `set_torch_threads`.
-        shapes: Those of the network's weights, by name.
-        rows: Of one gradient step.
-        busy: Processors that others use meanwhile.
-    """
+    """Return how many threads a network learns with, None for the current number; `busy` processors are in use."""
     if setting != "auto":
         return None
     convolves = any(len(shape) >= _CONVOLUTION for shape in shapes.values())
@@ -60,7 +52,7 @@ def threads_to_learn_with(
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """Have torch compute with so many threads; None leaves it alone."""
+    """Let torch compute with this number of threads; None leaves it alone."""
     if count is None:
         yield
         return
@@ -89,10 +81,10 @@ def processors() -> int:
 
 
 def _import_torch() -> None:
-    """Import torch without looks for garbage meanwhile, which find none and take a sixth of the time.
+    """Import torch without garbage collections, which find nothing and take a sixth of the time.
 
-    What it made, a quarter of a million objects, goes among the old ones: as young ones they would be looked through
-    several times soon, at 0.1 s each.
+    The quarter of a million new objects move to the oldest generation: as young ones they would soon be traversed
+    several times, at 0.1 s each.
     """
     if "torch" in sys.modules:
         return

@@ -1,8 +1,7 @@
-"""Published: an algorithm's policies as those see them who act elsewhere, each set of weights with its number.
+"""The policies of an algorithm for external clients: numbered sets of weights, and recent sets to judge late actions.
 
-An `Algorithm` keeps one where its environment is external, and tells it when weights have changed. It is
-the `Trainer` of serving inputs, whose clients are given a `Publication` while the algorithm learns the next one.
-Weights that were published are kept for a while, to judge actions that they chose.
+`WeightPublisher` implements the `Trainer` of serving inputs. Clients receive a `Publication` while the algorithm learns
+the next one; `WeightsHistory` evaluates actions that arrive later, with the weights that chose them.
 """
 
 from __future__ import annotations
@@ -35,13 +34,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(slots=True)
 class _WeightsAge:
-    """A back-end that is for nothing else than to judge one policy's actions.
-
-    Attributes:
-        origin: The back-end that acts.
-        backend: One of its own, with other weights.
-        number: The sequence number of these.
-    """
+    """A separate backend with earlier weights of one policy; `number` is their sequence number."""
 
     origin: ActingBackend
     backend: ActingBackend
@@ -51,17 +44,9 @@ class _WeightsAge:
 class WeightsHistory:
     """The last `keep` sets of weights of each policy.
 
-    Sequence numbers belong to the whole run: a policy that did not learn in an update need not be noted, and its
-    weights at that number are those that it had before. Memory: `keep` copies of each policy's weights, and one more
-    of each policy that is evaluated; `forget` frees those of a policy that is gone.
-
-    May be used by several threads at once: noting never waits for an evaluation.
-
-    Args:
-        keep: How many sets of weights of each policy are kept.
-
-    Raises:
-        ConfigError: `keep` is not positive.
+    Sequence numbers belong to the whole run: a policy that did not learn in an update keeps the weights of its latest
+    number. Memory: `keep` copies of each policy's weights, and one more of each policy that is evaluated. Thread-safe:
+    recording never waits for an evaluation.
     """
 
     def __init__(self, keep: int = 16) -> None:
@@ -81,16 +66,7 @@ class WeightsHistory:
         return self._latest
 
     def note(self, seq: int, policy_id: str, weights: Mapping[str, Array]) -> None:
-        """Keep copies of the weights that a policy has from sequence number `seq` on.
-
-        Args:
-            seq: Not below the latest, and above those of this policy.
-            policy_id: Whose.
-            weights: As `policy.get_weights` returns them; they may change afterwards.
-
-        Raises:
-            CallOrderError: The number is too low.
-        """
+        """Keep copies of a policy's weights from sequence number `seq` on; numbers must increase."""
         copies = {name: np.array(value) for name, value in weights.items()}
         for value in copies.values():
             value.flags.writeable = False
@@ -108,16 +84,11 @@ class WeightsHistory:
                 del sets[min(sets)]
 
     def known(self, policy_id: str, seq: int) -> bool:
-        """Return whether the weights that a policy had at a sequence number are still here."""
+        """Return whether the weights of a sequence number are still kept."""
         return self._found(policy_id, seq) is not None
 
     def weights(self, policy_id: str, seq: int | None = None) -> Mapping[str, Array] | None:
-        """Return the weights, read-only, that a policy had at a number; None if they are unknown or forgotten.
-
-        Args:
-            policy_id: Whose.
-            seq: The number; None for the latest.
-        """
+        """Return the read-only weights at a number, the latest for None; None if they are not kept."""
         found = self._found(policy_id, seq)
         return None if found is None else found[1]
 
@@ -130,25 +101,15 @@ class WeightsHistory:
         actions: Actions,
         state: Floats | None = None,
     ) -> ForwardOutputs | None:
-        """Return what a policy thought of actions at a sequence number.
-
-        The weights that act are left alone.
+        """Return distribution inputs [N, D] and log-probabilities [N] of actions by weights of a number; None if not kept.
 
         Args:
-            policy: Whose back-end computes it.
+            policy: Its backend's architecture computes it; the weights that act are left alone.
             seq: The number; None for the latest.
             rows: [N, F] as the network reads them, behind all connectors.
             mask: [N, M] True where allowed; None allows everything.
-            actions: [N, ...] of the network, as buffers keep them; `ActionOutput.inverse` makes them of the
-                environment's.
+            actions: [N, ...] of the network; `ActionOutput.inverse` converts the environment's.
             state: [N, S] of a recurrent network before each row.
-
-        Returns:
-            [N, D] distribution inputs and [N] log-probabilities; None if nobody knows the weights any more, or yet:
-            what was done with them is best left out.
-
-        Raises:
-            ConfigError: The weights that were noted are those of another network.
         """
         found = self._found(policy.policy_id, seq)
         if found is None:
@@ -163,13 +124,13 @@ class WeightsHistory:
             return judge.backend.evaluate(0, rows, mask, actions, state)
 
     def forget(self, policy_id: str) -> None:
-        """Forget a policy, which has been removed; another one may be noted under its id."""
+        """Forget a removed policy."""
         with self._notes, self._judging:
             self._sets.pop(policy_id, None)
             self._judges.pop(policy_id, None)
 
     def _found(self, policy_id: str, seq: int | None) -> tuple[int, dict[str, Array]] | None:
-        """Return the number from which on a policy had the weights that it had at `seq`, and these."""
+        """Return the weights at `seq` and the number since which the policy has had them."""
         with self._notes:
             sets = self._sets.get(policy_id, {})
             if self._latest is None or (seq is not None and seq > self._latest):
@@ -194,15 +155,7 @@ _FEW = 4
 
 @dataclass(slots=True)
 class _Copy:
-    """A policy with a back-end of its own, and what is made once for it.
-
-    Attributes:
-        policy: Whose copy it is.
-        backend: The back-end that acts for that one.
-        own: The copy.
-        export_cache: Of its bundles.
-        graph: Makes its ONNX files.
-    """
+    """A policy's copy with a separate backend, and what is created once for it."""
 
     policy: NetworkPolicy
     backend: ActingBackend
@@ -212,10 +165,9 @@ class _Copy:
 
 
 class PolicyForms:
-    """Makes the forms in which clients are given policies, of copies that nobody else uses. For one thread.
+    """Creates the forms in which clients receive policies, from separate copies. For one thread.
 
-    Attributes:
-        asked: The number of the weights when a client last asked for a form of a policy.
+    `asked` holds the number of the weights when a client last requested a form of a policy.
     """
 
     def __init__(self) -> None:
@@ -240,7 +192,7 @@ class PolicyForms:
         return onnx_file(copy.graph.model())
 
     def forget(self, policy_id: str) -> None:
-        """Forget a policy that is gone."""
+        """Forget a removed policy."""
         self._copies.pop(policy_id, None)
 
     def _copy_of(self, policy: NetworkPolicy) -> _Copy:
@@ -256,19 +208,10 @@ class PolicyForms:
 
 
 class Publication:
-    """Policies with the weights of one number; implements `menv.serving.trainer.PublishedPolicies`.
+    """Policies with the weights of one number; implements `menv.serving.client_state.PublishedPolicies`.
 
-    Args:
-        forms: Makes what clients are given.
-        number: Of the weights.
-        policies: By id.
-        weights: Those of the policies with a network, by id; nobody changes them.
-        since: By policy id, the number with which its connectors changed last.
-        sampler: Says which policy answers for an agent.
-
-    Attributes:
-        weights_seq_no: The number.
-        policies: As given.
+    `weights` are of the policies with a network, by id, and never change; `since` holds by policy id the number with
+    which its connectors last changed.
     """
 
     def __init__(
@@ -348,22 +291,10 @@ class Publication:
 
 
 class WeightPublisher:
-    """What clients of an external environment are given; implements `menv.serving.trainer.Trainer`.
+    """Publishes the policies to clients; implements `menv.serving.client_state.Trainer`.
 
-    Args:
-        config: Of the algorithm.
-        base_env: Whose clients they are.
-        sampler: Takes what they play.
-        policies: Returns the policies by id.
-        on_policy: Whether the algorithm learns only from actions whose probability it knows.
-
-    Attributes:
-        env_steps_per_sample: Env steps of one fragment.
-        force_on_policy: As `on_policy`.
-        explore: Whether actions are drawn.
-        weights_seq_no: The number of the weights that act now, from 1.
-        observation_fn: Whether the algorithm has one.
-        latest: The policies and weights that were published last.
+    `weights_seq_no` numbers the current weights, from 1; `latest` is the last publication; `force_on_policy` is True
+    where the algorithm learns only from actions of known probability.
     """
 
     latest: Publication
@@ -395,7 +326,7 @@ class WeightPublisher:
         base_env.connect(self)
 
     def follow(self, sampler: Sampler) -> None:
-        """Judge what a sampler is given that was played elsewhere."""
+        """Judge the externally chosen actions of this sampler."""
         self._sampler = sampler
         sampler.external_writer.old_weights = self._judge
         sampler.external_writer.max_staleness = getattr(self._base_env, "max_staleness", None)
@@ -403,7 +334,7 @@ class WeightPublisher:
         sampler.external_writer.connectors_since = self._since
 
     def publish(self, after: int = 0) -> None:
-        """Give the weights that act now the next number, one above `after` at least, and let clients have them."""
+        """Publish the current weights under the next number, which is above `after`."""
         self.weights_seq_no = max(self.weights_seq_no, after) + 1
         number = self.weights_seq_no
         self._forget_others()
@@ -420,7 +351,7 @@ class WeightPublisher:
             self._base_env.published()
 
     def follow_connectors(self) -> None:
-        """Publish anew if connectors have changed: clients that act by themselves have those of before."""
+        """Publish again if connectors have changed, for clients with local inference."""
         noted = self._noted.items()
         if any(self._versions[policy_id] != _version(policy) for policy_id, policy in noted):
             self.publish()
@@ -436,7 +367,7 @@ class WeightPublisher:
     def _judge(
         self, policy_id: str, number: int | None, obs: Any, mask: Any, actions: Any, state: Any
     ) -> tuple[Any, Any] | None:
-        """Return what actions were drawn from and how probable they were."""
+        """Return distribution inputs and log-probabilities of actions."""
         policy = self._policies().get(policy_id)
         if not isinstance(policy, NetworkPolicy):
             return None
@@ -444,7 +375,7 @@ class WeightPublisher:
 
 
 def _kept(policy: NetworkPolicy) -> PolicyConnectors:
-    """Return a policy's connectors as they are now, whatever they learn later."""
+    """Return a copy of a policy's connectors, unaffected by what they learn later."""
     own = policy.networks.connectors[policy.index]
     if plain(own, policy.networks.built):
         return own

@@ -1,7 +1,7 @@
-"""The workers of a run: what each is asked, what came of it, and who takes the place of one that is lost.
+"""The workers of a run: requests to them, their fragments, and replacements of lost workers.
 
-`menv.algorithms.remote_rollouts` has one. A worker that is lost costs the episodes that ran in it: another
-one takes its place, with the policies of now, and samples its fragment. How fragments are joined is not known here.
+A lost worker costs the episodes that ran in it: a new one replaces it, with the current policies, and samples its
+fragment. `PolicySync` sends only what has changed, so weights of policies that do not learn are sent once.
 """
 
 from __future__ import annotations
@@ -46,14 +46,7 @@ Weights = Mapping[str, Any]
 
 
 class PolicySync:
-    """Compares the policies of now with what workers have been told.
-
-    Args:
-        crew: The policies; workers are made from what they are now.
-
-    Attributes:
-        version: Number of the weights of now: it grows when some have changed.
-    """
+    """Compares the current policies with what workers have received; `version` grows when weights change."""
 
     def __init__(self, policy_view: PolicyView) -> None:
         self._policy_view = policy_view
@@ -65,14 +58,14 @@ class PolicySync:
         self.mark_sent()
 
     def worker_policies(self) -> WorkerPolicies:
-        """Return the policies as workers are made from them, or follow them."""
+        """Return the policies for workers."""
         policy_view = self._policy_view
         return WorkerPolicies(
             policy_view.policy_map, policy_view.policies, list(policy_view.groups), policy_view.postprocessor
         )
 
     def mark_sent(self) -> None:
-        """Note that workers have got the policies as they are now."""
+        """Record that workers have the current policies."""
         before, policies = self._weights, self._policy_view.policies
         # Policies of one's own stay the objects that workers have: what was set meanwhile is news still.
         stay = {name for name in before if not isinstance(policies.get(name), NetworkPolicy)}
@@ -86,7 +79,7 @@ class PolicySync:
         }
 
     def next_update(self) -> PolicyUpdate:
-        """Return what has changed since the last time."""
+        """Return what has changed since the last call."""
         weights = self._changed()
         pipelines = self._pipelines()
         edited = {name: own for name, own in pipelines.items() if own.version != self._versions.get(name)}
@@ -105,14 +98,14 @@ class PolicySync:
         return PolicyUpdate(weights, edited, filters)
 
     def mark_unsent(self, update: PolicyUpdate) -> None:
-        """Let the next news tell again of what some workers have not heard."""
+        """Include an update again in the next one: some workers have not received it."""
         # Not taken out: what is not known here at all is taken to be known to workers, see `told`.
         self._weights.update({name: {} for name in update.weights})
         self._versions.update(dict.fromkeys(update.connectors, -1))
         self._moved |= update.filters.keys()
 
     def resend_filters(self) -> None:
-        """Let the next news tell of all filters, for those who look on while others sample."""
+        """Include all filters in the next update, for evaluation workers."""
         self._moved |= {name for name, policy in self._policy_view.policies.items() if synced_filters(policy)}
 
     def merge_filters(self, seen: Mapping[str, Sequence[tuple[int, Any]]]) -> None:
@@ -150,14 +143,11 @@ def _equal(before: Weights, now: Weights) -> bool:
 
 
 class FragmentQueue:
-    """Of one worker.
+    """Fragments of one worker that nothing has consumed yet, and counters of consumed ones.
 
-    Attributes:
-        asked: Fragments that it has been asked for and has not sent.
-        running: Episodes that ran in it after its last fragment, 0 if it has sent none.
-        error: What was raised instead of a fragment, while nobody waited for one.
-        stand: Where the worker stood whose fragment was taken last, after that.
-        gone: What those did that were there before that one.
+    Fragments of a lost worker may still wait here, so the worker that samples may be another one than the worker whose
+    fragment is learned from. `asked` counts requests without an answer; `error` was raised instead of a fragment;
+    `counters` are the worker's after its last consumed fragment, `past_counters` those of the workers before it.
     """
 
     def __init__(self) -> None:
@@ -175,7 +165,7 @@ class FragmentQueue:
 
     @property
     def before(self) -> WorkerCounters:
-        """What those did that were there before the worker of now, as far as it was taken."""
+        """Counters of the workers before the current one, as far as their fragments were consumed."""
         total = WorkerCounters()
         total.add(self.past_counters)
         if self._other or any(other for _, other in self._waiting):
@@ -183,19 +173,18 @@ class FragmentQueue:
         return total
 
     def check(self) -> None:
-        """Raise what was raised instead of a fragment, once."""
+        """Raise the stored error, once."""
         error, self.error = self.error, None
         if error is not None:
             raise error
 
     def put(self, fragment: Fragment) -> None:
-        """Note a fragment that came."""
         self.asked -= 1
         self._waiting.append((fragment, self._other))
         self._other, self.running = False, fragment.running
 
     def take(self) -> Fragment:
-        """Return the oldest fragment that waits, which counts from now on."""
+        """Return the oldest fragment, which is counted from now on."""
         fragment, other = self._waiting.popleft()
         if other:
             self.past_counters.add(self.counters)
@@ -203,14 +192,14 @@ class FragmentQueue:
         return fragment
 
     def drop(self, policy_id: str) -> None:
-        """Leave out of the fragments that wait what a policy saw that is removed; another one may have its id next."""
+        """Drop the data of a removed policy; a new policy may get its id."""
         for place, (fragment, other) in enumerate(self._waiting):
             fragment.batch.policy_batches.pop(policy_id, None)
             filters = {name: seen for name, seen in fragment.filters.items() if name != policy_id}
             self._waiting[place] = fragment._replace(filters=filters), other
 
     def lose(self) -> None:
-        """Note that the worker is lost and another one takes its place; what it has sent still waits."""
+        """Record that the worker is lost and replaced; its fragments still wait."""
         self.asked = self.running = 0
         self._other = True
 
@@ -222,26 +211,11 @@ _PLACED_AGAIN_S = 10.0
 class WorkerGroup:
     """Workers, by index.
 
-    Args:
-        config: The settings.
-        headlines: What workers are told of the policies.
-        seed: Key of every random draw.
-        metrics: Where the episodes of lost workers are counted.
-        engine: Starts the workers.
-        num_envs: Sub-environments of each.
-        early: Seats that the engine has started already.
-        seat: Creates another kind of seat.
-        label: What messages call a worker.
-        first: What workers were told of the settings before the program went on, if they begin only now.
-        declared: The spaces of the driver's environment, which theirs must have too.
-        leaves_out: Whether the others go on without those that a cluster has no room for.
-
-    Attributes:
-        inboxes: What has come from each and nobody has taken yet, and what it has done.
-        ahead: How many fragments each may be asked for before the one of now is learned from.
-        recreated: Numbers, from 1, of the workers that were replaced since the last look.
-        told: Indices of those who have been asked for a fragment with a parcel since the last look.
-        absent: Indices of those that Ray cannot place yet; they join when it has.
+    `early` are processes that the engine has started already, `first` the settings before callbacks received the
+    algorithm, `declared` the spaces of the driver's environment. With `leaves_out` sampling continues without workers
+    that Ray has no room for: they are `absent` until it has. `ahead` is how many fragments may be requested before the
+    current one is learned from; `recreated` lists replaced workers, from 1; `updated` holds workers that received the
+    last update.
     """
 
     def __init__(
@@ -283,25 +257,21 @@ class WorkerGroup:
 
     @property
     def lost(self) -> int:
-        """Workers that have been lost so far."""
+        """Number of workers lost so far."""
         return self._group.lost
 
     @property
     def replaced(self) -> list[int]:
-        """How often each has been replaced, which decides what it draws."""
+        """How often each worker was replaced, which determines what it samples."""
         return list(self._group.replaced)
 
     @property
     def pids(self) -> list[int | None]:
-        """Of the workers' processes."""
+        """Process ids of the workers."""
         return [peer.pid for peer in self._group.peers]
 
     def present(self) -> list[int]:
-        """Return the indices of the workers that run, after those that Ray has not placed yet had time to start.
-
-        Raises:
-            NoRoomError: Ray could place none of them.
-        """
+        """Return the indices of running workers, after waiting for Ray to place the others."""
         problem = None
         for index, peer in enumerate(self._group.peers if self._engine.name == "ray" else ()):
             if peer.pid is not None:
@@ -334,11 +304,7 @@ class WorkerGroup:
             )
 
     def prepare(self, parcel: Any = None) -> None:
-        """Wait until a fragment of each has come, and ask for those that may be sampled ahead of time.
-
-        Args:
-            parcel: What they are told before they sample, as the engine has put it.
-        """
+        """Wait for a fragment of each worker, and request fragments ahead of time; `parcel` is an update for them."""
         for index in self.present():
             queue = self.queues[index]
             queue.check()
@@ -357,7 +323,7 @@ class WorkerGroup:
                 self.ask(index, parcel)
 
     def ask(self, index: int, parcel: Any = None, times: int = 1) -> None:
-        """Ask a worker for a fragment, or several."""
+        """Request one or several fragments."""
         number = self._policy_sync.version if self.ahead else None
         for _ in range(times):
             if not self.queues[index].asked:
@@ -368,7 +334,7 @@ class WorkerGroup:
             self.queues[index].asked += 1
 
     def fetch(self, index: int) -> None:
-        """Wait for everything that a worker has been asked for; for another worker's, if it is lost."""
+        """Wait for all requested fragments of a worker, or of its replacement."""
         queue = self.queues[index]
         self._forget_taken(index)
         asked = queue.asked
@@ -391,15 +357,12 @@ class WorkerGroup:
                 return
 
     def _forget_taken(self, index: int) -> None:
-        """Let a fragment not be waited for that was taken from its worker before somebody was interrupted."""
+        """Forget requests whose answers an interrupted call has already received."""
         queue = self.queues[index]
         queue.asked = min(queue.asked, self._group.outstanding(index))
 
     def sure(self, index: int, method: str, *args: Any, parcel: Any = None) -> Any:
-        """Return what a worker answers to something else than for a fragment; of another worker, if it is lost.
-
-        None for one that Ray cannot place.
-        """
+        """Call a worker's method, on its replacement if it is lost; None for one that Ray cannot place."""
         try:
             self.fetch(index)
         except WorkerLostError:
@@ -416,39 +379,39 @@ class WorkerGroup:
         return self._answer(index, method, args, parcel)
 
     def sure_of_all(self, method: str, *args: Any, parcel: Any = None) -> list[Any]:
-        """Return what each answers that is there, one after the other."""
+        """Call a method of each present worker, one after the other."""
         found = {index: self.sure(index, method, *args, parcel=parcel) for index in self.present()}
         return [value for index, value in found.items() if index not in self.absent]
 
     def ask_all(self, method: str, *args: Any, parcel: Any = None) -> None:
-        """Ask each for something else than a fragment."""
+        """Request a method call of each worker."""
         for index in range(len(self)):
             self._group.settle(index)
             self._group.ask(index, method, *args, parcel=parcel)
 
     def answers(self, method: str, *args: Any, parcel: Any = None) -> list[Any]:
-        """Return what each answers that has been asked this, in their order; another one is asked, if it is lost."""
+        """Return the answers to `ask_all`; a lost worker's replacement is asked again."""
         return [self._answer(index, method, args, parcel) for index in range(len(self))]
 
     def all_at_once(self, method: str, *args: Any) -> list[Any]:
-        """Return what each answers; all are asked before anybody is waited for."""
+        """Call a method of all workers in parallel."""
         self.ask_all(method, *args)
         return self.answers(method, *args)
 
     def brief_again(self) -> None:
-        """Let each become a worker anew, with the policies of now, in the process that it has."""
+        """Re-create each worker with the current policies, in its process."""
         for index in range(len(self)):
             self._group.brief_again(index)
 
     def restart(self, seed: int) -> None:
-        """Let each begin anew with another seed; what they have done is forgotten."""
+        """Restart each worker with another seed and discard its counters."""
         self._seed = seed
         for index in range(len(self)):
             self.sure(index, "restart", seed)
             self.queues[index] = FragmentQueue()
 
     def stand_in(self, replaced: Sequence[int]) -> None:
-        """Let each draw what one does that has been replaced so often, with the seed of now."""
+        """Let each worker sample as one that was replaced so often."""
         for index, times in enumerate(replaced):
             # Its environments have their seeds since they were made.
             if times or self._group.replaced[index]:
@@ -456,23 +419,22 @@ class WorkerGroup:
                 self._group.brief_again(index)
 
     def begins_anew(self, index: int) -> None:
-        """Note that a worker which is absent will not take up what one before it did, and must draw other numbers."""
+        """Record that an absent worker resumes nothing and must sample other numbers."""
         self.queues[index].lose()
         self._group.replaced[index] += 1
 
     def renew(self) -> None:
-        """Make all of them anew; what they have sampled is forgotten."""
+        """Re-create all workers; discard their fragments."""
         for index in range(len(self)):
             self._group.renew(index)
             self.queues[index] = FragmentQueue()
 
     def stop(self) -> None:
-        """End all of them."""
         self._stopped = True
         self._engine.stop()
 
     def _answer(self, index: int, method: str, args: tuple[Any, ...], parcel: Any) -> Any:
-        """Wait for the answer of a worker that has been asked; another one is asked again, if it is lost."""
+        """Wait for an answer; if the worker is lost, ask its replacement."""
         while True:
             try:
                 return self._group.answer(index)
@@ -483,7 +445,7 @@ class WorkerGroup:
                 self._group.ask(index, method, *args, parcel=parcel)
 
     def _worker_init(self, index: int, times: int) -> tuple[Any, ...]:
-        """Return what a seat is asked to make a worker; one that takes another's place draws other numbers."""
+        """Return the call that creates a worker; a replacement samples with another seed."""
         settings: SamplingSettings | SealedValue = _settings(self._config)
         if self._first is not None and not can_be_pickled(settings):
             # Callbacks among them hold the algorithm, or what the program has opened since; workers do without it.
@@ -495,7 +457,7 @@ class WorkerGroup:
         )
 
     def _replace(self, index: int, error: WorkerLostError) -> None:
-        """Put another worker in the place of one that is lost; the episodes that ran in it are counted."""
+        """Replace a lost worker; its running episodes count as faulty."""
         self._check_running()
         hung = where_it_hung(str(error))
         if hung is not None and self._config.env_timeout is not None:
@@ -542,11 +504,7 @@ class WorkerGroup:
 
 
 def sealed_settings(config: AlgorithmConfig) -> SealedValue:
-    """Return what workers are told of the settings, as they are now, for those that begin later.
-
-    Raises:
-        UnsendableError: They cannot be pickled.
-    """
+    """Return the current settings for workers that start later, pickled."""
     return SealedValue(_settings(config))
 
 
@@ -559,7 +517,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def locked(method: F) -> F:
-    """Let a method of an object be called with `alone` of the object held, which its thread may hold already."""
+    """Hold `self.lock` during a method: concurrent requests would receive each other's answers."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **given: Any) -> Any:
