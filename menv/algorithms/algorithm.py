@@ -133,7 +133,7 @@ class Algorithm(PolicyAccess, Checkpoints):
     """
 
     recipe: ClassVar[Recipe]
-    """What trains the policies that name no algorithm of their own."""
+    """Trains the policies that name no other algorithm."""
 
     if not TYPE_CHECKING:
         __getattr__ = hinted("Algorithm")
@@ -155,7 +155,7 @@ class Algorithm(PolicyAccess, Checkpoints):
         check_packages(type(self).__name__, "torch", "onnx")
         warn_of_uncalled(type(self).__name__, "Algorithm", type(self))
         self.config = read_config(self.recipe.config_class, config, env, self.get_default_config())
-        # Settings that no evaluation can have are refused at once: the first one may be hours away.
+        # Wrong evaluation settings are refused now: the first evaluation may be hours away.
         evaluation_settings(self.config)
         multi = self.config.multiagent
         self._callbacks = read_callbacks(self.config["callbacks"])
@@ -383,7 +383,7 @@ class Algorithm(PolicyAccess, Checkpoints):
         """
         if self._stopped:
             raise CallOrderError("evaluate: this algorithm was stopped; build a new one")
-        # Policies stay as they are meanwhile, unless who changes them may be whom the environment waits for.
+        # Policies must not change meanwhile; an external environment may wait for the thread that changes them.
         lock = nullcontext() if self._base_env.external else self._rollouts.lock
         with self._operation_guard.call("evaluate"), lock:
             return self._evaluation_runner.run(self, self._operation_guard)
@@ -463,12 +463,12 @@ class OperationGuard:
     def __init__(self) -> None:
         self._free = threading.Condition()
         self._thread: int | None = None
-        # What that thread has called, the outermost first, and whether that soon returns whatever others do.
+        # The running calls of that thread, the outermost first, and whether they are brief.
         self._calls: list[str] = []
         self._brief = False
-        # What is half done, in words.
+        # The operation in progress, in words.
         self._half: str | None = None
-        # What was broken off and has left nothing to go on from.
+        # The interrupted operation that must be repeated.
         self._undone: str | None = None
 
     @contextmanager

@@ -158,7 +158,7 @@ class JointFragment:
             came = _cells(kind, name, table.after_obs[pieces])
             acted = _cells(kind, name, table.obs[rows])
             _add_actions(acted, kind, table.actions[rows], counts_from_0=name not in self._outside)
-            # Rows come last: what comes after one life is overwritten by the first row of the next.
+            # Rows come last: the first row of an agent episode overwrites the state after the previous one.
             for eps, dates, places, made in (
                 (table.piece_eps[pieces], table.after_dates[pieces], table.piece_places[pieces], came),
                 (table.eps[rows], table.dates[rows], table.places[rows], acted),
@@ -245,7 +245,7 @@ def _cells(kind: CriticInputKind, policy_id: str, obs: Column) -> Floats:
     if len(obs) and obs.shape[1] != kind.obs_size:
         raise ContractError(
             f'critic_obs="all_agents": observations of policy {policy_id!r} have {obs.shape[1]} numbers, expected '
-            f"{kind.obs_size} as the agent's space says; map agents to policies of their own spaces"
+            f"{kind.obs_size} as the agent's space says; map agents to policies with equal spaces"
         )
     if len(obs):
         cells[:, : kind.obs_size] = obs

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import numpy as np
 
 import menv
+from menv import algorithms
 from menv.algorithms.config.field_checks import check_stored
 from menv.algorithms.config.stored_config import check_connectors, restored_config, stored_config
 from menv.algorithms.evaluation_workers import EvaluationRunner
@@ -26,6 +27,15 @@ from menv.algorithms.recipe import recipe_named
 from menv.algorithms.rollouts import BatchAccumulator, LocalRollouts, Rollouts
 from menv.algorithms.weight_publisher import WeightPublisher
 from menv.errors import CallOrderError, ConfigError, MenvError
+from menv.inference.checkpoint_folder import (
+    as_written,
+    keep_only,
+    read_checkpoint,
+    read_files,
+    read_manifest,
+    write_checkpoint,
+    write_policies,
+)
 from menv.metrics import Metrics
 from menv.migration_hints import old_arguments
 from menv.policy import weights_of
@@ -59,12 +69,12 @@ _RANGES: dict[str, tuple[str, float]] = {
     "draws": ("fiu", 2**64),
     "seed": ("iu", 2**64),
 }
-"""Entries of a state, at any depth, that hold numbers: the kinds of these, and the largest that can be."""
+"""Entries with numbers, at any depth of a state: their dtype kinds and the largest value."""
 _OF_USERS = (
     "connectors", "evaluated", "gathered", "extras", "actions", "last", "lives", "remembered", "raw", "shown",
     "columns", "agent_rewards", "policies", "open", "rng",
 )  # fmt: skip
-"""Entries that hold what users and environments gave, under names of their own."""
+"""Entries with values and names from users and environments."""
 
 
 @dataclass(slots=True)
@@ -95,7 +105,7 @@ class TrainingState:
         """Return the state by file."""
         policy_set, progress, arrays = self.policy_set, self.progress, Arrays()
         learners = policy_set.learners.state()
-        # First, because a worker may be found to be lost then, whose episodes are counted.
+        # First: this may find a lost worker, whose episodes are counted.
         sampler = self.rollouts.state()
         tree = {
             "iteration": progress.iteration,
@@ -162,7 +172,7 @@ class TrainingState:
         policy_set.learners.env_steps_trained = int(tree["env_steps_trained"])
         policy_set.learners.agent_steps_trained = int(tree["agent_steps_trained"])
         if self.publisher is not None:
-            # Numbers go on from those that clients may know.
+            # Continue from the numbers that clients may know.
             self.publisher.publish(tree["weights_seq_no"])
         self.accumulator.set_state(tree["gathered"], policy_set.policies)
         self.metrics.set_state(tree["metrics"])
@@ -188,7 +198,7 @@ def _check_counts(value: Any, where: str = "") -> None:
         if key in _RANGES:
             kinds, most = _RANGES[key]
             for numbers in item.values() if isinstance(item, Mapping) else [item]:
-                # A seed of a user may be larger.
+                # A user's seed may be larger.
                 right = key == "seed" and (numbers is None or (type(numbers) is int and numbers >= 0))
                 check_stored(f"checkpoint, {STATE}", field, 0 if right else numbers, kinds, most=most)
         elif key not in _OF_USERS:
@@ -278,8 +288,6 @@ class Checkpoints:
             ConfigError: A setting is wrong, or something cannot be written.
             NotWrittenError: There is no room; earlier checkpoints are intact.
         """
-        from menv.inference.checkpoint_folder import keep_only
-
         algo = cast("Algorithm", self)
         _refuse_stopped(algo, "save")
         if path is None:
@@ -296,8 +304,6 @@ class Checkpoints:
         return folder
 
     def _write(self, root: Path, metric: str | None) -> Path:
-        from menv.inference.checkpoint_folder import write_checkpoint, write_policies
-
         algo = cast("Algorithm", self)
         manifest = {
             "kind": _KIND,
@@ -340,8 +346,6 @@ class Checkpoints:
             ConfigError: The checkpoint was changed, is of another algorithm, or something is missing that must be
                 given.
         """
-        from menv.inference.checkpoint_folder import read_checkpoint
-
         folder, manifest, files = read_checkpoint(path, partial(_content, kind=cls))
         kind = _kind(cls, manifest)
         given = _with(config, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train)
@@ -379,8 +383,6 @@ class Checkpoints:
             ConfigError: The checkpoint was changed, or is of other policies or networks; nothing has changed,
                 unless the message says that this algorithm cannot continue.
         """
-        from menv.inference.checkpoint_folder import read_checkpoint
-
         algo = cast("Algorithm", self)
         _refuse_stopped(algo, "restore")
         folder, manifest, files = read_checkpoint(path, partial(_content, kind=type(self)))
@@ -412,21 +414,17 @@ def _taken_over(folder: Path) -> Iterator[None]:
     except Exception as error:
         why = " ".join(ascii(str(error))[1:-1].split())
         raise ConfigError(
-            f"{folder}: cannot be taken over ({type(error).__name__}: {why:.120}), expected what save wrote of such a "
-            "run; build the algorithm anew, it cannot go on from here, and load another checkpoint"
+            f"{folder}: cannot be restored ({type(error).__name__}: {why:.120}), expected what save wrote of such a "
+            "run; build the algorithm again, it cannot continue from here, and load another checkpoint"
         ) from error
 
 
 def _content(folder: Path, kind: type) -> tuple[Path, dict[str, Any], dict[str, Any]]:
-    from menv.inference.checkpoint_folder import read_files
-
     manifest = _manifest(folder, kind)
     return folder, manifest, read_files(folder, manifest)
 
 
 def _manifest(folder: Path, kind: type) -> dict[str, Any]:
-    from menv.inference.checkpoint_folder import read_manifest
-
     manifest = read_manifest(folder)
     if manifest.get("kind") != _KIND or not isinstance(manifest.get("algorithm"), str):
         raise ConfigError(
@@ -444,8 +442,6 @@ def _manifest(folder: Path, kind: type) -> dict[str, Any]:
 
 def _kind(given: type, manifest: Mapping[str, Any]) -> type[Algorithm]:
     """Return the class of a checkpoint's algorithm: the given one, or menv's own if that is `Algorithm` itself."""
-    from menv import algorithms
-
     if hasattr(given, "recipe"):
         return given
     recipe_named(manifest["algorithm"], "of the checkpoint")
@@ -456,8 +452,6 @@ def _with(config: Any, **multiagent: Any) -> Any:
     given = {name: value for name, value in multiagent.items() if value is not None}
     if not given:
         return config
-    from dataclasses import is_dataclass, replace
-
     if is_dataclass(config) and not isinstance(config, type):
         return replace(config, multiagent=replace(cast(Any, config).multiagent, **given))
     settings = dict(config or {})
@@ -500,9 +494,7 @@ def _metric(result: Mapping[str, Any], metric: str) -> float | None:
 
 
 def _kept(root: Path, keep_last: int | None, keep_best: tuple[str, int] | None) -> set[str]:
-    from menv.inference.checkpoint_folder import as_written, read_manifest
-
-    # Numbers say nothing of this: in one folder there may be higher ones of a run that was given up.
+    # By time, not by number: the folder may hold higher numbers of an abandoned run.
     folders = as_written(root)
     kept = set() if keep_last is None else {folder.name for folder in folders[-keep_last:]}
     if keep_best is not None:
@@ -513,7 +505,7 @@ def _kept(root: Path, keep_last: int | None, keep_best: tuple[str, int] | None) 
             with suppress(ConfigError, OSError):
                 value = read_manifest(folder).get("metrics", {}).get(metric)
             if value is not None:
-                # Of equal ones the later.
+                # The later one of equals.
                 worth[folder.name] = (value, order)
         kept |= set(sorted(worth, key=worth.__getitem__)[-count:])
     return kept

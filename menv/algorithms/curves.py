@@ -24,7 +24,7 @@ COLOURS = (
     (86, 180, 233),
     (90, 90, 90),
 )
-"""Red, green and blue of the lines, in order; told apart by the colour-blind too (Okabe & Ito 2008)."""
+"""Red, green and blue of the lines, in order; distinct for the colour-blind too (Okabe & Ito 2008)."""
 
 _SIZE = (960, 560)
 _INK, _GRID, _PAPER = (40, 40, 40), (225, 225, 225), (255, 255, 255)
@@ -110,7 +110,7 @@ def _number(value: float) -> str:
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
-    # A level line, or a single point, lies in the middle.
+    # A level line or a single point is centred.
     return (low, high) if high > low else (low - max(1.0, abs(low)) / 2, high + max(1.0, abs(high)) / 2)
 
 

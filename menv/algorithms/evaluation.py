@@ -45,7 +45,7 @@ class _WholeEpisodes(FragmentLimit):
         self, length: int, batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
     ) -> None:
         super().__init__(length, batch_mode)
-        # [E] env steps of each sub-environment when it last finished an episode, and those that have done so since.
+        # [E] env steps of each sub-environment at its last episode end, and sub-environments that ended one since.
         self._since: Shares = np.zeros(0, np.int64)
         self._ended: list[int] = []
 
@@ -55,7 +55,7 @@ class _WholeEpisodes(FragmentLimit):
         self._since, self._ended = env_steps.copy(), []
 
     def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
-        """Note that episodes ended."""
+        """Count episode ends."""
         super().note_ends(ends)
         self._ended += [end.env_index for end in ends if not end.faulty]
 
@@ -199,7 +199,7 @@ class Evaluation:
         self._base_env: BaseEnv | None = None
         self._sampler: Sampler | None = None
         self._limit: FragmentLimit = EpisodeLimit() if self._in_episodes else StepLimit()
-        # Evaluations change nothing about what environments draw in training, nor the other way round.
+        # Environments sample independently in training and in evaluations.
         self._generators = (
             None
             if settings.seed is None
@@ -258,7 +258,7 @@ class Evaluation:
                 # Several may end at once.
                 self.metrics.shares = np.array([limit.remaining])
         elif isinstance(limit, EpisodeLimit | LockstepEpisodeLimit):
-            # What is left over is spread evenly, so that workers have the same to do.
+            # The remainder is spread evenly over the workers.
             shares = -(-(index + 1) * duration // total) + -index * duration // total
             limit.shares = shares if self._in_episodes else np.full(num_envs, -(-duration // total))
             if isinstance(self.metrics, FirstEpisodes):
@@ -271,7 +271,7 @@ class Evaluation:
         if self._sampler is None or self._interrupted:
             return None
         with suppress(CallOrderError):
-            # With other policies than those that played, the next one begins anew.
+            # With other policies the next evaluation begins new episodes.
             same = self._playing is self._policy_view.policy_map
             return {"sampler": self._sampler.state() if same else None, "metrics": self.metrics.state()}
         return None
@@ -309,10 +309,10 @@ class Evaluation:
                 self._limit = ExternalFragmentLimit(1, "complete_episodes")
                 if self._in_episodes:
                     self._limit, self.metrics = JointEpisodeLimit(), FirstEpisodes(True, lambda _: 0)
-        # Those that step together, or share all episodes, are not all at the beginning of one when the last is done.
+        # In lockstep or with shared episodes, some sub-environments stop within an episode.
         midway = self._base_env.lockstep or isinstance(self._limit, JointEpisodeLimit)
         if self._sampler is None or midway or self._playing is not self._policy_view.policy_map:
-            # Whoever comes or goes, everybody stands at the beginning of an episode here.
+            # All sub-environments are at the beginning of an episode here.
             self._sampler = self._new_sampler()
         return self._sampler
 
@@ -381,7 +381,7 @@ class EvalPolicies:
     def __init__(self, policy_view: PolicyView, policy_mapping_fn: Callable[..., Any] | None = None) -> None:
         self._policy_view = policy_view
         self._mapping_fn = policy_mapping_fn
-        # What the run's own map was, and what came of it.
+        # The run's map and the map with the other mapping function.
         self._maps: tuple[PolicyMap, PolicyMap] | None = None
 
     @property
@@ -410,7 +410,7 @@ class EvalPolicies:
     def check_env(self, base_env: BaseEnv, env: Any, settings: AlgorithmConfig) -> None:
         """Refuse an environment whose agents map to no policy, or to one with other spaces."""
         agents = resolve_agents(self.policy_map, base_env, env)
-        # What an `observation_fn` shows is not what the environment declares.
+        # An `observation_fn` returns other observations than the environment declares.
         reshaped = settings.multiagent.observation_fn is not None
         kinds: tuple[Kind, ...] = ("action",) if reshaped else ("observation", "action")
         for kind in kinds:
@@ -421,5 +421,5 @@ class EvalPolicies:
                 if found is not None and not alike(found, built):
                     raise ConfigError(
                         f"the {kind} space of agent {agent!r} is {found}, expected one like that of its policy "
-                        f"{policy_id!r}, {built}; let another policy play, or mend the environment"
+                        f"{policy_id!r}, {built}; map the agent to another policy, or fix the environment"
                     )

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _SEED = 10_000
 _OWN = {"env", "env_config", "multiagent"}
-"""Settings of evaluations that decide who plays in what."""
+"""Evaluation settings that change environments or policies."""
 _NEAR: dict[str, Any] = {"remote_worker_envs": False, "remote_env_batch_wait_ms": 0, "env_timeout": None}
 
 
@@ -68,7 +68,7 @@ class EvaluationRunner:
         self._callbacks = callbacks
         self._seed = seed
         self._evaluation: Evaluation | EvaluationWorkers | None = None
-        # What workers are told of the settings, from before callbacks were shown the algorithm and kept it.
+        # Settings for workers from before callbacks received the algorithm and kept it.
         self._first: SealedValue | None = None
         self._declared = declared(training_env)
         self._playing = False
@@ -237,7 +237,7 @@ class EvaluationWorker:
             worker_init.worker_policies,
             worker_init.declared,
         )
-        # Environments in processes of their own are watched from here.
+        # Remote environments are watched from here.
         self._seconds = None if config.remote_worker_envs else config.env_timeout
         self._evaluation = Evaluation(
             config,
@@ -251,7 +251,7 @@ class EvaluationWorker:
 
     def play(self, update: PolicyUpdate) -> EvaluationShare:
         """Run the episodes after applying an update."""
-        # Nobody is in the midst of an episode.
+        # No episode is running.
         self._worker_policies.take(update, ())
         with collect_warnings() as faults:
             steps = self._evaluation.play()
@@ -309,11 +309,11 @@ class EvaluationWorkers:
         self._workers: WorkerGroup | None = None
         self._playing: PolicyMap | None = None
         self._interrupted = False
-        # Whether workers were asked to play and nobody has waited for them, what they were told, and what came of it.
+        # An evaluation that was begun and not waited for, the update sent with it, and its results.
         self._begun = False
         self._parcel: Any = None
         self._played: Sequence[EvaluationShare] | None = None
-        # Where another run's samplers stood, until somebody plays on from there.
+        # Sampler states of another run, until the next evaluation resumes them.
         self._resumed: Mapping[str, Any] | None = None
         self._warned: set[str] = set()
 
@@ -324,12 +324,12 @@ class EvaluationWorkers:
 
     def begin(self) -> None:
         """Start an evaluation with the current policies; `run` waits for it."""
-        # What was begun and nobody has waited for is forgotten.
+        # Discard an evaluation that was begun and not waited for.
         self._interrupted |= self._begun
         self._played = None
         workers = self._ready()
         self._policy_sync.resend_filters()
-        # What cannot be sent has been told to nobody.
+        # If pickling fails, no worker has received the update.
         self._interrupted = True
         parcel = self._engine.put(self._policy_sync.next_update())
         self._begun = True
@@ -377,7 +377,7 @@ class EvaluationWorkers:
             return None
         if self._begun:
             self._all_played()
-        # With other policies than those that played, the next one begins anew.
+        # With other policies the next evaluation begins new episodes.
         states = (
             self._workers.all_at_once("state") if self._playing is self._policy_view.policy_map else [None]
         )

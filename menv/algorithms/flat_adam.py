@@ -79,7 +79,7 @@ class FlatAdam:
         beta1, beta2 = self._betas
         self._mean.lerp_(grad, 1.0 - beta1)
         self._square.mul_(beta2).addcmul_(grad, grad, value=1.0 - beta2)
-        # The second moment's correction is left to the numbers beside it.
+        # The second moment's bias correction is applied to the scalars.
         unbias = math.sqrt(1.0 - beta2**self.steps)
         root = self._square.sqrt().add_(self._eps * unbias)
         self._flat.addcdiv_(self._mean, root, value=-self.lr * unbias / (1.0 - beta1**self.steps))

@@ -213,7 +213,7 @@ def _shared_space(config: AlgorithmConfig, kind: str) -> Any:
     """Return the space that all policies declare, None unless they agree."""
     policies = config.multiagent.policies
     if kind == "observation_space" and config.multiagent.observation_fn is not None:
-        # What clients observe is not what policies do.
+        # Clients send other observations than policies receive.
         return None
     named = policies if isinstance(policies, Mapping) else {}
     spaces = [getattr(PolicySpec.of(policy_id, value), kind) for policy_id, value in named.items()]
@@ -255,7 +255,7 @@ class WorkerPolicies:
 
     def take(self, update: PolicyUpdate, slots: Sequence[int]) -> None:
         """Apply an update; `slots` are the slots whose agent episodes connectors here may remember."""
-        # Who takes the place of a lost worker has not all whom it is told of, if some were removed since.
+        # The replacement of a lost worker lacks policies that were removed since.
         update = update.of(self.policies)
         for policy_id, own in update.connectors.items():
             policy = self.policies[policy_id]
@@ -406,7 +406,7 @@ def split_state(tree: Mapping[str, Any], count: int, each: int) -> Mapping[str, 
     whole = joined_state(tree)
     steps, begun = whole["steps"], whole["begun"]
     if len(steps) != count * each:
-        # Other sub-environments: none may draw the numbers again that any of them has drawn.
+        # Other sub-environments: none may repeat a random number of the old ones.
         steps = np.full(count * each, steps.max(initial=0))
     if len(begun) != len(steps):
         begun = np.full(len(steps), begun.max(initial=0))
@@ -422,7 +422,7 @@ def split_state(tree: Mapping[str, Any], count: int, each: int) -> Mapping[str, 
                 **_NO_EPISODES,
             }
         )
-    # The first one tells of all that are broken off.
+    # The first one counts all dropped episodes.
     workers[0]["running"] = whole["running"]
     return {"workers": workers, "gone": WorkerCounters.of(whole).state(), "pieces": whole["pieces"]}
 

@@ -80,8 +80,8 @@ class SharedLayers:
             if theirs != trunk:
                 mine, wanted = _difference(trunk, theirs)
                 raise ConfigError(
-                    f"{where}: its hidden layers have {mine}, expected {wanted} as those of policy {other!r}; "
-                    f"{_remedy(trunk, theirs)}, or groups of their own"
+                    f"{where}: its hidden layers have {mine}, expected {wanted} as in policy {other!r}; "
+                    f"{_remedy(trunk, theirs)}, or separate groups"
                 )
             _check_pair(policy_id, other, group, policy_map)
         self._groups.setdefault(group, {})[policy_id] = trunk
@@ -158,7 +158,7 @@ def _difference(mine: Trunk, theirs: Trunk) -> tuple[Any, Any]:
 
 
 _OWN = "weights."
-"""Before the names of weights that a learner has other than the policy that acts."""
+"""Prefix of weights in which a learner differs from the acting policy."""
 _LATEST = ("epsilon", "cur_lr", "replay_rows", "cur_kl_coeff", "entropy_coeff", "skipped_updates")
 
 
@@ -214,7 +214,7 @@ class Learners:
         self.shared.check_asked([one[2] for one in chosen], [one[2] for one in found])
         for built, index, policy_id in chosen:
             if policy_id not in self._policies:
-                # A callback of another policy's turn has removed it.
+                # A callback has removed it.
                 continue
             own = batch[policy_id]
             learner = self._learners.get(policy_id) or self._new(built, index, policy_id)
@@ -239,14 +239,14 @@ class Learners:
 
     def _tell(self, policy_id: str, policy: Policy, batch: SampleBatch) -> dict[str, Any]:
         """Call `on_learn_on_batch`; return what it puts into the statistics."""
-        told: dict[str, Any] = {}
+        found: dict[str, Any] = {}
         hook = "on_learn_on_batch"
         before = broken_columns(batch) if overrides(self._callbacks, hook) else None
-        self._callbacks.on_learn_on_batch(policy=policy, train_batch=batch, result=told)
+        self._callbacks.on_learn_on_batch(policy=policy, train_batch=batch, result=found)
         if before is not None:
             refuse_broken(hook, policy_id, batch, before)
-        self.custom_metrics.setdefault(policy_id, set()).update(told)
-        return told
+        self.custom_metrics.setdefault(policy_id, set()).update(found)
+        return found
 
     def _follow_policy(self, policy_id: str, learner: Learner) -> None:
         """Update a learner whose policy was given other weights."""
@@ -304,7 +304,7 @@ class Learners:
         built, index = self._network_of(policy_id)
         part = {name: weights[name] for name in self.shared.names(policy_id)}
         if policy_id in self._policies:
-            # It may have built something from those of before.
+            # The policy may have built something from the old weights.
             policy = self._policies[policy_id]
             policy.set_weights({**policy.get_weights(), **part})
         else:
@@ -390,7 +390,7 @@ class Learners:
         is_new = seed is None
         if seed is None:
             taken, first = set(self._seeds.values()), self._seed % 2**31
-            # As many as have one may all be taken; the next one is not.
+            # With one candidate more than taken seeds, one is free.
             seed = next(one for one in range(first, first + len(taken) + 1) if one not in taken)
         learner = self._made(built, index, policy_id, seed)
         if is_new and isinstance(learner, FollowsRewards):
@@ -445,5 +445,5 @@ def learner_info(
         }
         for policy_id, own in stats.items()
     }
-    # A policy may be called "learner" too; its own statistics stay beside the others.
+    # A policy may be called "learner" too; its statistics stay in the same dict.
     return {**stats, "learner": {**stats.get("learner", {}), **learner}}

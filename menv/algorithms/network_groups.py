@@ -121,7 +121,7 @@ def build_groups(
     seed: int,
     main: AlgorithmConfig,
 ) -> tuple[list[PolicyGroup], list[BuiltPolicies]]:
-    """Return all groups, and those of networks with how they were built; `main` are the settings of the run."""
+    """Return all groups, and how groups of networks were built; `main` are the settings of the run."""
     groups: list[PolicyGroup] = []
     nets: list[BuiltPolicies] = []
     networks = {name: _network(name, specs[name], configs[name], recipe) for name, recipe in recipes.items()}
@@ -147,7 +147,8 @@ def _network(name: str, spec: PolicySpec, config: AlgorithmConfig, recipe: Recip
         space, width = _connectors(spec, config).agent.space(spec.observation_space, 0)
         if width != preprocessor.size and getattr(config, "critic_obs", None) is not None:
             raise ConfigError(
-                "agent_connectors: observations are widened beside critic_obs, expected one or the other; leave one out"
+                "agent_connectors: observations are widened together with critic_obs, expected one or the other; "
+                "leave one out"
             )
         network = recipe.network(width, spec.action_space, config, space)
         check_size(network.weight_shapes(), stock=not isinstance(network, CustomSpec))
@@ -253,7 +254,7 @@ def _own_policy(policy_id: str, spec: PolicySpec, main: AlgorithmConfig) -> Poli
             "derive it from menv.Policy and define compute_actions"
         )
     check_own_policy_class(policy_id, spec.policy_class)
-    # Never None: policies that are written for the classic interface look into it.
+    # Never None: policies written for the classic interface read it.
     policy = spec.policy_class(spec.observation_space, spec.action_space, spec.config or {})
     own = {name: value for name, value in (spec.config or {}).items() if name in _OF_CUSTOM}
     config = override(main, own, policy_id)
@@ -308,7 +309,7 @@ def _new_group(
 
 
 def _stored_graphs(network: NetworkSpec) -> ActingGraphs | None:
-    """Return what builds the graphs of a policy on disk; those of a user's module serve only there."""
+    """Return what builds the graphs of a policy on disk; the graphs of a user's module serve only there."""
     return network.stored_graphs if isinstance(network, CustomSpec) else network.graphs({})
 
 

@@ -109,7 +109,7 @@ class PolicySet:
     def get(self, policy_id: str) -> Policy:
         """Return a policy; raise `ConfigError` if there is none."""
         if isinstance(policy_id, tuple) or not isinstance(policy_id, Hashable):
-            # The second argument of classic `compute_single_action` is the state.
+            # The second argument of the classic `compute_single_action` is the state.
             raise ConfigError(
                 f"policy_id: {type(policy_id).__name__}, expected one of {sorted(self.policies)}; pass a memory's "
                 "state by name, state=..."
@@ -192,7 +192,7 @@ class PolicySet:
         self.free_slots.release(group, group.policy_ids.index(policy_id))
         if isinstance(policy, NetworkPolicy):
             assert isinstance(policy.networks, NetworkPolicyGroup)
-            # Whoever holds the object may go on with it.
+            # The object stays usable.
             policy.networks, policy.index = RemovedPolicies.of(policy.networks, policy.index), 0
         self._take(changed)
 
@@ -224,7 +224,7 @@ class PolicySet:
             raise
         for policy_id, by_name in weights.items():
             if self.learners.shared.peers(policy_id):
-                # Another one of the group has handed its layers on.
+                # Another policy of the group has changed the shared layers.
                 self.policies[policy_id].set_weights(by_name)
             self.learners.set_weights(policy_id, by_name)
 
@@ -277,7 +277,7 @@ class PolicySet:
         if group in self.groups:
             self.free_slots.release(group, group.policy_ids.index(policy_id))
         group.retire(policy_id)
-        # A group that was made for it is nobody's.
+        # Drop a group that was built for it.
         learners.nets[:] = [built for built in learners.nets if built.group in self.groups]
 
     def _take(self, policy_map: PolicyMap) -> None:
@@ -504,7 +504,7 @@ class PolicyAccess:
                     self._policy_set.copy(policy, policy_id)
                 self._rollouts.follow(added)
             except ConfigError:
-                # Its network is another one, or something in it cannot go to the workers.
+                # Its network differs, or workers cannot receive it.
                 self._policy_set.undo_add(policy_id, added, before)
                 raise
         self._external_clients.publish()

@@ -34,12 +34,12 @@ from menv.sampling.trajectories import AgentTrajectory, agent_trajectories
 Episodes = Mapping[int, Episode]
 Beside = Sequence[tuple[str, SampleBatch]]
 
-# Columns that a batch has where there is something to say of some of its rows.
+# Columns that only some batches have.
 _SOMETIMES = {SampleBatch.OFF_POLICY, SampleBatch.ACTION_LOGP, SampleBatch.ACTION_DIST_INPUTS}
 
 
 class Postprocessing:
-    """Shows trajectories, with those of the other agents, to hooks and central critics."""
+    """Shows trajectories of an agent and of the others to hooks and central critics."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Postprocessing:
         self._policies = policies
         self._configs = configs
         self._joint = joint
-        # The columns that each policy's hook left the first time; it must not change its mind.
+        # The columns that each policy's hook returned first; they must stay the same.
         self._columns: dict[str, list[str]] = {}
 
     @property
@@ -103,7 +103,7 @@ class Postprocessing:
         return getattr(self._configs.get(name), "critic_obs", None)
 
     def _postprocessed(self, piece: AgentTrajectory, others: dict[AgentId, SampleBatch]) -> SampleBatch:
-        # A copy of its own: the other agents see the rows as they were, whatever is written into this one.
+        # A copy, because the other agents see the original rows.
         found = self._policies[piece.policy_id].postprocess_trajectory(
             piece.batch.copy(), others, piece.episode
         )
@@ -182,7 +182,7 @@ def _called(
     critic: Callable[..., Any], piece: AgentTrajectory, others: Mapping[AgentId, SampleBatch], size: int
 ) -> CriticRows:
     """Call a user's critic function; `after` is NaN where it returns no row for the state after the chunk."""
-    # A copy: what is learned from is not the critic's to change.
+    # A copy, because the critic must not change the training data.
     found = critic(piece.batch.copy(), others, piece.episode)
     count = piece.batch.count
     try:

@@ -22,6 +22,7 @@ from menv.adapters.validation import Declared, declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.fragments import Fragment, WorkerCounters, check_input_settings, create_envs, split_state
 from menv.algorithms.policy_set import PolicySet
+from menv.algorithms.rollout_worker import WorkerBootstrap
 from menv.algorithms.rollouts import LocalRollouts, PolicyView, Rollouts, Tree
 from menv.algorithms.torch_threads import set_torch_threads
 from menv.algorithms.worker_group import FragmentQueue, PolicySync, WorkerGroup, locked
@@ -38,6 +39,8 @@ from menv.serving.interrupts import Interrupts
 from menv.trajectory_slices import Column
 from menv.workers.convert import to_base_env
 from menv.workers.engine import Engine, RemoteActor
+from menv.workers.engines import make_engine
+from menv.workers.pipe_channel import pack
 
 
 class RemoteRollouts:
@@ -77,16 +80,16 @@ class RemoteRollouts:
             declared=declared,
             leaves_out=True,
         )
-        # What workers have done that were there before a checkpoint.
+        # Counters of the workers before a checkpoint.
         self._past_counters = WorkerCounters()
         self._unrolls = 0
         self._warned: set[str] = set()
-        # Whether workers were told to begin and nobody has taken what they sample.
+        # Whether workers sample ahead and none of their fragments was consumed.
         self._begun = False
-        # Whether a fragment of each has come and none has been taken.
+        # Whether a fragment of each has arrived and none was consumed.
         self._prepared = False
         self.uninterrupted = Interrupts(lambda: None)
-        # Whether some workers do not know yet which policies there are.
+        # Whether some workers lack a change of the policies.
         self._behind = False
         self.staleness: list[Column] = []
         self.timers = Timers()
@@ -156,7 +159,7 @@ class RemoteRollouts:
             self._begun = False
             self._workers.prepare(parcel)
         finally:
-            # It could not be sent, somebody was interrupted, or a fragment is still due that was asked for before.
+            # Pickling failed, an interrupt came, or a fragment that was requested before is still due.
             if len(self._workers.updated | self._workers.absent) < len(self._workers):
                 self._policy_sync.mark_unsent(update)
         self._prepared = True
@@ -187,7 +190,7 @@ class RemoteRollouts:
         self._behind = True
         self.discard_prefetched()
         for index, queue in enumerate(self._workers.queues):
-            # What they were asked for before is of the policy that goes.
+            # Requested fragments still hold the removed policy.
             self._workers.fetch(index)
             queue.drop(policy_id)
 
@@ -243,7 +246,7 @@ class RemoteRollouts:
         self._workers.present()
         for index, state in enumerate(tree["workers"]):
             lost += int(self._workers.sure(index, "resume", state) or 0)
-            # A new one: of those that were lost before this answer nothing is left that counts.
+            # A new queue: workers that were lost before this answer do not count.
             queue = self._workers.queues[index] = FragmentQueue()
             queue.counters = WorkerCounters.of(state)
             queue.running = queue.counters.running
@@ -284,7 +287,7 @@ class RemoteRollouts:
         self._measure(found)
         together = MultiAgentBatch({name: found[name] for name in order}, found.env_steps())
         if self._config.overlap:
-            # Workers left what gets better: these networks have learned since the rows were sampled.
+            # Workers left the values to these networks, which have learned since.
             before = perf_counter()
             self._policy_view.postprocessor.complete_deferred(together)
             self.timers.complete += perf_counter() - before
@@ -292,7 +295,7 @@ class RemoteRollouts:
 
     def _measure(self, batch: MultiAgentBatch) -> None:
         if self._workers.ahead:
-            # None at all where all that was sampled ahead is of a policy that was removed.
+            # Empty where all rows sampled ahead are of a removed policy.
             for rows in batch.policy_batches.values():
                 self.staleness.append(self._policy_sync.version - rows[SampleBatch.WEIGHTS_SEQ_NO])
 
@@ -319,9 +322,6 @@ class WorkerGroupFactory:
         self._workers: RemoteRollouts | None = None
         self._declared: Declared = {}
         if config.num_workers and config.input is None:
-            from menv.algorithms.rollout_worker import WorkerBootstrap
-            from menv.workers.engines import make_engine
-
             self._engine = make_engine(config.engine, patience=config.worker_start_timeout_s)
             self._seats = [
                 self._engine.start(WorkerBootstrap, label=f"worker {number}")
@@ -354,7 +354,7 @@ class WorkerGroupFactory:
         if base_env.external:
             base_env.stop()
             raise ConfigError(
-                f"num_workers: {config.num_workers} with a {type(first).__name__}, which calls by itself, expected 0; "
+                f"num_workers: {config.num_workers} with a {type(first).__name__}, which is external, expected 0; "
                 "leave num_workers out"
             )
         self._declared = declared(first)
@@ -376,7 +376,7 @@ class WorkerGroupFactory:
             return LocalRollouts(config, base_env, policy_set, callbacks, seed, metrics)
         workers = self._workers = self._new_workers(base_env, policy_set, seed, metrics)
         if config.overlap:
-            # Importing torch takes a second; workers that may run ahead have begun by then.
+            # Importing torch takes a second, in which workers sample ahead.
             workers.begin()
             if self._prepare_torch(policy_set):
                 workers.discard_prefetched()
@@ -385,8 +385,6 @@ class WorkerGroupFactory:
     def check_travels(self, mapping_fn: Any, to_train: Any) -> None:
         """Refuse functions that cannot be pickled for workers, before anything has changed."""
         if self._config.num_workers:
-            from menv.workers.pipe_channel import pack
-
             pack({"policy_mapping_fn": mapping_fn, "policies_to_train": to_train}, "multiagent")
 
     def replaced(self) -> list[int]:

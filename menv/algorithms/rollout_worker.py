@@ -41,7 +41,7 @@ class WorkerSlot(ABC):
     """A process that has imported what a worker needs, and the worker once `take` has created it."""
 
     def __init__(self) -> None:
-        import menv.inference.onnx_backend  # noqa: F401 - takes longest of all, and nobody has to wait for it yet
+        import menv.inference.onnx_backend  # noqa: F401 - the slowest import, while no worker is needed yet
 
         self._worker: Any = None
 
@@ -76,7 +76,7 @@ class RolloutWorker:
         config = open_settings(worker_init)
         self._worker_policies = worker_init.worker_policies
         self._metrics = Metrics(0)
-        # Environments in processes of their own are watched from here.
+        # Remote environments are watched from here.
         seconds = None if config.remote_worker_envs else config.env_timeout
         if config.seed is not None:
             rng.seed_process(worker_init.seed, worker_init.placement.worker_index)
@@ -99,7 +99,7 @@ class RolloutWorker:
             self._metrics,
             worker_init.placement,
         )
-        # Who looks at batches here sees them whole.
+        # Callbacks here must see complete batches.
         looked_at = any(overrides(callbacks, hook) for hook in ("on_postprocess_trajectory", "on_sample_end"))
         self._rollouts.later = config.overlap and not looked_at
         self._rollouts.guard = Watchdog(seconds, self._progress)
@@ -110,7 +110,7 @@ class RolloutWorker:
         """Return one fragment, after applying an update; rows carry `weights_seq_no` unless it is None."""
         if update is not None:
             self._worker_policies.take(update, range(self._rollouts.sampler.slots_used))
-        # What has come with a filter from a process that handed on nothing is in its statistics already.
+        # The statistics of a received filter already include its buffered changes.
         for policy in self._worker_policies.policies.values():
             for one in synced_filters(policy).values():
                 one.reset_state()
@@ -133,7 +133,7 @@ class RolloutWorker:
         for mine, newer in zip(own.groups, worker_policies.groups, strict=False):
             mine.update_policies(newer)
         groups = [*own.groups, *added]
-        # The newer policies stand on newer copies of the groups; those that are here know what runs.
+        # The new policies refer to copies of the groups; the groups here know the running episodes.
         home: dict[int, Any] = {
             id(newer): mine for newer, mine in zip(worker_policies.groups, groups, strict=True)
         }

@@ -214,7 +214,7 @@ class LocalRollouts:
                 "sample: a fragment is being sampled, expected to stand between two; hooks, environments and other "
                 "threads cannot begin one meanwhile: call it after train() or sample()"
             )
-        # Who calls an external environment may be who changes the policies: waiting for each other, both would wait.
+        # The client of an external environment may be the thread that changes policies: locking would deadlock.
         with nullcontext() if self.base_env.external else self.lock:
             try:
                 self._sampling = True
@@ -235,7 +235,7 @@ class LocalRollouts:
             try:
                 return self.sampler.sample()
             except BaseException:
-                # Somebody else's environment goes on where it is.
+                # A custom BaseEnv stays where it is.
                 if isinstance(self.base_env, CreatedEnvs | LockstepEnvs):
                     self._interrupted, self.sampler.agent_steps = True, agent_steps
                 raise
@@ -282,7 +282,7 @@ class LocalRollouts:
     def resume(self, tree: Mapping[str, Any]) -> int:
         tree = joined_state(tree)
         if self._config.seed is not None:
-            # Environments do not draw the numbers again that they have drawn since the start.
+            # Environments must not repeat random numbers.
             rng.seed_process(self._seed, self._placement.worker_index, tree["env_steps"])
         with self.guard:
             return self.sampler.resume(tree)
@@ -300,7 +300,7 @@ class LocalRollouts:
             self.sampler.explore = before.explore
             lost = self.resume(left)
         except BaseException:
-            # What has been counted is in the sampler of before alone.
+            # Only the previous sampler has the counters.
             self.sampler, self._interrupted = before, True
             raise
         self._metrics.episodes_not_resumed += lost
@@ -337,7 +337,7 @@ class BatchAccumulator:
     def __init__(self, rollouts: Rollouts, *, by_rows: bool) -> None:
         self._rollouts = rollouts
         self._by_rows = by_rows
-        # And how many steps each counts.
+        # Each with the steps that it counts.
         self._fragments: list[tuple[MultiAgentBatch, int]] = []
 
     def batch(self, size: int, sample: Callable[[], MultiAgentBatch]) -> tuple[MultiAgentBatch | None, int]:
@@ -354,7 +354,7 @@ class BatchAccumulator:
                 batch = sample()
                 if rollouts.idle:
                     return None, 0
-                # Answered rows count, although a few of them are held back until their reward is complete.
+                # Agent steps count, although a few rows are held back until their reward is complete.
                 steps = rollouts.agent_steps - before if self._by_rows else batch.env_steps()
                 fragments.append((batch, steps))
             taken += fragments[-1][1]

@@ -60,7 +60,7 @@ class TensorBoardWriter:
     def _append(self, event: Any, file_writer: Any) -> None:
         if self._writer is None:
             self._writer = file_writer(self._logdir)
-            # Its thread ends with this object, also where nobody closes it.
+            # Its thread ends with this object, even if it is never closed.
             self._closing = weakref.finalize(self, self._writer.close)
         self._writer.add_event(event)
         # A run that is killed, or never closed, has written what it has reported.

@@ -1,6 +1,6 @@
 """Acting with torch: the `ActingBackend` for networks without an ONNX graph, and the check of ONNX backends.
 
-With `inference="auto"` the algorithm builds both backends and calls `check_against` once. Results equal those of
+With `inference="auto"` the algorithm builds both backends and calls `check_against` once. Results equal
 `OnnxBackend` up to rounding, several times slower for small batches.
 """
 

@@ -101,7 +101,7 @@ class WeightsHistory:
         actions: Actions,
         state: Floats | None = None,
     ) -> ForwardOutputs | None:
-        """Return distribution inputs [N, D] and log-probabilities [N] of actions by weights of a number; None if not kept.
+        """Return distribution inputs [N, D] and log-probabilities [N] by the weights of a number; None if not kept.
 
         Args:
             policy: Its backend's architecture computes it; the weights that act are left alone.
@@ -148,9 +148,9 @@ class WeightsHistory:
 
 
 _LATELY = 16
-"""A form that a client has asked for is made of so many more sets of weights before the next client asks."""
+"""A requested form is also created for this many following sets of weights."""
 _FEW = 4
-"""Policies whose forms are made before any client has asked."""
+"""Policies whose forms are created before any request."""
 
 
 @dataclass(slots=True)

@@ -53,7 +53,7 @@ class PolicySync:
         self.version = 1
         self._weights: dict[str, Weights] = {}
         self._versions: dict[str, int] = {}
-        # Policies whose filters have seen something since the last news.
+        # Policies whose filters have changed since the last update.
         self._moved: set[str] = set()
         self.mark_sent()
 
@@ -67,13 +67,13 @@ class PolicySync:
     def mark_sent(self) -> None:
         """Record that workers have the current policies."""
         before, policies = self._weights, self._policy_view.policies
-        # Policies of one's own stay the objects that workers have: what was set meanwhile is news still.
+        # Workers keep their custom policy objects, so weights set meanwhile must still be sent.
         stay = {name for name in before if not isinstance(policies.get(name), NetworkPolicy)}
         self.version += bool(before and self._changed().keys() - stay)
         self._weights = {
             name: before[name] if name in stay else weights_of(policy) for name, policy in policies.items()
         }
-        # Edited pipelines of policies that were there before are news still, and so are their statistics.
+        # Edited pipelines of earlier policies, and their statistics, must still be sent.
         self._versions = {
             name: self._versions.get(name, own.version) for name, own in self._pipelines().items()
         }
@@ -99,7 +99,7 @@ class PolicySync:
 
     def mark_unsent(self, update: PolicyUpdate) -> None:
         """Include an update again in the next one: some workers have not received it."""
-        # Not taken out: what is not known here at all is taken to be known to workers, see `told`.
+        # Not removed: `mark_sent` treats unknown policies as received.
         self._weights.update({name: {} for name in update.weights})
         self._versions.update(dict.fromkeys(update.connectors, -1))
         self._moved |= update.filters.keys()
@@ -147,7 +147,7 @@ class FragmentQueue:
 
     Fragments of a lost worker may still wait here, so the worker that samples may be another one than the worker whose
     fragment is learned from. `asked` counts requests without an answer; `error` was raised instead of a fragment;
-    `counters` are the worker's after its last consumed fragment, `past_counters` those of the workers before it.
+    `counters` are the worker's after its last consumed fragment, `past_counters` belong to the workers before it.
     """
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class FragmentQueue:
         self.error: Exception | None = None
         self.counters = WorkerCounters()
         self.past_counters = WorkerCounters()
-        # Each with whether it is the first one of another worker than the one before it.
+        # Each with whether it is the first fragment of a replacement.
         self._waiting: deque[tuple[Fragment, bool]] = deque()
         self._other = False
 
@@ -205,7 +205,7 @@ class FragmentQueue:
 
 
 _PLACED_AGAIN_S = 10.0
-"""So long the others wait until Ray has placed the successor of a worker that was lost."""
+"""How long the others wait for Ray to place a replacement."""
 
 
 class WorkerGroup:
@@ -276,7 +276,7 @@ class WorkerGroup:
         for index, peer in enumerate(self._group.peers if self._engine.name == "ray" else ()):
             if peer.pid is not None:
                 if index in self.absent:
-                    # Ray has placed it by now: it takes part with the policies of now.
+                    # Ray has placed it by now; it gets the current policies.
                     self.absent.discard(index)
                     self._group.brief_again(index)
             elif index not in self.absent:
@@ -312,7 +312,7 @@ class WorkerGroup:
             if not queue.asked and not queue:
                 self.ask(index, parcel)
         for index, queue in enumerate(self.queues):
-            # None is taken before all are there: whatever one of them raises, the others' wait for the next time.
+            # No fragment is consumed before all have arrived: if a worker raises, the others' wait for the next call.
             while not queue and index not in self.absent:
                 self.fetch(index)
         for index in set(range(len(self))) - self.absent:
@@ -348,7 +348,7 @@ class WorkerGroup:
                 self.ask(index, times=asked)
                 continue
             except Exception:
-                # That was an answer, too. Of a worker that could not be made nothing else is worth waiting for.
+                # An error is an answer too. A worker that could not be created sends no other.
                 queue.asked = queue.asked - 1 if self._group.is_briefed(index) else 0
                 raise
             asked -= 1
@@ -366,10 +366,10 @@ class WorkerGroup:
         try:
             self.fetch(index)
         except WorkerLostError:
-            # It has been warned of, and there will be another one: a run that workers have ended can still be saved.
+            # A warning was given and a replacement starts, so the run can still be saved.
             pass
         except Exception as error:
-            # That concerns who samples next; one that could not be made says so again.
+            # Raise it at the next fragment; a worker that could not be created raises again.
             if self._group.is_briefed(index):
                 self.queues[index].error = error
         if index in self.absent:
@@ -413,7 +413,7 @@ class WorkerGroup:
     def stand_in(self, replaced: Sequence[int]) -> None:
         """Let each worker sample as one that was replaced so often."""
         for index, times in enumerate(replaced):
-            # Its environments have their seeds since they were made.
+            # Its environments got their seeds when they were created.
             if times or self._group.replaced[index]:
                 self._group.replaced[index] = times
                 self._group.brief_again(index)
@@ -448,7 +448,7 @@ class WorkerGroup:
         """Return the call that creates a worker; a replacement samples with another seed."""
         settings: SamplingSettings | SealedValue = _settings(self._config)
         if self._first is not None and not can_be_pickled(settings):
-            # Callbacks among them hold the algorithm, or what the program has opened since; workers do without it.
+            # Callbacks may hold the algorithm or open files by now, which workers do not need.
             settings = self._first
         seed = rng.key(self._seed, index, times) >> 2 if times else self._seed
         placement = WorkerPlacement(index + 1, recreated=times > 0)
@@ -466,7 +466,7 @@ class WorkerGroup:
             if not self._group.lost and not self._group.is_briefed(index):
                 self._group.give_up(index)
                 raise WorkerLostError(
-                    f"{told}, expected it to be there; mend what it waits for, or raise env_timeout above that"
+                    f"{told}, expected it to be there; fix what it waits for, or raise env_timeout above that"
                 ) from error
             error = WorkerLostError(f"{told}{expected}{rest}")
         line = in_a_line(str(error))
@@ -484,7 +484,7 @@ class WorkerGroup:
         )
         peer = self._group.peers[index]
         if self._engine.name == "ray" and len(self.absent) + 1 < len(self) and self._leaves_out:
-            # With a node that is gone its room may be gone. The others need not wait for another one.
+            # A lost node may leave no room; the other workers do not wait for one.
             self._engine.wait([peer], _PLACED_AGAIN_S)
             if peer.pid is None:
                 self._leave_out(index, f"{peer.label}: Ray has not placed it within {_PLACED_AGAIN_S:g} s")
@@ -492,13 +492,13 @@ class WorkerGroup:
     def _overdue(self, index: int) -> str:
         seconds = self._config.env_timeout
         if self._group.is_briefed(index):
-            # These are called between two env steps, which are what is counted.
-            return f"an environment, or a callback or policy beside it, did not return for env_timeout={seconds:g} s"
+            # Progress is counted in env steps; callbacks and policies run between them.
+            return f"an environment, or a callback or a custom policy, did not return for env_timeout={seconds:g} s"
         return f"an environment was not created within {creation_limit(seconds):g} s"
 
     def _check_running(self) -> None:
         if self._stopped:
-            # There may be a worker that was started since.
+            # A worker may have been started since.
             self._engine.stop()
             raise CallOrderError("sample: this algorithm was stopped meanwhile; build a new one")
 

@@ -238,7 +238,7 @@ def spec(**model: Any) -> PolicySpec:
 
 TWO_WIDTHS = (
     r"policies\['b'\]: model.shared_layers='eyes': its hidden layers have policy.0.weight \[3, 8\], expected "
-    r"\[2, 8\] as those of policy 'a'"
+    r"\[2, 8\] as in policy 'a'"
 )
 HALF_FROZEN = "policies_to_train: 'a' and not 'b', which shares layers 'eyes' with it, expected both or none"
 BAD: dict[str, tuple[dict[str, Any], str]] = {
