@@ -6,7 +6,7 @@ trains. Importing menv imports nothing heavy: each name is fetched when it is fi
 
 from typing import TYPE_CHECKING
 
-from menv._lazy_names import names_on_demand
+from menv._lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from menv.algorithms.onnx_export import export_onnx as export_onnx
@@ -52,49 +52,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "BaseEnv": "base_env",
-    "End": "base_env",
-    "EpisodeEnd": "base_env",
-    "Join": "base_env",
-    "Ready": "base_env",
-    "Unclaimed": "base_env",
-    "MultiAgentBatch": "sample_batch",
-    "SampleBatch": "sample_batch",
-    "DefaultCallbacks": "callbacks",
-    "make_multi_callbacks": "callbacks",
-    "check_env": "checking.check",
-    "EnvContext": "env_context",
-    "Episode": "episode",
-    "CallOrderError": "errors",
-    "ConfigError": "errors",
-    "ContractError": "errors",
-    "EnvCrashError": "errors",
-    "EnvFaultWarning": "errors",
-    "EpisodeError": "errors",
-    "MenvError": "errors",
-    "MissingExtraError": "errors",
-    "NoRoomError": "errors",
-    "NotWrittenError": "errors",
-    "RefusedError": "errors",
-    "ServerGoneError": "errors",
-    "UnknownNameError": "errors",
-    "WorkerLostError": "errors",
-    "ExternalEnv": "external_env",
-    "ExternalMultiAgentEnv": "external_env",
-    "export_onnx": "algorithms.onnx_export",
-    "local_policy_inference": "sampling.local_inference",
-    "to_base_env": "workers.convert",
-    "MultiAgentEnv": "multi_agent_env",
-    "make_multi_agent": "envs.independent_copies",
-    "Policy": "policy",
-    "PolicySpec": "policy_spec",
-    "RandomPolicy": "policy",
-    "register_env": "registry",
-    "VectorEnv": "vector_env",
-    "verify_backends": "verify.verify",
-}
-_PACKAGES = ("algorithms", "connectors", "envs", "serving", "wrappers")
-__all__ = sorted(_HOMES)
-
-__getattr__, __dir__ = names_on_demand(__name__, _HOMES, _PACKAGES)
+__all__, __getattr__, __dir__ = lazy_names(
+    __name__, ("algorithms", "connectors", "envs", "serving", "wrappers")
+)

@@ -1,37 +1,47 @@
-"""Names that a package fetches when they are first used, so that importing it imports nothing heavy (PEP 562)."""
+"""Lazy imports of packages (PEP 562): a name is imported when it is first used, so that `import menv` stays light.
+
+The imports under `if TYPE_CHECKING:` in a package's `__init__.py` are the only list of its names: type checkers and
+`lazy_names` read the same lines.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from opcode import opmap
 from typing import Any
 
 from menv.migration_hints import hint
 
+_PACKAGES = ("menv", "menv.algorithms", "menv.connectors", "menv.envs", "menv.serving", "menv.wrappers")
 
-def names_on_demand(
-    package: str, homes: Mapping[str, str], packages: Sequence[str] = ()
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` and the `__dir__` of a package.
 
-    Args:
-        package: Its name.
-        homes: The module below it in which each name lives.
-        packages: Those below it that `import package` is enough for.
+def lazy_names(
+    package: str, subpackages: Sequence[str] = ()
+) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__all__`, `__getattr__` and `__dir__` of a package.
 
-    Raises:
-        AttributeError: From the former: the package has no such name; with a hint where it is an old one.
-        ImportError: From the former, likewise, for `from package import name`, which would drop the hint.
+    `__getattr__` raises an AttributeError for an unknown name, with a hint for an old one. In a
+    `from` import it raises an ImportError instead, because Python would drop the hint.
     """
-    names = sorted([*homes, *packages])
+    modules = {
+        alias.name: statement.module
+        for block in ast.parse(inspect.getsource(sys.modules[package])).body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom) and statement.module
+        for alias in statement.names
+    }
+    names = sorted([*modules, *subpackages])
 
     def fetch(name: str) -> Any:
-        if name in packages:
+        if name in subpackages:
             return import_module(f"{package}.{name}")
-        if name in homes:
-            return getattr(import_module(f"{package}.{homes[name]}"), name)
+        if name in modules:
+            return getattr(import_module(modules[name]), name)
         advice, caller = hint("import", name) or _elsewhere(name), sys._getframe(1)
         if advice and caller.f_code.co_code[caller.f_lasti] == opmap["IMPORT_FROM"]:
             raise ImportError(f"{package} has no {name!r}; {advice}", name=package)
@@ -40,41 +50,21 @@ def names_on_demand(
             f"module {package!r} has no attribute {name!r}, expected one of {names}{what_to_do}"
         )
 
-    return fetch, lambda: names
+    return sorted(modules), fetch, lambda: names
 
 
 def _elsewhere(name: str) -> str | None:
-    """Return the hint for a class that another package has; lower names may be modules, which are imported often."""
-    if not name[:1].isupper():
-        return None
-    for package in (
-        "menv",
-        "menv.algorithms",
-        "menv.connectors",
-        "menv.envs",
-        "menv.serving",
-        "menv.wrappers",
-    ):
+    """Return the hint for a class of another package; lower-case names may be modules, which are looked up often."""
+    for package in _PACKAGES if name[:1].isupper() else ():
         if name in import_module(package).__all__:
             return f"write from {package} import {name}"
     return None
 
 
-# SEAM menv._root_link_guard
-# Refuses `import wrappers` and `import algorithms`, which the links at the root would make possible.
-#
-# Called first in `menv/wrappers/__init__.py` and `menv/algorithms/__init__.py`. A package that is imported
-# under two names exists twice, so that `isinstance` and `except` fail between the two copies.
-
-
 def refuse_root_import(module_name: str) -> None:
-    """Raise if a package of menv is being imported through its link at the root.
+    """Raise an ImportError if a package is imported through its link at the root, as `import wrappers`.
 
-    Args:
-        module_name: The `__name__` of the package that is being imported.
-
-    Raises:
-        ImportError: The name does not begin with `menv.`.
+    A package that is imported under two names exists twice, so that `isinstance` and `except` fail between the copies.
     """
     if not module_name.startswith("menv."):
         raise ImportError(

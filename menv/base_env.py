@@ -1,13 +1,11 @@
-"""The one interface that every environment is turned into before it is sampled.
+"""`BaseEnv`: the interface that every environment is converted to before it is sampled.
 
-A `BaseEnv` holds many sub-environments with many agents each, and none of them has to be
-ready when the others are:
+A `BaseEnv` holds many sub-environments with many agents each, which need not be ready at the same time:
 
-    ready = env.poll()                        who waits for an action, as columns
-    env.send_actions(ready.slots, actions)    answers for any subset of whole sub-environments
+    ready = env.poll()                        the agents that wait for an action, as columns
+    env.send_actions(ready.slots, actions)    actions for any subset of whole sub-environments
 
-`menv.sampling.sampler` calls it, `menv.adapters` holds the implementations. Nothing here knows
-policies, batches or connectors.
+`menv.adapters` implements it, `menv.sampling` calls it. It knows no policies, batches or connectors.
 """
 
 from __future__ import annotations
@@ -24,20 +22,14 @@ import numpy.typing as npt
 from menv.errors import ConfigError, EnvFault
 from menv.migration_hints import hinted
 from menv.spaces import call_method
-from menv.trajectory_slices import Column
-
-# SEAM menv.as_base_env
-# What every kind of environment has: the method that makes a `BaseEnv` of it.
-#
-# `MultiAgentEnv`, `VectorEnv`, `BaseEnv` and the external ones build on it. It knows none of them.
 
 
 class ConvertibleEnv:
-    """An environment of a kind that menv can step."""
+    """An environment of any kind that menv can step; `to_base_env` converts it."""
 
     @property
     def unwrapped(self) -> Any:
-        """The innermost environment, as in gymnasium: that of a wrapper's `env`, or this one."""
+        """The innermost environment, as in gymnasium."""
         inner = getattr(self, "env", self)
         return self if inner is self else getattr(inner, "unwrapped", inner)
 
@@ -50,21 +42,21 @@ class ConvertibleEnv:
         restart_failed_sub_environments: bool = True,
         num_consecutive_env_failures_tolerance: int = 2,
     ) -> BaseEnv:
-        """Return this environment and `num_envs - 1` more of its kind as one `BaseEnv`.
+        """Return this environment and `num_envs - 1` copies of it as one `BaseEnv`.
 
-        One that holds several already, a `VectorEnv` or a `BaseEnv`, is taken alone: `num_envs`, if given, must be
-        the number of a `VectorEnv`'s sub-environments; what this returned before is returned as it is.
+        A `VectorEnv` or a `BaseEnv` holds several already: `num_envs`, if given, must be their number. A `BaseEnv` that
+        this method returned is returned unchanged.
 
         Args:
-            make_env: Makes the sub-environment of a given index; this one has index 0.
-            num_envs: Sub-environments in all.
-            remote_envs: Whether each lives in a process of its own; all are made by `make_env` then, there, and this
-                one only tells spaces and agents, and is closed.
-            remote_env_batch_wait_ms: Milliseconds that a poll waits for more of them once one has answered.
-            restart_failed_sub_environments: Whether one that raises is closed and made anew by `make_env`, at the cost
-                of its episode; False ends the run.
-            num_consecutive_env_failures_tolerance: So many crashes of one sub-environment in a row, each in a reset or
-                in the first 10 env steps of an episode, do not end the run; the next one does.
+            make_env: Creates the sub-environment of a given index; this one has index 0.
+            num_envs: Number of sub-environments.
+            remote_envs: Whether each lives in its own process. `make_env` creates all of them there; this one only
+                provides spaces and agents, and is closed.
+            remote_env_batch_wait_ms: Milliseconds that a poll waits for more sub-environments once one has answered.
+            restart_failed_sub_environments: Whether one that raises is closed and created again by `make_env`, which
+                costs its episode; False ends the run.
+            num_consecutive_env_failures_tolerance: Number of consecutive crashes of one sub-environment, each in a
+                reset or in the first 10 env steps of an episode, that do not end the run.
         """
         from menv.workers.convert import to_base_env
 
@@ -80,25 +72,26 @@ AgentId: TypeAlias = Hashable
 MultiEnvDict: TypeAlias = dict[EnvId, dict[AgentId, Any]]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
+Column: TypeAlias = npt.NDArray[Any]
 
 SINGLE_AGENT = "agent0"
-"""The agent id of an environment that has no agent ids of its own."""
+"""The agent id of an environment without agent ids."""
 ALL = "__all__"
-"""The key of the two flag dicts that speaks for the whole episode."""
+"""The key of the two flag dicts that ends the whole episode."""
 COMMON = "__common__"
-"""The key of infos that are nobody's own but of the whole sub-environment."""
+"""The key of infos of the whole sub-environment."""
 
 
 class Join(NamedTuple):
-    """An agent that waits for its first action in this life.
+    """An agent that waits for the first action of a trajectory.
 
     Attributes:
-        slot: The small integer that stands for the trajectory until it ends.
+        slot: The small integer that identifies the trajectory until it ends.
         env_id: The sub-environment.
         agent_id: The agent, as the environment calls it.
         env_index: Position of the sub-environment in `Ready.env_steps`.
-        trained: Whether policies may learn from this life.
-        policy_id: Who answers, where that was decided elsewhere; None leaves it to the mapping.
+        trained: Whether policies may learn from this trajectory.
+        policy_id: The policy that acts, if a client chose it; None leaves it to the policy mapping.
     """
 
     slot: int
@@ -110,20 +103,20 @@ class Join(NamedTuple):
 
 
 class End(NamedTuple):
-    """A trajectory that ended; its slot may be given away in the same poll.
+    """A trajectory that ended; its slot may be used again in the same poll.
 
     Attributes:
         slot: The slot that the trajectory had.
         env_id: The sub-environment.
         agent_id: The agent.
-        reward: Earned since the agent's last row.
-        terminated: True if the end was the environment's own rule (bootstrap with 0).
+        reward: Sum of the rewards since the agent's last row.
+        terminated: True if the environment's own rule ended it (bootstrap with 0).
         truncated: True if it was cut short (bootstrap from `obs`).
         obs: The final observation, a copy; None if the environment gave none.
         info: The info dict that came with the end.
-        withdrawn: Whether nobody knows what the action of the last row led to; the row does not count then, and
-            the trajectory ends with what it observed.
-        ago: Env steps that its sub-environment took after the end in the same poll, because nobody waited in it.
+        withdrawn: Whether the result of the last action is unknown; its row is dropped, and the trajectory ends with
+            the observation of that row.
+        ago: Env steps of the sub-environment after the end in the same poll, in which no agent waited.
     """
 
     slot: int
@@ -139,7 +132,7 @@ class End(NamedTuple):
 
 
 class EpisodeEnd(NamedTuple):
-    """An episode of a sub-environment that ended, after the ends of its agents.
+    """An episode of a sub-environment that ended, reported after the ends of its agents.
 
     Attributes:
         env_id: The sub-environment.
@@ -147,9 +140,9 @@ class EpisodeEnd(NamedTuple):
         truncated: `truncateds["__all__"]`.
         env_steps: Length of the episode in env steps.
         env_index: Position of the sub-environment in `Ready.env_steps`.
-        unclaimed: Entries of `Ready.unclaimed` that came before the end; later ones belong to later episodes.
-        faulty: Whether it is in no mean: a fault broke it off, or its caller ended it without a step.
-        info: What its last step told of the whole sub-environment; see `SharedInfo`.
+        unclaimed: Number of entries of `Ready.unclaimed` before the end; later ones belong to later episodes.
+        faulty: Whether it is left out of all means: a fault ended it, or its caller ended it without a step.
+        info: The last step's info of the whole sub-environment.
     """
 
     env_id: EnvId
@@ -163,24 +156,19 @@ class EpisodeEnd(NamedTuple):
 
 
 class SharedInfo(NamedTuple):
-    """An info of a whole sub-environment, which it gave under `"__common__"`.
-
-    Attributes:
-        env_id: The sub-environment.
-        info: The dict.
-    """
+    """An info of a whole sub-environment, which it gave under `"__common__"`."""
 
     env_id: EnvId
     info: Mapping[str, Any]
 
 
 class Unclaimed(NamedTuple):
-    """A reward that no action can own: paid after the end, or to an agent that never acted.
+    """A reward that belongs to no action: it came after the end, or for an agent that never acted.
 
     Attributes:
         env_id: The sub-environment.
         agent_id: The agent.
-        reward: What it was paid.
+        reward: The reward.
         env_index: Position of the sub-environment in `Ready.env_steps`.
     """
 
@@ -191,32 +179,25 @@ class Unclaimed(NamedTuple):
 
 
 class AgentChunk(NamedTuple):
-    """One agent's part in a piece of an episode.
-
-    Attributes:
-        slot: Of its trajectory.
-        join: How the trajectory begins, None if it goes on; its first observation is the one that waits then.
-        moves: What it did, a `menv.base_env.ExternalSteps`.
-        end: How the trajectory ends, None if the last observation waits for the next piece.
-    """
+    """One agent's part of a `TrajectoryChunk`: `join` if its trajectory begins, its steps, `end` if it ends."""
 
     slot: int
     join: Join | None
-    moves: Any
+    steps: Any
     end: End | None
 
 
 class TrajectoryChunk(NamedTuple):
-    """A piece of an episode whose actions were chosen elsewhere.
+    """A part of an episode whose actions a client chose, as the sampler receives it.
 
     Attributes:
         env_id: The sub-environment.
         env_index: Its index.
-        agents: Who took part.
-        episode: How the episode ends, None if it goes on.
-        weights_seq_no: The weights that chose the actions; None if nobody says.
+        agents: One entry for each agent that acted.
+        episode: The end of the episode, None if it continues.
+        weights_seq_no: The weights that chose the actions; None if unknown.
         began: Env steps of the sub-environment when the episode began.
-        now: The same at the end of the piece.
+        now: The same at the end of the chunk.
     """
 
     env_id: EnvId
@@ -229,11 +210,7 @@ class TrajectoryChunk(NamedTuple):
 
 
 class Columns(Sequence[Any]):
-    """Observations of agents with different spaces: the rows of several arrays, one array after the other.
-
-    Args:
-        parts: Arrays [R_i, ...]; R is the sum of all R_i.
-    """
+    """Observations of agents with different spaces: the rows of several arrays [R_i, ...], array after array."""
 
     def __init__(self, parts: Sequence[npt.NDArray[Any]]) -> None:
         self._parts = parts
@@ -248,7 +225,7 @@ class Columns(Sequence[Any]):
         return self._parts[which][row - int(self._ends[which])]
 
     def at(self, rows: IntArray) -> npt.NDArray[Any]:
-        """Return some rows, whose shapes are the same and whose numbers increase, as one array."""
+        """Return rows of the same shape, in increasing order, as one array."""
         cuts = np.searchsorted(rows, self._ends[:-1])
         begins = self._ends - [len(part) for part in self._parts]
         pieces = zip(self._parts, np.split(rows, cuts), begins, strict=True)
@@ -257,28 +234,27 @@ class Columns(Sequence[Any]):
 
 @dataclass(slots=True)
 class Ready:
-    """Who waits for an action and what happened since the last poll.
+    """The agents that wait for an action, and everything that happened since the last poll.
 
-    To be taken in in this order: `ended`, `episodes` with the `unclaimed` before each, the other `unclaimed`,
-    `joined`, `played`, then the rows. Arrays belong to the environment and are valid until its next poll. While
-    the same agents wait, `slots` is the very same array object, so that work per layout can be cached by identity.
+    Process it in this order: `ended`, `episodes` with the `unclaimed` before each, the other `unclaimed`, `joined`,
+    `played`, then the rows. Arrays belong to the environment and are valid until its next poll. While the same agents
+    wait, `slots` is the same array object, so that work per layout can be cached by identity.
 
-    Unpacks as the six nested dicts of the classic `poll` too.
+    It also unpacks as the six nested dicts of RLlib's `poll`.
 
     Attributes:
-        slots: [R] who waits.
+        slots: [R] the trajectories that wait.
         obs: [R, ...], a list of R elements of the agents' observation spaces, or `Columns`.
-        rewards: [R] earned since each agent's previous row.
+        rewards: [R] sum of the rewards since each agent's previous row.
         env_steps: [E] env steps since each sub-environment's start, over all its episodes, by env index.
-        joined: Agents whose first row of a life is among the rows.
+        joined: Trajectories whose first row is among the rows.
         ended: Trajectories that ended.
         episodes: Episodes that ended.
-        unclaimed: Rewards that belong to no action, in the order in which they were paid.
-        infos: R info dicts, or None; a list that is not changed after, because batches refer to it.
-        taken: Actions that an external client chose itself, by slot.
-        played: Pieces of episodes that external clients played by themselves; none of them has rows here.
-        faults: Sub-environments that raised and were replaced, and callers that were lost; each cost an episode, or one
-            that could not begin.
+        unclaimed: Rewards that belong to no action, in the order in which they came.
+        infos: R info dicts, or None; batches refer to this list, so it must not change afterwards.
+        taken: Actions that an external client chose, by slot.
+        played: Parts of episodes whose actions external clients chose; they have no rows here.
+        faults: Sub-environments that raised and were replaced, and callers that were lost; each cost an episode.
         shared_infos: Infos of whole sub-environments, of the episodes that run after this poll.
         seats: `seats[slot]` is `(env_id, agent_id)` of every row.
     """
@@ -303,16 +279,15 @@ class Ready:
         return iter(six_dicts(self))
 
     def __getitem__(self, place: int) -> MultiEnvDict:
-        """Return one of the six: `poll()[0]` are the observations."""
+        """Return one of the six: `poll()[0]` holds the observations."""
         return six_dicts(self)[place]
 
 
 def six_dicts(ready: Ready) -> tuple[MultiEnvDict, ...]:
     """Return the rows of `ready` as the six nested dicts `{env_id: {agent_id: value}}`.
 
-    Where an episode ended and the next began, `obs` holds the new first observation, the flags and
-    the reward are those of the end, and the last observation is in
-    `infos[env_id][agent_id]["final_obs"]`.
+    Where an episode ended and the next began, `obs` holds the new first observation, the flags and the reward are those
+    of the end, and the last observation is in `infos[env_id][agent_id]["final_obs"]`.
     """
     obs: MultiEnvDict = {}
     rewards: MultiEnvDict = {}
@@ -348,17 +323,18 @@ def six_dicts(ready: Ready) -> tuple[MultiEnvDict, ...]:
 
 
 class BaseEnv(ConvertibleEnv, abc.ABC):
-    """Many sub-environments, each stepped when all of its waiting agents have been answered.
+    """Many sub-environments, each stepped when all its waiting agents have an action.
 
-    A subclass of your own may return the six nested dicts from `poll(self)` and take one nested
-    dict in `send_actions(self, action_dict)`; `to_base_env` turns it into this table form. The sixth
-    holds what agents did themselves in answer to the `obs` beside it: these actions are learned from,
-    by algorithms that can, and come back in `send_actions`. A sub-environment that has taken a step in which nobody
-    waits is named in `obs` with an empty dict, and is sent `{}` once for its next step; one that is not named is busy.
+    A subclass may return the six nested dicts from `poll(self)` and accept one nested dict in
+    `send_actions(self, action_dict)`; `to_base_env` converts it. The sixth dict holds actions that agents chose
+    themselves for the observations in `obs`: algorithms that can learn from these do, and `send_actions` gets them
+    back. A sub-environment that took a step in which no agent waits is in `obs` with an empty dict, and is sent `{}`
+    once for its next step; one that is missing is busy.
 
-    One that sets `returns_table` returns a `Ready` from `poll` and is given slots and actions: for simulators that step
-    many agents as arrays. It numbers trajectories from 0, each with a `Join` in the poll of its first row and an `End`,
-    after which the number is free; copies, seats and keeping the slots array the same are `to_base_env`'s affair.
+    A subclass that sets `returns_table` returns a `Ready` from `poll` and gets slots and actions: for simulators that
+    step many agents as arrays. It numbers trajectories from 0, each with a `Join` in the poll of its first row and an
+    `End`, after which the number is free. `to_base_env` takes care of copies, seats and the identity of the slots
+    array.
     """
 
     observation_space: Any = None
@@ -366,14 +342,14 @@ class BaseEnv(ConvertibleEnv, abc.ABC):
     returns_table: bool = False
     """True if `poll` returns a `Ready`; False if it returns the six nested dicts."""
     lockstep: bool = False
-    """True if all sub-environments step at once, so that none can wait while others go on."""
+    """True if all sub-environments step together, so that none can wait while others continue."""
     external: bool = False
-    """True if it is others who call: episodes come and go, and a poll may have to wait for them."""
+    """True if clients call it: episodes begin when they want, and a poll may wait for them."""
     idle_timeout: float | None = None
-    """Of an external one: seconds without anything after which the sampler gives up for the time being."""
+    """Of an external one: seconds without any call after which a `sample()` times out."""
     num_envs: int = 0
-    """E, how many sub-environments there are, 0 where that is not known before the first poll, or changes: evaluations,
-    and fragments of length "auto", count the episodes and steps of all together then, not a share of each."""
+    """E, the number of sub-environments; 0 if it is unknown before the first poll, or changes. Evaluations, and
+    fragments of length "auto", then count the episodes and steps of all together, not a share of each."""
 
     if not TYPE_CHECKING:
         __getattr__ = hinted("BaseEnv")
@@ -383,30 +359,30 @@ class BaseEnv(ConvertibleEnv, abc.ABC):
         """Return everything that became ready, each row once.
 
         Args:
-            timeout: Seconds to wait for at least one row; None waits as long as something is under
-                way. With nothing under way the answer is empty and comes at once.
+            timeout: Seconds to wait for at least one row; None waits as long as anything is under way. With nothing
+                under way the result is empty and comes at once.
 
         Returns:
             A `Ready`.
 
         Raises:
             ContractError: A sub-environment broke its interface.
-            EnvCrashError: A sub-environment raised and cannot be replaced, or did so again and again; its first
-                exception is the cause.
+            EnvCrashError: A sub-environment raised and cannot be replaced, or did so repeatedly; its first exception is
+                the cause.
         """
 
     @abc.abstractmethod
     def send_actions(self, slots: Any, actions: Any = None) -> None:
-        """Answer waiting agents; whole sub-environments at a time.
+        """Send actions to waiting agents, for whole sub-environments at a time.
 
         Args:
             slots: [R] as in `Ready.slots`, or the nested dict `{env_id: {agent_id: action}}`.
             actions: R actions, in the order of `slots`; omitted with the nested dict.
 
         Raises:
-            ContractError: Somebody was answered who does not wait, or only a part of those who
-                wait in one sub-environment.
-            ConfigError: The nested dict names a sub-environment that there is not.
+            ContractError: An agent got an action that does not wait, or only some of the agents that wait in one
+                sub-environment did.
+            ConfigError: The nested dict names an unknown sub-environment.
         """
 
     def try_reset(
@@ -416,7 +392,7 @@ class BaseEnv(ConvertibleEnv, abc.ABC):
         seed: int | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Any, Any]:
-        """Reset one sub-environment, or all; one that was just reset is left as it is.
+        """Reset one sub-environment, or all; one that was just reset is not reset again.
 
         Returns:
             `(obs, infos)` as nested dicts; `(None, None)` if this environment resets itself.
@@ -431,22 +407,22 @@ class BaseEnv(ConvertibleEnv, abc.ABC):
         return {} if as_dict else []
 
     def get_agent_ids(self) -> set[AgentId]:
-        """Return all agent ids that are known so far."""
+        """Return all agent ids known so far."""
         return set()
 
     def rest(self) -> None:
-        """Note that nobody polls for a while; called when a fragment is complete, or broken off."""
+        """Called when a fragment is complete or interrupted: the next poll may come late."""
 
     def unbroken(self) -> AbstractContextManager[Any]:
-        """Return what a fragment is sampled in, where Ctrl-C may have to wait until nothing is halfway done."""
+        """Return the context in which a fragment is sampled; it may delay Ctrl-C until the state is consistent."""
         return nullcontext()
 
     def status(self) -> dict[str, Any]:
-        """Return what an external environment has to tell about those who call, for results."""
+        """Return counters of an external environment's clients, for results."""
         return {}
 
     def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
-        """Return the rewards that were paid and still wait for their agent's next row."""
+        """Return the rewards that wait for their agent's next row."""
         return {}
 
     def try_render(self, env_id: EnvId | None = None) -> Any:
@@ -454,21 +430,21 @@ class BaseEnv(ConvertibleEnv, abc.ABC):
         return None
 
     def call(self, env_id: EnvId, method: str, *args: Any) -> Any:
-        """Call a method of one sub-environment, wherever it lives, and return what it returns.
+        """Call a method of one sub-environment, in whatever process it lives, and return its result.
 
         Args:
             env_id: The sub-environment.
             method: The method's name.
-            args: What it is called with.
+            args: Arguments of the method.
 
         Raises:
-            ConfigError: There is no such sub-environment or method, or no sub-environments that could be called.
+            ConfigError: There is no such sub-environment or method, or no sub-environment that can be called.
         """
         env = self.get_sub_environments(as_dict=True).get(env_id)
         if env is None:
             raise ConfigError(
                 f"call: {type(self).__name__} shows no sub-environment {env_id!r}, expected one of "
-                f"get_sub_environments; call {method!r} on an object of your own"
+                f"get_sub_environments; call {method!r} on your own object"
             )
         return call_method(env, method, env_id, args)
 
@@ -476,31 +452,23 @@ class BaseEnv(ConvertibleEnv, abc.ABC):
         """Close every sub-environment; may be called more than once."""
 
 
-# SEAM menv.frame
-# One env step of sub-environments that step together, as arrays.
-#
-# `menv.adapters.lockstep` makes it; `menv.sampling.vector_loop` writes it down as it is, and `poll` takes it
-# apart into rows, joins and ends for everybody else.
-
-
 Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
 class VectorStep:
-    """What E sub-environments of one agent each did in one env step, or in a reset of them all.
+    """One env step, or a reset, of E sub-environments of one agent each, as arrays.
 
     Attributes:
-        obs: E observations, an array [E, ...] where the space allows.
-        rewards: [E] for this step.
+        obs: E observations, an array [E, ...] if the space allows.
+        rewards: [E] of this step.
         terminated: [E] flags.
         truncated: [E] flags.
-        infos: E info dicts; none at all if all are empty.
+        infos: E info dicts; empty if all are empty.
         done: [E] True where an episode ended; None if none did.
-        begun: [E] True where this step was the reset of a sub-environment and no step of an episode;
-            None if there is none.
-        finals: The last observations of those that are done, copies, in order, where `obs` holds the
-            first one of the next episode; None where `obs` itself holds the last one.
+        begun: [E] True where this step was a reset and not a step of an episode; None if there is none.
+        finals: Copies of the final observations of the done ones, in order, if `obs` holds the first observation of the
+            next episode; None if `obs` itself holds the final ones.
         final_infos: Their info dicts.
     """
 
@@ -515,29 +483,22 @@ class VectorStep:
     final_infos: Sequence[Mapping[str, Any]] = ()
 
 
-# SEAM menv.played
-# What somebody else played: a piece of an episode whose actions a client chose itself, as whole columns.
-#
-# A serving session hands it to the `Switchboard`, the adapter of external environments adds who it was, and
-# `menv.sampling.external_trajectories` writes it down. It is never changed after.
-
-
 @dataclass(frozen=True, slots=True)
 class ExternalSteps:
-    """What one agent did in a piece of an episode; n actions, n >= 0.
+    """n >= 0 steps of one agent whose actions a client chose.
 
     Attributes:
-        obs: n + 1 elements of its observation space, as a list or an array. The first one is the last of the
-            agent's piece before.
+        obs: n + 1 elements of its observation space, as a list or an array; the first one is the last of the chunk
+            before.
         actions: n elements of its action space, or [n, ...] in the network's own form.
-        rewards: [n] float64, what each action earned.
-        terminated: Whether the agent's trajectory ended by the environment's own rule.
+        rewards: [n] float64, the reward of each action.
+        terminated: Whether the environment's own rule ended the trajectory.
         truncated: Whether it was cut short.
-        logp: [n] log-probabilities of the actions, None if nobody knows them.
-        dist_inputs: [n, K] what the actions were drawn from, None if nobody says.
-        state_in: [n, S] recurrent states before the actions, None if nobody says.
-        env_t: [n + 1] env step of the episode in which each observation was seen, None if nobody says.
-        network_form: Whether `actions` are in the network's own form, and `logp` and `dist_inputs` speak of these.
+        logp: [n] log-probabilities of the actions, None if unknown.
+        dist_inputs: [n, K] inputs of the action distribution, None if unknown.
+        state_in: [n, S] hidden states before the actions, None if unknown.
+        env_t: [n + 1] env step of the episode of each observation, None if unknown.
+        network_form: Whether `actions`, `logp` and `dist_inputs` are in the network's own form.
     """
 
     obs: Any
@@ -559,16 +520,16 @@ class ExternalSteps:
 
 @dataclass(frozen=True, slots=True)
 class ExternalTrajectory:
-    """A piece of an episode.
+    """A part of an episode whose actions a client chose, as a serving session hands it to the `EpisodeBroker`.
 
     Attributes:
-        agents: What each agent did.
-        env_steps: Length of the piece.
+        agents: The steps of each agent.
+        env_steps: Length of the part.
         terminated: Whether the episode ended with it.
         truncated: Whether it was cut short.
-        weights_seq_no: The weights that chose the actions; None if nobody says.
-        policies: Who answers for which agent, as far as the client was told; the mapping decides of others.
-        unclaimed: What was paid to agents that no action of theirs can own.
+        weights_seq_no: The weights that chose the actions; None if unknown.
+        policies: The policy of each agent, as far as the client knew it; the policy mapping decides the others.
+        unclaimed: Rewards of agents that belong to no action.
     """
 
     agents: Mapping[AgentId, ExternalSteps]
@@ -581,5 +542,5 @@ class ExternalTrajectory:
 
     @property
     def over(self) -> bool:
-        """Whether the episode ends with this piece."""
+        """Whether the episode ends with this part."""
         return self.terminated or self.truncated

@@ -1,7 +1,7 @@
-"""Hooks into a run: subclass `DefaultCallbacks`, override what you need, pass the class as `callbacks`.
+"""`DefaultCallbacks`: hooks into a run. Subclass it, override what you need, pass the class as `callbacks`.
 
-`menv.sampling.callback_runner` calls those about episodes, `menv.algorithms` the others. All arguments come by keyword;
-take `**kwargs` for those that you do not use.
+`menv.sampling.callback_runner` calls the hooks about episodes, `menv.algorithms` the others. All arguments come by
+keyword; accept `**kwargs` for the rest.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ _IN_CONFIG = "write callbacks=MyCallbacks, or a dict of functions, as a keyword 
 class DefaultCallbacks:
     """Does nothing at every hook.
 
-    For each episode, in this order: `on_episode_created` and `on_episode_start` when its first
-    observations are there, `on_episode_step` after each env step (the last one included, the reset not),
-    `on_postprocess_trajectory` for each agent, `on_episode_end`. A sub-environment is reset in the poll in
-    which its episode ended: at `on_episode_end`, and at `on_episode_step` of the last step, it stands in the next
-    one, so read what you need of the last step from `episode.last_info_for(agent_id)`.
+    For each episode, in this order: `on_episode_created` and `on_episode_start` when its first observations are there,
+    `on_episode_step` after each env step (including the last one, excluding the reset), `on_postprocess_trajectory` for
+    each agent, `on_episode_end`. A sub-environment is reset in the poll in which its episode ended: at
+    `on_episode_end`, and at the last `on_episode_step`, it is already in the next episode, so read the last step from
+    `episode.last_info_for(agent_id)`.
 
-    Where `on_postprocess_trajectory` is overridden, or a policy looks at trajectories itself or has a `critic_obs`, all
-    pieces are made when the fragment closes, and `on_episode_end` comes then, after other episodes have begun. Keep
-    what you count for an episode in `episode.user_data`, not in the callbacks object.
+    If `on_postprocess_trajectory` is overridden, or a policy reads trajectories or has a `critic_obs`, trajectories are
+    completed when the fragment closes, and `on_episode_end` is called then, after other episodes have begun. Keep what
+    you count for an episode in `episode.user_data`, not in the callbacks object.
 
-    Give a policy with Box actions other weights between two fragments, such as in `on_train_result`. Log-probabilities
-    of Box actions are computed when the fragment closes: after `policy.set_weights` in a hook about episodes or their
-    steps, those of actions that the old weights had drawn would be the new ones'. With choices they are right.
+    Change the weights of a policy with Box actions only between two fragments, for example in `on_train_result`.
+    Log-probabilities of Box actions are computed when the fragment closes: after `policy.set_weights` in a hook about
+    episodes or their steps, they would belong to the new weights. Discrete actions have no such limit.
 
-    An episode that is broken off because its environment raised has no `on_episode_end`, and is in no mean: it is
-    counted in `num_faulty_episodes`. The next thing heard of that `env_index` is `on_sub_environment_created`.
+    An episode that ends because its environment raised has no `on_episode_end`, and is left out of all means: it is
+    counted in `num_faulty_episodes`. The next hook of that `env_index` is `on_sub_environment_created`.
 
-    What is put into `episode.custom_metrics` and `episode.hist_data` up to the end of `on_episode_end` is in
-    the results.
+    Entries of `episode.custom_metrics` and `episode.hist_data` that exist at the end of `on_episode_end` are in the
+    results.
     """
 
     @old_arguments(_IN_CONFIG)
     def __init__(self, legacy_callbacks_dict: Mapping[str, Callable[..., Any]] | None = None) -> None:
-        """Take what classic subclasses hand on; functions by hook go into the config by themselves.
+        """Accept the argument of RLlib subclasses; functions by hook belong directly into the config.
 
         Raises:
-            ConfigError: It is not None, as after `PPOConfig().callbacks(MyCallbacks)`, or something else is given.
+            ConfigError: It is not None, as after `PPOConfig().callbacks(MyCallbacks)`, or another argument is given.
         """
         if legacy_callbacks_dict:
             given = getattr(legacy_callbacks_dict, "__name__", "legacy_callbacks_dict")
@@ -58,12 +58,12 @@ class DefaultCallbacks:
         """Called once, when `algorithm` is complete."""
 
     def on_create_policy(self, *, policy_id: str, policy: Any, **kwargs: Any) -> None:
-        """Called for each policy, also for those that are added later."""
+        """Called for each policy, including policies that are added later."""
 
     def on_sub_environment_created(
         self, *, worker: Any, sub_environment: Any, env_context: Any, env_index: int, **kwargs: Any
     ) -> None:
-        """Called for each sub-environment, also those of evaluations and one in another's place.
+        """Called for each sub-environment, including those of evaluations and replacements.
 
         Its number is `env_context.vector_index`.
         """
@@ -81,7 +81,7 @@ class DefaultCallbacks:
     def on_episode_step(
         self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int, **kwargs: Any
     ) -> None:
-        """Called after each env step of an episode; env steps without an agent that waits count as one."""
+        """Called after each env step of an episode; env steps in which no agent waits are merged into one."""
 
     def on_episode_end(
         self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int, **kwargs: Any
@@ -92,12 +92,12 @@ class DefaultCallbacks:
         self, *, worker: Any, episode: Any, agent_id: Any, policy_id: str, policies: Any,
         postprocessed_batch: Any, original_batches: Any, **kwargs: Any,
     ) -> None:  # fmt: skip
-        """Called for each piece of a trajectory when a fragment closes; the batch may be changed in place.
+        """Called for each trajectory chunk when a fragment closes; the batch may be changed in place.
 
-        `original_batches` has `(policy_id, policy, batch)` of each agent of the episode that has rows in the fragment,
-        copies from before the hook's first change; of an agent that came back, all its lives in one batch.
+        `original_batches` has `(policy_id, policy, batch)` of each agent of the episode that has rows in the fragment:
+        copies from before the hook's first change. An agent that returned has all its trajectories in one batch.
 
-        Who overrides it gets `on_episode_end` when the fragment closes, after the pieces.
+        Overriding it delays `on_episode_end` until the fragment closes.
         """
 
     def on_sample_end(self, *, worker: Any, samples: Any, **kwargs: Any) -> None:
@@ -108,7 +108,7 @@ class DefaultCallbacks:
     ) -> None:
         """Called before a policy learns.
 
-        What is put into `result` is among its statistics, and at `info["learner"][policy_id]["custom_metrics"]`.
+        Entries of `result` are added to its statistics, and to `info["learner"][policy_id]["custom_metrics"]`.
         """
 
     def on_train_result(self, *, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
@@ -123,17 +123,17 @@ class DefaultCallbacks:
     def on_workers_recreated(
         self, *, algorithm: Any, worker_ids: list[int], is_evaluation: bool, **kwargs: Any
     ) -> None:
-        """Called at the end of a `train()` or evaluation in which workers were lost and others took their places.
+        """Called at the end of a `train()` or evaluation in which lost workers were replaced.
 
         Args:
-            algorithm: It.
-            worker_ids: Their numbers, from 1, once for each time.
-            is_evaluation: Whether they are those of `evaluation_num_workers`.
-            kwargs: Nothing yet.
+            algorithm: The running algorithm.
+            worker_ids: Numbers of the replaced workers, from 1, once for each replacement.
+            is_evaluation: Whether they belong to `evaluation_num_workers`.
+            kwargs: Reserved for future arguments.
         """
 
     def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
-        """Called by `from_checkpoint` and `restore`, once `algorithm` stands where it was saved."""
+        """Called by `from_checkpoint` and `restore`, once `algorithm` is restored."""
 
 
 HOOKS = tuple(name for name in vars(DefaultCallbacks) if name.startswith("on_"))
@@ -146,35 +146,40 @@ def make_multi_callbacks(
     """Return a class that calls each of several callbacks, classes or instances, in order."""
 
     class MultiCallbacks(DefaultCallbacks):
-        """Calls several callbacks."""
-
         def __init__(self) -> None:
             self.callbacks = [read_callbacks(one) for one in callback_classes]
             for hook in HOOKS:
-                # What an instance alone has, its class does not tell.
-                if not _overrides(type(self), hook) and _overrides(self.callbacks, hook):
+                # Hooks that were set on an instance are not found on its class.
+                if not overrides(type(self), hook) and overrides(self.callbacks, hook):
                     setattr(self, hook, MethodType(_each(hook), self))
 
     for hook in HOOKS:
-        if _overrides(callback_classes, hook):
+        if overrides(callback_classes, hook):
             setattr(MultiCallbacks, hook, _each(hook))
     return MultiCallbacks
 
 
-def overrides(callbacks: DefaultCallbacks, hook: str) -> bool:
-    """Return whether a hook does anything."""
-    return _overrides(callbacks, hook)
+def overrides(value: Any, hook: str) -> bool:
+    """Return whether callbacks in any form that `read_callbacks` accepts do anything at a hook."""
+    if value is None:
+        return False
+    if isinstance(value, Mapping):
+        return hook in value
+    if isinstance(value, list | tuple):
+        return any(overrides(one, hook) for one in value)
+    if isinstance(value, type):
+        return getattr(value, hook, None) is not getattr(DefaultCallbacks, hook)
+    return hook in getattr(value, "__dict__", ()) or overrides(type(value), hook)
 
 
 def read_callbacks(value: Any) -> DefaultCallbacks:
     """Return the callbacks that a config's `callbacks` means.
 
     Args:
-        value: A class, an instance, a list of these, None, or the classic dict of functions by hook, each of one
-            dict.
+        value: A class, an instance, a list of these, None, or RLlib's dict of functions by hook, each of one dict.
 
     Raises:
-        ConfigError: It is anything else, names a hook that does not exist, or has one of other parameters.
+        ConfigError: It is anything else, names an unknown hook, or has a hook with wrong parameters.
     """
     if value is None:
         return DefaultCallbacks()
@@ -195,19 +200,12 @@ def read_callbacks(value: Any) -> DefaultCallbacks:
 
 
 def _check_hooks(callbacks: DefaultCallbacks) -> None:
-    """Warn of methods that look like hooks and are none.
-
-    Raises:
-        ConfigError: A hook cannot be called with what it is given.
-    """
+    """Warn of methods that look like hooks; refuse hooks that cannot be called with their arguments."""
     name = type(callbacks).__name__
     for hook in HOOKS:
-        if not _overrides(callbacks, hook):
+        if not overrides(callbacks, hook):
             continue
-        given = [
-            one for one in inspect.signature(getattr(DefaultCallbacks, hook)).parameters if one != "self"
-        ]
-        given.remove("kwargs")
+        _, *given, _ = inspect.signature(getattr(DefaultCallbacks, hook)).parameters
         signature: Any = ""
         try:
             signature = inspect.signature(getattr(callbacks, hook))
@@ -227,11 +225,6 @@ def _check_hooks(callbacks: DefaultCallbacks) -> None:
 
 
 def _created(callback_class: type[DefaultCallbacks]) -> DefaultCallbacks:
-    """Return an instance of a class.
-
-    Raises:
-        ConfigError: Its constructor wants arguments.
-    """
     try:
         inspect.signature(callback_class).bind()
     except TypeError as error:
@@ -240,18 +233,6 @@ def _created(callback_class: type[DefaultCallbacks]) -> DefaultCallbacks:
             "that have no default; pass an instance"
         ) from error
     return callback_class()
-
-
-def _overrides(value: Any, hook: str) -> bool:
-    if value is None:
-        return False
-    if isinstance(value, Mapping):
-        return hook in value
-    if isinstance(value, list | tuple):
-        return any(_overrides(one, hook) for one in value)
-    if isinstance(value, type):
-        return getattr(value, hook, None) is not getattr(DefaultCallbacks, hook)
-    return hook in getattr(value, "__dict__", ()) or _overrides(type(value), hook)
 
 
 def _each(hook: str) -> Callable[..., None]:
@@ -277,10 +258,9 @@ def _of_functions(functions: Mapping[str, Callable[[dict[str, Any]], Any]]) -> D
         "callbacks: a dict of functions is the old form; derive a class from menv.DefaultCallbacks",
         stacklevel=2,
     )
-
-    class FunctionCallbacks(DefaultCallbacks):
-        """Calls functions of one dict."""
-
-    for hook, function in functions.items():
-        setattr(FunctionCallbacks, hook, lambda self, _function=function, **kwargs: _function(kwargs))
-    return FunctionCallbacks()
+    hooks = {
+        hook: lambda self, _function=function, **kwargs: _function(kwargs)
+        for hook, function in functions.items()
+    }
+    callbacks: DefaultCallbacks = type("FunctionCallbacks", (DefaultCallbacks,), hooks)()
+    return callbacks

@@ -1,7 +1,7 @@
-"""The `env_config` dict together with the place that an environment is created for.
+"""`EnvContext`: the `env_config` dict together with the place for which an environment is created.
 
-`menv.loop` makes one for every sub-environment and `menv.registry` hands it to the creator. Nothing here
-knows how environments are created.
+`menv.registry` hands one to the creator of every sub-environment. `InputContext` is the same for a
+`config["input"]` function.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from menv.errors import ConfigError
 
 
 class EnvContext(dict[str, Any]):
-    """A dict of the environment's settings that also knows where the environment will live.
+    """The settings of an environment, as a dict, and the place where it will live.
 
-    The settings belong to this context alone: they are copied on the way in, and every copy (`copy()`,
-    `copy.copy`, `copy.deepcopy`, pickling, `copy_with_overrides`) keeps the attributes and shares no nested
-    value, so an environment that changes its settings changes nobody else's.
+    The settings are copied when the context is created, and every copy (`copy()`, `copy.copy`, `copy.deepcopy`,
+    pickling, `copy_with_overrides`) keeps the attributes and shares no nested value.
 
     Attributes:
         worker_index: 0 for the local process, 1 and up for remote workers.
         vector_index: Index of the sub-environment within its worker.
-        remote: True if the sub-environment lives in a process of its own.
-        num_workers: The configured number of remote workers; None if nobody said.
+        remote: True if the sub-environment lives in its own process.
+        num_workers: The configured number of remote workers; None if unknown.
         recreated_worker: True if the worker replaces one that was lost.
-        in_evaluation: True if the environment is played in evaluations only.
+        in_evaluation: True if the environment is used in evaluations only.
     """
 
     def __init__(
@@ -51,11 +50,10 @@ class EnvContext(dict[str, Any]):
         self.in_evaluation = in_evaluation
 
     def copy(self) -> Self:
-        """Return a context of its own with the same settings and attributes."""
+        """Return an independent context with the same settings and attributes."""
         return copy.deepcopy(self)
 
-    def __copy__(self) -> Self:
-        return copy.deepcopy(self)
+    __copy__ = copy
 
     def copy_with_overrides(
         self,
@@ -67,16 +65,16 @@ class EnvContext(dict[str, Any]):
         recreated_worker: bool | None = None,
         in_evaluation: bool | None = None,
     ) -> Self:
-        """Return a copy in which everything that is given, and not None, replaces what was there.
+        """Return a copy in which every argument that is not None replaces the attribute of that name.
 
         Args:
-            env_config: Replaces all settings, not only those that it names.
-            worker_index: See the attributes.
-            vector_index: See the attributes.
-            remote: See the attributes.
-            num_workers: See the attributes.
-            recreated_worker: See the attributes.
-            in_evaluation: See the attributes.
+            env_config: Replaces all settings.
+            worker_index: Replaces the attribute.
+            vector_index: Replaces the attribute.
+            remote: Replaces the attribute.
+            num_workers: Replaces the attribute.
+            recreated_worker: Replaces the attribute.
+            in_evaluation: Replaces the attribute.
 
         Raises:
             ConfigError: `env_config` is no mapping, or holds a value that cannot be copied.
@@ -98,7 +96,7 @@ class EnvContext(dict[str, Any]):
         return twin
 
     def set_defaults(self, defaults: Mapping[str, Any]) -> None:
-        """Add the settings that are missing, and leave those that exist as they are.
+        """Add the settings that are missing.
 
         Raises:
             ConfigError: `defaults` is no mapping, or holds a value that cannot be copied.
@@ -137,22 +135,18 @@ def _culprits(settings: Mapping[str, Any]) -> str:
     return f" because of {', '.join(names)}" if names else ""
 
 
-# SEAM menv.input_context
-# InputContext: what the function `config["input"]` is told, when it makes the source of all experience.
-
-
 @dataclass(frozen=True, slots=True)
 class InputContext:
-    """Where an input belongs and what its clients play.
+    """What a `config["input"]` function knows about its worker and about the environments of its clients.
 
     Attributes:
-        worker_index: 0 in the driver's own process, from 1 in workers.
-        num_workers: How many workers there are.
-        observation_space: Of an agent, None where it depends on the agent.
-        action_space: Likewise.
-        observation_spaces: By agent, where agents have spaces of their own.
-        action_spaces: Likewise.
-        possible_agents: Agents that may ever appear, () if nobody knows.
+        worker_index: 0 in the main process, from 1 in workers.
+        num_workers: Number of workers.
+        observation_space: Of an agent, None if it depends on the agent.
+        action_space: Of an agent, None if it depends on the agent.
+        observation_spaces: By agent, if agents have different spaces.
+        action_spaces: By agent, if agents have different spaces.
+        possible_agents: Agents that may ever appear, () if unknown.
         multi_agent: Whether clients name agents.
         env_config: Items of the config.
         env_steps_per_sample: Env steps of one fragment.
@@ -171,7 +165,7 @@ class InputContext:
 
     @property
     def worker(self) -> InputContext:
-        """Itself: classic functions ask `ioctx.worker.num_workers`."""
+        """This context: RLlib's functions read `ioctx.worker.num_workers`."""
         return self
 
     def spaces_of(self, agent_id: Hashable) -> tuple[gym.Space[Any] | None, gym.Space[Any] | None]:

@@ -1,7 +1,8 @@
-"""Every error that menv raises on purpose, one class per thing a caller can do next, and its one kind of warning.
+"""The errors that menv raises, one class for each remedy, and its one warning; then the faults of environments.
 
-A message reads `<where>: <what was wrong, with values>, expected <rule>; <what to do next>`
-and never holds a whole observation, batch or set of weights.
+A message reads `<where>: <what was wrong, with values>, expected <rule>; <what to do next>` and never holds a whole
+observation, batch or set of weights. Code that calls an environment catches `raised_by_envs()`, or calls it in
+`no_exit()`; an `EnvFault` describes a fault that cost one episode.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ class MenvError(Exception):
 
 
 class ContractError(MenvError):
-    """An environment or a policy broke its interface; mend that class."""
+    """An environment or a policy broke its interface; fix that class."""
 
 
 class ConfigError(MenvError, ValueError):
-    """A setting is wrong; mend the call or the config."""
+    """A setting is wrong; fix the call or the config."""
 
 
 class UnknownNameError(ConfigError):
-    """A name is not known here; register it, or use one of the near names listed."""
+    """A name is unknown; register it, or use one of the near names listed."""
 
 
 class EnvCrashError(MenvError):
-    """The environment's own code raised; its exception and traceback are `__cause__`."""
+    """The environment's code raised; its exception and traceback are `__cause__`."""
 
 
 class CallOrderError(MenvError, RuntimeError):
@@ -41,7 +42,7 @@ class CallOrderError(MenvError, RuntimeError):
 
 
 class EpisodeError(CallOrderError, ValueError):
-    """An external episode is unknown, used up or busy; start it, or take another id."""
+    """An external episode is unknown, used up or busy; start it, or use another id."""
 
 
 class MissingExtraError(MenvError, ImportError):
@@ -49,26 +50,26 @@ class MissingExtraError(MenvError, ImportError):
 
 
 class NotWrittenError(MenvError, OSError):
-    """A file could not be written, as on a full disk; make room or choose another place, and call again."""
+    """A file could not be written, such as on a full disk; make room or choose another place, and call again."""
 
 
 class ServerGoneError(MenvError, ConnectionError):
-    """A server did not answer for as long as a client waits; start it again, and call again."""
+    """A server did not answer within the client's timeout; start it again, and call again."""
 
 
 class WorkerLostError(MenvError):
-    """A process that works for this one has ended, or its machine is gone; the message holds its last words."""
+    """A worker process has ended, or its machine is gone; the message holds the end of its stderr."""
 
 
 class NoRoomError(ConfigError):
-    """A cluster or this machine has no room for one more process; ask for fewer, or go on with those that run."""
+    """A cluster or this machine has no room for another process; ask for fewer, or continue with the running ones."""
 
 
 class RefusedError(MenvError):
-    """A server did not take what a client sent; the message is the server's sentence.
+    """A server refused a client's message; the error message is the server's.
 
     Attributes:
-        code: What kind of thing is wrong: one of `menv.serving.codec.ErrorCode`, or one of a newer server.
+        code: The kind of problem: one of `menv.serving.codec.ErrorCode`, or one of a newer server.
     """
 
     def __init__(self, message: str, code: str) -> None:
@@ -80,22 +81,16 @@ class EnvFaultWarning(UserWarning):
     """A sub-environment raised, which cost its episode, or excluded an episode from training too late."""
 
 
-# SEAM menv.forked_child
-# A forked child: the process that an environment makes with `os.fork()`, which ends where it raises.
-#
-# It would go on as a second sampler, driver or worker otherwise, with the frames that it has inherited, while
-# its parent
-# waits for its end. `menv.errors` and `menv.workers.worker_process` ask, wherever they catch what an
-# environment raised. What a
-# process calls that was forked before is its own: multiprocessing may run all of menv in a child.
-
-
 _inherited: list[FrameType] = []
-"""What this process, if it is such a child, was in the middle of when it was forked."""
+"""The frames that this process inherited, if it was forked."""
 
 
 def end_if_forked(error: BaseException) -> None:
-    """End this process, as Python ends one that raised, if it was forked within a call that raised an error."""
+    """End this process if an environment forked it within the call that raised `error`.
+
+    A child of `os.fork()` would otherwise continue as a second sampler with the frames that it inherited, while its
+    parent waits for its end. It ends as Python ends a process whose main program raised.
+    """
     here = error.__traceback__
     while here is not None and not any(here.tb_frame is frame for frame in _inherited):
         here = here.tb_next
@@ -104,11 +99,10 @@ def end_if_forked(error: BaseException) -> None:
 
 
 def _end(error: BaseException) -> None:
-    """End this process at once: what else there is to take apart belongs to the parent."""
     code = error.code if isinstance(error, SystemExit) else 1
     with suppress(Exception):
         if not isinstance(error, SystemExit):
-            # Not a hook that somebody put there: that of Ray asks threads, which only the parent has.
+            # Not sys.excepthook: Ray's asks threads, which only the parent has.
             sys.__excepthook__(type(error), error, error.__traceback__)
         elif not isinstance(code, int | None):
             sys.stderr.write(f"{code}\n")
@@ -130,27 +124,16 @@ if hasattr(os, "register_at_fork"):  # where there is no fork, there is nothing 
     os.register_at_fork(after_in_child=_remember)
 
 
-# SEAM menv.fault
-# A fault of a sub-environment that cost one episode: which one raised, where, and what.
-#
-# Adapters hand it out in `Ready.faults` when they have put a new sub-environment in the place of one that
-# raised;
-# `menv.sampling.callback_runner` counts and tells it. It knows neither agents nor rows. Whoever calls an
-# environment catches
-# `raised_by_envs()`, or calls it in `no_exit()`.
-
-
 _LONGEST = 200
 CALLER = "caller"
-"""Where a fault was whose episode was broken off by its caller, such as a client that vanished."""
+"""The `where` of a fault whose episode ended because its client vanished."""
 
 
 def raised_by_envs() -> tuple[type[BaseException], ...]:
-    """Return what an `except` clause around a call of an environment catches; called in the clause itself.
+    """Return the exceptions to catch around a call of an environment; call it in the `except` clause itself.
 
-    `sys.exit()` in an environment is a fault like any other: it must not end a run without a word. In the handler of a
-    signal it ends the run, whatever was being called when the signal came. A child that the environment has forked ends
-    here.
+    `sys.exit()` in an environment is a fault like any other; in a signal handler it ends the run. A child that the
+    environment forked ends here.
     """
     error = sys.exc_info()[1]
     if error is not None:
@@ -160,13 +143,10 @@ def raised_by_envs() -> tuple[type[BaseException], ...]:
 
 @contextmanager
 def no_exit(where: str) -> Iterator[None]:
-    """Turn `sys.exit()` in an environment into an error that can be read; whatever else is raised stays as it is.
-
-    Args:
-        where: Begins the message, such as "World.close".
+    """Turn `sys.exit()` in an environment into a readable error; `where` begins the message.
 
     Raises:
-        EnvCrashError: It was called.
+        EnvCrashError: The environment called it.
     """
     try:
         yield
@@ -190,7 +170,7 @@ def _of_a_signal(error: SystemExit) -> bool:
 
 
 def _code_of(handler: Any) -> Any:
-    """Return the code of a function or an object that is called; None of anything else, as SIG_DFL is."""
+    """Return the code object of a signal handler; None for anything that is not callable, such as SIG_DFL."""
     if not callable(handler):
         return None
     function = getattr(handler, "func", handler)
@@ -198,15 +178,15 @@ def _code_of(handler: Any) -> Any:
 
 
 class EnvFault(NamedTuple):
-    """A sub-environment that raised and was replaced by a newly created one, or an episode whose caller was lost.
+    """A sub-environment that raised and was replaced, or an episode whose caller was lost.
 
-    It holds no exception: whose traceback keeps alive all that its callers had.
+    It holds no exception, because a traceback would keep all frames of the callers alive.
 
     Attributes:
         env_id: The sub-environment.
         env_index: Position of the sub-environment in `Ready.env_steps`.
         where: "step", "reset" or `CALLER`.
-        line: All of it in one line, such as "ZeroDivisionError: no wheels in step of env 3 (world.py:41)".
+        line: One line, such as "ZeroDivisionError: no wheels in step of env 3 (world.py:41)".
         origin: The type of the error and the file and line that raised it, equal for faults of one cause.
     """
 
@@ -218,12 +198,11 @@ class EnvFault(NamedTuple):
 
     @classmethod
     def of(cls, env_id: Hashable, env_index: int, where: str, error: BaseException) -> Self:
-        """Return the fault of a sub-environment that raised an error."""
         here, file, line = error.__traceback__, "", 0
         while here is not None:
             file, line = here.tb_frame.f_code.co_filename, here.tb_lineno
             here = here.tb_next
         kind, said = type(error).__name__, " ".join(str(error).split())[:_LONGEST].rstrip()
         place = f" ({PurePath(file).name}:{line})" if file else ""
-        told = f"{kind}{': ' if said else ''}{said} in {where} of env {env_id}{place}"
-        return cls(env_id, env_index, where, told, (kind, file, line))
+        text = f"{kind}{': ' if said else ''}{said} in {where} of env {env_id}{place}"
+        return cls(env_id, env_index, where, text, (kind, file, line))

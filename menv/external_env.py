@@ -1,8 +1,9 @@
-"""External environments: applications that own their loop and ask for actions.
+"""External environments: applications with their own loop, which ask for actions.
 
-Subclass `ExternalEnv` or `ExternalMultiAgentEnv` and write `run()`, which is executed in a thread of its own. Calls
-may come from any thread, for many episodes at once; those of one episode come one after the other. The calls go to a
-`EpisodeBroker`, from which the sampler takes them.
+Subclass `ExternalEnv` or `ExternalMultiAgentEnv` and write `run()`, which menv calls in a separate thread. Calls may
+come from any thread, for many episodes at once; the calls of one episode must not overlap. They go to an
+`EpisodeBroker`, from which the sampler reads them. The functions at the end check arguments, for `PolicyClient` as
+well.
 """
 
 from __future__ import annotations
@@ -20,31 +21,28 @@ from menv.base_env import SINGLE_AGENT, AgentId, ConvertibleEnv
 from menv.errors import CallOrderError, ConfigError, ContractError, EpisodeError
 from menv.spaces import as_flag
 
-# SEAM menv.call_errors
-# What is wrong with calls from outside that several places refuse in the same words.
-
 
 def stopped() -> CallOrderError:
-    """Return the error for calls that nobody will answer."""
+    """Return the error for calls after the last sampler has stopped."""
     return CallOrderError(
         "external environment: nobody samples any more, expected no further call; end the thread"
     )
 
 
 def over() -> CallOrderError:
-    """Return the error for a sampler that goes on with an environment that was stopped."""
+    """Return the error for a sampler that polls a stopped environment."""
     return CallOrderError("poll: this environment was stopped, expected no further poll; create another")
 
 
 def mixed(where: str, episode_id: str) -> EpisodeError:
-    """Return the error for single calls in an episode that is handed in in pieces."""
+    """Return the error for single calls in an episode that a client sends in chunks."""
     return EpisodeError(
         f"{where}: whole pieces of episode {episode_id!r} were handed in, expected no single calls; do one or the other"
     )
 
 
 def unlike(obs: Iterable[AgentId], actions: Iterable[AgentId]) -> CallOrderError:
-    """Return what a caller is told that has logged actions of other agents than those that observed."""
+    """Return the error for logged actions of other agents than the observations."""
     return CallOrderError(
         f"log_action: observations of {_named(obs)} and actions of {_named(actions)}, expected the same agents; log an "
         "action for each agent that observes"
@@ -52,7 +50,7 @@ def unlike(obs: Iterable[AgentId], actions: Iterable[AgentId]) -> CallOrderError
 
 
 def keyed_by_agent(where: str, what: str, given: Any) -> Mapping[Any, Any]:
-    """Return what a caller gave for several agents.
+    """Return a dict by agent id.
 
     Raises:
         ContractError: It is no dict.
@@ -66,10 +64,10 @@ def keyed_by_agent(where: str, what: str, given: Any) -> Mapping[Any, Any]:
 
 
 def done_flags(given: Any) -> dict[Any, bool]:
-    """Return the flags that a caller gave for agents whose own trajectories end.
+    """Return the flags of agents whose trajectories end.
 
     Raises:
-        ContractError: It is no dict, or holds something else than True and False.
+        ContractError: It is no dict, or holds values other than True and False.
     """
     if given is None:
         return {}
@@ -80,20 +78,12 @@ def done_flags(given: Any) -> dict[Any, bool]:
 
 
 def truncation(given: Any) -> bool:
-    """Return whether a caller's episode was cut short.
-
-    Raises:
-        ContractError: It is neither True nor False.
-    """
+    """Return `truncated` as a bool."""
     return as_flag(given, "end_episode: truncated")
 
 
 def check_told_info(given: Any) -> None:
-    """Refuse an info that is neither a dict nor None.
-
-    Raises:
-        ContractError: It is something else.
-    """
+    """Refuse an info that is neither a dict nor None."""
     if given is not None and not isinstance(given, Mapping):
         raise ContractError(
             f"log_returns: info is {type(given).__name__}, expected a dict; leave it out if there is nothing to tell"
@@ -101,11 +91,7 @@ def check_told_info(given: Any) -> None:
 
 
 def check_start(episode_id: Any, trained: Any) -> None:
-    """Refuse what no episode can begin with.
-
-    Raises:
-        ContractError: The id is no text, or whether policies may learn is neither True nor False.
-    """
+    """Refuse wrong arguments of `start_episode`."""
     if not isinstance(episode_id, str | int | None):
         raise ContractError(
             f"start_episode: episode_id is {type(episode_id).__name__}, expected a text; leave it out to be given one"
@@ -130,12 +116,12 @@ class _External(ConvertibleEnv, abc.ABC):
     Args:
         action_space: Of each agent.
         observation_space: Of each agent.
-        max_concurrent: Most episodes that may be open at once; None for any number.
+        max_concurrent: Maximum number of open episodes; None for no limit.
 
     Attributes:
-        switchboard: Where the calls go.
-        converted: Whether a `BaseEnv` has been made of it.
-        sampler: The thread that samples just now, None where none does.
+        broker: Receives the calls.
+        converted: Whether it was converted to a `BaseEnv`.
+        sampler: The thread that samples now, None if there is none.
     """
 
     def __init__(self, action_space: Any, observation_space: Any, max_concurrent: int | None = None) -> None:
@@ -148,24 +134,24 @@ class _External(ConvertibleEnv, abc.ABC):
         self.observation_space = observation_space
         from menv.adapters.episode_broker import EpisodeBroker
 
-        self.switchboard = EpisodeBroker(max_concurrent)
+        self.broker = EpisodeBroker(max_concurrent)
         self.converted = False
         self.sampler: int | None = None
 
     @abc.abstractmethod
     def run(self) -> None:
-        """Play for as long as the process lives, or until a call raises `CallOrderError` because training is over.
+        """Play until the process ends or a call raises `CallOrderError` because training is over.
 
-        Start episodes, ask for actions or log your own, log rewards, end episodes; wait where there is nothing to do.
-        What it raises is raised by `train()`, and so is a complaint if it returns while `train()` waits for it.
+        Start episodes, ask for actions or log your own, log rewards, end episodes; wait if there is nothing to do.
+        `train()` raises what `run` raises, and raises an error if `run` returns while `train()` waits for it.
         """
 
     def start_episode(self, episode_id: str | None = None, training_enabled: bool = True) -> str:
-        """Begin an episode; waits a second at most where hundreds are over that have not been sampled yet.
+        """Begin an episode; waits at most a second if hundreds of finished ones have not been sampled yet.
 
         Args:
-            episode_id: A new id; None makes one up.
-            training_enabled: Whether policies may learn from it.
+            episode_id: A new id; None creates one.
+            training_enabled: Whether policies may learn from the episode.
 
         Returns:
             The id.
@@ -176,13 +162,13 @@ class _External(ConvertibleEnv, abc.ABC):
             ContractError: The id is no text, or `training_enabled` no flag.
         """
         check_start(episode_id, training_enabled)
-        return self.switchboard.start(episode_id, training_enabled, wait=True)
+        return self.broker.start(episode_id, training_enabled, wait=True)
 
     def _ask(self, episode_id: str, obs: Mapping[AgentId, Any]) -> Mapping[AgentId, Any]:
         if self.sampler == get_ident():
             raise CallOrderError(
                 f"get_action: episode {episode_id!r:.80} asks in the thread that samples, such as in a callback, and "
-                "would wait for itself, expected a thread of one's own; call it in run(), or in a thread that you start"
+                "would wait for itself, expected another thread; call it in run(), or in a thread that you start"
             )
         arrived = Lock()
         arrived.acquire()
@@ -192,7 +178,7 @@ class _External(ConvertibleEnv, abc.ABC):
             box.append(actions)
             arrived.release()
 
-        self.switchboard.request_actions(episode_id, obs, answer)
+        self.broker.request_actions(episode_id, obs, answer)
         arrived.acquire()
         if isinstance(box[0], BaseException):
             raise box[0]
@@ -204,13 +190,13 @@ class ExternalEnv(_External):
     """An external environment of one agent.
 
     Args:
-        action_space: Of the agent.
-        observation_space: Likewise; the action space comes first, as in the classic class.
-        max_concurrent: Most episodes that may be open at once; None for any number.
+        action_space: Space of the actions; it comes first, as in RLlib.
+        observation_space: Space of the observations.
+        max_concurrent: Maximum number of open episodes; None for no limit.
     """
 
     def get_action(self, episode_id: str, observation: Any) -> Any:
-        """Return the policy's action in answer to an observation; waits for it.
+        """Return the policy's action for an observation; waits for it.
 
         Raises:
             EpisodeError: There is no such episode, or another call of it has not returned.
@@ -219,55 +205,55 @@ class ExternalEnv(_External):
         return self._ask(episode_id, {SINGLE_AGENT: observation})[SINGLE_AGENT]
 
     def log_action(self, episode_id: str, observation: Any, action: Any) -> None:
-        """Tell of an action that the application chose itself.
+        """Log an action that the application chose itself.
 
-        DQN learns from it; PPO, which must know how probable an action was, does not.
+        DQN learns from it; PPO does not, because it needs the probability of each action.
 
         Raises:
             EpisodeError: There is no such episode.
         """
-        self.switchboard.log_action(
-            episode_id, {SINGLE_AGENT: _kept(observation)}, {SINGLE_AGENT: _kept(action)}
+        self.broker.log_action(
+            episode_id, {SINGLE_AGENT: _copied(observation)}, {SINGLE_AGENT: _copied(action)}
         )
 
     def log_returns(self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None) -> None:
-        """Pay a reward for the last action; rewards add up until the next observation.
+        """Log a reward for the last action; rewards add up until the next observation.
 
         Args:
             episode_id: The episode.
             reward: A finite number.
-            info: Goes with the next observation, and only with it.
+            info: An info dict for the next observation only.
 
         Raises:
             EpisodeError: There is no such episode.
-            ContractError: The reward is not finite, or no number, or the info is no dict.
+            ContractError: The reward is no finite number, or the info is no dict.
         """
         check_told_info(info)
-        infos = None if info is None else {SINGLE_AGENT: _own(info)}
-        self.switchboard.log_returns(episode_id, {SINGLE_AGENT: reward}, infos)
+        infos = None if info is None else {SINGLE_AGENT: _copied_info(info)}
+        self.broker.log_returns(episode_id, {SINGLE_AGENT: reward}, infos)
 
     def end_episode(self, episode_id: str, observation: Any, truncated: bool = False) -> None:
         """End an episode with its last observation.
 
         Args:
             episode_id: The episode.
-            observation: The final one; None where there is none, then the last one stands for it.
-            truncated: Whether it was cut short, so that there would have been more to earn.
+            observation: The final one; None repeats the last one.
+            truncated: Whether the episode was cut short.
 
         Raises:
             EpisodeError: There is no such episode.
             ContractError: `truncated` is neither True nor False.
         """
-        self.switchboard.end(episode_id, {SINGLE_AGENT: _kept(observation)}, truncated=truncation(truncated))
+        self.broker.end(episode_id, {SINGLE_AGENT: _copied(observation)}, truncated=truncation(truncated))
 
 
 class ExternalMultiAgentEnv(_External):
-    """An external environment of several agents; everything is keyed by agent id.
+    """An external environment of several agents; all values are keyed by agent id.
 
     Args:
-        action_space: Of every agent, or a dict of spaces by agent id.
-        observation_space: Likewise, for the same agents.
-        max_concurrent: Most episodes that may be open at once; None for any number.
+        action_space: Space of every agent, or a dict of spaces by agent id.
+        observation_space: Space of every agent, or a dict of spaces by agent id, for the same agents.
+        max_concurrent: Maximum number of open episodes; None for no limit.
 
     Attributes:
         possible_agents: The agents that may ever appear, if the spaces name them.
@@ -288,16 +274,16 @@ class ExternalMultiAgentEnv(_External):
                 setattr(self, f"{name}s", dict(spaces))
 
     def get_action(self, episode_id: str, observation_dict: Mapping[AgentId, Any]) -> Mapping[AgentId, Any]:
-        """Return an action for each agent that observes; see `ExternalEnv.get_action`."""
+        """Return an action for each agent in `observation_dict`; waits for them as `ExternalEnv.get_action` does."""
         return self._ask(episode_id, dict(keyed_by_agent("get_action", "observation_dict", observation_dict)))
 
     def log_action(
         self, episode_id: str, observation_dict: Mapping[AgentId, Any], action_dict: Mapping[AgentId, Any]
     ) -> None:
-        """Tell of actions that the application chose itself; see `ExternalEnv.log_action`."""
+        """Log actions that the application chose itself, as `ExternalEnv.log_action` does."""
         observed = keyed_by_agent("log_action", "observation_dict", observation_dict)
         chosen = keyed_by_agent("log_action", "action_dict", action_dict)
-        self.switchboard.log_action(episode_id, _kept_of_each(observed), _kept_of_each(chosen))
+        self.broker.log_action(episode_id, _copied_by_agent(observed), _copied_by_agent(chosen))
 
     def log_returns(
         self,
@@ -306,53 +292,53 @@ class ExternalMultiAgentEnv(_External):
         info_dict: Mapping[AgentId, Mapping[str, Any]] | None = None,
         multiagent_done_dict: Mapping[AgentId, bool] | None = None,
     ) -> None:
-        """Pay rewards to any agents; see `ExternalEnv.log_returns`.
+        """Log rewards for any agents; they add up until the agent's next observation.
 
         Args:
             episode_id: The episode.
-            reward_dict: By agent.
-            info_dict: Goes with the next observations, and only with them.
-            multiagent_done_dict: True for agents whose own trajectories end; an observation that the next call holds
-                of such an agent is its last one.
+            reward_dict: Rewards by agent.
+            info_dict: Infos by agent, for the next observations only.
+            multiagent_done_dict: True for agents whose trajectories end; an observation of such an agent in the next
+                call is its last one.
 
         Raises:
             EpisodeError: There is no such episode.
-            ContractError: One of them is no dict, or an info is none, a reward not a finite number, or a flag neither
-                True nor False.
+            ContractError: An argument is no dict, an info is no dict, a reward is no finite number, or a flag is
+                neither True nor False.
         """
         rewards = keyed_by_agent("log_returns", "reward_dict", reward_dict)
         infos = keyed_by_agent("log_returns", "info_dict", {} if info_dict is None else info_dict)
         done = done_flags(multiagent_done_dict)
         for info in infos.values():
             check_told_info(info)
-        self.switchboard.log_returns(
-            episode_id, rewards, {agent: _own(info) for agent, info in infos.items()}, done
+        self.broker.log_returns(
+            episode_id, rewards, {agent: _copied_info(info) for agent, info in infos.items()}, done
         )
 
     def end_episode(
         self, episode_id: str, observation_dict: Mapping[AgentId, Any], truncated: bool = False
     ) -> None:
-        """End an episode with the last observations of its agents; see `ExternalEnv.end_episode`."""
+        """End an episode with the last observations of its agents, as `ExternalEnv.end_episode` does."""
         observed = keyed_by_agent("end_episode", "observation_dict", observation_dict)
-        self.switchboard.end(episode_id, _kept_of_each(observed), truncated=truncation(truncated))
+        self.broker.end(episode_id, _copied_by_agent(observed), truncated=truncation(truncated))
 
 
-def _kept(element: Any) -> Any:
-    """Return a copy of what a caller hands in without waiting, for it may use its arrays again."""
+def _copied(element: Any) -> Any:
+    """Return a copy of an argument: the caller may change its arrays after the call."""
     return element.copy() if type(element) is np.ndarray else deepcopy(element)
 
 
-def _kept_of_each(by_id: Mapping[AgentId, Any]) -> dict[AgentId, Any]:
-    return {agent: _kept(element) for agent, element in by_id.items()}
+def _copied_by_agent(by_id: Mapping[AgentId, Any]) -> dict[AgentId, Any]:
+    return {agent: _copied(element) for agent, element in by_id.items()}
 
 
-def _own(told: Any) -> Any:
-    """Return an info whose dicts, lists and arrays the caller may use again; anything else in it is shared."""
-    if type(told) is dict:
-        return {name: _own(one) for name, one in told.items()}
-    if type(told) is list:
-        return [_own(one) for one in told]
-    return told.copy() if type(told) is np.ndarray else told
+def _copied_info(info: Any) -> Any:
+    """Return an info with copied dicts, lists and arrays; other values are shared."""
+    if type(info) is dict:
+        return {name: _copied_info(one) for name, one in info.items()}
+    if type(info) is list:
+        return [_copied_info(one) for one in info]
+    return info.copy() if type(info) is np.ndarray else info
 
 
 def _by_agent(space: Any) -> Mapping[AgentId, Space] | None:

@@ -1,7 +1,7 @@
-"""Episodes that ended, summed up for the result of one training iteration.
+"""`Metrics`: the episodes that ended, summarized for the result of one training iteration.
 
-`menv.sampling.sampler` records, an algorithm asks for the summary. A window without an episode gives
-None and a count of 0, never NaN.
+The sampler records, an algorithm asks for the summary; workers send a `MetricsSnapshot`. A window without an episode
+gives None and a count of 0, never NaN. `Timers` measures the time of sampling.
 """
 
 from __future__ import annotations
@@ -12,41 +12,110 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from fractions import Fraction
+from itertools import islice
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from menv.base_env import SINGLE_AGENT, AgentId
-from menv.episode import (
-    AS_THEY_COME,
-    MOST_AGENTS,
-    Episode,
-    EpisodeSummary,
-    When,
-    as_plain,
-    cut_short,
-    from_plain,
-)
+from menv.episode import Episode
 from menv.errors import ContractError
+from menv.serialization import is_plain
+
+When: TypeAlias = tuple[int, int]
+"""Env steps of an episode's sub-environment when it ended, and the sub-environment's number among all."""
+
+AS_THEY_COME: When = (0, 0)
+
+# Environments in which agents never return have no end of ids.
+_MOST_AGENTS = 1_000
+
+
+class EpisodeSummary(NamedTuple):
+    """The record of an episode that ended.
+
+    Attributes:
+        total_reward: Of all agents, including unclaimed rewards.
+        length: Env steps.
+        rewards: The return of each agent and the policy that acted for it.
+        others: Policies and returns of agents beyond `_MOST_AGENTS`.
+        members: `Episode.member_rewards`.
+        custom_metrics: `Episode.custom_metrics`.
+        hist_data: `Episode.hist_data`.
+        when: Sorts the episodes of an iteration, whichever worker sampled them.
+    """
+
+    total_reward: float
+    length: int
+    rewards: Mapping[tuple[AgentId, str], float]
+    others: Sequence[tuple[str, float]]
+    members: Mapping[AgentId, Mapping[AgentId, float]]
+    custom_metrics: Mapping[str, float]
+    hist_data: Mapping[str, list[float]]
+    when: When = AS_THEY_COME
+
+
+def _as_plain(record: EpisodeSummary) -> list[Any]:
+    """Return a record's fields as plain values; agent ids that are not plain are dropped."""
+    rewards, others = dict(record.rewards), list(record.others)
+    if not is_plain(rewards):
+        others += [(policy, reward) for (_, policy), reward in rewards.items()]
+        rewards = {}
+    members = {group: dict(by_member) for group, by_member in record.members.items()}
+    custom = _floats(record.custom_metrics)
+    hist = {name: [float(value) for value in values] for name, values in record.hist_data.items()}
+    members = members if is_plain(members) else {}
+    return [
+        float(record.total_reward), int(record.length), rewards, others, members, custom, hist, list(record.when),
+    ]  # fmt: skip
+
+
+def _from_plain(fields: Sequence[Any]) -> EpisodeSummary:
+    total, length, rewards, others, members, custom, hist, (steps, index) = fields
+    return EpisodeSummary(
+        float(total),
+        int(length),
+        {(agent, policy): float(reward) for (agent, policy), reward in rewards.items()},
+        [(policy, float(reward)) for policy, reward in others],
+        {group: _floats(by_member) for group, by_member in members.items()},
+        _floats(custom),
+        {name: [float(value) for value in values] for name, values in hist.items()},
+        (steps, index),
+    )
+
+
+def _floats(by_name: Mapping[Any, Any]) -> dict[Any, float]:
+    return {name: float(value) for name, value in by_name.items()}
+
+
+def _split_crowd(episode: Episode) -> tuple[dict[tuple[AgentId, str], float], list[tuple[str, float]]]:
+    """Return the returns of the first agents, and those of the others without their ids."""
+    first = set(islice(episode.get_agents(), _MOST_AGENTS))
+    rewards = {key: reward for key, reward in episode.agent_rewards.items() if key[0] in first}
+    others = [
+        (policy, reward) for (agent, policy), reward in episode.agent_rewards.items() if agent not in first
+    ]
+    return rewards, others
+
 
 Returns: TypeAlias = dict[Any, list[float]]
 Solos: TypeAlias = "tuple[tuple[AgentId, str], Sequence[float], Sequence[int], Sequence[When]]"
-"""Episodes of one agent each: who it was and who answered for it, the returns, the env steps, when they ended."""
+"""Episodes of one agent each: the agent and its policy, the returns, the env steps, when they ended."""
 
 _MOST_NEW = 10_000
 _NOTHING: Mapping[Any, Any] = {}
 
 
 class MetricsSnapshot(NamedTuple):
-    """What metrics have recorded since they were last asked, on its way to those of another process.
+    """The episodes recorded since the last snapshot, on their way to another process.
 
     Attributes:
-        records: Episodes; the fields of a `EpisodeSummary` each, for a plain tuple is pickled ten times as fast.
-        solos: Episodes of which there is no more to say.
-        episodes: How many they all are; the oldest of very many are not among them.
-        faulty: Episodes that a fault broke off.
-        first_fault: The first of them in a line.
-        unclaimed: The sum of rewards that no action could own, of these episodes.
-        media: What they left to look at, and when they ended.
+        records: Fields of an `EpisodeSummary` each: a plain tuple is pickled ten times as fast.
+        solos: Episodes of one agent without further data.
+        episodes: Number of episodes; the oldest of very many are counted only.
+        faulty: Episodes that a fault ended.
+        first_fault: The first fault, in one line.
+        unclaimed: Sum of the unclaimed rewards of these episodes.
+        media: Media of the episodes, and when they ended.
     """
 
     records: Sequence[tuple[Any, ...]]
@@ -59,24 +128,20 @@ class MetricsSnapshot(NamedTuple):
 
 
 class Metrics:
-    """A window over the latest episodes.
-
-    Args:
-        window: How many of the latest episodes are averaged, at least all of this iteration's.
-    """
+    """A window over the latest episodes: the last `window`, and at least all of this iteration."""
 
     def __init__(self, window: int = 100) -> None:
         self._window = window
         self._before: deque[EpisodeSummary] = deque(maxlen=window)
-        # Of this iteration; bounded, because nobody may ever ask for a summary.
+        # Of this iteration; bounded, because `summary` may never be called.
         self._new: deque[EpisodeSummary] = deque(maxlen=max(window, _MOST_NEW))
-        # Episodes of one agent each, taken apart when they are summed up.
+        # Episodes of one agent each, split when they are summarized.
         self._solo: deque[Solos] = deque(maxlen=_MOST_NEW)
         self._new_count = 0
         self._new_faulty = 0
         self._faulty_total = 0
         self._first_fault: str | None = None
-        # What episodes of this iteration left to look at; it may be large, so it is let go of with the summary.
+        # It may be large, so the summary drops it.
         self._media: deque[tuple[When, Mapping[str, Any]]] = deque(maxlen=_MOST_NEW)
         # Exact, so that it is the same in whatever order episodes come from workers.
         self._unclaimed = Fraction()
@@ -84,11 +149,11 @@ class Metrics:
         self.episodes_not_resumed = 0
 
     def record(self, episode: Episode, when: When = AS_THEY_COME) -> None:
-        """Take in an episode that ended; see `EpisodeSummary.when`.
+        """Add an episode that ended; `when` is that of `EpisodeSummary`.
 
         Raises:
             ContractError: A custom metric is no number or infinite, an entry of `hist_data` no list of finite ones, or
-                no float64 holds the episode's return.
+                a float64 cannot hold the episode's return.
         """
         rewards: Mapping[tuple[AgentId, str], float] = episode.agent_rewards
         if not math.isfinite(episode.total_reward):
@@ -99,8 +164,8 @@ class Metrics:
                 "smaller ones; scale the rewards"
             )
         others: Sequence[tuple[str, float]] = ()
-        if len(rewards) > MOST_AGENTS:
-            rewards, others = cut_short(episode)
+        if len(rewards) > _MOST_AGENTS:
+            rewards, others = _split_crowd(episode)
         extras = episode.extras
         if extras:
             members = extras.get("member_rewards", _NOTHING)
@@ -125,18 +190,17 @@ class Metrics:
 
     @property
     def unclaimed_rewards(self) -> float:
-        """Sum of rewards that no action could own."""
+        """Sum of rewards that belong to no action."""
         return float(self._unclaimed)
 
     def add_unclaimed(self, reward: float) -> None:
-        """Count what an episode was paid that no action could own."""
         if reward:
             self._unclaimed += Fraction(float(reward))
 
     def record_many(
         self, policy_id: str, returns: Sequence[float], lengths: Sequence[int], when: Sequence[When] = ()
     ) -> None:
-        """Take in episodes of one agent each that ended and of which there is no more to say."""
+        """Add episodes of one agent each, without further data."""
         self._solo.append(
             ((SINGLE_AGENT, policy_id), returns, lengths, when or [AS_THEY_COME] * len(returns))
         )
@@ -144,17 +208,13 @@ class Metrics:
         self.episodes_total += len(returns)
 
     def record_faulty(self, line: str) -> None:
-        """Count an episode that a fault of its environment broke off; it is in no mean.
-
-        Args:
-            line: What happened; the first of a run is kept.
-        """
+        """Count an episode that a fault ended, and keep the first fault's line; no mean includes the episode."""
         self._new_faulty += 1
         self._faulty_total += 1
         self._first_fault = self._first_fault or line
 
     def take(self) -> MetricsSnapshot:
-        """Return what was recorded since the last time, and forget it."""
+        """Return what was recorded since the last call, and forget it."""
         taken = MetricsSnapshot(
             [tuple(record) for record in self._new], list(self._solo), self._new_count, self._new_faulty,
             self._first_fault, self._unclaimed, list(self._media),
@@ -164,7 +224,7 @@ class Metrics:
         return taken
 
     def absorb(self, taken: MetricsSnapshot) -> None:
-        """Record what another process took in."""
+        """Add the snapshot of another process."""
         self._new.extend(map(EpisodeSummary._make, taken.records))
         self._solo.extend(taken.solos)
         self._media.extend(taken.media)
@@ -176,7 +236,7 @@ class Metrics:
         self._unclaimed += taken.unclaimed
 
     def summary(self) -> dict[str, Any]:
-        """Return the classic result keys and begin a new iteration."""
+        """Return RLlib's result keys and begin a new iteration."""
         new, count, faulty = self._in_order(), self._new_count, self._new_faulty
         media = [shown for _, shown in sorted(self._media, key=itemgetter(0))]
         self._forget_new()
@@ -206,20 +266,20 @@ class Metrics:
             "first_fault": self._first_fault,
             "num_episodes_not_resumed": self.episodes_not_resumed,
             "custom_metrics": _custom(episodes),
-            "episode_media": _media(media),
+            "episode_media": _merged({name: [value] for name, value in shown.items()} for shown in media),
             "hist_stats": {
                 "episode_reward": returns,
                 "episode_lengths": lengths,
                 **{f"policy_{policy}_reward": values for policy, values in by_policy.items()},
-                **_histograms(episodes),
+                **_merged(episode.hist_data for episode in episodes),
             },
         }
 
     def state(self) -> dict[str, Any]:
-        """Return what the next summaries depend on, but for `episode_media`, as a plain tree."""
+        """Return what the next summaries depend on, except `episode_media`, as a plain tree."""
         return {
-            "before": [as_plain(record) for record in self._before],
-            "new": [as_plain(record) for record in self._in_order()],
+            "before": [_as_plain(record) for record in self._before],
+            "new": [_as_plain(record) for record in self._in_order()],
             "new_count": self._new_count,
             "new_faulty": self._new_faulty,
             "faulty_total": self._faulty_total,
@@ -230,10 +290,10 @@ class Metrics:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` returned."""
+        """Restore what `state` returned."""
         for window, records in ((self._before, state["before"]), (self._new, state["new"])):
             window.clear()
-            window.extend(map(from_plain, records))
+            window.extend(map(_from_plain, records))
         self._solo.clear()
         self._media.clear()
         self._new_count, self._new_faulty = int(state["new_count"]), int(state["new_faulty"])
@@ -259,10 +319,9 @@ class Metrics:
         return sorted([*self._new, *solos], key=attrgetter("when"))
 
 
-def _exact(told: str) -> Fraction:
-    """Return the sum that `state` wrote, such as "33/10"."""
+def _exact(text: str) -> Fraction:
     # Fraction itself would also read "1e999999999", which takes for ever.
-    return Fraction(*map(int, told.split("/")))
+    return Fraction(*map(int, text.split("/")))
 
 
 def _apart(episodes: Sequence[EpisodeSummary]) -> tuple[Returns, Returns, Returns]:
@@ -284,10 +343,10 @@ def _apart(episodes: Sequence[EpisodeSummary]) -> tuple[Returns, Returns, Return
 
 
 def _without_strangers(by_agent: Returns) -> Returns:
-    """Return the returns of the agents that lived in most of the episodes, `MOST_AGENTS` of them at most."""
-    if len(by_agent) <= MOST_AGENTS:
+    """Return the returns of the `_MOST_AGENTS` agents with the most episodes."""
+    if len(by_agent) <= _MOST_AGENTS:
         return by_agent
-    kept = heapq.nlargest(MOST_AGENTS, by_agent, key=lambda agent_id: len(by_agent[agent_id]))
+    kept = heapq.nlargest(_MOST_AGENTS, by_agent, key=lambda agent_id: len(by_agent[agent_id]))
     return {agent_id: by_agent[agent_id] for agent_id in kept}
 
 
@@ -312,7 +371,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _number(where: str, name: str, value: Any) -> float:
-    """Return what a callback has put into an episode as a number, NaN where it has none."""
+    """Return a custom metric as a float; NaN means that the episode has none."""
     try:
         number = float(value)
     except OverflowError:
@@ -333,7 +392,7 @@ def _number(where: str, name: str, value: Any) -> float:
 
 
 def _numbers(where: str, name: str, values: Any) -> list[float]:
-    """Return what a callback has put into an episode as a list of numbers; a NaN is none."""
+    """Return the entries of `hist_data` without NaN."""
     if not isinstance(values, Iterable) or isinstance(values, Mapping | str):
         raise ContractError(
             f"episode.{where}[{name!r}]: {type(values).__name__}, expected a list of numbers; append to a list, or put "
@@ -344,45 +403,34 @@ def _numbers(where: str, name: str, values: Any) -> list[float]:
 
 
 def _custom(episodes: Sequence[EpisodeSummary]) -> dict[str, float | None]:
-    """Return mean, min and max of each custom metric; a NaN says that an episode has none."""
-    found: dict[str, list[float]] = {}
-    for episode in episodes:
-        for name, value in episode.custom_metrics.items():
-            told = found.setdefault(name, [])
-            if not math.isnan(value):
-                told.append(value)
+    """Return mean, min and max of each custom metric."""
     out: dict[str, float | None] = {}
-    for name, values in found.items():
+    for name, values in _merged(
+        {name: [] if math.isnan(value) else [value] for name, value in episode.custom_metrics.items()}
+        for episode in episodes
+    ).items():
         out[f"{name}_mean"] = _mean(values)
         out[f"{name}_min"], out[f"{name}_max"] = min(values, default=None), max(values, default=None)
     return out
 
 
-def _media(shown: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    out: dict[str, list[Any]] = {}
-    for media in shown:
-        for name, value in media.items():
-            out.setdefault(name, []).append(value)
-    return out
-
-
-def _histograms(episodes: Sequence[EpisodeSummary]) -> dict[str, list[float]]:
-    out: dict[str, list[float]] = {}
-    for episode in episodes:
-        for name, values in episode.hist_data.items():
-            out.setdefault(name, []).extend(values)
-    return out
+def _merged(parts: Iterable[Mapping[str, Iterable[Any]]]) -> dict[str, list[Any]]:
+    """Return the values of each name in all parts, in order."""
+    merged: dict[str, list[Any]] = {}
+    for part in parts:
+        for name, values in part.items():
+            merged.setdefault(name, []).extend(values)
+    return merged
 
 
 @dataclass(slots=True)
 class Timers:
-    """Seconds since somebody took them.
+    """Seconds since the last `take`.
 
     Attributes:
-        env: In environments: their steps and resets, what turns their answers into rows, and waiting for those that are
-            elsewhere or call.
-        act: In deciding: networks, policies of one's own, draws, connectors of actions.
-        complete: In what is added to a fragment before anybody learns: values, advantages, postprocessing.
+        env: Environments: their steps and resets, converting their results, and waiting for remote ones.
+        act: Choosing actions: networks, custom policies, random numbers, connectors of actions.
+        complete: Completing fragments: values, advantages, postprocessing.
     """
 
     env: float = 0.0
@@ -390,17 +438,16 @@ class Timers:
     complete: float = 0.0
 
     def add(self, other: Timers) -> None:
-        """Add those of somebody else."""
         self.env += other.env
         self.act += other.act
         self.complete += other.complete
 
     def take(self) -> Self:
-        """Return them, and begin anew."""
+        """Return a copy and start again from 0."""
         taken = type(self)(*astuple(self))
         self.env = self.act = self.complete = 0.0
         return taken
 
     def as_seconds(self) -> dict[str, float]:
-        """Return them under the names that results have."""
+        """Return the seconds by their names in results."""
         return {f"{field.name}_time_s": getattr(self, field.name) for field in fields(self)}

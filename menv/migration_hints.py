@@ -1,6 +1,6 @@
 """What to write instead of names of RLlib and Stable-Baselines3: one table, and the functions that read it.
 
-Packages, public classes, results and configs ask `hint(owner, name)` when they have no such name.
+Packages, public classes, results and configs ask `hint(owner, name)` for a name that they do not have.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _TABLE: dict[str, dict[str, str]] = {
         "convert_to_base_env": "write from menv import to_base_env",
         "make_vec_env": "num_envs_per_worker in the config says how many environments there are",
         "pretty_print": "write print(json.dumps(result, indent=2))",
-        "tune air": "there is no Tune here; build one algorithm after another, each with a config of its own",
+        "tune air": "there is no Tune here; build one algorithm after another, each with its own config",
         "try_import_torch": "write import torch",
     },
     "Algorithm": {
@@ -187,7 +187,7 @@ _TABLE: dict[str, dict[str, str]] = {
     "uncalled method of Algorithm": {
         "get_default_policy_class": "name the class in multiagent.policies, PolicySpec(policy_class=...)",
         "setup": "write on_algorithm_init in callbacks",
-        "step training_step": "call train(), or sample(), in a loop of your own; callbacks have hooks",
+        "step training_step": "call train(), or sample(), in your own loop; callbacks have hooks",
     },
     "uncalled method of PPOPolicy": {
         "compute_gradients learn_on_batch": "write loss",
@@ -203,19 +203,19 @@ HINTS = {
 
 
 def hint(owner: str, name: str) -> str | None:
-    """Return what to write instead of an old name of an owner in `HINTS`, None if nothing is known of it."""
+    """Return what to write instead of an old name of an owner in `HINTS`, None if there is no hint."""
     if owner == "Config" and name in RENAMED_SETTINGS:
         return f"it is called {RENAMED_SETTINGS[name]}"
     return HINTS[owner].get(name)
 
 
 def hinted(owner: str) -> Callable[[Any, str], Any]:
-    """Return the `__getattr__` of a public class, whose AttributeError says what to write instead of an old name."""
+    """Return the `__getattr__` of a public class; its AttributeError says what to write instead of an old name."""
 
     def missing(self: Any, name: str) -> Any:
         kind = type(self)
         if hasattr(kind, name):
-            # A property failed with an AttributeError of its own.
+            # A property raised an AttributeError.
             return object.__getattribute__(self, name)
         # A user's class may have another base with a `__getattr__`, such as a torch module.
         others = [vars(base).get("__getattr__") for base in kind.__mro__]
@@ -240,11 +240,7 @@ def warn_of_uncalled(where: str, owner: str, user_class: type) -> None:
 
 
 def old_arguments(others: str = "", /, **names: str) -> Callable[[F], F]:
-    """Let a method accept arguments by their old names; `others` is the hint for any other one.
-
-    Raises:
-        ConfigError: From the method: it was given an argument that it does not have, and there is a hint.
-    """
+    """Let a method accept arguments by their old names; `others` is the hint for any other unknown argument."""
 
     def decorate(method: F) -> F:
         known = inspect.signature(method).parameters.keys()
@@ -264,9 +260,8 @@ def old_arguments(others: str = "", /, **names: str) -> Callable[[F], F]:
 
 
 class Result(dict[str, Any]):
-    """The dict that `train` and `evaluate` return; a missing key of RLlib's says what to read."""
+    """The dict that `train` and `evaluate` return; a missing key of RLlib's says which key to read."""
 
     def __missing__(self, key: str) -> Any:
-        """Raise a KeyError with the hint for the key."""
         advice = hint("result", key)
         raise KeyError(f"{key}: {advice}" if advice else key)

@@ -1,7 +1,7 @@
-"""What a user writes for many agents: one world, dicts keyed by agent id.
+"""`MultiAgentEnv`: the base class of multi-agent environments, with dicts keyed by agent id.
 
-`menv.adapters.multi_agent` turns copies of a `MultiAgentEnv` into rows, `menv.envs` and
-`menv.wrappers` hold subclasses. Nothing here knows policies, batches or the sampler.
+Users subclass it; `menv.envs` and `menv.wrappers` hold subclasses. `menv.adapters.multi_agent` turns copies of one into
+a `BaseEnv`.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ StepDicts: TypeAlias = tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDi
 
 
 class MultiAgentEnv(ConvertibleEnv):
-    """An environment in which several agents act, at once, in turns, or in any mixture.
+    """An environment in which several agents act simultaneously, turn-based, or in any mixture.
 
     Write `reset` and `step`, name the agents, declare the spaces. The contract:
 
-    - Whoever is in `obs` must act next, unless its flag (or `"__all__"`) is set: then the
-      observation is its last one. Nobody else is asked. An empty `obs` is followed by `step({})`.
-    - `rewards` may name any agent at any step; they add up until that agent is asked again or ends.
-    - `terminateds` and `truncateds` hold a flag per agent (a missing one is False) and always
-      `"__all__"`, which ends the episode for everybody.
-    - Agents may appear late, pause, die early, and return; a return is a new life with a trajectory
-      of its own.
-    - `infos` names agents of `obs` only. What is of the whole environment goes under `"__common__"`, for callbacks:
-      `episode.last_info_for("__common__")`. An info `{"training_enabled": False}` excludes
-      the agent's trajectory from training, until a later info of it says True.
+    - Every agent in `obs` must act next, unless its flag (or `"__all__"`) is set: then the observation is its last one.
+      No other agent acts. An empty `obs` is followed by `step({})`.
+    - `rewards` may name any agent at any step; they add up until that agent's next observation or its end.
+    - `terminateds` and `truncateds` hold a flag per agent (a missing one is False) and always `"__all__"`, which ends
+      the episode for all agents.
+    - Agents may appear late, pause, die early, and return; an agent that returns begins a new trajectory.
+    - `infos` names agents of `obs` only. What concerns the whole environment belongs under `"__common__"`, for
+      callbacks: `episode.last_info_for("__common__")`. An info `{"training_enabled": False}` excludes the agent's
+          trajectory from
+      training, until a later info of it says True.
 
-    You declare spaces in one of four ways: by agent (`observation_spaces`, a dict or a
-    `gymnasium.spaces.Dict`), as a `gymnasium.spaces.Dict` keyed by agent id (`observation_space`), as one
-    space that all agents share (`observation_space`), or by a method `observation_space(agent_id)` or
-    `observation_spaces(agent_id)`. The same goes for actions. Attributes may be properties. Spaces and agents
-    that only the first `reset` makes known are found by it.
+    You declare spaces in one of four ways: by agent (`observation_spaces`, a dict or a `gymnasium.spaces.Dict`), as a
+    `gymnasium.spaces.Dict` keyed by agent id (`observation_space`), as one space that all agents share
+    (`observation_space`), or by a method `observation_space(agent_id)` or `observation_spaces(agent_id)`. The same
+    holds for actions. Attributes may be properties. Spaces and agents that are known only after the first `reset` are
+    read then.
 
-    Every instance has its own `possible_agents` and `agents`, also if the subclass declares them on
-    the class or never calls `super().__init__()`. It is no `gymnasium.Env`.
+    Every instance has its own `possible_agents` and `agents`, even if the subclass declares them on the class or never
+    calls `super().__init__()`. It is no `gymnasium.Env`.
 
     Attributes:
         possible_agents: All agents that may ever appear.
@@ -52,8 +52,8 @@ class MultiAgentEnv(ConvertibleEnv):
         observation_spaces: Spaces by agent id, or None.
         action_spaces: Spaces by agent id, or None.
         observation_space: One space for all agents, a Dict space keyed by agent id, or None.
-        action_space: Likewise.
-        metadata: `"render_modes"` and whatever else describes the environment.
+        action_space: One space for all agents, a Dict space keyed by agent id, or None.
+        metadata: `"render_modes"` and anything else that describes the environment.
         render_mode: What `render` returns.
     """
 
@@ -69,14 +69,13 @@ class MultiAgentEnv(ConvertibleEnv):
     _agent_ids: Any
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Give the instance lists of its own, before any `__init__` of a subclass runs."""
         env = super().__new__(cls)
         for name in ("possible_agents", "agents"):
             declared = getattr(cls, name, ())
-            # Anything else, such as a property, is the subclass's own way of answering.
+            # Anything else, such as a property, belongs to the subclass.
             if isinstance(declared, list | tuple | set | frozenset):
                 setattr(env, name, list(declared))
-        # Where classic environments keep their ids: some add to what the base class has made.
+        # RLlib environments may add their ids to this set.
         if not hasattr(cls, "_agent_ids"):
             env._agent_ids = set()
         return env
@@ -86,14 +85,14 @@ class MultiAgentEnv(ConvertibleEnv):
     ) -> tuple[AgentDict, AgentDict]:
         """Start a new episode.
 
+        A subclass may call `super().reset(seed=seed)`, as with a `gymnasium.Env`, to seed `np_random`.
+
         Args:
             seed: Makes the episode reproducible; None leaves the randomness alone.
-            options: Whatever the environment understands.
-
-        A subclass may call it as that of a `gymnasium.Env`, `super().reset(seed=seed)`: it seeds `np_random`.
+            options: Options of the environment.
 
         Returns:
-            `(obs, infos)`, both keyed by agent id; `obs` holds those that act first.
+            `(obs, infos)`, both keyed by agent id; the agents in `obs` act first.
         """
         if type(self).reset is MultiAgentEnv.reset:
             raise ContractError(_not_written(self, "reset", "(obs, infos)"))
@@ -102,10 +101,10 @@ class MultiAgentEnv(ConvertibleEnv):
         return {}, {}
 
     def step(self, action_dict: AgentDict) -> StepDicts:
-        """Let the agents act that the last `obs` asked.
+        """Advance the environment by one env step.
 
         Args:
-            action_dict: One action for each of them; empty if nobody was asked.
+            action_dict: One action for each agent of the last `obs`; empty if there was none.
 
         Returns:
             `(obs, rewards, terminateds, truncateds, infos)`, each keyed by agent id.
@@ -113,15 +112,15 @@ class MultiAgentEnv(ConvertibleEnv):
         raise ContractError(_not_written(self, "step", "(obs, rewards, terminateds, truncateds, infos)"))
 
     def render(self) -> Any:
-        """Return a picture of the present state in the form that `render_mode` names."""
+        """Return a picture of the current state in the form that `render_mode` names."""
         return None
 
     def close(self) -> None:
-        """Free what the environment holds; may be called more than once."""
+        """Release all resources; may be called more than once."""
 
     @property
     def np_random(self) -> np.random.Generator:
-        """The generator that `super().reset(seed=seed)` seeds; one of its own before that."""
+        """The generator that `super().reset(seed=seed)` seeds; a randomly seeded one before that."""
         if self._np_random is None:
             self._np_random = seeding.np_random()[0]
         return self._np_random
@@ -132,7 +131,7 @@ class MultiAgentEnv(ConvertibleEnv):
 
     @property
     def num_agents(self) -> int:
-        """How many agents are alive now, or the number that the subclass has set."""
+        """Number of agents that are alive now, or the number that the subclass has set."""
         return int(self.__dict__.get("num_agents", len(self.agents)))
 
     @num_agents.setter
@@ -141,18 +140,18 @@ class MultiAgentEnv(ConvertibleEnv):
 
     @property
     def max_num_agents(self) -> int:
-        """How many agents may ever appear."""
+        """Number of agents that may ever appear."""
         return len(self.possible_agents)
 
     def get_agent_ids(self) -> set[AgentId]:
-        """Return all agents that are known: possible, alive, or with a space of their own."""
+        """Return all known agents: possible, alive, or with a space."""
         return set(_known_agents(self))
 
     def get_observation_space(self, agent_id: AgentId) -> gym.Space[Any]:
         """Return the observation space of one agent.
 
-        `observation_spaces` decides if it is set; then a Dict `observation_space` that holds the
-        agent id; then `observation_space` as the one that all agents share.
+        `observation_spaces` decides if it is set; then a Dict `observation_space` that holds the agent id; then
+        `observation_space` as the one that all agents share.
 
         Raises:
             ContractError: No space is declared for this agent.
@@ -160,7 +159,7 @@ class MultiAgentEnv(ConvertibleEnv):
         return _space_of(self, "observation", agent_id)
 
     def get_action_space(self, agent_id: AgentId) -> gym.Space[Any]:
-        """Return the action space of one agent; found like its observation space.
+        """Return the action space of one agent, found like its observation space.
 
         Raises:
             ContractError: No space is declared for this agent.
@@ -168,11 +167,11 @@ class MultiAgentEnv(ConvertibleEnv):
         return _space_of(self, "action", agent_id)
 
     def observation_space_contains(self, x: Mapping[AgentId, Any]) -> bool:
-        """Tell whether every observation of `{agent_id: obs}` is in its agent's space."""
+        """Return whether every observation of `{agent_id: obs}` is in its agent's space."""
         return _all_contained(self.get_observation_space, x)
 
     def action_space_contains(self, x: Mapping[AgentId, Any]) -> bool:
-        """Tell whether every action of `{agent_id: action}` is in its agent's space."""
+        """Return whether every action of `{agent_id: action}` is in its agent's space."""
         return _all_contained(self.get_action_space, x)
 
     def observation_space_sample(self, agent_ids: Iterable[AgentId] | None = None) -> AgentDict:
@@ -193,12 +192,12 @@ class MultiAgentEnv(ConvertibleEnv):
     ) -> MultiAgentEnv:
         """Return this environment with each group of agents seen as one agent.
 
-        `menv.wrappers.GroupAgentsWrapper` tells what a group observes, does, earns and when it ends.
+        `menv.wrappers.GroupAgentsWrapper` documents the observations, actions, rewards and ends of a group.
 
         Args:
             groups: Member ids by group id, such as `{"team": ["agent_1", "agent_2"]}`.
-            obs_space: Tuple space of all groups, or by group; None takes the members' own.
-            act_space: Likewise.
+            obs_space: Tuple space of all groups, or by group; None uses the members' spaces.
+            act_space: Tuple space of all groups, or by group; None uses the members' spaces.
 
         Raises:
             ConfigError: The groups or spaces do not fit the environment.
@@ -220,8 +219,7 @@ def _not_written(env: MultiAgentEnv, method: str, returned: str) -> str:
 def _known_agents(env: MultiAgentEnv) -> list[AgentId]:
     """Return every agent id that `env` shows anywhere, once, the possible ones first."""
     known: dict[AgentId, None] = dict.fromkeys(env.possible_agents)
-    # `agents` had no meaning for environments written for the classic interface, and is often what plays for each of
-    # those in `_agent_ids`: an environment of its own, or an object.
+    # In environments written for RLlib `agents` often holds one environment or object for each of `_agent_ids`.
     classic: Iterable[AgentId] | None = getattr(env, "_agent_ids", None)
     more: Iterable[Iterable[AgentId] | None] = (
         classic or [agent for agent in env.agents if not isinstance(agent, gym.Env)],

@@ -1,8 +1,8 @@
-"""Policy: what answers for agents.
+"""`Policy`: chooses actions for agents. `RandomPolicy` is the simplest one.
 
-The policies of an algorithm are networks (`menv.sampling.network_policy_group` runs them many at a time). A policy of
-your own subclasses `Policy` and is named by `PolicySpec(policy_class=...)`; it is given the
-environment's own observations and gives back the environment's own actions.
+The policies of an algorithm are networks, which the sampler runs in batches. A custom policy subclasses `Policy` and is
+named by `PolicySpec(policy_class=...)`; it gets the environment's own observations and returns the environment's own
+actions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class RowDraws:
-    """Random numbers for R rows that depend on who draws and when, not on the batch.
+    """Random numbers for R rows that depend on the agent and the env step, not on the batch.
 
     Args:
         keys: [R] one key per row.
@@ -49,12 +49,12 @@ class RowDraws:
 
 
 def weights_of(policy: Policy) -> Mapping[str, Any]:
-    """Return a policy's weights by name; none where a `get_weights` of the classic kind returns None."""
+    """Return a policy's weights by name; empty if an RLlib-style `get_weights` returns None."""
     return policy.get_weights() or {}
 
 
 def parts_given(where: str, state: Any) -> list[Any]:
-    """Return the parts of a recurrent state; `where` begins the message.
+    """Return the parts of a hidden state; `where` begins the message.
 
     Raises:
         ContractError: It is no list of arrays.
@@ -68,21 +68,17 @@ def parts_given(where: str, state: Any) -> list[Any]:
 
 
 def one_row(where: str, state: Any) -> list[Any]:
-    """Return one agent's state as `state_batches` of one row; `where` begins the message.
-
-    Raises:
-        ContractError: It is no list.
-    """
+    """Return one agent's hidden state as `state_batches` of one row."""
     return [np.asarray(part)[None] for part in parts_given(where, state)]
 
 
 class Policy:
-    """A policy that answers whole batches of observations.
+    """A policy that chooses actions for batches of observations.
 
     Attributes:
-        observation_space: What it is shown.
-        action_space: What it answers with.
-        config: Its `PolicySpec.config`; that of a policy which an algorithm trains answers for its other settings too.
+        observation_space: Space of the observations.
+        action_space: Space of the actions.
+        config: Its `PolicySpec.config`; a policy that an algorithm trains finds the algorithm's settings there as well.
     """
 
     algorithm: ClassVar[str | None] = None
@@ -117,26 +113,26 @@ class Policy:
     ) -> tuple[Any, list[Any], dict[str, Any]]:
         """Return `(actions, states, fetches)` for R observations.
 
+        The sampler passes the arguments that a subclass names or accepts as `**kwargs`; other callers may leave them
+        out.
+
         Args:
             obs_batch: R elements of `observation_space`.
-            state_batches: An [R, ...] array for each part of the states that were returned at the same lives' last
-                rows, or that `get_initial_state` gave; empty for policies without state.
-            prev_action_batch: [R, ...] previous actions of the same lives, zeros before the first; a list, with None
-                before the first, where the space is neither Discrete, MultiDiscrete nor Box.
-            prev_reward_batch: [R] what they earned, 0 before the first action.
+            state_batches: An [R, ...] array for each part of the hidden states, as returned for the same agents' last
+                rows or by `get_initial_state`; empty for feed-forward policies.
+            prev_action_batch: [R, ...] previous actions of the same trajectories, zeros before the first; a list, with
+                None before the first, if the space is neither Discrete, MultiDiscrete nor Box.
+            prev_reward_batch: [R] their rewards, 0 before the first action.
             info_batch: R info dicts that came with the observations.
             episodes: R `Episode` objects.
             explore: False asks for the most likely action; None means the policy's default.
             timestep: Env steps sampled so far.
 
-            The sampler gives all of them, those that a subclass names so or takes as `**kwargs`; who calls a policy
-            without a sampler may leave them out.
-
         Returns:
-            R actions of `action_space`, the next states (a list of [R, ...] arrays), and anything else by name, R
-            values each. States and fetches become columns of the batch: `state_in_0`, `state_out_0` and so on, and
-            fetches under their names, such as `vf_preds`. An agent's state is kept across rollout fragments and begins
-            again when the agent ends or returns.
+            R actions of `action_space`, the next hidden states (a list of [R, ...] arrays), and anything else by name,
+            R values each. States and fetches become columns of the batch: `state_in_0`, `state_out_0` and so on, and
+            fetches under their names, such as `vf_preds`. Hidden states are kept across rollout fragments and reset
+            when the agent ends or returns.
         """
         raise ContractError(
             f"{type(self).__name__}.compute_actions: not defined, expected (actions, states, fetches); "
@@ -148,16 +144,16 @@ class Policy:
 
         Args:
             obs: An element of `observation_space`.
-            state: Of a policy with a memory: at first `get_initial_state()`, then what was returned for the
-                observation before.
-            explore: Whether to draw the action; False takes the most likely one.
+            state: Hidden state of a recurrent policy: `get_initial_state()` at first, then the state that the last call
+                returned.
+            explore: Whether to sample the action; False returns the most likely one.
 
         Returns:
-            The action, as the environment takes it; with a state, `(action, state)`.
+            The action, in the environment's form; with a state, `(action, state)`.
 
         Raises:
-            ContractError: The policy has a memory and no state is given; or its connectors remember lives, as stacked
-                frames do, and one observation does not say whose it is: `menv.local_policy_inference` does.
+            ContractError: The policy is recurrent and no state is given; or its connectors keep data of past
+                observations, such as stacked frames: use `menv.local_policy_inference` then.
         """
         if state is None and parts_given("act: get_initial_state", self.get_initial_state()):
             raise self.without_state()
@@ -167,11 +163,11 @@ class Policy:
         return action if state is None else (action, [part[0] for part in states])
 
     def env_action(self, action: Any) -> Any:
-        """Return one of the actions of `compute_actions` as the environment takes it."""
+        """Return one of the actions of `compute_actions` in the environment's form."""
         return action if self.given_steps is None else self.given_steps(action)
 
     def without_state(self) -> ContractError:
-        """Return the error for an observation that came without the state that the policy needs."""
+        """Return the error for a missing hidden state."""
         return ContractError(
             f"policy {getattr(self, 'policy_id', type(self).__name__)!r}: act was given no state, expected one, "
             "because the policy has a memory; pass state=policy.get_initial_state() at first, then what was returned"
@@ -179,21 +175,20 @@ class Policy:
 
     @old_arguments(export_dir="folder")
     def export_checkpoint(self, folder: str | Path, *, trained: Mapping[str, Any] | None = None) -> Path:
-        """Write the policy into a new folder, from which `from_checkpoint` makes it again, without torch.
+        """Write the policy into a new folder, which `from_checkpoint` reads without torch.
 
         Args:
-            folder: Must not exist; all of it is written, or nothing.
-            trained: JSON values about how it was trained, such as `{"algorithm": "PPO", "env_steps": 1000}`.
+            folder: Must not exist; it is written completely or not at all.
+            trained: JSON values about the training, such as `{"algorithm": "PPO", "env_steps": 1000}`.
 
         Returns:
             The folder.
 
         Raises:
-            ConfigError: The folder exists, or the policy has no form on disk: code of a user's own, be it the policy
-                or its network, is never written.
+            ConfigError: The folder exists, or the policy or its network is custom code, which is never written.
         """
         raise ConfigError(
-            f"policy {getattr(self, 'policy_id', type(self).__name__)!r}: {type(self).__name__} is code of your own, "
+            f"policy {getattr(self, 'policy_id', type(self).__name__)!r}: {type(self).__name__} is custom code, "
             "which no file holds, expected a policy with a stock network; save get_weights() with safetensors instead"
         )
 
@@ -201,39 +196,39 @@ class Policy:
     def from_checkpoint(
         checkpoint: str | Path, policy_ids: Iterable[str] | None = None
     ) -> Policy | dict[str, Policy]:
-        """Return the policy that a folder holds, or those of a folder of several, ready to act.
+        """Return the policy that a folder holds, or the policies of a folder of several, ready to act.
 
-        Nothing in the files is executed or imported, and neither torch nor onnx is needed. Every file is checked
-        by its hash, and the policy by its golden outputs.
+        Nothing in the files is executed or imported, and neither torch nor onnx is needed. Every file is checked by its
+        hash, and the policy by its golden outputs.
 
         Args:
-            checkpoint: What `export_checkpoint` wrote; a folder with a folder of each policy, or one that has those
-                below `policies/`; or a training checkpoint: what was given to `save`, for the latest one, or a
-                numbered folder in it.
-            policy_ids: Which of several; None means all. One policy's own folder always gives that policy.
+            checkpoint: A folder that `export_checkpoint` wrote; a folder with a folder of each policy, directly or
+                below `policies/`; or a training checkpoint: the folder of `save`, for the latest one, or a numbered
+                folder in it.
+            policy_ids: Which of several; None means all. The folder of one policy always gives that policy.
 
         Returns:
-            The policy; of a checkpoint, the policies by id, without those that only training can run; of a folder of
-            several likewise, and the ids are the names of their folders.
+            The policy; for a checkpoint or a folder of several, the policies by id or by folder name, without those
+            that only training can run.
 
         Raises:
-            ConfigError: Something is missing, damaged, newer than this version, or not what it should be.
+            ConfigError: Something is missing, damaged, or written by a newer version.
         """
         from menv.inference.checkpoint_folder import read_policies
 
         return read_policies(folder_given("from_checkpoint", checkpoint), policy_ids)
 
     def get_initial_state(self) -> list[Any]:
-        """Return what `state_batches` holds for one agent as its life begins; [] for a policy without a memory."""
+        """Return the initial hidden state of one agent; [] for a feed-forward policy."""
         return []
 
     def answer(
         self, obs_batch: Sequence[Any], row_draws: RowDraws, explore: bool | None, episodes: Sequence[Any]
     ) -> Sequence[Any]:
-        """Return R actions; the sampler calls this where a subclass overrides it, `compute_actions` otherwise.
+        """Return R actions; the sampler calls this if a subclass overrides it, else `compute_actions`.
 
-        Override it instead of `compute_actions` to draw from `row_draws`: the same seed then gives
-        the same actions however the rows are batched.
+        Override it instead of `compute_actions` to sample from `row_draws`: the same seed then gives the same actions
+        however the rows are batched.
         """
         actions, _, _ = self.compute_actions(obs_batch, [], episodes=episodes, explore=explore)
         return actions  # type: ignore[no-any-return]
@@ -246,18 +241,17 @@ class Policy:
     ) -> SampleBatch:
         """Return the rows of one trajectory, with columns added or changed.
 
-        Called in the process that learns, for each agent of this policy and each piece of its trajectory in a
-        fragment, before the algorithm adds what it learns from: columns that are there then are kept. Does
-        nothing, and costs nothing, unless it is overridden.
+        Called in the process that learns, for each agent of this policy and each trajectory chunk in a fragment, before
+        the algorithm adds its own columns: existing columns are kept. Costs nothing unless it is overridden.
 
         Args:
-            batch: The T rows of the piece, as the environment's steps made them; arrays may be changed in place.
-            other_agent_batches: The rows of every other agent of the same episode in the same fragment, by agent
-                id, whichever policy answered for it; `{}` when alone. Read them only. An agent that came back has
-                all its lives in one batch. Rows with equal `env_t` belong to the same env step; agents need
-                not have rows at the same steps. The last row of a trajectory that goes on is held back until
-                its reward is complete, and comes with the next fragment.
-            episode: The episode; it may go on.
+            batch: The T rows of the chunk; arrays may be changed in place.
+            other_agent_batches: The rows of every other agent of the same episode in the same fragment, by agent id,
+                whichever policy acted for it; read only. An agent that returned has all its trajectories in one batch.
+                Rows with equal `env_t` belong to the same env step; agents need not have rows at the same steps. The
+                last row of a trajectory that continues is held back until its reward is complete, and comes with the
+                next fragment.
+            episode: The episode; it may continue.
 
         Returns:
             A batch of the same T rows.
@@ -269,11 +263,11 @@ class Policy:
         return {}
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Take over weights that `get_weights` returned."""
+        """Load weights that `get_weights` returned."""
 
 
 def check_one_policy(where: str, policy: Any) -> None:
-    """Refuse what is no policy, such as several by id; `where` begins the message."""
+    """Refuse anything but one policy, such as a dict of several; `where` begins the message."""
     if not isinstance(policy, Policy):
         known = f" of {sorted(policy)[:8]}" if isinstance(policy, dict) else ""
         raise ConfigError(
@@ -282,17 +276,10 @@ def check_one_policy(where: str, policy: Any) -> None:
         )
 
 
-# SEAM menv.drawing_policy
-# DrawingPolicy: what policies have in common that never learn and answer by draws alone.
-#
-# `RandomPolicy` and the heuristics of `menv.envs` derive from it and define `answer`. It knows no action
-# spaces.
-
-
 class SamplingPolicy(Policy):
-    """A policy whose `answer` needs no more than observations, draws and episodes.
+    """A policy whose `answer` needs only observations, `row_draws` and episodes.
 
-    Whoever asks it without a sampler gets draws that depend on `config["seed"]` and the number of calls.
+    Without a sampler the random numbers depend on `config["seed"]` and the number of calls.
     """
 
     def compute_actions(
@@ -306,7 +293,7 @@ class SamplingPolicy(Policy):
         explore: bool | None = None,
         timestep: int | None = None,
     ) -> tuple[Any, list[Any], dict[str, Any]]:
-        """Return what `answer` does with draws of this call; see `Policy.compute_actions`."""
+        """Return what `answer` returns with the random numbers of this call."""
         self._calls = getattr(self, "_calls", -1) + 1
         rows = len(obs_batch)
         keys = np.arange(rows, dtype=np.uint64) + np.uint64(rng.key(int(self.config.get("seed", 0)), 0))
@@ -314,19 +301,14 @@ class SamplingPolicy(Policy):
         return self.answer(obs_batch, row_draws, explore, episodes or ()), [], {}
 
 
-# SEAM menv.random_policy
-# RandomPolicy: uniform actions of any space; legal ones only where observations carry a mask.
-
-
 MASK_KEY = "action_mask"
 
 
 class RandomPolicy(SamplingPolicy):
-    """Draws from the action space; never learns.
+    """Samples uniformly from the action space; never learns.
 
-    A bounded Box is drawn from uniformly, an unbounded dimension from a standard normal. With an
-    `"action_mask"` in the observations, or in those of a group's members, every allowed choice is
-    equally likely. Without a sampler `config["seed"]` decides, as for each `SamplingPolicy`.
+    An unbounded Box dimension is sampled from a standard normal. With an `"action_mask"` in the observations, or in
+    those of a group's members, every allowed choice is equally likely. Without a sampler `config["seed"]` decides.
     """
 
     def answer(
@@ -342,7 +324,7 @@ class RandomPolicy(SamplingPolicy):
 
 
 def _masks(space: gym.Space[Any], action_space: gym.Space[Any], obs_batch: Sequence[Any]) -> Any:
-    """Return [R, M] flags, a list with those of each member of a group, or None where there are none."""
+    """Return [R, M] flags, a list of them for each member of a group, or None without masks."""
     if isinstance(space, gym.spaces.Dict) and MASK_KEY in space.spaces:
         return np.stack([flat_mask(obs[MASK_KEY], action_space) for obs in obs_batch]) != 0
     if not isinstance(space, gym.spaces.Tuple) or not isinstance(action_space, gym.spaces.Tuple):
@@ -361,7 +343,7 @@ def _masks_of_parts(parts: Sequence[gym.Space[Any]], mask: Any) -> Sequence[Any]
 
 
 def _width(space: gym.Space[Any]) -> int:
-    """Return how many uniforms one element of `space` takes."""
+    """Return the number of uniforms that one element of `space` needs."""
     if isinstance(space, gym.spaces.Discrete):
         return 1
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
@@ -372,7 +354,7 @@ def _width(space: gym.Space[Any]) -> int:
         return int(np.prod(space.shape))
     raise ConfigError(
         f"RandomPolicy: cannot draw from {type(space).__name__}, expected Box, Discrete, MultiDiscrete, MultiBinary, "
-        "Dict or Tuple; name a Policy subclass of your own"
+        "Dict or Tuple; name your own Policy subclass"
     )
 
 
@@ -395,8 +377,8 @@ def _draw(space: gym.Space[Any], uniforms: npt.NDArray[np.float64], mask: Any = 
     parts = _parts(space)
     cuts = np.cumsum([_width(part) for part in parts])[:-1]
     pieces = zip(parts, np.split(uniforms, cuts, axis=1), _masks_of_parts(parts, mask), strict=True)
-    drawn = [_draw(part, own, flags) for part, own, flags in pieces]
-    rows = zip(*drawn, strict=True)
+    sampled = [_draw(part, own, flags) for part, own, flags in pieces]
+    rows = zip(*sampled, strict=True)
     return (
         [dict(zip(space.spaces, row, strict=True)) for row in rows]
         if isinstance(space, gym.spaces.Dict)

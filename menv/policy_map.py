@@ -1,7 +1,7 @@
-"""Which policy answers for which agent, and which of them learn.
+"""`PolicyMap`: which policy acts for which agent, and which policies learn.
 
-`menv.sampling.sampler` asks it when an agent first appears in an episode. It knows no weights and no
-environments; `menv.sampling.infer_policies` asks it about every possible agent before the first step.
+The sampler asks it when an agent first appears in an episode; `menv.sampling.infer_policies` asks it about every
+possible agent before the first step. It knows no weights and no environments.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class PolicyMap:
-    """The policies by id, the mapping function and who is to be trained.
+    """The policies by id, the mapping function and the policies to train.
 
-    It never changes: an episode keeps the one that it began with, whatever policies come or go meanwhile.
+    It never changes: an episode keeps the one that it began with, even if policies are added or removed meanwhile.
 
     Attributes:
         specs: Spec of each policy.
-        only: Id of the policy that answers for everybody, where there is one and no mapping function; else None.
+        only: Id of the policy of all agents, if there is one policy and no mapping function; else None.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class PolicyMap:
         policy_mapping_fn: Callable[..., Any] | None = None,
         policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
     ) -> None:
-        """Read the three classic settings.
+        """Read RLlib's three settings.
 
         Args:
             policies: Specs by id, or ids alone; None means one policy, `default_policy`.
-            policy_mapping_fn: `(agent_id, episode, worker, **kwargs) -> policy id`; fewer parameters
-                are fine. None is allowed with one policy.
+            policy_mapping_fn: `(agent_id, episode, worker, **kwargs) -> policy id`; fewer parameters are fine. None is
+                allowed with one policy.
             policies_to_train: Ids, or `(policy_id, batch) -> bool`; None means all that can learn.
 
         Raises:
@@ -77,7 +77,7 @@ class PolicyMap:
             )
         self.specs = {check_policy_id(name): PolicySpec.of(name, value) for name, value in entries.items()}
         self._fn, self._trained = policy_mapping_fn, policies_to_train
-        # Whatever is kept by `changed` keeps its number, also in copies that travel.
+        # What `changed` keeps has the same number, also in copies in other processes.
         self._fn_number = next(_NUMBERS)
         self._numbers = {name: next(_NUMBERS) for name in self.specs}
         self.only = next(iter(self.specs)) if len(self.specs) == 1 and policy_mapping_fn is None else None
@@ -90,17 +90,13 @@ class PolicyMap:
                 and not self.is_frozen(policy_id)
             ):
                 warnings.warn(
-                    f"policies[{policy_id!r}]: learn_on_batch of a class that answers by itself is never called; write "
+                    f"policies[{policy_id!r}]: learn_on_batch of a custom policy class is never called; write "
                     "a loss in a subclass of menv.algorithms.PPOPolicy, or leave the policy out of policies_to_train",
                     stacklevel=2,
                 )
 
     def __getitem__(self, policy_id: Any) -> Any:
-        """Say where policies are; classic maps held them.
-
-        Raises:
-            TypeError: Always.
-        """
+        """Raise a TypeError that says where policies are."""
         raise TypeError(f"policy_map[{policy_id!r}]: {HINTS['PolicyMap']['get']}")
 
     if not TYPE_CHECKING:
@@ -114,17 +110,11 @@ class PolicyMap:
         policy_mapping_fn: Callable[..., Any] | None = None,
         policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
     ) -> PolicyMap:
-        """Return a map with other policies.
-
-        Args:
-            add: Specs of new policies by id.
-            remove: Ids of policies that go.
-            policy_mapping_fn: None keeps the one there is.
-            policies_to_train: None keeps those there are, without the ones that go.
+        """Return a map with policies added or removed; None keeps a setting.
 
         Raises:
-            ConfigError: An id exists already or does not exist, nothing is left, or several policies are
-                left without a mapping.
+            ConfigError: An id exists already or does not exist, nothing is left, or several policies are left without a
+                mapping.
         """
         for policy_id in add:
             if policy_id in self.specs:
@@ -154,60 +144,59 @@ class PolicyMap:
         return changed
 
     def keep_spaces(self, resolved: Mapping[str, PolicySpec]) -> None:
-        """Let policies keep the spaces that were found for them, also in maps that are made of this one."""
+        """Store inferred spaces in the specs, for this map and maps derived from it."""
         self.specs = {
             name: replace(spec, inferred=(resolved[name].observation_space, resolved[name].action_space))
             for name, spec in self.specs.items()
         }
 
     def policy_for(self, agent_id: AgentId, episode: Episode, worker: Any) -> str:
-        """Return the policy that answers for an agent in an episode.
+        """Return the policy that acts for an agent in an episode.
 
         Raises:
             ContractError: The mapping function returned an id that is not among the policies.
         """
         policy_id = self._mapping(agent_id, episode, worker)
         if not isinstance(policy_id, str) or policy_id not in self.specs:
-            # A function that looks at the worker sees policies that have come since the episode began.
+            # A function that reads the worker sees policies that were added since the episode began.
             known = {*self.specs, *getattr(worker, "policy_map", self).specs}
             if isinstance(policy_id, str) and policy_id in known:
                 return policy_id
             raise ContractError(
                 f"policy_mapping_fn: returned {policy_id!r} for agent {agent_id!r}, expected one of "
                 f"{sorted(known)}; add the policy to `policies` (to a run from a checkpoint by add_policy) or "
-                f"mend the function{OR_MANY_AGENTS if agent_id == SINGLE_AGENT else ''}"
+                f"fix the function{OR_MANY_AGENTS if agent_id == SINGLE_AGENT else ''}"
             )
         return policy_id
 
-    def goes_on(self, before: PolicyMap) -> bool:
-        """Return whether this map answers as one of before does, for whoever that one could map to."""
+    def extends(self, before: PolicyMap) -> bool:
+        """Return whether this map has the same mapping function as `before` and all its policies."""
         same_fn = self._fn is before._fn or self._fn_number == before._fn_number
         return same_fn and all(self._numbers.get(name) == one for name, one in before._numbers.items())
 
     @property
     def settings(self) -> tuple[Any, Any]:
-        """The mapping function as it was given, and who learns: ids in order, a function or None."""
+        """The mapping function as it was given, and the policies to train: sorted ids, a function or None."""
         trained = (
             self._trained if callable(self._trained) or self._trained is None else sorted(self._to_train)
         )
         return self._fn, trained
 
     def trains(self, policy_id: str, batch: Any = None) -> bool:
-        """Return whether a policy shall learn from `batch`.
+        """Return whether a policy learns from `batch`.
 
         Raises:
-            ContractError: The function that decides it raised, or returned something else than True or False.
+            ContractError: The function that decides it raised, or did not return a bool.
         """
         if callable(self._to_train):
             return _decided(self._to_train, policy_id, batch)
         return self._to_train is None or policy_id in self._to_train
 
     def is_frozen(self, policy_id: str) -> bool:
-        """Return whether a policy never learns; False where a function decides that for each batch."""
+        """Return whether a policy never learns; False if a function decides for each batch."""
         return self._to_train is not None and not callable(self._to_train) and policy_id not in self._to_train
 
     def _only_one(self, agent_id: AgentId, episode: Episode, worker: Any) -> str:
-        """Map everybody to the only policy, the mapping function being optional then."""
         if len(self.specs) > 1:
             raise ConfigError(
                 f"policy_mapping_fn: missing with policies {sorted(self.specs)}, expected a function; "
@@ -231,11 +220,6 @@ class PolicyMap:
 
 
 def _ids(setting: str, value: Any) -> list[Any]:
-    """Return what is given as a list of ids; each is looked at by itself.
-
-    Raises:
-        ConfigError: It is no list, or a list of lists.
-    """
     ids = list(value) if isinstance(value, Iterable) else None
     if ids is None or not all(isinstance(one, Hashable) for one in ids):
         or_function = " or a function (policy_id, batch) -> bool" if setting == "policies_to_train" else ""
@@ -246,15 +230,10 @@ def _ids(setting: str, value: Any) -> list[Any]:
 
 
 def _with_batch(fn: Callable[..., Any]) -> Callable[[str, Any], Any]:
-    """Return `fn` as a function of (policy_id, batch); one of the id alone is fine.
-
-    Raises:
-        ConfigError: It can be called with neither.
-    """
+    """Return `fn` as a function of (policy_id, batch)."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
-        # A builtin that does not tell.
         return fn
     if _takes(signature, 2):
         return fn
@@ -275,11 +254,6 @@ def _takes(signature: inspect.Signature, count: int) -> bool:
 
 
 def _decided(fn: Callable[[str, Any], Any], policy_id: str, batch: Any) -> bool:
-    """Return what a function says about a policy's batch.
-
-    Raises:
-        ContractError: It raised, or returned something else than True or False.
-    """
     try:
         answer = fn(policy_id, batch)
     except MenvError:
@@ -292,7 +266,7 @@ def _decided(fn: Callable[[str, Any], Any], policy_id: str, batch: Any) -> bool:
     if not isinstance(answer, int | np.bool_):
         raise ContractError(
             f"policies_to_train: returned a {type(answer).__name__} for policy {policy_id!r}, expected True or False; "
-            "mend the function (is a `return` missing?)"
+            "fix the function (is a `return` missing?)"
         )
     return bool(answer)
 
@@ -300,11 +274,10 @@ def _decided(fn: Callable[[str, Any], Any], policy_id: str, batch: Any) -> bool:
 def adapt_mapping_fn(fn: Callable[..., Any]) -> MappingFn:
     """Return `fn` as a function of exactly (agent_id, episode, worker).
 
-    The signature is read once, here: functions of one or two parameters, keyword-only ones and
-    `**kwargs` all work.
+    The signature is read once, here: functions of one or two parameters, keyword-only ones and `**kwargs` all work.
 
     Raises:
-        ConfigError: `fn` is not callable or needs a parameter that nobody can give.
+        ConfigError: `fn` is not callable or needs another parameter.
     """
     if not callable(fn):
         raise ConfigError(
@@ -324,7 +297,7 @@ def adapt_mapping_fn(fn: Callable[..., Any]) -> MappingFn:
         )
     by_name = _by_name(parameters, in_place)
     if not by_name and in_place == _GIVEN[: len(in_place)]:
-        # The usual signatures, without looking at their parameters at every call.
+        # The usual signatures need no work per call.
         return (
             lambda agent_id, episode, worker: fn(agent_id),
             lambda agent_id, episode, worker: fn(agent_id, episode),

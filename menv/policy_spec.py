@@ -1,4 +1,4 @@
-"""What a user says about one policy; everything left out is inferred."""
+"""`PolicySpec`: what a user defines about one policy; everything left out is inferred."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class PolicySpec:
     """One entry of the `policies` dict.
 
     Attributes:
-        policy_class: A `menv.Policy` subclass that answers by itself, or one of a trained policy's class, such as
-            `menv.algorithms.PPOPolicy`, that says otherwise what is learned; None means the algorithm's own.
-        observation_space: None means that of the agents that map to the policy; a Dict space that names them, such as
-            `env.observation_space` of a PettingZoo wrapper, means theirs in it.
-        action_space: The same of actions.
+        policy_class: A custom `menv.Policy` subclass, or a subclass of a trained policy such as
+            `menv.algorithms.PPOPolicy` with another loss; None means the algorithm's own.
+        observation_space: None means that of the agents that map to the policy; for a Dict space keyed by these agents,
+            such as `env.observation_space` of a PettingZoo wrapper, their entry in it.
+        action_space: As `observation_space`, of actions.
         config: Settings that override the main ones for this policy, such as `{"gamma": 0.85}`.
-        algorithm: Name of the algorithm that trains it; None means the one that is built. Settings of another one, such
-            as its `lr`, are its defaults and not the main ones, unless `config` says otherwise; `gamma` is the main.
+        algorithm: Name of the algorithm that trains it; None means the one that is built. Another algorithm's settings,
+            such as its `lr`, have its defaults unless `config` sets them; `gamma` is the main one.
         inferred: The observation and the action space that were found for the policy earlier. menv sets it, so that a
             policy keeps its spaces while no agent maps to it.
     """
@@ -46,7 +46,6 @@ class PolicySpec:
     inferred: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse contradictions; the class of policies that play stands for the algorithm's own."""
         if self.policy_class is not None and not isinstance(self.policy_class, type):
             raise ConfigError(
                 f"PolicySpec: policy_class is {self.policy_class!r:.100}, expected a class; write "
@@ -80,7 +79,7 @@ class PolicySpec:
 
     @property
     def answers_itself(self) -> bool:
-        """Whether it is a class without a network of an algorithm."""
+        """Whether it is a custom class that no algorithm trains."""
         return self.policy_class is not None and getattr(self.policy_class, "algorithm", None) is None
 
     @property
@@ -95,8 +94,8 @@ class PolicySpec:
 
         Args:
             policy_id: Its key, for messages.
-            value: A PolicySpec, None, a policy class, or the classic 4-tuple
-                `(class, observation_space, action_space, config)`.
+            value: A PolicySpec, None, a policy class, or RLlib's 4-tuple `(class, observation_space, action_space,
+                config)`.
         """
         if isinstance(value, PolicySpec):
             return value
@@ -110,16 +109,12 @@ class PolicySpec:
         raise ConfigError(
             f"policies[{policy_id!r}]: {count}, expected a PolicySpec, None or (class, observation_space, "
             "action_space, config); write PolicySpec() for a policy that infers everything, "
-            "PolicySpec(config={...}) for one with settings of its own"
+            "PolicySpec(config={...}) for one with other settings"
         )
 
 
 def spec_by_parts(method: F) -> F:
-    """Let a method of `(self, policy_id, spec)` take the parts of a spec by the names of classic arguments.
-
-    Raises:
-        ConfigError: From the method: it was given a spec and parts of one, or a class that is none.
-    """
+    """Let a method of `(self, policy_id, spec)` accept the parts of a spec under RLlib's names."""
 
     @functools.wraps(method)
     def call(self: Any, policy_id: str, spec: Any = None, **given: Any) -> Any:
@@ -135,7 +130,7 @@ def spec_by_parts(method: F) -> F:
             spec, parts = None, {"policy_class": spec, **parts}
         if parts and spec is not None:
             raise ConfigError(
-                f"{method.__name__}: a spec and {sorted(parts)} beside it, expected one of them; put all into "
+                f"{method.__name__}: a spec and also {sorted(parts)}, expected one of them; put all into "
                 "spec=PolicySpec(...)"
             )
         return method(self, policy_id, PolicySpec(**parts) if parts else spec, **given)
@@ -144,15 +139,11 @@ def spec_by_parts(method: F) -> F:
 
 
 def spec_like(policy_id: str, spec: Any, policy: Any) -> PolicySpec:
-    """Return a spec that takes spaces and settings of a policy where it gives none.
-
-    Raises:
-        ConfigError: `policy` has no network.
-    """
+    """Return a spec with spaces and settings of a policy where the given spec has none."""
     if not hasattr(policy, "connectors_state"):
         raise ConfigError(
             f"add_policy: policy={policy!r:.100}, expected one policy with a network; pass get_policy(id) of an "
-            "algorithm, Policy.from_checkpoint(folder)[id], or policy_class=... of your own"
+            "algorithm, Policy.from_checkpoint(folder)[id], or your own policy_class=..."
         )
     given = PolicySpec.of(policy_id, spec)
     # Of its config the items that its own spec gave, without what the settings of its algorithm add.
@@ -164,15 +155,7 @@ def spec_like(policy_id: str, spec: Any, policy: Any) -> PolicySpec:
 
 
 def ids_given(where: str, policy_ids: Any) -> list[str]:
-    """Return policy ids that a user gave, one or several, each once.
-
-    Args:
-        where: Begins the message: what they were given to.
-        policy_ids: As they were given.
-
-    Raises:
-        ConfigError: They are no strings.
-    """
+    """Return policy ids that a user gave, one or several, each once; `where` begins the message."""
     ids = [policy_ids] if isinstance(policy_ids, str) else policy_ids
     found = list(ids) if isinstance(ids, Iterable) else []
     if not isinstance(ids, Iterable) or not all(isinstance(one, str) for one in found):
@@ -183,11 +166,7 @@ def ids_given(where: str, policy_ids: Any) -> list[str]:
 
 
 def check_policy_id(policy_id: Any) -> str:
-    """Return a policy id that can also name a folder.
-
-    Raises:
-        ConfigError: It is no string, is empty or too long, or has a character that file names cannot hold.
-    """
+    """Return a policy id, which must be usable as the name of a folder."""
     bad = not isinstance(policy_id, str) or not policy_id or policy_id[-1] in " ."
     # Control characters and halves of characters are not printable.
     if bad or not policy_id.isprintable() or any(char in _BAD_IN_IDS for char in policy_id):
@@ -204,20 +183,8 @@ def check_policy_id(policy_id: Any) -> str:
     return str(policy_id)
 
 
-# SEAM menv.spec_config
-# SpecConfig: what a `PolicySpec` says about its policy, as the policy's `config`.
-#
-# `Policy` makes one; those of an algorithm's policies look into its settings as well. It knows none of them
-# itself.
-
-
 class SpecConfig(dict[str, Any]):
-    """A dict of the spec's items, which says where all others are.
-
-    Args:
-        own: The spec's items.
-        settings: Answers for keys that are not among them, if there is anything that does.
-    """
+    """A `PolicySpec.config` as a policy's `config`; other keys are looked up in `settings`, if there are any."""
 
     def __init__(self, own: Mapping[str, Any], settings: Any = None) -> None:
         super().__init__(own)
@@ -228,11 +195,6 @@ class SpecConfig(dict[str, Any]):
         return SpecConfig, (dict(self),)
 
     def __missing__(self, key: str) -> Any:
-        """Return what the settings have; policies of the classic kind were given all of them.
-
-        Raises:
-            KeyError: There is nothing of this name.
-        """
         if self._settings is not None:
             return self._settings[key]
         raise KeyError(
@@ -244,7 +206,6 @@ class SpecConfig(dict[str, Any]):
         return super().__contains__(key) or (self._settings is not None and key in self._settings)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return an item or a setting, `default` if there is none of this name."""
         with suppress(KeyError):
             return self[key]
         return default

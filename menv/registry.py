@@ -1,18 +1,13 @@
-"""From the name of an environment to the environment.
+"""`register_env`, and the lookup that turns `env=` into an environment.
 
-`register_env` is for users; whoever has to create an environment calls `make_env`. Nothing here knows what
-kind of environment comes out, or what it is turned into.
-
-A string is looked up in this order, and the first that applies decides:
+A string is looked up in this order, and the first match decides:
 
 1. a name given to `register_env`;
-2. a name given to `ray.tune.register_env`, in a program that has imported that;
+2. a name given to `ray.tune.register_env`, if the program has imported that;
 3. the name of a built-in environment (`BUILT_IN`);
-4. `"package.module:Name"`, of which the module is imported first. It means an attribute of the module where
-   the module has one of that name (`"shop.games:Corridor"`, `"shop.games:Outer.Inner"`), else the gymnasium
-   id that the import registered (`"shop:Corridor-v0"`). No Python name contains a hyphen, so an id that ends
-   in a version is never taken for a class;
-5. a gymnasium id, its version may be left out (`"CartPole-v1"`, `"Pendulum"`);
+4. `"package.module:Name"`, after the module is imported: an attribute of the module (`"shop.games:Corridor"`,
+   `"shop.games:Outer.Inner"`), else the gymnasium id that the import registered (`"shop:Corridor-v0"`);
+5. a gymnasium id, with or without its version (`"CartPole-v1"`, `"Pendulum"`);
 6. `"package.module.Name"`, the same as `"package.module:Name"`.
 """
 
@@ -60,15 +55,15 @@ _VERSIONED: Final = re.compile(r"-v\d+$")
 
 
 class NotCallableError(ConfigError, TypeError):
-    """What was registered cannot be called; pass a class or a function."""
+    """A registered creator cannot be called; pass a class or a function."""
 
 
 def register_env(name: str, creator: EnvCreator) -> None:
-    """Make `name` stand for an environment; a name that is registered already is replaced.
+    """Register an environment under `name`; an existing registration is replaced.
 
     Args:
-        name: What `env=` and `config["env"]` will say.
-        creator: A class or function that takes one `EnvContext` and returns a new environment.
+        name: The name for `env=` and `config["env"]`.
+        creator: A class or function of one `EnvContext` that returns a new environment.
 
     Raises:
         ConfigError: `name` is not a string, or is empty.
@@ -89,19 +84,14 @@ def register_env(name: str, creator: EnvCreator) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredEnv:
-    """What names mean in this process only, to be told to another one.
-
-    Attributes:
-        creators: Of `register_env`.
-        gym_specs: Of gymnasium's registry.
-    """
+    """Registrations of this process, for another one: creators of `register_env` and specs of gymnasium's registry."""
 
     creators: Mapping[str, EnvCreator]
     gym_specs: Mapping[str, Any]
 
     @classmethod
-    def behind(cls, env: Any) -> Self:
-        """Return what has to be known elsewhere so that `env` means the same there."""
+    def of(cls, env: Any) -> Self:
+        """Return the registrations that `env` needs in another process."""
         if not isinstance(env, str) or env in BUILT_IN:
             return cls({}, {})
         if env in _registered:
@@ -113,14 +103,14 @@ class RegisteredEnv:
 
     @classmethod
     def everything(cls) -> Self:
-        """Return all names, but for those of Ray Tune."""
+        """Return all registrations except those of Ray Tune."""
         return cls(dict(_registered), dict(gym.registry))
 
-    def tell(self) -> None:
-        """Let the names mean here what they mean there.
+    def register(self) -> None:
+        """Register them in this process.
 
-        A package that is imported here later registers its ids a second time. gymnasium would warn about each one,
-        which is thousands of lines for some packages, so this process ignores that warning.
+        A package that is imported here later registers its ids a second time, and gymnasium would warn about each one.
+        This process ignores that warning.
         """
         warnings.filterwarnings("ignore", ".*Overriding environment .* already in registry")
         _registered.update(self.creators)
@@ -128,21 +118,21 @@ class RegisteredEnv:
 
 
 def is_ready_made(name: str) -> bool:
-    """Return whether a name means an environment of menv's own or one of gymnasium's."""
+    """Return whether a name means an environment of menv or gymnasium."""
     return name not in _registered and (name in BUILT_IN or (":" not in name and _is_gym_id(name)))
 
 
 def is_known(name: str) -> bool:
-    """Return whether an environment has this name in this process, so that nothing has to be imported to find it."""
+    """Return whether a name is registered in this process, so that no import is needed to find it."""
     known = name in _registered or name in BUILT_IN or _from_tune(name) is not None
     return known or (":" not in name and _is_gym_id(name))
 
 
 def names_module(text: str) -> bool:
-    """Return whether a string reads as `"module:Name"` of a module that can be imported here; it is not imported.
+    """Return whether a string reads as `"module:Name"` of an importable module; the module is not imported.
 
-    An `env_config` of a file may reach a creator that takes such names. `gymnasium.make("module:Id-v0")` imports the
-    module; so do some environments of gymnasium's registry that create another one by its id.
+    An `env_config` of a file may reach a creator that accepts such names, and `gymnasium.make("module:Id-v0")` imports
+    the module.
     """
     module, colon, _ = text.partition(":")
     first = module.partition(".")[0]
@@ -155,17 +145,17 @@ def names_module(text: str) -> bool:
 
 
 def resolve_env(env: Any) -> EnvCreator:
-    """Return what creates the environment that `env` stands for.
+    """Return the creator of the environment that `env` names.
 
     Args:
-        env: A string (the module header tells how it is read), a class, or a callable; the latter two are
-            called with the `EnvContext`. A gymnasium id becomes `gymnasium.make(id, **context)`.
+        env: A string (the module docstring says how it is read), a class, or a callable; the latter two are called with
+            the `EnvContext`. A gymnasium id becomes `gymnasium.make(id, **context)`.
 
     Raises:
-        ConfigError: `env` is None, an environment that exists already, something else that creates nothing,
-            or a callable that cannot take one `EnvContext`.
+        ConfigError: `env` is None, an existing environment, no creator, or a callable that cannot accept one
+            `EnvContext`.
         EnvCrashError: The module that `env` names raised while it was imported.
-        UnknownNameError: Nothing has this name; near names are listed.
+        UnknownNameError: The name is unknown; near names are listed.
     """
     if isinstance(env, str):
         return checked_creator(f"env {describe_env(env)}", _resolve_name(env))
@@ -174,7 +164,7 @@ def resolve_env(env: Any) -> EnvCreator:
     if not isinstance(env, type) and (not callable(env) or _acts_like_an_env(env)):
         raise ConfigError(
             f"env: got an instance of {type(env).__name__}, {_WHAT_IS_TAKEN}, because every sub-environment "
-            "is created anew; pass the class, `lambda context: ...`, or a name after "
+            "is newly created; pass the class, `lambda context: ...`, or a name after "
             "register_env('my_env', lambda context: ...)"
         )
     return checked_creator(f"env {describe_env(env)}", env)
@@ -188,7 +178,7 @@ def make_env(env: Any, context: Mapping[str, Any] | None = None) -> Any:
         context: An `EnvContext`, or the settings alone. The creator gets a copy, which it may change.
 
     Returns:
-        Whatever the creator returns.
+        The environment.
 
     Raises:
         ConfigError: As for `resolve_env`; or its base class is RLlib's.
@@ -210,22 +200,14 @@ def make_env(env: Any, context: Mapping[str, Any] | None = None) -> Any:
         got = "None" if created is None else f"the class {created.__name__}"
         raise ContractError(
             f"{where}: its creator returned {got}, expected an environment; "
-            "mend the creator (is a `return` or a pair of parentheses missing?)"
+            "fix the creator (is a `return` or a pair of parentheses missing?)"
         )
     refuse_rllib(created, where)
     return created
 
 
 def refuse_rllib(env: Any, where: str) -> None:
-    """Refuse an environment of many agents that RLlib's base class makes look like one of a single agent.
-
-    Args:
-        env: An environment.
-        where: Begins the message.
-
-    Raises:
-        ConfigError: It is such a one.
-    """
+    """Refuse RLlib's `MultiAgentEnv`, which looks like a gymnasium environment of one agent."""
     for base in type(env).__mro__:
         if base.__name__ == "MultiAgentEnv" and base.__module__.startswith("ray.rllib."):
             raise ConfigError(
@@ -262,7 +244,7 @@ def _resolve_name(name: str) -> EnvCreator:
 
 
 def _from_tune(name: str) -> EnvCreator | None:
-    """Return what Ray Tune knows by this name; it is looked at where the program has imported it, not imported."""
+    """Return the creator that Ray Tune registered, if the program has imported Ray Tune."""
     tune: Any = sys.modules.get("ray.tune.registry")
     known = getattr(tune, "_global_registry", None)
     if known is None or not name.isascii() or not known.contains(tune.ENV_CREATOR, name):
@@ -272,7 +254,7 @@ def _from_tune(name: str) -> EnvCreator | None:
 
 
 def _from_module(name: str, module_name: str, inner: str) -> EnvCreator:
-    """Import the module, and return its attribute `inner` or a maker of the gymnasium id `inner`."""
+    """Import the module, and return its attribute `inner` or a creator of the gymnasium id `inner`."""
     module = _import(name, module_name)
     try:
         found = functools.reduce(getattr, inner.split("."), module)
@@ -291,7 +273,6 @@ def _from_module(name: str, module_name: str, inner: str) -> EnvCreator:
 
 
 def _import(name: str, module_name: str) -> Any:
-    """Import a module; tell one that does not exist from one that raises."""
     why = f"there is no module {module_name!r}"
     if module_name.endswith(".py"):
         module = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
@@ -310,12 +291,11 @@ def _import(name: str, module_name: str) -> Any:
 
 
 def _is_gym_id(name: str) -> bool:
-    """Return whether gymnasium knows `name`, with its version or without."""
+    """Return whether gymnasium knows `name`, with or without its version."""
     return name in gym.registry or any(known.rpartition("-v")[0] == name != "" for known in gym.registry)
 
 
 def _is_of(known: str, name: str) -> bool:
-    """Return whether a gymnasium id is one that `name` may mean, with its version or without."""
     return known == name or known.rpartition("-v")[0] == name
 
 
@@ -324,15 +304,10 @@ def _make_gym(gym_id: str, context: EnvContext) -> Any:
 
 
 def checked_creator(label: str, creator: EnvCreator, kind: str = "EnvContext") -> EnvCreator:
-    """Return `creator` if one positional argument is what it can be called with.
-
-    Args:
-        label: Begins the message.
-        creator: What a user gave.
-        kind: The class of the argument.
+    """Return `creator` if it can be called with one positional argument of class `kind`; `label` begins the message.
 
     Raises:
-        ConfigError: It takes none, or more; or what it takes first is a setting.
+        ConfigError: It accepts none, or needs more; or its first parameter is a setting.
     """
     try:
         signature = inspect.signature(creator)
@@ -355,7 +330,7 @@ def checked_creator(label: str, creator: EnvCreator, kind: str = "EnvContext") -
 
 
 def _is_setting(parameter: inspect.Parameter) -> bool:
-    """Return whether a parameter is meant for something else than a context: its default is a number or a text."""
+    """Return whether a parameter is not meant for a context: its default is a number or a text."""
     name = parameter.name.lower()
     if name.startswith("_") or any(word in name for word in _WORDS_FOR_CONTEXTS):
         return False
@@ -389,19 +364,12 @@ def _unknown(
     )
 
 
-# SEAM menv.first_imports
-# Modules that are imported first, because a person named them: they may call `register_env`.
-#
-# The commands take them as `--import`, `verify_backends` as `modules`, and the processes that they start
-# import them too.
-
-
 IMPORT = "--import"
 """The option of all commands."""
 
 
 def take_imports(parser: argparse.ArgumentParser) -> None:
-    """Let a command take modules that `import_first` is to import, as `modules`."""
+    """Add the option of modules for `import_first`, stored as `modules`."""
     parser.add_argument(
         IMPORT, metavar="MODULE", dest="modules", action="append", default=[],
         help="a module or .py file to import first, which may call register_env",
@@ -409,7 +377,7 @@ def take_imports(parser: argparse.ArgumentParser) -> None:
 
 
 def json_settings(text: str) -> dict[str, Any]:
-    """Return the object that an option of a command holds as JSON."""
+    """Return the JSON object of a command-line option."""
     try:
         settings = json.loads(text)
     except ValueError as error:
@@ -422,20 +390,16 @@ def json_settings(text: str) -> dict[str, Any]:
 
 
 def and_how_to_import(error: MenvError) -> str:
-    """Return what a command says of an error; of a name that nobody has registered, which option imports who does."""
+    """Return the text of an error; for an unknown name with the option that imports a module which registers it."""
     hint = f"; {IMPORT} MODULE imports a module that does" if isinstance(error, UnknownNameError) else ""
     return f"{error}{hint}"
 
 
 def import_first(modules: Sequence[str], where: str = IMPORT) -> None:
-    """Import modules, or files, whose folders come onto the path so that workers find them too.
-
-    Args:
-        modules: Names of modules, or paths of .py files.
-        where: Begins messages.
+    """Import modules or .py files that may call `register_env`; folders of files are added to the path.
 
     Raises:
-        ConfigError: There is no such module or file. What it raises itself is raised as it is.
+        ConfigError: There is no such module or file. Errors of the module itself are not changed.
     """
     for name in modules:
         path = Path(name)
@@ -452,14 +416,10 @@ def import_first(modules: Sequence[str], where: str = IMPORT) -> None:
 
 
 def import_named(name: str, where: str) -> Any:
-    """Return a module that a person named.
-
-    Args:
-        name: Of the module, with dots.
-        where: Begins the message.
+    """Import a module by its name.
 
     Raises:
-        ConfigError: There is no such module. What it raises itself is raised as it is.
+        ConfigError: There is no such module. Errors of the module itself are not changed.
     """
     try:
         return importlib.import_module(name)
@@ -468,5 +428,5 @@ def import_named(name: str, where: str) -> Any:
             raise
         raise ConfigError(
             f"{where}: there is no module {name}, expected one on the path, which ends with {os.getcwd()}; check the "
-            "name, or go to the folder that it lies in"
+            "name, or go to its folder"
         ) from None

@@ -1,10 +1,8 @@
-"""Random numbers that are a pure function of who draws, when and what for.
+"""Counter-based random numbers: a pure function of (seed, env index, agent, env step, purpose).
 
-A draw is keyed by (seed, env index, agent, env step, purpose): batching, order and back-end cannot
-change it. Keys are mixed for a whole batch at once by the finaliser of SplitMix64 (Steele, Lea and
-Flood 2014, "Fast splittable pseudorandom number generators", figure 1 of section 5), a bijection of
-64-bit words. `menv.inference.action_sampler`, `menv.policy.RowDraws` and whoever resets environments call it; it
-knows no policies or environments.
+Batching, order and back-end cannot change them. Keys are mixed for a whole batch at once by the finaliser of SplitMix64
+(Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", figure 1 of section 5), a bijection of
+64-bit words.
 """
 
 from __future__ import annotations
@@ -42,7 +40,6 @@ _UNIT: Final = np.float32(2.0**-23)
 
 
 def _mix(words: Keys) -> Keys:
-    """Scramble `words` in place and return them."""
     words ^= words >> _S30
     words *= _M1
     words ^= words >> _S27
@@ -58,7 +55,7 @@ def stable_hash(value: object) -> int:
 
 
 def key(seed: int, *parts: int) -> int:
-    """Return a 64-bit key for `seed` and any number of integers, their order included."""
+    """Return a 64-bit key for `seed` and any number of integers, in order."""
     word = seed & _MASK
     for part in parts:
         mixed = (word * _ONE_LANE + (part & _MASK) + _ONE_GAMMA) & _MASK
@@ -75,7 +72,7 @@ def keys(seeds: Keys, parts: npt.NDArray[np.int64]) -> Keys:
 
 
 def reset_seed(seed: int, env_index: int, env_steps: int) -> int:
-    """Return the seed, of 31 bits, of a reset after so many env steps of a sub-environment."""
+    """Return the 31-bit seed of a reset after `env_steps` of a sub-environment."""
     return key(seed, env_index, env_steps, RESET) >> 33
 
 
@@ -111,29 +108,20 @@ def normals(keys: Keys, steps: npt.NDArray[np.int64], width: int = 1) -> npt.NDA
 def mixed(
     keys: Keys, steps: npt.NDArray[np.int64], width: int, *, normal: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float32]:
-    """Return [..., width] float32: standard normals in the columns where `normal` [width] says so, else uniforms."""
+    """Return [..., width] float32: standard normals in the columns where `normal` [width] is True, else uniforms."""
     out: npt.NDArray[np.float32] = np.where(normal, normals(keys, steps, width), uniforms(keys, steps, width))
     return out
 
 
 def seed_process(seed: int, *parts: int) -> None:
-    """Seed `random` and `numpy.random`, which environments in this process may draw from.
-
-    Args:
-        seed: Of the run.
-        parts: What tells the process, and the moment, from others of the run.
-    """
+    """Seed `random` and `numpy.random`, which environments may use; `parts` identify the process and the moment."""
     own = key(seed, PROCESS, *parts)
     random.seed(own)
     np.random.seed(own & 0xFFFFFFFF)
 
 
 class EnvGenerators:
-    """States of `random` and `numpy.random` of its own, so that draws within it do not change those outside.
-
-    Args:
-        seed: Where the states begin.
-    """
+    """Separate states of `random` and `numpy.random` for environments, so that the program's states do not change."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -141,7 +129,7 @@ class EnvGenerators:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Go on from the states of the last time; afterwards set back what was there."""
+        """Use the separate states inside the `with` block, continuing where the last block ended."""
         outside = _states()
         if self._states is None:
             seed_process(self._seed)

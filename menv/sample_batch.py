@@ -1,152 +1,27 @@
-"""SampleBatch: the rows of one policy, as columns.
+"""`SampleBatch`: the timesteps of one policy as columns; `MultiAgentBatch`: the batches of all policies.
 
-`menv.sampling.rollout_buffer` makes it, learners and users read it. Rows of one trajectory lie together, in time;
-`menv.trajectory_slices` says where each piece begins and what lies around it. What can be derived is derived when
-somebody asks for it. A batch never holds a Python object per row, but for the info dicts of the environment.
+The rollout buffer makes them, learners and users read them. Rows of one trajectory lie together, in time order. A batch
+stores what was sampled and derives the rest on demand; it holds no Python object per row except the info dicts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, KeysView, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Self, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from menv.base_env import Column
 from menv.errors import ConfigError
 from menv.policy_map import DEFAULT_POLICY
-from menv.trajectory_slices import Column, TrajectorySlices, given
-
-# SEAM menv.infos
-# Infos: the info dicts of a batch, as references that are put in order when somebody asks.
-#
-# `menv.sampling.rollout_buffer` notes which list of dicts came in with which rows, one reference a poll. What
-# is never read
-# costs no work per row. The dicts are those of the environment; nothing here copies or changes them.
-
 
 Info = Mapping[str, Any]
 
 NOTHING_CAME = -1
 """The source of a row that no info dict belongs to."""
-
-
-class InfoBuffer:
-    """The info dicts of one fragment: those that came in with its rows, then those of its ends."""
-
-    __slots__ = ("_dicts", "_ends", "_polls", "_rows")
-
-    def __init__(
-        self,
-        rows: int,
-        polls: Sequence[tuple[int, Sequence[Info], npt.NDArray[np.int64] | None]],
-        ends: Sequence[Info],
-    ) -> None:
-        """Keep references.
-
-        Args:
-            rows: N, the rows of the fragment.
-            polls: The first row of each poll, its dicts, and the places of its rows among them if not all.
-            ends: The dicts of the M ends.
-        """
-        self._rows = rows
-        self._polls = polls
-        self._ends = ends
-        self._dicts: npt.NDArray[np.object_] | None = None
-
-    def __len__(self) -> int:
-        """Return N + M."""
-        return self._rows + len(self._ends)
-
-    def entries(self, name: str) -> list[tuple[int, Any]]:
-        """Return the value of an entry wherever there is one, with its place among the N + M dicts."""
-        found = []
-        for start, infos, places in self._polls:
-            names = getattr(infos, "names", None)
-            # A sequence that knows its names is not taken apart for nothing.
-            if names is None or name in names:
-                mine = infos if places is None else [infos[place] for place in places.tolist()]
-                found += [(start + row, info[name]) for row, info in enumerate(mine) if info and name in info]
-        ends = enumerate(self._ends, self._rows)
-        return found + [(place, info[name]) for place, info in ends if info and name in info]
-
-    def dicts(self) -> npt.NDArray[np.object_]:
-        """Return [N + M] dicts, None where nothing came in; computed once."""
-        if self._dicts is None:
-            found: list[Info | None] = [None] * self._rows
-            for start, infos, places in self._polls:
-                mine = infos if places is None else [infos[place] for place in places.tolist()]
-                found[start : start + len(mine)] = mine
-            # Not by assignment from a list: numpy would take a mapping of somebody's own for a sequence.
-            self._dicts = np.fromiter([*found, *self._ends], np.object_, len(self))
-            self._polls, self._ends, self._rows = (), (), len(self)
-        return self._dicts
-
-
-class Infos:
-    """The info dicts of B rows.
-
-    Args:
-        logs: Where they are.
-        source: [B] index of each row's dict among those of all logs, `NOTHING_CAME` for none.
-    """
-
-    __slots__ = ("_logs", "_source")
-
-    def __init__(self, logs: Sequence[InfoBuffer], source: npt.NDArray[np.int64]) -> None:
-        self._logs = tuple(logs)
-        self._source = source
-
-    @classmethod
-    def nothing(cls, count: int) -> Infos:
-        """Return the infos of `count` rows to which nothing belongs."""
-        return cls((), np.full(count, NOTHING_CAME))
-
-    def take(self, rows: slice | npt.NDArray[np.int64]) -> Infos:
-        """Return those of some rows."""
-        return Infos(self._logs, self._source[rows])
-
-    def placed(self, places: npt.NDArray[np.int64], count: int) -> Infos:
-        """Return those of `count` rows, where row i has become row `places[i]` and the others have nothing."""
-        source = np.full(count, NOTHING_CAME)
-        source[places] = self._source
-        return Infos(self._logs, source)
-
-    def column(self) -> npt.NDArray[np.object_]:
-        """Return [B] dicts, an empty one for a row to which nothing belongs."""
-        column = np.empty(len(self._source), np.object_)
-        offset = 0
-        for log in self._logs:
-            size = len(log)
-            mine = (self._source >= offset) & (self._source < offset + size)
-            column[mine] = log.dicts()[self._source[mine] - offset]
-            offset += size
-        for row, info in enumerate(column):
-            if info is None:
-                column[row] = {}
-        return column
-
-    @staticmethod
-    def concat(parts: Sequence[Infos]) -> Infos:
-        """Return the infos of several batches, in order."""
-        logs: dict[InfoBuffer, int] = {}
-        offset = 0
-        sources = []
-        for part in parts:
-            moved = np.full(len(part._source), NOTHING_CAME)
-            before = 0
-            for log in part._logs:
-                # Parts of one fragment share its log; it is kept once.
-                if log not in logs:
-                    logs[log] = offset
-                    offset += len(log)
-                mine = (part._source >= before) & (part._source < before + len(log))
-                moved[mine] = part._source[mine] - before + logs[log]
-                before += len(log)
-            sources.append(moved)
-        return Infos(tuple(logs), np.concatenate(sources))
-
 
 # Inside the class, `slice` is a method.
 RowRange: TypeAlias = slice
@@ -160,23 +35,22 @@ _DONES = "SampleBatch: 'dones' is split into 'terminateds' and 'truncateds'; use
 
 
 class SampleBatch(Mapping[str, Column]):
-    """The rows of one policy, as columns.
+    """The timesteps of one policy, as columns.
 
-    Stored: `obs` as flat rows, `actions` in the network's form (choices counted from 0; numbers of a Box before
-    scaling and clipping; nested ones flattened in the order of the space, choices and numbers together as float32),
-    `rewards, terminateds, truncateds, t`, `action_mask` where there is one, `state_in_0` and so on of recurrent
-    policies (the state before each row; that after it is the next row's), `env_t` and `next_env_t` where somebody
-    looks at trajectories, `weights_seq_no` (of the weights that chose the action) with `overlap`, and what a
-    learner adds. Derived when asked for: `new_obs, prev_actions, prev_rewards, infos, eps_id, agent_index, env_id,
-    unroll_id`, and `action_prob` where there is an `action_logp`.
+    Stored: `obs` as flat rows, `actions` in the network's form (choices counted from 0; Box actions before scaling and
+    clipping; nested ones flattened in the order of the space, choices and numbers together as float32), `rewards,
+    terminateds, truncateds, t`, `action_mask` if there is one, `state_in_0` and so on of recurrent policies (the hidden
+    state before each row), `env_t` and `next_env_t` if a policy or a callback reads trajectories, `weights_seq_no` (of
+    the weights that chose the action) with `overlap`, and what a learner adds. Derived on demand: `new_obs,
+    prev_actions, prev_rewards, infos, eps_id, agent_index, env_id, unroll_id`, and `action_prob` if there is an
+    `action_logp`.
 
-    `infos` holds for each row the info dict that came back with the step that the row's action caused:
-    with the agent's next row, or with its end. `seq_lens` [S] is not a column but the number of rows of
-    each piece, padding left out. `seq_mask` is True for rows and False for padding; only a padded batch
-    has it.
+    `infos` holds for each row the info dict that the row's action led to: it came with the agent's next row or with its
+    end. `seq_lens` [S] is not a column: it holds the number of rows of each trajectory chunk, without padding.
+    `seq_mask` is True for rows and False for padding; only a padded batch has it.
 
     Attributes:
-        segments: Where the pieces of trajectories lie.
+        segments: Where the trajectory chunks lie.
     """
 
     OBS = CUR_OBS = "obs"
@@ -185,7 +59,7 @@ class SampleBatch(Mapping[str, Column]):
     REWARDS = "rewards"
     TERMINATEDS = "terminateds"
     TRUNCATEDS = "truncateds"
-    DONES = "dones"  # No column: who reads it is told what took its place.
+    DONES = "dones"  # Not a column: reading it raises an error that names the two flags.
     INFOS = "infos"
     EPS_ID = "eps_id"
     AGENT_INDEX = "agent_index"
@@ -221,7 +95,7 @@ class SampleBatch(Mapping[str, Column]):
         infos: Infos | None = None,
         **by_name: Column,
     ) -> None:
-        """Hold `columns`, arrays of equal length, cut into `segments`; without `infos` they are empty.
+        """Create a batch of `columns`, arrays of equal length, split as `segments` say; without `infos` they are empty.
 
         Raises:
             KeyError: There is a column "dones".
@@ -233,7 +107,12 @@ class SampleBatch(Mapping[str, Column]):
         if "dones" in columns:
             raise KeyError(_DONES)
         self._columns = dict(columns)
-        self.segments = given(segments)
+        if segments is None:
+            raise ConfigError(
+                "SampleBatch: columns alone, expected segments too, which say where trajectories lie; set columns of a "
+                "batch that was sampled, and hand in your own experience through an ExternalEnv (log_action)"
+            )
+        self.segments = segments
         self._infos = Infos.nothing(self.count) if infos is None else infos
 
     @overload
@@ -243,7 +122,7 @@ class SampleBatch(Mapping[str, Column]):
     def __getitem__(self, key: RowRange) -> SampleBatch: ...
 
     def __getitem__(self, key: str | RowRange) -> Column | SampleBatch:
-        """Return a column, deriving it if need be; of a slice, such as `batch[:3]`, a batch of these rows."""
+        """Return a column; for a slice, such as `batch[:3]`, a batch of these rows."""
         if not isinstance(key, str):
             if isinstance(key, RowRange):
                 return self.take(key)
@@ -251,7 +130,7 @@ class SampleBatch(Mapping[str, Column]):
         column = self._columns.get(key)
         if column is not None:
             return column
-        # These two may change with what they are derived from, and cost little.
+        # These two change with the columns that they are derived from, and cost little.
         if key == self.SEQ_LENS:
             return self._seq_lens()
         if key == self.ACTION_PROB and self.ACTION_LOGP in self._columns:
@@ -275,7 +154,7 @@ class SampleBatch(Mapping[str, Column]):
         return iter(dict.fromkeys([*self._columns, *self._DERIVED, *with_logp]))
 
     def __len__(self) -> int:
-        """Return the number of rows, as `count` does; `len(batch.keys())` is that of columns."""
+        """Return the number of rows."""
         return self.count
 
     def keys(self) -> KeysView[str]:
@@ -291,12 +170,12 @@ class SampleBatch(Mapping[str, Column]):
         return len(self._columns[self.OBS])
 
     def agent_steps(self) -> int:
-        """Return the number of rows without padding: each is one step of one agent."""
+        """Return the number of rows without padding."""
         mask = self._columns.get(self.SEQ_MASK)
         return self.count if mask is None else int(mask.sum())
 
     def env_steps(self) -> int:
-        """Return `agent_steps()`, as the classic system counts a single policy's batch."""
+        """Return `agent_steps()`, as RLlib counts the batch of a single policy."""
         return self.agent_steps()
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -306,7 +185,7 @@ class SampleBatch(Mapping[str, Column]):
             yield {name: self[name][index] for name in names}
 
     def stored(self) -> dict[str, Column]:
-        """Return the columns that are stored, without those that are derived; they are not copied."""
+        """Return the stored columns, not copied."""
         return {name: column for name, column in self._columns.items() if name not in self._DERIVED}
 
     def columns(self, keys: Iterable[str]) -> list[Column]:
@@ -318,10 +197,7 @@ class SampleBatch(Mapping[str, Column]):
         return [self[key] for key in keys]
 
     def copy(self, shallow: bool = False) -> SampleBatch:
-        """Return the same rows; a shallow copy has columns of its own, but shares their arrays.
-
-        The info dicts are shared in any case.
-        """
+        """Return the same rows; a shallow copy shares the arrays, and every copy shares the info dicts."""
         columns = {name: column if shallow else column.copy() for name, column in self._columns.items()}
         return SampleBatch(columns, self.segments.copy(shallow), self._infos)
 
@@ -338,18 +214,18 @@ class SampleBatch(Mapping[str, Column]):
         at = rows if isinstance(rows, slice) else np.asarray(rows, np.int64)
         return SampleBatch(
             {name: column[at] for name, column in self._columns.items()},
-            self._pieces(np.arange(self.count)[at]),
+            self._slices_of(np.arange(self.count)[at]),
             self._infos.take(at),
         )
 
     def shuffle(self, seed: int | np.random.Generator | None = None) -> Self:
-        """Put the rows into a random order, in place, and return this batch.
+        """Shuffle the rows in place and return this batch.
 
-        Each row keeps its own `new_obs`, `prev_actions` and so on. Trajectories come apart: add what is
-        computed along them (such as advantages) before.
+        Each row keeps its own `new_obs`, `prev_actions` and so on, but trajectories are no longer contiguous: compute
+        advantages before.
 
         Args:
-            seed: Of the order, or a generator to draw it from; None differs from call to call.
+            seed: A seed or a generator; None differs from call to call.
         """
         self._become(self.take(np.random.default_rng(seed).permutation(self.count)))
         return self
@@ -357,7 +233,7 @@ class SampleBatch(Mapping[str, Column]):
     def timeslices(self, size: int | None = None, num_slices: int | None = None) -> list[SampleBatch]:
         """Return the rows in order, as batches of `size` rows or as `num_slices` nearly equal batches.
 
-        With `size` the last one may be shorter; with more slices than rows some are empty.
+        With `size` the last batch may be shorter; with more slices than rows some are empty.
 
         Raises:
             ConfigError: Not exactly one of the two is given, or it is below 1.
@@ -374,11 +250,11 @@ class SampleBatch(Mapping[str, Column]):
         return [self.slice(start, end) for start, end in pairwise(bounds)]
 
     def split_by_episode(self, key: str | None = None) -> list[SampleBatch]:
-        """Return one batch for each piece of a trajectory.
+        """Return one batch for each trajectory chunk.
 
         Args:
-            key: Split by a column instead: after each row with a flag for "terminateds" and "truncateds",
-                wherever the value changes for any other, such as "eps_id".
+            key: Split by a column instead: after each row with a flag for "terminateds" and "truncateds", and where the
+                value changes for any other column, such as "eps_id".
 
         Raises:
             KeyError: There is no such column.
@@ -399,16 +275,16 @@ class SampleBatch(Mapping[str, Column]):
         ]
 
     def in_pieces(self, most: int) -> SampleBatch:
-        """Return the same rows, their columns shared, in pieces of at most `most` rows."""
+        """Return the same rows, sharing the columns, in trajectory chunks of at most `most` rows."""
         since = np.arange(self.count) - np.repeat(self.segments.starts, self.segments.lengths)
-        pieces = self._pieces(np.arange(self.count), since // most)
-        return SampleBatch(self._columns, pieces, self._infos)
+        shorter = self._slices_of(np.arange(self.count), since // most)
+        return SampleBatch(self._columns, shorter, self._infos)
 
     def right_zero_pad(self, max_seq_len: int) -> Self:
-        """Make every piece `max_seq_len` rows long, in place, and return this batch.
+        """Make every trajectory chunk `max_seq_len` rows long, in place, and return this batch.
 
-        Longer pieces are cut; rows of zeros (of `{}` in `infos`) follow shorter ones. `seq_mask` is False
-        for these, and `seq_lens` does not count them.
+        Longer chunks are split; shorter ones are filled with zeros (`{}` in `infos`). `seq_mask` is False for padding,
+        and `seq_lens` does not count it.
 
         Raises:
             ConfigError: The length is below 1, or the batch is padded already.
@@ -435,19 +311,17 @@ class SampleBatch(Mapping[str, Column]):
 
     def as_multi_agent(self, policy_id: str = DEFAULT_POLICY) -> MultiAgentBatch:
         """Return this batch as that of one policy among several; each row counts as an env step."""
-        pass  # moved
-
         return MultiAgentBatch({policy_id: self}, self.env_steps())
 
     def concat(self, other: SampleBatch) -> SampleBatch:
-        """Return these rows and those of `other`; see `concat_samples`."""
+        """Return these rows, then the rows of `other`."""
         return self.concat_samples([self, other])
 
     @staticmethod
     def concat_samples(batches: Sequence[SampleBatch]) -> SampleBatch:
         """Return the rows of several batches, in order, with the columns that all of them have.
 
-        Parts of one piece that lie side by side again become one piece again.
+        Adjacent parts of one trajectory chunk are joined.
 
         Raises:
             ConfigError: There is no batch, or some are padded and others are not.
@@ -472,21 +346,20 @@ class SampleBatch(Mapping[str, Column]):
     def _derived(self, key: str) -> Column:
         segments = self.segments
         if key == self.NEXT_OBS:
-            return self._shifted_back(self[self.OBS], segments.next_obs)
+            return self._successors(self[self.OBS], segments.next_obs)
         if key == self.PREV_ACTIONS:
-            return self._shifted_on(self[self.ACTIONS], segments.prev_action)
+            return self._predecessors(self[self.ACTIONS], segments.prev_action)
         if key == self.PREV_REWARDS:
-            return self._shifted_on(self[self.REWARDS], segments.prev_reward)
+            return self._predecessors(self[self.REWARDS], segments.prev_reward)
         return self._infos.column() if key == self.INFOS else segments.spread(key)
 
     def _seq_lens(self) -> Column:
-        """Return [S] rows of each piece, padding left out."""
         mask = self._columns.get(self.SEQ_MASK)
         whole = self.segments
         return whole.lengths if mask is None else np.add.reduceat(mask, whole.starts, dtype=np.int64)
 
     def _changes(self, key: str) -> list[int]:
-        """Return the indices, but 0, of rows that begin a new part by a column."""
+        """Return the indices, except 0, of rows that begin a new part by a column."""
         column = self[key]
         if column.ndim != 1:
             raise ConfigError(
@@ -497,33 +370,32 @@ class SampleBatch(Mapping[str, Column]):
         found: list[int] = (np.flatnonzero(column[:-1] if flags else column[1:] != column[:-1]) + 1).tolist()
         return found
 
-    def _pieces(self, rows: Column, labels: Column | None = None) -> TrajectorySlices:
-        choice = self.segments.chosen(rows, labels)
-        parts, stored = choice.segments, self._columns
-        after, before = choice.last[choice.cut_after], choice.first[choice.cut_before]
+    def _slices_of(self, rows: Column, labels: Column | None = None) -> TrajectorySlices:
+        parts, first, last, cut_before, cut_after = self.segments.select(rows, labels)
+        stored, after, before = self._columns, last[cut_after], first[cut_before]
         for part, cut, key, derived, at, step in (
-            (parts.next_obs, choice.cut_after, self.OBS, self.NEXT_OBS, after, 1),
-            (parts.prev_action, choice.cut_before, self.ACTIONS, self.PREV_ACTIONS, before, -1),
-            (parts.prev_reward, choice.cut_before, self.REWARDS, self.PREV_REWARDS, before, -1),
+            (parts.next_obs, cut_after, self.OBS, self.NEXT_OBS, after, 1),
+            (parts.prev_action, cut_before, self.ACTIONS, self.PREV_ACTIONS, before, -1),
+            (parts.prev_reward, cut_before, self.REWARDS, self.PREV_REWARDS, before, -1),
         ):
             # What is stored comes first: padding has a successor, but its `new_obs` is zero.
             part[cut] = stored[derived][at] if derived in stored else self[key][at + step]
         if self.ACTION_MASK in stored:
-            parts.next_mask[choice.cut_after] = stored[self.ACTION_MASK][after + 1]
+            parts.next_mask[cut_after] = stored[self.ACTION_MASK][after + 1]
         return parts
 
     def _become(self, other: SampleBatch) -> None:
         self._columns, self.segments, self._infos = other._columns, other.segments, other._infos
 
-    def _shifted_back(self, column: Column, after: Column) -> Column:
-        """Return each row's successor; `after` follows the last row of each piece."""
+    def _successors(self, column: Column, after: Column) -> Column:
+        """Return each row's successor; `after` follows the last row of each slice."""
         out = np.empty_like(column)
         out[:-1] = column[1:]
         out[self.segments.ends - 1] = after
         return out
 
-    def _shifted_on(self, column: Column, before: Column) -> Column:
-        """Return each row's predecessor; `before` precedes the first row of each piece."""
+    def _predecessors(self, column: Column, before: Column) -> Column:
+        """Return each row's predecessor; `before` precedes the first row of each slice."""
         out = np.empty_like(column)
         out[1:] = column[:-1]
         out[self.segments.starts] = before
@@ -537,14 +409,8 @@ def _spread(column: Column, places: Column, count: int) -> Column:
     return out
 
 
-# SEAM menv.multi_agent_batch
-# MultiAgentBatch: what all policies experienced in the same env steps.
-#
-# `menv.sampling.sampler` makes it, an algorithm hands each policy's part to its learner.
-
-
 class MultiAgentBatch:
-    """What all policies experienced in the same env steps.
+    """The timesteps of all policies in the same env steps.
 
     Attributes:
         policy_batches: The batch of each policy that has rows.
@@ -581,17 +447,17 @@ class MultiAgentBatch:
         return self._env_steps
 
     def agent_steps(self) -> int:
-        """Return the number of rows of all policies, padding left out."""
+        """Return the number of rows of all policies, without padding."""
         return sum(batch.agent_steps() for batch in self.policy_batches.values())
 
     def env_steps_of(self, policy_ids: Collection[str], env_per_agent_step: float) -> int:
-        """Return in how many env steps the agents of some policies acted, as far as their rows are here.
+        """Return the number of env steps in which the agents of some policies acted, as far as their rows show.
 
-        Rows do not say who acted together. Agents that act in turn have an env step for each row, and agents that act
-        together have one for each pair of `eps_id` and `t`. Between the two, the ratio of all rows decides.
+        Rows do not say which agents acted together. Turn-based agents have an env step for each row, simultaneous
+        agents one for each pair of `eps_id` and `t`. Between the two, the ratio of all rows decides.
 
         Args:
-            policy_ids: Of policies that have rows.
+            policy_ids: Policies that have rows.
             env_per_agent_step: Env steps for each row of all policies.
         """
         some = _rows_and_times([self[name] for name in policy_ids])
@@ -600,7 +466,7 @@ class MultiAgentBatch:
         return round(some[1] + min(1.0, max(0.0, share)) * (some[0] - some[1]))
 
     def copy(self, shallow: bool = False) -> MultiAgentBatch:
-        """Return the same rows; see `SampleBatch.copy`."""
+        """Return the same rows; a shallow copy shares the arrays."""
         copies = {policy: batch.copy(shallow) for policy, batch in self.policy_batches.items()}
         return MultiAgentBatch(copies, self._env_steps)
 
@@ -609,11 +475,11 @@ class MultiAgentBatch:
         return self
 
     def timeslices(self, k: int) -> list[MultiAgentBatch]:
-        """Return batches with the rows of `k` times each, sorted by episode and time; the last may have fewer.
+        """Return batches of the rows of `k` times each, sorted by episode and time; the last one may have fewer.
 
-        A time is a pair of `eps_id` and `t`, so agents that act together in one step stay together. `t` counts
-        each agent's own steps: agents that take turns, or joined at different steps, are put side by side by
-        how often they have acted. `env_steps()` of a slice is the number of its times.
+        A time is a pair of `eps_id` and `t`, so agents that act in the same step stay together. `t` counts each agent's
+        own steps: turn-based agents, and agents that joined at different steps, are aligned by the number of their
+        actions. `env_steps()` of a slice is the number of its times.
 
         Raises:
             ConfigError: `k` is below 1, or a batch is padded.
@@ -647,7 +513,7 @@ class MultiAgentBatch:
     def wrap_as_needed(
         policy_batches: Mapping[str, SampleBatch], env_steps: int
     ) -> SampleBatch | MultiAgentBatch:
-        """Return the batch itself if it is that of the default policy alone, else a `MultiAgentBatch`."""
+        """Return the batch itself if it is that of `default_policy` alone, else a `MultiAgentBatch`."""
         if list(policy_batches) == [DEFAULT_POLICY]:
             return policy_batches[DEFAULT_POLICY]
         return MultiAgentBatch(policy_batches, env_steps)
@@ -671,7 +537,7 @@ def _rows_and_times(batches: Sequence[SampleBatch]) -> tuple[int, int]:
 
 
 def _times(batches: Sequence[SampleBatch]) -> list[Column]:
-    """Return the number of each row's time among those of all batches, in order of episode and `t`."""
+    """Return for each row the number of its time among the times of all batches, in order of episode and `t`."""
     episode = np.concatenate([batch["eps_id"] for batch in batches])
     step = np.concatenate([batch["t"] for batch in batches])
     order = np.lexsort((step, episode))
@@ -680,3 +546,225 @@ def _times(batches: Sequence[SampleBatch]) -> list[Column]:
     numbers = np.empty(len(order), np.int64)
     numbers[order] = np.cumsum(is_new)
     return np.split(numbers, np.cumsum([batch.count for batch in batches])[:-1])
+
+
+@dataclass(slots=True)
+class TrajectorySlices:
+    """Where the S trajectory chunks of a batch lie and what surrounds each; it knows row numbers, not columns.
+
+    Attributes:
+        lengths: [S] rows.
+        next_obs: [S, F] the observation after the last row: the final one, or that of the next row.
+        next_mask: [S, M] the action mask that came with it, all True if none did; M is 0 without masks.
+        final_missing: [S] True if the environment gave no final observation and `next_obs` repeats the last one.
+        first_t: [S] index of the first row within its trajectory.
+        eps_id: [S] episode id.
+        agent_index: [S] number of the agent, in order of appearance in its episode.
+        env_id: [S] index of the sub-environment.
+        unroll_id: [S] unique for each chunk of the run; parts of one chunk share it.
+        prev_action: [S, ...] the action before the first row, zeros at the start of a trajectory.
+        prev_reward: [S] its reward.
+        life: [S] a key of the agent and of which of its trajectories in the episode this is.
+    """
+
+    lengths: Column
+    next_obs: Column
+    next_mask: Column
+    final_missing: Column
+    first_t: Column
+    eps_id: Column
+    agent_index: Column
+    env_id: Column
+    unroll_id: Column
+    prev_action: Column
+    prev_reward: Column
+    life: Column
+
+    def take(self, which: Column) -> TrajectorySlices:
+        """Return the slices selected by a mask or by indices."""
+        return TrajectorySlices(*(getattr(self, name)[which] for name in self.__slots__))
+
+    def copy(self, shallow: bool = False) -> TrajectorySlices:
+        """Return the same slices; a shallow copy shares the arrays."""
+        parts = [getattr(self, name) for name in self.__slots__]
+        return TrajectorySlices(*(parts if shallow else [part.copy() for part in parts]))
+
+    @property
+    def ends(self) -> Column:
+        """[S] index of the row after the last one of each slice."""
+        return np.cumsum(self.lengths)
+
+    @property
+    def starts(self) -> Column:
+        """[S] index of the first row of each slice."""
+        return self.ends - self.lengths
+
+    def spread(self, name: str) -> Column:
+        """Return [N, ...]: a field of each row's slice."""
+        return np.repeat(getattr(self, name), self.lengths, axis=0)
+
+    def select(
+        self, rows: Column, labels: Column | None = None
+    ) -> tuple[TrajectorySlices, Column, Column, Column, Column]:
+        """Return the slices of chosen rows put one after the other; rows that follow each other stay together.
+
+        Where a slice was shortened, what surrounds it is still that of the whole one: the caller corrects it.
+
+        Args:
+            rows: [M] row indices, in the new order.
+            labels: [M]; rows with different labels come into different slices.
+
+        Returns:
+            The P slices, [P] old indices of their first and last rows, and [P] whether rows of the old slice were left
+            out before and after them.
+        """
+        ends = self.ends
+        owners = np.searchsorted(ends, rows, "right")
+        begins = np.ones(len(rows), np.bool_)
+        begins[1:] = (rows[1:] != rows[:-1] + 1) | (owners[1:] != owners[:-1])
+        if labels is not None:
+            begins[1:] |= labels[1:] != labels[:-1]
+        at = np.flatnonzero(begins)
+        until = np.append(at[1:], len(rows))[: len(at)]
+        first, last, owner = rows[at], rows[until - 1], owners[at]
+        parts = self.take(owner)
+        whole_start, whole_end = (ends - self.lengths)[owner], ends[owner]
+        parts.lengths = until - at
+        parts.first_t = parts.first_t + first - whole_start
+        parts.final_missing = parts.final_missing & (last == whole_end - 1)
+        return parts, first, last, first > whole_start, last < whole_end - 1
+
+    def joined(self) -> TrajectorySlices:
+        """Return the slices with adjacent parts of one chunk joined."""
+        follows = np.zeros(len(self.lengths), np.bool_)
+        follows[1:] = (self.first_t[:-1] + self.lengths[:-1]) == self.first_t[1:]
+        for name in ("unroll_id", "eps_id", "agent_index", "env_id"):
+            values = getattr(self, name)
+            follows[1:] &= values[1:] == values[:-1]
+        if not follows.any():
+            return self
+        first = np.flatnonzero(~follows)
+        last = np.append(first[1:], len(follows)) - 1
+        whole = self.take(first)
+        whole.lengths = np.add.reduceat(self.lengths, first)
+        whole.next_obs, whole.next_mask = self.next_obs[last], self.next_mask[last]
+        whole.final_missing = self.final_missing[last]
+        return whole
+
+    @staticmethod
+    def concat(parts: Sequence[TrajectorySlices]) -> TrajectorySlices:
+        """Return the slices of several batches, in order."""
+        names = TrajectorySlices.__slots__
+        return TrajectorySlices(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+class Infos:
+    """The info dicts of B rows, as indices [B] into the dicts of all `buffers`; `NOTHING_CAME` for none."""
+
+    __slots__ = ("_buffers", "_source")
+
+    def __init__(self, buffers: Sequence[InfoBuffer], source: npt.NDArray[np.int64]) -> None:
+        self._buffers = tuple(buffers)
+        self._source = source
+
+    @classmethod
+    def nothing(cls, count: int) -> Infos:
+        """Return the infos of `count` rows without info dicts."""
+        return cls((), np.full(count, NOTHING_CAME))
+
+    def take(self, rows: slice | npt.NDArray[np.int64]) -> Infos:
+        return Infos(self._buffers, self._source[rows])
+
+    def placed(self, places: npt.NDArray[np.int64], count: int) -> Infos:
+        """Return the infos of `count` rows, where row i became row `places[i]` and the others have none."""
+        source = np.full(count, NOTHING_CAME)
+        source[places] = self._source
+        return Infos(self._buffers, source)
+
+    def column(self) -> npt.NDArray[np.object_]:
+        """Return [B] dicts, an empty one for a row without info."""
+        column = np.empty(len(self._source), np.object_)
+        offset = 0
+        for buffer in self._buffers:
+            size = len(buffer)
+            mine = (self._source >= offset) & (self._source < offset + size)
+            column[mine] = buffer.dicts()[self._source[mine] - offset]
+            offset += size
+        for row, info in enumerate(column):
+            if info is None:
+                column[row] = {}
+        return column
+
+    @staticmethod
+    def concat(parts: Sequence[Infos]) -> Infos:
+        offsets: dict[InfoBuffer, int] = {}
+        offset = 0
+        sources = []
+        for part in parts:
+            shifted = np.full(len(part._source), NOTHING_CAME)
+            before = 0
+            for buffer in part._buffers:
+                # Parts of one fragment share a buffer; it is kept once.
+                if buffer not in offsets:
+                    offsets[buffer] = offset
+                    offset += len(buffer)
+                mine = (part._source >= before) & (part._source < before + len(buffer))
+                shifted[mine] = part._source[mine] - before + offsets[buffer]
+                before += len(buffer)
+            sources.append(shifted)
+        return Infos(tuple(offsets), np.concatenate(sources))
+
+
+class InfoBuffer:
+    """The info dicts of one fragment: of its N rows, then of its M ends.
+
+    It keeps one reference for each poll, so that infos which are never read cost no work per row. The dicts belong to
+    the environment.
+    """
+
+    __slots__ = ("_dicts", "_ends", "_polls", "_rows")
+
+    def __init__(
+        self,
+        rows: int,
+        polls: Sequence[tuple[int, Sequence[Info], npt.NDArray[np.int64] | None]],
+        ends: Sequence[Info],
+    ) -> None:
+        """Keep references.
+
+        Args:
+            rows: N, the rows of the fragment.
+            polls: The first row of each poll, its dicts, and the places of its rows among them if not all.
+            ends: The dicts of the M ends.
+        """
+        self._rows = rows
+        self._polls = polls
+        self._ends = ends
+        self._dicts: npt.NDArray[np.object_] | None = None
+
+    def __len__(self) -> int:
+        return self._rows + len(self._ends)
+
+    def entries(self, name: str) -> list[tuple[int, Any]]:
+        """Return the values of a key where there is one, with their places among the N + M dicts."""
+        found = []
+        for start, infos, places in self._polls:
+            names = getattr(infos, "names", None)
+            # A sequence that knows its keys need not be searched.
+            if names is None or name in names:
+                mine = infos if places is None else [infos[place] for place in places.tolist()]
+                found += [(start + row, info[name]) for row, info in enumerate(mine) if info and name in info]
+        ends = enumerate(self._ends, self._rows)
+        return found + [(place, info[name]) for place, info in ends if info and name in info]
+
+    def dicts(self) -> npt.NDArray[np.object_]:
+        """Return [N + M] dicts, None for a row without info; computed once."""
+        if self._dicts is None:
+            found: list[Info | None] = [None] * self._rows
+            for start, infos, places in self._polls:
+                mine = infos if places is None else [infos[place] for place in places.tolist()]
+                found[start : start + len(mine)] = mine
+            # Not by assignment from a list: numpy would read a custom mapping as a sequence.
+            self._dicts = np.fromiter([*found, *self._ends], np.object_, len(self))
+            self._polls, self._ends, self._rows = (), (), len(self)
+        return self._dicts

@@ -1,8 +1,7 @@
-"""Trees of plain values as JSON, their arrays beside it: what a file may hold without anybody's code.
+"""Plain values and spaces as JSON, and the paths of files: what files may hold without executing code.
 
-`menv.sampling.sampler`, `menv.metrics` and training checkpoints write and read with it. Plain are None, booleans,
-numbers, strings, bytes, lists, tuples, sets, dicts with any plain keys, and numpy arrays and scalars; nothing else, so
-that nothing has to be imported, called or guessed when a tree is read.
+Plain are None, booleans, numbers, strings, bytes, lists, tuples, sets, dicts with plain keys, and numpy arrays and
+scalars. Arrays are stored separately. Reading imports and calls nothing, and everything that is read is bounded.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import json
 import math
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ _MARK = "$"
 
 
 MOST_VALUES = 1 << 20
-"""Values in a JSON text that is read; in memory each takes up to 100 bytes."""
+"""Values in a JSON text that is read; each needs up to 100 bytes of memory."""
 
 
 HEADER_SIZE, MOST_HEADER = 8, 1 << 23
@@ -41,14 +40,14 @@ HEADER_SIZE, MOST_HEADER = 8, 1 << 23
 
 
 class NotPlainError(ConfigError):
-    """A value is of a kind that no file may hold; leave it out or turn it into a plain one."""
+    """A value cannot be stored in a file; leave it out or convert it to a plain one."""
 
 
 def read_json(data: bytes, most_values: int = MOST_VALUES) -> Any:
-    """Return what a JSON text holds, once it is known that memory has room for it.
+    """Return the content of a JSON text.
 
     Raises:
-        ValueError: It is no JSON, or holds too many values.
+        ValueError: It is no JSON, or holds more than `most_values`.
     """
     if values_in(data) > most_values:
         raise ValueError(f"about {values_in(data)} values, expected at most {most_values}")
@@ -56,15 +55,12 @@ def read_json(data: bytes, most_values: int = MOST_VALUES) -> Any:
 
 
 def values_in(data: bytes) -> int:
-    """Return how many values a JSON text holds, or more: outside of strings each of these stands for one."""
+    """Return an upper bound of the number of values in a JSON text."""
     return sum(map(data.count, (b",", b"[", b"{")))
 
 
 def check_header(first: bytes) -> None:
-    """Refuse a file of arrays with a larger header than any that is written; each 100 bytes of it make an array.
-
-    Args:
-        first: The first `HEADER_SIZE` bytes of a safetensors file.
+    """Refuse a safetensors file with a huge header, given its first `HEADER_SIZE` bytes: 100 bytes of it make an array.
 
     Raises:
         ValueError: Its header is too large.
@@ -79,14 +75,10 @@ def _refuse_constant(name: str) -> None:
 
 
 def to_plain(value: Any, arrays: Arrays) -> Any:
-    """Return a tree as what JSON can hold.
-
-    Args:
-        value: The tree.
-        arrays: Its arrays are put here, under new names.
+    """Return a tree as JSON values; its arrays are added to `arrays` under new names.
 
     Raises:
-        NotPlainError: It holds something that is not plain.
+        NotPlainError: It holds a value that is not plain.
     """
     kind = type(value)
     if value is None or kind in (bool, int, str):
@@ -114,10 +106,10 @@ def to_plain(value: Any, arrays: Arrays) -> Any:
 
 
 def from_plain(value: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
-    """Return the tree of which `to_plain` made `value` and `arrays`.
+    """Return the tree from which `to_plain` made `value` and `arrays`.
 
     Raises:
-        NotPlainError: It was not made by it.
+        NotPlainError: `to_plain` did not write it.
     """
     if isinstance(value, list):
         return [from_plain(item, arrays) for item in value]
@@ -130,7 +122,7 @@ def from_plain(value: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether `to_plain` can take a tree."""
+    """Return whether `to_plain` accepts a tree."""
     try:
         to_plain(value, {})
     except NotPlainError:
@@ -139,7 +131,7 @@ def is_plain(value: Any) -> bool:
 
 
 def digest(value: Any) -> str | None:
-    """Return a hash of a tree, the same in every process; None of one that is not plain."""
+    """Return a hash of a tree, the same in every process; None if it is not plain."""
     arrays: Arrays = {}
     try:
         text = json.dumps(to_plain(value, arrays))
@@ -152,7 +144,7 @@ def digest(value: Any) -> str | None:
 
 
 def _plain_dict(value: Mapping[Any, Any], arrays: Arrays) -> Any:
-    """Return a dict; one whose keys are not all strings, or could be taken for a mark, as a list of pairs."""
+    """Return a dict; one whose keys are not all strings, or look like a mark, becomes a list of pairs."""
     if all(type(key) is str and not key.startswith(_MARK) for key in value):
         return {key: to_plain(item, arrays) for key, item in value.items()}
     return {"$dict": [[to_plain(key, arrays), to_plain(item, arrays)] for key, item in value.items()]}
@@ -204,24 +196,15 @@ def _objects(held: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[A
     return flat.reshape(shape)
 
 
-# SEAM menv.spaces_json
-# Spaces as JSON values and back: tagged, bounded, without a name that would be imported.
-#
-# Policies on disk hold the spaces that they were trained for in this form. It knows gymnasium's spaces and
-# numpy,
-# nothing about files or policies. Arrays whose numbers are all equal are one number, others base64 of their
-# bytes.
-
-
 Space = gym.Space[Any]
 Array = npt.NDArray[Any]
 
 MOST_NUMBERS, MOST_BYTES = 1 << 23, 3 << 23
-"""Elements of all different spaces of one file together, such as 1,080 x 1,920 x 3 of an image, and their bytes."""
+"""Elements of all different spaces of one file, such as 1,080 x 1,920 x 3 of an image, and their bytes."""
 MOST_PARTS = 4096
-"""Spaces that may lie in one another or beside each other."""
+"""Maximum number of spaces in one file."""
 MOST_LEVELS = 32
-"""Levels of Tuple and Dict in one another."""
+"""Maximum depth of nested Tuple and Dict spaces."""
 MOST_CHARACTERS = 1 << 16
 """Characters of a Text space."""
 
@@ -229,35 +212,76 @@ _INFINITE = {"inf": math.inf, "-inf": -math.inf}
 
 
 def space_to_json(space: Space) -> dict[str, Any]:
-    """Return a space as a JSON value with a tag `"space"`.
+    """Return a space as a JSON value with a tag `"space"`; `space_from_json` reads it.
+
+    An array of equal numbers is one number, any other array base64.
 
     Raises:
-        ConfigError: There is no form for a space of this kind, or for a key of a Dict, or it is larger than what
-            `space_from_json` reads.
+        ConfigError: JSON has no form for this kind of space, or for a key of a Dict, or the space is too large.
     """
     sizes = [
         (math.prod(leaf.shape or ()), np.dtype(leaf.dtype or np.int8).itemsize) for leaf in leaves(space)
     ]
     _check_size("space", sum(count for count, _ in sizes), sum(count * size for count, size in sizes))
-    for kind, write in _WRITERS.items():
-        if isinstance(space, kind):
-            value: dict[str, Any] = write(space)
-            return value
+    return _space_to_json(space)
+
+
+def _space_to_json(space: Any) -> dict[str, Any]:
+    spaces = gym.spaces
+    match space:
+        case spaces.Box():
+            bounds = {"low": _array_to_json(space.low), "high": _array_to_json(space.high)}
+            return {"space": "box", **bounds, **_form(space.shape, space.dtype)}
+        case spaces.Discrete():
+            dtype = str(np.dtype(space.dtype))
+            return {"space": "discrete", "n": int(space.n), "start": int(space.start), "dtype": dtype}
+        case spaces.MultiDiscrete():
+            ranges = {"nvec": _array_to_json(space.nvec), "start": _array_to_json(np.asarray(space.start))}
+            return {"space": "multi-discrete", **ranges, **_form(space.nvec.shape, space.dtype)}
+        case spaces.MultiBinary():
+            size: Any = space.n
+            shape = [int(length) for length in space.shape]
+            return {"space": "multi-binary", "n": shape if isinstance(size, tuple | list) else int(size)}
+        case spaces.Text():
+            lengths = {"min_length": int(space.min_length), "max_length": int(space.max_length)}
+            return {"space": "text", **lengths, "characters": "".join(sorted(space.character_set))}
+        case spaces.Tuple():
+            return {"space": "tuple", "spaces": list(map(_space_to_json, space.spaces))}
+        case spaces.Dict():
+            return {"space": "dict", "spaces": [_entry_to_json(*entry) for entry in space.spaces.items()]}
     raise ConfigError(
         f"space {type(space).__name__}: has no form in JSON, expected Box, Discrete, MultiDiscrete, MultiBinary, Text, "
         "or Tuple and Dict of these; change the space or wrap the environment"
     )
 
 
-def space_from_json(value: Any, where: str = "space") -> Space:
-    """Return the space that `space_to_json` described.
+def _form(shape: Sequence[int], dtype: Any) -> dict[str, Any]:
+    return {"shape": list(map(int, shape)), "dtype": str(np.dtype(dtype))}
 
-    Args:
-        value: What it returned, perhaps changed by others since.
-        where: Begins the messages.
+
+def _entry_to_json(key: Any, space: Space) -> list[Any]:
+    if not isinstance(key, str):
+        raise ConfigError(
+            f"space Dict: key {key!r:.60} has no form in JSON, expected a str; name the entries of the space"
+        )
+    return [key, _space_to_json(space)]
+
+
+def _array_to_json(array: Array) -> Any:
+    if array.size and (array == array.flat[0]).all():
+        number = array.flat[0].item()
+        if isinstance(number, bool):
+            return int(number)
+        return {math.inf: "inf", -math.inf: "-inf"}.get(number, number)
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    return {"base64": base64.b64encode(little.tobytes()).decode("ascii")}
+
+
+def space_from_json(value: Any, where: str = "space") -> Space:
+    """Return the space that `space_to_json` described; `where` begins the messages.
 
     Raises:
-        ConfigError: The value describes no space, or one of absurd size.
+        ConfigError: The value describes no space, or a huge one.
     """
     return SpaceDecoder().read(value, where)
 
@@ -271,7 +295,7 @@ def _check_size(where: str, numbers: int, size: int) -> None:
 
 
 class SpaceDecoder:
-    """Reads the spaces of one file and counts what they hold together; spaces that are alike are one object."""
+    """Reads the spaces of one file and limits their total size; equal spaces become one object."""
 
     def __init__(self) -> None:
         self._where = ""
@@ -280,7 +304,6 @@ class SpaceDecoder:
         self._made: dict[str, Space] = {}
 
     def read(self, value: Any, where: str) -> Space:
-        """Return a space; see `space_from_json`."""
         self._where = where
         text = json.dumps(value)
         if text not in self._made:
@@ -288,7 +311,6 @@ class SpaceDecoder:
         return self._made[text]
 
     def space(self, value: Any, level: int) -> Space:
-        """Return a space at a level of nesting."""
         self._parts += 1
         if level > MOST_LEVELS or self._parts > MOST_PARTS:
             raise self._wrong(f"more than {MOST_LEVELS} levels or {MOST_PARTS} parts", "fewer")
@@ -306,7 +328,7 @@ class SpaceDecoder:
             raise self._wrong(f"{tag} cannot be made ({why:.80})", "what space_to_json returned") from error
 
     def shape(self, value: Any, dtype: np.dtype[Any]) -> tuple[int, ...]:
-        """Return the shape of an array of a dtype, once its numbers are counted."""
+        """Return the shape of an array, once its size is counted."""
         if not isinstance(value, list) or len(value) > MOST_LEVELS:
             raise self._wrong(f"shape {value!r:.60}", "a short list of sizes")
         shape = tuple(self.count(size, least=0) for size in value)
@@ -316,19 +338,16 @@ class SpaceDecoder:
         return shape
 
     def count(self, value: Any, least: int = 1) -> int:
-        """Return an integer of at least `least` that fits 63 bits."""
         if type(value) is not int or not least <= value < 1 << 63:
             raise self._wrong(f"{value!r:.60}", f"an integer from {least}")
         return int(value)
 
     def dtype(self, value: Any) -> np.dtype[Any]:
-        """Return a dtype of plain numbers."""
         if value not in _DTYPES:
             raise self._wrong(f"dtype {value!r:.60}", f"one of {list(_DTYPES)}")
         return np.dtype(str(value))
 
     def array(self, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return an array."""
         if isinstance(value, Mapping):
             try:
                 data = base64.b64decode(value["base64"], validate=True)
@@ -349,69 +368,6 @@ class SpaceDecoder:
 _DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
 )  # fmt: skip
-
-
-def _array_to_json(array: Array) -> Any:
-    if array.size and (array == array.flat[0]).all():
-        number = array.flat[0].item()
-        if isinstance(number, bool):
-            return int(number)
-        return {math.inf: "inf", -math.inf: "-inf"}.get(number, number)
-    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    return {"base64": base64.b64encode(little.tobytes()).decode("ascii")}
-
-
-def _write_box(space: gym.spaces.Box) -> dict[str, Any]:
-    return {
-        "space": "box",
-        "low": _array_to_json(space.low),
-        "high": _array_to_json(space.high),
-        "shape": [int(size) for size in space.shape],
-        "dtype": str(np.dtype(space.dtype)),
-    }
-
-
-def _write_discrete(space: gym.spaces.Discrete) -> dict[str, Any]:
-    return {
-        "space": "discrete", "n": int(space.n), "start": int(space.start), "dtype": str(np.dtype(space.dtype))
-    }  # fmt: skip
-
-
-def _write_multi_discrete(space: gym.spaces.MultiDiscrete) -> dict[str, Any]:
-    return {
-        "space": "multi-discrete",
-        "nvec": _array_to_json(space.nvec),
-        "start": _array_to_json(np.asarray(space.start)),
-        "shape": [int(size) for size in space.nvec.shape],
-        "dtype": str(np.dtype(space.dtype)),
-    }
-
-
-def _write_multi_binary(space: gym.spaces.MultiBinary) -> dict[str, Any]:
-    shape = [int(size) for size in space.shape]
-    return {"space": "multi-binary", "n": shape if isinstance(space.n, tuple | list) else int(space.n)}
-
-
-def _write_tuple(space: gym.spaces.Tuple[Any]) -> dict[str, Any]:
-    return {"space": "tuple", "spaces": [space_to_json(part) for part in space.spaces]}
-
-
-def _write_dict(space: gym.spaces.Dict) -> dict[str, Any]:
-    for key in space.spaces:
-        if not isinstance(key, str):
-            raise ConfigError(
-                f"space Dict: key {key!r:.60} has no form in JSON, expected a str; name the entries of the space"
-            )
-    return {"space": "dict", "spaces": [[key, space_to_json(part)] for key, part in space.spaces.items()]}
-
-
-def _write_text(space: gym.spaces.Text) -> dict[str, Any]:
-    return {
-        "space": "text",
-        "min_length": int(space.min_length),
-        "max_length": int(space.max_length),
-        "characters": "".join(sorted(space.character_set)),
-    }
 
 
 def _read_box(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Space:
@@ -466,15 +422,6 @@ def _read_text(reader: SpaceDecoder, value: Mapping[str, Any], level: int) -> Sp
     return gym.spaces.Text(most, min_length=least, charset=characters)
 
 
-_WRITERS: dict[type[Any], Callable[[Any], dict[str, Any]]] = {
-    gym.spaces.Box: _write_box,
-    gym.spaces.Discrete: _write_discrete,
-    gym.spaces.MultiDiscrete: _write_multi_discrete,
-    gym.spaces.MultiBinary: _write_multi_binary,
-    gym.spaces.Tuple: _write_tuple,
-    gym.spaces.Dict: _write_dict,
-    gym.spaces.Text: _write_text,
-}
 _READERS: dict[str, Callable[[SpaceDecoder, Mapping[str, Any], int], Space]] = {
     "box": _read_box,
     "discrete": _read_discrete,
@@ -486,19 +433,11 @@ _READERS: dict[str, Callable[[SpaceDecoder, Mapping[str, Any], int], Space]] = {
 }
 
 
-# SEAM menv.paths
-# Paths that users give: refusing what is none or cannot be written, in the same words everywhere.
-
-
 def path_given(where: str, value: Any) -> Path:
-    """Return a path that a user gave.
-
-    Args:
-        where: Begins the message: what it was given to.
-        value: A string or anything that stands for a path of characters, such as a `pathlib.Path`.
+    """Return a path that a user gave; `where` begins the message.
 
     Raises:
-        ConfigError: It is something else, or holds a character that no path may have.
+        ConfigError: It is no string or `os.PathLike`, or holds a character that no path may have.
     """
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str) or "\0" in path or not path:
@@ -520,10 +459,10 @@ def path_given(where: str, value: Any) -> Path:
 
 
 def folder_given(where: str, value: Any) -> Path:
-    """Return the path of a folder that a user gave and that is there.
+    """Return the path of an existing folder that a user gave.
 
     Raises:
-        ConfigError: It is no path, nothing is there, or a file.
+        ConfigError: It is no path, or no folder.
     """
     path = path_given(where, value)
     if path.is_dir():
@@ -535,7 +474,7 @@ def folder_given(where: str, value: Any) -> Path:
 
 
 def _where_from(path: Path) -> str:
-    """Return what a path that is not there is looked for in, "" where it says so itself."""
+    """Return the folder in which a relative path was looked up."""
     if path.is_absolute():
         return ""
     try:
@@ -546,14 +485,11 @@ def _where_from(path: Path) -> str:
 
 @contextmanager
 def writing(where: str, what: str) -> Iterator[None]:
-    """Tell of what cannot be written in the same words everywhere; who writes leaves nothing half written.
+    """Turn an OSError into a NotWrittenError; the code in the block leaves nothing half written.
 
     Args:
-        where: Begins the message: what was called.
-        what: That is written, and where it is to lie.
-
-    Raises:
-        NotWrittenError: The disk is full, or nobody may write there.
+        where: The function that was called.
+        what: The object that is written, and its path.
     """
     try:
         yield

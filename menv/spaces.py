@@ -1,6 +1,7 @@
-"""Batches of space elements: stacking them quickly and saying exactly what is wrong with one.
+"""Space elements and calls to environments: batches, checks, and exact messages about what is wrong.
 
-`menv.connectors` and `menv.adapters` call it. It knows gymnasium spaces and numpy, nothing else.
+`Stacker` stacks elements quickly, `why_outside` explains why a value is not in a space. The functions about nested
+spaces come first, those about calls of an environment last. It knows gymnasium spaces and numpy only.
 """
 
 from __future__ import annotations
@@ -17,20 +18,13 @@ import numpy.typing as npt
 
 from menv.errors import ConfigError, ContractError, no_exit
 
-# SEAM menv.nested
-# What is made of other things of its kind: Dict and Tuple spaces, and dicts, tuples and lists of arrays.
-#
-# Whoever looks at the parts of a space or of an observation asks it. It knows no kind of leaf but by not
-# being nested.
-
-
 Space: TypeAlias = gym.Space[Any]
 Keys: TypeAlias = tuple[Any, ...]
 Build: TypeAlias = Callable[[Sequence[Any]], Any]
 
 
 def parts_of(space: Space) -> list[tuple[Any, Space]] | None:
-    """Return the parts of a Dict or Tuple space and what each is called there, in order; None of any other space."""
+    """Return the named parts of a Dict or Tuple space, in order; None for any other space."""
     if isinstance(space, gym.spaces.Dict):
         return list(space.spaces.items())
     if isinstance(space, gym.spaces.Tuple):
@@ -39,7 +33,7 @@ def parts_of(space: Space) -> list[tuple[Any, Space]] | None:
 
 
 def paths(space: Space, keys: Keys = ()) -> list[tuple[Keys, Space]]:
-    """Return the spaces in a nested space that are not nested themselves, and the keys that lead to each, in order."""
+    """Return the leaf spaces of a nested space and the keys that lead to each, in order."""
     parts = parts_of(space)
     if parts is None:
         return [(keys, space)]
@@ -47,7 +41,7 @@ def paths(space: Space, keys: Keys = ()) -> list[tuple[Keys, Space]]:
 
 
 def leaves(space: Space) -> list[Any]:
-    """Return the spaces in a nested space that are not nested themselves, in order."""
+    """Return the leaf spaces of a nested space, in order."""
     return [leaf for _, leaf in paths(space)]
 
 
@@ -60,7 +54,7 @@ def columns_of(space: Space, values: Sequence[Any] | npt.NDArray[Any]) -> list[l
 
 
 def builder_of(space: Space) -> Build:
-    """Return a function of the values of a space's leaves, in order, that makes one element."""
+    """Return a function that makes one element from the values of a space's leaves."""
     parts = parts_of(space)
     if parts is None:
         return lambda values: values[0]
@@ -76,7 +70,7 @@ def builder_of(space: Space) -> Build:
 
 
 def built(space: Space, make: Callable[[Keys, Space], Any], keys: Keys = ()) -> Any:
-    """Return dicts and tuples as a space nests them, with what `make` gives for the keys to each leaf and the leaf."""
+    """Return dicts and tuples nested as the space is, with `make(keys, leaf)` for each leaf."""
     parts = parts_of(space)
     if parts is None:
         return make(keys, space)
@@ -85,7 +79,7 @@ def built(space: Space, make: Callable[[Keys, Space], Any], keys: Keys = ()) -> 
 
 
 def values_in(value: Any) -> Iterator[Any]:
-    """Yield what is in dicts, tuples and lists that lie within each other, in order."""
+    """Yield the values in nested dicts, tuples and lists, in order."""
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, tuple | list):
@@ -96,19 +90,19 @@ def values_in(value: Any) -> Iterator[Any]:
 
 
 def flags_of(space: Space) -> int:
-    """Return how many flags a mask of these actions has: one for each choice of its discrete parts."""
+    """Return the number of flags in an action mask: one for each choice of the discrete parts."""
     discrete = gym.spaces.Discrete | gym.spaces.MultiDiscrete
     choices = [part for part in leaves(space) if isinstance(part, discrete)]
     return sum(int(np.sum(part.nvec if hasattr(part, "nvec") else part.n)) for part in choices)
 
 
 def flat_mask(mask: Any, actions: Space | None = None) -> npt.NDArray[Any]:
-    """Return the flags of a mask one after the other.
+    """Return the flags of a mask as one array.
 
     Args:
         mask: An array, or gymnasium's form: a tuple or dict of one mask for each part, None where all is allowed and
             for a Box, which a dict may leave out.
-        actions: The action space, which says how many flags None stands for, and the order of a dict.
+        actions: The action space: the number of flags of None, and the order of a dict.
 
     Raises:
         KeyError: A dict has other keys than the actions.
@@ -136,7 +130,7 @@ def open_mask(mask: Any) -> Any:
 
 
 def own_copy(element: Any) -> Any:
-    """Return a copy of an observation that its environment cannot change any more."""
+    """Return a copy of an observation that the environment cannot change later."""
     if isinstance(element, np.ndarray):
         return element.copy()
     if isinstance(element, dict):
@@ -160,7 +154,7 @@ def own_copy(element: Any) -> Any:
 
 
 def has_order(value: Any) -> bool:
-    """Return whether something is a number of elements one after the other, as lists, arrays and tensors are."""
+    """Return whether a value is a sequence of elements, as lists, arrays and tensors are."""
     try:
         len(value)
     except TypeError:
@@ -172,12 +166,12 @@ Array = npt.NDArray[Any]
 
 
 class OutsideSpaceError(ContractError):
-    """One element of a batch lies outside its space.
+    """One element of a batch is outside its space.
 
     Attributes:
         row: Index of the element in the batch.
         why: Path in the space, expected and got, first bad index.
-        makers: Names of the connectors of a user's own that it came through, if there are any.
+        makers: Names of the custom connectors that processed it.
     """
 
     def __init__(self, row: int, why: str, makers: Sequence[str] = ()) -> None:
@@ -190,34 +184,29 @@ class OutsideSpaceError(ContractError):
         """Return the error of a larger batch, in which the elements of this one have these places."""
         return OutsideSpaceError(int(places[self.row]), self.why, self.makers)
 
-    def mended(self, advice: str) -> str:
-        """Return what is wrong and what to do about it, which is `advice` where no connector is to blame."""
-        makers = f"mend what {', '.join(self.makers)} made of it, or " if self.makers else ""
+    def with_advice(self, advice: str) -> str:
+        """Return what is wrong and how to fix it."""
+        makers = f"fix the output of {', '.join(self.makers)}, or " if self.makers else ""
         return f"{self.why}; {makers}{advice}"
 
 
 def stack(values: Sequence[Any] | Array, space: gym.Space[Any], path: str = "") -> Array:
-    """Return [R, *shape] of the elements of a leaf space; who does so again and again keeps a `Stacker`."""
+    """Return [R, *shape] of the elements of a leaf space; keep a `Stacker` for repeated calls."""
     return Stacker(space, path)(values)
 
 
 class Stacker:
-    """Puts elements of a leaf space into one array.
-
-    Args:
-        space: A Box, Discrete, MultiDiscrete or MultiBinary space.
-        path: Where the leaf lies in a larger space, for messages.
-    """
+    """Stacks elements of a leaf space, a Box, Discrete, MultiDiscrete or MultiBinary; `path` names it in messages."""
 
     __slots__ = ("_bytes", "_casts", "_dtype", "_length", "_path", "_shape", "_space")
 
     def __init__(self, space: gym.Space[Any], path: str = "") -> None:
         self._space, self._path = space, path
-        # Whether elements of another number type have come, which the next ones will be as well.
+        # Whether elements of another number type were seen; later ones will have it too.
         self._casts = False
         shape, dtype = space.shape, space.dtype
         self._shape: tuple[int, ...] = shape or ()
-        # A space that was pickled has a dtype of its own; that of arrays is numpy's one.
+        # The dtype of a pickled space is another object than numpy's.
         self._dtype = np.dtype(object if dtype is None else dtype.str)
         self._bytes = self._dtype.itemsize * math.prod(self._shape)
         self._length = self._shape[0] if len(self._shape) == 1 else None
@@ -226,15 +215,12 @@ class Stacker:
         return Stacker, (self._space, self._path)
 
     def __call__(self, values: Sequence[Any] | Array) -> Array:
-        """Return [R, *shape] of the elements, one copy, dtype of the space.
+        """Return [R, *shape] of R elements in the space's dtype, one copy; an array [R, *shape] is passed through.
 
-        Args:
-            values: R elements, or an array [R, *shape] that is passed on.
+        Elements of another float or integer type are cast, with one warning, if no value is lost.
 
         Raises:
-            OutsideSpaceError: An element has the wrong type, shape or dtype. (Bounds are checked apart.)
-
-        Elements of another float or integer type are cast, with one warning, where no value is lost.
+            OutsideSpaceError: An element has the wrong type, shape or dtype. Bounds are checked elsewhere.
         """
         space = self._space
         if isinstance(space, gym.spaces.Discrete):
@@ -254,7 +240,7 @@ class Stacker:
             if self._length is None:
                 other = other or [value for value in values if value.shape != self._shape]
             elif rows and ([*map(len, values)].count(self._length) != rows or values[0].shape != self._shape):
-                # Columns of so many rows have as many bytes: of those a look at the first has to do.
+                # An array of `rows` columns has as many bytes: check the first element.
                 other = [values[0]]
         except (TypeError, AttributeError, BufferError, ValueError):
             return _stack_slowly(values, space, self._path)
@@ -264,7 +250,6 @@ class Stacker:
         return np.frombuffer(data, dtype).reshape(rows, *self._shape)
 
     def _checked(self, values: Array) -> Array:
-        """Pass on an array [R, *shape] whose shape and dtype are those of an element of the space."""
         if values.shape[1:] == self._shape:
             if np.can_cast(values.dtype, self._dtype):
                 return values
@@ -292,7 +277,7 @@ class Stacker:
         return out.astype(np.int64, copy=False)
 
     def _cast(self, values: Sequence[Any] | Array) -> Array | None:
-        """Return [R, *shape] of arrays of another number type, None if they are none or a value would be lost."""
+        """Return [R, *shape] cast from another number type, None if that is impossible or loses values."""
         if type(values) is not np.ndarray and {*map(type, values)} != {np.ndarray}:
             return None
         try:
@@ -316,7 +301,7 @@ class Stacker:
 
 
 def keeps_values(array: Array, dtype: np.dtype[Any]) -> bool:
-    """Return whether numbers are the same in another type, apart from the precision of floats."""
+    """Return whether a cast keeps all numbers, except for the precision of floats."""
     if np.can_cast(array.dtype, dtype):
         return True
     if array.dtype.kind not in "iuf" or dtype.kind not in "iuf":
@@ -330,7 +315,7 @@ def keeps_values(array: Array, dtype: np.dtype[Any]) -> bool:
 
 
 def _stack_slowly(values: Sequence[Any] | Array, space: gym.Space[Any], path: str) -> Array:
-    """Stack elements that need a cast, or say which one is wrong."""
+    """Stack elements that need a cast, or report which one is wrong."""
     for row, value in enumerate(values):
         why = why_outside(space, value, path)
         if why is not None:
@@ -341,8 +326,8 @@ def _stack_slowly(values: Sequence[Any] | Array, space: gym.Space[Any], path: st
 def why_outside(space: gym.Space[Any], value: Any, path: str = "") -> str | None:
     """Return why `value` is not an element of `space`, or None if it is one.
 
-    The answer names the path in the space, what was expected, what was got and the first bad
-    index; it never holds the whole value.
+    The text names the path in the space, what was expected, what was got and the first bad index; it never holds the
+    whole value.
     """
     where = path or "obs"
     if isinstance(space, gym.spaces.Dict):
@@ -408,7 +393,7 @@ def _why_outside_array(space: Any, value: Any, where: str) -> str | None:
 
 
 def _as_array(value: Any) -> tuple[Array, str]:
-    """Return a value as numpy reads it, or what it is where numpy cannot, as a tensor of another device."""
+    """Return a value as numpy reads it, and the problem if numpy cannot, such as a tensor of another device."""
     try:
         return np.asarray(value), ""
     except ValueError:
@@ -419,7 +404,7 @@ def _as_array(value: Any) -> tuple[Array, str]:
 
 
 def why_out_of_bounds(array: Array, low: Array, high: Array, where: str) -> str | None:
-    """Return the first index of `array` outside [low, high] (NaN is outside), or None."""
+    """Return a text about the first index of `array` outside [low, high] (NaN is outside), or None."""
     inside = (array >= low) & (array <= high)
     if inside.all():
         return None
@@ -432,7 +417,7 @@ def why_out_of_bounds(array: Array, low: Array, high: Array, where: str) -> str 
 
 
 def alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
-    """Return whether two spaces differ in the bounds of Boxes at most."""
+    """Return whether two spaces differ at most in the bounds of Boxes."""
     spaces = gym.spaces
     if isinstance(one, spaces.Dict) and isinstance(other, spaces.Dict):
         return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
@@ -444,7 +429,7 @@ def alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
 
 
 def holds(wide: gym.Space[Any], narrow: gym.Space[Any]) -> bool:
-    """Return whether every element of one space lies in another, apart from the precision of its numbers."""
+    """Return whether every element of `narrow` is one of `wide`, except for the precision of its numbers."""
     spaces = gym.spaces
     for kind in (spaces.Dict, spaces.Tuple):
         if isinstance(wide, kind) and isinstance(narrow, kind):
@@ -472,7 +457,6 @@ def bounds(space: Any) -> tuple[Array, Array]:
 
 
 def _listed(keys: Iterable[Any]) -> list[Any]:
-    """Return keys for a message; those of different types have no order of their own."""
     return sorted(keys, key=repr)
 
 
@@ -487,17 +471,11 @@ def _kind(value: Any) -> str:
     return f"{type(value).__name__}"
 
 
-# SEAM menv.env_calls
-# Calls to an environment of the gymnasium kind, and how messages name what came back.
-#
-# Adapters, wrappers and checks share it. It knows neither rows nor episodes.
-
-
 OR_MANY_AGENTS = (
     ", or derive a class of several agents, whose steps return dicts by agent, from menv.MultiAgentEnv instead of "
     "gymnasium.Env (menv.wrappers.MultiAgentGym wraps one with a Tuple, a list or a Dict of spaces)"
 )
-"""Ends messages about a `gymnasium.Env` that may not know that it is one for a single agent."""
+"""Ends messages about a `gymnasium.Env` that may be meant for several agents."""
 
 _WEIGHTED = (
     " (of several objectives their weighted sum, as LinearizeReward of momaland or LinearReward of MO-Gymnasium makes "
@@ -508,19 +486,16 @@ _WEIGHTED = (
 def reset_env(
     env: Any, index: int | str, seed: int | None = None, options: dict[str, Any] | None = None
 ) -> tuple[Any, Any]:
-    """Reset an environment and return `(obs, info)`; it may raise anything.
+    """Reset an environment and return `(obs, info)`.
 
-    Args:
-        env: Is given nothing where nothing is asked for, unless its `reset` wants both.
-        index: What messages call it.
-        seed: Of the episode.
-        options: Likewise.
+    No arguments are passed if both are None, unless its `reset` requires them. `index` names the environment in
+    messages.
 
     Raises:
-        ContractError: Its `reset` takes or returns something else, as one of the old gym API does.
+        ContractError: Its `reset` accepts or returns something else, as in the old gym API.
     """
     both = {"seed": seed, "options": options}
-    # Where nothing is asked for, one that has neither will do, and so will one that has both without defaults.
+    # Without seed and options, a `reset` without parameters is fine, and so is one without defaults.
     for asked in (both,) if seed is not None or options is not None else ({}, both):
         try:
             result = env.reset(**asked)
@@ -543,12 +518,7 @@ def reset_env(
 
 
 def many_agents(env: Any, obs: Any = None) -> str | None:
-    """Return why a `gymnasium.Env` seems to be one of several agents, None of one agent.
-
-    Args:
-        env: The environment.
-        obs: What its reset returned, if there was one.
-    """
+    """Return why a `gymnasium.Env` seems to have several agents, else None; `obs` is what its reset returned."""
     for name in ("observation_space", "action_space"):
         space = getattr(env, name, None)
         each = space.values() if isinstance(space, dict) else space if isinstance(space, list | tuple) else ()
@@ -565,7 +535,7 @@ def many_agents(env: Any, obs: Any = None) -> str | None:
 
 
 def close_env(env: Any) -> None:
-    """Close an environment, if it can be closed.
+    """Close an environment if it has a `close`.
 
     Raises:
         EnvCrashError: It called `sys.exit()`.
@@ -577,7 +547,7 @@ def close_env(env: Any) -> None:
 
 
 def close_unused(env: Any) -> None:
-    """Close an environment that was never reset; many cannot be closed then, and there is nothing to free.
+    """Close an environment that was never reset and ignore its errors: many cannot be closed then.
 
     Raises:
         EnvCrashError: It called `sys.exit()`.
@@ -587,19 +557,14 @@ def close_unused(env: Any) -> None:
 
 
 def close_all(envs: Iterable[Any]) -> None:
-    """Close environments one after another, also past those that raise, and raise what the last of these did."""
+    """Close all environments, and raise the last error only afterwards."""
     with ExitStack() as closing:
         for env in reversed([*envs]):
             closing.callback(close_env, env)
 
 
 def as_flag(flag: Any, whose: str, fix: str = "return one flag") -> bool:
-    """Return a flag that an environment has set as a truth value.
-
-    Args:
-        flag: What the environment returned; arrays of one element will do.
-        whose: Begins the message, such as "env 3 step: terminated".
-        fix: Ends it.
+    """Return an environment's flag as a bool; arrays of one element are accepted.
 
     Raises:
         ContractError: It is None, a text, a container, or an array of several: `[False, False]` is true.
@@ -615,7 +580,7 @@ def as_flag(flag: Any, whose: str, fix: str = "return one flag") -> bool:
 
 
 def last_obs(obs: Any, where: str) -> Any:
-    """Return a copy of the last observation of an environment of one agent, which always has one.
+    """Return a copy of the final observation of a single-agent environment.
 
     Raises:
         ContractError: It is None; `where` begins the message.
@@ -632,12 +597,12 @@ def as_reward(reward: Any, whose: str, otherwise: str = "") -> float:
     """Return a reward as a float.
 
     Args:
-        reward: What the environment paid.
+        reward: The environment's reward.
         whose: Begins the message, such as "env 3 step: the reward of 'car_1'".
-        otherwise: Ends it where the reward is no number, with what may be done beside returning one.
+        otherwise: Ends it if the reward is no number, with an alternative to returning one.
 
     Raises:
-        ContractError: It is no number, or not a finite one.
+        ContractError: It is no finite number.
     """
     if isinstance(reward, float) and math.isfinite(reward):
         return float(reward)
@@ -662,7 +627,7 @@ def as_reward(reward: Any, whose: str, otherwise: str = "") -> float:
 
 
 def how_many(result: Any) -> str:
-    """Describe a return value by how many values it has."""
+    """Describe a return value by its number of values."""
     if result is None:
         return "None (is a `return` missing?)"
     several = isinstance(result, tuple | list)
@@ -670,7 +635,7 @@ def how_many(result: Any) -> str:
 
 
 def call_method(env: Any, name: str, env_id: Any, args: Sequence[Any]) -> Any:
-    """Return what a method of a sub-environment returns, also one of an environment that gymnasium's wrappers hide.
+    """Call a method of a sub-environment, looking through gymnasium's wrappers, and return its result.
 
     Raises:
         ConfigError: It has no such method.

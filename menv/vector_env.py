@@ -1,8 +1,7 @@
-"""Many single-agent sub-environments that one object steps at once, written by hand.
+"""`VectorEnv`: E single-agent sub-environments that one object steps together, as lists.
 
-For simulators that hold n worlds and step them together, with lists instead of one Python object a
-world. `menv.adapters.vector` turns a `VectorEnv` into rows. Who has arrays rather than lists writes a
-`gymnasium.vector.VectorEnv`, which is taken too, without a Python object per world and step.
+For simulators that hold many worlds at once. A `gymnasium.vector.VectorEnv`, which has arrays instead of lists, is
+accepted as well. `menv.adapters.vector` converts a `VectorEnv` to a `BaseEnv`.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from menv.base_env import ConvertibleEnv
 from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError, raised_by_envs
 from menv.spaces import close_all, close_env, how_many, reset_env
 
-VectorStep = tuple[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]]
+StepLists = tuple[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]]
 
 
 class VectorEnv(ConvertibleEnv):
-    """Write `vector_reset`, `reset_at` and `vector_step`; declare the spaces of one sub-environment.
+    """E sub-environments; write `vector_reset`, `reset_at` and `vector_step`, and declare the spaces of one of them.
 
-    A sub-environment that is done is not stepped again before `reset_at`, which the adapter calls in
-    the same poll: nothing here resets itself.
+    The adapter resets a sub-environment that is done with `reset_at`, in the same poll; a `VectorEnv` does not reset
+    itself.
 
     Attributes:
         observation_space: Of each sub-environment.
         action_space: Of each sub-environment.
-        num_envs: E, how many there are.
+        num_envs: E, the number of sub-environments.
     """
 
     def __init__(
@@ -52,24 +51,24 @@ class VectorEnv(ConvertibleEnv):
         """Return `num_envs` gymnasium environments as one VectorEnv.
 
         Args:
-            make_env: Makes the sub-environment of a given index.
-            existing_envs: The first of them, if they exist already; the sequence is left as it is.
-            num_envs: How many there shall be.
-            action_space: That of sub-environment 0 by default.
-            observation_space: That of sub-environment 0 by default.
+            make_env: Creates the sub-environment of a given index.
+            existing_envs: The first of them, if they exist already; the sequence is not changed.
+            num_envs: Number of sub-environments.
+            action_space: By default that of sub-environment 0.
+            observation_space: By default that of sub-environment 0.
 
         Raises:
-            ConfigError: More environments are given than `num_envs`, one stands in two places, or some are
-                missing and there is no `make_env`.
+            ConfigError: More environments are given than `num_envs`, one is given twice, or some are missing and there
+                is no `make_env`.
         """
         return _GymEnvs(make_env, existing_envs or (), num_envs, action_space, observation_space)
 
     @classmethod
     def wrap(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse the classic name.
+        """Refuse RLlib's old name and name the new one.
 
         Raises:
-            ConfigError: Always; it names the method to call instead.
+            ConfigError: Always.
         """
         raise ConfigError(
             "VectorEnv.wrap: this name is gone, expected VectorEnv.vectorize_gym_envs(make_env, existing_envs, "
@@ -82,8 +81,8 @@ class VectorEnv(ConvertibleEnv):
         """Reset all sub-environments.
 
         Args:
-            seeds: [E] seeds, None where a sub-environment's randomness is to be left alone.
-            options: [E] whatever each sub-environment understands, or None.
+            seeds: [E] seeds, None leaves the sub-environment's randomness alone.
+            options: [E] options of each sub-environment, or None.
 
         Returns:
             E observations and E info dicts.
@@ -93,36 +92,36 @@ class VectorEnv(ConvertibleEnv):
     def reset_at(
         self, index: int | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Any]:
-        """Reset one sub-environment, number 0 by default, and return its `(obs, info)`."""
+        """Reset one sub-environment, by default number 0, and return its `(obs, info)`."""
         raise ContractError(_not_written(self, "reset_at", "(obs, info)"))
 
     def restart_at(self, index: int | None = None) -> None:
-        """Put a new sub-environment in the place of one; it is reset afterwards."""
+        """Replace one sub-environment by a new one; it is reset afterwards."""
         raise ContractError(_not_written(self, "restart_at", "nothing"))
 
-    def vector_step(self, actions: Sequence[Any]) -> VectorStep:
+    def vector_step(self, actions: Sequence[Any]) -> StepLists:
         """Step all sub-environments.
 
         Args:
             actions: E actions.
 
         Returns:
-            `(obs, rewards, terminateds, truncateds, infos)`, E values each; the observation of a
-            sub-environment that is done is its last one.
+            `(obs, rewards, terminateds, truncateds, infos)`, E values each; the observation of a sub-environment that
+            is done is its last one.
         """
         five = "(obs, rewards, terminateds, truncateds, infos), a list of num_envs values each"
         raise ContractError(_not_written(self, "vector_step", five))
 
     def get_sub_environments(self) -> list[Any]:
-        """Return the sub-environments where they are objects of their own."""
+        """Return the sub-environments, if they are separate objects."""
         return []
 
     def try_render_at(self, index: int | None = None) -> Any:
-        """Return a picture of one sub-environment, number 0 by default; None if there is none."""
+        """Return a picture of one sub-environment, by default number 0; None if there is none."""
         return None
 
     def close(self) -> None:
-        """Free what the environment holds; may be called more than once."""
+        """Release all resources; may be called more than once."""
 
 
 class _GymEnvs(VectorEnv):
@@ -191,12 +190,12 @@ class _GymEnvs(VectorEnv):
             raise ConfigError(
                 f"restart_at: env {number} was given as an instance, expected make_env; pass it to vectorize_gym_envs"
             )
-        # One that is broken may not be able to close any more; that must not keep it in its place.
+        # A broken environment may be unable to close.
         with suppress(Exception):
             close_env(self.envs[number])
         self.envs[number] = self._make_env(number)
 
-    def vector_step(self, actions: Sequence[Any]) -> VectorStep:
+    def vector_step(self, actions: Sequence[Any]) -> StepLists:
         wanted = self._one_each("actions", actions)
         steps: list[Any] = []
         try:
@@ -212,13 +211,8 @@ class _GymEnvs(VectorEnv):
                     f"env {index} step: returned {how_many(step)}, expected (obs, reward, terminated, truncated, "
                     "info); return that, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
                 )
-        return (
-            [step[0] for step in steps],
-            [step[1] for step in steps],
-            [step[2] for step in steps],
-            [step[3] for step in steps],
-            [step[4] for step in steps],
-        )
+        obs, rewards, terminateds, truncateds, infos = map(list, zip(*steps, strict=True))
+        return obs, rewards, terminateds, truncateds, infos
 
     def get_sub_environments(self) -> list[Any]:
         return list(self.envs)
@@ -249,11 +243,7 @@ class _GymEnvs(VectorEnv):
 
 
 def check_number(num_envs: Any) -> None:
-    """Refuse a number of sub-environments that is none.
-
-    Raises:
-        ConfigError: It is no integer, or less than 1.
-    """
+    """Refuse a wrong `num_envs`."""
     if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
         raise ConfigError(
             f"VectorEnv: num_envs={num_envs!r}, expected an integer of at least 1; say how many there are"
@@ -263,7 +253,7 @@ def check_number(num_envs: Any) -> None:
 def _crash(index: int, method: str, error: BaseException) -> EnvCrashError:
     return EnvCrashError(
         f"env {index} {method}: raised {type(error).__name__}: {error}; the environment's own traceback is above "
-        "(sub-environments of a VectorEnv are not made anew one by one)"
+        "(sub-environments of a VectorEnv are not re-created one by one)"
     )
 
 

@@ -64,9 +64,11 @@ def test_add_policy_takes_the_parts_of_a_spec_by_their_classic_names(owners: dic
         assert type(added) is (*args, parts.get("policy_cls", parts.get("policy_class")))[0]
         assert added.act([0.0] * 4) in (0, 1)
         algo.remove_policy("new", policy_mapping_fn=lambda *args, **kwargs: "default_policy")
-    with pytest.raises(ConfigError, match=r"^add_policy: a spec and \['config'\] beside it.*put all into"):
+    with pytest.raises(ConfigError, match=r"^add_policy: a spec and also \['config'\].*put all into"):
         algo.add_policy("new", PolicySpec(), config={"gamma": 0.5})
-    with pytest.raises(ConfigError, match=r"^add_policy: policy_cls is NetPolicy, expected a class; write"):
+    with pytest.raises(
+        ConfigError, match=r"^add_policy: policy_cls is NetworkPolicy, expected a class; write"
+    ):
         algo.add_policy("new", policy_cls=first)
 
 

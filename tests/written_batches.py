@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from menv.sample_batch import InfoBuffer, Infos, SampleBatch
-from menv.trajectory_slices import TrajectorySlices
+from menv.sample_batch import InfoBuffer, Infos, SampleBatch, TrajectorySlices
 
 
 def batch(lengths: list[int], first: int = 0) -> SampleBatch:

@@ -61,7 +61,7 @@ def to_local_base_env(
             return CustomEnvs(env)
         return env if isinstance(env, _ADAPTERS) else TableEnvs(env)
     if isinstance(env, ExternalEnv | ExternalMultiAgentEnv):
-        _check_begun(env, "switchboard", "action_space, observation_space")
+        _check_begun(env, "broker", "action_space, observation_space")
         return _external(env, make_env, num_envs)
     if isinstance(env, VectorEnv | gym.vector.VectorEnv):
         _check_begun(env, "num_envs", "observation_space, action_space, num_envs")
@@ -145,6 +145,6 @@ def _external(
             raise ConfigError(
                 f"to_base_env: this {type(other).__name__} is sampled already, expected one that is not; create another"
             )
-        other.converted, other.switchboard = True, env.switchboard
+        other.converted, other.broker = True, env.broker
     possible_agents = env.possible_agents if isinstance(env, ExternalMultiAgentEnv) else [SINGLE_AGENT]
-    return ExternalEnvs(env.switchboard, envs, possible_agents=possible_agents)
+    return ExternalEnvs(env.broker, envs, possible_agents=possible_agents)

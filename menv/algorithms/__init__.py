@@ -12,7 +12,7 @@ refuse_root_import(__name__)
 
 from typing import TYPE_CHECKING
 
-from menv._lazy_names import names_on_demand
+from menv._lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from menv.algorithms.algorithm import Algorithm as Algorithm
@@ -30,37 +30,4 @@ if TYPE_CHECKING:
     from menv.algorithms.tensorboard import TensorBoardCallbacks as TensorBoardCallbacks
     from menv.algorithms.tensorboard import TensorBoardWriter as TensorBoardWriter
 
-_HOMES = {
-    "Algorithm": "algorithm",
-    "DQN": "dqn.dqn",
-    "DQNConfig": "dqn.config",
-    "ModelConfig": "config.algorithm_config",
-    "MultiAgentConfig": "config.algorithm_config",
-    "PPO": "ppo.ppo",
-    "PPOConfig": "ppo.config",
-    "QMIX": "qmix.qmix",
-    "QMIXConfig": "qmix.config",
-    "TensorBoardCallbacks": "tensorboard",
-    "TensorBoardWriter": "tensorboard",
-    "plot_curves": "curves",
-    "PPOPolicy": "ppo.policy",
-    "compute_advantages": "ppo.advantages",
-}
-__all__ = [
-    "DQN",
-    "PPO",
-    "QMIX",
-    "Algorithm",
-    "DQNConfig",
-    "ModelConfig",
-    "MultiAgentConfig",
-    "PPOConfig",
-    "PPOPolicy",
-    "QMIXConfig",
-    "TensorBoardCallbacks",
-    "TensorBoardWriter",
-    "compute_advantages",
-    "plot_curves",
-]
-
-__getattr__, __dir__ = names_on_demand(__name__, _HOMES)
+__all__, __getattr__, __dir__ = lazy_names(__name__)

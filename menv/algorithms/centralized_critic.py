@@ -20,7 +20,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv.base_env import AgentId
+from menv.base_env import AgentId, Column
 from menv.connectors.action_output import component_sizes, is_discrete
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.episode import Episode
@@ -28,7 +28,6 @@ from menv.errors import ConfigError, ContractError
 from menv.policy_spec import PolicySpec
 from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.spaces import leaves
-from menv.trajectory_slices import Column
 
 Floats = npt.NDArray[np.float32]
 

@@ -20,11 +20,11 @@ from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.fragments import WorkerPlacement, env_context, joined_state, split_state
 from menv.algorithms.postprocessing import BatchPostprocessor
 from menv.algorithms.rollouts import PolicyView
-from menv.base_env import BaseEnv, EpisodeEnd
+from menv.base_env import BaseEnv, Column, EpisodeEnd
 from menv.callbacks import DefaultCallbacks
-from menv.episode import AS_THEY_COME, Episode, When
+from menv.episode import Episode
 from menv.errors import CallOrderError, ConfigError, ContractError
-from menv.metrics import Metrics
+from menv.metrics import AS_THEY_COME, Metrics, When
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.sampling import fragment_limit
@@ -33,7 +33,6 @@ from menv.sampling.infer_policies import AgentSpaces, resolve_agents
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.sampler import Sampler
 from menv.spaces import alike
-from menv.trajectory_slices import Column
 
 Shares = npt.NDArray[np.int64]
 

@@ -26,7 +26,7 @@ from menv.algorithms.rollout_worker import WorkerBootstrap
 from menv.algorithms.rollouts import LocalRollouts, PolicyView, Rollouts, Tree
 from menv.algorithms.torch_threads import set_torch_threads
 from menv.algorithms.worker_group import FragmentQueue, PolicySync, WorkerGroup, locked
-from menv.base_env import AgentId, BaseEnv
+from menv.base_env import AgentId, BaseEnv, Column
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError, EnvFaultWarning
 from menv.metrics import Metrics, Timers
@@ -36,7 +36,6 @@ from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.digest import Digest
 from menv.sampling.policy_group import PolicyGroup
 from menv.serving.interrupts import Interrupts
-from menv.trajectory_slices import Column
 from menv.workers.convert import to_base_env
 from menv.workers.engine import Engine, RemoteActor
 from menv.workers.engines import make_engine

@@ -200,7 +200,7 @@ def open_settings(worker_init: WorkerInit) -> AlgorithmConfig:
     if worker_init.placement.recreated and config.seed is not None:
         config = replace(config, seed=worker_init.seed)
     set_log_level(config.log_level)
-    settings.known.tell()
+    settings.known.register()
     return config
 
 

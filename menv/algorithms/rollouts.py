@@ -25,12 +25,11 @@ from menv.inference.network_policy import NetworkPolicy
 from menv.metrics import Metrics, Timers
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
-from menv.sample_batch import MultiAgentBatch, SampleBatch
+from menv.sample_batch import MultiAgentBatch, SampleBatch, TrajectorySlices
 from menv.sampling.digest import Digest
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.sampler import Sampler
 from menv.serialization import is_plain
-from menv.trajectory_slices import TrajectorySlices
 
 Tree = dict[str, Any]
 

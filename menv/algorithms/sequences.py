@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from menv.base_env import Column
 from menv.sample_batch import SampleBatch
-from menv.trajectory_slices import Column
 
 
 class Sequences(NamedTuple):

@@ -5,8 +5,7 @@ Each name is fetched when it is first used; registered ones are registered then,
 
 from typing import TYPE_CHECKING
 
-from menv._lazy_names import names_on_demand
-from menv.connectors.connector import BUILT_IN
+from menv._lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from menv.connectors.action_connector import ActionConnector as ActionConnector
@@ -45,22 +44,4 @@ if TYPE_CHECKING:
         ViewRequirementAgentConnector as ViewRequirementAgentConnector,
     )
 
-_HOMES = {
-    **BUILT_IN,
-    "ActionConnector": "action_connector",
-    "ActionConnectorDataType": "action_connector",
-    "AgentConnector": "agent_connector",
-    "AgentConnectorDataType": "agent_connector",
-    "AgentConnectorsOutput": "agent_connector",
-    "Connector": "connector",
-    "ConnectorContext": "connector",
-    "SyncedFilterAgentConnector": "mean_std_filter",
-    "ViewRequirement": "view_requirement",
-    "get_connector": "connector",
-    "register_connector": "connector",
-    "register_lambda_action_connector": "agent_connector",
-    "register_lambda_agent_connector": "agent_connector",
-}
-__all__ = sorted(_HOMES)
-
-__getattr__, __dir__ = names_on_demand(__name__, _HOMES)
+__all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 
+from menv.base_env import Column
 from menv.connectors.action_connector import ActionConnector, ActionConnectorDataType
 from menv.connectors.connector import Connector, Stateless, register_connector
 from menv.errors import ContractError
 from menv.sample_batch import SampleBatch
 from menv.spaces import OutsideSpaceError
-from menv.trajectory_slices import Column
 
 MASK = "action_mask"
 

@@ -8,49 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from menv._lazy_names import names_on_demand
+from menv._lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from menv.envs.connect_four import ConnectFour
-    from menv.envs.independent_copies import make_multi_agent
-    from menv.envs.rock_paper_scissors import AlwaysSame, BeatLastMove, RockPaperScissors
-    from menv.envs.stub_envs import NullEnv, RandomMultiAgentEnv
-    from menv.envs.three_level_maze import ThreeLevelMaze
-    from menv.envs.tictactoe import TicTacToe
-    from menv.envs.traffic import MultiAgentTrafficEnv
-    from menv.envs.two_step_game import TwoStepGame
-    from menv.envs.windy_maze import HierarchicalWindyMaze, WindyMaze
+    from menv.envs.connect_four import ConnectFour as ConnectFour
+    from menv.envs.independent_copies import make_multi_agent as make_multi_agent
+    from menv.envs.rock_paper_scissors import AlwaysSame as AlwaysSame
+    from menv.envs.rock_paper_scissors import BeatLastMove as BeatLastMove
+    from menv.envs.rock_paper_scissors import RockPaperScissors as RockPaperScissors
+    from menv.envs.stub_envs import NullEnv as NullEnv
+    from menv.envs.stub_envs import RandomMultiAgentEnv as RandomMultiAgentEnv
+    from menv.envs.three_level_maze import ThreeLevelMaze as ThreeLevelMaze
+    from menv.envs.tictactoe import TicTacToe as TicTacToe
+    from menv.envs.traffic import MultiAgentTrafficEnv as MultiAgentTrafficEnv
+    from menv.envs.two_step_game import TwoStepGame as TwoStepGame
+    from menv.envs.windy_maze import HierarchicalWindyMaze as HierarchicalWindyMaze
+    from menv.envs.windy_maze import WindyMaze as WindyMaze
 
-__all__ = [
-    "AlwaysSame",
-    "BeatLastMove",
-    "ConnectFour",
-    "HierarchicalWindyMaze",
-    "MultiAgentTrafficEnv",
-    "NullEnv",
-    "RandomMultiAgentEnv",
-    "RockPaperScissors",
-    "ThreeLevelMaze",
-    "TicTacToe",
-    "TwoStepGame",
-    "WindyMaze",
-    "make_multi_agent",
-]
-
-_HOMES = {
-    "AlwaysSame": "rock_paper_scissors",
-    "BeatLastMove": "rock_paper_scissors",
-    "ConnectFour": "connect_four",
-    "HierarchicalWindyMaze": "windy_maze",
-    "MultiAgentTrafficEnv": "traffic",
-    "NullEnv": "stub_envs",
-    "RandomMultiAgentEnv": "stub_envs",
-    "RockPaperScissors": "rock_paper_scissors",
-    "ThreeLevelMaze": "three_level_maze",
-    "TicTacToe": "tictactoe",
-    "TwoStepGame": "two_step_game",
-    "WindyMaze": "windy_maze",
-    "make_multi_agent": "independent_copies",
-}
-
-__getattr__, __dir__ = names_on_demand(__name__, _HOMES)
+__all__, __getattr__, __dir__ = lazy_names(__name__)

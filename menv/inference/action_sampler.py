@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from menv import rng
+from menv.base_env import Column
 from menv.rng import Keys
-from menv.trajectory_slices import Column
 
 Noise = npt.NDArray[np.float32]
 

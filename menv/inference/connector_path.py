@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv.base_env import End
+from menv.base_env import Column, End
 from menv.connectors.action_connector import ActionConnectorDataType
 from menv.connectors.agent_connector import AgentConnector, AgentRows, as_network_dtype
 from menv.connectors.clip_reward import ClipRewardAgentConnector
@@ -33,7 +33,6 @@ from menv.connectors.pipeline import (
 from menv.errors import ContractError
 from menv.inference.backend import not_finite
 from menv.spaces import OutsideSpaceError, own_copy
-from menv.trajectory_slices import Column
 
 # Connectors that see ends, and either change rewards without the observation or do not change them.
 _KNOWN = (ClipRewardAgentConnector, FrameStackAgentConnector)

@@ -21,6 +21,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv import rng
+from menv.base_env import Column
 from menv.connectors.action_connector import ActionConnectorDataType, PolicyOutput
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.agent_connector import (
@@ -48,7 +49,6 @@ from menv.policy import Policy, one_row, parts_given
 from menv.sample_batch import SampleBatch
 from menv.serialization import path_given, writing
 from menv.spaces import OutsideSpaceError, has_order
-from menv.trajectory_slices import Column
 
 
 class NetworkGroup(Protocol):
@@ -450,7 +450,7 @@ class NetworkPolicy(Policy):
         except OutsideSpaceError as error:
             # Connectors see single agents, so the error's row says nothing.
             raise ContractError(
-                f"policy {self.policy_id!r}: {error.mended('pass observations of policy.observation_space')}"
+                f"policy {self.policy_id!r}: {error.with_advice('pass observations of policy.observation_space')}"
             ) from error
         noise = self._noise_for(explore, len(connected))
         decision = self._decision(shown.obs, shown.mask, noise, shown.state)
@@ -598,7 +598,7 @@ class NetworkPolicy(Policy):
         return np.split(state, np.cumsum(self.networks.state_sizes)[:-1], 1)
 
     def _outside(self, error: OutsideSpaceError, rows: int) -> ContractError:
-        wrong = error.mended("pass observations of policy.observation_space")
+        wrong = error.with_advice("pass observations of policy.observation_space")
         return ContractError(f"policy {self.policy_id!r}, observation {error.row} of {rows}: {wrong}")
 
     def _noise_for(self, explore: bool | None, rows: int) -> Any:

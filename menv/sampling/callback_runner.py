@@ -12,16 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from menv.base_env import COMMON, Ready
+from menv.base_env import COMMON, Column, Ready
 from menv.callbacks import DefaultCallbacks, overrides
-from menv.episode import Episode, When
+from menv.episode import Episode
 from menv.errors import CALLER, ContractError, EnvFault, EnvFaultWarning
 from menv.inference.backend import not_finite
-from menv.metrics import Metrics
+from menv.metrics import Metrics, When
 from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.trajectories import AgentTrajectory, agent_trajectories
 from menv.spaces import own_copy
-from menv.trajectory_slices import Column
 
 _LEARNED = (
     SampleBatch.OBS, SampleBatch.ACTIONS, SampleBatch.REWARDS, SampleBatch.ACTION_LOGP, SampleBatch.ACTION_DIST_INPUTS,

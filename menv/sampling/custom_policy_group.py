@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
+from menv.base_env import Column
 from menv.connectors.action_connector import CustomSteps, element
 from menv.connectors.clip_reward import clip_reward
 from menv.connectors.obs_preprocessor import ObsPreprocessor
@@ -26,7 +27,6 @@ from menv.policy_spec import PolicySpec
 from menv.sampling.policy_group import Answers, PendingRows, PolicyGroup, is_retired
 from menv.sampling.rollout_buffer import RolloutBuffer, Rows
 from menv.spaces import OutsideSpaceError, stack, why_outside
-from menv.trajectory_slices import Column
 
 _NOTHING: Mapping[str, Any] = {}
 _GIVEN = dict.fromkeys(

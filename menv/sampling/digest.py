@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from menv import rng
+from menv.base_env import Column
 from menv.rng import Keys
 from menv.sample_batch import SampleBatch
 from menv.serialization import digest as tree_digest
-from menv.trajectory_slices import Column
 
 _MASK = (1 << 64) - 1
 _HALF = np.uint64(32)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from menv.adapters.local_envs import CreatedEnvs
 from menv.adapters.poll_events import EpisodeReplay
-from menv.base_env import AgentId
+from menv.base_env import AgentId, Column
 from menv.episode import Episode
 from menv.inference.action_sampler import TrajectoryTable
 from menv.policy_map import PolicyMap
@@ -27,7 +27,6 @@ from menv.sampling.episode_tracker import EpisodeTracker
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.rollout_loop import RolloutLoop
 from menv.serialization import is_plain
-from menv.trajectory_slices import Column
 
 # Rows that are noted at least before those of finished episodes are let go.
 _ROWS = 65_536

@@ -15,13 +15,24 @@ import numpy.typing as npt
 from menv import rng
 from menv.adapters.local_envs import CreatedEnvs
 from menv.adapters.table import TableEnvs
-from menv.base_env import COMMON, SINGLE_AGENT, AgentId, End, EnvId, EpisodeEnd, Join, Ready, Unclaimed
-from menv.episode import AS_THEY_COME, MEMBER_REWARDS, Episode, When
+from menv.base_env import (
+    COMMON,
+    SINGLE_AGENT,
+    AgentId,
+    Column,
+    End,
+    EnvId,
+    EpisodeEnd,
+    Join,
+    Ready,
+    Unclaimed,
+)
+from menv.episode import MEMBER_REWARDS, Episode
 from menv.inference.action_sampler import TrajectoryTable
+from menv.metrics import AS_THEY_COME, When
 from menv.policy_map import PolicyMap
 from menv.sampling.callback_runner import CallbackRunner
 from menv.sampling.policy_group import PolicyGroup
-from menv.trajectory_slices import Column
 
 _KEPT_KEYS = 65_536
 
@@ -107,7 +118,7 @@ class EpisodeTracker:
 
     def goes_on(self, env_id: EnvId, policy_map: PolicyMap) -> bool:
         """Return whether a running episode would go on under this map as it does with the one that it began with."""
-        return policy_map.goes_on(self._maps[env_id])
+        return policy_map.extends(self._maps[env_id])
 
     def take_up(self, episode: Episode, begun_at: int, env_steps: Column) -> None:
         """Go on with an episode of another tracker, which began at `begun_at`, at these env steps [E]."""

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from menv.base_env import AgentChunk, AgentId, EnvId, ExternalSteps, Ready, TrajectoryChunk
+from menv.base_env import AgentChunk, AgentId, Column, EnvId, ExternalSteps, Ready, TrajectoryChunk
 from menv.inference.action_sampler import TrajectoryTable
 from menv.sample_batch import SampleBatch
 from menv.sampling.episode_tracker import EpisodeTracker
@@ -20,7 +20,6 @@ from menv.sampling.network_policy_group import NetworkPolicyGroup
 from menv.sampling.policy_group import PendingRows, PolicyGroup, outside, refused
 from menv.sampling.rollout_buffer import RecurrentRolloutBuffer
 from menv.spaces import OutsideSpaceError
-from menv.trajectory_slices import Column
 
 OldWeights: TypeAlias = Callable[[str, int | None, Column, Any, Column, Any], tuple[Column, Column] | None]
 """`(policy_id, weights_seq_no, obs, mask, actions, state)` to distribution inputs and log-probabilities of actions in
@@ -123,7 +122,7 @@ class ExternalTrajectoryWriter:
 
     def _take_agent(self, piece: TrajectoryChunk, part: AgentChunk, ready: Ready) -> int:
         """Take in what one agent did; return its number of actions."""
-        slot, moves = part.slot, part.moves
+        slot, moves = part.slot, part.steps
         if part.join is not None:
             self._tracker.join(part.join)
         if slot >= len(self._waiting):
@@ -158,7 +157,7 @@ class ExternalTrajectoryWriter:
     def _add(
         self, group: PolicyGroup, piece: TrajectoryChunk, part: AgentChunk, which: slice, ready: Ready
     ) -> Column:
-        slot, moves = part.slot, part.moves
+        slot, moves = part.slot, part.steps
         seat = self._table.entry(slot)
         income = np.concatenate(([0.0], moves.rewards))
         self._table.returns[slot] += income[which].sum()

@@ -12,9 +12,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from menv.base_env import EpisodeEnd
+from menv.base_env import Column, EpisodeEnd
 from menv.errors import ContractError
-from menv.trajectory_slices import Column
 
 Flags = npt.NDArray[np.bool_]
 

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from menv.base_env import ExternalSteps, Ready, VectorStep
+from menv.base_env import Column, ExternalSteps, Ready, VectorStep
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.connector import ConnectorContext
 from menv.connectors.obs_preprocessor import ObsPreprocessor
@@ -26,7 +26,6 @@ from menv.sample_batch import SampleBatch
 from menv.sampling.policy_group import Answers, PendingRows, PolicyGroup, is_retired
 from menv.sampling.rollout_buffer import RecurrentRolloutBuffer, Rows
 from menv.sampling.vector_rollout_buffer import NewIds, VectorRolloutBuffer
-from menv.trajectory_slices import Column
 
 
 class NetworkPolicyGroup(PolicyGroup):

@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv.base_env import Columns, End, EnvId, ExternalSteps, Ready
+from menv.base_env import Column, Columns, End, EnvId, ExternalSteps, Ready
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ContractError
 from menv.inference.action_sampler import TrajectoryTable
@@ -26,7 +26,6 @@ from menv.sample_batch import SampleBatch
 from menv.sampling.rollout_buffer import Prepared, RecurrentRolloutBuffer, RolloutBuffer, Rows
 from menv.sampling.trajectories import Trajectories
 from menv.spaces import OutsideSpaceError, own_copy
-from menv.trajectory_slices import Column
 
 
 @dataclass(slots=True)
@@ -424,7 +423,7 @@ def outside(
         advice = (
             "list the agents in possible_agents of the environment, if the entries of its space are theirs"
         )
-    wrong = error.mended(advice)
+    wrong = error.with_advice(advice)
     return ContractError(f"env {env_index}, agent {agent_id!r}, {when}: {wrong}")
 
 

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from menv.base_env import End
+from menv.base_env import Column, End
 from menv.errors import ContractError
-from menv.sample_batch import InfoBuffer, Infos, SampleBatch
+from menv.sample_batch import InfoBuffer, Infos, SampleBatch, TrajectorySlices
 from menv.sampling.trajectories import Trajectories, TrajectorySplit, split_trajectories
 from menv.spaces import as_flag
-from menv.trajectory_slices import Column, TrajectorySlices
 
 
 @dataclass(slots=True)

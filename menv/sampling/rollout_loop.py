@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from menv.adapters.custom import CustomEnvs
 from menv.adapters.external import ExternalEnvs
-from menv.base_env import BaseEnv, EnvId, Ready
+from menv.base_env import BaseEnv, Column, EnvId, Ready
 from menv.errors import ContractError
 from menv.inference.action_sampler import TrajectoryTable
 from menv.metrics import Timers
@@ -31,7 +31,6 @@ from menv.sampling.fragment_limit import ExternalFragmentLimit, FragmentLimit
 from menv.sampling.observation_fn import ObservationFn
 from menv.sampling.policy_group import Answers, PendingRows, PolicyGroup, joined, outside, set_aside, split
 from menv.spaces import OutsideSpaceError
-from menv.trajectory_slices import Column
 
 
 @dataclass(slots=True)

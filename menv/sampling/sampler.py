@@ -14,7 +14,7 @@ import numpy as np
 from menv.adapters.custom import InnerEnvs
 from menv.adapters.local_envs import CreatedEnvs
 from menv.adapters.lockstep import LockstepEnvs
-from menv.base_env import BaseEnv, EnvId
+from menv.base_env import BaseEnv, Column, EnvId
 from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode
 from menv.errors import CallOrderError
@@ -40,7 +40,6 @@ from menv.sampling.vector_loop import (
     copies_loop,
     frame_loop,
 )
-from menv.trajectory_slices import Column
 
 Tree = dict[str, Any]
 

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from menv.base_env import AgentId
+from menv.base_env import AgentId, Column
 from menv.episode import Episode
 from menv.sample_batch import SampleBatch
-from menv.trajectory_slices import Column
 
 
 @dataclass(slots=True)

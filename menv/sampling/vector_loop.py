@@ -15,12 +15,11 @@ import numpy.typing as npt
 
 from menv.adapters.gym import GymEnvs
 from menv.adapters.lockstep import LockstepEnvs
-from menv.base_env import SINGLE_AGENT, BaseEnv, EpisodeEnd, VectorStep
-from menv.episode import When
+from menv.base_env import SINGLE_AGENT, BaseEnv, Column, EpisodeEnd, VectorStep
 from menv.errors import ContractError
 from menv.inference.action_sampler import AHEAD, TrajectoryTable
 from menv.inference.backend import FixedBatchRunner
-from menv.metrics import Metrics, Timers
+from menv.metrics import Metrics, Timers, When
 from menv.sample_batch import SampleBatch
 from menv.sampling.episode_tracker import EpisodeTracker
 from menv.sampling.fragment_limit import LONGEST, Flags, FragmentLimit
@@ -28,7 +27,6 @@ from menv.sampling.network_policy_group import NetworkPolicyGroup
 from menv.sampling.policy_group import PendingRows, PolicyGroup, outside
 from menv.sampling.vector_rollout_buffer import VectorRolloutBuffer
 from menv.spaces import OutsideSpaceError
-from menv.trajectory_slices import Column
 
 
 class VectorStepper:

@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from menv.base_env import SINGLE_AGENT, VectorStep
+from menv.base_env import SINGLE_AGENT, Column, VectorStep
 from menv.errors import ContractError
 from menv.sample_batch import InfoBuffer
 from menv.sampling.rollout_buffer import Prepared, PrepareFinals, RolloutBuffer, Rows
 from menv.sampling.trajectories import Trajectories, TrajectorySplit, cut_frames
-from menv.trajectory_slices import Column
 
 NewIds = Callable[[Column], Column]
 _FLAGS = ("terminated", "truncated")

@@ -9,7 +9,7 @@ spaces. The protocol itself is described in docs/rllink.md.
 
 from typing import TYPE_CHECKING
 
-from menv._lazy_names import names_on_demand
+from menv._lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from menv.serving.client.policy_client import PolicyClient as PolicyClient
@@ -19,14 +19,4 @@ if TYPE_CHECKING:
     from menv.serving.transports.access import Access as Access
     from menv.serving.transports.transport import Transport as Transport
 
-_HOMES = {
-    "Access": "transports.access",
-    "Limits": "limits",
-    "PolicyClient": "client.policy_client",
-    "PolicyServerInput": "policy_server",
-    "RLlinkInput": "policy_server",
-    "Transport": "transports.transport",
-}
-__all__ = sorted(_HOMES)
-
-__getattr__, __dir__ = names_on_demand(__name__, _HOMES)
+__all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -21,13 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from menv.adapters.convert import to_local_base_env
-from menv.base_env import SINGLE_AGENT, BaseEnv
+from menv.base_env import SINGLE_AGENT, BaseEnv, Column
 from menv.errors import MenvError
 from menv.registry import IMPORT, RegisteredEnv, describe_env, resolve_env
 from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.digest import Digest, DigestRows, row_hashes
 from menv.sampling.sampler import Sampler
-from menv.trajectory_slices import Column
 from menv.vector_env import VectorEnv
 from menv.verify.task import MULTI, SINGLE, WHOLE, Task
 from menv.workers.convert import to_base_env
@@ -253,7 +252,7 @@ class _Player:
     """Lives in a worker."""
 
     def __init__(self, task: Task, known: RegisteredEnv, number: int) -> None:
-        known.tell()
+        known.register()
         self._task = task
         self._number = number
 

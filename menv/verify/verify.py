@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from menv.algorithms.algorithm import check_packages
+from menv.base_env import Column
 from menv.checking.env_runner import state_of_generators, used_since
 from menv.errors import ConfigError, MenvError
 from menv.registry import import_first
-from menv.trajectory_slices import Column
 from menv.verify.backends import BACKENDS, COMPARED, Backend, NotHostedError, Part, RunRecord
 from menv.verify.task import Task
 from menv.workers.engines import ray_runs

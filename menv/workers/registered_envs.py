@@ -92,7 +92,7 @@ def known_here(env: Any, settings: Any = None) -> RegisteredEnv:
         env: What the other process creates environments from: a name, a class, or a function.
         settings: What it creates them with; a name in there is one that may be asked for.
     """
-    own, every = RegisteredEnv.behind(env), RegisteredEnv.everything()
+    own, every = RegisteredEnv.of(env), RegisteredEnv.everything()
     others = {name: creator for name, creator in every.creators.items() if name not in own.creators}
     kept = {name: one for name, creator in others.items() if (one := _kept(creator)) is not None}
     specs = {name: _light(spec) for name, spec in every.gym_specs.items() if not _is_built_in(spec)}
@@ -186,7 +186,7 @@ class RemoteEnvSpec:
 
     def __call__(self, vector_index: int) -> Any:
         set_log_level(self._log_level)
-        self._known.tell()
+        self._known.register()
         return make_env(self._env, self._context.copy_with_overrides(vector_index=vector_index, remote=True))
 
 
@@ -202,5 +202,5 @@ class RemoteCopiesSpec:
         self._known = known_here(make_env)
 
     def __call__(self, vector_index: int) -> Any:
-        self._known.tell()
+        self._known.register()
         return self._make_env(vector_index)

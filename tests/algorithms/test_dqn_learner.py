@@ -16,8 +16,7 @@ from menv.algorithms.networks.stock_spec import StockSpec
 from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead
 from menv.inference.onnx_backend import OnnxBackend
-from menv.sample_batch import SampleBatch
-from menv.trajectory_slices import TrajectorySlices
+from menv.sample_batch import SampleBatch, TrajectorySlices
 
 SPEC = StockSpec(3, ActionHead("q_values", (2,)), (16,), dueling=True)
 

@@ -102,7 +102,7 @@ def test_observations_that_nobody_can_take_are_blamed_on_the_connector_that_made
     wrong.obs = obs
     getattr(policy.agent_connectors, place)(wrong)
     for ask in (algo.sample, lambda: policy.act(np.zeros(4, np.float32))):
-        with pytest.raises(ContractError, match=r"; mend what Observations made of it, or (mend|pass)"):
+        with pytest.raises(ContractError, match=r"; fix the output of Observations, or (mend|pass)"):
             ask()
 
 
@@ -110,7 +110,7 @@ def test_agents_asked_one_by_one_are_told_the_same() -> None:
     _, policy, ctx = built()
     policy.agent_connectors.prepend(wrong := Observations(ctx))
     wrong.obs = np.zeros(7, np.float32)
-    with pytest.raises(ContractError, match="; mend what Observations made of it, or pass"):
+    with pytest.raises(ContractError, match="; fix the output of Observations, or pass"):
         local_policy_inference(policy, 0, "a", np.zeros(4, np.float32))
 
 

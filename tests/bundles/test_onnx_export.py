@@ -106,7 +106,7 @@ class Own(Policy):
 
 def test_policies_that_no_graph_holds_are_refused_with_a_way_out(tmp_path: Path) -> None:
     own = Own(gym.spaces.Discrete(2), gym.spaces.Discrete(2))
-    with pytest.raises(ConfigError, match="policy 'Own': Own is code of your own, which no file holds"):
+    with pytest.raises(ConfigError, match="policy 'Own': Own is custom code, which no file holds"):
         own.export_checkpoint(tmp_path / "policy")
     with pytest.raises(ConfigError, match="Own is code of your own, which has no graph"):
         export_onnx(own, tmp_path / "policy.onnx")

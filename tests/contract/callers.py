@@ -1,4 +1,4 @@
-"""Scripted games whose players call a switchboard, in the thread that samples: each step follows from its answer."""
+"""Scripted games whose players call a broker, in the thread that samples: each step follows from its answer."""
 
 from __future__ import annotations
 

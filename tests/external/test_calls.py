@@ -172,7 +172,7 @@ def test_two_calls_at_once_in_one_episode_are_refused_and_the_first_one_is_answe
 
     with training(env, rollout_fragment_length=1) as algo, calling(first):
         for _ in range(1000):
-            if env.switchboard._channels["x"].asked:
+            if env.broker._channels["x"].asked:
                 break
             time.sleep(0.01)
         for call in (

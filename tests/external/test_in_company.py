@@ -97,7 +97,7 @@ def test_logged_actions_go_through_the_same_connectors(settings: dict[str, Any],
 
     def act(episode: str, seen: Any) -> int:
         # One episode after the other, as there.
-        while env.switchboard._unread_finished:
+        while env.broker._unread_finished:
             time.sleep(0.001)
         action = next(actions)
         env.log_action(episode, seen, action)

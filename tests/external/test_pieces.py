@@ -64,7 +64,7 @@ def test_whole_episodes_give_the_batch_of_the_same_steps_sampled_here(
             mine, rest = rest[: len(batch.segments.lengths)], rest[len(batch.segments.lengths) :]
             for one, actions in zip(mine, own_actions([batch], mine), strict=True):
                 (piece,) = one.pieces(None, **own(kind, actions))
-                env.switchboard.add_chunk(env.switchboard.start(), piece)
+                env.broker.add_chunk(env.broker.start(), piece)
             there.append(algo.sample()["default_policy"])
     names = names_of(here[0])
     for one, other in zip(here, there, strict=True):
@@ -105,13 +105,13 @@ def test_an_episode_may_come_in_pieces_also_when_the_fragment_closes_between_the
     there = []
     with training(env, PPO, rollout_fragment_length=1 if between else steps, **config) as algo:
         lines = [
-            (env.switchboard.start(), one.pieces(size, **own(kind, actions)))
+            (env.broker.start(), one.pieces(size, **own(kind, actions)))
             for one, actions in zip(noted, own_actions(here, noted), strict=True)
         ]
         while any(pieces for _, pieces in lines):
             for name, pieces in lines:
                 if pieces:
-                    env.switchboard.add_chunk(name, pieces.pop(0))
+                    env.broker.add_chunk(name, pieces.pop(0))
                     if between:
                         there.append(algo.sample())
         if not between:
@@ -132,13 +132,13 @@ def test_pieces_and_calls_fill_one_fragment_together() -> None:
     with training(env, DQN, **config) as algo:
         # The first one is 3 steps long, the second one 4.
         (first,), (second,) = noted[0].pieces(None), noted[1].pieces(None)
-        env.switchboard.add_chunk(env.switchboard.start(), first)
+        env.broker.add_chunk(env.broker.start(), first)
         episode = env.start_episode()
         for step in range(13):
             env.log_action(episode, np.array([500, step], np.float32), 0)
             env.log_returns(episode, 1.0)
         env.end_episode(episode, np.array([500, 13], np.float32))
-        env.switchboard.add_chunk(env.switchboard.start(), second)
+        env.broker.add_chunk(env.broker.start(), second)
         batch = algo.sample()
     own = batch["default_policy"]
     assert sorted(own.segments.lengths.tolist()) == [3, 4, 13]
@@ -151,9 +151,9 @@ def test_metrics_count_an_episode_of_many_pieces_once() -> None:
     env = told(Walk())
     with training(env, PPO, rollout_fragment_length=sum(len(one.actions) for one in noted)) as algo:
         for one in noted:
-            name = env.switchboard.start()
+            name = env.broker.start()
             for piece in one.pieces(2):
-                env.switchboard.add_chunk(name, piece)
+                env.broker.add_chunk(name, piece)
         algo.sample()
         summary = algo._metrics.summary()
     assert summary["hist_stats"]["episode_lengths"] == [len(one.actions) for one in noted]
@@ -165,9 +165,9 @@ def test_nobody_learns_from_pieces_of_an_episode_without_training() -> None:
     env = told(Walk())
     with training(env, PPO, rollout_fragment_length=sum(len(one.actions) for one in noted)) as algo:
         for number, one in enumerate(noted):
-            name = env.switchboard.start(None, number % 2 == 0)
+            name = env.broker.start(None, number % 2 == 0)
             for piece in one.pieces(2):
-                env.switchboard.add_chunk(name, piece)
+                env.broker.add_chunk(name, piece)
         batch = algo.sample()["default_policy"]
         assert len(algo._metrics.summary()["hist_stats"]["episode_reward"]) == len(noted)
     assert sorted(batch.segments.lengths.tolist()) == sorted(len(one.actions) for one in noted[::2])
@@ -179,18 +179,18 @@ def test_a_lost_episode_ends_with_the_observation_that_waits(closed: bool) -> No
     long = max(noted, key=lambda one: len(one.actions))
     env = told(Walk())
     with training(env, DQN, rollout_fragment_length=3 if closed else 4) as algo:
-        name = env.switchboard.start()
-        env.switchboard.add_chunk(name, long.piece(0, 3))
+        name = env.broker.start()
+        env.broker.add_chunk(name, long.piece(0, 3))
         if closed:
             first = algo.sample()["default_policy"]
             assert first.count == 3
             assert not first["truncateds"].any()
-        env.switchboard.lose([name], "it is a test")
-        other = env.switchboard.start()
-        env.switchboard.add_chunk(other, long.piece(0, 3))
-        env.switchboard.lose([other], "it is a test")
+        env.broker.lose([name], "it is a test")
+        other = env.broker.start()
+        env.broker.add_chunk(other, long.piece(0, 3))
+        env.broker.lose([other], "it is a test")
         if not closed:
-            env.switchboard.add_chunk(env.switchboard.start(), noted[0].piece(0, 1))
+            env.broker.add_chunk(env.broker.start(), noted[0].piece(0, 1))
         second = algo.sample()["default_policy"]
     lost = [piece for piece in second.split_by_episode() if piece["truncateds"][-1]]
     assert [piece.count for piece in lost] == ([3] if closed else [3, 3])
@@ -205,7 +205,7 @@ def test_pieces_and_single_calls_do_not_mix_in_one_episode() -> None:
 
     _, noted = sampled(PPO, Walk(), fragments=1, rollout_fragment_length=20, seed=7)
     env = told(Walk())
-    board, seen = env.switchboard, noted[0].obs[0]
+    board, seen = env.broker, noted[0].obs[0]
     board.start("pieces")
     board.add_chunk("pieces", noted[0].piece(0, 1))
     for call in (
@@ -245,9 +245,9 @@ def test_callbacks_hear_that_an_episode_begins_before_it_ends() -> None:
         env, PPO, rollout_fragment_length=sum(len(one.actions) for one in noted), callbacks=Order
     ) as algo:
         for number, one in enumerate(noted):
-            name = env.switchboard.start()
+            name = env.broker.start()
             for piece in one.pieces(2 if number % 2 else None):
-                env.switchboard.add_chunk(name, piece)
+                env.broker.add_chunk(name, piece)
         algo.sample()
     by_id: dict[Any, list[str]] = {}
     for what, episode_id in Order.heard:

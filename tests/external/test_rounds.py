@@ -55,7 +55,7 @@ class Player:
         return ready
 
     def say(self, call: str, *args: Any, **more: Any) -> str | None:
-        """ActionCall the switchboard; return how it refuses."""
+        """ActionCall the broker; return how it refuses."""
         try:
             getattr(self.board, call)(*args, **more)
         except (EpisodeError, CallOrderError) as error:

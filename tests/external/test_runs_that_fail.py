@@ -142,7 +142,7 @@ def test_where_nobody_calls_train_returns_and_says_so() -> None:
         assert algo.train()["external"]["idle"] == "no step in 0.05 s: 1 open episodes"
         with calling(lambda: ask_steps(env, "x", 0, 10), lambda: None):
             for _ in range(100):
-                if env.switchboard._channels["x"].rewards:
+                if env.broker._channels["x"].rewards:
                     break
                 algo.train()
         env.end_episode("x", obs(0, 10))

@@ -26,7 +26,7 @@ def handed_in(
     with training(env, PPO, **{**CONFIG, **config, "rollout_fragment_length": steps}) as algo:
         for one, columns in zip(noted, known, strict=True):
             (piece,) = one.pieces(None, **columns)
-            env.switchboard.add_chunk(env.switchboard.start(), piece)
+            env.broker.add_chunk(env.broker.start(), piece)
         pieces = algo.sample()["default_policy"].split_by_episode()
     assert len(pieces) == len(noted)
     return [
@@ -117,9 +117,9 @@ def test_states_that_are_told_are_taken_and_others_follow_from_what_was_seen(siz
         with training(env, PPO, **{**CONFIG, "rollout_fragment_length": steps, "model": LSTM}) as algo:
             for one, state in zip(noted, states, strict=True):
                 columns = {"told": {"state_in": state}, "follow": {}, "other": {"state_in": state + 1}}[kind]
-                name = env.switchboard.start()
+                name = env.broker.start()
                 for piece in one.pieces(size, **columns):
-                    env.switchboard.add_chunk(name, piece)
+                    env.broker.add_chunk(name, piece)
             its[kind] = algo.sample()["default_policy"]
     for name in names:
         np.testing.assert_array_equal(its["told"][name], its["follow"][name])
@@ -162,7 +162,7 @@ def test_pieces_of_weights_that_are_gone_are_left_out_and_counted() -> None:
             again = ExternalTrajectory(
                 piece.agents, piece.env_steps, piece.terminated, piece.truncated, number
             )
-            env.switchboard.add_chunk(env.switchboard.start(), again)
+            env.broker.add_chunk(env.broker.start(), again)
         result = algo.train()
         told_of = result["external"]
     # Too old to be looked for at all; gone; there; those of now.
@@ -192,7 +192,7 @@ def test_agents_of_a_piece_end_when_they_do_and_the_others_with_the_episode() ->
 
     env = ToldTeam(observation_space=OBS)
     with training(env, PPO, rollout_fragment_length=7) as algo:
-        board = env.switchboard
+        board = env.broker
         board.start("x")
         board.add_chunk(
             "x", ExternalTrajectory({"a": moves(0, 0, 3), "b": moves(1, 0, 2, terminated=True)}, 3)
@@ -229,8 +229,8 @@ def test_a_piece_outside_the_space_is_named() -> None:
         bad = ExternalSteps(
             [np.zeros(2, np.float32), np.zeros(3, np.float32), np.zeros(2, np.float32)], [0, 1], np.zeros(2)
         )
-        env.switchboard.start("x")
-        env.switchboard.add_chunk("x", ExternalTrajectory({AGENT: bad}, 2, terminated=True))
+        env.broker.start("x")
+        env.broker.add_chunk("x", ExternalTrajectory({AGENT: bad}, 2, terminated=True))
         with pytest.raises(ContractError, match=r"env x, agent 'agent0', observation 1 of a piece: .*\(3,\)"):
             algo.sample()
 
@@ -239,9 +239,7 @@ def test_an_episode_without_a_step_is_nothing() -> None:
     env = told(Walk())
     nothing = ExternalSteps([np.zeros(2, np.float32)], [], np.zeros(0), terminated=True)
     with training(env, PPO, idle_timeout=0.05) as algo:
-        env.switchboard.add_chunk(
-            env.switchboard.start(), ExternalTrajectory({AGENT: nothing}, 0, terminated=True)
-        )
+        env.broker.add_chunk(env.broker.start(), ExternalTrajectory({AGENT: nothing}, 0, terminated=True))
         result = algo.train()
     assert result["episodes_this_iter"] == 0
     assert "idle" in result["external"]
@@ -253,19 +251,19 @@ def test_an_episode_may_end_with_a_piece_without_a_step(closed: bool) -> None:
     one = noted[1]
     env = told(Walk())
     with training(env, PPO, rollout_fragment_length=4 if closed else 7) as algo:
-        env.switchboard.start("x")
-        env.switchboard.add_chunk("x", one.piece(0, 3))
+        env.broker.start("x")
+        env.broker.add_chunk("x", one.piece(0, 3))
         first = one.piece(3, 4).agents[AGENT]
-        env.switchboard.add_chunk(
+        env.broker.add_chunk(
             "x", ExternalTrajectory({AGENT: ExternalSteps(first.obs, first.actions, first.rewards)}, 1)
         )
         batches = [algo.sample()["default_policy"]] if closed else []
         last = ExternalSteps(first.obs[1:], [], np.zeros(0), terminated=True)
-        env.switchboard.add_chunk("x", ExternalTrajectory({AGENT: last}, 0, terminated=True))
+        env.broker.add_chunk("x", ExternalTrajectory({AGENT: last}, 0, terminated=True))
         (piece,) = noted[0].pieces(None)
-        env.switchboard.add_chunk(env.switchboard.start(), piece)
+        env.broker.add_chunk(env.broker.start(), piece)
         if closed:
-            env.switchboard.add_chunk(env.switchboard.start(), noted[0].piece(0, 1))
+            env.broker.add_chunk(env.broker.start(), noted[0].piece(0, 1))
         batches.append(algo.sample()["default_policy"])
     rows = [row for batch in batches for row in batch.rows() if row["eps_id"] == batches[0]["eps_id"][0]]
     assert [row["rewards"] for row in rows] == one.rewards

@@ -78,7 +78,7 @@ def training(
 def waiting(env: Any, idle_timeout: float) -> ExternalEnvs:
     """Return an external environment in table form that gives up soon where nobody calls."""
     return ExternalEnvs(
-        env.switchboard, [env], observation_space=OBS, action_space=ACTIONS, possible_agents=["agent0"],
+        env.broker, [env], observation_space=OBS, action_space=ACTIONS, possible_agents=["agent0"],
         idle_timeout=idle_timeout,
     )  # fmt: skip
 

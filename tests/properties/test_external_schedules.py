@@ -77,7 +77,7 @@ class Game:
             else:
                 actions = env.get_action(episode, observed)
             if game.step_count + 1 == lost:
-                env.switchboard.lose([episode], "it is a test")
+                env.broker.lose([episode], "it is a test")
                 self.lost.add((game.world, game.episode))
                 game.ended += [game._ended(agent, False, True, None) for agent in sorted(game._alive)]
                 game._alive.clear()

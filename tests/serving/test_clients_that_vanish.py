@@ -173,7 +173,7 @@ def test_clients_take_turns_with_their_pieces() -> None:
 
 def test_who_asks_does_not_wait_until_thousands_of_episodes_have_ended() -> None:
     env = Told()
-    envs, board = waiting(env, 1.0), env.switchboard
+    envs, board = waiting(env, 1.0), env.broker
     names = [board.start() for _ in range(2000)]
     for name in names:
         board.log_action(name, {"agent0": obs(0, 0)}, {"agent0": 0})
@@ -192,7 +192,7 @@ def test_who_asks_does_not_wait_until_thousands_of_episodes_have_ended() -> None
 
 def test_where_many_ask_as_many_episodes_end_so_that_ends_do_not_pile_up() -> None:
     env = Told()
-    envs, board = waiting(env, 1.0), env.switchboard
+    envs, board = waiting(env, 1.0), env.broker
     names = [board.start() for _ in range(50)]
     for _ in range(5):
         for name in names:
@@ -372,7 +372,7 @@ def test_the_cost_of_episodes_that_are_broken_off_grows_with_their_number() -> N
             names = [env.start_episode() for _ in range(count)]
             for name in names:
                 env.log_action(name, obs(0, 0), 0)
-            env.switchboard.lose(names, "it is a test")
+            env.broker.lose(names, "it is a test")
             begun = time.perf_counter()
             algo.sample()
             found = time.perf_counter() - begun - 0.2

@@ -23,9 +23,9 @@ from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
 from menv.algorithms.networks.stock_spec import EPSILON
 from menv.algorithms.return_scaling import RewardScale
 from menv.algorithms.torch_runtime import CPU, array_of, repeatable, tensor_of
+from menv.base_env import Column
 from menv.errors import ConfigError
 from menv.sample_batch import SampleBatch
-from menv.trajectory_slices import Column
 
 # SEAM menv.algorithms.learning.dqn_loss
 # The loss of Q-learning: how far the worth of what was done is from what came of it.

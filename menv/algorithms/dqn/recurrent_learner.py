@@ -26,10 +26,10 @@ from menv.algorithms.dqn.replay_buffer import column_of
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
 from menv.algorithms.sequences import Sequences, sequences, state_before
 from menv.algorithms.torch_runtime import CPU
+from menv.base_env import Column
 from menv.errors import ConfigError
 from menv.inference.action_heads import ILLEGAL
 from menv.sample_batch import SampleBatch
-from menv.trajectory_slices import Column
 
 _MOST = 0.9
 """How much the largest error of a sequence counts in its priority; the mean has the rest (eta, section 2.3)."""

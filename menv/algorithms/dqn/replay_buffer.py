@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.algorithms.config.field_checks import LARGEST, LEARNERS, check_stored
+from menv.base_env import Column
 from menv.errors import ConfigError
-from menv.trajectory_slices import Column
 
 # SEAM menv.algorithms.learning.raffle
 # Drawing places in proportion to priorities that change all the time, whole batches at once: a raffle.

@@ -18,6 +18,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv import rng
+from menv.base_env import Column
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.pipeline import match_kinds, stateful_connectors
 from menv.errors import ConfigError, ContractError, EpisodeError, MenvError, RefusedError
@@ -27,7 +28,6 @@ from menv.serving.client.client_session import ClientSession, SessionLostError
 from menv.serving.codec import ErrorCode
 from menv.serving.protocol import Episodes, EpisodesAndGetState, GetPolicies, GetState, SetState
 from menv.spaces import OutsideSpaceError, leaves
-from menv.trajectory_slices import Column
 
 if TYPE_CHECKING:
     from msgspec import Raw
@@ -180,7 +180,7 @@ class LocalPolicy:
             decided = self.policy.decide(obs, noise, states, [self._as_now(life) for life in lives])
         except OutsideSpaceError as error:
             raise ContractError(
-                f"{where}: {error.mended('pass observations of the space that the server was configured with')}"
+                f"{where}: {error.with_advice('pass observations of the space that the server was configured with')}"
             ) from error
         except ContractError as error:
             raise ContractError(f"{where}: {error}") from error

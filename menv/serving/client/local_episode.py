@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
-from menv.base_env import ALL, SINGLE_AGENT
+from menv.base_env import ALL, SINGLE_AGENT, Column
 from menv.errors import CallOrderError, ContractError, EpisodeError
 from menv.external_env import keyed_by_agent
 from menv.inference.network_policy import ComputedAction
@@ -22,7 +22,6 @@ from menv.serving.client.local_actor import ClientGenerator, LocalPolicy
 from menv.serving.client.policy_client import check_agent
 from menv.serving.codec import WireFormat, to_raw
 from menv.spaces import OutsideSpaceError, stack
-from menv.trajectory_slices import Column
 
 if TYPE_CHECKING:
     from msgspec import Raw
