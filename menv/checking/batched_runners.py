@@ -40,13 +40,6 @@ from menv.checking.values import (
 from menv.errors import ConfigError, ContractError
 from menv.spaces import how_many, own_copy
 
-# SEAM menv.checking.last_obs
-# Whether the last observations that come with the first ones of the next episodes are last ones.
-#
-# The stage of vectorised gymnasium environments asks at every step. An environment that writes all its
-# observations into
-# one array has written the first one of the next episode over the last one, by the time anybody sees it.
-
 
 class LastObs:
     """What the ends so far have shown."""
@@ -171,7 +164,7 @@ class GymVectorRunner(EnvRunner):
         elif over and not self._tried_sub_env:
             self._tried_sub_env = True
             self._try_sub_env()
-        # By sub-environment, as gymnasium has them; a batch of a nested space is nobody's buffer.
+        # By sub-environment, as gymnasium has them; a batch of a nested space shares no buffer.
         known = over if isinstance(finals, np.ndarray | list | tuple) else ()
         self._last_obs.take(self.env_steps, finals, known, list(turn.shown.values()))
 
@@ -259,14 +252,6 @@ class GymVectorRunner(EnvRunner):
         if np.ndim(part) != 1 or len(part) != len(self._keys):
             got = f"an array of shape {part.shape}" if isinstance(part, np.ndarray) else how_many(part)
             raise Broken("ME097", f"{name} is {got}, expected shape ({len(self._keys)},)", self.env_steps)
-
-
-# SEAM menv.checking.base_env_stage
-# A `BaseEnv` as a stage: many sub-environments that decide themselves when they show what.
-#
-# `menv.checking.check` makes one. Episodes of a `BaseEnv` cannot be repeated at will, so that the probes of
-# seeds
-# leave it alone.
 
 
 _LATER = "async_reset_return"

@@ -36,12 +36,6 @@ from menv.multi_agent_env import MultiAgentEnv
 from menv.registry import resolve_env
 from menv.vector_env import VectorEnv
 
-# SEAM menv.checking.subject
-# What is to be checked: an environment given as an instance, or whatever creates copies of it.
-#
-# `menv.checking.check` makes one. It knows the registry and which kind of environment has which stage.
-
-
 # A class may be of two kinds; its agents are lost if it is taken for a single-agent one.
 _STAGES: tuple[tuple[type[Any], type[EnvRunner]], ...] = (
     (BaseEnv, BaseEnvRunner),
@@ -53,7 +47,7 @@ _STAGES: tuple[tuple[type[Any], type[EnvRunner]], ...] = (
 
 
 class EnvUnderTest:
-    """Makes the stages on which an environment is played.
+    """Creates the runners that play an environment.
 
     Attributes:
         stages: Those made so far.
@@ -63,10 +57,10 @@ class EnvUnderTest:
     """
 
     def __init__(self, env: Any, config: Mapping[str, Any] | None) -> None:
-        """Look up what creates the environment.
+        """Find the creator of the environment.
 
         Raises:
-            ConfigError: `env` is nothing that could be an environment, or a name that nobody knows.
+            ConfigError: `env` is no environment, or an unknown name.
             Broken: It cannot create anything.
         """
         self.stages: list[EnvRunner] = []
@@ -82,7 +76,7 @@ class EnvUnderTest:
         self._creator = None if self.is_instance else _creator(env)
 
     def stage(self, report: FindingCollector, vector_index: int) -> EnvRunner:
-        """Return the environment on a stage; a new copy each time, unless it is an instance.
+        """Return a runner of a new copy of the environment, or of the instance itself.
 
         Args:
             report: Takes the findings.
@@ -116,7 +110,7 @@ class EnvUnderTest:
         return env
 
     def check_config(self, report: FindingCollector) -> None:
-        """Note an environment that changed the settings that it was given."""
+        """Report an environment that changed the settings that it was given."""
         for now, before in self._contexts:
             if not same(dict(now), dict(before)):
                 changed = sorted(
@@ -186,12 +180,6 @@ def _looks_old(env: Any) -> bool:
     return not any(one.name == "seed" or one.kind is one.VAR_KEYWORD for one in parameters)
 
 
-# SEAM menv.checking.closing
-# Whether an environment can be closed, twice, and leaves nothing running.
-#
-# `menv.checking.check` runs it last, on copies that it made itself.
-
-
 _PATIENCE = 2.0
 """Seconds that threads and processes have to end after close."""
 
@@ -200,16 +188,16 @@ _HELPERS = (
     ("multiprocessing.resource_tracker", "_resource_tracker", "_pid"),
     ("multiprocessing.forkserver", "_forkserver", "_forkserver_pid"),
 )
-"""Where Python keeps the numbers of processes of its own, which outlive whoever needed them first."""
+"""Where Python keeps the ids of its helper processes, which outlive the code that started them."""
 _OVER = (b"Z", b"X", b"x")
-"""States of processes that have ended and that nobody has waited for yet."""
+"""States of processes that have ended and wait to be reaped."""
 
 
 @dataclass(frozen=True)
 class _Child:
-    """A child process that the system knows, by whatever means it was started.
+    """A child process that the system lists, however it was started.
 
-    Numbers are given again: with its start a process is told from one that had its number before.
+    Process ids are reused: the start time distinguishes a process from an earlier one.
     """
 
     pid: int
@@ -222,7 +210,7 @@ class _Child:
 
 
 def running() -> set[object]:
-    """Return the threads and child processes of this process; those of `subprocess` and `os.fork` on Linux alone."""
+    """Return the threads and child processes of this process; `subprocess` and `os.fork` children on Linux only."""
     known = multiprocessing.active_children()
     apart = {os.getpid(), *(one.pid for one in known), *_helpers()}
     return {*threading.enumerate(), *known, *(one for one in _children() if one.pid not in apart)}
@@ -309,7 +297,7 @@ def check_env(
         Findings, errors first; an empty list if all is well.
 
     Raises:
-        ConfigError: `env` is no environment or a name that nobody knows, or another argument is wrong.
+        ConfigError: `env` is no environment or an unknown name, or another argument is invalid.
     """
     silent = checked_codes(ignore, "check_env: ignore")
     for name, value, least in (("env_steps", env_steps, 1), ("seed", seed, 0)):

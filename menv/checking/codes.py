@@ -12,12 +12,6 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from menv.errors import ConfigError
 
-# SEAM menv.checking.finding
-# One thing that is wrong, doubtful or worth knowing about an environment.
-#
-# `menv.checking.codes` makes findings, `check_env` returns them. It knows nothing of how they are found.
-
-
 Severity: TypeAlias = Literal["error", "warning", "info"]
 """error: menv refuses it, or what is learned from it is wrong. warning: it works, and a promise is
 lost. info: it works, and one should know."""
@@ -79,7 +73,7 @@ _SPACES: Mapping[str, Code] = {
 _RESET: Mapping[str, Code] = {
     "ME010": Code("error", "reset takes no seed or no options", "declare reset(self, *, seed=None, options=None)"),
     "ME011": Code("error", "reset returns no pair", "return (obs, info) from reset"),
-    "ME012": Code("error", "reset returns no dict of observations", "return {agent_id: obs} for those who act first"),
+    "ME012": Code("error", "reset returns no dict of observations", "return {agent_id: obs} of the agents that act"),
     "ME013": Code("error", "'__all__' or '__common__' is among observations or rewards", "keep '__all__' to the "
                   "two flag dicts and '__common__' to infos; no agent is called so"),
     "ME014": Code("error", "possible_agents is no list", "set possible_agents to a list of agent ids"),
@@ -102,30 +96,30 @@ _STEP: Mapping[str, Code] = {
     "ME029": Code("error", "an info is no dict", "return a dict, empty if there is nothing to say"),
 }  # fmt: skip
 _OBS: Mapping[str, Code] = {
-    "ME030": Code("error", "an observation lies outside its space", "mend the observation, or declare the space "
-                  "that it is in"),
+    "ME030": Code("error", "an observation lies outside its space", "fix the observation, or declare the space "
+                  "that contains it"),
     "ME031": Code("error", "an observation has another dtype than its space", "convert it with .astype, or declare "
                   "the space with the dtype that you return"),
     "ME032": Code("error", "an observation is not finite", "look for a division by zero or an overflow"),
-    "ME033": Code("info", "an observation is a list", "return a numpy array, which is taken over several times faster"),
+    "ME033": Code("info", "an observation is a list", "return a numpy array, which is copied several times faster"),
     "ME034": Code("warning", "an observation is of another number type", "convert it with .astype, or declare the "
                   "space with the type that you return; menv casts each observation, which takes time"),
 }  # fmt: skip
 _LIFE: Mapping[str, Code] = {
     "ME040": Code("warning", "truncated without a last observation", "return the last observation with the flag; "
                   "the value of what was cut off is estimated from it"),
-    "ME041": Code("info", "terminated without a last observation", "return it with the flag if anybody wants to see "
-                  "how the episode ended; menv repeats the one before"),
-    "ME042": Code("info", "an agent came back after its end", "nothing, if a new life is meant: it gets a trajectory "
-                  "of its own"),
+    "ME041": Code("info", "terminated without a last observation", "return it with the flag to show "
+                  "how the episode ended; menv repeats the previous one"),
+    "ME042": Code("info", "an agent came back after its end", "nothing, if it is meant to start again: it gets a new "
+                  "trajectory"),
     "ME043": Code("info", "an agent that ended is still shown", "leave agents out of obs and flags after their end; "
                   "menv drops these"),
     "ME044": Code("error", "everybody ended and '__all__' never came", "set '__all__' in the step in which the last "
                   "agent ends"),
-    "ME045": Code("error", "nobody is asked for too long", "return an observation for an agent that acts next, or end "
+    "ME045": Code("error", "no agent acts for too long", "return an observation for an agent that acts next, or end "
                   "the episode"),
     "ME046": Code("info", "'__all__' came later than the last agent's end", "set '__all__' in the step in which the "
-                  "last agent ends; each later one is an env step in which nobody acts"),
+                  "last agent ends; each later step is an env step in which no agent acts"),
     "ME047": Code("warning", "an agent that is not in possible_agents", "list it there, so that its policy can be "
                   "looked up before the first step"),
     "ME048": Code("warning", "one agent id in two types", "use one type for an id, a str or an int, everywhere"),
@@ -136,7 +130,7 @@ _MASKS: Mapping[str, Code] = {
     "ME051": Code("error", "the mask does not fit the actions", "declare one flag for each choice of the action space"),
     "ME052": Code("error", "a mask lies outside its space", "return the mask with the shape and dtype of its space"),
     "ME053": Code("error", "an allowed action raises", "forbid the action in the mask, or let step take it"),
-    "ME054": Code("info", "a mask that nobody reads", "put it into the observation, as the entry 'action_mask' of a "
+    "ME054": Code("info", "a mask that is not read", "put it into the observation, as the entry 'action_mask' of a "
                   "Dict space"),
 }  # fmt: skip
 _SEEDS: Mapping[str, Code] = {
@@ -148,14 +142,14 @@ _SEEDS: Mapping[str, Code] = {
     "ME062": Code("error", "sub-environments share their episodes", "make the generator from reset's seed, not "
                   "from a constant"),
     "ME063": Code("warning", "every reset without a seed repeats one episode", "make a new generator only if "
-                  "seed is not None, and go on with the old one otherwise"),
+                  "seed is not None, and keep the old one otherwise"),
 }  # fmt: skip
 _OWNERSHIP: Mapping[str, Code] = {
-    "ME070": Code("info", "observations are one buffer", "return a copy if anybody but menv, which copies, keeps them"),
+    "ME070": Code("info", "observations are one buffer", "return a copy if your own code keeps them; menv copies"),
     "ME071": Code("warning", "step changes the dict of actions", "copy the dict before changing it"),
     "ME072": Code("error", "step writes into an action", "copy the action before changing it; actions are read-only"),
-    "ME073": Code("warning", "writing into an observation changes the episode", "return a copy of what the environment "
-                  "goes on with"),
+    "ME073": Code("warning", "writing into an observation changes the episode", "return a copy of arrays that the "
+                  "environment keeps using"),
     "ME074": Code("info", "infos are one dict", "return a new info dict in every step"),
     "ME075": Code("info", "the environment changes its env_config", "copy the config before changing it; menv hands "
                   "out copies, other toolkits do not"),
@@ -169,18 +163,18 @@ _CLOSING: Mapping[str, Code] = {
     "ME082": Code("warning", "close leaves threads or processes", "stop and join them in close"),
 }  # fmt: skip
 _OTHER: Mapping[str, Code] = {
-    "ME090": Code("error", "step raised", "mend the environment; its own message is above"),
-    "ME091": Code("error", "reset raised", "mend the environment; its own message is above"),
-    "ME092": Code("error", "the environment could not be created", "mend the constructor"),
+    "ME090": Code("error", "step raised", "fix the environment; its own message is above"),
+    "ME091": Code("error", "reset raised", "fix the environment; its own message is above"),
+    "ME092": Code("error", "the environment could not be created", "fix the constructor"),
     "ME093": Code("error", "the creator does not take an EnvContext", "declare __init__(self, config), or pass "
                   "`lambda context: ...`"),
-    "ME094": Code("error", "a given action lies outside its space", "mend the function given as `actions`"),
+    "ME094": Code("error", "a given action lies outside its space", "fix the function given as `actions`"),
     "ME095": Code("info", "the environment warns", "read the warning"),
-    "ME096": Code("info", "a step takes long", "use more workers, or processes of their own for sub-environments"),
+    "ME096": Code("info", "a step takes long", "use more workers, or separate processes for sub-environments"),
     "ME097": Code("error", "the wrong number of values", "return one value for each of the num_envs sub-environments"),
     "ME098": Code("error", "the autoreset mode is not said", "set metadata['autoreset_mode'] to an AutoresetMode"),
     "ME099": Code("error", "an autoreset loses the last observation", "put it into infos['final_obs']"),
-    "ME100": Code("error", "a table contradicts itself", "mend what poll returns"),
+    "ME100": Code("error", "a table contradicts itself", "fix the table that poll returns"),
     "ME101": Code("error", "a last observation is the first one of the next episode", "return a copy of the "
                   "observation from step, so that the reset cannot write into it"),
 }  # fmt: skip
@@ -190,12 +184,6 @@ CODES: Final[Mapping[str, Code]] = {
 }  # fmt: skip
 """All codes, ten to a topic: spaces and kinds, reset and agents, step, observations, lives, masks, seeds, ownership,
 closing, everything else."""
-
-
-# SEAM menv.checking.report
-# Where findings are collected: one for each fault, with the env step at which it showed first.
-#
-# Stages and probes write into it, `check_env` reads it.
 
 
 class Broken(Exception):  # noqa: N818 - says what the environment is
@@ -228,7 +216,7 @@ class FindingCollector:
     def add(
         self, code: str, message: str, step: int | None = None, *, about: str = "", fix: str | None = None
     ) -> None:
-        """Note a fault, unless it was noted before.
+        """Report a fault, unless it was noted before.
 
         Args:
             code: One of `CODES`.
@@ -243,7 +231,7 @@ class FindingCollector:
         )
 
     def take(self, broken: Broken, where: str = "") -> None:
-        """Note why the environment could not be played on."""
+        """Report why the environment could not be played on."""
         self.add(broken.code, where + broken.message, broken.step, fix=broken.fix)
 
     def findings(self, ignored: Iterable[str]) -> list[Finding]:
@@ -269,7 +257,7 @@ def checked_codes(codes: Iterable[str], where: str) -> frozenset[str]:
     if unknown:
         raise ConfigError(
             f"{where}: {unknown} are no codes of findings, expected some of {min(CODES)} to {max(CODES)}; "
-            "see docs/checking.md for those that exist"
+            "docs/checking.md lists all codes"
         )
     return asked
 

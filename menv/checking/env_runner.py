@@ -1,4 +1,4 @@
-"""What probes play on: an environment of any kind, whose agents wait for actions turn after turn.
+"""EnvRunner: plays an environment of any kind for the probes of `check_env`.
 
 There is one subclass for each kind of environment. A stage calls the environment, checks what comes back and
 hands it on in one form; it decides neither who acts how nor how long is played.
@@ -26,12 +26,6 @@ from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead
 from menv.spaces import how_many, leaves, many_agents
 
-# SEAM menv.checking.global_draws
-# Whether code draws from the generators that the whole process shares.
-#
-# `menv.checking.env_runner` asks before and after each call of an environment.
-
-
 _MT19937_BYTES = 625 * 4
 """624 words and the place among them."""
 
@@ -51,10 +45,10 @@ def used_since(before: tuple[Any, Any]) -> str | None:
 
 
 def _state_of_numpy() -> Any:
-    # A normal number that numpy has kept for the next call is left out: whoever drew it was seen to draw.
+    # numpy's cached normal number is left out: the call that sampled it was seen.
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # numpy's stubs leave it out
     if type(generator) is np.random.MT19937:
-        # As it lies in memory; `get_state` takes fifty times as long, and is asked twice in each env step.
+        # The raw memory; `get_state` takes fifty times as long and runs twice per env step.
         return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
     return repr(np.random.get_state(legacy=False))
 
@@ -66,7 +60,7 @@ SpacePair: TypeAlias = tuple[gym.Space[Any], gym.Space[Any]]
 
 @dataclass(slots=True)
 class RunnerStep:
-    """What came back from one call.
+    """The result of one reset or step.
 
     Attributes:
         waiting: Observations of those who must act now.
@@ -86,7 +80,7 @@ class RunnerStep:
 
 
 class EnvRunner(abc.ABC):
-    """One environment, played turn by turn.
+    """One environment, played step by step.
 
     Attributes:
         env: The environment, or what stands before it.
@@ -113,7 +107,7 @@ class EnvRunner(abc.ABC):
 
     @abc.abstractmethod
     def check_spaces(self) -> None:
-        """Note what is wrong before anything is played.
+        """Report findings that show before the first step.
 
         Raises:
             Broken: Nothing can be played.
@@ -121,7 +115,7 @@ class EnvRunner(abc.ABC):
 
     @abc.abstractmethod
     def reset(self, seed: int | None) -> RunnerStep:
-        """Begin anew."""
+        """Start a new episode."""
 
     @abc.abstractmethod
     def step(self, actions: dict[Key, Any]) -> RunnerStep:
@@ -129,7 +123,7 @@ class EnvRunner(abc.ABC):
 
     @abc.abstractmethod
     def spaces(self, key: Key) -> SpacePair:
-        """Return the spaces of somebody who waits."""
+        """Return the spaces of a waiting agent."""
 
     def read(self, name: str) -> Any:
         """Return an attribute of the environment, None if it has none.
@@ -158,14 +152,14 @@ class EnvRunner(abc.ABC):
 
     @property
     def idle(self) -> bool:
-        """Whether nobody waits and env steps without an action are being counted."""
+        """Whether no agent waits and empty env steps are being counted."""
         return False
 
     def finish(self) -> None:  # noqa: B027 - optional
-        """Note what shows only at the end of the play."""
+        """Report findings that show only at the end."""
 
     def release(self) -> None:  # noqa: B027 - optional
-        """Put back what was taken off an environment that belongs to somebody else."""
+        """Restore what the runner changed in a caller's environment."""
 
     def close(self) -> None:
         """Close the environment, as training does at its end."""
@@ -199,7 +193,7 @@ class EnvRunner(abc.ABC):
         return Broken(code, f"{method} raised {describe(error)}", self.env_steps)
 
     def check_signature(self, reset: Any) -> None:
-        """Note a reset that cannot be given a seed and options."""
+        """Report a reset that cannot be given a seed and options."""
         try:
             parameters = inspect.signature(reset).parameters
         except (TypeError, ValueError):  # some built-in callables do not tell
@@ -240,7 +234,7 @@ class EnvRunner(abc.ABC):
 
 
 def check_pair(report: FindingCollector, who: str, obs_space: Any, action_space: Any) -> None:
-    """Note a pair of spaces that cannot be used, or not by every policy.
+    """Report a pair of spaces that cannot be used, or not by every policy.
 
     Raises:
         Broken: Nothing can be played with them.
@@ -312,12 +306,6 @@ def describe(error: BaseException) -> str:
     place = f" (line {trace.tb_lineno} of {trace.tb_frame.f_code.co_name})" if trace is not None else ""
     first = next(iter(str(error).splitlines()), "")[:200]
     return f"{type(error).__name__}: {first}{place}"
-
-
-# SEAM menv.checking.gym_stage
-# A `gymnasium.Env` as a stage: one agent, who always waits.
-#
-# `menv.checking.check` makes one for each copy that is played.
 
 
 ONLY: Key = (0, SINGLE_AGENT)
@@ -403,12 +391,6 @@ class GymRunner(EnvRunner):
 def _is_passive(env: Any) -> bool:
     """Return whether a layer is gymnasium's own checker, which would say some of the same again."""
     return isinstance(env, gym.Wrapper) and type(env).__name__ == "PassiveEnvChecker"
-
-
-# SEAM menv.checking.vector_stage
-# A `menv.VectorEnv` as a stage: every sub-environment waits at every turn.
-#
-# `menv.checking.check` makes one for each copy that is played.
 
 
 class VectorRunner(EnvRunner):

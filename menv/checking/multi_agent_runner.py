@@ -1,4 +1,4 @@
-"""A `MultiAgentEnv` as a stage: whoever is in its observations waits.
+"""MultiAgentRunner: plays a `MultiAgentEnv`; the agents in its observations wait.
 
 `menv.checking.check` makes one for each copy that is played.
 """
@@ -24,13 +24,6 @@ from menv.checking.env_runner import (
 )
 from menv.checking.values import check_flag, check_info, check_mask, check_mask_space, check_obs, check_reward
 from menv.spaces import how_many
-
-# SEAM menv.checking.lives
-# Who lives, waits and has ended in one sub-environment with many agents, and what is wrong with that.
-#
-# Stages of kinds that speak in dicts keyed by agent hand it every dict. It knows nothing of how they
-# are called.
-
 
 _PARTS = ("obs", "rewards", "terminateds", "truncateds", "infos")
 
@@ -67,7 +60,7 @@ class AgentLifecycles:
         return bool(self._ended) and not self.alive
 
     def begin(self, obs: Any, infos: Any, step: int) -> dict[AgentId, Any]:
-        """Take in a reset and return the observations of those who act first.
+        """Record a reset and return the observations of the agents that act first.
 
         Raises:
             Broken: It cannot be played on.
@@ -83,7 +76,7 @@ class AgentLifecycles:
         return dict(obs)
 
     def step(self, result: Any, step: int) -> tuple[dict[AgentId, Any], bool]:
-        """Take in the five dicts of a step; return who waits with what, and whether the episode is over.
+        """Record the five dicts of a step; return the waiting agents' observations, and whether the episode is over.
 
         Raises:
             Broken: It cannot be played on.
@@ -109,7 +102,7 @@ class AgentLifecycles:
         return waiting, over
 
     def finish(self) -> None:
-        """Note rewards and flags for agents that never appeared in the episode."""
+        """Report rewards and flags for agents that never appeared in the episode."""
         for agent, (what, step) in self._strangers.items():
             known = ", ".join(sorted(map(repr, self._possible))[:8])
             self._report.add(
@@ -205,7 +198,7 @@ class AgentLifecycles:
         self.empty_steps = 0 if waiting else self.empty_steps + 1
         if self.empty_steps >= MAX_EMPTY_STEPS:
             code, why = ("ME044", f"all agents ended and {ALL!r} was not set") if self.all_gone else (
-                "ME045", "nobody was asked"
+                "ME045", "no agent acted"
             )  # fmt: skip
             raise Broken(
                 code,

@@ -21,12 +21,6 @@ from menv.checking.values import components, usable_mask
 from menv.connectors.action_output import component_sizes
 from menv.spaces import built, own_copy, parts_of, values_in
 
-# SEAM menv.checking.actions
-# Where the actions of a play come from: chance, the caller, or the tape of an earlier play.
-#
-# Probes ask an `Actor` at every turn. All actions are read-only, as those of menv's policies are.
-
-
 ActionFn: TypeAlias = Callable[[Any, Any], Any]
 """`actions(obs, agent_id) -> action`."""
 Tape: TypeAlias = list[dict[Key, Any]]
@@ -133,12 +127,6 @@ def frozen(action: Any) -> Any:
     return action
 
 
-# SEAM menv.checking.transcript
-# What was seen in a play, so that two plays can be compared.
-#
-# The probes of seeds and of ownership write transcripts. Infos are left out: they may hold times.
-
-
 class Entry(NamedTuple):
     """One turn, copied.
 
@@ -165,7 +153,7 @@ class Entry(NamedTuple):
 
 
 def entry_of(turn: RunnerStep, env_steps: int) -> Entry:
-    """Return a turn as it is now, whatever happens to its arrays."""
+    """Return a copy of a step."""
     return Entry(
         env_steps, list(turn.waiting), own_copy(turn.shown), own_copy(turn.rewards), own_copy(turn.flags)
     )
@@ -180,14 +168,14 @@ def first_difference(one: list[Entry], other: list[Entry]) -> tuple[int, str] | 
             continue
         for name in ("acting", "obs", "rewards", "flags"):
             if not same(getattr(mine, name), getattr(theirs, name)):
-                return mine.env_steps, f"{'those who act' if name == 'acting' else name} differ"
+                return mine.env_steps, f"{'the waiting agents' if name == 'acting' else name} differ"
     if len(one) != len(other):
         return min(one[-1:] + other[-1:])[0], "their lengths differ"
     return None
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal to the last bit; NaN equals NaN."""
+    """Return whether two values are bit-identical; NaN equals NaN."""
     if isinstance(one, dict):
         return (
             isinstance(other, dict)
@@ -212,14 +200,8 @@ def _same_arrays(one: Any, other: Any) -> bool:
     return bool(np.array_equal(one, other, equal_nan=one.dtype.kind in "fc"))
 
 
-# SEAM menv.checking.buffers
-# Whether what an environment returned changes later, because it is one buffer.
-#
-# The long play asks at every turn.
-
-
 class Buffers:
-    """The turn before, as it was and as it is."""
+    """Compares the previous step with a copy of it."""
 
     def __init__(self, report: FindingCollector) -> None:
         self._report = report
@@ -234,7 +216,7 @@ class Buffers:
         self._infos = {key: copy.copy(info) for key, info in turn.infos.items() if isinstance(info, dict)}
 
     def compare(self, step: int) -> None:
-        """Note what has changed since."""
+        """Report arrays and infos that changed since."""
         assert self._turn is not None
         for key, obs in self._turn.shown.items():
             if not same(obs, self._obs.get(key)):

@@ -28,11 +28,6 @@ from menv.checking.play import (
 )
 from menv.spaces import values_in
 
-# SEAM menv.checking.writing
-# Writing into the observations of a turn, and taking it back.
-#
-# The probe of ownership steps in between: an environment that goes on with what it handed out shows it.
-
 
 @contextmanager
 def written_into(turn: RunnerStep) -> Iterator[None]:
@@ -110,7 +105,7 @@ class SeedProbe:
         self._one_episode = (1, self._length[1])
 
     def run(self) -> None:
-        """Note what breaks repeatability; nothing can be said without seeds."""
+        """Report what breaks repeatability, as far as the environment takes seeds."""
         self._copies = [copy for copy in (self._new_stage(1), self._new_stage(1)) if copy is not None]
         first = self._copies[0] if self._copies else self._stage
         actor = Actor(self._seed, self._given)
@@ -148,7 +143,7 @@ class SeedProbe:
         return True
 
     def _shares_episodes(self) -> bool:
-        """Note copies whose episodes are chance and still equal under different seeds."""
+        """Report copies that are random and still equal under different seeds."""
         seed = self._seed + _OTHER_SEED
         if len(self._copies) < 2 or first_difference(self._first, self._play(self._copies[1], seed)):
             return False
@@ -166,7 +161,7 @@ class SeedProbe:
         return True
 
     def _check_rows(self, stage: EnvRunner) -> None:
-        """Note sub-environments of one vectorised environment that play the same episodes."""
+        """Report sub-environments of one vectorised environment that play the same episodes."""
         seed = self._seed + _OTHER_SEED
         indices = sorted({key[0] for key in self._first[0].obs}, key=str)
         if len(indices) < 2 or first_difference(self._first, self._play(stage, seed)) is None:
@@ -182,7 +177,7 @@ class SeedProbe:
                 return
 
     def _check_unseeded(self, stage: EnvRunner) -> None:
-        """Note episodes that depend on the seed and are all equal without one."""
+        """Report episodes that depend on the seed and are all equal without one."""
         if first_difference(self._first, self._play(stage, self._seed + _OTHER_SEED)) is None:
             return
         unseeded = self._different_episodes(stage, [None] * _EPISODES_COMPARED)
@@ -217,7 +212,7 @@ class SeedProbe:
         return _COMMON * len(list(self._different_episodes(stage, self._seeds()))) > _EPISODES_COMPARED
 
     def _check_neighbours(self) -> None:
-        """Note a copy that plays differently while another one is played."""
+        """Report a copy that plays differently while another one is played."""
         if len(self._copies) < 2 or "ME061" in self._report:
             return
         one, other = self._copies
@@ -230,11 +225,11 @@ class SeedProbe:
         if found is not None:
             step, what = found
             self._report.add(
-                "ME076", f"an episode played beside another one with the same seed: {what}", step
+                "ME076", f"an episode played while another copy runs, with the same seed: {what}", step
             )
 
     def _check_writing(self, stage: EnvRunner) -> None:
-        """Note an environment that goes on with the arrays that it returned."""
+        """Report an environment that keeps using the arrays that it returned."""
         with np.errstate(all="ignore"):
             written = self._play(stage, self._seed, written_into)
         found = first_difference(self._first, written)

@@ -36,7 +36,7 @@ def leaves(space: gym.Space[Any], value: Any, path: str) -> Iterator[tuple[str, 
 
 
 def check_obs(report: FindingCollector, step: int, who: str, space: gym.Space[Any], obs: Any) -> None:
-    """Note every leaf of an observation that is not in its space, is not finite, or is slow to take over.
+    """Report every leaf of an observation that is outside its space, not finite, or slow to copy.
 
     Args:
         report: Takes the findings.
@@ -110,13 +110,13 @@ def mask_width(action_space: Any) -> int | None:
 
 
 def _members(whole: Any) -> list[Any]:
-    """Return the parts of a group's observation or of its space, also those of the groups in it; else the whole."""
+    """Return the parts of a group's observation or space, nested groups included; else the whole."""
     parts = whole.spaces if isinstance(whole, gym.spaces.Tuple) else whole
     return [one for part in parts for one in _members(part)] if isinstance(parts, tuple) else [whole]
 
 
 def check_mask_space(report: FindingCollector, who: str, obs_space: Any, action_space: Any) -> None:
-    """Note a mask that does not fit the actions, or lies where nobody reads it."""
+    """Report a mask that does not fit the actions, or is not at obs['action_mask']."""
     dicts = [part for part in _members(obs_space) if isinstance(part, gym.spaces.Dict)]
     masks = [part[MASK_KEY] for part in dicts if MASK_KEY in part.spaces]
     width = mask_width(action_space)
@@ -147,7 +147,7 @@ def _seems_a_mask(name: Any, space: gym.Space[Any], width: int | None) -> bool:
 
 
 def check_mask(report: FindingCollector, step: int, who: str, obs: Any, action_space: Any) -> None:
-    """Note a mask that allows its agent nothing, in any component of the action."""
+    """Report a mask that allows its agent nothing, in any component of the action."""
     flags = usable_mask(obs, action_space)
     if flags is None:
         if isinstance(obs, dict) and isinstance(obs.get(MASK_KEY), tuple | dict):
@@ -187,7 +187,7 @@ def components(flags: Any, action_space: Any) -> list[Any]:
 
 
 def check_reward(report: FindingCollector, step: int, who: str, reward: Any) -> None:
-    """Note a reward that is not one finite number."""
+    """Report a reward that is not one finite number."""
     try:
         numbers = np.asarray(reward)
         is_number = numbers.size == 1 and numbers.dtype.kind in "biuf"
@@ -203,7 +203,7 @@ def check_reward(report: FindingCollector, step: int, who: str, reward: Any) -> 
 
 
 def check_flag(report: FindingCollector, step: int, who: str, flag: Any) -> bool:
-    """Return a flag as a bool, and note one that is something else."""
+    """Return a flag as a bool, and report one of another type."""
     if isinstance(flag, bool | np.bool_):
         return bool(flag)
     shape = np.shape(flag) if isinstance(flag, np.ndarray | np.generic) else None
@@ -215,7 +215,7 @@ def check_flag(report: FindingCollector, step: int, who: str, flag: Any) -> bool
 
 
 def check_info(report: FindingCollector, step: int, who: str, info: Any, obs: Any) -> None:
-    """Note an info that is no dict, and a mask in it that nobody reads."""
+    """Report an info that is no dict, and a mask in it, where masks are not read."""
     if not isinstance(info, dict):
         report.add("ME029", f"{who}the info is {type(info).__name__}, expected a dict", step)
     elif MASK_KEY in info and not (isinstance(obs, dict) and MASK_KEY in obs):

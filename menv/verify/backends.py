@@ -35,14 +35,6 @@ from menv.workers.engines import make_engine
 from menv.workers.registered_envs import RemoteEnvSpec, known_here
 from menv.workers.worker_process import import_paths
 
-# SEAM menv.verify.record
-# What happened in one back-end: its digest, and all rows, to find the first one that differs in another.
-#
-# `menv.verify.backends` writes it, `menv.verify.verify` compares two. It can be written to a file of plain
-# arrays,
-# for rows that come from another process. It knows neither environments nor policies.
-
-
 Part = dict[str, Column]
 
 COMPARED = ("obs", "action_mask", "actions", "rewards", "terminateds", "truncateds", "last_obs")
@@ -135,7 +127,7 @@ def _agents(sampler: Sampler, batch: SampleBatch) -> Column:
 
 
 def _counted(env_indices: Column) -> Column:
-    """Return [N] how many rows of the same sub-environment lie before each."""
+    """Return [N] the number of earlier rows of the same sub-environment."""
     order = np.argsort(env_indices, kind="stable")
     in_order = env_indices[order]
     counts = np.empty_like(env_indices)
@@ -151,12 +143,6 @@ def _plain(column: Column) -> Column:
 
 def _as_any(arrays: Part) -> dict[str, Any]:
     return dict(arrays)
-
-
-# SEAM menv.verify.shares
-# Shares: which sub-environments of a task one sampler has, and playing them.
-#
-# `menv.verify.backends` plays all of them in this process, `menv.verify.backends` one in each of several.
 
 
 MakeEnv = Callable[[int], Any]
@@ -214,13 +200,6 @@ def _make(task: Task, worker: tuple[int, int], index: int) -> Any:
     return task.make_env(index, *worker)
 
 
-# SEAM menv.verify.in_workers
-# Playing a task in workers: samplers in other processes, each with a share of the sub-environments.
-#
-# `menv.verify.backends` has it in its table, once for each engine. What comes back are the records of the
-# shares.
-
-
 _WORKERS = 2
 
 
@@ -261,16 +240,6 @@ class _Player:
         record = RunRecord()
         play_share(self._task, shares(self._task, _WORKERS)[self._number], record)
         return record
-
-
-# SEAM menv.verify.other_process
-# Playing a task in a Python process of its own, in which strings have other hashes.
-#
-# `menv.verify.backends` has it in its table, `menv.cli.verify` is the other end. What goes over is a command
-# line:
-# the environment by name, settings as JSON; what comes back is a file of plain arrays. Environments that no
-# name leads to
-# stay here.
 
 
 ROWS = "--rows"

@@ -31,7 +31,7 @@ from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.sampler import Sampler
 
 SINGLE, MULTI, WHOLE = "single-agent", "multi-agent", "whole"
-"""Kinds of environments: copies of one agent, copies of many, and those that bring their sub-environments along."""
+"""Kinds of environments: single-agent copies, multi-agent copies, and vectorised ones."""
 
 
 class Task:
@@ -73,8 +73,8 @@ class Task:
         try:
             if base_env.external:
                 raise ConfigError(
-                    f"verify_backends: {type(first).__name__} calls by itself, expected an environment that is "
-                    "stepped; compare digests of results instead"
+                    f"verify_backends: {type(first).__name__} is an external environment, expected one "
+                    "that is stepped; compare digests of results instead"
                 )
             self.kind = _kind_of(first)
             self.num_envs = num_envs if self.kind != WHOLE else base_env.num_envs or 1
@@ -102,7 +102,7 @@ class Task:
         )
 
     def sampler(self, base_env: BaseEnv, first_index: int) -> Sampler:
-        """Return a sampler of its own for some of the sub-environments; all of them have the same policies."""
+        """Return a sampler for some of the sub-environments, with the same policies."""
         limit = FragmentLimit(self.env_steps, lockstep=base_env.lockstep)
         sampler = Sampler(
             base_env, self._policy_map, [group.clone() for group in self._groups], limit, seed=self.seed,

@@ -21,12 +21,6 @@ from menv.verify.backends import BACKENDS, COMPARED, Backend, NotHostedError, Pa
 from menv.verify.task import Task
 from menv.workers.engines import ray_runs
 
-# SEAM menv.verify.difference
-# The first row in which two back-ends differ, and in which of its columns.
-#
-# `menv.verify.verify` asks for it when digests differ. It looks at records and knows nothing else.
-
-
 Row = tuple[Part, int]
 
 _NO_ROW = "no such row"
@@ -102,7 +96,7 @@ def _place(row: Row) -> tuple[int, int, int, str, Any]:
 
 
 def _episode(record: RunRecord, part: Part, row: int) -> int:
-    """Return the number of a row's episode among those of its sub-environment that have rows."""
+    """Return the episode number of a row, counting only episodes of its sub-environment with rows."""
     began: dict[int, int] = {}
     for other in record.parts:
         mine = other["env_index"] == part["env_index"][row]
@@ -149,12 +143,6 @@ def _value(name: str, one: Any, other: Any) -> tuple[str, tuple[str, str]]:
 def _short(value: Column) -> str:
     text = repr(np.asarray(value).item()) if np.ndim(value) == 0 else f"of shape {np.shape(value)}"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
-
-
-# SEAM menv.verify.report
-# What came out of comparing back-ends, for programs and for people.
-#
-# `menv.verify.verify` makes it; `python -m menv.verify` prints its lines.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Environment in, environment out: what stands between a user's environment and its adapter.
+"""Wrappers: environment in, environment out. They make environments of other libraries usable.
 
 Imported as `menv.wrappers` only; each name is imported when it is asked for. Nothing here knows adapters,
 policies or the loop.

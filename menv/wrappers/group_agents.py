@@ -1,4 +1,4 @@
-"""Several agents seen as one, with Tuple observations and Tuple actions.
+"""Agent grouping: several agents become one, with Tuple observations and Tuple actions.
 
 `env.with_agent_groups(...)` creates the wrapper; what happens to one group in an episode is told in
 `menv.wrappers.group_agents`. It knows no policies: a group is mapped to one like any other agent.
@@ -18,13 +18,6 @@ from menv.episode import MEMBER_REWARDS
 from menv.errors import ConfigError, ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from menv.spaces import as_flag, as_reward, built, flat_mask, open_mask, own_copy
-
-# SEAM menv.wrappers.agent_group
-# One group of agents in a running episode: its tuple of observations, its sum of rewards, its end.
-#
-# `menv.wrappers.group_agents` holds one for each group and hands it the dicts of every step. It knows
-# its members alone; ungrouped agents, spaces of the whole and the environment are the wrapper's business.
-
 
 MASK_KEY = "action_mask"
 STATE_KEY = "state"
@@ -91,11 +84,11 @@ class AgentGroup:
 
     @property
     def rests(self) -> bool:
-        """Whether none of its members lives: those that were seen have ended, and others have yet to appear."""
+        """Whether no member is alive."""
         return all(member in self._ended for member in self._last)
 
     def take(self, result: StepDicts, out: StepDicts, inner: Mapping[AgentId, AgentGroup]) -> None:
-        """Take in what the environment returned and add what the group returns to `out`.
+        """Read the environment's step and add the group's part to `out`.
 
         Args:
             result: The five dicts.
@@ -115,7 +108,7 @@ class AgentGroup:
         if infos:
             self._note(infos)
         gone = len(self._ended) == len(self.members)
-        # A life that ends on the step on which it would begin is told as well.
+        # An agent that ends in its first step is reported as well.
         ends = (self.alive and (over or gone)) or (gone and bool(seen))
         if self.acting or (ends and seen):
             self._show(obs, out)
@@ -202,20 +195,20 @@ class AgentGroup:
         self._earned, self._told = {}, {}
 
     def _shown(self, place: int, obs: AgentDict) -> Any:
-        """Return what is shown of a member; whoever does not act needs a choice all the same, which is ignored."""
+        """Return a member's observation; a member that does not act still needs a choice, which is ignored."""
         member = self.members[place]
         shown = obs[member] if member in obs else self._stand_in(place, obs)
         return shown if member in self.acting else opened(shown)
 
     def _stand_in(self, place: int, obs: AgentDict) -> Any:
-        """Return what is shown for a member without an observation; nobody else holds it."""
+        """Return the placeholder observation of a member without one; it is a fresh copy."""
         member = self.members[place]
         if member in self._last:
             shown = own_copy(self._last[member])
         else:
             shown = blank(self.space.spaces[place], f"group {self.group_id!r}, member {member!r}")
         if isinstance(shown, dict) and STATE_KEY in shown:
-            # The state of the whole goes on, whoever has ended.
+            # The global state continues after members end.
             others = [obs[other] for other in self.members if other in obs]
             states = [other[STATE_KEY] for other in others if isinstance(other, dict) and STATE_KEY in other]
             return {**shown, STATE_KEY: own_copy(states[0])} if states else shown
@@ -239,7 +232,7 @@ def opened(obs: Any) -> Any:
 
 
 def blank(space: gym.Space[Any], where: str) -> Any:
-    """Return the element of `space` that stands for nobody: zeros, or what comes nearest to them.
+    """Return the placeholder element of `space`: zeros, or the nearest element.
 
     An entry `"action_mask"` of a Dict allows everything.
 
@@ -278,7 +271,7 @@ GroupSpaces: TypeAlias = Mapping[Any, gym.Space[Any]] | gym.Space[Any] | None
 
 
 class GroupAgentsWrapper(MultiAgentEnv):
-    """Makes one agent of each group of agents; agents in no group are left as they are.
+    """Makes one agent of each group; agents without a group stay unchanged.
 
     - The observation of a group is the tuple of its members' observations, its action a sequence of
       their actions, both in the order in which the group lists them.
@@ -366,7 +359,7 @@ class GroupAgentsWrapper(MultiAgentEnv):
         return grouped[0], grouped[4]
 
     def step(self, action_dict: AgentDict) -> StepDicts:
-        """Give each member its action and group what comes back.
+        """Step with one action per member and group the result.
 
         Raises:
             ContractError: The actions of a group are too few or too many, or are not asked for; only some
@@ -439,7 +432,7 @@ class GroupAgentsWrapper(MultiAgentEnv):
             try:
                 spaces[agent] = _own_space(self.env, kind, agent)
             except ContractError:
-                # Whoever asks for it is told by the environment, which may declare it later.
+                # The environment raises if it is asked; it may declare the space later.
                 continue
         return spaces
 
@@ -494,7 +487,7 @@ def _check_group(group: AgentId, members: Any, known: Sequence[AgentId]) -> None
             f"with_agent_groups: the members of group {group!r} are {members!r:.80}, expected a list of at least one "
             "agent id; list them in the order in which their actions shall stand"
         )
-    # An environment that lists nobody may know them all.
+    # An environment without possible_agents may know all of them.
     unknown = [member for member in members if known and member not in known]
     if unknown:
         raise ConfigError(

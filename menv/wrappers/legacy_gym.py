@@ -21,11 +21,6 @@ from menv.errors import ConfigError, ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from menv.spaces import as_flag, close_env, has_order, how_many
 
-# SEAM menv.wrappers.legacy_spaces
-# Spaces of the old `gym` package as gymnasium spaces, recognised by their attributes.
-#
-# `menv.wrappers.legacy_gym` calls it. The old package is neither imported nor needed.
-
 
 def to_gymnasium(space: Any, where: str = "space") -> gym.Space[Any]:
     """Return the gymnasium space that has the same elements as `space`.

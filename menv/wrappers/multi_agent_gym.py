@@ -20,7 +20,7 @@ from menv.wrappers.pettingzoo_base import check_answers
 
 
 class MultiAgentGym(MultiAgentEnv):
-    """An environment of gymnasium's kind that has a space for each agent, in a Tuple, a list or a Dict.
+    """A gymnasium-style environment with a space for each agent, in a Tuple, a list or a Dict.
 
         register_env("foraging", lambda context: MultiAgentGym(gym.make("Foraging-8x8-2p-3f-v3")))
 
@@ -125,10 +125,10 @@ class MultiAgentGym(MultiAgentEnv):
         )
 
     def _end(self, obs: AgentDict, terminateds: AgentDict, truncateds: AgentDict) -> tuple[bool, bool]:
-        """End lives, drop what is no news of those that had ended, and tell how the episode did: by its end, or cut."""
+        """End agents, drop repeated ends, and return whether the episode terminated or was truncated."""
         everybody = terminateds.pop(ALL, False), truncateds.pop(ALL, False)
         flagged = {agent for flags in (terminateds, truncateds) for agent, flag in flags.items() if flag}
-        # Places of a tuple are never empty. In a dict whoever is shown without a flag lives, also once more.
+        # Entries of a tuple are never empty. In a dict an agent without a flag is alive, also after an end.
         stale = self._ended if self._by_place else self._ended & flagged
         for agent in stale:
             for told in (obs, terminateds, truncateds):
@@ -246,7 +246,7 @@ def _places(values: Any) -> int | None:
 
 
 def _described(values: Any) -> str:
-    """Return what came, without what is in it."""
+    """Return the type and size of a value without its content."""
     places = _places(values)
     return f"a {type(values).__name__}" + (f" of {places}" if places is not None else "")
 

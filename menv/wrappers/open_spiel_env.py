@@ -227,7 +227,7 @@ def _seeded(game: Any, seed: int) -> Any:
     kinds = {kind.short_name: kind for kind in pyspiel.registered_games()}
 
     def with_seed(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        # A game may be made of another one, such as misere(game=negotiation()).
+        # A game may wrap another one, such as misere(game=negotiation()).
         told = {
             key: with_seed(value["name"], value) if isinstance(value, Mapping) and "name" in value else value
             for key, value in given.items()

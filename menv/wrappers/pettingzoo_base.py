@@ -21,12 +21,6 @@ from menv.errors import ConfigError, ContractError, MissingExtraError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv
 from menv.spaces import flags_of, flat_mask
 
-# SEAM menv.wrappers.pettingzoo_kind
-# Tells PettingZoo's two kinds of environment from each other and from everything else.
-#
-# The two PettingZoo wrappers ask it when they are made. It looks at methods only and imports no PettingZoo.
-
-
 _TURNS_AT_ONCE = "turn_based_aec_to_parallel_wrapper"
 _WRAPPERS = {"AEC": "PettingZooEnv", "parallel": "ParallelPettingZooEnv"}
 _MAKERS = {"AEC": "env", "parallel": "parallel_env"}
@@ -57,7 +51,7 @@ def check_kind(env: Any, wrapper: str, wanted: str) -> None:
     if isinstance(env, MultiAgentEnv | gym.Env):
         kind = "MultiAgentEnv" if isinstance(env, MultiAgentEnv) else "gymnasium.Env"
         raise ConfigError(
-            f"{wrapper}: {type(env).__name__} is a {kind}, expected a PettingZoo environment; use it as it is"
+            f"{wrapper}: {type(env).__name__} is a {kind}, expected a PettingZoo environment; use it without a wrapper"
         )
     kind = kind_of(env)
     if kind == wanted:
@@ -224,7 +218,7 @@ class PettingZooBase(MultiAgentEnv):
             self._masked = any(MASK in info for info in infos if info)
 
     def _masked_obs(self, agent: AgentId, obs: Any, info: Mapping[str, Any]) -> Any:
-        """Return an observation with the mask of `info` beside it, unless it holds one or none is wanted.
+        """Return an observation with the mask of `info` added, unless it has one or none is needed.
 
         Raises:
             ContractError: There is a mask where none can be used, or where none was to be expected.
@@ -241,7 +235,7 @@ class PettingZooBase(MultiAgentEnv):
             )
         if not self._masked:
             raise ContractError(
-                f"{type(self).__name__}: infos[{agent!r}] hold an {MASK!r} and those of the first reset held none, "
+                f"{type(self).__name__}: infos[{agent!r}] hold an {MASK!r} and the infos of the first reset held none, "
                 "expected masks from the start; pass action_mask_from_infos=True (False leaves them in infos)"
             )
         mask = flat_mask(info[MASK], space) if MASK in info else np.ones(flags_of(space), np.int8)
@@ -250,7 +244,7 @@ class PettingZooBase(MultiAgentEnv):
     def _with_mask_space(
         self, agent: AgentId, space: gym.Space[Any], actions: gym.Space[Any]
     ) -> gym.spaces.Dict:
-        """Return `space` with a mask beside it, the same object as long as the game's own stays the same."""
+        """Return `space` with a mask; the same object while the game's space stays the same."""
         known = self._spaces.get(agent)
         if known is None or known[0] is not space:
             mask = gym.spaces.Box(0, 1, (flags_of(actions),), np.int8)
@@ -307,15 +301,6 @@ def _some(agents: list[Any]) -> str:
     return ", ".join(map(repr, agents[:8])) or "none before the game is reset"
 
 
-# SEAM menv.wrappers.pettingzoo_state
-# Where a game keeps whose turn it is, beneath PettingZoo's own wrappers, and how to step it from there.
-#
-# An attribute that is read through three of those wrappers costs a tenth of a small game's whole step, and
-# every
-# step reads a dozen. The two PettingZoo wrappers ask once and go there directly. It knows modules by name and
-# imports no PettingZoo.
-
-
 _STATE = (
     "agents", "agent_selection", "terminations", "truncations", "infos", "rewards", "_cumulative_rewards"
 )  # fmt: skip
@@ -327,7 +312,7 @@ _PLAIN = {
     ("clip_out_of_bounds", "ClipOutOfBoundsWrapper"),
     ("terminate_illegal", "TerminateIllegalWrapper"),
 }
-"""PettingZoo's wrappers that pass the state on as it is and care for nothing beyond a single step."""
+"""PettingZoo's wrappers that pass the state through unchanged and keep nothing across steps."""
 
 
 def state_holder(env: Any) -> Any:
@@ -360,7 +345,7 @@ def observer(env: Any) -> Callable[[Any], Any]:
 
 
 def parallel_stepper(env: Any) -> Callable[[Any], Any]:
-    """Return `env.step` of a parallel game, for one made of an AEC game without that game's checks of order."""
+    """Return `env.step` of a parallel game; for a converted AEC game, without its order checks."""
     kind = type(env)
     step: Callable[[Any], Any] = env.step
     if (kind.__module__, kind.__name__) != ("pettingzoo.utils.conversions", "aec_to_parallel_wrapper"):
@@ -385,10 +370,10 @@ class _Shortened:
 
 
 def _passes_on(env: Any) -> bool:
-    """Return whether `env` is a wrapper of PettingZoo's without a state or a method of its own."""
+    """Return whether `env` is a PettingZoo wrapper without own state or methods."""
     if _name(type(env)) not in _PLAIN or "env" not in vars(env):
         return False
-    # Somebody may have put a method on the object itself, to watch it.
+    # A method may have been patched on the object itself.
     own = vars(env).keys() & {*_STATE, "step", "observe", "last"}
     return not own and not any(hasattr(type(env), name) for name in _STATE)
 

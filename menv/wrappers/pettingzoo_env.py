@@ -27,7 +27,7 @@ _MOST_DEAD_STEPS = 100_000
 
 
 class _Turn(NamedTuple):
-    """What the selected agent is told, as PettingZoo's `last` puts it."""
+    """The selected agent's view, as returned by PettingZoo's `last`."""
 
     obs: Any
     reward: Any
@@ -75,10 +75,10 @@ class PettingZooEnv(PettingZooBase):
         self._observe = observer(env)
         # The wrappers around the state have nothing to check in the step of a dead agent.
         self._dead_step = self._step if self._state is None else self._state.step
-        # Who acts next: nobody before the first reset and after the end.
+        # Who acts next: None before the first reset and after the end.
         self._selected: AgentId | None = None
         self._running = False
-        # Agents of the game when they were last looked at, and those whose end was told and who are not back.
+        # The game's agents at the last look, and the agents whose end was reported and who did not return.
         self._roll: list[AgentId] = []
         self._ended: set[AgentId] = set()
 
@@ -112,7 +112,7 @@ class PettingZooEnv(PettingZooBase):
         self._check_infos("reset", game.infos)
         self._look_for_masks(game.infos.values())
         obs, _, terminateds, _, infos = self._go_on()
-        # Whoever is dead from the start never lived; an episode that is over from the start ends in `step({})`.
+        # An agent that is dead from the start never lived; an episode that is over from the start ends in `step({})`.
         self._running = True
         return {agent: value for agent, value in obs.items() if agent not in terminateds}, infos
 
@@ -174,7 +174,7 @@ class PettingZooEnv(PettingZooBase):
         return told
 
     def _select(self, agent: AgentId, turn: _Turn, told: StepDicts) -> None:
-        """Note that a living agent acts next; in the next step if its former life ended in this one."""
+        """Record that a living agent acts next; in the next step if it ended in this one."""
         self._take_leave(told)
         self._ended.discard(agent)
         if agent in told[2]:
@@ -237,13 +237,6 @@ class PettingZooEnv(PettingZooBase):
 
 def _is_dead(game: Any, agent: AgentId) -> bool:
     return bool(game.terminations.get(agent) or game.truncations.get(agent))
-
-
-# SEAM menv.wrappers.parallel_pettingzoo_env
-# `ParallelPettingZooEnv`: a game of PettingZoo's parallel interface, in which all agents act at once.
-#
-# Users wrap their game in it and pass it on like any `MultiAgentEnv`. `pettingzoo_base` has the spaces and
-# masks. Nothing here knows turns; a game of the AEC interface goes into `PettingZooEnv`.
 
 
 _PARTS = ("obs", "rewards", "terminations", "truncations", "infos")
@@ -351,7 +344,7 @@ class ParallelPettingZooEnv(PettingZooBase):
         there = set(living)
         self._ended -= there
         gone = [agent for agent in self.agents if agent not in there]
-        # New ones may be dead before they ever acted; those told before stay dead however often they are flagged.
+        # New agents may be dead before they act; reported ends are not reported again.
         gone += [agent for agent in flagged if agent not in self.agents and agent not in self._ended]
         self._ended.update(gone)
         order = [agent for agent in given if agent in there or agent in gone]

@@ -22,16 +22,9 @@ from menv.errors import ConfigError, ContractError, MissingExtraError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from menv.serialization import path_given, writing
 
-# SEAM menv.wrappers.film
-# Pictures of episodes, kept while they are played and written when they are over.
-#
-# `menv.wrappers.record_episodes` shows it what an environment renders. It knows no environments. Pillow,
-# which comes with
-# tensorboard, is imported when the first picture comes.
-
 
 class VideoRecorder:
-    """What was shown of one episode at a time.
+    """The frames of one episode.
 
     Args:
         where: Begins messages: what records, and of which environment.
@@ -48,7 +41,7 @@ class VideoRecorder:
         self._shown: list[Any] = []
 
     def show(self, rendered: Any) -> None:
-        """Keep what an environment rendered: a picture, a list of pictures, or a text.
+        """Keep a rendered frame: a picture, a list of pictures, or a text.
 
         Raises:
             ContractError: It is something else, or not like what came before.
@@ -96,7 +89,7 @@ class VideoRecorder:
         self._shown = []
 
     def _unused(self, name: str, suffix: str) -> Path:
-        """Make a file that nobody else has made, other processes among them."""
+        """Create a new file; no other process has it."""
         for number in count():
             path = self._folder / f"{name}{f'-{number}' if number else ''}{suffix}"
             try:
@@ -271,7 +264,7 @@ class RecordedMultiAgent(MultiAgentEnv):
 
 
 class _Recorder:
-    """Counts the episodes of an environment, and films those that are due."""
+    """Counts the episodes of an environment and records the selected ones."""
 
     def __init__(self, env: Any, folder: str | PathLike[str], every: int, most_pictures: int) -> None:
         for name, value in (("every", every), ("most_pictures", most_pictures)):
@@ -288,12 +281,12 @@ class _Recorder:
         self._moved = False
 
     def begun(self) -> None:
-        """Note that an episode begins."""
+        """Start an episode."""
         self._episode += 1
         self._show()
 
     def stepped(self) -> None:
-        """Note that the environment has taken a step."""
+        """Record an env step."""
         self._moved = True
         self._show()
 

@@ -62,7 +62,7 @@ class VmasEnv(BaseEnv):
         self.infos: Any = None
         self._seed = random.getrandbits(31) if seed is None else seed
         self._random = list(self.env.vmas_random_state)
-        # Rows are those of the first agent in all worlds, then those of the second one.
+        # Rows: the first agent in all worlds, then the second one.
         self._slots = np.arange(len(self.possible_agents) * self.num_envs)
         self._env_steps = np.zeros(self.num_envs, np.int64)
         self._began = np.zeros(self.num_envs, np.int64)

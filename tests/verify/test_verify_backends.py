@@ -301,7 +301,7 @@ def test_where_an_environment_fails_is_told_with_its_error() -> None:
     ("env", "settings", "words"),
     [
         (unsteady.Walk(), {}, "got an instance of Walk"),
-        (hosted.external, {}, "calls by itself"),
+        (hosted.external, {}, "is an external environment"),
         (unsteady.Walk, {"num_envs": 0}, "num_envs is 0, expected an integer of at least 1"),
         (unsteady.Walk, {"env_steps": 1.5}, "env_steps is 1.5"),
         (unsteady.Walk, {"seed": -1}, "seed is -1"),
