@@ -147,6 +147,7 @@ def _settle(job: dict[str, Any], files: list[int]) -> None:
 
 if __name__ == "__main__":
     # Its functions are called last at the end, as those of what is imported first.
+    import menv.workers.process_exit
     import menv.workers.worker_process
 
     Later.stand_for("onnxruntime")

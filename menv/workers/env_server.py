@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from menv import rng
 from menv.adapters.convert import to_local_base_env
 from menv.adapters.local_envs import LocalEnvs
@@ -27,7 +29,6 @@ from menv.base_env import (
 )  # fmt: skip
 from menv.errors import ConfigError, EnvFault, MenvError
 from menv.spaces import call_method
-from menv.workers.pipe_channel import pack_stack, unpack_stack
 
 # SEAM menv.scale.news
 # What happened in one host of environments since it told last: a `Ready` in the form in which it travels.
@@ -270,3 +271,52 @@ class EnvServer:
                     *error.args[1:],
                 )
                 return
+
+
+class ValueStack(NamedTuple):
+    """Elements of one type and shape as one array, a row each."""
+
+    rows: Any
+
+
+class DictStack(NamedTuple):
+    """Dicts with the same keys, each key's values packed."""
+
+    keys: tuple[Any, ...]
+    values: tuple[Any, ...]
+
+
+def pack_stack(elements: Any) -> Any:
+    """Return a list of elements, or the rows of an array, in the form in which they travel."""
+    if isinstance(elements, np.ndarray) or len(elements) < 2:
+        return elements
+    first = elements[0]
+    kind = type(first)
+    if any(type(element) is not kind for element in elements):
+        return elements
+    if kind is np.ndarray and first.ndim and not first.dtype.hasobject:
+        shape, dtype = first.shape, first.dtype
+        if all(element.shape == shape and element.dtype == dtype for element in elements):
+            return ValueStack(np.array(elements))
+    elif isinstance(first, np.generic) and first.dtype.kind in "biuf":
+        return ValueStack(np.array(elements))
+    elif kind is dict:
+        keys = tuple(first)
+        if keys and all(tuple(element) == keys for element in elements):
+            return DictStack(keys, tuple(pack_stack([element[key] for element in elements]) for key in keys))
+    return elements
+
+
+def unpack_stack(packed: Any) -> Sequence[Any]:
+    """Return what was packed, as a list, or as the array that it was.
+
+    The rows may be written to, whatever the array was that arrived.
+    """
+    if isinstance(packed, ValueStack):
+        rows = packed.rows
+        return list(rows if rows.flags.writeable else rows.copy())
+    if isinstance(packed, DictStack):
+        columns = [unpack_stack(values) for values in packed.values]
+        return [dict(zip(packed.keys, values, strict=True)) for values in zip(*columns, strict=True)]
+    rows_or_list: Sequence[Any] = packed
+    return rows_or_list

@@ -27,7 +27,6 @@ from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
 import cloudpickle
-import numpy as np
 
 from menv.errors import ConfigError, NoRoomError
 
@@ -494,60 +493,3 @@ def _places(lengths: Sequence[int]) -> tuple[list[int], int]:
         starts.append(end)
         end += -(-length // _ALIGNED) * _ALIGNED
     return starts, end
-
-
-# SEAM menv.scale.stacks
-# Lists of observations or actions on their way to another process: as few arrays as possible.
-#
-# `menv.workers.env_server` and `menv.workers.remote_env_server` pack and unpack with it. What comes out
-# equals what went in, element by
-# element; it knows no spaces and no environments.
-
-
-class ValueStack(NamedTuple):
-    """Elements of one type and shape as one array, a row each."""
-
-    rows: Any
-
-
-class DictStack(NamedTuple):
-    """Dicts with the same keys, each key's values packed."""
-
-    keys: tuple[Any, ...]
-    values: tuple[Any, ...]
-
-
-def pack_stack(elements: Any) -> Any:
-    """Return a list of elements, or the rows of an array, in the form in which they travel."""
-    if isinstance(elements, np.ndarray) or len(elements) < 2:
-        return elements
-    first = elements[0]
-    kind = type(first)
-    if any(type(element) is not kind for element in elements):
-        return elements
-    if kind is np.ndarray and first.ndim and not first.dtype.hasobject:
-        shape, dtype = first.shape, first.dtype
-        if all(element.shape == shape and element.dtype == dtype for element in elements):
-            return ValueStack(np.array(elements))
-    elif isinstance(first, np.generic) and first.dtype.kind in "biuf":
-        return ValueStack(np.array(elements))
-    elif kind is dict:
-        keys = tuple(first)
-        if keys and all(tuple(element) == keys for element in elements):
-            return DictStack(keys, tuple(pack_stack([element[key] for element in elements]) for key in keys))
-    return elements
-
-
-def unpack_stack(packed: Any) -> Sequence[Any]:
-    """Return what was packed, as a list, or as the array that it was.
-
-    The rows may be written to, whatever the array was that arrived.
-    """
-    if isinstance(packed, ValueStack):
-        rows = packed.rows
-        return list(rows if rows.flags.writeable else rows.copy())
-    if isinstance(packed, DictStack):
-        columns = [unpack_stack(values) for values in packed.values]
-        return [dict(zip(packed.keys, values, strict=True)) for values in zip(*columns, strict=True)]
-    rows_or_list: Sequence[Any] = packed
-    return rows_or_list

@@ -104,7 +104,7 @@ def _pass_on(data: bytes) -> None:
 
 _MAIN = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from menv.workers.worker_process import main, when_well; main(); when_well()"
+    "from menv.workers.process_exit import when_well; from menv.workers.worker_process import main; main(); when_well()"
 )
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 _ENDING_S = 5.0

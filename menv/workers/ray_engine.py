@@ -22,11 +22,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-import ray
-from ray import exceptions
-from ray.experimental.internal_kv import _internal_kv_get
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
 from menv.errors import (
     CallOrderError,
     ConfigError,
@@ -35,6 +30,18 @@ from menv.errors import (
     NoRoomError,
     WorkerLostError,
 )
+
+try:
+    import ray
+    from ray import exceptions
+    from ray.experimental.internal_kv import _internal_kv_get
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+except ImportError as error:
+    raise MissingExtraError(
+        "engine 'ray': the package ray is not installed, expected it for this engine; "
+        "run: pip install 'menv[ray]', or take engine='process'"
+    ) from error
+
 from menv.workers.engine import (
     Engine,
     EngineName,

@@ -30,8 +30,7 @@ from menv.base_env import (
 )
 from menv.errors import EnvFault
 from menv.workers.engine import RemoteActor
-from menv.workers.env_server import Present, ServerEvents, ServerUpdate
-from menv.workers.pipe_channel import unpack_stack
+from menv.workers.env_server import Present, ServerEvents, ServerUpdate, unpack_stack
 
 # SEAM menv.scale.due
 # What a host has told and no poll has handed out yet.

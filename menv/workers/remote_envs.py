@@ -26,8 +26,8 @@ from menv.base_env import SINGLE_AGENT, AgentId, EnvId, IntArray, MultiEnvDict, 
 from menv.errors import CallOrderError, WorkerLostError
 from menv.multi_agent_env import MultiAgentEnv
 from menv.workers.engine import Engine
+from menv.workers.env_server import pack_stack
 from menv.workers.env_server_group import EnvServerGroup, RemoteSettings
-from menv.workers.pipe_channel import pack_stack
 from menv.workers.remote_env_server import CombinedPoll, RemoteEnvServer, RemoteLayout, handed_out
 
 
