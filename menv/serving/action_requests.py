@@ -32,6 +32,7 @@ from menv.serving.protocol import (
     Action,
     Answer,
     EndEpisode,
+    EpisodeMessage,
     EpisodeStarted,
     Error,
     GetAction,
@@ -40,7 +41,6 @@ from menv.serving.protocol import (
     Ok,
     Ping,
     StartEpisode,
-    Turn,
 )
 from menv.serving.session import MAX_DEFERRED, Unread
 from menv.serving.step_columns import StepColumns
@@ -420,7 +420,7 @@ class ActionRequestHandler:
         rewards, infos, done = returns
         return rewards, infos or {}, done or {}, size
 
-    def step(self, state: ClientState, request: Turn, responder: Responder) -> None:
+    def step(self, state: ClientState, request: EpisodeMessage, responder: Responder) -> None:
         """Handle LOG_ACTION, LOG_RETURNS or END_EPISODE."""
         episode = self.find_episode(state, request, responder)
         if episode is None:
@@ -437,7 +437,9 @@ class ActionRequestHandler:
         if not (isinstance(request, LogAction) and request.wait):
             responder.send(answer)
 
-    def find_episode(self, state: ClientState, request: Turn, responder: Responder) -> OpenEpisode | None:
+    def find_episode(
+        self, state: ClientState, request: EpisodeMessage, responder: Responder
+    ) -> OpenEpisode | None:
         """Return the episode of a message, in which no request waits; None if the message was repeated and answered."""
         name, seq = request.episode_id, request.seq
         episode = state.episodes.get(name)
@@ -464,7 +466,9 @@ class ActionRequestHandler:
             )
         return episode
 
-    def _came_before(self, episode: OpenEpisode, seq: int, request: Turn, responder: Responder) -> bool:
+    def _came_before(
+        self, episode: OpenEpisode, seq: int, request: EpisodeMessage, responder: Responder
+    ) -> bool:
         """Answer a repeated message; False if it is the next one."""
         where = f"{type(request).__struct_config__.tag}.seq"
         if seq != episode.seq:
@@ -494,7 +498,9 @@ class ActionRequestHandler:
             )
         return True
 
-    def _take(self, state: ClientState, episode: OpenEpisode, request: Turn, responder: Responder) -> Answer:
+    def _take(
+        self, state: ClientState, episode: OpenEpisode, request: EpisodeMessage, responder: Responder
+    ) -> Answer:
         # Everything is decoded before anything changes: a message is handled completely or not at all.
         wire_format, broker, seq = responder.wire_format, self._broker, request.seq
         if not isinstance(request, LogReturns):
@@ -530,7 +536,7 @@ class ActionRequestHandler:
         if returns is not None:
             self._broker.log_returns(episode.broker_id, *returns, size)
 
-    def _returns(self, request: Turn, wire_format: WireFormat) -> tuple[Any, Any, Any] | None:
+    def _returns(self, request: EpisodeMessage, wire_format: WireFormat) -> tuple[Any, Any, Any] | None:
         multi, has_reward = self._ioctx.multi_agent, len(memoryview(request.reward)) > 0
         info = _plain(request.info, wire_format)
         if not has_reward and not info and not request.done:

@@ -1,11 +1,10 @@
-"""The parser: the process that reads large bodies for a server, whose thread must not be held up by them.
+"""The process that parses large bodies for a server, whose event loop they would block.
 
     python -m menv.serving.body_parser
 
 `menv.serving.body_parser_pool` starts it and talks to it over its standard input and output; it ends when its input
-does.
-It reads and checks messages with the code that the server uses for small ones, and hands them on in a form that is
-read in no time. It knows no connections and no episodes that go on.
+does. It parses and checks messages with the code that the server uses for short ones, and returns them in a form that
+is fast to read. The frames on both pipes are a kind, a length, and that many bytes.
 """
 
 from __future__ import annotations
@@ -24,51 +23,54 @@ from msgspec import Raw
 from menv.base_env import SINGLE_AGENT
 from menv.env_context import InputContext
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, explained, fields, to_raw
-from menv.serving.episode_messages import ParsedEpisodes, read_episode, write_flat
+from menv.serving.episode_messages import read_episode, write_flat
 from menv.serving.limits import Limits
 from menv.serving.protocol import (
     EndEpisode,
+    EpisodeMessage,
     Episodes,
     LogAction,
     LogReturns,
     Message,
     Request,
-    Turn,
     decode,
     encode,
 )
-from menv.serving.step_columns import AgentSpaceTable, StepColumns, context_from_json
+from menv.serving.step_columns import StepColumns, agent_spaces, context_from_json
 from menv.serving.value_readers import reward
 
 _HEAD = struct.Struct(">BQ")
 
 
 class PipeFrameKind(enum.IntEnum):
-    """What a frame holds."""
+    """The content of a frame.
+
+    Attributes:
+        SETUP: First frame to the process: spaces and limits, as JSON.
+        READY: Its answer: empty.
+        BODY: To the process: a body as received.
+        MESSAGE: Its answer: the message in msgpack, with packed arrays.
+        EPISODES: Its answer to a message with episodes: the message without them, and each as `write_flat` returns it.
+        REFUSAL: Its answer to an invalid body: code, text and sequence number of a `BadMessageError`, in msgpack.
+    """
 
     SETUP = 1
-    """To the parser, first of all: what clients play and the limits, as JSON."""
     READY = 2
-    """Its answer: empty."""
     BODY = 3
-    """To the parser: a body as it came."""
     MESSAGE = 4
-    """Its answer: the same message in msgpack, with packed arrays."""
     EPISODES = 5
-    """Its answer: a `Translated`, for a message with episodes."""
     REFUSAL = 6
-    """Its answer: code, text and sequence number of a `BadMessageError`, in msgpack."""
 
 
 def write_frame(file: IO[bytes], kind: PipeFrameKind, data: bytes) -> None:
-    """Write one frame, waiting until it is out."""
+    """Write one frame, waiting until it is written."""
     file.write(_HEAD.pack(kind, len(data)))
     file.write(data)
     file.flush()
 
 
 def read_frame(file: IO[bytes]) -> tuple[PipeFrameKind, bytes] | None:
-    """Return the next frame, waiting for it; None if the other end is gone."""
+    """Wait for the next frame; None if the other end is closed."""
     head = file.read(_HEAD.size)
     if len(head) < _HEAD.size:
         return None
@@ -81,13 +83,13 @@ _NOTHING = Raw(b"\xc0")
 
 
 class BodyParser:
-    """Reads bodies."""
+    """Parses bodies."""
 
     def __init__(self, ioctx: InputContext, limits: Limits) -> None:
         self._limits = limits
         self._multi_agent = ioctx.multi_agent
         self._values = StepColumns(ioctx, limits.max_agents)
-        self._spaces_of = AgentSpaceTable(ioctx).of
+        self._spaces_of = agent_spaces(ioctx)
 
     def parse(self, body: bytes) -> tuple[PipeFrameKind, bytes]:
         """Return the answer to a body."""
@@ -103,7 +105,6 @@ class BodyParser:
         return PipeFrameKind.REFUSAL, msgspec.msgpack.encode((str(refusal.code), refusal.text, refusal.seq))
 
     def _read(self, body: bytes) -> tuple[PipeFrameKind, bytes]:
-        """Return a message as it goes on."""
         request, wire_format = decode(body, self._limits.max_depth)
         if isinstance(request, Episodes):
             return PipeFrameKind.EPISODES, self._episodes(request, wire_format)
@@ -128,20 +129,22 @@ class BodyParser:
             for index, raw in enumerate(request.episodes)
         ]
         head = encode(msgspec.structs.replace(request, episodes=[]), WireFormat.MSGPACK)
-        return msgspec.msgpack.encode(ParsedEpisodes(head, flat))
+        return msgspec.msgpack.encode((head, flat))
 
     def _message(self, request: Request, wire_format: WireFormat) -> tuple[int, bytes]:
-        """Return the size of what no space bounds, and any other message."""
+        """Return a message in msgpack, and the size of everything in it that no space bounds."""
         large: dict[str, Raw] = {}
-        if isinstance(request, Turn):
-            large, small = self._turn(request, wire_format)
+        if isinstance(request, EpisodeMessage):
+            large, small = self._parse_step(request, wire_format)
             request = msgspec.structs.replace(request, **small)
         rest = msgspec.structs.replace(request, **dict.fromkeys(large, _NOTHING))
         size = len(encode(rest, WireFormat.MSGPACK))
         return size, encode(msgspec.structs.replace(request, **large), WireFormat.MSGPACK)
 
-    def _turn(self, request: Turn, wire_format: WireFormat) -> tuple[dict[str, Raw], dict[str, Raw]]:
-        """Return the values of a message within an episode by field: those that spaces bound, and the others."""
+    def _parse_step(
+        self, request: EpisodeMessage, wire_format: WireFormat
+    ) -> tuple[dict[str, Raw], dict[str, Raw]]:
+        """Return the fields of a message within an episode: bounded by spaces, and unbounded."""
         large, small = {}, {}
         if len(memoryview(request.info)):
             small["info"] = _in_msgpack(request.info, wire_format, "info")
@@ -149,7 +152,7 @@ class BodyParser:
             small["reward"] = to_raw(reward(request.reward, wire_format), WireFormat.MSGPACK)
         if not isinstance(request, LogReturns):
             raw = request.observation  # type: ignore[attr-defined]
-            # Who has ended is known where the message is taken, and masks are looked at once more there.
+            # The server knows which agents have ended, and checks masks again.
             obs = self._values.observations(
                 raw, wire_format, _tag(request), final=self._multi_agent or isinstance(request, EndEpisode)
             )
@@ -165,7 +168,7 @@ class BodyParser:
 
 
 def _in_msgpack(raw: Raw, wire_format: WireFormat, where: str) -> Raw:
-    """Return a value of any kind in msgpack."""
+    """Convert any value to msgpack."""
     if wire_format is WireFormat.MSGPACK:
         return raw
     try:
@@ -179,7 +182,7 @@ def _tag(request: Message) -> str:
 
 
 def bound_memory(most_bytes: int) -> None:
-    """Have allocations fail beyond what there is now and so many bytes, where the system can do that."""
+    """Make allocations fail beyond the current memory and `most_bytes`, where the system supports that."""
     try:
         import resource
     except ImportError:
@@ -193,7 +196,7 @@ def bound_memory(most_bytes: int) -> None:
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
-    """Translate one body after the other until there are no more."""
+    """Parse one body after the other until the input ends."""
     setup = read_frame(source)
     if setup is None:
         return
@@ -208,7 +211,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
 
 def main() -> None:
     """Run as a process."""
-    # Whoever interrupts a program means the server, which ends its parser.
+    # Ctrl-C is meant for the server, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(BrokenPipeError):
         serve(sys.stdin.buffer, sys.stdout.buffer)

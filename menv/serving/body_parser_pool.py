@@ -1,7 +1,7 @@
-"""Translation: large bodies are read by a process beside the server, so that its thread is not held up by them.
+"""`BodyParserPool`: large bodies are parsed by another process, so that they do not block the server's event loop.
 
-Sessions hand bodies in and are called back in the server's loop. A thread of its own waits for the process, which is
-started for the first large body and, when it dies, for the next one. It knows no sessions.
+Sessions add bodies and are called back in the loop. A thread waits for the process, which is started for the first
+large body, and again after it dies. The process ends when its input does, so also when the server is killed.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from queue import PriorityQueue
 from threading import Timer
-from typing import Any
 
 import msgspec
 
@@ -28,7 +27,6 @@ from menv.env_context import InputContext
 from menv.errors import ConfigError
 from menv.serving.body_parser import PipeFrameKind, read_frame, write_frame
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat
-from menv.serving.episode_messages import ParsedEpisodes
 from menv.serving.limits import Limits
 from menv.serving.protocol import Request, decode
 from menv.serving.step_columns import context_to_json
@@ -37,17 +35,17 @@ _MODULE = "menv.serving.body_parser"
 _START_S = 60.0
 _END_S = 2.0
 _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Nothing here computes; threads of numerical libraries would only take memory."""
+"""The process does not compute; threads of numerical libraries would only use memory."""
 
 
 class BodyParserProcess:
-    """A process. All but `kill` wait, and are called in one thread."""
+    """One process. All methods but `kill` block, and are called in one thread."""
 
     def __init__(self) -> None:
         if not sys.executable or getattr(sys, "frozen", False):
             raise OSError("no interpreter that could be started, only a program that has one inside")
         self._process = subprocess.Popen(
-            # -P leaves the working directory out, where anybody may have left modules.
+            # -P: import no modules from the working directory.
             [sys.executable, "-P", "-m", _MODULE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -56,7 +54,7 @@ class BodyParserProcess:
         )
 
     def start(self, setup: bytes) -> bool:
-        """Tell it what clients play; return whether it is ready then."""
+        """Send spaces and limits; return whether the process is ready then."""
         late = Timer(_START_S, self.kill)
         late.start()
         try:
@@ -66,20 +64,20 @@ class BodyParserProcess:
         return answer is not None and answer[0] is PipeFrameKind.READY
 
     def ask(self, body: bytes) -> tuple[PipeFrameKind, bytes] | None:
-        """Have it read a body; return its answer, None if it ended instead."""
+        """Have a body parsed; return the answer, None if the process ended instead."""
         return self._exchange(PipeFrameKind.BODY, body)
 
     def kill(self) -> None:
-        """Have it end at once; from any thread."""
+        """End it at once; from any thread."""
         self._process.kill()
 
     def end(self) -> None:
-        """Wait for its end, and free what it took."""
+        """Wait for its end and free its resources."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
         for pipe in (process.stdin, process.stdout):
-            # What was not written yet cannot be any more.
+            # Closing flushes, which fails if the process is gone.
             with contextlib.suppress(OSError):
                 pipe.close()
         try:
@@ -98,38 +96,37 @@ class BodyParserProcess:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of the process: it finds this very package, wherever that came from."""
+    """Return the environment of the process, in which it finds this very package."""
     root = str(Path(menv.__file__).resolve().parent.parent)
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, **dict.fromkeys(_THREADS, "1"), "PYTHONPATH": os.pathsep.join(paths)}
 
 
 Outcome = tuple[PipeFrameKind, bytes] | BadMessageError | None
-"""What became of a body: what the process wrote, why it cannot be read, or None if it has to be read here."""
+"""The answer of the process, an error, or None if the body has to be parsed in the event loop."""
 Then = Callable[[Outcome], None]
 
 MEMORY_FACTOR = 64
-"""Bytes of memory for a byte of the longest body; small whole numbers in JSON take sixteen."""
+"""Bytes of memory per byte of the longest body; small integers in JSON need sixteen."""
 _MEMORY_BASE = 128_000_000
-_MOST_TRIES = 2
-_BYTES_A_SECOND = 1e6
-"""How long a body may fairly wait for others that came after it."""
-_PATIENT_DEATHS = 4
-"""Processes that may die one after the other before the next one is started more slowly."""
+_MAX_TRIES = 2
+_BYTES_PER_SECOND = 1e6
+"""Shorter bodies may overtake a body for its bytes divided by this many seconds."""
+_MAX_QUICK_DEATHS = 4
+"""After this many deaths in a row, processes are started more slowly."""
 _LONGEST_PAUSE_S = 10.0
 _NO_ANSWER = "message: the process that reads it has ended, expected an answer; send less at once"
 _JOIN_S = 5.0
 
 
 class ParseJob:
-    """One body on its way.
+    """One body.
 
     Attributes:
-        body: The body.
-        then: Called with its outcome; None once nobody waits for it.
-        tries: How many processes have tried to read it.
-        since: When the last one began; None while it waits.
-        too_slow: Whether that one was ended because it took too long.
+        then: Called with the outcome; None if no session waits for it.
+        tries: Number of processes that have tried to parse it.
+        since: When the last one began; None before.
+        too_slow: Whether that one was killed because of its time limit.
     """
 
     __slots__ = ("body", "since", "then", "too_slow", "tries")
@@ -143,14 +140,13 @@ class ParseJob:
 
 
 class BodyParserPool:
-    """The way to the process. Everything but `stop` is called in the server's loop.
+    """The queue of bodies for the process. Everything but `stop` is called in the server's event loop.
 
     Attributes:
-        usable: Whether bodies can be read elsewhere: not where a space has no form in JSON, and not where no process
-            can be started.
-        longest_inline: Bytes of a body that is never read elsewhere.
-        translated: Bodies that were read so far.
-        deaths: Processes that ended by themselves or were killed.
+        usable: False if a space cannot be written as JSON, or no process can be started.
+        longest_inline: Shorter bodies are always parsed in the event loop.
+        parsed: Number of bodies parsed so far.
+        deaths: Number of processes that died or were killed.
     """
 
     def __init__(self, ioctx: InputContext, limits: Limits) -> None:
@@ -160,7 +156,7 @@ class BodyParserPool:
         self.longest_inline = limits.inline_body
         self._setup = _setup(ioctx, limits)
         self.usable = self._setup is not None
-        # By when they should be done: short ones overtake long ones, but none for ever.
+        # Ordered by due time: short bodies overtake long ones, but not forever.
         self._jobs: PriorityQueue[tuple[float, int, ParseJob | None]] = PriorityQueue()
         self._numbers = count()
         self._waiting = 0
@@ -169,7 +165,7 @@ class BodyParserPool:
         self._was_ready = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        # Holds what the serving thread, this one's own and whoever stops share: the process and the body in it.
+        # Guards the process and its current body, which several threads use.
         self._lock = threading.Lock()
         self._process: BodyParserProcess | None = None
         self._current: ParseJob | None = None
@@ -177,11 +173,11 @@ class BodyParserPool:
         self._stopping = threading.Event()
 
     def takes(self, body: bytes) -> bool:
-        """Return whether a body has to be read elsewhere."""
+        """Return whether a body has to be parsed by the process."""
         return len(body) > self._limits.inline_body and self.usable
 
     def add(self, body: bytes, then: Then) -> ParseJob:
-        """Have a body read."""
+        """Have a body parsed; `then` is called later, in the loop. Raises `BadMessageError` if too many bytes wait."""
         if self._waiting + len(body) > self._limits.max_large:
             raise BadMessageError(
                 ErrorCode.TOO_MANY,
@@ -197,11 +193,11 @@ class BodyParserPool:
         self._pending += 1
         if not self._watching:
             self._watch()
-        self._jobs.put((time.monotonic() + len(body) / _BYTES_A_SECOND, next(self._numbers), job))
+        self._jobs.put((time.monotonic() + len(body) / _BYTES_PER_SECOND, next(self._numbers), job))
         return job
 
     def drop(self, job: ParseJob) -> None:
-        """Forget a body that nobody waits for any more."""
+        """Cancel the callback of a body."""
         job.then = None
 
     def stop(self) -> None:
@@ -213,8 +209,6 @@ class BodyParserPool:
         self._jobs.put((-math.inf, next(self._numbers), None))
         if self._thread is not None:
             self._thread.join(_JOIN_S)
-
-    # In the server's loop.
 
     def _watch(self) -> None:
         self._watching = self._pending > 0
@@ -236,10 +230,10 @@ class BodyParserPool:
         if job.then is not None:
             job.then(outcome)
         if fault is not None:
-            # The loop notes it.
+            # Reported by the event loop.
             raise fault
 
-    # In the thread that waits for the process.
+    # Called in the thread that waits for the process.
 
     def _run(self) -> None:
         while (job := self._jobs.get()[2]) is not None and not self._stopping.is_set():
@@ -253,7 +247,7 @@ class BodyParserPool:
             try:
                 self._loop.call_soon_threadsafe(self._done, job, outcome, fault)
             except RuntimeError:
-                # The server has ended, and its clients are gone.
+                # The server has stopped.
                 break
         with self._lock:
             process, self._process = self._process, None
@@ -261,17 +255,17 @@ class BodyParserPool:
             process.end()
 
     def _outcome(self, job: ParseJob) -> Outcome:
-        """Have a body read, by a second process if the first one dies of it."""
-        while job.tries < _MOST_TRIES:
+        """Have a body parsed, by a second process if the first one dies."""
+        while job.tries < _MAX_TRIES:
             process = self._ready()
             if process is None:
-                # What has ended one process is not read here.
+                # A body that killed a process is not parsed in the event loop.
                 return BadMessageError(ErrorCode.INTERNAL, _NO_ANSWER) if job.tries else None
             answer = self._ask(process, job)
             if answer is not None:
                 self._deaths_in_a_row = 0
                 return answer
-            self._bury(process)
+            self._discard(process)
             if job.too_slow:
                 return BadMessageError(
                     ErrorCode.TOO_SLOW,
@@ -293,8 +287,8 @@ class BodyParserPool:
         if self._process is not None:
             return self._process
         assert self._setup is not None
-        if self._deaths_in_a_row > _PATIENT_DEATHS:
-            self._stopping.wait(min(_LONGEST_PAUSE_S, 0.1 * 2 ** (self._deaths_in_a_row - _PATIENT_DEATHS)))
+        if self._deaths_in_a_row > _MAX_QUICK_DEATHS:
+            self._stopping.wait(min(_LONGEST_PAUSE_S, 0.1 * 2 ** (self._deaths_in_a_row - _MAX_QUICK_DEATHS)))
         with self._lock:
             if self._stopping.is_set():
                 return None
@@ -305,12 +299,12 @@ class BodyParserPool:
             if process.start(self._setup):
                 self._was_ready = True
                 return process
-            self._bury(process)
-        # One that never came up will not: a program may be unable to start others.
+            self._discard(process)
+        # If no process ever started, this program cannot start any.
         self.usable = self._was_ready
         return None
 
-    def _bury(self, process: BodyParserProcess) -> None:
+    def _discard(self, process: BodyParserProcess) -> None:
         with self._lock:
             self._process = None
         process.end()
@@ -319,18 +313,21 @@ class BodyParserPool:
 
 
 def _setup(ioctx: InputContext, limits: Limits) -> bytes | None:
-    told: Mapping[str, Any]
     with contextlib.suppress(ConfigError):
-        told = {
+        bounds = {
             name: getattr(limits, name) for name in ("max_body", "max_depth", "max_agents", "inline_body")
         }
         memory = _MEMORY_BASE + MEMORY_FACTOR * limits.max_body
-        return msgspec.json.encode({"context": context_to_json(ioctx), "limits": told, "memory": memory})
+        return msgspec.json.encode({"context": context_to_json(ioctx), "limits": bounds, "memory": memory})
     return None
 
 
 def parsed_request(outcome: Outcome, body: bytes, max_depth: int) -> tuple[Request, bool, WireFormat]:
-    """Return the request that a body holds."""
+    """Return the request in a body, whether its episodes were encoded by `write_flat`, and its wire format.
+
+    If the pool has not parsed the body (`outcome` is None), it is decoded here. Raises the `BadMessageError` of a
+    refusal.
+    """
     if outcome is None:
         request, wire_format = decode(body, max_depth)
         return request, False, wire_format
@@ -341,6 +338,6 @@ def parsed_request(outcome: Outcome, body: bytes, max_depth: int) -> tuple[Reque
         raise BadMessageError(*msgspec.msgpack.decode(data, type=tuple[str, str, int | None]))
     if kind is PipeFrameKind.MESSAGE:
         return decode(data, max_depth)[0], False, WireFormat.MSGPACK
-    found = msgspec.msgpack.decode(data, type=ParsedEpisodes)
-    request = decode(found.message, max_depth)[0]
-    return msgspec.structs.replace(request, episodes=found.episodes), True, WireFormat.MSGPACK
+    message, episodes = msgspec.msgpack.decode(data, type=tuple[bytes, list[msgspec.Raw]])
+    request = decode(message, max_depth)[0]
+    return msgspec.structs.replace(request, episodes=episodes), True, WireFormat.MSGPACK

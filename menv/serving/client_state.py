@@ -16,7 +16,7 @@ from typing import Any
 from menv.adapters.episode_channel import ByteBudget
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat
 from menv.serving.limits import Limits
-from menv.serving.protocol import Answer, Ok, StartEpisode, Turn, encoder, error_reply
+from menv.serving.protocol import Answer, EpisodeMessage, Ok, StartEpisode, encoder, error_reply
 from menv.serving.transports.transport import Reply
 
 
@@ -77,7 +77,7 @@ class OpenEpisode:
     broker_id: str
     seq: int = -1
     answer: Answer | None = None
-    last_type: type[StartEpisode | Turn] = StartEpisode
+    last_type: type[StartEpisode | EpisodeMessage] = StartEpisode
     waiting: list[Responder] = field(default_factory=list)
     number: int = field(default_factory=itertools.count().__next__)
 

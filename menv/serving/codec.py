@@ -1,8 +1,7 @@
 """JSON and msgpack: which of them a body is, and decoding either into declared types.
 
-`menv.serving.protocol` and the readers of values and episodes decode with it. It knows no message. Nesting is
-bounded while a body is decoded: into declared types, which end somewhere, and msgspec itself gives up at the depth of
-the interpreter's own recursion limit, also in what it skips.
+Errors are sentences for authors of clients. Types bound what a message may hold, and the nesting of bodies is checked
+before msgspec, which is recursive, sees them.
 """
 
 from __future__ import annotations
@@ -24,87 +23,9 @@ from msgspec import Meta, Raw
 
 from menv.errors import MenvError
 
-_NO_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))
-_TEXT = re.compile(rb'"[^"]*"?')
-_OPENING = np.zeros(256, np.int8)
-_OPENING[list(b"[{")] = 1
-_OPENING[list(b"]}")] = -1
-
-
-def without_escapes(body: bytes) -> bytes:
-    """Return JSON without the backslashes and quotes that are escaped in its texts.
-
-    Every quote that is left begins or ends a text.
-    """
-    if b"\\" not in body:
-        return body
-    # Pairs first: a backslash that is left then escapes what follows it.
-    return body.replace(b"\\\\", b"").replace(b'\\"', b"")
-
-
-def json_levels(body: bytes) -> int:
-    """Return the levels of a JSON value; of one that is not well made, those up to where that shows at most."""
-    brackets = _TEXT.sub(b"", without_escapes(body).translate(None, _NO_BRACKETS))
-    if not brackets:
-        return 0
-    levels = np.cumsum(_OPENING[np.frombuffer(brackets, np.uint8)], dtype=np.int64)
-    return max(0, int(levels.max()))
-
-
-_FIXED = {
-    **dict.fromkeys([0xC0, 0xC1, 0xC2, 0xC3], 0), 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8,
-    0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17,
-}  # fmt: skip
-"""Bytes that follow a first byte that says all about the size."""
-_SIZED = {
-    0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1),
-    0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0),
-}  # fmt: skip
-"""Bytes of the size that follows, and what is added to it: bytes, extensions and texts."""
-_COUNTED = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
-"""Bytes of the count that follows, and values for each: lists and maps."""
-
-
-def msgpack_levels(body: bytes) -> int:
-    """Return the levels of a msgpack value; of one that breaks off, those up to there."""
-    at, deepest, end = 0, 0, len(body)
-    # How many values each open list or map still lacks.
-    open_: list[int] = [1]
-    while open_ and at < end:
-        open_[-1] -= 1
-        first = body[at]
-        at += 1
-        count = -1
-        if 0x80 <= first < 0xA0:
-            count = (first & 0x0F) * (2 if first < 0x90 else 1)
-        elif first in _COUNTED:
-            size, values = _COUNTED[first]
-            count = int.from_bytes(body[at : at + size], "big") * values
-            at += size
-        else:
-            at += _bytes_after(first, body, at)
-        if count >= 0:
-            open_.append(count)
-            deepest = max(deepest, len(open_) - 1)
-        while open_ and open_[-1] == 0:
-            open_.pop()
-    return deepest
-
-
-def _bytes_after(first: int, body: bytes, at: int) -> int:
-    """Return how many bytes of a value that holds no others follow its first one."""
-    if first < 0x80 or first >= 0xE0:
-        return 0
-    if 0xA0 <= first < 0xC0:
-        return first & 0x1F
-    if first in _SIZED:
-        size, more = _SIZED[first]
-        return size + more + int.from_bytes(body[at : at + size], "big")
-    return _FIXED[first]
-
 
 class ErrorCode(StrEnum):
-    """What kind of thing is wrong, for machines. `MEANINGS` says what each one means."""
+    """The kind of an error, for machines; `MEANINGS` describes each one."""
 
     BAD_FRAME = "bad_frame"
     TOO_LARGE = "too_large"
@@ -160,16 +81,16 @@ MEANINGS: Mapping[ErrorCode, str] = MappingProxyType(
         ErrorCode.INTERNAL: "The fault is the server's; its report says more.",
     }
 )
-"""A sentence for every code, for people who write clients."""
+"""A sentence for every code, for authors of clients."""
 
 
 class BadMessageError(MenvError):
-    """A peer sent something that cannot be taken; it is told so, and nothing else happens.
+    """A peer sent something invalid. It is answered with an ERROR, and nothing else happens.
 
     Attributes:
-        code: As given, a `ErrorCode`.
-        text: As given.
-        seq: As given.
+        code: The `ErrorCode`.
+        text: `<where>: <what was wrong>, expected <rule>`, for the author of the client; never the payload.
+        seq: The sequence number of the message, if it could be read.
     """
 
     def __init__(self, code: str, text: str, seq: int | None = None) -> None:
@@ -182,27 +103,27 @@ class BadMessageError(MenvError):
 Data = bytes | Raw
 
 _SAFE_LEVELS = 5000
-"""What fits half a megabyte of stack, the least that a thread of any common system has, where values are skipped."""
+"""Nesting that fits into half a megabyte of stack, the smallest of a thread on common systems."""
 _JSON_STARTS = frozenset(b"{ \t\n\r")
 _MSGPACK_MAPS = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
 MARK = b"\xef\xbb\xbf"
-"""What some programs write in front of UTF-8, a byte order mark."""
+"""A byte order mark, which some programs write before UTF-8."""
 _TEXTS = re.compile(rb'("(?:[^"\\]|\\.)*")', re.DOTALL)
 _POWERS = re.compile(rb"-?\d+(?:\.\d+)?[eE][+-]?\d+")
 _ZEROS = re.compile(rb"(?<=\d)\.0+(?![\deE])")
-_MOST_DIGITS = 20
-"""Of an integer that a dtype holds."""
+_MAX_DIGITS = 20
+"""Digits of the largest 64-bit integers."""
 
 
 class WireFormat(enum.Enum):
-    """How a body is written. An answer is written like the question."""
+    """How a body is encoded. An answer uses the format of its request."""
 
     JSON = "application/json"
     MSGPACK = "application/msgpack"
 
 
 def wire_format_of(body: bytes) -> WireFormat:
-    """Return what a body is, by its first byte."""
+    """Return the format of a body, by its first byte."""
     first = body[0] if body else -1
     if first in _JSON_STARTS or body.startswith(MARK):
         return WireFormat.JSON
@@ -216,20 +137,20 @@ def wire_format_of(body: bytes) -> WireFormat:
 
 
 class TypedDecoder:
-    """Decodes one type from both wire_formats."""
+    """Decodes one type from both formats; `msgpack_kind` is the type in msgpack, if it differs."""
 
     def __init__(self, kind: Any, msgpack_kind: Any = None) -> None:
         self._json: Callable[[Data], Any] = msgspec.json.Decoder(kind).decode
         self._msgpack: Callable[[Data], Any] = msgspec.msgpack.Decoder(msgpack_kind or kind).decode
 
     def read(self, data: Data, wire_format: WireFormat, where: str) -> Any:
-        """Return the value."""
+        """Return the decoded value, or raise `BadMessageError`, whose text begins with `where`."""
         decode = self._json if wire_format is WireFormat.JSON else self._msgpack
         try:
             try:
                 return decode(data)
             except msgspec.ValidationError as error:
-                # Many languages write all numbers as floats.
+                # Some languages write all numbers as floats.
                 if "got `float`" not in str(error):
                     raise
                 return decode(_whole_numbers(data, wire_format))
@@ -238,7 +159,7 @@ class TypedDecoder:
 
 
 def _whole_numbers(data: Data, wire_format: WireFormat) -> bytes:
-    """Return a value with its whole numbers written as integers: 1.0 and 1e0 as 1, and 1.5 as it is."""
+    """Return a value with its whole numbers written as integers: 1.0 and 1e0 as 1."""
     if wire_format is WireFormat.MSGPACK:
         return msgspec.msgpack.encode(_whole(msgspec.msgpack.decode(data)))
     parts = _TEXTS.split(bytes(data))
@@ -251,7 +172,7 @@ def _without_power(found: re.Match[bytes]) -> bytes:
         number = Decimal(found[0].decode())
     except InvalidOperation:  # Its power has more digits than Decimal counts.
         return found[0]
-    whole = number.adjusted() < _MOST_DIGITS and number == number.to_integral_value()
+    whole = number.adjusted() < _MAX_DIGITS and number == number.to_integral_value()
     return b"%d" % number if whole else found[0]
 
 
@@ -268,7 +189,7 @@ _JSON_FIELDS: Callable[[bytes], dict[str, Raw]] = msgspec.json.Decoder(dict[str,
 
 
 def fields(data: Data, wire_format: WireFormat, where: str) -> dict[str, Raw]:
-    """Return the entries of an object, their values not decoded."""
+    """Return the entries of an object, undecoded; raise `BadMessageError` if it is no object or repeats a key."""
     found: dict[str, Raw] = _FIELDS.read(data, wire_format, where)
     in_json = wire_format is WireFormat.JSON
     if _has_more_strings(bytes(data), found) if in_json else _entries(data) != len(found):
@@ -279,15 +200,19 @@ def fields(data: Data, wire_format: WireFormat, where: str) -> dict[str, Raw]:
 
 
 def listed(values: Sequence[Data], wire_format: WireFormat) -> bytes:
-    """Return whole values as a list of them."""
+    """Return encoded values as one encoded list."""
     if wire_format is WireFormat.JSON:
         return b"[%b]" % b",".join(values)
     return b"\xdd%b%b" % (len(values).to_bytes(4, "big"), b"".join(values))
 
 
 def check_keys(data: Data, wire_format: WireFormat, where: str, keys: int, strings: int) -> None:
-    """Refuse an object that has a key twice, after it was decoded into declared fields."""
-    # In JSON two quotes each; a key that is there twice has two more, and so has one that is not known.
+    """Refuse an object that repeats a key, after it was decoded into declared fields.
+
+    `keys` is the number of its known keys, `strings` the number of strings in their values. If an object holds
+    nothing else, as most do, its values need not be decoded again.
+    """
+    # Two quotes per string in JSON. A repeated or an unknown key adds two more.
     in_json = wire_format is WireFormat.JSON
     all_known = bytes(data).count(b'"') == 2 * (keys + strings) if in_json else _entries(data) == keys
     if not all_known:
@@ -295,29 +220,26 @@ def check_keys(data: Data, wire_format: WireFormat, where: str, keys: int, strin
 
 
 def is_plain(body: bytes, wire_format: WireFormat, keys: int, strings: int) -> bool:
-    """Return whether an object surely has each key once, after it was decoded; the arguments are those of `check_keys`.
-
-    Where it says no, that has to be found out.
-    """
+    """Return whether a decoded object surely repeats no key; if False, `fields` has to decide. See `check_keys`."""
     if wire_format is not WireFormat.JSON:
         return _entries(body) == keys
     quotes = body.count(b'"')
     if quotes == 2 * (keys + strings):
         return True
     found = _JSON_FIELDS(body)
-    # What is beyond the keys are quotes in values, or a key that is there twice, or one with quotes in it.
+    # Other quotes belong to values, to a repeated key, or to a key with quotes.
     return quotes == 2 * len(found) + b"".join(found.values()).count(b'"')
 
 
 def _has_more_strings(text: bytes, found: dict[str, Raw]) -> bool:
-    """Return whether a JSON object has more strings than its entries: those of an entry that was lost."""
+    """Return whether a JSON object has more strings than its entries, which belong to a repeated key."""
     if b"\\" in text:
         text = without_escapes(text)
-    # Two quotes begin and end a text.
+    # Two quotes per string.
     hidden = text.count(b'"') - 2 * len(found)
     if hidden <= 0:
         return False
-    # No value ends within a text, so that one look at all of them sees what one at each would.
+    # No value ends within a string, so the values can be searched joined together.
     return hidden > without_escapes(b"".join(found.values())).count(b'"')
 
 
@@ -331,7 +253,7 @@ def _entries(data: Data) -> int:
 def is_nil(data: Raw, wire_format: WireFormat) -> bool:
     """Return whether a value is null."""
     null = b"null" if wire_format is WireFormat.JSON else b"\xc0"
-    # A long one is not copied.
+    # Do not copy long values.
     return len(memoryview(data)) == len(null) and bytes(data) == null
 
 
@@ -339,14 +261,14 @@ _OBJECT = TypedDecoder(dict[str, Any])
 
 
 def check_object(data: Raw, wire_format: WireFormat, most_levels: int, where: str) -> None:
-    """Refuse what is no object, or is nested more than `most_levels`; its content is free."""
+    """Refuse a value that is no object, or that is nested more than `most_levels` deep."""
     _check_levels(bytes(data), wire_format, most_levels, where)
     _OBJECT.read(data, wire_format, where)
 
 
 def check_stack(body: bytes, wire_format: WireFormat) -> None:
-    """Refuse a body on which a parser would run out of stack before it came to the recursion limit."""
-    # As many levels take as many bytes at least.
+    """Refuse a body on which a parser could exhaust the stack of the thread."""
+    # Each level takes at least one byte.
     if len(body) > _SAFE_LEVELS and sys.getrecursionlimit() > _SAFE_LEVELS:
         _check_levels(body, wire_format, _SAFE_LEVELS, "message")
 
@@ -361,11 +283,11 @@ def _check_levels(data: bytes, wire_format: WireFormat, most: int, where: str) -
 
 _AT = re.compile(r" - at (?P<key>`key` in )?`\$?(?P<path>[^`]*)`$")
 _MISMATCH = re.compile(r"Expected `(?P<rule>[^`]*)`(?P<bound>[^,]*?)(?:, got `(?P<got>[^`]*)`|, got \d+)?$")
-_MOST_CHARACTERS = 200
+_MAX_CHARACTERS = 200
 
 
 def explained(error: Exception, where: str) -> BadMessageError:
-    """Return what a decoder raised as a sentence for the author of a client."""
+    """Return an error of a decoder as a sentence for the author of a client."""
     if isinstance(error, RecursionError):
         return BadMessageError(
             ErrorCode.TOO_DEEP, f"{where}: nested more deeply than anything that is read; flatten it"
@@ -377,19 +299,19 @@ def explained(error: Exception, where: str) -> BadMessageError:
     text = str(error)
     if not isinstance(error, msgspec.ValidationError):
         return BadMessageError(
-            ErrorCode.MALFORMED, f"{where}: {text:.{_MOST_CHARACTERS}}, expected one whole value"
+            ErrorCode.MALFORMED, f"{where}: {text:.{_MAX_CHARACTERS}}, expected one whole value"
         )
     path = ""
     if (at := _AT.search(text)) is not None:
-        path, text = f"{at['path']:.{_MOST_CHARACTERS}}{', a key' if at['key'] else ''}", text[: at.start()]
-    return BadMessageError(*_of_a_value(text, f"{where}{path}"))
+        path, text = f"{at['path']:.{_MAX_CHARACTERS}}{', a key' if at['key'] else ''}", text[: at.start()]
+    return BadMessageError(*_describe_mismatch(text, f"{where}{path}"))
 
 
-def _of_a_value(text: str, where: str) -> tuple[ErrorCode, str]:
+def _describe_mismatch(text: str, where: str) -> tuple[ErrorCode, str]:
     if (mismatch := _MISMATCH.match(text)) is not None:
         rule, bound, got = mismatch["rule"], mismatch["bound"].strip(), mismatch["got"]
         if got or not bound:
-            # msgspec calls null by another name in msgpack.
+            # In msgpack, msgspec calls null None.
             what = {"": "another type", "None": "null"}.get(got or "", got)
             return ErrorCode.WRONG_TYPE, f"{where}: got {what}, expected {rule.replace(' | ', ' or ')}"
         if rule == "float":
@@ -429,14 +351,21 @@ def _name(text: str) -> str:
 
 
 class BadValueError(Exception):
-    """A value is none that can be taken."""
+    """A decoded value is invalid; the caller adds where it was.
+
+    Attributes:
+        code: The `ErrorCode`.
+        text: `<what was wrong>, expected <rule>`.
+        row: Index of the value in a column, None for a single value or all of them.
+        path: Place within the value, such as `['camera'][1]`.
+    """
 
     def __init__(self, code: ErrorCode, text: str, row: int | None = None, path: str = "") -> None:
         super().__init__(text)
         self.code, self.text, self.row, self.path = code, text, row, path
 
     def in_message(self, where: str, is_column: bool = True) -> BadMessageError:
-        """Return it with the place in front."""
+        """Return the error with its place; `is_column` says that several values were read."""
         row = "" if self.row is None or not is_column else f"[{self.row}]"
         return BadMessageError(self.code, f"{where}{row}{self.path}: {self.text}")
 
@@ -449,13 +378,13 @@ DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
         for name in ("|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f4", "<f8")
     }
 )
-"""All types of packed numbers: little-endian, by numpy's short names."""
+"""Dtypes of packed arrays: little-endian, by numpy's short names."""
 
 _Size = Annotated[int, Meta(ge=0, le=2**32)]
 
 
 class PackedArray(msgspec.Struct, frozen=True, gc=False):
-    """Numbers in C order: `shape` of them, `dtype` each, in `data`."""
+    """An array in msgpack: `data` holds `shape` numbers of `dtype` in C order."""
 
     dtype: str
     shape: Annotated[list[_Size], Meta(max_length=32)]
@@ -463,7 +392,7 @@ class PackedArray(msgspec.Struct, frozen=True, gc=False):
 
 
 def unpacked(packed: PackedArray) -> Array:
-    """Return the array, read-only and without a copy."""
+    """Return the array, read-only and without a copy; raise `BadValueError` if dtype, shape and data do not fit."""
     dtype = DTYPES.get(packed.dtype)
     if dtype is None:
         raise BadValueError(
@@ -479,20 +408,20 @@ def unpacked(packed: PackedArray) -> Array:
 
 
 def as_integers(array: Array) -> Array:
-    """Return packed floats as integers where all of them are whole; anything else as it is."""
+    """Return a float array as integers if all numbers are whole; other arrays unchanged."""
     if array.dtype.kind == "f" and bool((np.abs(array) < 2.0**63).all() and (array == np.trunc(array)).all()):
         return array.astype(np.int64)
     return array
 
 
 def packed(array: Array) -> PackedArray:
-    """Return an array in the form that msgpack may hold."""
+    """Return an array as `PackedArray`; raise `KeyError` if its dtype is not in `DTYPES`."""
     dtype = DTYPES[array.dtype.newbyteorder("<").str]
     return PackedArray(dtype.str, list(array.shape), np.ascontiguousarray(array, dtype).tobytes())
 
 
 def plain_array(value: Any) -> Any:
-    """Return a numpy array or scalar as lists and numbers; what an encoder asks for values that it does not know."""
+    """Encoder hook: return a numpy array or scalar as lists and numbers."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise NotImplementedError(type(value).__name__)
@@ -509,5 +438,81 @@ _MSGPACK = msgspec.msgpack.Encoder(enc_hook=_packed_array)
 
 
 def to_raw(value: Any, wire_format: WireFormat) -> Raw:
-    """Return an observation, an action, an episode or any part of one as it goes into a message."""
+    """Return an observation, an action, an episode or a part of one, encoded; in msgpack arrays are packed."""
     return Raw(_JSON.encode(value) if wire_format is WireFormat.JSON else _MSGPACK.encode(value))
+
+
+_NO_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))
+_TEXT = re.compile(rb'"[^"]*"?')
+_OPENING = np.zeros(256, np.int8)
+_OPENING[list(b"[{")] = 1
+_OPENING[list(b"]}")] = -1
+
+
+def without_escapes(body: bytes) -> bytes:
+    """Return JSON without escaped backslashes and quotes, so that every quote left begins or ends a string."""
+    if b"\\" not in body:
+        return body
+    # Pairs first: any remaining backslash then escapes the next character.
+    return body.replace(b"\\\\", b"").replace(b'\\"', b"")
+
+
+def json_levels(body: bytes) -> int:
+    """Return the nesting depth of a JSON value, without recursion; of malformed JSON an estimate."""
+    brackets = _TEXT.sub(b"", without_escapes(body).translate(None, _NO_BRACKETS))
+    if not brackets:
+        return 0
+    levels = np.cumsum(_OPENING[np.frombuffer(brackets, np.uint8)], dtype=np.int64)
+    return max(0, int(levels.max()))
+
+
+_FIXED = {
+    **dict.fromkeys([0xC0, 0xC1, 0xC2, 0xC3], 0), 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8,
+    0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17,
+}  # fmt: skip
+"""Number of bytes that follow a first byte of fixed size."""
+_SIZED = {
+    0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1),
+    0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0),
+}  # fmt: skip
+"""Bytes of the size field, and a constant added to the size: bytes, extensions and strings."""
+_COUNTED = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
+"""Bytes of the count field, and values per count: lists and maps."""
+
+
+def msgpack_levels(body: bytes) -> int:
+    """Return the nesting depth of a msgpack value, without recursion; of a truncated one up to its end."""
+    at, deepest, end = 0, 0, len(body)
+    # Missing values of each open list or map.
+    open_: list[int] = [1]
+    while open_ and at < end:
+        open_[-1] -= 1
+        first = body[at]
+        at += 1
+        count = -1
+        if 0x80 <= first < 0xA0:
+            count = (first & 0x0F) * (2 if first < 0x90 else 1)
+        elif first in _COUNTED:
+            size, values = _COUNTED[first]
+            count = int.from_bytes(body[at : at + size], "big") * values
+            at += size
+        else:
+            at += _bytes_after(first, body, at)
+        if count >= 0:
+            open_.append(count)
+            deepest = max(deepest, len(open_) - 1)
+        while open_ and open_[-1] == 0:
+            open_.pop()
+    return deepest
+
+
+def _bytes_after(first: int, body: bytes, at: int) -> int:
+    """Return how many bytes of a scalar follow its first byte."""
+    if first < 0x80 or first >= 0xE0:
+        return 0
+    if 0xA0 <= first < 0xC0:
+        return first & 0x1F
+    if first in _SIZED:
+        size, more = _SIZED[first]
+        return size + more + int.from_bytes(body[at : at + size], "big")
+    return _FIXED[first]

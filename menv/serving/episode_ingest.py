@@ -1,7 +1,7 @@
-"""Episodes that clients play by themselves, from EPISODES to the broker: read, stitched, each step taken once.
+"""`EpisodeIngest`: passes episodes that clients play with local inference from EPISODES to the broker.
 
-A session hands it these requests. A chunk that comes again is recognised by where it begins; chunks of an episode
-without an id are recognised by the observation that they begin with.
+Each timestep is taken once: a repeated chunk is recognised by its first index, a chunk of an episode without an id by
+its first observation.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from menv.serving.codec import BadMessageError, ErrorCode, WireFormat
 from menv.serving.episode_messages import WireEpisode, read_episode, read_flat
 from menv.serving.limits import Limits
 from menv.serving.protocol import Episodes
-from menv.serving.step_columns import AgentSpaceTable
+from menv.serving.step_columns import agent_spaces
 from menv.serving.value_readers import LARGEST_REWARD
 
-_MOST_LOOSE = 64
+_MAX_UNNAMED = 64
 
 
 class EpisodeIngest:
-    """Takes the chunks of a server's clients.
+    """Takes the trajectory chunks of a server's clients.
 
     Attributes:
-        env_steps: Env steps that were taken.
-        repeated: Steps that came again, and were skipped.
-        widths: How many numbers a row has of `dist_inputs` and `state_in`, one for each kind of policy, where known.
-        refused: Whether none are taken, because policies learn from something else than clients observe.
+        env_steps: Env steps so far.
+        repeated: Timesteps that were sent again and skipped.
+        widths: Allowed lengths of `dist_inputs` and `state_in` rows, where known.
+        refused: Whether all episodes are refused because policies see something else than clients observe.
     """
 
     def __init__(self, broker: EpisodeBroker, ioctx: InputContext, limits: Limits) -> None:
@@ -47,10 +47,10 @@ class EpisodeIngest:
         self._broker = broker
         self._ioctx = ioctx
         self._limits = limits
-        self.spaces_of = AgentSpaceTable(ioctx).of
+        self.spaces_of = agent_spaces(ioctx)
 
     def check_allowed(self, request: Episodes) -> None:
-        """Refuse episodes where none are taken."""
+        """Refuse EPISODES if policies see the output of an `observation_fn`."""
         if self.refused:
             raise BadMessageError(
                 ErrorCode.NOT_ALLOWED,
@@ -61,10 +61,14 @@ class EpisodeIngest:
     def take(
         self, state: ClientState, request: Episodes, wire_format: WireFormat, *, parsed: bool = False
     ) -> Iterator[None]:
-        """Take the episodes of a message, in small steps."""
+        """Take the episodes of a message in small steps; `parsed` says that the parser process has checked them.
+
+        Nothing is taken if one episode is invalid. If a chunk does not continue its episode, the episodes before it
+        are taken.
+        """
         name = str(type(request).__struct_config__.tag)
-        self._lose(state, request.lost or ())
-        # Let go of one by one: tens of thousands at once would take long.
+        self._give_up(state, request.lost or ())
+        # Freed one by one: freeing tens of thousands at once takes long.
         read: deque[WireEpisode] = deque()
         for index, raw in enumerate(request.episodes):
             if not parsed:
@@ -100,8 +104,8 @@ class EpisodeIngest:
                 ErrorCode.MISSING_FIELD,
                 f"{where}: no field 'id', expected one for an episode of several agents",
             )
-        self._check_crowd(episode.unclaimed or (), where)
-        self._check_crowd(episode.agents or (), where)
+        self._check_num_agents(episode.unclaimed or (), where)
+        self._check_num_agents(episode.agents or (), where)
         for agent in episode.unclaimed or ():
             if self.spaces_of(agent) is None:
                 raise BadMessageError(
@@ -109,7 +113,7 @@ class EpisodeIngest:
                     f"{where}.unclaimed: no agent {agent[:40]!r}, expected one of the environment's",
                 )
 
-    def _check_crowd(self, agents: Collection[str | None], where: str) -> None:
+    def _check_num_agents(self, agents: Collection[str | None], where: str) -> None:
         if len(agents) > self._limits.max_agents:
             raise BadMessageError(
                 ErrorCode.TOO_MANY,
@@ -136,62 +140,60 @@ class EpisodeIngest:
     ) -> None:
         members: Mapping[Any, WireEpisode] = episode.agents if episode.agents is not None else {None: episode}
         self._check_gaps(state, episode, members, where)
-        chunks = self._chunks_of(state, episode, where)
-        if chunks.over:
+        progress = self._chunks_of(state, episode, where)
+        if progress.over:
             self.repeated += episode.steps
             return
-        moves: dict[AgentId, ExternalSteps] = {}
+        steps: dict[AgentId, ExternalSteps] = {}
         for agent, one in members.items():
-            part = self._fresh(chunks, agent, one, numbered=episode.id is not None)
+            part = self._fresh(progress, agent, one, has_id=episode.id is not None)
             if part is not None:
-                moves[SINGLE_AGENT if agent is None else agent] = part
-        chunks.over = episode.terminated or episode.truncated
-        state.num_chunks_ended += chunks.over and episode.id is not None
-        if moves or chunks.over:
-            env_steps = _env_steps(episode, moves)
-            told = [
-                one.weights_seq_no for one in (episode, *members.values()) if one.weights_seq_no is not None
-            ]
-            number = min(told, default=number)
+                steps[SINGLE_AGENT if agent is None else agent] = part
+        progress.over = episode.terminated or episode.truncated
+        state.num_chunks_ended += progress.over and episode.id is not None
+        if steps or progress.over:
+            env_steps = _env_steps(episode, steps)
+            numbers = [one.weights_seq_no for one in (episode, *members.values())]
+            number = min((one for one in numbers if one is not None), default=number)
             flags = episode.terminated, episode.truncated
-            # What has no place in time comes with the end, which is taken once.
-            unclaimed = (episode.unclaimed or {}) if chunks.over else {}
-            policies = {} if state.only_policy is None else dict.fromkeys(moves, state.only_policy)
-            piece = ExternalTrajectory(
-                moves, env_steps, *flags, number, policies | chunks.policies, unclaimed
+            # Unclaimed rewards have no timestep; they come with the end, which is taken once.
+            unclaimed = (episode.unclaimed or {}) if progress.over else {}
+            policies = {} if state.only_policy is None else dict.fromkeys(steps, state.only_policy)
+            chunk = ExternalTrajectory(
+                steps, env_steps, *flags, number, policies | progress.policies, unclaimed
             )
             try:
-                self._broker.add_chunk(chunks.broker_id, piece, size)
+                self._broker.add_chunk(progress.broker_id, chunk, size)
             except EpisodeError as error:
                 raise BadMessageError(ErrorCode.WRONG_ORDER, f"{where}: {error}") from None
             self.env_steps += env_steps
         if episode.id is None:
-            self._keep_loose(state, chunks, episode)
+            self._keep_unnamed(state, progress, episode)
 
-    def _keep_loose(self, state: ClientState, chunks: ChunkProgress, episode: WireEpisode) -> None:
-        """Remember where an episode without an id goes on; the oldest is given up where nobody goes on with many."""
-        state.unnamed = [one for one in state.unnamed if one is not chunks]
-        if not chunks.over:
-            # A row of an array would keep the whole array.
-            chunks.last_obs = copy.deepcopy(episode.obs[-1])
-            state.unnamed.append(chunks)
-        if len(state.unnamed) > _MOST_LOOSE:
+    def _keep_unnamed(self, state: ClientState, progress: ChunkProgress, episode: WireEpisode) -> None:
+        """Remember where an episode without an id continues; the oldest of many is lost."""
+        state.unnamed = [one for one in state.unnamed if one is not progress]
+        if not progress.over:
+            # A view would keep the whole array in memory.
+            progress.last_obs = copy.deepcopy(episode.obs[-1])
+            state.unnamed.append(progress)
+        if len(state.unnamed) > _MAX_UNNAMED:
             oldest = state.unnamed.pop(0).broker_id
-            self._broker.lose([oldest], f"its client began {_MOST_LOOSE} others that have no id")
+            self._broker.lose([oldest], f"its client began {_MAX_UNNAMED} others that have no id")
 
     def announce(self, state: ClientState, name: str, policies: Mapping[str, str]) -> None:
-        """Note who answers for whom in an episode that the client is about to play, begun or not."""
-        chunks = state.chunks.get(name)
-        if chunks is None:
-            chunks = state.chunks[name] = self._begin(state, name, "GET_POLICIES", "episode_id")
-        self._check_crowd(chunks.policies.keys() | policies.keys(), "GET_POLICIES")
-        chunks.policies.update(policies)
+        """Store the policies of agents in an episode that the client plays or is about to play."""
+        progress = state.chunks.get(name)
+        if progress is None:
+            progress = state.chunks[name] = self._begin(state, name, "GET_POLICIES", "episode_id")
+        self._check_num_agents(progress.policies.keys() | policies.keys(), "GET_POLICIES")
+        progress.policies.update(policies)
 
-    def _lose(self, state: ClientState, names: Sequence[str]) -> None:
+    def _give_up(self, state: ClientState, names: Sequence[str]) -> None:
         open_ones = [one for name in names if (one := state.chunks.get(name)) is not None and not one.over]
-        for chunks in open_ones:
-            state.num_chunks_ended += not chunks.over
-            chunks.over = True
+        for progress in open_ones:
+            state.num_chunks_ended += not progress.over
+            progress.over = True
         self._broker.lose([one.broker_id for one in open_ones], "its client gave it up")
 
     def _chunks_of(self, state: ClientState, episode: WireEpisode, where: str) -> ChunkProgress:
@@ -220,37 +222,37 @@ class EpisodeIngest:
     def _check_gaps(
         self, state: ClientState, episode: WireEpisode, members: Mapping[Any, WireEpisode], where: str
     ) -> None:
-        """Refuse a chunk before which something is missing, or with too many agents more, while nothing was taken."""
+        """Refuse a chunk that leaves a gap, or that has too many agents, before anything is taken."""
         if episode.id is None:
             return
-        chunks = state.chunks.get(episode.id) or ChunkProgress("")
-        self._check_crowd(chunks.t.keys() | members.keys(), where)
+        progress = state.chunks.get(episode.id) or ChunkProgress("")
+        self._check_num_agents(progress.t.keys() | members.keys(), where)
         for agent, one in members.items():
-            had = chunks.t.get(agent, 0)
-            if one.t > had and not chunks.over:
+            taken = progress.t.get(agent, 0)
+            if one.t > taken and not progress.over:
                 raise BadMessageError(
                     ErrorCode.WRONG_ORDER,
-                    f"{where}.t: begins at step {one.t}, expected {had} at most, which is what has come; send what is "
-                    "between first",
+                    f"{where}.t: begins at step {one.t}, expected {taken} at most, which is what has come; send "
+                    "what is between first",
                 )
 
     def _fresh(
-        self, chunks: ChunkProgress, agent: str | None, one: WireEpisode, *, numbered: bool
+        self, progress: ChunkProgress, agent: str | None, one: WireEpisode, *, has_id: bool
     ) -> ExternalSteps | None:
-        """Return the steps that have not been taken, None if there is nothing new."""
-        had = chunks.t.get(agent, 0)
-        begins = one.t if numbered else had
-        skip = min(had - begins, one.steps)
+        """Return the timesteps that were not taken yet, None if there are none."""
+        taken = progress.t.get(agent, 0)
+        begins = one.t if has_id else taken
+        skip = min(taken - begins, one.steps)
         self.repeated += skip
         last = begins + one.steps
-        chunks.t[agent] = max(had, last)
+        progress.t[agent] = max(taken, last)
         over = one.terminated or one.truncated
-        # The end of a life that came before, when another one may have begun.
-        ended = last < had or chunks.ends.get(agent) == last
+        # This end was taken before; the agent may have started a new trajectory since.
+        ended = last < taken or progress.ends.get(agent) == last
         if skip == one.steps and (not over or ended):
             return None
         if over:
-            chunks.ends[agent] = last
+            progress.ends[agent] = last
         columns = (one.logp, one.dist_inputs, one.state_in, one.env_t)
         logp, inputs, states, env_t = (None if column is None else column[skip:] for column in columns)
         return ExternalSteps(
@@ -259,9 +261,9 @@ class EpisodeIngest:
         )  # fmt: skip
 
 
-def _env_steps(episode: WireEpisode, moves: Mapping[Any, ExternalSteps]) -> int:
-    """Return how many env steps are new: what the client told, where all of it is new and agents have that many."""
-    lengths = [len(one.rewards) for one in moves.values()]
+def _env_steps(episode: WireEpisode, steps: Mapping[Any, ExternalSteps]) -> int:
+    """Return the number of new env steps: the number that the client sent, if all timesteps are new and it fits."""
+    lengths = [len(one.rewards) for one in steps.values()]
     if episode.env_steps is None or sum(lengths) != episode.steps:
         return max(lengths, default=0)
     return min(episode.env_steps, sum(lengths))

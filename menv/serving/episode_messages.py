@@ -1,7 +1,8 @@
-"""Episodes from messages: whole ones or chunks, of one agent or of several, checked against the spaces.
+"""Episodes in messages, whole or as trajectory chunks, of one agent or several, checked against the spaces.
 
-Sessions read with it what EPISODES brings. It knows how columns belong together, and nothing about who learns from
-them, which policy acted, or which chunks belong to one episode.
+`read_episode` decodes them from EPISODES. `write_flat` and `read_flat` pass checked episodes from the body parser
+process to the server, where they have to be cheap to read: numbers are blocks of bytes, and other columns are cut into
+small pieces, so that reading never holds up the event loop for long.
 """
 
 from __future__ import annotations
@@ -49,33 +50,30 @@ from menv.serving.value_readers import Column, ColumnReader, ElementReader, Spac
 from menv.spaces import leaves
 
 SpacesOf = Callable[[str | None], tuple[Space, Space] | None]
-"""Observation and action space of an agent; None if there is no such agent. Asked for None, those of the only agent
-of a single-agent environment; None if it has several."""
+"""See `menv.serving.step_columns.agent_spaces`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireEpisode:
-    """An episode or a chunk of one, n steps of one agent; or the episodes of several agents that ran together.
+    """An episode or a chunk of one: n timesteps of one agent, or the episodes of several agents that ran together.
 
     Arrays may be read-only.
 
     Attributes:
-        id: Which episode, None if the client does not name them.
+        id: Id of the episode, None if the client sends none.
         env: Which of several environments on one connection.
-        t: Index of the first step in the episode.
-        terminated: Whether the environment ended it.
-        truncated: Whether it was broken off.
-        weights_seq_no: Of the weights that acted, if the client told.
+        t: Index of the first timestep in the episode.
+        weights_seq_no: Weights of the policy that acted, if known.
         obs: n + 1 observations, [n + 1, *shape] or a list; the last is the one after the last action.
-        actions: n actions, [n, *shape] or a list; those of a Box may lie outside its bounds.
+        actions: n actions, [n, *shape] or a list; actions of a Box may exceed its bounds.
         rewards: [n] float64.
         logp: [n] float32 log-probabilities of the actions, or None.
-        dist_inputs: [n, K] float32 inputs of the distribution that drew the actions, or None.
-        state_in: [n, S] float32 what the network remembered before each step, or None.
-        env_t: [n + 1] env step of the episode in which each observation was seen, or None.
-        agents: The same of each agent, where there are several; then the columns here are empty.
-        env_steps: Of a chunk of several agents, if the client told.
-        unclaimed: What was paid to agents that no action of theirs can own, by agent.
+        dist_inputs: [n, K] float32 inputs of the action distribution, or None.
+        state_in: [n, S] float32 hidden state before each timestep, or None.
+        env_t: [n + 1] env step of each observation in the episode, or None.
+        agents: The episode of each agent, if there are several; the columns here are empty then.
+        env_steps: Env steps of a chunk of several agents, if known.
+        unclaimed: Rewards of agents that none of their actions can own, by agent.
     """
 
     id: str | None = None
@@ -97,7 +95,7 @@ class WireEpisode:
 
     @property
     def steps(self) -> int:
-        """n, the number of actions; with several agents, all of theirs together."""
+        """n, the number of actions of all agents."""
         if self.agents is not None:
             return sum(one.steps for one in self.agents.values())
         return len(self.rewards)
@@ -106,7 +104,7 @@ class WireEpisode:
 def read_episode(
     raw: Data, spaces_of: SpacesOf, wire_format: WireFormat, where: str = "episode"
 ) -> WireEpisode:
-    """Return an episode."""
+    """Decode one entry of `Episodes.episodes`; `where` begins the text of an error."""
     spaces = spaces_of(None)
     if spaces is not None:
         return _reader_of(spaces).read(raw, wire_format, where)
@@ -127,7 +125,7 @@ def read_episode(
     )  # fmt: skip
 
 
-_ABOUT: list[tuple[str, Any, Any]] = [
+_HEADER_FIELDS: list[tuple[str, Any, Any]] = [
     ("is_terminated", bool | UnsetType, UNSET),
     ("is_truncated", bool | UnsetType, UNSET),
     ("id", Id | None | UnsetType, UNSET),
@@ -135,14 +133,14 @@ _ABOUT: list[tuple[str, Any, Any]] = [
     ("t", Count | None | UnsetType, UNSET),
     ("weights_seq_no", Count | None | UnsetType, UNSET),
 ]
-_OF_SEVERAL: list[tuple[str, Any, Any]] = [
+_GROUP_FIELDS: list[tuple[str, Any, Any]] = [
     ("agents", Raw, UNSET),
     ("unclaimed", Raw, UNSET),
     ("env_steps", Count | None | UnsetType, UNSET),
 ]
-_WHOLE = TypedDecoder(msgspec.defstruct("Whole", [*_ABOUT, *_OF_SEVERAL]))
+_WHOLE = TypedDecoder(msgspec.defstruct("Whole", [*_HEADER_FIELDS, *_GROUP_FIELDS]))
 _REWARDS = ColumnReader(NumberReader(np.dtype(np.float64)))
-_FREE: dict[str, tuple[str, Callable[[Any, str, int], npt.NDArray[Any]]]] = {
+_OPTIONAL: dict[str, tuple[str, Callable[[Any, str, int], npt.NDArray[Any]]]] = {
     "logp": ("action_logp", log_probabilities),
     "dist_inputs": ("action_dist_inputs", matrix),
     "state_in": ("state_in", matrix),
@@ -159,7 +157,7 @@ class EpisodeReader:
         self._obs, self._actions = observations.columns, actions.columns
         box = isinstance(actions.space, gym.spaces.Box)
         self._shape: tuple[int, ...] | None = actions.space.shape if box else None
-        self._chosen = not any(isinstance(leaf, gym.spaces.Box) for leaf in leaves(actions.space))
+        self._is_discrete = not any(isinstance(leaf, gym.spaces.Box) for leaf in leaves(actions.space))
         self._typed = TypedDecoder(*(self._declaration(wire_format) for wire_format in ("json", "msgpack")))
 
     def _declaration(self, wire_format: str) -> Any:
@@ -173,10 +171,10 @@ class EpisodeReader:
             ("state_in", ROWS | None | packed, UNSET),
             ("env_t", TIMES | None | packed, UNSET),
         ]
-        return msgspec.defstruct("OneAgent", [*_ABOUT, *columns])
+        return msgspec.defstruct("OneAgent", [*_HEADER_FIELDS, *columns])
 
     def read(self, raw: Data, wire_format: WireFormat, where: str) -> WireEpisode:
-        """Return an episode."""
+        """Return the episode, or raise `BadMessageError`."""
         found = _declared(self._typed, raw, wire_format, where, _NEEDED)
         rewards: Any = _REWARDS.build(found.rewards, f"{where}.rewards")
         actions = self._actions.build(found.actions, f"{where}.actions")
@@ -191,13 +189,13 @@ class EpisodeReader:
         about = _about(found)
         if self._readers[0].masks:
             self._check_masks(obs, actions, about["terminated"] or about["truncated"], where)
-        for name, (column, build) in _FREE.items():
+        for name, (column, build) in _OPTIONAL.items():
             values = getattr(found, column)
             if name == "dist_inputs" and self._shape:
                 build = partial(gaussian, shape=self._shape)
             if values is not UNSET and values is not None:
                 about[name] = build(values, f"{where}.{column}", steps)
-        if self._chosen and "logp" in about:
+        if self._is_discrete and "logp" in about:
             refuse_positive(about["logp"], f"{where}.action_logp")
         return WireEpisode(**about, obs=obs, actions=actions, rewards=rewards)
 
@@ -212,17 +210,17 @@ class EpisodeReader:
             raise error.in_message(f"{where}.{column}") from None
 
 
-_MOST_READERS = 1024
+_MAX_READERS = 1024
 _readers: dict[tuple[int, int], EpisodeReader] = {}
 
 
 def _reader_of(spaces: tuple[Space, Space]) -> EpisodeReader:
     observations, actions = reader_of(spaces[0]), reader_of(spaces[1], bounded=False)
-    # A reader keeps these two, so that no others can get the same ids.
+    # The reader keeps both alive, so that no other objects get their ids.
     key = (id(observations), id(actions))
     reader = _readers.get(key)
     if reader is None:
-        if len(_readers) >= _MOST_READERS:
+        if len(_readers) >= _MAX_READERS:
             _readers.clear()
         reader = _readers[key] = EpisodeReader(observations, actions)
     return reader
@@ -231,7 +229,7 @@ def _reader_of(spaces: tuple[Space, Space]) -> EpisodeReader:
 def _declared(
     typed: TypedDecoder, raw: Data, wire_format: WireFormat, where: str, needed: tuple[str, ...]
 ) -> Any:
-    """Return an object with declared fields, all needed ones given and no key twice."""
+    """Decode an object with declared fields; all of `needed` must be there, and no key twice."""
     found = typed.read(raw, wire_format, where)
     missing = [name for name in needed if getattr(found, name) is UNSET]
     if missing:
@@ -245,7 +243,6 @@ def _declared(
 
 
 def _unclaimed(raw: Raw | UnsetType, wire_format: WireFormat, where: str) -> Mapping[str, float] | None:
-    """Return what was paid to agents that no action of theirs can own; null means nothing."""
     if isinstance(raw, UnsetType) or is_nil(raw, wire_format):
         return None
     paid = reward(raw, wire_format, where)
@@ -257,7 +254,7 @@ def _unclaimed(raw: Raw | UnsetType, wire_format: WireFormat, where: str) -> Map
 
 
 def _about(found: Any) -> dict[str, Any]:
-    """Return what is known of the whole episode; null means the same as nothing."""
+    """Return the fields of the whole episode; null is the same as absent."""
     about = {"terminated": found.is_terminated, "truncated": found.is_truncated}
     for name in ("id", "env", "t", "weights_seq_no"):
         value = getattr(found, name)
@@ -270,7 +267,7 @@ _PIECE_BYTES = 16_384
 
 
 class _EpisodeBlock(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """An array, or rows of something else in pieces."""
+    """An array, or other rows in pieces."""
 
     dtype: str = ""
     shape: list[int] = []
@@ -302,29 +299,17 @@ class _FlatEpisode(msgspec.Struct, array_like=True, frozen=True, gc=False):
     env_steps: int | None
 
 
-class ParsedEpisodes(msgspec.Struct, array_like=True, frozen=True):
-    """A message with episodes.
-
-    Attributes:
-        message: Without its episodes, in msgpack.
-        episodes: Each as `write_flat` has it.
-    """
-
-    message: bytes
-    episodes: list[Raw]
-
-
-_FLAT_ABOUT = ("id", "env", "t", "terminated", "truncated", "weights_seq_no", "unclaimed", "env_steps")
-_FLAT_FREE = ("logp", "dist_inputs", "state_in", "env_t")
+_FLAT_HEADER = ("id", "env", "t", "terminated", "truncated", "weights_seq_no", "unclaimed", "env_steps")
+_FLAT_OPTIONAL = ("logp", "dist_inputs", "state_in", "env_t")
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_FlatEpisode)
 
 
 def write_flat(episode: WireEpisode) -> Raw:
-    """Return an episode as bytes."""
+    """Encode a checked episode."""
     agents = episode.agents
-    columns: dict[str, Any] = {name: _optional(getattr(episode, name)) for name in _FLAT_FREE}
-    about: dict[str, Any] = {name: getattr(episode, name) for name in _FLAT_ABOUT}
+    columns: dict[str, Any] = {name: _optional(getattr(episode, name)) for name in _FLAT_OPTIONAL}
+    about: dict[str, Any] = {name: getattr(episode, name) for name in _FLAT_HEADER}
     flat = _FlatEpisode(
         **about,
         **columns,
@@ -337,7 +322,7 @@ def write_flat(episode: WireEpisode) -> Raw:
 
 
 def read_flat(raw: Raw, spaces_of: SpacesOf, agent: str | None = None) -> Iterator[WireEpisode | None]:
-    """Read an episode in small steps."""
+    """Read an episode from `write_flat` in small steps: yield None in between, and the episode at the end."""
     flat = _DECODER.decode(raw)
     yield from (
         _alone(flat, spaces_of, agent) if flat.agents is None else _together(flat, flat.agents, spaces_of)
@@ -357,7 +342,7 @@ def _together(flat: _FlatEpisode, parts: dict[str, Raw], spaces_of: SpacesOf) ->
 def _alone(flat: _FlatEpisode, spaces_of: SpacesOf, agent: str | None) -> Iterator[WireEpisode | None]:
     spaces = spaces_of(agent)
     assert spaces is not None
-    columns: dict[str, Any] = {name: _array(getattr(flat, name)) for name in _FLAT_FREE}
+    columns: dict[str, Any] = {name: _array(getattr(flat, name)) for name in _FLAT_OPTIONAL}
     for name, space, bounded in (("obs", spaces[0], True), ("actions", spaces[1], False)):
         for column in _rows(getattr(flat, name), space, bounded):
             columns[name] = column
@@ -367,7 +352,7 @@ def _alone(flat: _FlatEpisode, spaces_of: SpacesOf, agent: str | None) -> Iterat
 
 
 def _flat_about(flat: _FlatEpisode) -> dict[str, Any]:
-    return {name: getattr(flat, name) for name in _FLAT_ABOUT}
+    return {name: getattr(flat, name) for name in _FLAT_HEADER}
 
 
 def _array(block: _EpisodeBlock | None) -> Array | None:
@@ -383,7 +368,7 @@ def _block(array: Array) -> _EpisodeBlock:
 
 
 def _column(column: Column) -> _EpisodeBlock:
-    """Return a column of numbers as a block, others as lists of rows that are soon read."""
+    """Return a column of numbers as a block, others as lists of rows in pieces."""
     if isinstance(column, np.ndarray):
         return _block(column)
     pieces: list[Raw] = []
@@ -399,7 +384,7 @@ def _column(column: Column) -> _EpisodeBlock:
 
 
 def _rows(found: _EpisodeBlock, space: Space, bounded: bool) -> Iterator[Column | None]:
-    """Yield None for each piece of a column, and at last the column."""
+    """Yield None for each piece of a column, and the column at the end."""
     if found.pieces is None:
         yield found.array()
         return

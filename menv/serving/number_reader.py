@@ -1,7 +1,8 @@
-"""Arrays of numbers on the wire: the type to decode them with, and whole columns to arrays of one dtype and shape.
+"""Numbers in messages: the msgspec type to decode them with, and columns of decoded values as numpy arrays.
 
-`space_readers` makes one for every leaf of a space that holds numbers, `episodes` those of rewards and the like.
-Types and lengths are checked by msgspec while it decodes, numbers on whole arrays afterwards.
+`NumberReader` reads the numeric leaves of spaces. The functions below read the columns of episodes that no space
+describes: log-probabilities, distribution inputs, hidden states and env steps. msgspec checks types and lengths while
+it decodes; values are checked on whole arrays.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ from menv.serving.codec import (
 _INT64 = np.iinfo(np.int64)
 _LONGEST_TUPLE = 128
 _CASTS = {"f": "fiu", "i": "iub", "u": "iub", "b": "iub"}
-"""Kinds of packed numbers that each kind of dtype takes."""
+"""Kinds of packed numbers that can be cast to each kind of dtype."""
 
 _FEW = 16
 
 
 class NumberReader:
-    """Reads arrays of numbers.
+    """Reads arrays of numbers of one dtype and shape.
+
+    `low` and `high` are bounds [*shape] or None. `flags` allows true and false for 1 and 0. `path` is the place of
+    this leaf in the space.
 
     Attributes:
         json: Type of an element in JSON, for msgspec.
@@ -55,14 +59,16 @@ class NumberReader:
         self._low, self._high = low, high
         if dtype.kind == "f" and low is not None and high is not None and np.isinf([low, high]).all():
             self._low = self._high = None
-        # The bounds of a few numbers are compared faster one by one than as arrays.
+        # Comparing a few numbers one by one is faster than comparing arrays.
         self._bounds: list[tuple[Any, Any]] = []
         if self._low is not None and self._high is not None and 0 < self._size <= _FEW:
             bounds = (np.broadcast_to(bound, shape).ravel().tolist() for bound in (self._low, self._high))
             self._bounds = list(zip(*bounds, strict=True))
-        # Integers between bounds that are the same everywhere need no look after they were decoded.
-        self._settled = dtype.kind in "biu" and all(b is None or np.unique(b).size <= 1 for b in (low, high))
-        self._widest = dtype.kind == "f" and dtype.itemsize >= 8
+        # Integers with the same bounds everywhere are checked by msgspec.
+        self._checked_by_type = dtype.kind in "biu" and all(
+            b is None or np.unique(b).size <= 1 for b in (low, high)
+        )
+        self._is_float64 = dtype.kind == "f" and dtype.itemsize >= 8
         kind = bool | Annotated[int, Meta(ge=0, le=1)] if flags else self._number()
         for size in reversed(shape):
             kind = _several(kind, size)
@@ -71,20 +77,20 @@ class NumberReader:
 
     def _number(self) -> Any:
         if self._dtype.kind == "f":
-            # Narrower types would overflow; of the widest, infinity and NaN are left to find.
+            # Bounds exclude overflows of narrower types; for float64 NaN and infinity are checked later.
             most = float(np.finfo(self._dtype).max)
-            return float if self._widest else Annotated[float, Meta(ge=-most, le=most)]
+            return float if self._is_float64 else Annotated[float, Meta(ge=-most, le=most)]
         least, greatest = np.iinfo(self._dtype).min, np.iinfo(self._dtype).max
         if self._low is not None and self._high is not None and self._size:
             least, greatest = int(self._low.min()), int(self._high.max())
-        # What msgspec can bound are 64 bits with a sign; a number beyond the dtype fails to convert.
+        # msgspec can bound signed 64-bit integers only; larger numbers fail in the conversion.
         if greatest > _INT64.max:
-            self._settled = False
+            self._checked_by_type = False
             return Annotated[int, Meta(ge=max(least, _INT64.min))]
         return Annotated[int, Meta(ge=least, le=greatest)]
 
     def column(self, values: Sequence[Any]) -> Array:
-        """Return [R, *shape] of R decoded values."""
+        """Return [R, *shape] of R decoded values, or raise `BadValueError`."""
         if self._shape and PackedArray in map(type, values):
             return self._stacked(values)
         flat: Iterable[Any] = values
@@ -97,9 +103,9 @@ class NumberReader:
                 ErrorCode.OUT_OF_RANGE, f"got a number out of range, expected {self._dtype}", path=self._path
             ) from None
         array = array.reshape(len(values), *self._shape)
-        if self._widest:
+        if self._is_float64:
             self._check_finite(array)
-        if not self._settled:
+        if not self._checked_by_type:
             self._check_bounds(array)
         return array
 
@@ -133,7 +139,7 @@ class NumberReader:
         return self._checked(rows)
 
     def _cast(self, array: Array) -> Array:
-        """Return packed numbers with the dtype, if that loses no more than digits."""
+        """Convert packed numbers to the dtype, if only digits are lost."""
         if array.dtype == self._dtype:
             return array
         kind = self._dtype.kind
@@ -186,7 +192,7 @@ class NumberReader:
 
 def _several(kind: Any, size: int) -> Any:
     if size <= _LONGEST_TUPLE:
-        # The garbage collector lets go of tuples of numbers, and looks at lists again and again.
+        # The garbage collector untracks tuples of numbers, but not lists.
         return tuple.__class_getitem__((kind,) * size or ((),))
     return Annotated[list[kind], Meta(min_length=size, max_length=size)]
 
@@ -200,23 +206,23 @@ def _first(bad: Array) -> tuple[int, str]:
 Floats = npt.NDArray[np.float32]
 
 ROWS = list[tuple[float, ...]]
-"""Type of rows, for msgspec."""
+"""msgspec type of rows."""
 NUMBERS_OR_ROWS = list[float | tuple[float, ...]]
-"""Type of numbers, or of rows of them."""
-_LEAST_LOGP_OVER = 1e-4
-"""How far above 0 rounding may bring the log-probability of a choice."""
-_LATEST = 2**31 - 1
-TIMES = list[Annotated[int, Meta(ge=0, le=_LATEST)]]
-"""Type of env steps of an episode."""
+"""msgspec type of numbers, or of rows of them."""
+_LOGP_TOLERANCE = 1e-4
+"""Rounding may lift the log-probability of a discrete action this far above 0."""
+_MAX_ENV_STEP = 2**31 - 1
+TIMES = list[Annotated[int, Meta(ge=0, le=_MAX_ENV_STEP)]]
+"""msgspec type of the env steps of an episode."""
 
 
 def matrix(values: Array | PackedArray | list[Any], where: str, rows: int) -> Floats:
-    """Return [rows, K] of rows that are all equally long."""
+    """Return [rows, K] of decoded `ROWS` or a packed array."""
     return _finite(_of_length(values, where, rows, (2,), "rows"), where)
 
 
 def rows_within(dimensions: int) -> Any:
-    """Return the type of rows, for msgspec, whose numbers may lie within lists of so many dimensions."""
+    """Return the msgspec type of rows whose numbers may be nested in this many dimensions."""
     row: Any = tuple[float, ...]
     for _ in range(dimensions):
         row = tuple.__class_getitem__((float | row, ...))
@@ -224,7 +230,15 @@ def rows_within(dimensions: int) -> Any:
 
 
 def gaussian(values: PackedArray | list[Any], where: str, rows: int, shape: tuple[int, ...]) -> Floats:
-    """Return [rows, 2 * size] of means and then logarithms of standard deviations."""
+    """Return [rows, 2 * size] of means, followed by logarithms of standard deviations.
+
+    Args:
+        values: Flat rows in this order, or of shape [rows, *shape, 2], [rows, 2, *shape], or [rows, *shape] with a
+            last dimension twice as long.
+        where: Begins the text of an error.
+        rows: The number of rows.
+        shape: Shape of one action.
+    """
     array = _array(values, where)
     if array.ndim > 2:
         if array.shape[1:] == (*shape, 2):
@@ -242,9 +256,9 @@ def gaussian(values: PackedArray | list[Any], where: str, rows: int, shape: tupl
 
 
 def refuse_positive(logp: Floats, where: str) -> None:
-    """Refuse log-probabilities of choices above 0."""
-    if len(logp) and logp.max() > _LEAST_LOGP_OVER:
-        row = int(np.argmax(logp > _LEAST_LOGP_OVER))
+    """Refuse log-probabilities above 0."""
+    if len(logp) and logp.max() > _LOGP_TOLERANCE:
+        row = int(np.argmax(logp > _LOGP_TOLERANCE))
         raise BadMessageError(
             ErrorCode.OUT_OF_RANGE,
             f"{where}[{row}]: got {logp[row]:g}, expected at most 0, the logarithm of a probability",
@@ -252,7 +266,7 @@ def refuse_positive(logp: Floats, where: str) -> None:
 
 
 def log_probabilities(values: PackedArray | list[Any], where: str, rows: int) -> Floats:
-    """Return [rows] log-probabilities; where there is one for each dimension of an action, they are added up."""
+    """Return [rows] log-probabilities; if there is one for each dimension of an action, their sums."""
     array = _of_length(values, where, rows, (1, 2), "numbers")
     return _finite(array if array.ndim == 1 else array.sum(axis=1, dtype=np.float64), where)
 
@@ -260,7 +274,7 @@ def log_probabilities(values: PackedArray | list[Any], where: str, rows: int) ->
 def _of_length(
     values: Array | PackedArray | list[Any], where: str, rows: int, dimensions: tuple[int, ...], expected: str
 ) -> Array:
-    """Return an array of one of these numbers of dimensions, as long as there are rows."""
+    """Return an array with `rows` rows and one of these numbers of dimensions."""
     array = values if isinstance(values, np.ndarray) else _array(values, where)
     if array.ndim not in dimensions or len(array) != rows:
         raise BadMessageError(
@@ -271,7 +285,7 @@ def _of_length(
 
 
 def times(values: PackedArray | list[int], where: str, rows: int) -> npt.NDArray[np.int64]:
-    """Return [rows + 1] env steps of an episode, none earlier than the one before."""
+    """Return [rows + 1] env steps of an episode, in ascending order."""
     if isinstance(values, PackedArray):
         try:
             array = as_integers(unpacked(values))
@@ -288,7 +302,7 @@ def times(values: PackedArray | list[int], where: str, rows: int) -> npt.NDArray
             ErrorCode.WRONG_LENGTH,
             f"{where}: got shape {array.shape}, expected {rows + 1} env steps, one for each observation",
         )
-    if array[0] < 0 or array[-1] > _LATEST or (array[1:] < array[:-1]).any():
+    if array[0] < 0 or array[-1] > _MAX_ENV_STEP or (array[1:] < array[:-1]).any():
         raise BadMessageError(
             ErrorCode.OUT_OF_RANGE,
             f"{where}: expected env steps from 0 to 2**31 - 1, none earlier than the one before",
@@ -297,7 +311,7 @@ def times(values: PackedArray | list[int], where: str, rows: int) -> npt.NDArray
 
 
 def _array(values: PackedArray | list[Any], where: str) -> Array:
-    """Return numbers as an array; no rows at all have two dimensions."""
+    """Return numbers as an array; an empty list has two dimensions."""
     if isinstance(values, PackedArray):
         try:
             array = unpacked(values)
@@ -321,7 +335,7 @@ def _array(values: PackedArray | list[Any], where: str) -> Array:
         flat = np.fromiter(itertools.chain.from_iterable(values), np.float64, len(values) * width)
         return flat.reshape(len(values), width)
     except (TypeError, ValueError):
-        # There are rows within rows.
+        # Rows are nested.
         pass
     try:
         return np.array(values, np.float64)

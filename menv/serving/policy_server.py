@@ -27,7 +27,7 @@ class PolicyServerInput(ServedEnvs):
     Clients request each action, or run the policy themselves and send whole episodes; one port takes both. While the
     algorithm learns, requests for actions wait; the latest weights and policies are sent at once. With an
     `observation_fn`, clients have to request actions: the episodes of clients with local inference are refused, because
-    their observations differ from those that the policy learns from.
+    their observations differ from the input of the policy.
 
     Args:
         ioctx: The argument of the function `config["input"]`.

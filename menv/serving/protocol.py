@@ -1,8 +1,8 @@
-"""Every message of the protocol as a type, and bodies to messages and back.
+"""The messages of the protocol as types, their encoding as bodies, and frames on a stream of bytes.
 
-Sessions decode requests and encode replies with it, clients the other way round. Observations, actions, rewards and
-episodes stay undecoded here: `columns` and `episodes` read them against the spaces, which this does not know. An
-undecoded part keeps the whole body alive; `Raw.copy` ends that.
+Sessions decode requests and encode answers, clients the other way round. Observations, actions, rewards and episodes
+stay undecoded (`Raw`) here; `value_readers` and `episode_messages` read them against the spaces. A `Raw` keeps the
+whole body in memory.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from menv.serving.codec import (
 )
 
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
-"""Id of an episode, an agent, a policy or an environment; bounded, because servers keep them."""
+"""Id of an episode, agent, policy or environment; bounded, because servers keep them in memory."""
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """Number of steps, sequence number."""
 Word = Annotated[str, Meta(max_length=4096)]
-"""A text that is kept for a while: a token, the name of a client."""
+"""A string that is kept in memory: a token, the name of a client."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", gc=False):
-    """Any message. What has a default may be left out, and null means the same.
+    """Base of all messages. Fields with a default may be omitted or null.
 
-    The garbage collector lets go of it: what came from a body, or goes into one, leads nowhere in a circle.
+    Not tracked by the garbage collector (`gc=False`): decoded messages contain no reference cycles.
     """
 
 
 class Ping(Message, frozen=True, kw_only=True, tag="PING"):
-    """Is somebody there? Answered with `Pong`."""
+    """Checks that the server is alive; answered with `Pong`."""
 
 
 class GetConfig(Message, frozen=True, kw_only=True, tag="GET_CONFIG"):
-    """Greets; answered with `SetConfig`. `extensions` asks for more than RLlink, `session` goes on with one."""
+    """The first message; answered with `SetConfig`. `extensions` requests more than RLlink, `session` resumes one."""
 
     token: Word | None = None
     extensions: list[Word] | None = None
@@ -57,12 +57,12 @@ class GetConfig(Message, frozen=True, kw_only=True, tag="GET_CONFIG"):
     client: Word | None = None
 
     def __repr__(self) -> str:
-        """Hide what lets somebody in."""
+        """Hide the token and the session."""
         return f"GetConfig(client={self.client!r}, extensions={self.extensions!r})"
 
 
 class GetState(Message, frozen=True, kw_only=True, tag="GET_STATE"):
-    """Asks for weights in one of three forms; answered with `SetState`."""
+    """Requests weights in one of three forms; answered with `SetState`."""
 
     policy_ids: list[Id] | None = None
     form: Literal["onnx", "bundle", "weights"] = "onnx"
@@ -70,7 +70,7 @@ class GetState(Message, frozen=True, kw_only=True, tag="GET_STATE"):
 
 
 class Episodes(Message, frozen=True, kw_only=True, tag="EPISODES"):
-    """Brings episodes that were played elsewhere, and tells of some that were given up. Not answered."""
+    """Brings episodes of a client with local inference, and names episodes that it has given up. Not answered."""
 
     episodes: list[Raw]
     lost: list[Id] | None = None
@@ -80,7 +80,7 @@ class Episodes(Message, frozen=True, kw_only=True, tag="EPISODES"):
 
 
 class EpisodesAndGetState(Episodes, frozen=True, kw_only=True, tag="EPISODES_AND_GET_STATE"):
-    """Brings episodes and waits for the weights that come of them; answered with `SetState`. Is an `Episodes` too."""
+    """Brings episodes and waits for the next weights; answered with `SetState`."""
 
     policy_ids: list[Id] | None = None
     form: Literal["onnx", "bundle", "weights"] = "onnx"
@@ -88,9 +88,9 @@ class EpisodesAndGetState(Episodes, frozen=True, kw_only=True, tag="EPISODES_AND
 
 
 class GetPolicies(Message, frozen=True, kw_only=True, tag="GET_POLICIES"):
-    """Asks which policy answers for which agent of an episode; answered with `Policies`.
+    """Requests the policies of some agents in an episode; answered with `Policies`.
 
-    Of an episode that nobody shall learn from nothing will come, and the server remembers nothing of it.
+    With `training_enabled=False` the server remembers nothing of the episode.
     """
 
     episode_id: Id
@@ -99,18 +99,18 @@ class GetPolicies(Message, frozen=True, kw_only=True, tag="GET_POLICIES"):
 
 
 class StartEpisode(Message, frozen=True, kw_only=True, tag="START_EPISODE"):
-    """Begins an episode; answered with `EpisodeStarted`."""
+    """Starts an episode; answered with `EpisodeStarted`."""
 
     episode_id: Id | None = None
     training_enabled: bool = True
     seq: Count | None = None
 
 
-class Turn(Message, frozen=True, kw_only=True):
-    """Any message within an episode. What has come of the last action may go with the next message.
+class EpisodeMessage(Message, frozen=True, kw_only=True):
+    """A message within an episode. The results of the last action may come with the next message.
 
-    `reward` is a number, or one for each of several agents; without an `info` that is empty; `done` names agents whose
-    own trajectories end.
+    `reward` is a number, or an object of numbers by agent; so is `info` with objects. `done` names agents whose
+    trajectories end.
     """
 
     episode_id: Id
@@ -120,25 +120,25 @@ class Turn(Message, frozen=True, kw_only=True):
     seq: Count | None = None
 
 
-class GetAction(Turn, frozen=True, kw_only=True, tag="GET_ACTION"):
-    """Asks for an action; answered with `Action`."""
+class GetAction(EpisodeMessage, frozen=True, kw_only=True, tag="GET_ACTION"):
+    """Requests an action; answered with `Action`."""
 
     observation: Raw
 
 
-class LogAction(Turn, frozen=True, kw_only=True, tag="LOG_ACTION"):
-    """Tells what the client did by itself; answered with `Ok`, and if `wait`, once the sampler has taken it."""
+class LogAction(EpisodeMessage, frozen=True, kw_only=True, tag="LOG_ACTION"):
+    """Reports an action that the client chose; answered with `Ok`, with `wait` after the sampler has it."""
 
     observation: Raw
     action: Raw
     wait: bool = False
 
 
-class LogReturns(Turn, frozen=True, kw_only=True, tag="LOG_RETURNS"):
-    """Pays a reward before there is anything else to say; answered with `Ok`."""
+class LogReturns(EpisodeMessage, frozen=True, kw_only=True, tag="LOG_RETURNS"):
+    """Reports a reward alone; answered with `Ok`."""
 
 
-class EndEpisode(Turn, frozen=True, kw_only=True, tag="END_EPISODE"):
+class EndEpisode(EpisodeMessage, frozen=True, kw_only=True, tag="END_EPISODE"):
     """Ends an episode with its last observation; answered with `Ok`."""
 
     observation: Raw
@@ -150,7 +150,7 @@ class Pong(Message, frozen=True, kw_only=True, tag="PONG"):
 
 
 class SetConfig(Message, frozen=True, kw_only=True, tag="SET_CONFIG"):
-    """What a client needs to know; all but the first two only for clients that asked for the extension."""
+    """Settings of the server; all but the first two fields only for clients that requested the extension."""
 
     env_steps_per_sample: int
     force_on_policy: bool
@@ -166,10 +166,10 @@ class SetConfig(Message, frozen=True, kw_only=True, tag="SET_CONFIG"):
 
 
 class SetState(Message, frozen=True, kw_only=True, tag="SET_STATE"):
-    """The weights of a sequence number, in the form that was asked for.
+    """The weights of a sequence number, in the requested form.
 
-    `ask_policies`: there are others than the one policy that there was when the client greeted; who answers is to be
-    asked from now on.
+    `ask_policies`: there are other policies than the single one of SET_CONFIG, so the client has to send
+    GET_POLICIES.
     """
 
     weights_seq_no: int
@@ -180,20 +180,20 @@ class SetState(Message, frozen=True, kw_only=True, tag="SET_STATE"):
 
 
 class Policies(Message, frozen=True, kw_only=True, tag="POLICIES"):
-    """Which policy answers for which agent."""
+    """The policy of each agent."""
 
     policy_ids: dict[str, str]
 
 
 class EpisodeStarted(Message, frozen=True, kw_only=True, tag="EPISODE"):
-    """The id of the episode that has begun."""
+    """The id of a new episode."""
 
     episode_id: str
     seq: int | None = None
 
 
 class Action(Message, frozen=True, kw_only=True, tag="ACTION"):
-    """What to do, and by which weights that was decided."""
+    """The actions, and the weights that chose them."""
 
     episode_id: str
     action: Any
@@ -202,13 +202,13 @@ class Action(Message, frozen=True, kw_only=True, tag="ACTION"):
 
 
 class Ok(Message, frozen=True, kw_only=True, tag="OK"):
-    """Done."""
+    """The request was handled."""
 
     seq: int | None = None
 
 
 class Error(Message, frozen=True, kw_only=True, tag="ERROR"):
-    """Not done: one of the closed list of codes, and a sentence for people."""
+    """The request was refused: one of the closed list of codes, and a sentence for people."""
 
     code: str
     message: str
@@ -222,15 +222,15 @@ Request = (
 Answer = Pong | SetConfig | SetState | Policies | EpisodeStarted | Action | Ok | Error
 
 MOST_INFO_BYTES = 65_536
-"""Bytes of one `info`, which no space bounds."""
+"""Most bytes of one `info`, which no space bounds."""
 OLD_NAMES = frozenset(
     {"ACTION_SPACE", "OBSERVATION_SPACE", "GET_WORKER_ARGS", "GET_WEIGHTS", "REPORT_SAMPLES"}
 )
-"""Types that the first RLlink names and nobody sends."""
+"""Types of the first version of RLlink, which no client sends."""
 
 
 class _Flags(msgspec.Struct, gc=False):
-    """What every episode has, of one agent or of several."""
+    """Fields of every episode."""
 
     is_terminated: bool
     is_truncated: bool
@@ -258,20 +258,23 @@ _FILLED = MappingProxyType(
         if isinstance(tag := kind.__struct_config__.tag, str)
     }
 )
-"""The fields of each message whose types hold no null, but which have a default."""
+"""Fields of each message that have a default but whose type does not allow null."""
 
 
 def decode(body: bytes, max_depth: int = 32) -> tuple[Request, WireFormat]:
-    """Return the request that a body holds, and how it is written."""
+    """Return the request in a body, and its wire format.
+
+    `max_depth` bounds the nesting of infos. An error has the `seq` of the message if that can be read.
+    """
     wire_format = wire_format_of(body)
     body = body.removeprefix(MARK)
     check_stack(body, wire_format)
-    if (asked := _question(body, wire_format)) is not None:
+    if (asked := _decode_get_action(body, wire_format)) is not None:
         return asked, wire_format
     found = fields(body, wire_format, "message")
     try:
         request = _message(body, wire_format, found, _REQUESTS)
-        if isinstance(request, Turn) and len(memoryview(request.info)):
+        if isinstance(request, EpisodeMessage) and len(memoryview(request.info)):
             _check_info(request.info, wire_format, max_depth)
     except BadMessageError as error:
         error.seq = _seq_of(found, wire_format)
@@ -280,7 +283,7 @@ def decode(body: bytes, max_depth: int = 32) -> tuple[Request, WireFormat]:
 
 
 def decode_answer(body: bytes) -> tuple[Answer, WireFormat]:
-    """Return the answer that a body holds, and how it is written."""
+    """Return the answer in a body, and its wire format."""
     wire_format = wire_format_of(body)
     body = body.removeprefix(MARK)
     check_stack(body, wire_format)
@@ -289,37 +292,37 @@ def decode_answer(body: bytes) -> tuple[Answer, WireFormat]:
 
 
 def encode(message: Request | Answer, wire_format: WireFormat) -> bytes:
-    """Return a message as a body. Numpy arrays and scalars are written as lists and numbers."""
+    """Return a message as a body; numpy arrays and scalars become lists and numbers."""
     return encoder(wire_format)(message)
 
 
 def encoder(wire_format: WireFormat) -> Callable[[Request | Answer], bytes]:
-    """Return what writes messages as bodies; see `encode`."""
+    """Return the function that encodes messages."""
     return _JSON.encode if wire_format is WireFormat.JSON else _MSGPACK.encode
 
 
 def error_reply(error: BadMessageError, seq: int | None = None) -> Error:
-    """Return the answer to a message that cannot be taken."""
+    """Return the ERROR for a refused message; `seq` is its number if the error does not know it."""
     return Error(code=error.code, message=error.text, seq=error.seq if seq is None else seq)
 
 
-# Of one type alone msgspec would do without the tag.
-_JSON_QUESTION: Callable[[bytes], Request] = msgspec.json.Decoder(GetAction | Ping).decode
-_MSGPACK_QUESTION: Callable[[bytes], Request] = msgspec.msgpack.Decoder(GetAction | Ping).decode
+# Decoders of a single type would not check the tag, so `Ping` is there, too.
+_JSON_GET_ACTION: Callable[[bytes], Request] = msgspec.json.Decoder(GetAction | Ping).decode
+_MSGPACK_GET_ACTION: Callable[[bytes], Request] = msgspec.msgpack.Decoder(GetAction | Ping).decode
 _JSON = msgspec.json.Encoder(enc_hook=plain_array)
 _MSGPACK = msgspec.msgpack.Encoder(enc_hook=plain_array)
 
 
-def _question(body: bytes, wire_format: WireFormat) -> GetAction | None:
-    """Return a request for an action, as nearly all bodies are; None for one that has to be looked at closely."""
-    # Half as long as asking whether it is in it.
+def _decode_get_action(body: bytes, wire_format: WireFormat) -> GetAction | None:
+    """Decode the usual GET_ACTION fast; None for bodies that need all checks."""
+    # Twice as fast as `in`.
     if body.find(b"GET_ACTION") < 0:
         return None
     try:
-        asked = _JSON_QUESTION(body) if wire_format is WireFormat.JSON else _MSGPACK_QUESTION(body)
+        asked = _JSON_GET_ACTION(body) if wire_format is WireFormat.JSON else _MSGPACK_GET_ACTION(body)
         if not isinstance(asked, GetAction) or asked.info or asked.done is not None:
             return None
-        # Type, id and observation are there; the first two are texts.
+        # Type, id and observation are always there; the first two are strings.
         keys = 3 + bool(asked.reward) + (asked.seq is not None)
         return asked if is_plain(body, wire_format, keys, strings=2) else None
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
@@ -338,17 +341,17 @@ def _message(
     if typed is None:
         raise _unknown(name, known)
     if name in _WITH_EPISODES and "episodes" in found and len(body) > _LARGE:
-        # A body of millions of tiny elements ends here, before one object is made for each.
+        # Refuse a body of millions of tiny elements before an object is created for each.
         _FLAGS.read(found["episodes"], wire_format, f"{name}.episodes")
     message = typed.read(_without_nulls(body, wire_format, found, name), wire_format, name)
     if getattr(message, "done", None):
-        # Reading the entries by themselves finds an agent that is there twice.
+        # Finds repeated agents.
         fields(found["done"], wire_format, f"{name}.done")
     return message
 
 
 def _without_nulls(body: bytes, wire_format: WireFormat, found: Mapping[str, Raw], name: str) -> bytes:
-    """Return a message without its nulls that stand for a default; the body itself, if there are none."""
+    """Return a message without nulls that stand for a default; the body itself if there are none."""
     nulls = {key for key in _FILLED[name] & found.keys() if is_nil(found[key], wire_format)}
     if not nulls:
         return body
@@ -389,11 +392,11 @@ HEADER_BYTES = 8
 MOST_BODY_BYTES: int = 10**HEADER_BYTES - 1
 FEW = 1024
 HEADERS = tuple(b"%08d" % size for size in range(FEW))
-"""Those of short bodies, which nearly all are."""
+"""Headers of short bodies, which nearly all are."""
 
 
 def frame(body: bytes) -> bytes:
-    """Return a body with its header."""
+    """Return a body with its header: eight ASCII digits."""
     size = len(body)
     if size > MOST_BODY_BYTES:
         raise BadMessageError(
@@ -404,30 +407,29 @@ def frame(body: bytes) -> bytes:
 
 
 class Frames:
-    """Bodies out of a stream that arrives in pieces of any size.
+    """Splits a stream of bytes into bodies; every byte is copied at most twice.
 
-    Every byte is copied at most twice, however small the pieces are. A header is looked at from its first byte
-    on, so a peer that speaks another protocol is told at once.
+    Headers are checked from their first byte on, so a peer with another protocol is recognised at once.
 
     Attributes:
-        completed: Bodies that the feed which raised had completed before it came to what is wrong.
+        completed: Bodies that were complete before `feed` raised.
     """
 
     def __init__(self, max_body: int) -> None:
         self.completed: list[bytes] = []
         self._max_body = min(max_body, MOST_BODY_BYTES)
-        # At most one frame that has begun, between two feeds.
+        # The incomplete frame between two calls of `feed`.
         self._rest = bytearray()
         self._size = -1
         self._broken: BadMessageError | None = None
 
     @property
     def pending(self) -> int:
-        """Bytes that are here of a frame that is not complete, its header included."""
+        """Bytes of an incomplete frame, including its header."""
         return len(self._rest)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
-        """Take in the next bytes of the stream and return the bodies that are complete now."""
+        """Add bytes and return the completed bodies. After an error, every later call raises again."""
         if self._broken is not None:
             raise BadMessageError(self._broken.code, self._broken.text)
         self._rest += data
@@ -453,7 +455,7 @@ class Frames:
             with memoryview(rest) as view:
                 self.completed.append(bytes(view[first:begin]))
             self._size = -1
-        # A bytearray gives up its front without moving what follows.
+        # Deleting the front of a bytearray does not move the rest.
         del rest[:begin]
         if len(rest) < HEADER_BYTES:
             self._check_digits(bytes(rest))

@@ -344,7 +344,7 @@ def _kind(policy: Policy) -> Kind | None:
 
 
 def _widths(kinds: Collection[Kind | None]) -> dict[str, frozenset[int]]:
-    """Return the allowed lengths of `dist_inputs` and `state_in`; nothing if those of a policy are unknown."""
+    """Return the allowed lengths of `dist_inputs` and `state_in`; nothing if a policy is unknown."""
     known = [kind for kind in kinds if kind is not None]
     if len(known) < len(kinds):
         return {}

@@ -287,7 +287,7 @@ class SamplerTaskQueue:
         self._release(error)
 
     def _release(self, error: MenvError | None) -> None:
-        """Answer the clients that wait now, not those that begin to wait before the loop runs the call."""
+        """Answer the clients that wait now, not clients that begin to wait before the loop runs the call."""
         later, self._later = self._later, {}
         if later:
             self._post(lambda: [then(error) for thens in later.values() for then in thens])

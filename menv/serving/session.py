@@ -22,6 +22,7 @@ from menv.serving.body_parser_pool import Outcome, ParseJob, parsed_request
 from menv.serving.client_state import ClientState, Responder
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, wire_format_of
 from menv.serving.protocol import (
+    EpisodeMessage,
     Episodes,
     EpisodesAndGetState,
     GetAction,
@@ -35,7 +36,6 @@ from menv.serving.protocol import (
     SetConfig,
     SetState,
     StartEpisode,
-    Turn,
     decode,
 )
 from menv.serving.trainer import PublishedPolicies
@@ -61,7 +61,7 @@ class MessageReader:
     """Decodes the bodies of one connection in their order.
 
     A body that takes long is waited for: `hold` is a future that transports await before they hand over the next body.
-    Short bodies that look like GET_ACTION are deferred to the batcher, which decodes those of many connections at once.
+    Short bodies that look like GET_ACTION are deferred to the batcher, which decodes many at once.
     """
 
     def __init__(self, session: Session, sessions: ServerSessions, always_reply: bool) -> None:
@@ -319,7 +319,7 @@ class Session:
             self._send_policies(request, responder)
         elif isinstance(request, StartEpisode):
             self._sessions.action_requests.start(self.state, request, responder)
-        elif isinstance(request, Turn):
+        elif isinstance(request, EpisodeMessage):
             self._sessions.action_requests.step(self.state, request, responder)
 
     def _greet(self, request: GetConfig, responder: Responder) -> None:

@@ -1,12 +1,12 @@
-"""Observations and actions of messages within an episode, by agent.
+"""Observations and actions of messages within an episode, by agent; and the spaces of agents.
 
-`Interactive` reads them with it, and the translator those of large messages. It knows no episodes.
+The server and the body parser process both use it. The latter receives the spaces as JSON.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence, Set
 from typing import Any
 
 from msgspec import Raw
@@ -20,47 +20,40 @@ from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, fields
 from menv.serving.value_readers import Column, Space
 
 
-class AgentSpaceTable:
-    """Spaces by agent."""
+def agent_spaces(ioctx: InputContext) -> Callable[[Hashable | None], tuple[Space, Space] | None]:
+    """Return a function that looks up the observation and action space of an agent; None if there is no such agent.
 
-    def __init__(self, ioctx: InputContext) -> None:
-        self._ioctx = ioctx
-        self._known = frozenset(ioctx.possible_agents)
+    Asked for None, it returns the spaces of a single-agent environment, and None in a multi-agent one.
+    """
+    known = frozenset(ioctx.possible_agents)
 
-    def of(self, agent: Hashable | None) -> tuple[Space, Space] | None:
-        """Return an agent's observation and action space, None if there is no such agent.
-
-        Asked for None, those of the only agent of a single-agent environment; None if it has several.
-        """
-        if agent is None and self._ioctx.multi_agent:
+    def spaces_of(agent: Hashable | None) -> tuple[Space, Space] | None:
+        if agent is None and ioctx.multi_agent:
             return None
         name = SINGLE_AGENT if agent is None else agent
-        observation, action = self._ioctx.spaces_of(name)
-        if (
-            observation is None
-            or action is None
-            or name in (ALL, COMMON)
-            or (self._known and name not in self._known)
-        ):
+        observation, action = ioctx.spaces_of(name)
+        if observation is None or action is None or name in (ALL, COMMON) or (known and name not in known):
             return None
         return observation, action
 
+    return spaces_of
+
 
 def context_to_json(ioctx: InputContext) -> dict[str, Any]:
-    """Return what readers of messages need to know of what clients play."""
+    """Return the spaces and agents as JSON; raise `ConfigError` if a space cannot be written as JSON."""
     return {
         "multi_agent": ioctx.multi_agent,
         "observation_space": _one(ioctx.observation_space),
         "action_space": _one(ioctx.action_space),
         "observation_spaces": _by_name(ioctx.observation_spaces),
         "action_spaces": _by_name(ioctx.action_spaces),
-        # An agent that is no text cannot be named in a message; that there are agents still has to be known.
+        # Agents that are not strings cannot be named in a message, but they count.
         "possible_agents": [name if isinstance(name, str) else None for name in ioctx.possible_agents],
     }
 
 
 def context_from_json(value: Mapping[str, Any]) -> InputContext:
-    """Return the part of an `InputContext` that `context_to_json` described."""
+    """Return the part of an `InputContext` that `context_to_json` describes."""
 
     def shared(name: str) -> Space | None:
         return None if value[name] is None else space_from_json(value[name], name)
@@ -79,18 +72,15 @@ def context_from_json(value: Mapping[str, Any]) -> InputContext:
 
 
 def action_spaces_json(ioctx: InputContext) -> dict[str, Any]:
-    """Return what SET_CONFIG tells of the action spaces of several agents.
-
-    One that has no form in JSON is left out: no policy acts in it.
-    """
+    """Return the action spaces in SET_CONFIG of a multi-agent environment; those without JSON form are omitted."""
     own: dict[str, Any] = {}
     for agent, space in ioctx.action_spaces.items():
         with contextlib.suppress(ConfigError):
             own.update(_by_name({agent: space}))
-    told: dict[str, Any] = {"action_spaces": own or None}
+    found: dict[str, Any] = {"action_spaces": own or None}
     with contextlib.suppress(ConfigError):
-        told["action_space"] = _one(ioctx.action_space)
-    return told
+        found["action_space"] = _one(ioctx.action_space)
+    return found
 
 
 def _one(space: Space | None) -> dict[str, Any] | None:
@@ -102,17 +92,20 @@ def _by_name(spaces: Mapping[Hashable, Space]) -> dict[str, Any]:
 
 
 class StepColumns:
-    """Reads observations and actions."""
+    """Reads observations and actions; `max_agents` bounds the agents of one message."""
 
     def __init__(self, ioctx: InputContext, max_agents: int) -> None:
         self._multi_agent = ioctx.multi_agent
         self._max_agents = max_agents
-        self._spaces = AgentSpaceTable(ioctx)
+        self._spaces_of = agent_spaces(ioctx)
 
     def observations(
         self, raw: Raw, wire_format: WireFormat, what: str, final: bool = False, gone: Container[AgentId] = ()
     ) -> dict[AgentId, Any]:
-        """Return observations by agent."""
+        """Return observations by agent. `what` is the type of the message.
+
+        `final` or a name in `gone` says that no action follows, so that an action mask may allow nothing.
+        """
         where = f"{what}.observation"
         if not self._multi_agent:
             return {SINGLE_AGENT: self._observation(SINGLE_AGENT, raw, wire_format, where, final)}
@@ -128,7 +121,7 @@ class StepColumns:
         return value_readers.observation(raw, space, wire_format, where, final, actions)
 
     def column(self, raws: Sequence[Raw], wire_format: WireFormat, what: str) -> Column | None:
-        """Return the observations of R messages, on which somebody acts; None where there are several agents."""
+        """Return the observations of R messages; None in a multi-agent environment."""
         if self._multi_agent:
             return None
         where = f"{what}.observation"
@@ -137,7 +130,7 @@ class StepColumns:
     def actions(
         self, raw: Raw, obs: Mapping[AgentId, Any], wire_format: WireFormat, gone: Set[AgentId] = frozenset()
     ) -> dict[AgentId, Any]:
-        """Return the actions that a client took, for the agents that observe; those that have `gone` need none."""
+        """Return the actions of exactly the agents in `obs`; those in `gone` need none."""
         where = "LOG_ACTION.action"
         if not self._multi_agent:
             return {SINGLE_AGENT: self._action(SINGLE_AGENT, raw, obs[SINGLE_AGENT], wire_format, where)}
@@ -160,8 +153,8 @@ class StepColumns:
         return action
 
     def spaces(self, agent: AgentId, where: str) -> tuple[Space, Space]:
-        """Return the spaces of an agent that there may be."""
-        spaces = self._spaces.of(agent)
+        """Return the spaces of an agent, or raise `BadMessageError`."""
+        spaces = self._spaces_of(agent)
         if spaces is None:
             raise BadMessageError(
                 ErrorCode.UNKNOWN_AGENT,

@@ -1,7 +1,8 @@
-"""Observations and actions from messages, one or a column of them, checked against their space.
+"""Reads observations, actions and rewards of messages, one or a column of them, and checks them against their space.
 
-Sessions read single elements with it, `menv.serving.episode_messages` whole columns. What is decoded is exactly
-shaped, of the dtype of the space, finite and inside the bounds, or refused. It knows no policies and no episodes.
+A `SpaceReader` tells msgspec the type of a space's elements, which checks lengths and keys, and converts decoded
+columns. The result has exactly the shape and dtype of the space, is finite and within its bounds; anything else is
+refused.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _NAME = re.compile(r'[^"\\\x00-\x1f]*')
 
 Space = gym.Space[Any]
 Column = Array | list[Any]
-"""R elements: an array [R, *shape] of a leaf of numbers, a list of texts or of elements of a composite space."""
+"""R elements: an array [R, *shape] of numbers, or a list of strings or of elements of a composite space."""
 
 
 class SpaceReader(Protocol):
@@ -55,12 +56,16 @@ class SpaceReader(Protocol):
     msgpack: Any
 
     def column(self, values: Sequence[Any]) -> Column:
-        """Return R decoded values as R elements."""
+        """Return R decoded values as R elements, or raise `BadValueError`."""
         ...
 
 
 def space_reader(space: Space, bounded: bool = True, path: str = "") -> SpaceReader:
-    """Return the reader of a space."""
+    """Return the reader of a Box, Discrete, MultiDiscrete, MultiBinary or Text, or of a Tuple or Dict of these.
+
+    Without `bounded` the bounds of a Box are not checked: actions sampled from a Gaussian may exceed them. `path` is
+    the place of this space in an outer one. Raises `ConfigError` if elements of the space cannot be encoded.
+    """
     if isinstance(space, gym.spaces.Dict):
         return _DictReader(space, bounded, path)
     if isinstance(space, gym.spaces.Tuple):
@@ -84,15 +89,12 @@ def space_reader(space: Space, bounded: bool = True, path: str = "") -> SpaceRea
 
 
 class _TextReader:
-    """Reads texts of a length and of some characters."""
-
     def __init__(self, space: gym.spaces.Text, path: str) -> None:
         self.json: Any = Annotated[str, Meta(min_length=space.min_length, max_length=space.max_length)]
         self.msgpack = self.json
         self._characters, self._path = frozenset(space.character_set), path
 
     def column(self, values: Sequence[Any]) -> Column:
-        """Return the texts as they are."""
         for row, value in enumerate(values):
             if not self._characters.issuperset(value):
                 raise BadValueError(
@@ -105,15 +107,12 @@ class _TextReader:
 
 
 class _TupleReader:
-    """Reads tuples, part by part."""
-
     def __init__(self, space: gym.spaces.Tuple[Any], bounded: bool, path: str) -> None:
         self._parts = [space_reader(part, bounded, f"{path}[{i}]") for i, part in enumerate(space.spaces)]
         self.json: Any = tuple[tuple(part.json for part in self._parts)]  # type: ignore[misc]
         self.msgpack: Any = tuple[tuple(part.msgpack for part in self._parts)]  # type: ignore[misc]
 
     def column(self, values: Sequence[Any]) -> Column:
-        """Return a list of tuples."""
         if not self._parts:
             return [()] * len(values)
         columns = (
@@ -123,8 +122,6 @@ class _TupleReader:
 
 
 class _DictReader:
-    """Reads dicts, entry by entry."""
-
     def __init__(self, space: gym.spaces.Dict, bounded: bool, path: str) -> None:
         self._keys = list(space.spaces)
         if not all(isinstance(key, str) and _NAME.fullmatch(key) for key in self._keys):
@@ -137,14 +134,13 @@ class _DictReader:
         self.msgpack = self._struct("msgpack")
 
     def _struct(self, wire_format: str) -> Any:
-        """Return a type with an entry for each key, whatever characters the key has, and no others."""
+        """Return a type with exactly one field for each key, whatever characters the key has."""
         names = [f"f{i}" for i in range(len(self._keys))]
         types = [(name, getattr(part, wire_format)) for name, part in zip(names, self._parts, strict=True)]
         renamed = dict(zip(names, self._keys, strict=True))
         return msgspec.defstruct("Element", types, rename=renamed, forbid_unknown_fields=True)
 
     def column(self, values: Sequence[Any]) -> Column:
-        """Return a list of dicts."""
         if not self._parts:
             return [{} for _ in values]
         rows = zip(*map(msgspec.structs.astuple, values), strict=True)
@@ -154,11 +150,15 @@ class _DictReader:
 
 Mask = npt.NDArray[np.bool_]
 Path: TypeAlias = tuple[int, ...]
-"""Which member of a group, of a group in it, and so on; () of an agent."""
+"""Index of a member of an agent group, and of groups in it; () for an agent."""
 
 
 class MaskCheck:
-    """Looks at the masks in observations of one space; false if it has none."""
+    """Checks action masks in the observations of one space; false if the space has none.
+
+    A mask is an entry of a Dict, or of each Dict in the Tuple of an agent group, see
+    `menv.connectors.obs_preprocessor`.
+    """
 
     def __init__(self, space: gym.Space[Any]) -> None:
         self._members = _paths(space)
@@ -167,18 +167,18 @@ class MaskCheck:
         return bool(self._members)
 
     def check(self, obs: Column, acting: int, space: gym.Space[Any] | None = None) -> None:
-        """Check that the masks of the first observations each allow something."""
+        """Raise `BadValueError` if one of the first `acting` masks allows no action, or no choice of a component."""
         for member in self._members:
             actions = _part(space, member)
             nothing = _allow_nothing(self._mask(obs[:acting], member, actions), actions)
             if nothing.any():
                 raise BadValueError(
                     ErrorCode.MASKED, "got a mask that allows nothing, expected one action at least",
-                    int(np.argmax(nothing)), f"{_written(member)}[{MASK_KEY!r}]",
+                    int(np.argmax(nothing)), f"{_path_text(member)}[{MASK_KEY!r}]",
                 )  # fmt: skip
 
     def check_actions(self, obs: Column, actions: Column, space: gym.Space[Any]) -> None:
-        """Check that actions were allowed by the masks of the observations that they answer."""
+        """Raise `BadValueError` if an action is forbidden by the mask of its observation."""
         for member in self._members:
             part = _part(space, member)
             if part is None or not len(actions):
@@ -192,11 +192,11 @@ class MaskCheck:
             if forbidden.any():
                 raise BadValueError(
                     ErrorCode.MASKED, "got an action that the mask of its observation forbids, expected an allowed one",
-                    int(np.argmax(forbidden)), _written(member),
+                    int(np.argmax(forbidden)), _path_text(member),
                 )  # fmt: skip
 
     def _mask(self, obs: Column, member: Path, actions: gym.Space[Any] | None) -> Mask:
-        """Return [R, M] True where an action is allowed."""
+        """Return [R, M], True where an action is allowed."""
         holders = _at(obs, member)
         if not len(holders):
             return np.ones((0, 1), np.bool_)
@@ -216,12 +216,12 @@ def _at(rows: Column, path: Path) -> Column:
     return rows
 
 
-def _written(path: Path) -> str:
+def _path_text(path: Path) -> str:
     return "".join(f"[{index}]" for index in path)
 
 
 def _allow_nothing(mask: Mask, space: gym.Space[Any] | None) -> Mask:
-    """Return [R] True where no action is left, or no choice of one of its components."""
+    """Return [R], True where no action, or no choice of one component, is allowed."""
     sizes = component_sizes(space)
     if len(sizes) < 2 or sizes.sum() != mask.shape[1]:
         return np.logical_not(mask.any(axis=1))
@@ -237,7 +237,7 @@ def _part(space: gym.Space[Any] | None, member: Path) -> gym.Space[Any] | None:
 
 
 def _columns(actions: Column, space: gym.Space[Any], width: int) -> npt.NDArray[np.int64] | None:
-    """Return [R, D] the columns of a mask that stand for R actions; None if it is no mask for this space."""
+    """Return [R, D] the mask columns of R actions; None if the mask does not fit the space."""
     sizes = component_sizes(space)
     if not len(sizes) or sizes.sum() != width:
         return None
@@ -250,8 +250,8 @@ def _columns(actions: Column, space: gym.Space[Any], width: int) -> npt.NDArray[
     return columns
 
 
-_MOST_SPACES = 65_536
-_MOST_READERS = 1024
+_MAX_SPACES = 65_536
+_MAX_READERS = 1024
 
 
 class ColumnReader:
@@ -270,7 +270,7 @@ class ColumnReader:
         self._typed = TypedDecoder(self.json, self.msgpack)
 
     def read(self, raw: Data, wire_format: WireFormat, where: str) -> Column:
-        """Return a column of as many elements as there are."""
+        """Return a column of any length."""
         return self.build(self._typed.read(raw, wire_format, where), where)
 
     def build(self, values: Any, where: str) -> Column:
@@ -285,13 +285,7 @@ class ColumnReader:
 
 
 class ElementReader:
-    """Reads single elements and columns of one space.
-
-    Attributes:
-        space: As given.
-        columns: Reads columns.
-        masks: Looks at the action masks in observations.
-    """
+    """Reads single elements and columns of one space; `masks` checks the action masks of observations."""
 
     def __init__(self, space: Space, bounded: bool) -> None:
         self.space = space
@@ -314,30 +308,30 @@ _by_form: dict[tuple[str, bool], ElementReader] = {}
 
 
 def reader_of(space: Space, bounded: bool = True) -> ElementReader:
-    """Return the reader of a space, the same one for equal spaces: agents often have an object each."""
+    """Return the reader of a space; equal spaces share one, because agents often have a space object each."""
     known = _by_id.get((id(space), bounded))
     if known is not None:
         return known[1]
-    # Programs that make new spaces again and again do not fill the memory.
-    if len(_by_id) >= _MOST_SPACES or len(_by_form) >= _MOST_READERS:
+    # Bound the memory of programs that keep creating spaces.
+    if len(_by_id) >= _MAX_SPACES or len(_by_form) >= _MAX_READERS:
         _by_id.clear()
         _by_form.clear()
     form = (json.dumps(space_to_json(space)), bounded)
     reader = _by_form.get(form)
     if reader is None:
         reader = _by_form[form] = ElementReader(space, bounded)
-    # The space is kept, so that no other one can get the same id.
+    # Keep the space alive, so that no other object gets its id.
     _by_id[id(space), bounded] = (space, reader)
     return reader
 
 
 def element(raw: Raw, space: Space, wire_format: WireFormat, where: str, bounded: bool = True) -> Any:
-    """Return one element of a space."""
+    """Return one element of a space; `where` begins the text of an error."""
     return reader_of(space, bounded).read(raw, wire_format, where)
 
 
 def column(raw: Raw, space: Space, wire_format: WireFormat, where: str, bounded: bool = True) -> Column:
-    """Return R elements of a space, as many as there are; the arguments are those of `element`."""
+    """Return any number of elements of a space."""
     return reader_of(space, bounded).columns.read(raw, wire_format, where)
 
 
@@ -349,7 +343,7 @@ def observation(
     final: bool = False,
     actions: Space | None = None,
 ) -> Any:
-    """Return one observation."""
+    """Return one observation; with `final` its action mask may allow nothing. `actions` is the action space."""
     reader = reader_of(space)
     value = reader.read(raw, wire_format, where)
     if reader.masks and not final:
@@ -363,7 +357,7 @@ def observation(
 def observations(
     raws: Sequence[Raw], spaces: tuple[Space, Space], wire_format: WireFormat, where: str = "observations"
 ) -> Column:
-    """Return R observations on which somebody acts, each of a message of its own; `spaces` as in `observation`."""
+    """Return R observations of R messages, on each of which the agent acts; `spaces` are (observation, action)."""
     reader = reader_of(spaces[0])
     found = reader.columns.read(listed(raws, wire_format), wire_format, where)
     if reader.masks:
@@ -375,12 +369,12 @@ def observations(
 
 
 def action(raw: Raw, space: Space, wire_format: WireFormat, where: str = "action") -> Any:
-    """Return one action; the numbers of a Box may lie outside its bounds."""
+    """Return one action; the numbers of a Box may exceed its bounds."""
     return element(raw, space, wire_format, where, bounded=False)
 
 
 def check_mask(spaces: tuple[Space, Space], obs: Any, action: Any, where: str = "action") -> None:
-    """Refuse an action that the mask of its observation forbids."""
+    """Refuse an action that is forbidden by the mask of its observation; `spaces` are (observation, action)."""
     masks = reader_of(spaces[0]).masks
     if masks:
         try:
@@ -390,17 +384,17 @@ def check_mask(spaces: tuple[Space, Space], obs: Any, action: Any, where: str = 
 
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)
-"""Batches hold rewards as float32; those within it never add up to infinity before."""
+"""Batches hold rewards as float32."""
 _REWARD = TypedDecoder(float | dict[str, float])
 
 
 def reward(raw: Raw, wire_format: WireFormat, where: str = "reward") -> float | dict[str, float]:
-    """Return a reward, or one for each of several agents."""
+    """Return a finite reward, or one for each of several agents."""
     paid: float | dict[str, float] = _REWARD.read(raw, wire_format, where)
     if isinstance(paid, dict):
-        # Reading the entries by themselves finds an agent that is there twice.
+        # Finds repeated agents.
         fields(raw, wire_format, where)
-    # A comparison with NaN is false, too.
+    # Comparisons with NaN are False.
     if not all(abs(one) <= LARGEST_REWARD for one in (paid.values() if isinstance(paid, dict) else (paid,))):
         raise BadMessageError(
             ErrorCode.NOT_FINITE,

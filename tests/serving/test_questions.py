@@ -278,14 +278,14 @@ def test_a_question_is_read_the_short_way_as_it_is_the_long_way(
 ) -> None:
     bodies = [body, *mutants(body, 400)]
     short = [outcome(one) for one in bodies]
-    monkeypatch.setattr(protocol, "_question", lambda *_: None)
+    monkeypatch.setattr(protocol, "_decode_get_action", lambda *_: None)
     assert short == [outcome(one) for one in bodies]
 
 
 def test_the_short_way_is_taken_also_where_a_field_is_unknown() -> None:
     for body in (WRITTEN[0], WRITTEN[2], WRITTEN[9], WRITTEN[10]):
         request, dialect = protocol.decode(body)
-        assert protocol._question(body, dialect) == request
+        assert protocol._decode_get_action(body, dialect) == request
     for body in (WRITTEN[1], WRITTEN[5], WRITTEN[14]):
         with pytest.raises(BadMessageError, match="duplicate_key"):
             protocol.decode(body)

@@ -1,7 +1,7 @@
 """`Listener`: a transport with a port. It binds, accepts connections, watches their timeouts, and closes all of them.
 
-TCP, HTTP and WebSocket derive from it. It accepts by itself, so that connections count and are bounded from their
-first byte on, including those in a TLS handshake.
+TCP, HTTP and WebSocket derive from it. It accepts sockets without asyncio, so that connections count and are
+bounded from their first byte on, including those in a TLS handshake.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ class Listener(Transport):
                 self.faults.add(fault)
 
     def _check_connections(self, now: float) -> None:
-        # A method of its own, because variables of the task would keep the last connection in memory.
+        # A separate method, because variables of the task would keep the last connection in memory.
         for connection in list(self._open):
             connection.look(now)
         self._sweep(now)

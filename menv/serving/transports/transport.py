@@ -29,7 +29,7 @@ class Peer:
     """The other end of a connection, for reports; nothing about it is trusted.
 
     Attributes:
-        transport: "tcp", "http", "websocket", or the name of your own transport.
+        transport: "tcp", "http", "websocket", or the name of a custom transport.
         address: For example "127.0.0.1:51234".
     """
 

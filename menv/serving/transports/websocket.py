@@ -1,6 +1,6 @@
 """WebSocket: one message is one body. JSON is sent as text, msgpack as binary; both are accepted as either.
 
-The package `websockets` implements the protocol without sockets, so slices, limits and timeouts are those of
+The package `websockets` implements the protocol without sockets, so slices, limits and timeouts come from
 `StreamConnection`, and no task runs per connection.
 """
 
