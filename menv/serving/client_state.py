@@ -1,7 +1,6 @@
 """What a server remembers of one client: its episodes, how many of their steps it has taken, and its last answers.
 
 A client's state outlives its connection if the client asked for that. Sessions use it in the server's event loop.
-`Trainer` is the algorithm as the server sees it.
 """
 
 from __future__ import annotations
