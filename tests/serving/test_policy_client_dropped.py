@@ -105,4 +105,4 @@ def test_a_client_that_is_behind_another_one_of_its_session_catches_up() -> None
             behind.end_episode(name, observation(3))
         # What the one that is ahead paid last it had not sent yet.
         assert course.has_rewards([1.0, 2.0, 10.0])
-        assert eventually(lambda: course.algo._outside.report()["external"]["open_episodes"] == 0)
+        assert eventually(lambda: course.algo._external_clients.report()["external"]["open_episodes"] == 0)

@@ -38,4 +38,4 @@ def test_an_agent_that_comes_back_draws_anew_whether_anybody_learns_from_it_or_n
         untrained = lives_of(course, trained=False)
         assert len({*map(tuple, untrained)}) == 4
         assert lives_of(course, trained=True) == untrained
-        assert course.algo._outside.report()["external"]["messages_refused"] == 0
+        assert course.algo._external_clients.report()["external"]["messages_refused"] == 0

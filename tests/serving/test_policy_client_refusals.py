@@ -122,7 +122,7 @@ def test_nobody_waits_for_the_end_of_an_episode_that_was_given_up(begun: int) ->
         client.update_policy_weights()
         assert eventually(lambda: set(course.column("rewards").tolist()) >= {1.0, 2.0})
         assert course.column("rewards").tolist().count(7.0) <= begun
-        assert course.algo._outside.report()["external"]["open_episodes"] == 0
+        assert course.algo._external_clients.report()["external"]["open_episodes"] == 0
 
 
 def test_what_is_refused_for_lack_of_room_is_kept_for_the_next_time() -> None:

@@ -32,7 +32,7 @@ def test_a_client_is_told_at_once_which_scheme_its_address_should_have(transport
             play(client, [1.0, 2.0])
             assert client.get_action(client.start_episode(), observation(0)) in (0, 1)
         assert course.has_rewards([1.0, 2.0])
-        assert course.algo._outside.report()["external"]["server_faults"] == 0
+        assert course.algo._external_clients.report()["external"]["server_faults"] == 0
 
 
 @pytest.mark.slow_unless("tcp")
