@@ -13,32 +13,31 @@ from menv.base_env import End
 from menv.errors import ContractError
 from menv.sample_batch import SampleBatch
 from menv.sampling.rollout_buffer import RolloutBuffer
-from menv.sampling.trajectories import TrajectoryStart
 
 
 class Play:
-    """A ledger for one policy whose observations are the numbers 0, 1, 2, ... in the order of writing."""
+    """A buffer for one policy whose observations are the numbers 0, 1, 2, ... in the order of writing."""
 
     def __init__(self) -> None:
-        self.ledger = RolloutBuffer(1, 0, (), np.int64)
+        self.buffer = RolloutBuffer(1, 0, (), np.int64)
         self.written = 0
 
     def join(self, slot: int, policy: int = 0, episode: int = 0, env_index: int = 3) -> None:
-        self.ledger.start(TrajectoryStart(slot, policy, episode, slot, env_index), f"agent{slot}")
+        self.buffer.start((slot, policy, episode, slot, env_index, 0), f"agent{slot}")
 
     def rows(self, slots: list[int], rewards: list[float], answer: bool = True) -> Any:
         obs = np.arange(self.written, self.written + len(slots), dtype=np.float32)[:, None]
-        rows = self.ledger.add(np.array(slots), obs, None, np.array(rewards, np.float64))
+        rows = self.buffer.add(np.array(slots), obs, None, np.array(rewards, np.float64))
         if answer:
-            self.ledger.answer(rows, 100 + obs[:, 0].astype(np.int64))
+            self.buffer.set_actions(rows, 100 + obs[:, 0].astype(np.int64))
         self.written += len(slots)
         return rows
 
     def end(self, slot: int, reward: float, terminated: bool = True, final: float | None = None) -> None:
-        self.ledger.end(End(slot, 3, f"agent{slot}", reward, terminated, not terminated, final, {}))
+        self.buffer.end(End(slot, 3, f"agent{slot}", reward, terminated, not terminated, final, {}))
 
     def close(self) -> dict[int, SampleBatch]:
-        return self.ledger.close(lambda finals, _: (np.array(finals, np.float32)[:, None], None))
+        return self.buffer.close(lambda finals, _: (np.array(finals, np.float32)[:, None], None))
 
     def only(self) -> SampleBatch:
         (batch,) = self.close().values()
@@ -152,12 +151,12 @@ def test_a_first_rows_income_is_held_with_it_and_counted_once() -> None:
     play.join(0)
     play.rows([0], [5.0])
     assert play.close() == {}
-    assert play.ledger.held_rewards() == 5.0
+    assert play.buffer.held_rewards() == 5.0
     assert play.close() == {}
-    assert play.ledger.held_rewards() == 5.0
+    assert play.buffer.held_rewards() == 5.0
     play.rows([0], [2.0])
     assert column(play.only(), "rewards") == [7]
-    assert play.ledger.held_rewards() == 0.0
+    assert play.buffer.held_rewards() == 0.0
 
 
 def test_rows_that_wait_for_an_answer_are_found_after_the_cut() -> None:
@@ -167,8 +166,8 @@ def test_rows_that_wait_for_an_answer_are_found_after_the_cut() -> None:
     play.rows([2], [0.0])
     waiting = play.rows([0, 1], [0.0, 0.0], answer=False)
     play.close()
-    moved = play.ledger.moved(waiting)
-    play.ledger.answer(moved, np.array([7, 8]))
+    moved = play.buffer.moved(waiting)
+    play.buffer.set_actions(moved, np.array([7, 8]))
     for slot in (0, 1, 2):
         play.end(slot, float(slot))
     batch = play.only()
@@ -181,7 +180,7 @@ def test_rows_that_wait_for_an_answer_are_found_after_the_cut() -> None:
 def told(play: Play, slots: list[int], infos: list[dict[str, int]] | None) -> None:
     """Write rows that came in with info dicts."""
     play.rows(slots, [0.0] * len(slots))
-    play.ledger.inform(infos, None)
+    play.buffer.add_infos(infos, None)
 
 
 def test_an_info_belongs_to_the_action_before_it() -> None:
@@ -191,7 +190,7 @@ def test_an_info_belongs_to_the_action_before_it() -> None:
     told(play, [0, 1], [{"reset": 0}, {"reset": 1}])
     told(play, [1, 0], [{"step": 1}, {"step": 0}])
     told(play, [0], None)
-    play.ledger.end(End(0, 3, "agent0", 0.0, True, False, None, {"end": 0}))
+    play.buffer.end(End(0, 3, "agent0", 0.0, True, False, None, {"end": 0}))
     batch = play.only()
     assert column(batch, "agent_index") == [0, 0, 0, 1]
     assert batch["infos"].tolist() == [{"step": 0}, {}, {"end": 0}, {"step": 1}]
@@ -205,7 +204,7 @@ def test_a_held_row_gets_the_info_that_comes_after_the_cut() -> None:
     first = play.only()
     told(play, [0], [{"at": 2}])
     second = play.only()
-    play.ledger.end(End(0, 3, "agent0", 0.0, True, False, None, {"at": 3}))
+    play.buffer.end(End(0, 3, "agent0", 0.0, True, False, None, {"at": 3}))
     third = play.only()
     assert [batch["infos"].tolist() for batch in (first, second, third)] == [
         [{"at": 1}],
@@ -220,7 +219,7 @@ def test_rows_find_their_infos_among_those_of_a_whole_poll() -> None:
         play.join(slot)
     play.rows([0, 1], [0, 0])
     play.rows([1, 0], [0, 0])
-    play.ledger.inform([{"of": "another"}, {"of": 0}, {"of": 1}], np.array([2, 1]))
+    play.buffer.add_infos([{"of": "another"}, {"of": 0}, {"of": 1}], np.array([2, 1]))
     assert play.only()["infos"].tolist() == [{"of": 0}, {"of": 1}]
 
 
@@ -245,7 +244,7 @@ def test_a_sequence_of_infos_is_read_when_somebody_asks_and_once() -> None:
     play.join(0)
     play.rows([0], [0.0])
     play.rows([0], [0.0])
-    play.ledger.inform(made, None)
+    play.buffer.add_infos(made, None)
     batch = play.only()
     other = batch.copy()
     assert made.reads == 0
@@ -322,10 +321,10 @@ def test_a_bad_row_can_be_located() -> None:
         play.join(slot)
     for _ in range(3):
         play.rows([0, 1], [0, 0])
-    assert play.ledger.locate(3) == (3, "agent1", 1)
+    assert play.buffer.locate(3) == (3, "agent1", 1)
     play.close()
     play.rows([1, 0], [0, 0])
-    assert play.ledger.locate(2) == (3, "agent1", 3)
+    assert play.buffer.locate(2) == (3, "agent1", 3)
 
 
 def test_a_trajectory_that_ends_while_its_agent_waits_is_refused() -> None:

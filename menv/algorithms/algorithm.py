@@ -91,12 +91,12 @@ class ExternalClients:
             status["idle"] = (
                 f"no step in {self._base_env.idle_timeout:g} s: {told}{_awaited(sampler.awaited)}"
             )
-        counts = sampler.external_writer.counts
+        writer = sampler.external_writer
         return {
             "external": {
                 **status,
-                "num_off_policy_steps": counts.off_policy,
-                "num_stale_steps": counts.stale,
+                "num_off_policy_steps": writer.off_policy_rows,
+                "num_stale_steps": writer.stale_rows,
                 "num_agent_steps_left_out": self._rollouts.left_out,
             }
         }

@@ -53,9 +53,9 @@ class _WholeEpisodes(FragmentLimit):
         super().begin(env_steps)
         self._since, self._ended = env_steps.copy(), []
 
-    def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
+    def end_episodes(self, ends: Sequence[EpisodeEnd]) -> None:
         """Count episode ends."""
-        super().note_ends(ends)
+        super().end_episodes(ends)
         self._ended += [end.env_index for end in ends if not end.faulty]
 
     def _check_endless(self, env_steps: Column) -> None:
@@ -82,9 +82,9 @@ class EpisodeLimit(_WholeEpisodes):
         super().__init__(1)
         self.shares: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
-    def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
+    def end_episodes(self, ends: Sequence[EpisodeEnd]) -> None:
         """Count episodes that ended."""
-        super().note_ends(ends)
+        super().end_episodes(ends)
         for end in ends:
             self.shares[end.env_index] -= not end.faulty
 
@@ -109,9 +109,9 @@ class JointEpisodeLimit(_WholeEpisodes, ExternalFragmentLimit):
         super().__init__(1)
         self.remaining = 0
 
-    def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
+    def end_episodes(self, ends: Sequence[EpisodeEnd]) -> None:
         """Count episodes that ended."""
-        super().note_ends(ends)
+        super().end_episodes(ends)
         self.remaining -= sum(not end.faulty for end in ends)
 
     def closed(self, env_steps: Column) -> Flags | None:
@@ -131,9 +131,9 @@ class LockstepEpisodeLimit(_WholeEpisodes):
         self.shares: Shares = np.zeros(0, np.int64)
         self._in_episodes = in_episodes
 
-    def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
+    def end_episodes(self, ends: Sequence[EpisodeEnd]) -> None:
         """Count episodes that ended."""
-        super().note_ends(ends)
+        super().end_episodes(ends)
         for end in ends:
             self.shares[end.env_index] -= 1 if self._in_episodes else end.env_steps
 

@@ -31,9 +31,8 @@ from menv.policy_spec import PolicySpec
 from menv.registry import RegisteredEnv, checked_creator, make_env
 from menv.sample_batch import MultiAgentBatch
 from menv.sampling.digest import Digest
-from menv.sampling.fragment_limit import ExternalFragmentLimit, FragmentLimit
+from menv.sampling.fragment_limit import ExternalFragmentLimit, FragmentLimit, WholeEpisodeLimit
 from menv.sampling.policy_group import PolicyGroup
-from menv.sampling.vector_loop import WholeEpisodeLimit
 from menv.workers.convert import to_base_env
 from menv.workers.pipe_channel import SealedValue
 from menv.workers.registered_envs import RemoteEnvSpec

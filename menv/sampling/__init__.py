@@ -1,5 +1,11 @@
-"""Sampling: from a `BaseEnv` to batches.
+"""Sampling: from a `BaseEnv` to training batches.
 
-`Sampler.sample()` returns one fragment of experience. Begin with `sampler.py`; `rollout_loop.py` holds the loop for
-every kind of environment, `vector_loop.py` the faster one for environments that step together.
+`Sampler.sample()` returns one fragment of experience. To follow a step, read in this order:
+
+1. `sampler.py` chooses the loop and closes the fragment.
+2. `rollout_loop.py` polls the environment, adds rows, acts, and sends the actions.
+3. `policy_group.py` turns observations into rows and rows into actions.
+4. `rollout_buffer.py` stores them and splits them into trajectories (`trajectories.py`).
+
+`vector_loop.py` and `vector_rollout_buffer.py` do the same faster for environments that step together.
 """

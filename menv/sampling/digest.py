@@ -1,14 +1,13 @@
-"""A digest of what happened: one number for all rows of a run, to be compared with that of another run.
+"""A digest of a run: a 128-bit hash of all rows, to compare two runs.
 
-`menv.sampling.sampler` keeps one and shows it every fragment that it closes; results and `menv.verify` tell it. It is
-a sum
-of one hash a row, so that neither the order of rows counts, nor where fragments were cut, nor how many samplers shared
-the sub-environments. It deliberately knows no policies, and nothing that a learner adds to a batch.
+The sampler adds each closed fragment; results and `menv.verify` report it. The digest is a sum of one hash per row, so
+that it depends neither on the order of rows, nor on fragment boundaries, nor on the number of samplers. Policies, and
+columns that learners add, do not count.
 
-A row's hash is made of whose it is (seed, env index among all, agent, episode, life), its number in its trajectory, and
-the bytes of its observation, mask, action, reward and flags; where the trajectory ended, of the last observation too.
-Floats count to the last bit. Equal digests say that two runs were the same but for chance of about 2**-64 a pair of
-rows; nothing here holds against somebody who wants two runs to look alike.
+A row's hash covers its identity (seed, env index among all, agent, episode, number of the agent episode), its number in
+the trajectory, and the exact bytes of observation, mask, action, reward and flags; at the end of a trajectory also the
+final observation. Equal digests mean equal runs, up to a chance of about 2**-64 per pair of rows. It is not a
+cryptographic hash.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ _COLUMNS = (
     SampleBatch.T,
 )
 _CHANGEABLE = 7
-"""Of the fields of `DigestRows`: those that are columns of a batch, which callbacks may write into."""
+"""The first fields of `DigestRows` are columns of a batch, which callbacks may change."""
 _LARGE = 160_000
-"""Bytes that are hashed at once, 2,000 rows of a small environment; fewer wait for others."""
-_BESIDE = 64
-"""Of which a row takes about so many beside its observation."""
+"""Bytes that are hashed at once, about 2,000 rows of a small environment; smaller batches wait."""
+_EXTRA = 64
+"""Bytes of a row without its observation."""
 _BLOCK = 1 << 14
-"""Words that are hashed at once: what fits into a processor's cache takes half the time."""
+"""Words that are hashed at once; blocks that fit into the cache take half the time."""
 
 
 class DigestRows(NamedTuple):
-    """What of a batch a digest is made of: N rows in S pieces.
+    """The part of a batch that is hashed: N rows in S trajectory chunks.
 
     Attributes:
         obs: [N, F].
@@ -55,12 +54,12 @@ class DigestRows(NamedTuple):
         terminated: [N].
         truncated: [N].
         t: [N].
-        lengths: [S] rows of each piece.
-        life: [S] whose it is.
+        lengths: [S] rows of each chunk.
+        life: [S] key of the agent episode.
         eps_id: [S].
         next_obs: [S, F].
         next_mask: [S, M].
-        missing: [S] True where no last observation was given.
+        missing: [S] True where the environment gave no final observation.
     """
 
     obs: Column
@@ -79,10 +78,10 @@ class DigestRows(NamedTuple):
 
     @classmethod
     def of(cls, batch: SampleBatch) -> DigestRows:
-        """Return the rows of a batch as a buffer released it; arrays are shared."""
+        """Return the rows of a batch from a buffer; arrays are shared."""
         pieces = batch.segments
         obs, actions, rewards, terminated, truncated, t = batch.columns(_COLUMNS)
-        # Looking for a column that is not there takes longer than all the rest.
+        # Looking up a missing column is slow.
         mask = batch[SampleBatch.ACTION_MASK] if pieces.next_mask.shape[1] else obs[:, :0]
         return cls(
             obs, actions, mask, rewards, terminated, truncated, t, pieces.lengths, pieces.life, pieces.eps_id,
@@ -91,7 +90,7 @@ class DigestRows(NamedTuple):
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What rows have in common that can be hashed together."""
+        """Rows with an equal form can be hashed together."""
         return (
             self.obs.shape[1:],
             self.obs.dtype,
@@ -105,37 +104,37 @@ class Digest:
     """The sum of the hashes of all rows so far, 128 bits.
 
     Attributes:
-        rows: How many they are.
+        rows: The number of rows.
     """
 
     def __init__(self, low: int = 0, high: int = 0, rows: int = 0) -> None:
         self._sums = (low, high)
         self.rows = rows
-        # Copies of the rows of short fragments, and their size: to hash 4 takes as long as 400.
+        # Copies of the rows of short fragments, and their size: hashing 4 rows takes as long as 400.
         self._waiting: list[DigestRows] = []
         self._size = 0
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Digest) and self.state() == other.state()
 
-    # It changes with every fragment.
+    # Mutable.
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"Digest({self.hex()}, {self.rows} rows)"
 
     def take(self, batch: SampleBatch) -> None:
-        """Add the rows of a batch as a buffer released it, before anything is added to it or changed."""
+        """Add the rows of a batch from a buffer, before columns are added or changed."""
         count = batch.count
         if not count:
             return
         self.rows += count
         rows = DigestRows.of(batch)
-        size = rows.obs.nbytes + _BESIDE * count
+        size = rows.obs.nbytes + _EXTRA * count
         if size >= _LARGE:
             self._sum(rows)
             return
-        # What lies around the pieces nobody changes.
+        # The fields per chunk do not change.
         own = [column.copy() for column in rows[:_CHANGEABLE]]
         self._waiting.append(DigestRows(*own, *rows[_CHANGEABLE:]))
         self._size += size
@@ -154,7 +153,7 @@ class Digest:
         return f"{high:016x}{low:016x}"
 
     def state(self) -> list[int]:
-        """Return what the constructor takes to go on from here."""
+        """Return the arguments of the constructor that continue this digest."""
         self._sum_waiting()
         return [*self._sums, self.rows]
 
@@ -162,14 +161,14 @@ class Digest:
         by_form: dict[tuple[Any, ...], list[DigestRows]] = {}
         for rows in self._waiting:
             by_form.setdefault(rows.form, []).append(rows)
-        # They wait no longer, whatever interrupts what follows: to count some twice would be worse than not at all.
+        # Cleared first, so that an interrupt cannot count rows twice.
         self._waiting, self._size = [], 0
         for alike in by_form.values():
             self._sum(DigestRows(*(np.concatenate(columns) for columns in zip(*alike, strict=True))))
 
     def _sum(self, rows: DigestRows) -> None:
         low = row_hashes(rows)
-        # The other half is another bijection of the same words, so that their sums have nothing in common.
+        # The other half is another bijection of the same words, so that the sums are independent.
         high = rng.keys(low, np.zeros(1, np.int64))
         self._add(int(np.add.reduce(low)), int(np.add.reduce(high)))
 
@@ -184,7 +183,7 @@ def row_hashes(rows: DigestRows) -> Keys:
     words += _hashes(rows.rewards, "rewards")
     if rows.mask.shape[1]:
         words += _hashes(rows.mask, "action_mask")
-    # Both are keys already; together they are not the same for two lives.
+    # Both are random keys; the pair is unique for each agent episode.
     words += np.repeat(rng.keys(rows.life.view(np.uint64), rows.eps_id), rows.lengths)
     last = np.cumsum(rows.lengths) - 1
     over = np.flatnonzero((rows.terminated | rows.truncated)[last])
@@ -195,7 +194,7 @@ def row_hashes(rows: DigestRows) -> Keys:
 
 
 def _last_hashes(rows: DigestRows, over: Column) -> Keys:
-    """Return hashes of the last observations of the pieces `over`, whose trajectories ended."""
+    """Return hashes of the final observations of the chunks `over`, whose trajectories ended."""
     words = _hashes(rows.next_obs[over], "last obs") + _hashes(rows.missing[over], "last obs missing")
     if rows.next_mask.shape[1]:
         words += _hashes(rows.next_mask[over], "last mask")
@@ -203,7 +202,7 @@ def _last_hashes(rows: DigestRows, over: Column) -> Keys:
 
 
 def _hashes(column: Column, name: str) -> Keys:
-    """Return [N] words, one for each [...] row of a column; a new array."""
+    """Return a new array [N] with one word per row of a column."""
     if column.dtype == object:
         column = np.array([_word_of(value) for value in column.tolist()], np.uint64)
     words = _words(column)
@@ -215,13 +214,13 @@ def _hashes(column: Column, name: str) -> Keys:
     found = np.empty(len(words), np.uint64)
     for start in range(0, len(words), step):
         block = words[start : start + step]
-        # A product keeps what lies above a bit that differs; without this sign bits would be lost in each other.
+        # A product only mixes bits upwards; without the shift, differences in sign bits could cancel.
         np.matmul(block ^ (block >> _HALF), factors, out=found[start : start + step])
     return found
 
 
 def _words(column: Column) -> Keys:
-    """Return the bytes of each row of a column as [N, W] words, filled up with zeros."""
+    """Return the bytes of each row of a column as [N, W] words, padded with zeros."""
     rows = np.ascontiguousarray(column).reshape(len(column), -1)
     if rows.shape[1] == 1 and rows.dtype.itemsize < 8 and rows.dtype.kind in "biu":
         words: Keys = rows.astype(np.uint64)
@@ -236,12 +235,12 @@ def _words(column: Column) -> Keys:
 
 @lru_cache(maxsize=256)
 def _factors(name: str, width: int) -> Keys:
-    """Return [W] odd random words, other ones for each column."""
+    """Return [W] odd random words that depend on the column."""
     key = np.full(width, rng.stable_hash(name), np.uint64)
     return rng.keys(key, np.arange(width)) | np.uint64(1)
 
 
 def _word_of(value: Any) -> int:
-    """Return a word for an action that is no array; one that no file could hold counts by its type alone."""
+    """Return a word for an action that is not an array; an action that cannot be serialized counts by its type."""
     found = tree_digest(value)
     return rng.stable_hash(type(value).__name__) if found is None else int(found[:16], 16)

@@ -1,7 +1,7 @@
-"""Who lives: what begins and what ends, booked to buffers, slot table, episodes and metrics.
+"""The episode tracker: which episodes run, which agents act in them, and with which policies.
 
-`menv.sampling.rollout_loop` hands it each poll's joins and ends before it looks at the rows. It maps agents to
-policies when they first appear, and knows no actions and no learning.
+`menv.sampling.rollout_loop` passes each poll's joins and ends to it before the rows. It maps agents to policies when
+they first appear, starts and ends trajectories in the buffers, and records finished episodes.
 """
 
 from __future__ import annotations
@@ -40,8 +40,19 @@ _KEPT_KEYS = 65_536
 class EpisodeTracker:
     """The running episodes of one sampler.
 
+    An episode keeps the policy map that it began with; policies that are added or removed do not change it.
+
+    Args:
+        groups: The policy groups; each policy is in exactly one.
+        table: Written when an agent joins.
+        callbacks: Called when episodes begin and end.
+        seed: Key of every random draw.
+        first_index: Index of this process's first sub-environment among all.
+        worker: The sampler, which mapping functions receive as `worker`.
+
     Attributes:
         running: The running episodes by env id.
+        begun: [E] how many episodes have begun in each sub-environment.
     """
 
     def __init__(
@@ -54,20 +65,10 @@ class EpisodeTracker:
         first_index: int,
         worker: Any,
     ) -> None:
-        """Begin without episodes.
-
-        Args:
-            groups: Who answers; each policy is in exactly one.
-            table: Written when an agent joins.
-            callbacks: Told when episodes begin and end.
-            seed: Key of every random draw.
-            first_index: Index of this process's first sub-environment among all.
-            worker: What mapping functions see as `worker`; its `policy_map` maps to the policies of `groups`.
-        """
         self.running: dict[EnvId, Episode] = {}
-        # What each of them began with: a policy that comes or goes meanwhile changes nothing for it.
+        # The policy map and the policies' places when the episode began.
         self._maps: dict[EnvId, PolicyMap] = {}
-        self._homes: dict[EnvId, dict[str, tuple[int, int]]] = {}
+        self._policy_places: dict[EnvId, dict[str, tuple[int, int]]] = {}
         self._groups = groups
         self._table = table
         self._callbacks = callbacks
@@ -78,14 +79,13 @@ class EpisodeTracker:
         self._created = env if isinstance(env, CreatedEnvs) else None
         self._external = env.external
         self._numbered = self._created is not None or (isinstance(env, TableEnvs) and not env.external)
-        self._where: dict[str, tuple[int, int]] = {}
-        self.find_policies()
+        self._places: dict[str, tuple[int, int]] = {}
+        self.index_policies()
         self._agent_keys: dict[tuple[int, AgentId], int] = {}
-        # [E] the key of each sub-environment's episodes and how many have begun.
+        # [E] the key of each sub-environment's episodes.
         self._episode_keys: rng.Keys = np.zeros(0, np.uint64)
-        # [E] how many episodes have begun in each sub-environment.
         self.begun: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-        # [E] those of the poll that is taken in.
+        # [E] of the current poll.
         self._env_steps: Column = self.begun
 
     @property
@@ -93,70 +93,69 @@ class EpisodeTracker:
         """The ids of the running episodes."""
         return [episode.episode_id for episode in self.running.values()]
 
-    def find_policies(self) -> None:
-        """Note where each policy is, or was before it was removed if an agent is bound to it; groups have changed."""
+    def index_policies(self) -> None:
+        """Find each policy's group index and index in the group, after groups have changed.
+
+        Removed policies stay as long as an agent is bound to them.
+        """
         found = {
             policy_id: (number, index)
             for number, group in enumerate(self._groups)
             for index, policy_id in enumerate(group.policy_ids)
         }
-        # Callers may name policies that were removed.
-        bound = set(self._where) if self._external else set()
+        # Clients may name policies that were removed.
+        bound = set(self._places) if self._external else set()
         for episode in self.running.values():
             bound |= {policy_id for policy_id, _ in episode.seats().values()}
-        # A new dict: running episodes keep theirs, for an id may be that of another policy by now.
-        self._where = {name: home for name, home in self._where.items() if name in bound} | found
+        # A new dict, because running episodes keep the old one: another policy may have the id now.
+        self._places = {name: home for name, home in self._places.items() if name in bound} | found
 
-    def home(self, policy_id: str) -> tuple[int, int]:
-        """Return the number of the group that a policy is in, or was before it was removed, and its index there."""
-        return self._where[policy_id]
+    def locate_policy(self, policy_id: str) -> tuple[int, int]:
+        """Return the index of a policy's group, and the policy's index in it."""
+        return self._places[policy_id]
 
     def resume(self, begun: Column, num_envs: int) -> None:
-        """Number the episodes of `num_envs` sub-environments on from those that had begun [...] in another tracker."""
+        """Continue the numbers of episodes from a checkpoint, where `begun` [...] had begun."""
         self.widen(num_envs)
         self.begun[:] = begun if len(begun) == num_envs else begun.max(initial=0)
 
-    def goes_on(self, env_id: EnvId, policy_map: PolicyMap) -> bool:
-        """Return whether a running episode would go on under this map as it does with the one that it began with."""
+    def keeps_policies(self, env_id: EnvId, policy_map: PolicyMap) -> bool:
+        """Return whether a running episode continues unchanged under this policy map."""
         return policy_map.extends(self._maps[env_id])
 
-    def take_up(self, episode: Episode, begun_at: int, env_steps: Column) -> None:
-        """Go on with an episode of another tracker, which began at `begun_at`, at these env steps [E]."""
+    def restore_episode(self, episode: Episode, begun_at: int, env_steps: Column) -> None:
+        """Continue an episode from a checkpoint, which began at env step `begun_at`."""
         episode.begun_at = begun_at
         self.running[episode.env_id] = episode
-        self._note_policies(episode.env_id)
-        self._callbacks.take_up(episode, env_steps)
+        self._keep_policies(episode.env_id)
+        self._callbacks.restore(episode, env_steps)
 
-    def sit(
+    def restore_slots(
         self, slots: Column, policy_ids: Sequence[str], env_indices: Column, agent_ids: Sequence[AgentId]
     ) -> None:
-        """Give agents [S] of episodes that were taken up their seats."""
-        seats = zip(slots.tolist(), policy_ids, env_indices.tolist(), agent_ids, strict=True)
-        for slot, policy_id, env_index, agent_id in seats:
-            number, index = self._where[policy_id]
+        """Restore the table entries of agents [S] of restored episodes."""
+        entries = zip(slots.tolist(), policy_ids, env_indices.tolist(), agent_ids, strict=True)
+        for slot, policy_id, env_index, agent_id in entries:
+            number, index = self._places[policy_id]
             self._table.assign(slot, number, index, env_index, self.agent_key(env_index, agent_id))
 
-    def take(self, ready: Ready) -> None:
-        """Take in a poll's ends, episodes and joins, in this order."""
-        self.come_to(ready.env_steps)
+    def apply(self, ready: Ready) -> None:
+        """Record a poll's ends, episodes and joins, in this order."""
+        self.set_env_steps(ready.env_steps)
         if ready.faults:
-            self._callbacks.note_faults(ready.faults)
+            self._callbacks.record_faults(ready.faults)
         if ready.ended or ready.unclaimed or ready.episodes:
             self._take_ends(ready)
         for join in ready.joined:
-            self.join(join)
+            self.add_agent(join)
 
-    def come_to(self, env_steps: Column) -> None:
-        """Take note of the env steps [E] of sub-environments, some of which may have appeared."""
+    def set_env_steps(self, env_steps: Column) -> None:
+        """Set the env steps [E]; sub-environments may have appeared."""
         self._env_steps = env_steps
         self.widen(len(env_steps))
 
     def new_ids(self, env_indices: Column) -> Column:
-        """Number the next episodes of sub-environments [K], one after the other where one comes twice.
-
-        Returns:
-            [K] episode ids.
-        """
+        """Return the ids [K] of the next episodes of sub-environments [K], which may repeat."""
         if len(env_indices) and env_indices.max() >= len(self.begun):
             self.widen(int(env_indices.max()) + 1)
         order = np.argsort(env_indices, kind="stable")
@@ -168,7 +167,7 @@ class EpisodeTracker:
         return (rng.keys(self._episode_keys[env_indices], numbers) >> np.uint64(5)).astype(np.int64)
 
     def agent_key(self, env_index: int, agent_id: AgentId) -> int:
-        """Return the key of an agent's draws; a hash of its id, never Python's own."""
+        """Return the key of an agent's random draws, which is the same in every process."""
         if len(self._agent_keys) >= _KEPT_KEYS:
             self._agent_keys.clear()
         env = self._first_index + env_index
@@ -178,21 +177,20 @@ class EpisodeTracker:
 
     def _take_ends(self, ready: Ready) -> None:
         for end in ready.ended:
-            self.end(end, ready.env_steps)
-        booked = 0
+            self.end_trajectory(end, ready.env_steps)
+        credited = 0
         for finished in ready.episodes:
-            if finished.unclaimed > booked:
-                self._credit_unclaimed(ready.unclaimed[booked : finished.unclaimed])
-                booked = finished.unclaimed
+            if finished.unclaimed > credited:
+                self._credit_unclaimed(ready.unclaimed[credited : finished.unclaimed])
+                credited = finished.unclaimed
             index = finished.env_index
-            # Only where sub-environments are numbered do their numbers make an order.
             when = self.when(index, ready.env_steps.item(index)) if self._numbered else AS_THEY_COME
-            self.finish(finished, when)
-        if len(ready.unclaimed) > booked:
-            self._credit_unclaimed(ready.unclaimed[booked:])
+            self.finish_episode(finished, when)
+        if len(ready.unclaimed) > credited:
+            self._credit_unclaimed(ready.unclaimed[credited:])
 
-    def end(self, end: End, env_steps: Column) -> None:
-        """Book the end of a trajectory; `env_steps` [E] are those of now."""
+    def end_trajectory(self, end: End, env_steps: Column) -> None:
+        """End a trajectory at these env steps [E]."""
         episode, seat = self.running[end.env_id], self._table.entry(end.slot)
         group = self._groups[seat.group]
         if self._callbacks.active:
@@ -203,15 +201,12 @@ class EpisodeTracker:
             episode.credit_members(end.agent_id, end.info[MEMBER_REWARDS])
         group.end(end, seat.policy)
         if self._callbacks.keeps:
-            group.buffer.date_end(int(env_steps[seat.env_index]) - end.ago)
+            group.buffer.set_end_env_t(int(env_steps[seat.env_index]) - end.ago)
 
-    def finish(self, finished: EpisodeEnd, when: When = AS_THEY_COME) -> None:
-        """Book the end of an episode; one in which nobody acted is begun here, to be recorded too.
-
-        Of `when` see `menv.episode.EpisodeSummary`.
-        """
+    def finish_episode(self, finished: EpisodeEnd, when: When = AS_THEY_COME) -> None:
+        """End an episode; an episode without actions begins here, so that it is recorded too."""
         episode = self.running.get(finished.env_id) or self._begin(finished.env_id, finished.env_index)
-        for by_env in (self.running, self._maps, self._homes):
+        for by_env in (self.running, self._maps, self._policy_places):
             del by_env[finished.env_id]
         episode.length = finished.env_steps
         if finished.info is not None and self._callbacks.active:
@@ -225,22 +220,22 @@ class EpisodeTracker:
             episode = self.running.get(entry.env_id) or self._begin(entry.env_id, entry.env_index)
             episode.credit_unclaimed(entry.agent_id, entry.reward)
 
-    def join(self, join: Join) -> None:
-        """Bind an agent to a policy and begin its trajectory."""
-        slot, env_id, agent_id, env_index, trained, told = join
+    def add_agent(self, join: Join) -> None:
+        """Bind an agent to a policy and start its trajectory."""
+        slot, env_id, agent_id, env_index, trained, named = join
         episode = self.running.get(env_id) or self._begin(env_id, env_index)
         seat = episode.seat_of(agent_id)
         again = 0 if seat is None else episode.come_again(agent_id)
         if seat is None:
             policy_map = self._maps[env_id]
             episode.length = self._env_steps.item(env_index) - episode.begun_at
-            policy_id = told or policy_map.only or policy_map.policy_for(agent_id, episode, self._worker)
+            policy_id = named or policy_map.only or policy_map.policy_for(agent_id, episode, self._worker)
             seat = episode.bind(agent_id, policy_id)
-        # Callers may name a policy that has come since the episode began.
-        number, index = self._homes[env_id].get(seat[0]) or self._where[seat[0]]
+        # Clients may name a policy that was added after the episode began.
+        number, index = self._policy_places[env_id].get(seat[0]) or self._places[seat[0]]
         key = self._agent_keys.get((env_index, agent_id)) or self.agent_key(env_index, agent_id)
         self._table.assign(slot, number, index, env_index, key)
-        # The complement of the index: a policy that acts and does not learn from it.
+        # The complement of the index excludes the trajectory from training.
         owner = index if trained else ~index
         life = key >> 1 if not again else rng.key(key, again) >> 1
         start = (slot, owner, episode.episode_id, seat[1], env_index, life)
@@ -255,36 +250,36 @@ class EpisodeTracker:
         episode.begun_at = int(
             created.episode_start(env_index) if created is not None else self._env_steps[env_index]
         )
-        self._note_policies(env_id)
+        self._keep_policies(env_id)
         self._callbacks.begin(episode, env_index)
         return episode
 
-    def _note_policies(self, env_id: EnvId) -> None:
-        self._maps[env_id], self._homes[env_id] = self._worker.policy_map, self._where
+    def _keep_policies(self, env_id: EnvId) -> None:
+        self._maps[env_id], self._policy_places[env_id] = self._worker.policy_map, self._places
 
     def when(self, env_index: int, env_steps: int) -> When:
-        """Return when something happened in a numbered sub-environment, to put it in order."""
+        """Return a key that sorts events of numbered sub-environments by time."""
         return env_steps, self._first_index + env_index
 
-    def lives(self, num_envs: int) -> Column:
-        """Return the keys [E] of the lives that agents live in sub-environments of one agent each."""
+    def life_keys(self, num_envs: int) -> Column:
+        """Return the keys [E] of agent episodes in sub-environments of one agent each."""
         keys = [self.agent_key(index, SINGLE_AGENT) >> 1 for index in range(num_envs)]
         return np.array(keys, np.int64)
 
-    def all_follow(self, policy_id: str) -> bool:
-        """Whether all episodes that run began with one policy for everybody, and it is this one."""
+    def all_use(self, policy_id: str) -> bool:
+        """Return whether this is the only policy of all running episodes."""
         return all(policy_map.only == policy_id for policy_map in self._maps.values())
 
-    def go_on(self, episode_ids: Sequence[int], policy_id: str) -> None:
-        """Take note of the episodes [E] that run by now in sub-environments of one agent each; env id = index."""
+    def set_running(self, episode_ids: Sequence[int], policy_id: str) -> None:
+        """Set the running episodes [E] of sub-environments of one agent each, whose env id is their index."""
         for index, episode_id in enumerate(episode_ids):
             if self.running[index].episode_id != episode_id:
                 episode = self.running[index] = Episode(episode_id, index)
                 episode.bind(SINGLE_AGENT, policy_id)
-                self._note_policies(index)
+                self._keep_policies(index)
 
     def widen(self, num_envs: int) -> None:
-        """Make room for sub-environments that appear."""
+        """Make room for new sub-environments."""
         before = len(self.begun)
         if num_envs <= before:
             return

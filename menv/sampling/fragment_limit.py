@@ -1,7 +1,7 @@
-"""When a fragment is full, sub-environment by sub-environment.
+"""Fragment limits: when a fragment is full, for each sub-environment.
 
-`menv.sampling.rollout_loop` asks it before every round of answers. Whole env steps are counted, or answered
-rows; episodes may be cut or not.
+The loops ask before they act. A limit counts env steps or agent steps, and may wait for the end of episodes
+(`batch_mode="complete_episodes"`).
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from menv.errors import ContractError
 Flags = npt.NDArray[np.bool_]
 
 LONGEST = 100_000
-"""Env steps after which an episode is taken for endless."""
+"""Env steps after which an episode counts as endless."""
 
 
 class FragmentLimit:
     """Each sub-environment's share of a fragment.
 
     Args:
-        length: Steps a sub-environment.
+        length: Steps per sub-environment.
         batch_mode: "truncate_episodes" stops there, "complete_episodes" at the next episode end.
-        count_steps_by: "env_steps" or "agent_steps" (answered rows; checked after each env step, so that the answer
-            to the last row has had its effect, however long a sub-environment takes for it).
-        lockstep: The sub-environments step at once: the share counts for all of them together, so that
-            one whose resets take env steps of the others does not hold them up. Complete episodes of theirs
-            are the matter of `menv.sampling.vector_loop.WholeEpisodeLimit`.
+        count_steps_by: "env_steps" or "agent_steps". Agent steps are answered rows; the share is full after the env
+            step that uses the last of them.
+        lockstep: The sub-environments step at once. The share counts for all of them together, so that a
+            sub-environment whose resets take env steps of the others does not delay them. For complete episodes see
+            `WholeEpisodeLimit`.
     """
 
     def __init__(
@@ -48,8 +48,9 @@ class FragmentLimit:
         self._by_rows = count_steps_by == "agent_steps"
         self._target: Column = np.zeros(0, np.int64)
         self._rows: Column = np.zeros(0, np.int64)
+        # True between episodes.
         self._boundary: Flags = np.zeros(0, np.bool_)
-        # Env steps at the last look, and those at the last answer.
+        # Env steps at the last check and at the last answered row.
         self._seen: Column = np.zeros(0, np.int64)
         self._asked: Column = np.zeros(0, np.int64)
 
@@ -62,12 +63,12 @@ class FragmentLimit:
         self._asked = np.full(len(env_steps), -1)
 
     @property
-    def plain(self) -> bool:
-        """Whether a fragment is `length` env steps of each sub-environment, whatever happens in them."""
+    def counts_env_steps(self) -> bool:
+        """Whether a fragment is exactly `length` env steps of each sub-environment."""
         return not (self._complete or self._by_rows or self._lockstep)
 
-    def left(self, env_steps: Column) -> int:
-        """Return how many env steps all sub-environments can take together before one's share is full."""
+    def vector_steps_left(self, env_steps: Column) -> int:
+        """Return how many vector steps are possible before the first share is full."""
         return max(0, int((self._target - env_steps).min()))
 
     def count(self, env_indices: Column) -> None:
@@ -78,11 +79,11 @@ class FragmentLimit:
         if self._complete:
             self._boundary[env_indices] = False
 
-    def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
-        """Note that episodes ended; their sub-environments stand at a boundary until answered."""
+    def end_episodes(self, ends: Sequence[EpisodeEnd]) -> None:
+        """Record that episodes ended."""
         if self._complete:
             for end in ends:
-                # An episode may end in the very first poll, before any fragment has begun.
+                # An episode may end in the first poll, before any fragment has begun.
                 if end.env_index < len(self._boundary):
                     self._boundary[end.env_index] = True
 
@@ -98,11 +99,10 @@ class FragmentLimit:
         if self._complete:
             self._check_endless(env_steps)
             done &= self._boundary
-        # Counting takes a quarter of what a reduction does.
+        # Counting takes a quarter of the time of a reduction.
         return done if np.count_nonzero(done) else None
 
     def _full_of_rows(self, env_steps: Column) -> Flags:
-        """Return [E] True where the rows are enough and the sub-environment has stepped with the last of them."""
         self._seen[:] = env_steps
         done: Flags = (self._rows >= self.length) & (env_steps > self._asked)
         return done
@@ -126,11 +126,10 @@ class FragmentLimit:
 
 
 class ExternalFragmentLimit(FragmentLimit):
-    """The fragment of an external environment, or of one whose sub-environments nobody has counted.
+    """The limit for external environments, and for environments with an unknown number of sub-environments.
 
-    All episodes fill it together, as they come.
-
-    With "complete_episodes" those that run when it is full are played to their end, and new ones wait.
+    All episodes fill the fragment together. With "complete_episodes" the episodes that run when it is full are played
+    to their end, and new ones wait.
     """
 
     def __init__(
@@ -145,28 +144,24 @@ class ExternalFragmentLimit(FragmentLimit):
 
     @property
     def room(self) -> tuple[float, bool]:
-        """How many steps the fragment lacked at the last look, and whether they are those of all agents."""
+        """How many steps the fragment lacked at the last check, and whether these are agent steps."""
         return self._left, self._by_rows
 
     def begin(self, env_steps: Column) -> None:
-        """Begin a fragment at these env step counts [E]; episodes that run go on."""
         self._begun = int(env_steps.sum())
         self._make_room(len(env_steps))
         self._rows[:] = 0
 
     def count(self, env_indices: Column) -> None:
-        """Count answered rows, also of episodes that appeared since the last look; see `FragmentLimit.count`."""
         if self._by_rows or self._complete:
             self._make_room(int(env_indices.max(initial=-1)) + 1)
             super().count(env_indices)
 
-    def note_ends(self, ends: Sequence[EpisodeEnd]) -> None:
-        """Note that episodes ended, perhaps some that appeared since the last look; see `FragmentLimit.note_ends`."""
+    def end_episodes(self, ends: Sequence[EpisodeEnd]) -> None:
         self._make_room(max((end.env_index + 1 for end in ends), default=0))
-        super().note_ends(ends)
+        super().end_episodes(ends)
 
     def closed(self, env_steps: Column) -> Flags | None:
-        """Return [E] True where nobody is answered any more; see `FragmentLimit.closed`."""
         self._make_room(len(env_steps))
         steps = self._rows.sum() if self._by_rows else int(env_steps.sum()) - self._begun
         self._left = self.length - steps
@@ -183,3 +178,49 @@ class ExternalFragmentLimit(FragmentLimit):
             column = getattr(self, name)
             more = np.full(max(0, num_envs - len(column)), value, column.dtype)
             setattr(self, name, np.concatenate((column, more)))
+
+
+class WholeEpisodeLimit(FragmentLimit):
+    """The limit for complete episodes of lockstep environments, `length` env steps per sub-environment.
+
+    A fragment is full when the episodes that ended in it have that many env steps, all sub-environments together.
+    """
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length, lockstep=True)
+        # [E] env steps at the start of the running episodes.
+        self._since: Column = np.zeros(0, np.int64)
+        self._over = 0
+
+    def begin(self, env_steps: Column) -> None:
+        self._over = 0
+        if len(env_steps) != len(self._since):
+            self._since = env_steps.copy()
+
+    def forget_episodes(self) -> None:
+        """Forget the running episodes; other ones begin with the next fragment."""
+        self._since = self._since[:0]
+
+    def end_episodes(self, ends: Sequence[EpisodeEnd]) -> None:
+        for end in ends:
+            self._since[end.env_index] += end.env_steps
+            self._over += end.env_steps
+
+    def end_vector_step(self, done: Flags | None, env_steps: Column) -> bool:
+        """Count the env steps of episodes that are `done` [E]; return whether the fragment is full."""
+        if done is not None:
+            self._over += int((env_steps - self._since)[done].sum())
+            self._since[done] = env_steps[done]
+        return self.closed(env_steps) is not None
+
+    def closed(self, env_steps: Column) -> Flags | None:
+        if self._over >= self.length * len(env_steps):
+            return np.ones(len(env_steps), np.bool_)
+        running = env_steps - self._since
+        if np.maximum.reduce(running) > LONGEST + 10 * self.length:
+            raise ContractError(
+                f"sample: env {int(running.argmax())} took {int(running.max())} env steps without the end of an "
+                'episode, expected one with batch_mode="complete_episodes"; truncate episodes in the environment, or '
+                'use "truncate_episodes"'
+            )
+        return None

@@ -1,7 +1,7 @@
-"""The mapping, tried out on every possible agent before the first step.
+"""Infers the policies' spaces and agents by a dry run of the mapping function, before the first step.
 
-An algorithm calls it when it is built: an agent that maps to no policy, and agents of one policy
-with different spaces, are named then. It gives each policy its spaces.
+`Algorithm` calls it when it is built. An agent that maps to no policy, or agents of one policy with different spaces,
+are reported then.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Space = gym.Space[Any]
 
 
 class AgentSpaces:
-    """The observation or the action spaces of one environment's agents.
+    """The observation or action spaces of one environment's agents.
 
     Args:
-        env: A sub-environment, or whoever else knows the agents' spaces.
+        env: A sub-environment, or another object that knows the agents' spaces.
         kind: Which of the two.
         given: The config's space of every agent, or spaces by agent id, for an environment that
             declares none before its first reset.
-        reshaped: Whether the policies see something else than the environment declares.
+        reshaped: Whether an `observation_fn` changes the observations.
     """
 
     def __init__(
@@ -43,16 +43,11 @@ class AgentSpaces:
         self._reshaped = reshaped
 
     def of_policy(self, policy_id: str, spec: PolicySpec, agents: Sequence[AgentId]) -> Space:
-        """Return a policy's space.
-
-        Args:
-            policy_id: The policy, for messages.
-            spec: What the user says of it; its space may be a Dict space by agent.
-            agents: Who may use it.
+        """Return the space of a policy that these agents may use.
 
         Raises:
-            ConfigError: Its agents differ, it contradicts them, or it cannot be found.
-            ContractError: The environment declares spaces, but not that of an agent.
+            ConfigError: The agents' spaces differ, contradict the policy's, or are unknown.
+            ContractError: The environment declares spaces, but none for one of the agents.
         """
         own: Space | None = getattr(spec, f"{self._kind}_space")
         if not agents and own is None and spec.inferred is not None:
@@ -70,7 +65,7 @@ class AgentSpaces:
         return space
 
     def found(self, agent: AgentId) -> Space | None:
-        """Return one agent's space, None where it is not known."""
+        """Return one agent's space, None if it is unknown."""
         given = self._given_to(agent)
         return self._declared(agent) if given is None else given
 
@@ -93,7 +88,7 @@ class AgentSpaces:
         return declared
 
     def _compare(self, where: str, chosen: Space, agent: AgentId) -> None:
-        """Refuse a space that contradicts what the environment declares.
+        """Refuse a space that contradicts the declared one.
 
         Every observation of the agent must be in the policy's space, and every action of the policy in the agent's.
         """
@@ -125,15 +120,15 @@ class AgentSpaces:
         )
 
     def _declared(self, agent: AgentId) -> Space | None:
-        """Return what the environment says of an agent's space, None if it says nothing of any."""
+        """Return the space that the environment declares for an agent, None if it declares none."""
         env, kind = self._env, self._kind
         shared, by_agent = getattr(env, f"{kind}_space", None), getattr(env, f"{kind}_spaces", None)
         methods = (getattr(env, f"get_{kind}_space", None), by_agent, shared)
         lookup: Any = next(filter(callable, methods), None)
-        # Somebody's own way of answering needs no spaces beside it.
+        # A user's own `get_..._space` needs no other declaration.
         inherited = getattr(MultiAgentEnv, f"get_{kind}_space")
         own = lookup is not None and getattr(type(env), f"get_{kind}_space", None) is not inherited
-        # A Dict space is true also where it is empty.
+        # An empty Dict space is true, too.
         if shared is None and not (by_agent if callable(by_agent) else len(by_agent or ())) and not own:
             return None
         if lookup is not None:
@@ -162,7 +157,7 @@ class AgentSpaces:
 
     @property
     def unknown(self) -> bool:
-        """Whether the environment declares nothing, right or wrong, that needs no agent's id to be read."""
+        """Whether the environment declares no space that can be read without an agent id."""
         shared = getattr(self._env, f"{self._kind}_space", None)
         return self.shared is None and (shared is None or callable(shared) or isinstance(shared, gym.Space))
 
@@ -186,7 +181,7 @@ class AgentSpaces:
 
 
 def _of_one(given: Space, agent: AgentId) -> Space:
-    """Return what a space means for one agent: a Dict that names it holds its own."""
+    """Return one agent's space: its entry in a Dict space that names it, else the whole space."""
     by_agent: Any = given.spaces if isinstance(given, gym.spaces.Dict) else {}
     space: Space = by_agent.get(agent, given)
     return space
@@ -197,14 +192,7 @@ _EPISODES = 8
 
 @dataclass(frozen=True, slots=True)
 class PolicyRequest:
-    """What a mapping function sees of the sampler before there is one.
-
-    Attributes:
-        worker_index: 0 in the driver's own process.
-        num_workers: How many workers there are.
-        base_env: The sub-environments.
-        policy_map: The policies.
-    """
+    """The `worker` that a mapping function receives before the sampler exists."""
 
     worker_index: int
     num_workers: int
@@ -213,20 +201,20 @@ class PolicyRequest:
 
     @property
     def policies(self) -> dict[str, PolicySpec]:
-        """The ids that may be returned; the specs stand in for policies that there are not yet."""
+        """The policy ids that may be returned, with their specs."""
         return dict(self.policy_map.specs)
 
 
 @dataclass(frozen=True, slots=True)
 class GivenSpaces:
-    """What the config says of spaces.
+    """The spaces in the config.
 
     Attributes:
-        observation: Of every agent, or by agent id; None leaves it to the environment.
-        action: Likewise.
-        reshaped: Whether an `observation_fn` makes other observations of the environment's.
-        seen: Once spaces were looked up: the agents of the first reset, none where it was not needed. An environment
-            that is sampled is not reset again.
+        observation: The space of every agent, or spaces by agent id; None leaves it to the environment.
+        action: The same for actions.
+        reshaped: Whether an `observation_fn` changes the observations.
+        seen: The agents of the first reset, in a list that is empty before the look-up. An environment is reset once
+            at most.
     """
 
     observation: Any = None
@@ -240,19 +228,12 @@ def resolve_specs(
 ) -> dict[str, PolicySpec]:
     """Return the policies' specs with both spaces filled in.
 
-    Args:
-        policy_map: The policies and the mapping.
-        base_env: The environment in table form.
-        env: One sub-environment, or the user's own BaseEnv, which knows the agents' spaces.
-        given: What the config says of spaces.
-        num_workers: How many workers there will be.
-
     Raises:
         ContractError: An agent maps to an unknown policy.
         ConfigError: Agents of one policy differ in their spaces, or a policy's spaces cannot be inferred.
     """
     if base_env.lockstep:
-        # The object that steps them all has the spaces of a batch; the table has those of one agent.
+        # The user's vector environment has batched spaces, `base_env` the spaces of one agent.
         env = base_env
     worker = PolicyRequest(0, num_workers, base_env, policy_map)
     observations = AgentSpaces(env, "observation", given.observation, reshaped=given.reshaped)
@@ -276,14 +257,7 @@ def resolve_specs(
 def resolve_agents(
     policy_map: PolicyMap, base_env: BaseEnv, env: Any, num_workers: int = 0
 ) -> dict[AgentId, str]:
-    """Return the agents that may ever appear, in the environment's order, each with a policy that answers for it.
-
-    Args:
-        policy_map: The policies and the mapping.
-        base_env: The environment in table form.
-        env: One sub-environment, or the user's own BaseEnv.
-        num_workers: How many workers there will be.
-    """
+    """Return the possible agents in the environment's order, each with one of its policies."""
     agents = _agents(base_env if base_env.lockstep else env, base_env)
     users = _users(policy_map, agents, PolicyRequest(0, num_workers, base_env, policy_map))
     owners = {agent: policy_id for policy_id, found in users.items() for agent in found}
@@ -291,7 +265,7 @@ def resolve_agents(
 
 
 def _unknown(policy_map: PolicyMap, agents: list[AgentId], *kinds: AgentSpaces) -> bool:
-    """Return whether a policy needs spaces of the environment that this does not declare before its first reset."""
+    """Return whether a policy needs a space that the environment does not declare before its first reset."""
     complete = (
         (spec.observation_space is not None and spec.action_space is not None)
         or (spec.inferred is not None and not agents)
@@ -305,15 +279,11 @@ def _unknown(policy_map: PolicyMap, agents: list[AgentId], *kinds: AgentSpaces) 
 
 
 def _first_agents(env: Any, base_env: BaseEnv) -> list[AgentId]:
-    """Reset an environment that knows its spaces only then; return the agents that it shows.
-
-    Raises:
-        EnvCrashError: It raised.
-    """
+    """Reset an environment that knows its spaces only afterwards; return its agents."""
     if not isinstance(env, MultiAgentEnv | gym.Env):
         return []
     if any(env is one for one in base_env.get_sub_environments()):
-        # The first episode, which is sampled later.
+        # This starts the first episode, which is sampled later.
         return list(base_env.try_reset(0)[0].get(0, ()))
     try:
         obs = reset_env(env, 0)[0]
@@ -337,7 +307,7 @@ def _agents(env: Any, base_env: BaseEnv) -> list[AgentId]:
 def _named_agents(env: Any) -> list[AgentId]:
     """Return the agents that a classic environment names without `possible_agents`, always in the same order.
 
-    There may be more of them; but those that it names have spaces by which their policies are built.
+    More may appear; the spaces of the named ones are enough to build the policies.
     """
     return sorted(env.get_agent_ids(), key=repr) if isinstance(env, MultiAgentEnv) else []
 
@@ -345,7 +315,7 @@ def _named_agents(env: Any) -> list[AgentId]:
 def _users(policy_map: PolicyMap, agents: list[AgentId], worker: PolicyRequest) -> dict[str, list[AgentId]]:
     users: dict[str, dict[AgentId, None]] = {policy_id: {} for policy_id in policy_map.specs}
     for number in range(_EPISODES):
-        # Small ids and large ones: both parities, and numbers as they occur in a run.
+        # Small and large ids of both parities, as in a run.
         episode = Episode(number if number % 4 < 2 else number * 0x9E3779B97F4A7, number)
         for agent in agents:
             try:
@@ -355,7 +325,7 @@ def _users(policy_map: PolicyMap, agents: list[AgentId], worker: PolicyRequest) 
             except Exception as error:
                 raise ConfigError(
                     f"policy_mapping_fn: raised {type(error).__name__}: {error} for agent {agent!r} (dry run over "
-                    f"possible_agents), expected a policy id of {sorted(policy_map.specs)}; mend the "
+                    f"possible_agents), expected a policy id of {sorted(policy_map.specs)}; fix the "
                     f"function{OR_MANY_AGENTS if agent == SINGLE_AGENT else ''}"
                 ) from error
             episode.bind(agent, policy_id)

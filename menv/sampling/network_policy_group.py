@@ -1,7 +1,7 @@
-"""NetCohort: policies of one network architecture, run by an acting back-end.
+"""The policy group of neural networks, run by an acting back-end.
 
-`menv.sampling.rollout_loop` calls it as it calls an `OwnCohort`; `menv.algorithms.network_groups` makes it. It knows
-neither environments nor learning.
+It puts connectors before and behind the network: `path` runs them row by row unless the preprocessor and `output` do
+the same for whole arrays. `menv.algorithms.network_groups` creates it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,19 @@ from menv.sampling.vector_rollout_buffer import NewIds, VectorRolloutBuffer
 class NetworkPolicyGroup(PolicyGroup):
     """Policies of one network architecture, run by an acting back-end.
 
+    Args:
+        policy_ids: The ids, by index.
+        observation_space: The space of each policy.
+        action_space: The action space of each policy.
+        backend: Runs the networks.
+        output: Does what the action connectors do initially.
+        state_sizes: Sizes of the parts of the recurrent state.
+        connectors: The pipelines of each policy; None for the default ones.
+        original: For evaluation: the group whose connectors are copied, and copied again when they change.
+
     Attributes:
-        graphs: Returns what builds their acting graphs, to write them to a disk; None if only torch runs them.
-        connectors: The pipelines of each policy.
-        built: What `output` does of the action connectors.
+        graphs: Returns the builder of the acting graphs, for policies on disk; None if only torch runs the networks.
+        built: The part of the action connectors that `output` does.
     """
 
     def __init__(
@@ -49,27 +58,15 @@ class NetworkPolicyGroup(PolicyGroup):
         *,
         original: NetworkPolicyGroup | None = None,
     ) -> None:
-        """Put a preprocessor before and `output` behind `backend`.
-
-        Args:
-            policy_ids: Their ids.
-            observation_space: Of all of them.
-            action_space: Likewise.
-            backend: Runs the networks.
-            output: What the action connectors that they begin with do.
-            state_sizes: Numbers in each part of their recurrent state.
-            connectors: The pipelines of each policy; None for those of default settings.
-            original: Whose connectors these are: they are copied for evaluation, and followed when they change.
-        """
         head = backend.head
-        told = head.inputs if head.returns_dist_inputs else 0
+        inputs_width = head.inputs if head.returns_dist_inputs else 0
         if connectors is None:
             ctx = ConnectorContext(observation_space=observation_space, action_space=action_space)
             connectors = [PolicyConnectors.plain(ctx) for _ in policy_ids]
         rows = original or connectors[0].rows_of(observation_space)
         self.action_space = action_space
         super().__init__(
-            policy_ids, observation_space, head.action_shape, head.action_dtype, told, state_sizes,
+            policy_ids, observation_space, head.action_shape, head.action_dtype, inputs_width, state_sizes,
             rows.row_width, rows.row_dtype,
         )  # fmt: skip
         self.backend = backend
@@ -84,20 +81,19 @@ class NetworkPolicyGroup(PolicyGroup):
         self.connect()
 
     def __reduce__(self) -> Any:
-        # What it has written down, and what it knows of running episodes, stays here.
+        # Rows and running episodes stay in this process.
         parts = (
             list(self.policy_ids), self.observation_space, self.action_space, self.backend, self.output,
             self.state_sizes, list(self.connectors),
         )  # fmt: skip
-        return _made_again, (*parts, self.built)
+        return _unpickled, (*parts, self.built)
 
     def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor:
         return ObsPreprocessor(space, self.action_space)
 
     def update_policies(self, other: PolicyGroup) -> None:
-        """Take over the policies of a newer copy; see `PolicyGroup.update_policies`."""
         assert isinstance(other, NetworkPolicyGroup)
-        # Who was removed keeps its connectors, which remember its lives, until another one has its place.
+        # A removed policy keeps its connectors, with their state of running agents, until its index is reused.
         pairs = zip(self.policy_ids, other.policy_ids, strict=False)
         came = [mine != theirs and not is_retired(theirs) for mine, theirs in pairs]
         super().update_policies(other)
@@ -109,14 +105,7 @@ class NetworkPolicyGroup(PolicyGroup):
     def admit(
         self, policy_id: str, weights: Weights, connectors: PolicyConnectors, place: int | None = None
     ) -> None:
-        """Take a policy in.
-
-        Args:
-            policy_id: Its id.
-            weights: Its weights.
-            connectors: Its pipelines.
-            place: Index of a policy that was removed and that nothing refers to any more; None for one behind all.
-        """
+        """Add a policy, at the index `place` of a removed policy or at the end."""
         if place is None:
             self.backend.add_policy(weights)
             self.policy_ids.append(policy_id)
@@ -127,7 +116,7 @@ class NetworkPolicyGroup(PolicyGroup):
 
     @property
     def row_width(self) -> int:
-        """F, the numbers in a row that the networks take."""
+        """F, the size of the rows that the networks take."""
         return self._columns[0]
 
     @property
@@ -135,13 +124,12 @@ class NetworkPolicyGroup(PolicyGroup):
         """Their type."""
         return self._columns[5]
 
-    def write(self, block: PendingRows, obs: Any, rewards: Column, ready: Ready) -> Rows:
-        """Write down that agents wait, after the connectors; see `PolicyGroup.write`."""
+    def add_rows(self, block: PendingRows, obs: Any, rewards: Column, ready: Ready) -> Rows:
         path = self.path
-        # Also where nobody asks yet: rows that wait may be answered through connectors that come meanwhile.
+        # Needed even without connectors, because some may be added before the pending rows are answered.
         self._seats = ready.seats
         if path is None:
-            return super().write(block, obs, rewards, ready)
+            return super().add_rows(block, obs, rewards, ready)
         infos = ready.infos
         if infos is not None and block.places is not None:
             infos = [infos[place] for place in block.places.tolist()]
@@ -149,20 +137,20 @@ class NetworkPolicyGroup(PolicyGroup):
         done = path.rows(block.which, obs, rewards, slots=slots, seats=ready.seats, infos=infos)
         return self.buffer.add(slots, done.obs, done.mask, done.rewards)
 
-    def frame_rows(self, policy: int, frame: VectorStep) -> tuple[Column, Column | None]:
-        """Return a frame as rows and masks; no connector cares whose they are."""
-        obs, over = frame.obs, frame.done if frame.finals is None else None
+    def vector_rows(self, policy: int, step: VectorStep) -> tuple[Column, Column | None]:
+        """Return a vector step as rows and masks, for connectors that need no agent ids."""
+        obs, over = step.obs, step.done if step.finals is None else None
         if self.path is not None:
             return self.path.rows(policy, obs, over=over)[:2]
         assert self.preprocess is not None
         return self.preprocess(obs, False if over is None else over)
 
     def connect(self) -> None:
-        """Take note of pipelines that were changed; called before each fragment.
+        """Follow changed pipelines; called before each fragment.
 
-        Once one is not plain, what is written is checked row by row, also after it has become plain again.
+        After a pipeline was not plain once, rows are checked one by one, even if it becomes plain again.
         """
-        # Others that have come in their place may have changed as often.
+        # The objects are compared too, because a replacement may have the same version.
         versions = [(own, own.version) for own in self.connectors]
         if versions == self._versions:
             return
@@ -170,58 +158,45 @@ class NetworkPolicyGroup(PolicyGroup):
         if self.path is None and all(plain(own, self.built) for own in self.connectors):
             return
         mine = [own.for_evaluation() for own in self.connectors] if self._evaluates else self.connectors
-        taken = self.row_width, self.row_dtype
-        path, before = ConnectorPath(mine, self.action_space, *taken, learning=not self._evaluates), self.path
+        form = self.row_width, self.row_dtype
+        path, before = ConnectorPath(mine, self.action_space, *form, learning=not self._evaluates), self.path
         if before is not None:
             path.shown.follow(before.shown)
         self.path = path
 
-    def take_frames(
-        self, policy: int, lives: Column, new_ids: NewIds, *, going_on: bool = False
+    def use_vector_buffer(
+        self, policy: int, lives: Column, new_ids: NewIds, *, keep_rows: bool = False
     ) -> VectorRolloutBuffer:
-        """Write frames down from now on; see `VectorRolloutBuffer`.
-
-        Args:
-            policy: Index of the policy that answers for everybody.
-            lives: [E] keys of their agents' lives.
-            new_ids: Numbers episodes.
-            going_on: Whether to go on with the rows there are, one of each sub-environment; else there must be none.
-        """
-        rows = self.buffer if going_on else None
-        self.buffer = frames = VectorRolloutBuffer(
+        rows = self.buffer if keep_rows else None
+        self.buffer = buffer = VectorRolloutBuffer(
             *self._columns, policy=policy, num_envs=len(lives), new_ids=new_ids, lives=lives, rows=rows
         )
-        return frames
+        return buffer
 
-    def leave_frames(self, frames: VectorRolloutBuffer, *, answered: bool) -> None:
-        """Write rows down from now on, and go on with those of the frames; see `VectorRolloutBuffer.hand_over`."""
+    def leave_vector_buffer(self, buffer: VectorRolloutBuffer, *, answered: bool) -> None:
         self.reset_buffer()
-        frames.hand_over(self.buffer, answered=answered)
+        buffer.hand_over(self.buffer, answered=answered)
 
     def env_actions(self, actions: Column, which: int) -> Answers:
-        """Return env-ready actions; see `PolicyGroup.env_actions`."""
-        # Connectors that a checkpoint brought are here before a fragment begins.
+        # Not `self.output`: a checkpoint may have brought other connectors, before `connect` was called.
         return self.connectors[which].output(self.action_space)(actions)
 
     @property
-    def replays(self) -> bool:
-        """Whether actions say all about what the environment was given; see `PolicyGroup.replays`."""
+    def can_replay(self) -> bool:
         return self.path is None or (self.path.exports_lives and not self.path.acts)
 
-    def living_state(self) -> dict[str, Any]:
-        """Return the trajectories that live on, and what they were shown; see `PolicyGroup.living_state`."""
-        state, path = super().living_state(), self.path
+    def carried_state(self) -> dict[str, Any]:
+        state, path = super().carried_state(), self.path
         return state if path is None else {**state, "shown": path.shown.of(state["slot"].tolist())}
 
-    def _remembered(self, slots: Sequence[int], policies: Sequence[int]) -> list[Any]:
-        if self.path is None or not (self.path.keeps_lives and self.replays):
-            return super()._remembered(slots, policies)
+    def _connector_states(self, slots: Sequence[int], policies: Sequence[int]) -> list[Any]:
+        if self.path is None or not (self.path.keeps_lives and self.can_replay):
+            return super()._connector_states(slots, policies)
         pairs = zip(slots, policies, strict=True)
         return [export_lives(self.connectors[index].agent, [slot])[0] for slot, index in pairs]
 
-    def take_up(self, state: Mapping[str, Any]) -> int:
-        """Go on with trajectories, and let connectors remember them; see `PolicyGroup.take_up`."""
-        first, slots = super().take_up(state), state["slot"].tolist()
+    def restore(self, state: Mapping[str, Any]) -> int:
+        first, slots = super().restore(state), state["slot"].tolist()
         for slot, index, life in zip(slots, state["policy"].tolist(), state["remembered"], strict=True):
             import_lives(self.connectors[index].agent, [slot], [life])
         self.connect()
@@ -230,7 +205,7 @@ class NetworkPolicyGroup(PolicyGroup):
         return first
 
     def clone(self) -> NetworkPolicyGroup:
-        """Return a group of the same policies, their weights included, with a buffer of its own."""
+        """Return a group that shares the policies and weights, with an empty buffer, for evaluation."""
         return NetworkPolicyGroup(
             self.policy_ids,
             self.observation_space,
@@ -242,7 +217,7 @@ class NetworkPolicyGroup(PolicyGroup):
             original=self,
         )
 
-    def answer(
+    def act(
         self,
         block: PendingRows,
         table: TrajectoryTable,
@@ -250,7 +225,6 @@ class NetworkPolicyGroup(PolicyGroup):
         explore: bool,
         episodes: Sequence[Any],
     ) -> Answers:
-        """Run the networks; see `PolicyGroup.answer`."""
         buffer = self.buffer
         obs = buffer.obs[block.rows]
         masks = buffer.masks
@@ -260,13 +234,13 @@ class NetworkPolicyGroup(PolicyGroup):
             before = buffer.states(block.slots)
             decision = self.backend.decide(obs, mask, noise, block.which, before)
             assert decision.state is not None
-            buffer.remember(block.rows, block.slots, before, decision.state)
+            buffer.set_states(block.rows, block.slots, before, decision.state)
         else:
             before = None
             decision = self.backend.decide(obs, mask, noise, block.which)
         if not decision.is_finite:
             raise self.non_finite_error(block.which, obs, mask, before)
-        buffer.answer(block.rows, decision.actions, decision.dist_inputs)
+        buffer.set_actions(block.rows, decision.actions, decision.dist_inputs)
         if self.path is None:
             return self.output(decision.actions)
         return self._connected_answers(block, obs, mask, decision.actions)
@@ -274,10 +248,9 @@ class NetworkPolicyGroup(PolicyGroup):
     def non_finite_error(
         self, which: Column | int, obs: Column, mask: Column | None, state: Column | None = None
     ) -> ContractError:
-        """Return the error for a decision that is not `sound`; arguments as for `menv.inference.backend`.
+        """Return the error for a decision that is not finite.
 
-        Raises:
-            ContractError: An observation lies outside its space, which is reason enough.
+        Raises the one for an observation outside its space first.
         """
         self._check_bounds()
         return non_finite_error(self.backend, self.policy_ids, which, obs, mask, state)
@@ -291,58 +264,57 @@ class NetworkPolicyGroup(PolicyGroup):
         return answers
 
     def network_form(self, actions: Any, which: Column | int) -> Column:
-        """Return [R, ...] actions of the network that come out as these; see `PolicyGroup.network_form`."""
         return self.output.inverse(actions) if self.path is None else self.path.network_form(which, actions)
 
-    def took(self, block: PendingRows, actions: Sequence[Any]) -> None:
-        """Write down actions that somebody else took; see `PolicyGroup.took`."""
+    def record_actions(self, block: PendingRows, actions: Sequence[Any]) -> None:
         buffer = self.buffer
         if isinstance(buffer, RecurrentRolloutBuffer):
             mask = None if buffer.masks is None else buffer.masks[block.rows]
             before = buffer.states(block.slots)
             decision = self.backend.decide(buffer.obs[block.rows], mask, None, block.which, before)
             assert decision.state is not None
-            buffer.remember(block.rows, block.slots, before, decision.state)
-        super().took(block, actions)
+            buffer.set_states(block.rows, block.slots, before, decision.state)
+        super().record_actions(block, actions)
 
-    def played(self, rows: Column, slot: int, which: int, moves: ExternalSteps) -> None:
-        """Write down what was done in n rows of one trajectory; see `PolicyGroup.played`."""
+    def record_external_steps(self, rows: Column, slot: int, which: int, steps: ExternalSteps) -> None:
         buffer = self.buffer
-        actions, inputs, logp = moves.actions, moves.dist_inputs, moves.logp
+        actions, inputs, logp = steps.actions, steps.dist_inputs, steps.logp
         if inputs is not None and inputs.shape[1] != self.backend.head.inputs:
-            # Of another policy than the one that the agent turned out to have.
+            # The client used another policy than the one that the agent has.
             inputs = None
-        if not moves.network_form:
+        if not steps.network_form:
             output = self.output if self.path is None else self.path.outputs[which]
             actions = output.inverse(actions)
             inputs = None if inputs is None else output.inverse_inputs(inputs)
             logp = None if logp is None else logp + float(output.log_scale.sum())
         if isinstance(buffer, RecurrentRolloutBuffer):
-            self._remember(buffer, rows, slot, which, moves)
-        buffer.answer(rows, actions)
-        self.told(rows, inputs, logp)
+            self._set_external_states(buffer, rows, slot, which, steps)
+        buffer.set_actions(rows, actions)
+        self.record_distribution(rows, inputs, logp)
 
     def close(self) -> dict[str, SampleBatch]:
-        """Close the fragment; see `PolicyGroup.close`."""
-        closed, head = super().close(), self.backend.head
-        if self.buffer.carried and not (head.returns_dist_inputs or head.is_value_based):
-            self._judge_held()
+        closed = super().close()
+        if self.buffer.carried and not (
+            self.backend.head.returns_dist_inputs or self.backend.head.is_value_based
+        ):
+            self._add_carried_logp()
         return closed
 
-    def _judge_held(self) -> None:
-        """Write down how probable the actions were of rows that leave later, when other weights may act."""
+    def _add_carried_logp(self) -> None:
+        """Store the log-probabilities of carried rows, which are released after the weights change."""
         buffer, logp = self.buffer, SampleBatch.ACTION_LOGP
         known = buffer.columns_at(slice(0, buffer.carried), [logp]).get(logp)
-        fresh = np.arange(buffer.carried) if known is None else np.flatnonzero(np.isnan(known))
-        policies = buffer.held()[0].policy[fresh]
+        unknown = np.arange(buffer.carried) if known is None else np.flatnonzero(np.isnan(known))
+        policies = buffer.held()[0].policy[unknown]
         for policy in np.unique(policies[policies >= 0]).tolist():
-            rows = fresh[policies == policy]
+            rows = unknown[policies == policy]
             columns = buffer.columns_at(rows, ("obs", "actions"))
             state = buffer.states_at(rows) if isinstance(buffer, RecurrentRolloutBuffer) else None
-            self.told(rows, *self.backend.evaluate(policy, columns["obs"], None, columns["actions"], state))
+            self.record_distribution(
+                rows, *self.backend.evaluate(policy, columns["obs"], None, columns["actions"], state)
+            )
 
-    def with_inputs(self, closed: dict[str, SampleBatch]) -> dict[str, SampleBatch]:
-        """Add `action_dist_inputs` and `action_logp` where acting does not tell them; see `PolicyGroup.with_inputs`."""
+    def add_dist_inputs(self, closed: dict[str, SampleBatch]) -> dict[str, SampleBatch]:
         head = self.backend.head
         if head.returns_dist_inputs or head.is_value_based:
             return closed
@@ -354,25 +326,25 @@ class NetworkPolicyGroup(PolicyGroup):
             )  # fmt: skip
         return closed
 
-    def told(self, rows: Column, inputs: Column | None, logp: Column | None) -> None:
-        """Write down what actions [n] were drawn from, and how probable they were, as far as it is known."""
-        # What clients draw from is no Q-values, also where the network's own answers are.
+    def record_distribution(self, rows: Column, inputs: Column | None, logp: Column | None) -> None:
+        """Store the distribution inputs and log-probabilities of n actions, where they are known."""
+        # Distribution inputs of clients are not Q-values, even if the network outputs these.
         if inputs is not None and self.backend.head.kind == "q_values":
             inputs = None
         if inputs is None and self.backend.head.returns_dist_inputs:
-            # There is such a column for all rows; these have nothing in it.
+            # The column exists for all rows; the entries of these are NaN.
             inputs = np.full((len(rows), self.backend.head.inputs), np.nan)
         if inputs is not None:
             self.buffer.mark(SampleBatch.ACTION_DIST_INPUTS, rows, inputs.astype(np.float32))
         if logp is not None:
             self.buffer.mark(SampleBatch.ACTION_LOGP, rows, logp.astype(np.float32))
 
-    def _remember(
-        self, buffer: RecurrentRolloutBuffer, rows: Column, slot: int, which: int, moves: ExternalSteps
+    def _set_external_states(
+        self, buffer: RecurrentRolloutBuffer, rows: Column, slot: int, which: int, steps: ExternalSteps
     ) -> None:
-        """Write down the states before n rows: those told, or those that follow from the state before them."""
+        """Store the states before n rows: the client's, or the states that follow from the current one."""
         slots, after = np.full(len(rows), slot), buffer.states(np.array([slot]))
-        before = moves.state_in
+        before = steps.state_in
         if before is None or before.shape[1] != after.shape[1]:
             before, masks = np.zeros((len(rows), after.shape[1]), np.float32), buffer.masks
             for place, row in enumerate(rows.tolist()):
@@ -381,10 +353,10 @@ class NetworkPolicyGroup(PolicyGroup):
                 decision = self.backend.decide(buffer.obs[row : row + 1], mask, None, which, after)
                 assert decision.state is not None
                 after = decision.state
-        buffer.remember(rows, slots, before, np.broadcast_to(after, before.shape))
+        buffer.set_states(rows, slots, before, np.broadcast_to(after, before.shape))
 
 
-def _made_again(*parts: Any) -> NetworkPolicyGroup:
+def _unpickled(*parts: Any) -> NetworkPolicyGroup:
     *arguments, built = parts
     group = NetworkPolicyGroup(*arguments)
     group.built = built

@@ -1,8 +1,7 @@
-"""A user's function that shows agents more of the world than their own observations.
+"""A user's function that changes observations with knowledge of all agents of a sub-environment.
 
-`menv.sampling.rollout_loop` calls it on every poll, for each sub-environment that moved, before anything is
-written down. It knows no networks; whether what it returns fits the policies' spaces is checked where
-the rows are made.
+`menv.sampling.rollout_loop` calls it on every poll, before rows are added. Whether its result fits the policies' spaces
+is checked when the rows are added.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ class ObservationFn:
     running: Mapping[EnvId, Episode]
 
     def finals(self, ready: Ready) -> Ready:
-        """Return `ready` with new last observations, before its ends are booked.
+        """Return `ready` with new final observations, before its ends are recorded.
 
-        Where agents end and others go on, the others' observations of the same step are shown too.
+        Where some agents end and others continue, the function receives the others' observations of the same step, too.
         """
         over = {episode.env_id for episode in ready.episodes}
         by_step: dict[tuple[EnvId, int], list[int]] = {}
@@ -59,12 +58,7 @@ class ObservationFn:
         return replace(ready, ended=ended)
 
     def rows(self, ready: Ready, before: Ready) -> Ready:
-        """Return `ready` with new observations for the rows, once its joins are booked.
-
-        Args:
-            ready: The poll.
-            before: The same poll before `finals`.
-        """
+        """Return `ready` with new observations, after its joins were recorded; `before` is the poll before `finals`."""
         over = {episode.env_id for episode in before.episodes}
         lasts: dict[EnvId, dict[AgentId, Any]] = {}
         for end in before.ended:
@@ -90,13 +84,9 @@ class ObservationFn:
         return int(ready.env_steps[self.worker.env_index_of(slot)])
 
     def _call(self, env_id: EnvId, agent_obs: dict[AgentId, Any], now: int) -> Mapping[AgentId, Any]:
-        """Ask the function about one sub-environment, at its env step `now`.
-
-        Raises:
-            ContractError: It raised, returned no dict, or left an agent out.
-        """
+        """Call the function for one sub-environment at its env step `now`."""
         worker, episode = self.worker, self.running[env_id]
-        # Nobody else keeps it up to date where no callback asks for it.
+        # Without callbacks nothing else updates it.
         episode.length = now - episode.begun_at
         try:
             shown = self.fn(
@@ -108,7 +98,7 @@ class ObservationFn:
         except Exception as error:
             raise ContractError(
                 f"observation_fn, env {env_id}: raised {type(error).__name__}: {error}, expected a new observation for "
-                f"each of {sorted(agent_obs, key=repr)[:8]}; its own traceback is above"
+                f"each of {sorted(agent_obs, key=repr)[:8]}; its traceback is above"
             ) from error
         if not isinstance(shown, Mapping):
             raise ContractError(
@@ -119,6 +109,6 @@ class ObservationFn:
         if missing:
             raise ContractError(
                 f"observation_fn, env {env_id}: returned no observation for agents {missing[:8]}, expected one for "
-                "each agent of agent_obs; return theirs unchanged if there is nothing to add"
+                "each agent of agent_obs; return them unchanged if there is nothing to add"
             )
         return shown

@@ -1,8 +1,8 @@
-"""What happened, written down once: append-only columns, cut into trajectories when a fragment closes.
+"""The rollout buffer: append-only columns of timesteps, split into trajectories when a fragment closes.
 
-`menv.sampling.policy_group` writes a row when an agent waits and its action when it has been answered. A row leaves
-in a batch only when its reward is complete, that is, when the same trajectory has a later row or has ended; until then
-it is carried into the next fragment. The buffer knows slots and numbers, no environments, policies or networks.
+`menv.sampling.policy_group` adds a row when an agent waits for an action, and the action when the policy acted. A row
+is released in a batch once its reward is complete, that is, once the trajectory has a later row or has ended; until
+then it is carried into the next fragment. No Python object exists per agent and step.
 """
 
 from __future__ import annotations
@@ -21,46 +21,6 @@ from menv.sample_batch import InfoBuffer, Infos, SampleBatch, TrajectorySlices
 from menv.sampling.trajectories import Trajectories, TrajectorySplit, split_trajectories
 from menv.spaces import as_flag
 
-
-@dataclass(slots=True)
-class EndedTrajectories:
-    """Trajectories that ended, in the order in which they did; lists of numbers leave the collector alone.
-
-    Attributes:
-        slots: The slots that they had.
-        rewards: Earned since their last rows.
-        terminated: Flags.
-        truncated: Flags.
-        obs: Final observations, None where the environment gave none.
-        infos: The info dicts that came with the ends.
-        rows: Rows that had been written then.
-        env_steps: Env steps of the sub-environment then, where rows are dated.
-        withdrawn: Indices of the ends that take the trajectory's last row with them.
-    """
-
-    slots: list[int] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-    terminated: list[bool] = field(default_factory=list)
-    truncated: list[bool] = field(default_factory=list)
-    obs: list[Any] = field(default_factory=list)
-    infos: list[Mapping[str, Any]] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    env_steps: list[int] = field(default_factory=list)
-    withdrawn: set[int] = field(default_factory=set)
-
-    def add(self, end: End, rows: int) -> None:
-        """Note an end after so many rows."""
-        if end.withdrawn:
-            self.withdrawn.add(len(self.slots))
-        self.slots.append(end.slot)
-        self.rewards.append(end.reward)
-        self.terminated.append(end.terminated)
-        self.truncated.append(end.truncated)
-        self.obs.append(end.obs)
-        self.infos.append(end.info)
-        self.rows.append(rows)
-
-
 Rows = slice | npt.NDArray[np.int64]
 Prepared = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]
 PrepareFinals = Callable[[list[Any], Trajectories], Prepared]
@@ -70,17 +30,27 @@ _RELEASED = ("obs", "actions", "action_mask", "action_dist_inputs")
 _ENV_T = SampleBatch.ENV_T
 TRAINING_ENABLED = "training_enabled"
 """The entry of an info dict that says whether policies may learn from the agent's trajectory."""
-# What the other rows have in columns that only some have.
+INCOMING_REWARD = "income"
+"""Column: the reward that arrived with a row, earned by the previous action. The name is a key of checkpoints."""
 _ABSENT = {"f": np.nan, "c": np.nan, "i": -1, "u": 0, "b": False, "O": None}
+"""The values of other rows in optional columns, by kind of dtype."""
 
 
 class RolloutBuffer:
-    """Append-only columns of one group's rows.
+    """Append-only columns of one policy group's rows.
+
+    Args:
+        obs_size: F, numbers in an observation.
+        mask_width: M, flags in an action mask; 0 without masks.
+        action_shape: Shape of one action.
+        action_dtype: Type of actions.
+        inputs_width: D, the distribution inputs stored per action; 0 for none.
+        obs_dtype: Type of observations.
 
     Attributes:
-        carried: The first rows, so many, were answered before the last `close`.
-        excluded_late: Rows of trajectories that the last `close` excluded from training and that had left before.
-        disowned: Rewards that came in with the only row of a trajectory, where the last `close` withdrew that row.
+        carried: The number of first rows that were answered before the last `close`.
+        excluded_late: Released rows of trajectories that the last `close` excluded from training.
+        unclaimed_rewards: Rewards that arrived with the only row of a trajectory, where that row was withdrawn.
     """
 
     def __init__(
@@ -92,23 +62,12 @@ class RolloutBuffer:
         inputs_width: int = 0,
         obs_dtype: npt.DTypeLike = np.float32,
     ) -> None:
-        """Prepare columns for rows of `obs_size` numbers and `mask_width` flags.
-
-        Args:
-            obs_size: F.
-            mask_width: M, 0 without masks.
-            action_shape: Of one action.
-            action_dtype: Of actions.
-            inputs_width: D, the distribution inputs that `answer` is told; 0 for none.
-            obs_dtype: Of observations.
-        """
         self._n = 0
         self._columns: dict[str, Column] = {
             "obs": np.empty((_FIRST_ROWS, obs_size), obs_dtype),
             "actions": np.zeros((_FIRST_ROWS, *action_shape), action_dtype),
             "slots": np.empty(_FIRST_ROWS, np.int64),
-            # What came in with the row; it pays for the row before it in the same trajectory.
-            "income": np.empty(_FIRST_ROWS, np.float64),
+            INCOMING_REWARD: np.empty(_FIRST_ROWS, np.float64),
             "answered": np.zeros(_FIRST_ROWS, np.bool_),
         }
         if mask_width:
@@ -116,20 +75,20 @@ class RolloutBuffer:
         if inputs_width:
             self._columns["action_dist_inputs"] = np.zeros((_FIRST_ROWS, inputs_width), np.float32)
         self._released: tuple[str, ...] = _RELEASED
-        # Trajectories that lived on over the last close, and those that began since.
+        # Trajectories that continued at the last close, and the trajectories that started since.
         self._living = Trajectories.begun((), (), self._columns["actions"])
         self._starts: list[int] = []
         self._agent_ids: list[Any] = []
         self._ends = EndedTrajectories()
-        self._unrolls = 0
-        # Columns that not all rows have, and what the others have there.
+        self._next_unroll_id = 0
+        # Optional columns, and the values of rows without an entry.
         self._marks: dict[str, Any] = {}
-        # The first row of each poll, the info dicts that came in with it, and the rows' places among these.
+        # The first row of each poll, the poll's info dicts, and the positions of the rows among them.
         self._info_polls: list[tuple[int, Sequence[Mapping[str, Any]], Column | None]] = []
-        # Where unanswered rows were before the last close, and how many answered ones lie before them now.
+        # Positions of the unanswered rows before the last close.
         self._open_before = np.zeros(0, np.int64)
         self.carried = self.excluded_late = 0
-        self.disowned: Sequence[float] = ()
+        self.unclaimed_rewards: Sequence[float] = ()
 
     @property
     def obs(self) -> Column:
@@ -138,7 +97,7 @@ class RolloutBuffer:
 
     @property
     def masks(self) -> Column | None:
-        """[N, M] action masks of all rows so far, if there are any."""
+        """[N, M] action masks of all rows, None without masks; room for more behind them."""
         return self._columns.get("action_mask")
 
     @property
@@ -147,21 +106,18 @@ class RolloutBuffer:
         return self._n
 
     def start(self, start: tuple[int, ...], agent_id: Any) -> None:
-        """Begin a trajectory, with the fields of a `Start`; its first row must follow in the same poll."""
+        """Start a trajectory; its first row must follow in the same poll.
+
+        `start` holds slot, policy index (its complement if the trajectory is excluded from training), episode id, agent
+        index in the episode, env index, and the 63-bit key of the agent episode.
+        """
         self._starts.extend(start)
         self._agent_ids.append(agent_id)
 
     def add(self, slots: Column, obs: Column, mask: Column | None, rewards: Column) -> slice:
-        """Write down that R agents wait.
+        """Add rows of R agents that wait, with the rewards [R] since each agent's previous row.
 
-        Args:
-            slots: [R].
-            obs: [R, F].
-            mask: [R, M] or None.
-            rewards: [R] earned since each agent's previous row.
-
-        Returns:
-            Where the rows are.
+        Return their positions.
         """
         start = self._n
         stop = start + len(slots)
@@ -171,7 +127,7 @@ class RolloutBuffer:
         rows = slice(start, stop)
         columns["obs"][rows] = obs
         columns["slots"][rows] = slots
-        columns["income"][rows] = rewards
+        columns[INCOMING_REWARD][rows] = rewards
         if mask is not None:
             columns["action_mask"][rows] = mask
         for name, absent in self._marks.items():
@@ -179,21 +135,18 @@ class RolloutBuffer:
         self._n = stop
         return rows
 
-    def inform(self, infos: Sequence[Mapping[str, Any]] | None, places: Column | None) -> None:
-        """Note the info dicts that came in with the rows of the last `add`; only a reference is kept.
+    def add_infos(self, infos: Sequence[Mapping[str, Any]] | None, places: Column | None) -> None:
+        """Add the info dicts of the poll whose rows the last `add` wrote; only a reference is kept.
 
-        Args:
-            infos: Those of a whole poll, a sequence that nobody changes any more.
-            places: [R] where the rows' own are among them, None if they are all.
+        `places` [R] are the positions of the rows in the poll, None if the rows are all of it.
         """
-        # Empty dicts are let go at once: keeping thousands of them alive slows sampling by 2 %. A sequence that
-        # makes its dicts when it is read is left unread.
+        # Keeping thousands of empty dicts alive slows sampling by 2 %. A lazy sequence of dicts is not read here.
         if infos and (not isinstance(infos, list) or any(infos)):
             count = len(infos) if places is None else len(places)
             self._info_polls.append((self._n - count, infos, places))
 
-    def answer(self, rows: Rows, actions: Any, dist_inputs: Column | None = None) -> None:
-        """Write down the actions of rows that were added before, and what they were drawn from."""
+    def set_actions(self, rows: Rows, actions: Any, dist_inputs: Column | None = None) -> None:
+        """Store the actions of rows, and the distribution inputs that they were sampled from."""
         if dist_inputs is not None:
             self._columns["action_dist_inputs"][rows] = dist_inputs
         self._columns["actions"][rows] = actions
@@ -204,11 +157,11 @@ class RolloutBuffer:
         self._ends.add(end, self._n)
 
     def columns_at(self, rows: Rows, names: Sequence[str]) -> dict[str, Column]:
-        """Return copies of some columns at some rows, of those names that there are."""
+        """Return copies of the columns that exist at some rows."""
         return {name: self._columns[name][rows].copy() for name in names if name in self._columns}
 
     def mark(self, name: str, rows: Rows, values: Any) -> None:
-        """Write `values` [R, ...], or one for all, into a column in which other rows have NaN, -1, 0, False or None."""
+        """Write `values` [R, ...], or one for all, into an optional column."""
         if name not in self._columns:
             kind = np.asarray(values)
             room = (len(self._columns["slots"]), *kind.shape[1:])
@@ -217,156 +170,144 @@ class RolloutBuffer:
             self._released = (*self._released, name)
         self._columns[name][rows] = values
 
-    def date(self, rows: Rows, env_steps: Column) -> None:
-        """Note the env steps [R] of the sub-environments of rows that were added; who dates some dates all."""
+    def set_env_t(self, rows: Rows, env_steps: Column) -> None:
+        """Store the env steps [R] of the sub-environments of rows; call it for all rows or none."""
         if _ENV_T not in self._columns:
             self._columns[_ENV_T] = np.zeros(len(self._columns["slots"]), np.int64)
         self._columns[_ENV_T][rows] = env_steps
 
-    def date_end(self, env_steps: int) -> None:
-        """Note the env steps of the sub-environment of the trajectory that ended last."""
+    def set_end_env_t(self, env_steps: int) -> None:
+        """Store the env steps of the sub-environment of the last trajectory that ended."""
         self._ends.env_steps.append(env_steps)
 
     def held_rewards(self) -> float:
-        """Return what came in with first rows that are still here after `close`."""
-        return float(self._columns["income"][: self._n].sum())
+        """Return the rewards that arrived with first rows that are carried."""
+        return float(self._columns[INCOMING_REWARD][: self._n].sum())
 
     def close(self, prepare_finals: PrepareFinals) -> dict[int, SampleBatch]:
-        """Cut the rows into trajectories and release those whose reward is complete.
+        """Split the rows into trajectories and release the rows whose reward is complete.
 
-        Args:
-            prepare_finals: Turns raw final observations, and the trajectories that they end, into rows
-                [*, F] and masks [*, M].
-
-        Returns:
-            The batch of each policy index that has rows; of its complement those that nobody learns from.
+        `prepare_finals` turns final observations into rows [*, F] and masks [*, M]. Batches are keyed by policy index,
+        or by its complement for rows that are excluded from training.
         """
-        cut_rows = self._cut()
+        split = self._split()
         owners = self._trajectories()
-        self._check_answered(cut_rows, owners)
-        segments = self._segments(cut_rows, owners, prepare_finals)
+        self._check_answered(split, owners)
+        segments = self._segments(split, owners, prepare_finals)
         ends = self._ends
-        income = self._columns["income"][: self._n]
-        rewards = cut_rows.rewards(income, owners.released == 0, np.array(ends.rewards, np.float64))
+        incoming = self._columns[INCOMING_REWARD][: self._n]
+        rewards = split.rewards(incoming, owners.released == 0, np.array(ends.rewards, np.float64))
         sorted_columns = {
             "rewards": rewards,
-            "terminateds": cut_rows.flags(np.array(ends.terminated, np.bool_)),
-            "truncateds": cut_rows.flags(np.array(ends.truncated, np.bool_)),
-            "t": cut_rows.steps(owners.released),
+            "terminateds": split.flags(np.array(ends.terminated, np.bool_)),
+            "truncateds": split.flags(np.array(ends.truncated, np.bool_)),
+            "t": split.steps(owners.released),
         }
         if _ENV_T in self._columns:
-            sorted_columns |= self._dates(cut_rows)
+            sorted_columns |= self._env_t_columns(split)
         infos = self._info_log()
-        self._exclude(cut_rows, owners, infos.entries(TRAINING_ENABLED))
+        self._exclude(split, owners, infos.entries(TRAINING_ENABLED))
         by = np.where(owners.excluded, np.minimum(owners.policy, ~owners.policy), owners.policy)
         batches = {
-            int(policy): self._batch(cut_rows, sorted_columns, segments, infos, by == policy)
+            int(policy): self._batch(split, sorted_columns, segments, infos, by == policy)
             for policy in np.unique(by)
         }
-        # What was paid before a first action that does not count is no action's.
-        none_left = cut_rows.withdrawn & (cut_rows.lengths == 1) & (owners.released == 0)
-        self.disowned = income[cut_rows.order[cut_rows.last[none_left]]].tolist()
-        self._carry(cut_rows, rewards, owners)
+        # A reward before a withdrawn first action belongs to no action.
+        none_left = split.withdrawn & (split.lengths == 1) & (owners.released == 0)
+        self.unclaimed_rewards = incoming[split.order[split.last[none_left]]].tolist()
+        self._carry(split, rewards, owners)
         return {policy: batch for policy, batch in batches.items() if batch.count}
 
     def _exclude(
-        self, cut_rows: TrajectorySplit, owners: Trajectories, told: Sequence[tuple[int, Any]]
+        self, split: TrajectorySplit, owners: Trajectories, flags: Sequence[tuple[int, Any]]
     ) -> None:
-        """Note in `owners` which trajectories are excluded from training by the last info that says so.
+        """Mark trajectories in `owners` as excluded from training if their last `training_enabled` info says so.
 
-        Args:
-            cut_rows: The trajectories.
-            owners: The same.
-            told: Values of `training_enabled`, with the places of their infos; see `InfoBuffer.entries`.
+        `flags` are the values with the positions of their infos; see `InfoBuffer.entries`.
         """
         self.excluded_late = 0
-        if not told:
+        if not flags:
             return
-        # Where each info lies in the sorted order; that of an end comes after the last row.
-        at = np.empty(self._n + len(cut_rows.end_order), np.float64)
-        at[cut_rows.order] = np.arange(self._n)
-        at[self._n + cut_rows.end_order] = cut_rows.last[cut_rows.end_segments] + 0.5
-        # A row that is no step carries the info of the episode before; see `_segments`.
-        at[cut_rows.order[cut_rows.starts[owners.released < 0]]] = -1.0
-        when = at[[place for place, _ in told]]
-        own = np.searchsorted(cut_rows.starts, when, "right") - 1
+        # Position of each info in the sorted order; the info of an end comes after the last row.
+        at = np.empty(self._n + len(split.end_order), np.float64)
+        at[split.order] = np.arange(self._n)
+        at[self._n + split.end_order] = split.last[split.end_segments] + 0.5
+        # A first row that is not a step carries the info of the previous episode; see `_segments`.
+        at[split.order[split.starts[owners.released < 0]]] = -1.0
+        when = at[[place for place, _ in flags]]
+        own = np.searchsorted(split.starts, when, "right") - 1
         allowed = np.array(
-            [_training_flag(flag, owners, index) for (_, flag), index in zip(told, own, strict=True)]
+            [_training_flag(flag, owners, index) for (_, flag), index in zip(flags, own, strict=True)]
         )
         in_time = np.argsort(when, kind="stable")
         in_time = in_time[when[in_time] >= 0]
         before = owners.excluded.copy()
-        # Of several values for one trajectory the last one stays.
+        # The last value for a trajectory counts.
         owners.excluded[own[in_time]] = ~allowed[in_time]
         late = owners.excluded & ~before & (owners.policy >= 0)
         self.excluded_late = int(np.maximum(owners.released[late], 0).sum())
 
     def locate(self, row: int) -> tuple[int, Any, int]:
-        """Return the env index and the agent of a row, and the row's index in its trajectory, for messages."""
-        cut_rows = self._cut()
-        place = int(np.flatnonzero(cut_rows.order == row)[0])
-        segment = int(np.searchsorted(cut_rows.starts, place, "right")) - 1
+        """Return the env index, agent id and trajectory step of a row, for messages."""
+        split = self._split()
+        place = int(np.flatnonzero(split.order == row)[0])
+        segment = int(np.searchsorted(split.starts, place, "right")) - 1
         owners = self._trajectories()
-        t = int(owners.released[segment]) + place - int(cut_rows.starts[segment])
+        t = int(owners.released[segment]) + place - int(split.starts[segment])
         return int(owners.env_index[segment]), owners.agent_id[segment], t
 
     @property
     def closed(self) -> bool:
-        """Whether nothing has been written since the last `close`."""
+        """Whether nothing was added since the last `close`."""
         return self._n == len(self._living.slot) and not self._starts and not self._ends.slots
 
     def held(self) -> tuple[Trajectories, dict[str, Column]]:
-        """Return the trajectories that live on after `close`, and the columns of the one row that each has."""
+        """Return the trajectories that continue after `close`, and the columns of the one row that each has."""
         rank = np.argsort(np.argsort(self._columns["slots"][: self._n], kind="stable"))
         return self._living.take(rank), {name: column[: self._n] for name, column in self._columns.items()}
 
     def fits(self, columns: Mapping[str, Column]) -> bool:
-        """Return whether rows of another buffer could lie here."""
+        """Return whether rows with these columns can be restored here."""
         return all(
             name in columns and columns[name].shape[1:] == column.shape[1:]
             for name, column in self._columns.items()
         )
 
-    def take_up(self, living: Trajectories, columns: Mapping[str, Column]) -> None:
-        """Go on with trajectories of another buffer, the columns of whose rows are like those here.
-
-        Args:
-            living: S trajectories.
-            columns: [S, ...] as from `held`.
-        """
+    def restore(self, living: Trajectories, columns: Mapping[str, Column]) -> None:
+        """Continue S trajectories of another buffer, with the columns [S, ...] from `held`."""
         start, stop = self._n, self._n + len(living.slot)
         if _ENV_T in columns:
             self._columns.setdefault(_ENV_T, np.zeros(len(self._columns["slots"]), np.int64))
         if stop > len(self._columns["slots"]):
             self._grow(stop)
         for name, column in columns.items():
-            if name != SampleBatch.WEIGHTS_SEQ_NO:  # These count anew.
+            if name != SampleBatch.WEIGHTS_SEQ_NO:  # The numbers start again in each process.
                 self.mark(name, slice(start, stop), column)
         self._n = stop
         self._living = self._living.and_then(living)
 
     def moved(self, rows: Rows) -> Rows:
-        """Return where unanswered rows of before the last `close` are now."""
+        """Return the new positions of rows that were unanswered at the last `close`."""
         before = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
         now = self.carried + np.searchsorted(self._open_before, before)
         if len(now) and now[-1] - now[0] == len(now) - 1:
             return slice(int(now[0]), int(now[-1]) + 1)
         return now
 
-    def _cut(self) -> TrajectorySplit:
+    def _split(self) -> TrajectorySplit:
         end_slots, end_rows = np.array(self._ends.slots, np.int64), np.array(self._ends.rows, np.int64)
         return split_trajectories(
             self._columns["slots"][: self._n], end_slots, end_rows, self._ends.withdrawn
         )
 
     def _trajectories(self) -> Trajectories:
-        """Return all trajectories that have rows here, in the order of a cut."""
+        """Return all trajectories that have rows here, in the order of the split."""
         return self._living.and_then(
             Trajectories.begun(self._starts, self._agent_ids, self._columns["actions"])
         )
 
-    def _check_answered(self, cut_rows: TrajectorySplit, owners: Trajectories) -> None:
-        unanswered = ~self._columns["answered"][cut_rows.order[cut_rows.last]] & ~cut_rows.incomplete
+    def _check_answered(self, split: TrajectorySplit, owners: Trajectories) -> None:
+        unanswered = ~self._columns["answered"][split.order[split.last]] & ~split.incomplete
         if unanswered.any():
             index = int(np.argmax(unanswered))
             raise ContractError(
@@ -382,43 +323,40 @@ class RolloutBuffer:
             self._columns[name] = bigger
 
     def _segments(
-        self, cut_rows: TrajectorySplit, owners: Trajectories, prepare_finals: PrepareFinals
+        self, split: TrajectorySplit, owners: Trajectories, prepare_finals: PrepareFinals
     ) -> TrajectorySlices:
-        """Describe the piece of each trajectory, held rows left out."""
-        last = cut_rows.order[cut_rows.last]
+        """Return the released chunk of each trajectory."""
+        last = split.order[split.last]
         masks = self._columns.get("action_mask")
         next_obs = self._columns["obs"][last]
         next_mask = np.zeros((len(last), 0), np.bool_) if masks is None else masks[last]
         missing = np.zeros(len(owners.slot), np.bool_)
-        finals = [self._ends.obs[index] for index in cut_rows.end_order.tolist()]
+        finals = [self._ends.obs[index] for index in split.end_order.tolist()]
         absent = np.array([final is None for final in finals], np.bool_)
-        missing[cut_rows.end_segments[absent]] = True
-        missing &= ~cut_rows.withdrawn
+        missing[split.end_segments[absent]] = True
+        missing &= ~split.withdrawn
         if not absent.all():
-            given = cut_rows.end_segments[~absent]
+            given = split.end_segments[~absent]
             shown = [final for final in finals if final is not None] if absent.any() else finals
             rows, final_masks = self._prepared(shown, owners.take(given), prepare_finals)
             next_obs[given] = rows
             next_mask[given] = True if final_masks is None else final_masks
-        # Unique in this buffer, in the order of their first rows; the sampler numbers the pieces of all its buffers.
-        unrolls = self._unrolls + cut_rows.order[cut_rows.starts]
-        self._unrolls += self._n
-        # A trajectory may begin with a row that is no step; it counts as number -1 and never leaves.
-        lengths = cut_rows.lengths - cut_rows.incomplete - (owners.released < 0)
+        # Unique in this buffer and ordered by first row; the sampler numbers the chunks of all buffers.
+        unrolls = self._next_unroll_id + split.order[split.starts]
+        self._next_unroll_id += self._n
+        # A trajectory may start with a row that is not a step; it has number -1 and is never released.
+        lengths = split.lengths - split.incomplete - (owners.released < 0)
         return TrajectorySlices(
             lengths, next_obs, next_mask, missing, np.maximum(owners.released, 0), owners.eps_id,
             owners.agent_index, owners.env_index, unrolls, owners.prev_action, owners.prev_reward, owners.life,
         )  # fmt: skip
 
-    def _dates(self, cut_rows: TrajectorySplit) -> dict[str, Column]:
-        """Return [N] the env steps at each row and at what came after it, in the sorted order.
-
-        The last row of a trajectory that lives on, which nothing has come after, is not released.
-        """
+    def _env_t_columns(self, split: TrajectorySplit) -> dict[str, Column]:
+        """Return `env_t` and `next_env_t` [N] in the sorted order."""
         dates = self._columns[_ENV_T][: self._n]
         at_ends = np.array(self._ends.env_steps, np.int64)
         after = np.concatenate((dates, at_ends))
-        return {_ENV_T: dates[cut_rows.order], SampleBatch.NEXT_ENV_T: after[cut_rows.sources()]}
+        return {_ENV_T: dates[split.order], SampleBatch.NEXT_ENV_T: after[split.sources()]}
 
     def _info_log(self) -> InfoBuffer:
         return InfoBuffer(self._n, self._info_polls, self._ends.infos)
@@ -428,39 +366,39 @@ class RolloutBuffer:
 
     def _batch(
         self,
-        cut_rows: TrajectorySplit,
+        split: TrajectorySplit,
         sorted_columns: dict[str, Column],
         segments: TrajectorySlices,
         infos: InfoBuffer,
         mine: Column,
     ) -> SampleBatch:
-        """Return the released rows of the trajectories `mine` [S]."""
-        chosen = cut_rows.released() & (sorted_columns["t"] >= 0)
+        """Return the released rows of the trajectories `mine` [S] as a batch."""
+        chosen = split.released() & (sorted_columns["t"] >= 0)
         if not mine.all():
-            chosen &= np.repeat(mine, cut_rows.lengths)
+            chosen &= np.repeat(mine, split.lengths)
         pieces = np.flatnonzero(mine & (segments.lengths > 0))
-        # Taking by index is twice as fast as selecting by a mask, and than indexing in square brackets.
-        places, pieces = cut_rows.by_env(np.flatnonzero(chosen), pieces, segments.env_id)
-        rows = cut_rows.order.take(places)
+        # `take` is twice as fast as a mask or square brackets.
+        places, pieces = split.by_env(np.flatnonzero(chosen), pieces, segments.env_id)
+        rows = split.order.take(places)
         columns = {
             name: self._columns[name].take(rows, axis=0) for name in self._released if name in self._columns
         }
         columns.update({name: column.take(places) for name, column in sorted_columns.items()})
-        return SampleBatch(columns, segments.take(pieces), Infos((infos,), cut_rows.sources().take(places)))
+        return SampleBatch(columns, segments.take(pieces), Infos((infos,), split.sources().take(places)))
 
-    def _carry(self, cut_rows: TrajectorySplit, rewards: Column, owners: Trajectories) -> None:
-        """Begin the next fragment with the rows that are held, answered ones first."""
-        held = np.flatnonzero(cut_rows.held)
-        last = cut_rows.last[held]
-        kept = cut_rows.order[last]
+    def _carry(self, split: TrajectorySplit, rewards: Column, owners: Trajectories) -> None:
+        """Carry the last row of each running trajectory into the next fragment, answered rows first."""
+        held = np.flatnonzero(split.held)
+        last = split.last[held]
+        kept = split.order[last]
         living = owners.take(held)
-        living.released += cut_rows.lengths[held] - 1
-        more = (cut_rows.lengths[held] > 1) & (living.released > 0)
+        living.released += split.lengths[held] - 1
+        more = (split.lengths[held] > 1) & (living.released > 0)
         before = last[more] - 1
-        living.prev_action[more] = self._columns["actions"][cut_rows.order[before]]
+        living.prev_action[more] = self._columns["actions"][split.order[before]]
         living.prev_reward[more] = rewards[before]
-        # What came in with a later row has been booked to the row before it.
-        self._columns["income"][kept[living.released != 0]] = 0.0
+        # The reward that arrived with a later row was credited to the row before it.
+        self._columns[INCOMING_REWARD][kept[living.released != 0]] = 0.0
         answered = self._columns["answered"][kept]
         self._open_before = np.sort(kept[~answered])
         rows = np.concatenate((np.sort(kept[answered]), self._open_before))
@@ -474,12 +412,44 @@ class RolloutBuffer:
         self._info_polls = []
 
 
-def _training_flag(flag: Any, owners: Trajectories, index: int) -> bool:
-    """Return a value of `training_enabled` as a truth value.
+@dataclass(slots=True)
+class EndedTrajectories:
+    """The ends of a fragment's trajectories, in order, one list per field.
 
-    Raises:
-        ContractError: It is none; the message names the agent.
+    Lists of numbers are not tracked by Python's garbage collector.
+
+    Attributes:
+        rewards: Rewards since the last row.
+        obs: Final observations, None where the environment gave none.
+        rows: Rows that had been added at the end.
+        env_steps: The sub-environment's env steps at the end, with `set_end_env_t`.
+        withdrawn: Indices of the ends that remove the trajectory's last row.
     """
+
+    slots: list[int] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    terminated: list[bool] = field(default_factory=list)
+    truncated: list[bool] = field(default_factory=list)
+    obs: list[Any] = field(default_factory=list)
+    infos: list[Mapping[str, Any]] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    env_steps: list[int] = field(default_factory=list)
+    withdrawn: set[int] = field(default_factory=set)
+
+    def add(self, end: End, rows: int) -> None:
+        if end.withdrawn:
+            self.withdrawn.add(len(self.slots))
+        self.slots.append(end.slot)
+        self.rewards.append(end.reward)
+        self.terminated.append(end.terminated)
+        self.truncated.append(end.truncated)
+        self.obs.append(end.obs)
+        self.infos.append(end.info)
+        self.rows.append(rows)
+
+
+def _training_flag(flag: Any, owners: Trajectories, index: int) -> bool:
+    """Return a value of `training_enabled` as a bool; the error names the agent."""
     if type(flag) is bool:
         return flag
     whose = f"env {owners.env_index[index]}, agent {owners.agent_id[index]!r}: info[{TRAINING_ENABLED!r}]"
@@ -492,16 +462,9 @@ _STATE = "state"
 
 
 class RecurrentRolloutBuffer(RolloutBuffer):
-    """A `RolloutBuffer` with the columns `state_in_0`, `state_in_1` and so on: the state before each row.
+    """A `RolloutBuffer` for recurrent policies, with the columns `state_in_0`, `state_in_1` and so on.
 
-    Args:
-        obs_size: See `RolloutBuffer`; so are the next five.
-        mask_width: M.
-        action_shape: Of one action.
-        action_dtype: Of actions.
-        inputs_width: D.
-        obs_dtype: Of observations.
-        state_sizes: Numbers in each part of the state; S together.
+    A state belongs to one agent episode. It is zero at the start and is kept across fragments.
     """
 
     def __init__(
@@ -527,7 +490,7 @@ class RecurrentRolloutBuffer(RolloutBuffer):
         self._states: States = np.zeros((64, bounds[-1]), np.float32)
 
     def start(self, start: tuple[int, ...], agent_id: Any) -> None:
-        """Begin a trajectory, with nothing to remember."""
+        """Start a trajectory with a state of zeros."""
         super().start(start, agent_id)
         slot = start[0]
         while slot >= len(self._states):
@@ -535,28 +498,26 @@ class RecurrentRolloutBuffer(RolloutBuffer):
         self._states[slot] = 0.0
 
     def held(self) -> tuple[Trajectories, dict[str, Column]]:
-        """Return what goes on, the state before the next row among the columns; see `RolloutBuffer.held`."""
         living, columns = super().held()
         return living, {**columns, _STATE: self._states[living.slot]}
 
-    def take_up(self, living: Trajectories, columns: Mapping[str, Column]) -> None:
-        """Go on with trajectories of another buffer; see `RolloutBuffer.take_up`."""
-        super().take_up(living, {name: column for name, column in columns.items() if name != _STATE})
+    def restore(self, living: Trajectories, columns: Mapping[str, Column]) -> None:
+        super().restore(living, {name: column for name, column in columns.items() if name != _STATE})
         while len(living.slot) and living.slot.max() >= len(self._states):
             self._states = np.concatenate((self._states, np.zeros_like(self._states)))
         self._states[living.slot] = columns[_STATE]
 
     def states(self, slots: Column) -> States:
-        """Return the [R, S] states of the trajectories that have these slots [R]; copies."""
+        """Return copies of the current states [R, S] of trajectories by slot [R]."""
         states: States = self._states.take(slots, axis=0)
         return states
 
     def states_at(self, rows: Rows) -> States:
-        """Return the [R, S] states before rows that have been answered."""
+        """Return the states [R, S] before answered rows."""
         return np.concatenate([self._columns[name][rows] for name in self._parts], 1)
 
-    def remember(self, rows: Rows, slots: Column, before: States, after: States) -> None:
-        """Write down the states [R, S] before and after rows that are answered, of the trajectories `slots` [R]."""
+    def set_states(self, rows: Rows, slots: Column, before: States, after: States) -> None:
+        """Store the states [R, S] before and after answered rows of the trajectories `slots` [R]."""
         for name, part in self._parts.items():
             self._columns[name][rows] = before[:, part]
         self._states[slots] = after

@@ -1,7 +1,8 @@
-"""The sampler: fragments of experience, from every kind of environment.
+"""The sampler: collects fragments of experience from any `BaseEnv`.
 
-All experience flows through it: row by row, or the short way in whole frames where that leads to the same. An
-algorithm calls `sample`; everything else is called from here and never calls back. It knows no losses and no learners.
+`Algorithm` calls `Sampler.sample`. The sampler picks the loop: `menv.sampling.rollout_loop` handles every environment,
+`menv.sampling.vector_loop` collects the same batches faster where all sub-environments step together. When a fragment
+is full, the sampler closes the buffers and returns their batches. It knows no losses and no learners.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from menv.sampling.vector_loop import (
     EpisodeHoldback,
     SyncVectorLoop,
     VectorRolloutLoop,
-    copies_loop,
-    frame_loop,
+    sync_vector_loop,
+    vector_rollout_loop,
 )
 
 Tree = dict[str, Any]
@@ -47,23 +48,32 @@ Tree = dict[str, Any]
 class Sampler:
     """Collects fragments of experience from one `BaseEnv`.
 
-    Attributes:
-        base_env: The sub-environments.
-        policy_map: Who answers for whom.
-        worker_index: 0 in the driver's own process, from 1 in workers.
+    Args:
+        base_env: The environment; it has not been polled.
+        policy_map: Maps agents to the policies of `groups`.
+        groups: The policy groups; each policy is in exactly one.
+        limit: Decides when a fragment is full.
+        metrics: Records episodes that ended.
+        seed: Key of every random draw.
+        worker_index: 0 in the driver, from 1 in workers.
         num_workers: How many workers there are.
-        metrics: The episodes that ended.
+        first_index: Index of this process's first sub-environment among all.
+        observation_fn: See `ObservationFn`.
+        callbacks: Called for episodes and fragments.
+
+    Attributes:
         explore: False acts greedily.
-        use_vector_loop: False goes the long way round always, which records episodes one by one.
-        policies: The policy objects by id, for an `observation_fn`.
-        digest: Of all rows that have been released.
-        action_log: What the running episodes have done, to be played again.
-        external_writer: What external clients played by themselves.
-        timers: Where the time goes.
-        idle: Whether the last fragment was given up for the time being, because nobody called.
-        polled: Whether the environment has been polled, and cannot be taken for new any more.
-        env_steps: Of all sub-environments, in fragments that have been closed.
-        untrained: Rows of the last fragment that nobody learns from, by policy, until `finish`; only if they are dated.
+        use_vector_loop: False always uses the general loop, which records episodes one by one.
+        policies: The policy objects by id, for callbacks and `observation_fn`.
+        digest: A hash of all rows released so far.
+        recorder: The actions of the running episodes, for checkpoints.
+        external_writer: Writes trajectories that external clients collected.
+        timers: Seconds spent in environments and policies.
+        idle: Whether the last fragment is not full because no client called for `idle_timeout` seconds.
+        polled: Whether the environment has been polled.
+        env_steps: Env steps of all sub-environments in closed fragments.
+        untrained: Rows of the last fragment that are excluded from training, by policy, until `finish`. Only with
+            `keep_episodes`.
     """
 
     def __init__(
@@ -81,21 +91,6 @@ class Sampler:
         observation_fn: Fn | None = None,
         callbacks: DefaultCallbacks | None = None,
     ) -> None:
-        """Take over an environment that has not been polled.
-
-        Args:
-            base_env: In table form.
-            policy_map: Maps to the policies of `groups`.
-            groups: Who answers; each policy is in exactly one.
-            limit: When a fragment is full.
-            metrics: Where episodes are recorded.
-            seed: Key of every random draw.
-            worker_index: This process.
-            num_workers: How many workers there are.
-            first_index: Index of this process's first sub-environment among all.
-            observation_fn: See `ObservationFn`.
-            callbacks: Told about episodes.
-        """
         self.base_env = base_env
         self.policy_map = policy_map
         self.worker_index = worker_index
@@ -104,13 +99,13 @@ class Sampler:
         self.explore = self.use_vector_loop = True
         self.policies: Mapping[str, Policy] = {}
         self.digest, self.timers = Digest(), Timers()
-        self.action_log = EpisodeRecorder()
+        self.recorder = EpisodeRecorder()
         self.env_steps = 0
         self.untrained: list[tuple[str, SampleBatch]] = []
         self.idle = self.polled = False
         self._groups = list(groups)
         self._limit = limit
-        self._whole = EpisodeHoldback(limit)
+        self._holdback = EpisodeHoldback(limit)
         self._table = TrajectoryTable()
         self._callbacks = CallbackRunner(callbacks or DefaultCallbacks(), self, self.metrics)
         self._tracker = EpisodeTracker(
@@ -119,211 +114,245 @@ class Sampler:
         self.external_writer = ExternalTrajectoryWriter(self._tracker, self._table, self._groups)
         fn, running = observation_fn, self._tracker.running
         self._observation_fn = None if fn is None else ObservationFn(fn, self, running)
-        self._rows = RolloutLoop(
+        self._loop = RolloutLoop(
             base_env, self._groups, limit, self._table, self._tracker, self._callbacks, self.external_writer,
             self._observation_fn, self.timers,
         )  # fmt: skip
-        self._frames: VectorRolloutLoop | None = None
-        self._copies: SyncVectorLoop | None = None
-        self._unrolls = 0
-        # Env steps when the fragment began that is being filled.
-        self._begun: Column | None = None
-
-    def change_policies(self, policy_map: PolicyMap, added: Sequence[PolicyGroup] = ()) -> None:
-        """Go on with other policies; episodes that run keep theirs.
-
-        In a vectorised environment that had one policy the running episodes are broken off, and are in no mean.
-
-        Args:
-            policy_map: Maps to policies of the groups there are and of those `added`.
-            added: More groups. Policies may have been added to those there are, too.
-        """
-        self.leave_vector_loop()
-        if self._frames is not None and policy_map.only != self.policy_map.only:
-            self._leave_frames()
-        self._groups.extend(added)
-        self._tracker.find_policies()
-        self._rows.follow()
-        self.policy_map = policy_map
-
-    def retire(self, policy_id: str) -> None:
-        """Take a policy's id away, for it is removed; agents that are bound to it keep it."""
-        for group in self._groups:
-            if policy_id in group.policy_ids:
-                group.retire(policy_id)
-        self._whole.drop(policy_id)
-
-    def keep_episodes(self) -> None:
-        """Keep the episodes of each fragment, and tell env steps in its rows, from now on.
-
-        Batches have the columns `env_t` and `next_env_t` then: the env steps of the row's sub-environment when the
-        row was observed, and when what came after it was.
-        """
-        self.leave_vector_loop()
-        self._callbacks.keep(self._tracker.running.values())
-        self.external_writer.dated = True
-
-    @property
-    def agent_steps(self) -> int:
-        """Rows that have been answered."""
-        return self._rows.agent_steps
-
-    @agent_steps.setter
-    def agent_steps(self, count: int) -> None:
-        self._rows.agent_steps = count
-
-    @property
-    def running(self) -> Mapping[EnvId, Episode]:
-        """The running episodes by env id; none while whole frames of vectorised environments go round."""
-        return self._tracker.running
-
-    @property
-    def slots_used(self) -> int:
-        """Slots up to the highest that was ever in use."""
-        return self._table.used
-
-    @property
-    def episodes(self) -> Mapping[int, Episode]:
-        """The episodes of the last fragment by id, until `finish`; only if they are kept."""
-        return self._callbacks.episodes
-
-    @property
-    def awaited(self) -> list[EnvId]:
-        """The episodes that an idle fragment waits for alone: nobody is answered before they end."""
-        return self._rows.awaited
+        self._vector_loop: VectorRolloutLoop | None = None
+        self._sync_loop: SyncVectorLoop | None = None
+        self._next_unroll_id = 0
+        # [E] env steps at the start of an unfinished fragment.
+        self._fragment_start: Column | None = None
 
     def sample(self) -> MultiAgentBatch:
-        """Return one fragment: full for every sub-environment, rows with complete rewards only.
+        """Return one fragment; it contains only rows whose reward is complete.
 
-        An external environment that nobody calls for its `idle_timeout` yields nothing, and the fragment goes on next
-        time; see `idle`.
+        If no client calls an external environment for its `idle_timeout`, the batch is empty, `idle` is True and the
+        next call continues the fragment.
 
         Raises:
             ContractError: The environment or a policy broke its interface.
-            EnvCrashError: The environment raised, and cannot be replaced or did so again and again.
+            EnvCrashError: The environment raised and could not be restarted, or raised again and again.
         """
         self._connect()
         if not self.polled and not self._watched:
             only = self.policy_map.only
-            self._frames = frame_loop(
+            self._vector_loop = vector_rollout_loop(
                 self.base_env, self._groups, only, self._table, self._tracker, self.timers
             )
-        if self._frames is not None:
-            return self._sample_frames(self._frames)
-        if self._begun is None:
-            self._begun = self._rows.begin(self.polled)
+        if self._vector_loop is not None:
+            return self._sample_vector_loop(self._vector_loop)
+        if self._fragment_start is None:
+            self._fragment_start = self._loop.begin(self.polled)
             self.polled = True
         try:
-            self.idle = not (self._fill_with_frames() or self._rows.fill(self.explore))
+            self.idle = not (self._fill_with_sync_loop() or self._loop.fill(self.explore))
         finally:
             self.base_env.rest()
         if self.idle:
             return MultiAgentBatch({}, 0)
-        env_steps, self._begun = int(self._rows.env_steps.sum() - self._begun.sum()), None
+        env_steps = int(self._loop.env_steps.sum() - self._fragment_start.sum())
+        self._fragment_start = None
         return self._close(env_steps)
 
-    def _fill_with_frames(self) -> bool:
-        """Go round with whole frames as far as that goes; False where the fragment is not full then."""
-        if self._copies is None and self._limit.plain and not self._watched:
-            only, block = self.policy_map.only, self._rows.alone
-            self._copies = copies_loop(
-                self.base_env, self._groups, only, self._table, self._tracker, block, self.timers
-            )
-        if self._copies is None:
-            return False
-        steps = self._copies.env_steps
-        self._rows.lend(steps)
-        frames = self._limit.left(steps)
-        taken = self._copies.sample(frames, self.explore)
-        self.agent_steps += min(taken + 1, frames) * len(steps)
-        if taken < frames:
-            self.leave_vector_loop()
-            self._rows.poll()
-        return taken == frames
-
-    def leave_vector_loop(self) -> None:
-        """Go on with rows in the place of whole frames; the next fragment may begin with frames again."""
-        copies, self._copies = self._copies, None
-        if copies is not None:
-            copies.record(self.metrics)
-            self._rows.take_back(copies.leave())
-
-    @property
-    def _watched(self) -> bool:
-        callbacks, seen = self._callbacks, self._observation_fn is not None
-        return seen or callbacks.active or callbacks.keeps or not self.use_vector_loop
-
-    def _sample_frames(self, frames: VectorRolloutLoop) -> MultiAgentBatch:
-        self.polled = True
-        env_steps = frames.sample(self._limit, self.explore)
-        self.agent_steps += env_steps
-        batch = self._close(env_steps)
-        frames.record(self.metrics)
-        return batch
-
     def _connect(self) -> None:
+        """Follow changed connectors, and leave vector loops that no longer fit."""
         for group in self._groups:
             if isinstance(group, NetworkPolicyGroup):
                 group.connect()
-        if self._frames is not None and not self._frames.fits:
-            self._leave_frames()
-        if self._copies is not None and (self._watched or not self._copies.fits):
+        if self._vector_loop is not None and not self._vector_loop.fits:
+            self._leave_lockstep_loop()
+        if self._sync_loop is not None and (self._watched or not self._sync_loop.fits):
             self.leave_vector_loop()
 
-    def _leave_frames(self) -> None:
-        """Go the long way round from now on; episodes that run are broken off."""
-        assert self._frames is not None
-        self._rows.env_steps = self._frames.leave()
-        self._frames, self.polled = None, False
-        self._whole.break_off()
+    @property
+    def _watched(self) -> bool:
+        """Whether callbacks or an `observation_fn` need the general loop."""
+        callbacks, transforms = self._callbacks, self._observation_fn is not None
+        return transforms or callbacks.active or callbacks.keeps or not self.use_vector_loop
+
+    def _sample_vector_loop(self, loop: VectorRolloutLoop) -> MultiAgentBatch:
+        self.polled = True
+        env_steps = loop.sample(self._limit, self.explore)
+        self.agent_steps += env_steps
+        batch = self._close(env_steps)
+        loop.record(self.metrics)
+        return batch
+
+    def _fill_with_sync_loop(self) -> bool:
+        """Take vector steps as long as possible; False if the general loop must fill the rest of the fragment."""
+        if self._sync_loop is None and self._limit.counts_env_steps and not self._watched:
+            only, block = self.policy_map.only, self._loop.only_block
+            self._sync_loop = sync_vector_loop(
+                self.base_env, self._groups, only, self._table, self._tracker, block, self.timers
+            )
+        if self._sync_loop is None:
+            return False
+        steps = self._sync_loop.env_steps
+        self._loop.lend(steps)
+        wanted = self._limit.vector_steps_left(steps)
+        done = self._sync_loop.sample(wanted, self.explore)
+        self.agent_steps += min(done + 1, wanted) * len(steps)
+        if done < wanted:
+            self.leave_vector_loop()
+            self._loop.poll()
+        return done == wanted
+
+    def leave_vector_loop(self) -> None:
+        """Return from the sync vector loop to the general one; the next fragment may use vector steps again."""
+        loop, self._sync_loop = self._sync_loop, None
+        if loop is not None:
+            loop.record(self.metrics)
+            self._loop.take_back(loop.leave())
+
+    def _leave_lockstep_loop(self) -> None:
+        """Use the general loop from now on; the running episodes are truncated."""
+        assert self._vector_loop is not None
+        self._loop.env_steps = self._vector_loop.leave()
+        self._vector_loop, self.polled = None, False
+        self._holdback.truncate()
+
+    def _close(self, env_steps: int) -> MultiAgentBatch:
+        """Close every group's buffer and return the released batches."""
+        self.env_steps += env_steps
+        self.untrained = []
+        batches: dict[str, SampleBatch] = {}
+        excluded: list[SampleBatch] = []
+        for number, group in enumerate(self._groups):
+            closed = group.close()
+            for reward in group.buffer.unclaimed_rewards:
+                self.metrics.add_unclaimed(reward)
+            if self._vector_loop is None and not self.base_env.external:
+                for batch in (*closed.values(), *(batch for _, batch in group.untrained)):
+                    self.recorder.record(number, batch)
+            if self._callbacks.keeps:
+                self.untrained += group.untrained
+            excluded += [batch for _, batch in group.untrained]
+            group.untrained = ()
+            if not self._holdback.active:
+                self._callbacks.count_excluded_late(group.buffer.excluded_late)
+            batches.update(group.add_dist_inputs(closed) if self._holdback.active else closed)
+        batches, env_steps = self._holdback.release(batches, env_steps, excluded)
+        if self._sync_loop is not None:
+            self._sync_loop.fragment_closed(self.metrics)
+        if self.recorder.full:
+            self.recorder.keep_only((self._sync_loop or self._tracker).running_ids)
+        for batch in batches.values():
+            self.digest.take(batch)
+            chunks = len(batch.segments.lengths)
+            batch.segments.unroll_id = np.arange(self._next_unroll_id, self._next_unroll_id + chunks)
+            self._next_unroll_id += chunks
+        self._loop.fragment_closed()
+        self.external_writer.fragment_closed()
+        ordered = {policy: batches[policy] for policy in self.policy_map.specs if policy in batches}
+        return MultiAgentBatch(ordered, env_steps)
+
+    def finish(self, batch: MultiAgentBatch) -> None:
+        """Run the callbacks of a fragment, after values and advantages were added."""
+        self.untrained = []
+        self._callbacks.fragment_closed(batch, self.policies)
+        self._callbacks.fragment_sampled(batch)
+        self._callbacks.warn()
+
+    def change_policies(self, policy_map: PolicyMap, added: Sequence[PolicyGroup] = ()) -> None:
+        """Use another policy map and `added` groups; running episodes keep their policies.
+
+        In a lockstep environment that had a single policy the running episodes are truncated and appear in no mean.
+        """
+        self.leave_vector_loop()
+        if self._vector_loop is not None and policy_map.only != self.policy_map.only:
+            self._leave_lockstep_loop()
+        self._groups.extend(added)
+        self._tracker.index_policies()
+        self._loop.groups_changed()
+        self.policy_map = policy_map
+
+    def retire(self, policy_id: str) -> None:
+        """Free the id of a policy that is removed; agents of running episodes keep the policy."""
+        for group in self._groups:
+            if policy_id in group.policy_ids:
+                group.retire(policy_id)
+        self._holdback.drop(policy_id)
+
+    def keep_episodes(self) -> None:
+        """Keep the episodes of each fragment from now on, and add the columns `env_t` and `next_env_t` to batches.
+
+        They are the env steps of the row's sub-environment at the observation and at the next one.
+        """
+        self.leave_vector_loop()
+        self._callbacks.keep(self._tracker.running.values())
+        self.external_writer.adds_env_t = True
+
+    @property
+    def agent_steps(self) -> int:
+        """Rows that have been answered."""
+        return self._loop.agent_steps
+
+    @agent_steps.setter
+    def agent_steps(self, count: int) -> None:
+        self._loop.agent_steps = count
+
+    @property
+    def running(self) -> Mapping[EnvId, Episode]:
+        """The running episodes by env id; empty in the loop for lockstep environments."""
+        return self._tracker.running
+
+    @property
+    def slots_used(self) -> int:
+        """The highest slot ever used, plus one."""
+        return self._table.used
+
+    @property
+    def episodes(self) -> Mapping[int, Episode]:
+        """The episodes of the last fragment by id, until `finish`; only with `keep_episodes`."""
+        return self._callbacks.episodes
+
+    @property
+    def awaited(self) -> list[EnvId]:
+        """The episodes whose ends are all that an idle fragment lacks."""
+        return self._loop.awaited
 
     def env_index_of(self, slot: int) -> int:
         """Return the index of the sub-environment that has a slot."""
         return int(self._table.env_indices[slot])
 
-    def finish(self, batch: MultiAgentBatch) -> None:
-        """Tell the callbacks about a fragment that has been completed."""
-        self.untrained = []
-        self._callbacks.closed(batch, self.policies)
-        self._callbacks.sampled(batch)
-        self._callbacks.warn()
-
     def held_rewards(self) -> float:
-        """Return what was paid and still waits for its row, or for its row's action."""
+        """Return the rewards that wait for their row, or for that row's action."""
         in_env = sum(sum(by_agent.values()) for by_agent in self.base_env.held_rewards().values())
-        return float(in_env + sum(one.buffer.held_rewards() for one in self._groups) + self._whole.rewards)
+        in_buffers = sum(group.buffer.held_rewards() for group in self._groups)
+        return float(in_env + in_buffers + self._holdback.held_rewards)
 
     def state(self) -> Tree:
-        """Return where it stands between two fragments, as a plain tree.
+        """Return the state between two fragments as a plain tree.
 
-        Running episodes are written down as their seeds and actions, to be played again. Whatever of an episode no file
-        can hold costs that episode alone: it is broken off and counted.
+        A running episode is stored as its seed and actions, so that it can be replayed. An episode that cannot be
+        stored is dropped and counted when the state is restored.
 
         Raises:
-            CallOrderError: It is in the middle of a fragment.
+            CallOrderError: A fragment is being sampled.
         """
         self.leave_vector_loop()
-        # What an idle external environment has left half full is given up, like its running episodes.
-        waits = self._frames is not None or self.idle
+        # The half-full fragment of an idle external environment is dropped, like its running episodes.
+        waits = self._vector_loop is not None or self.idle
         if not waits and not all(group.buffer.closed for group in self._groups):
             raise CallOrderError(
                 "save: a fragment is being sampled, expected to stand between two; call it after train() or sample(), "
                 "or in on_train_result"
             )
-        tree, running = self.state_without_episodes(), self._running_episodes()
-        return tree | running.state() if running is not None and self.polled else tree
+        tree, checkpoint = self.state_without_episodes(), self._episode_checkpoint()
+        return tree | checkpoint.state() if checkpoint is not None and self.polled else tree
 
     def state_without_episodes(self) -> Tree:
-        """Return where it stands, also in the midst of a fragment, as if no episode could be taken up."""
+        """Return the state without running episodes; works in the middle of a fragment, too."""
         env = self.base_env
-        steps = env.env_steps if isinstance(env, CreatedEnvs | LockstepEnvs) else self._rows.env_steps
+        steps = env.env_steps if isinstance(env, CreatedEnvs | LockstepEnvs) else self._loop.env_steps
         begun, running = self._tracker.begun.copy(), len(self._tracker.running)
-        if self._frames is not None:
-            begun, running = self._frames.stand(begun)
+        if self._vector_loop is not None:
+            begun, running = self._vector_loop.count_episodes(begun)
         return {
             "env_steps": self.env_steps,
             "agent_steps": self.agent_steps,
-            "pieces": self._unrolls,
+            "pieces": self._next_unroll_id,
             "digest": self.digest.state(),
             "steps": steps.copy(),
             "begun": begun,
@@ -334,71 +363,33 @@ class Sampler:
         }
 
     def resume(self, tree: Mapping[str, Any]) -> int:
-        """Go on from where another sampler stood; this one has not sampled, and its groups hold nothing.
-
-        Args:
-            tree: What `state` of the other one returned.
+        """Resume from another sampler's `state`; this one has not sampled.
 
         Returns:
-            The number of episodes that ran and could not be taken up.
+            The number of running episodes that could not be resumed.
         """
         env, steps = self.base_env, tree["steps"]
         self.env_steps, self.agent_steps = tree["env_steps"], tree["agent_steps"]
-        self._unrolls = tree["pieces"]
+        self._next_unroll_id = tree["pieces"]
         self.digest = Digest(*map(int, tree.get("digest", ())))
         same = not env.num_envs or env.num_envs == len(steps)
         if not same:
-            # Other sub-environments: none is where it was, and none may draw the same numbers again.
+            # With another number of sub-environments, none may repeat the random draws of any old one.
             steps = np.full(env.num_envs, steps.max(initial=0))
         self._tracker.resume(tree["begun"], len(steps))
         if isinstance(env, LockstepEnvs | InnerEnvs):
             env.start_from(steps)
-            self._rows.env_steps = steps
-        lost, running = int(tree["running"]), self._running_episodes()
-        if running is not None:
-            lost -= running.take_up(steps, tree if same else None)
+            self._loop.env_steps = steps
+        lost, checkpoint = int(tree["running"]), self._episode_checkpoint()
+        if checkpoint is not None:
+            lost -= checkpoint.restore(steps, tree if same else None)
             self.polled = True
         return lost
 
-    def _running_episodes(self) -> EpisodeCheckpoint | None:
-        """Return what writes episodes down and plays them again, None where menv did not make the environments."""
+    def _episode_checkpoint(self) -> EpisodeCheckpoint | None:
+        """Return what stores and replays running episodes, None for environments that menv did not create."""
         if not isinstance(self.base_env, CreatedEnvs):
             return None
         return EpisodeCheckpoint(
-            self.base_env, self.policy_map, self._groups, self._table, self._tracker, self._rows, self.action_log
+            self.base_env, self.policy_map, self._groups, self._table, self._tracker, self._loop, self.recorder
         )  # fmt: skip
-
-    def _close(self, env_steps: int) -> MultiAgentBatch:
-        """Close every group's fragment and point the rows that still wait to their new places."""
-        self.env_steps += env_steps
-        self.untrained = []
-        batches: dict[str, SampleBatch] = {}
-        excluded: list[SampleBatch] = []
-        for number, group in enumerate(self._groups):
-            closed = group.close()
-            for reward in group.buffer.disowned:
-                self.metrics.add_unclaimed(reward)
-            if self._frames is None and not self.base_env.external:
-                for batch in (*closed.values(), *(batch for _, batch in group.untrained)):
-                    self.action_log.note(number, batch)
-            if self._callbacks.keeps:
-                self.untrained += group.untrained
-            excluded += [batch for _, batch in group.untrained]
-            group.untrained = ()
-            if not self._whole.waits:
-                self._callbacks.note_excluded_late(group.buffer.excluded_late)
-            batches.update(self._whole.completed(group, closed))
-        batches, env_steps = self._whole.release(batches, env_steps, excluded)
-        if self._copies is not None:
-            self._copies.closed(self.metrics)
-        if self.action_log.full:
-            self.action_log.keep((self._copies or self._tracker).running_ids)
-        for batch in batches.values():
-            self.digest.take(batch)
-            pieces = len(batch.segments.lengths)
-            batch.segments.unroll_id = np.arange(self._unrolls, self._unrolls + pieces)
-            self._unrolls += pieces
-        self._rows.closed()
-        self.external_writer.closed()
-        ordered = {policy: batches[policy] for policy in self.policy_map.specs if policy in batches}
-        return MultiAgentBatch(ordered, env_steps)

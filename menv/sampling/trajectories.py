@@ -1,7 +1,7 @@
-"""The rows of a fragment, sorted into trajectories.
+"""The split of a fragment's rows into trajectories.
 
-`menv.sampling.rollout_buffer` calls it when a fragment closes. Pure functions of arrays: a stable sort by slot, the
-ends found by binary search, rewards moved from the row they came in with to the row that earned them.
+`menv.sampling.rollout_buffer` uses it when a fragment closes: a stable sort by slot, ends found by binary search, and
+rewards moved from the row that they arrived with to the row whose action earned them. Everything is arrays.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from menv.sample_batch import SampleBatch
 
 @dataclass(slots=True)
 class TrajectorySplit:
-    """N rows in S trajectories.
+    """N rows sorted into S trajectories.
 
     Attributes:
-        order: [N] row indices, trajectory after trajectory by slot, each in time.
+        order: [N] row indices, one trajectory after the other by slot, each in time order.
         starts: [S] position of each trajectory's first row in `order`.
         lengths: [S] rows of each trajectory.
-        held: [S] True where the trajectory lives on, so that its last row is not complete.
-        end_order: [M] indices of the ends, in the order of the trajectories that they belong to.
-        end_segments: [M] index of the trajectory of each end, in that order.
-        withdrawn: [S] True where the end takes the last row with it, because nobody knows what its action led to;
-            the row before leads to what it observed.
+        held: [S] True where the trajectory continues, so that its last row is not complete.
+        end_order: [M] indices of the ends, in the order of their trajectories.
+        end_segments: [M] the trajectory of each end, in that order.
+        withdrawn: [S] True where the end removes the last row, because the effect of its action is unknown; the
+            row's observation is the next one of the row before.
     """
 
     order: Column
@@ -52,21 +52,18 @@ class TrajectorySplit:
         return self.starts + self.lengths - 1
 
     def released(self) -> Column:
-        """Return [N] True for rows whose reward is complete, in the sorted order."""
+        """Return [N] True for rows whose reward is complete, in sorted order."""
         mask = np.ones(len(self.order), np.bool_)
         mask[self.last[self.incomplete]] = False
         return mask
 
-    def rewards(self, income: Column, fresh: Column, at_end: Column) -> Column:
-        """Return [N] what each row's action earned, in the sorted order.
+    def rewards(self, incoming: Column, fresh: Column, at_end: Column) -> Column:
+        """Return [N] the reward of each row's action, in sorted order.
 
-        Args:
-            income: [N] what came in with each row, in the order of writing.
-            fresh: [S] True where the first row begins a trajectory; what came in before the first
-                action joins that action's row.
-            at_end: [M] what came in with each end.
+        `incoming` [N] are the rewards that arrived with rows, `at_end` [M] with ends. Where the trajectory starts here,
+        `fresh` [S], the reward before the first action is added to that action's.
         """
-        came = income[self.order]
+        came = incoming[self.order]
         earned = np.empty_like(came)
         earned[:-1] = came[1:]
         earned[self.last] = 0.0
@@ -76,9 +73,9 @@ class TrajectorySplit:
         return earned
 
     def sources(self) -> Column:
-        """Return [N] what came after each row, in the sorted order: a row index, or N + the index of an end.
+        """Return [N] the successor of each row, in sorted order: a row index, or N + the index of an end.
 
-        It is -1 for the last row of a trajectory that lives on.
+        It is -1 for the last row of a trajectory that continues.
         """
         after = np.empty_like(self.order)
         after[:-1] = self.order[1:]
@@ -87,24 +84,18 @@ class TrajectorySplit:
         return after
 
     def flags(self, at_end: Column) -> Column:
-        """Return [N] flags in the sorted order, False but at the ends, which have `at_end` [M]."""
+        """Return [N] flags in sorted order: `at_end` [M] at the ends, else False."""
         flags = np.zeros(len(self.order), np.bool_)
-        # Where the last row is withdrawn the one before it is the last; without one there is none to flag.
+        # Where the last row is withdrawn, the flag belongs to the row before it, if there is one.
         some = self.lengths[self.end_segments] > self.withdrawn[self.end_segments]
         owners = self.end_segments[some]
         flags[self.last[owners] - self.withdrawn[owners]] = at_end[self.end_order[some]]
         return flags
 
     def by_env(self, places: Column, pieces: Column, env_index: Column) -> tuple[Column, Column]:
-        """Sort trajectories by sub-environment, in each by their first rows: in an order that slots have no part in.
+        """Sort trajectories by sub-environment and first row, an order that does not depend on slots.
 
-        Args:
-            places: Positions in the sorted order of rows of these trajectories, ascending.
-            pieces: Indices of these trajectories, ascending.
-            env_index: [S].
-
-        Returns:
-            Both in the new order.
+        `places` are sorted positions of rows, `pieces` indices of their trajectories, both ascending; `env_index` [S].
         """
         keys = env_index[pieces] * (len(self.order) + 1) + self.order[self.starts[pieces]]
         if (keys[1:] > keys[:-1]).all():
@@ -115,7 +106,7 @@ class TrajectorySplit:
         return places[np.argsort(np.repeat(rank, self.lengths)[places], kind="stable")], pieces[by_key]
 
     def steps(self, first: Column) -> Column:
-        """Return [N] each row's index within its trajectory, whose first row here has index `first` [S]."""
+        """Return [N] each row's index in its trajectory, whose first row here has index `first` [S]."""
         steps: Column = np.arange(len(self.order)) + np.repeat(first - self.starts, self.lengths)
         return steps
 
@@ -125,11 +116,8 @@ def split_trajectories(
 ) -> TrajectorySplit:
     """Sort rows into trajectories.
 
-    Args:
-        slots: [N] slot of each row, in the order of writing.
-        end_slots: [M] slot of each trajectory that ended; it has a row among the N.
-        end_rows: [M] number of rows that had been written then.
-        withdrawn: Indices of the ends that take the last row with them.
+    `slots` [N] are in the order of adding. `end_rows` [M] are the rows that had been added when the trajectory on
+    `end_slots` [M] ended; `withdrawn` are indices of ends that remove the last row.
     """
     n = len(slots)
     # numpy sorts 16-bit integers by radix, several times as fast as wider ones.
@@ -140,33 +128,19 @@ def split_trajectories(
     at = np.searchsorted(place, end_slots * (n + 1) + end_rows) - 1
     changes = np.ones(n, np.bool_)
     changes[:-1] = by_slot[1:] != by_slot[:-1]
-    return _pieces(order, changes, at, withdrawn)
+    return _split_sorted(order, changes, at, withdrawn)
 
 
-def cut_frames(frames: int, num_envs: int, end_slots: Column, end_rows: Column) -> TrajectorySplit:
-    """Sort the rows of frames into trajectories: row number f * E + e is that of slot e in frame f.
-
-    Args:
-        frames: How many, at least 1.
-        num_envs: E.
-        end_slots: [M] as for `split_trajectories`.
-        end_rows: [M] likewise.
-    """
+def split_vector_steps(frames: int, num_envs: int, end_slots: Column, end_rows: Column) -> TrajectorySplit:
+    """Sort the rows of vector steps into trajectories without sorting: row f * E + e is slot e in step f."""
     order = np.arange(frames * num_envs).reshape(frames, num_envs).T.ravel()
     changes = np.zeros(len(order), np.bool_)
     changes[frames - 1 :: frames] = True
-    return _pieces(order, changes, end_slots * frames + end_rows // num_envs - 1, ())
+    return _split_sorted(order, changes, end_slots * frames + end_rows // num_envs - 1, ())
 
 
-def _pieces(order: Column, changes: Column, at: Column, withdrawn: Collection[int]) -> TrajectorySplit:
-    """Return what is sorted already.
-
-    Args:
-        order: [N] see `TrajectorySplit`.
-        changes: [N] True where the next row is of another slot, or there is none; overwritten.
-        at: [M] position of the last row of each trajectory that ended.
-        withdrawn: See `split_trajectories`.
-    """
+def _split_sorted(order: Column, changes: Column, at: Column, withdrawn: Collection[int]) -> TrajectorySplit:
+    """Return what is sorted already."""
     is_end = np.zeros(len(order), np.bool_)
     is_end[at] = True
     changes |= is_end
@@ -185,42 +159,21 @@ def _pieces(order: Column, changes: Column, at: Column, withdrawn: Collection[in
 _NAMES = ("policy", "agent_id")
 
 
-class TrajectoryStart(NamedTuple):
-    """A trajectory that begins.
-
-    Attributes:
-        slot: Its slot.
-        policy: Index of the policy that answers.
-        eps_id: Its episode.
-        agent_index: The agent's number within the episode.
-        env_index: The sub-environment's index.
-        life: A key, 63 bits, of the env index among all, the agent, and which of its lives in the episode it is.
-    """
-
-    slot: int
-    policy: int
-    eps_id: int
-    agent_index: int
-    env_index: int
-    life: int = 0
-
-
 @dataclass(slots=True)
 class Trajectories:
-    """S trajectories, one entry each in every array.
+    """The S trajectories of a buffer, one entry each in every array.
+
+    Arrays instead of objects, so that thousands of running agents cost nothing when a fragment closes.
 
     Attributes:
-        slot: [S].
-        policy: [S].
-        eps_id: [S].
-        agent_index: [S].
-        env_index: [S].
-        agent_id: [S] of objects, for messages.
-        released: [S] rows that have left the buffer.
-        prev_action: [S, ...] the last action that has left, zeros if none has.
+        policy: [S] policy index, or its complement if the trajectory is excluded from training.
+        agent_index: [S] the agent's number in the episode.
+        agent_id: [S] objects, for messages.
+        released: [S] rows released so far.
+        prev_action: [S, ...] the last released action, zeros without one.
         prev_reward: [S] its reward.
-        life: [S].
-        excluded: [S] True where the last info that has `training_enabled` says False.
+        life: [S] key of the agent episode: 63 bits of env index among all, agent, and its number in the episode.
+        excluded: [S] True where the last `training_enabled` info says False.
     """
 
     slot: Column
@@ -237,13 +190,7 @@ class Trajectories:
 
     @classmethod
     def begun(cls, starts: Sequence[int] | Column, agent_ids: Sequence[Any], actions: Column) -> Trajectories:
-        """Return trajectories of which nothing has left.
-
-        Args:
-            starts: The fields of one `TrajectoryStart` after the other.
-            agent_ids: [S].
-            actions: Shows shape and dtype of an action.
-        """
+        """Return new trajectories; `starts` are six fields each, `actions` gives the shape and type of an action."""
         count = len(agent_ids)
         slot, policy, eps_id, agent_index, env_index, life = np.array(starts, np.int64).reshape(count, 6).T
         return cls(
@@ -260,19 +207,17 @@ class Trajectories:
             np.zeros(count, np.bool_),
         )
 
+    def policy_index(self) -> Column:
+        """Return [S] the policy index of each trajectory, trained or not."""
+        return np.maximum(self.policy, ~self.policy)
+
     def state(self) -> dict[str, Column]:
-        """Return all that is no name: the arrays but those of policies and agents."""
+        """Return the arrays for a checkpoint, without policies and agent ids."""
         return {name: getattr(self, name) for name in self.__slots__ if name not in _NAMES}
 
     @classmethod
     def from_state(cls, policy: Column, agent_ids: Sequence[Any], state: Mapping[str, Any]) -> Trajectories:
-        """Return the trajectories of which `state` told.
-
-        Args:
-            policy: [S] index of the policy that answers for each by now.
-            agent_ids: [S].
-            state: May hold more.
-        """
+        """Return trajectories from `state`, with their policy indices and agent ids."""
         count = len(agent_ids)
         own = {name: state[name] for name in cls.__slots__ if name not in _NAMES}
         return cls(**own | {"policy": policy, "agent_id": np.fromiter(agent_ids, object, count)})
@@ -282,21 +227,14 @@ class Trajectories:
         return Trajectories(*(getattr(self, name)[which] for name in self.__slots__))
 
     def and_then(self, others: Trajectories) -> Trajectories:
-        """Return these trajectories and `others`, by slot; those that share one stay in order."""
+        """Return these trajectories and `others`, sorted by slot; the order on a slot is kept."""
         pairs = [(getattr(self, name), getattr(others, name)) for name in self.__slots__]
         together = Trajectories(*(np.concatenate(pair) for pair in pairs))
         return together.take(np.argsort(together.slot, kind="stable"))
 
 
 class AgentTrajectory(NamedTuple):
-    """Rows of one agent's life in one episode.
-
-    Attributes:
-        policy_id: Who answered for it.
-        agent_id: The agent.
-        episode: The episode; it may go on.
-        batch: [T] rows, in time.
-    """
+    """The rows [T] of one agent episode in one fragment; the episode may still be running."""
 
     policy_id: str
     agent_id: AgentId
@@ -307,20 +245,14 @@ class AgentTrajectory(NamedTuple):
 def agent_trajectories(
     policy_id: str, batch: SampleBatch, episodes: Mapping[int, Episode]
 ) -> list[AgentTrajectory]:
-    """Return the pieces of a policy's batch, in order.
-
-    Args:
-        policy_id: The policy.
-        batch: Its rows of one fragment.
-        episodes: By id, all that the rows belong to.
-    """
+    """Return the pieces of a policy's batch, in order."""
     agents: dict[int, list[Any]] = {}
-    pieces = []
+    trajectories = []
     for part, eps_id, number in zip(
         batch.split_by_episode(), batch.segments.eps_id.tolist(), batch.segments.agent_index.tolist(), strict=True
     ):  # fmt: skip
         episode = episodes[eps_id]
         if eps_id not in agents:
             agents[eps_id] = episode.get_agents()
-        pieces.append(AgentTrajectory(policy_id, agents[eps_id][number], episode, part))
-    return pieces
+        trajectories.append(AgentTrajectory(policy_id, agents[eps_id][number], episode, part))
+    return trajectories

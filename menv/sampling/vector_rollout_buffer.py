@@ -1,7 +1,7 @@
-"""The buffer of sub-environments that step together: a frame is written down as it comes.
+"""The rollout buffer of the vector loops: it stores whole vector steps.
 
-What a `RolloutBuffer` is told when it happens (this trajectory ends, that one begins) is read here from two
-columns of flags when a fragment closes, for all rows at once. `menv.sampling.vector_loop` writes it.
+A `RolloutBuffer` is called when a trajectory starts or ends. This one reads starts and ends from two columns of flags,
+for all rows at once, when a fragment closes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,187 +18,145 @@ import numpy.typing as npt
 from menv.base_env import SINGLE_AGENT, Column, VectorStep
 from menv.errors import ContractError
 from menv.sample_batch import InfoBuffer
-from menv.sampling.rollout_buffer import Prepared, PrepareFinals, RolloutBuffer, Rows
-from menv.sampling.trajectories import Trajectories, TrajectorySplit, cut_frames
+from menv.sampling.rollout_buffer import INCOMING_REWARD, Prepared, PrepareFinals, RolloutBuffer, Rows
+from menv.sampling.trajectories import Trajectories, TrajectorySplit, split_vector_steps
 
 NewIds = Callable[[Column], Column]
 _FLAGS = ("terminated", "truncated")
 
 
-class FinishedEpisodes(NamedTuple):
-    """Episodes that ended in a fragment, in this order.
-
-    Attributes:
-        returns: [K] sums of their rewards.
-        lengths: [K] env steps.
-    """
-
-    returns: npt.NDArray[np.float64]
-    lengths: npt.NDArray[np.int64]
-
-
 class VectorRolloutBuffer(RolloutBuffer):
-    """Rows of E sub-environments, E at a time; slot = env index.
+    """Rows of E sub-environments, E at a time; the slot is the env index.
 
-    Where the last observation of an episode comes as a row of its own, because the next step resets,
-    that row is kept as the first of the next trajectory: its action goes nowhere and it never leaves.
+    Where the final observation of an episode is a row of its own, because the next step resets, that row is the first
+    of the next trajectory: its action has no effect, and it is never released.
 
     Args:
-        obs_size: See `RolloutBuffer`; so are the next five.
-        mask_width: M.
-        action_shape: Of one action.
-        action_dtype: Of actions.
-        inputs_width: D.
-        obs_dtype: Of observations.
-        policy: Index of the policy that answers for everybody.
+        columns: The arguments of `RolloutBuffer`.
+        policy: Index of the policy that acts for all agents.
         num_envs: E.
-        new_ids: Gives each of the sub-environments [K] the id of its next episode.
-        lives: [E] keys of their agents' lives.
-        rows: A closed buffer of rows of the same columns, to go on from: row number e is that of sub-environment e, and
-            waits. It is not to be used any more. None begins with new episodes.
+        new_ids: Returns the id of the next episode of each sub-environment [K].
+        lives: [E] keys of the agent episodes.
+        rows: A closed buffer with the same columns to continue from, which must not be used afterwards. Row e is the
+            pending row of sub-environment e. None starts with new episodes.
 
     Attributes:
-        finished: The episodes that the last `close` found to have ended.
+        finished_returns: [K] returns of the episodes that the last `close` found to have ended.
+        finished_lengths: [K] their env steps.
     """
 
     def __init__(
         self,
-        obs_size: int,
-        mask_width: int,
-        action_shape: tuple[int, ...],
-        action_dtype: npt.DTypeLike,
-        inputs_width: int = 0,
-        obs_dtype: npt.DTypeLike = np.float32,
-        *,
+        *columns: Any,
         policy: int,
         num_envs: int,
         new_ids: NewIds,
         lives: Column,
         rows: RolloutBuffer | None = None,
     ) -> None:
-        super().__init__(obs_size, mask_width, action_shape, action_dtype, inputs_width, obs_dtype)
+        super().__init__(*columns)
         if rows is not None:
-            _go_on(self, rows)
+            _move_rows(self, rows)
         for name in _FLAGS:
             self._columns[name] = np.zeros(len(self._columns["slots"]), np.bool_)
-        self.finished = FinishedEpisodes(np.zeros(0), np.zeros(0, np.int64))
+        self.finished_returns: npt.NDArray[np.float64] = np.zeros(0)
+        self.finished_lengths: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._policy = policy
         self._num_envs = num_envs
-        self._everybody = np.arange(num_envs)
-        self._seat_all()
+        self._all_envs = np.arange(num_envs)
+        self._fill_slots()
         self._new_ids = new_ids
         self._lives = lives
         if rows is None:
-            self._living = self._begun_at(self._everybody, 0)
-        self._begun = self._begun_at(self._everybody[:0], 0)
-        # [E] what the running episodes have earned with rows that have left.
+            self._living = self._begun_at(self._all_envs, 0)
+        self._begun = self._begun_at(self._all_envs[:0], 0)
+        # [E] rewards of the running episodes in released rows.
         self._earned = np.zeros(num_envs)
-        # Rows up to here have been looked through for ends.
+        # The flags of rows up to here have been read.
         self._read = self._n
-        # Last observations that came beside the rows, and whether they are rows themselves.
+        # Final observations apart from rows, and whether they are rows instead.
         self._finals: list[Any] = []
         self._as_rows = False
 
-    def add_frame(self, frame: VectorStep, obs: Column, mask: Column | None) -> slice:
-        """Write a frame down.
-
-        Args:
-            frame: Its rewards and flags.
-            obs: [E, F] its observations as rows.
-            mask: [E, M] or None.
-
-        Returns:
-            Where the rows are.
-        """
+    def add_step(self, step: VectorStep, obs: Column, mask: Column | None) -> slice:
+        """Add a vector step with its observations [E, F] and masks [E, M] as rows; return their positions."""
         columns, start = self._columns, self._n
         stop = start + self._num_envs
         if stop > len(columns["slots"]):
             self._grow(stop)
         rows = slice(start, stop)
         columns["obs"][rows] = obs
-        columns["income"][rows] = frame.rewards
+        columns[INCOMING_REWARD][rows] = step.rewards
         if mask is not None:
             columns["action_mask"][rows] = mask
         for name, absent in self._marks.items():
             columns[name][rows] = absent
         self._n = stop
-        if frame.infos:
-            self.inform(frame.infos, None)
+        if step.infos:
+            self.add_infos(step.infos, None)
         terminated, truncated = columns["terminated"], columns["truncated"]
-        if frame.done is None:
+        if step.done is None:
             terminated[rows] = False
             truncated[rows] = False
             return rows
-        terminated[rows] = frame.terminated
-        truncated[rows] = frame.truncated
-        if frame.finals is None:
+        terminated[rows] = step.terminated
+        truncated[rows] = step.truncated
+        if step.finals is None:
             self._as_rows = True
         else:
-            self._finals.extend(frame.finals)
-            self._ends.infos.extend(frame.final_infos)
+            self._finals.extend(step.finals)
+            self._ends.infos.extend(step.final_infos)
         return rows
 
-    def answer(self, rows: Rows, actions: Any, dist_inputs: Column | None = None) -> None:
-        """Write down the actions of the last frame; see `RolloutBuffer.answer`."""
+    def set_actions(self, rows: Rows, actions: Any, dist_inputs: Column | None = None) -> None:
         columns = self._columns
         if dist_inputs is not None:
             columns["action_dist_inputs"][rows] = dist_inputs
         columns["actions"][rows] = actions
 
     def close(self, prepare_finals: PrepareFinals) -> dict[int, Any]:
-        """Cut the rows into trajectories; see `RolloutBuffer.close`.
-
-        Raises:
-            ContractError: A reward is not a finite number, or no float64 holds the sum of them; it names whose.
-        """
-        income = self._columns["income"][: self._n]
+        incoming = self._columns[INCOMING_REWARD][: self._n]
         # One reduction for all rows of the fragment instead of one for each step.
         with np.errstate(over="ignore", invalid="ignore"):
-            if not math.isfinite(np.add.reduce(income)):
-                raise self._bad_income(income)
+            if not math.isfinite(np.add.reduce(incoming)):
+                raise self._reward_error(incoming)
         self._read_flags()
-        # There is no frame before the one before it was answered.
-        self._note_answered(self._n - self._num_envs)
+        # Every step but the last has been answered.
+        self._set_answered(self._n - self._num_envs)
         return super().close(prepare_finals)
 
-    def _bad_income(self, income: Column) -> ContractError:
-        """Return the error for the first reward that is not finite, or with which the sum of them no longer is."""
-        finite, expected = np.isfinite(income), "expected a finite number; look for a division by zero"
+    def _reward_error(self, incoming: Column) -> ContractError:
+        """Return the error for the first reward that is not finite, or that makes the sum infinite."""
+        finite, expected = np.isfinite(incoming), "expected a finite number; look for a division by zero"
         if finite.all():
-            finite = np.isfinite(np.add.accumulate(income))
+            finite = np.isfinite(np.add.accumulate(incoming))
             expected = "with which no float64 holds their sum, expected smaller ones; scale the rewards"
         row = int(np.argmin(finite))
         return ContractError(
-            f"env {self._columns['slots'][row]}, env step {row // len(self._everybody)} of the fragment: the "
-            f"reward is {income[row]}, {expected}"
+            f"env {self._columns['slots'][row]}, env step {row // len(self._all_envs)} of the fragment: the "
+            f"reward is {incoming[row]}, {expected}"
         )
 
     def hand_over(self, rows: RolloutBuffer, *, answered: bool) -> None:
-        """Let an empty buffer of rows go on from here; this one is not to be used any more.
-
-        Args:
-            rows: With the same columns.
-            answered: Whether the last frame has been.
-        """
+        """Move all rows to an empty `RolloutBuffer`; this buffer must not be used afterwards."""
         self._read_flags()
-        self._note_answered(self._n if answered else self._n - self._num_envs)
-        _go_on(rows, self)
+        self._set_answered(self._n if answered else self._n - self._num_envs)
+        _move_rows(rows, self)
         for name in _FLAGS:
             del rows._columns[name]
 
     def running(self) -> Column:
-        """Return [E] the ids of the episodes that run."""
+        """Return the ids of the running episodes [E]."""
         self._read_flags()
         owners = self._trajectories()
-        last = np.searchsorted(owners.slot, self._everybody, "right") - 1
+        last = np.searchsorted(owners.slot, self._all_envs, "right") - 1
         eps_id: Column = owners.eps_id[last]
         return eps_id
 
-    def _note_answered(self, rows: int) -> None:
+    def _set_answered(self, rows: int) -> None:
         self._columns["answered"][:rows] = True
 
     def locate(self, row: int) -> tuple[int, Any, int]:
-        """Return whose a row is; see `RolloutBuffer.locate`."""
         self._read_flags()
         return super().locate(row)
 
@@ -211,10 +169,10 @@ class VectorRolloutBuffer(RolloutBuffer):
         ends.truncated += flags[1][rows].tolist()
         rows += self._read
         ends.rows += rows.tolist()
-        # What came in with these rows was the last of the trajectory before.
-        ends.rewards += self._columns["income"][rows].tolist()
-        self._columns["income"][rows] = 0.0
-        # Those that are rows themselves are looked up there.
+        # The rewards that arrived with these rows belong to the trajectories that ended.
+        ends.rewards += self._columns[INCOMING_REWARD][rows].tolist()
+        self._columns[INCOMING_REWARD][rows] = 0.0
+        # Final observations that are rows are looked up there.
         ends.obs.extend(rows.tolist() if self._as_rows else self._finals)
         self._finals = []
         begun = self._begun_at(slots, -1 if self._as_rows else 0)
@@ -234,18 +192,18 @@ class VectorRolloutBuffer(RolloutBuffer):
 
     def _grow(self, rows: int) -> None:
         super()._grow(rows)
-        self._seat_all()
+        self._fill_slots()
 
-    def _seat_all(self) -> None:
+    def _fill_slots(self) -> None:
         slots = self._columns["slots"]
         slots[:] = np.arange(len(slots)) % self._num_envs
 
-    def _cut(self) -> TrajectorySplit:
+    def _split(self) -> TrajectorySplit:
         end_slots, end_rows = np.array(self._ends.slots, np.int64), np.array(self._ends.rows, np.int64)
-        return cut_frames(self._n // self._num_envs, self._num_envs, end_slots, end_rows)
+        return split_vector_steps(self._n // self._num_envs, self._num_envs, end_slots, end_rows)
 
     def _trajectories(self) -> Trajectories:
-        """Return all trajectories that have rows here, in the order of a cut."""
+        """Return all trajectories that have rows here, in the order of the split."""
         return self._living.and_then(self._begun)
 
     def _info_log(self) -> InfoBuffer:
@@ -262,47 +220,44 @@ class VectorRolloutBuffer(RolloutBuffer):
         return infos[row - start] if place >= 0 and row - start < len(infos) else {}
 
     def _prepared(self, finals: list[Any], owners: Trajectories, prepare_finals: PrepareFinals) -> Prepared:
-        """Return last observations as rows and masks; those that came as rows are."""
+        """Return final observations as rows and masks."""
         if self._as_rows:
             masks = self._columns.get("action_mask")
             return self._columns["obs"][finals], None if masks is None else masks[finals]
         return super()._prepared(finals, owners, prepare_finals)
 
-    def _carry(self, cut_rows: TrajectorySplit, rewards: Column, owners: Trajectories) -> None:
-        # Of each sub-environment's trajectories the first one goes on from the last fragment.
-        total = _step_by_step(rewards, cut_rows, np.searchsorted(owners.slot, self._everybody), self._earned)
-        ended = cut_rows.end_segments
+    def _carry(self, split: TrajectorySplit, rewards: Column, owners: Trajectories) -> None:
+        # The first trajectory of each sub-environment continues from the previous fragment.
+        total = _step_by_step(rewards, split, np.searchsorted(owners.slot, self._all_envs), self._earned)
+        ended = split.end_segments
         returns, lengths = np.empty(len(ended)), np.empty(len(ended), np.int64)
-        returns[cut_rows.end_order] = total[ended]
-        lengths[cut_rows.end_order] = owners.released[ended] + cut_rows.lengths[ended]
-        self.finished = FinishedEpisodes(returns, lengths)
-        self._earned = total[cut_rows.held]
-        super()._carry(cut_rows, rewards, owners)
+        returns[split.end_order] = total[ended]
+        lengths[split.end_order] = owners.released[ended] + split.lengths[ended]
+        self.finished_returns, self.finished_lengths = returns, lengths
+        self._earned = total[split.held]
+        super()._carry(split, rewards, owners)
         self._begun = self._begun.take(slice(0, 0))
         self._read = self._n
 
 
-def _step_by_step(rewards: Column, cut_rows: TrajectorySplit, going_on: Column, earned: Column) -> Column:
-    """Return [S] the rewards of each trajectory, added up in the order in which they were paid, as elsewhere.
+def _step_by_step(rewards: Column, split: TrajectorySplit, continuing: Column, earned: Column) -> Column:
+    """Return [S] the return of each trajectory, added in time order as in the general loop.
 
-    Args:
-        rewards: [N] in the sorted order.
-        cut_rows: Where the trajectories are.
-        going_on: [E] trajectories that began before.
-        earned: [E] what they had earned then.
+    `continuing` [E] are the trajectories that began before, with the returns `earned` [E].
     """
-    starts, lengths = cut_rows.starts, cut_rows.lengths
+    starts, lengths = split.starts, split.lengths
     owner = np.repeat(np.arange(len(starts)), lengths)
     table = np.zeros((int(lengths.max()), len(starts)))
     table[np.arange(len(rewards)) - starts[owner], owner] = rewards
-    table[0, going_on] += earned
-    # A sum may add in another order, which changes the last bit.
+    table[0, continuing] += earned
+    # `np.sum` may add in another order, which changes the last bit.
     total: Column = np.add.accumulate(table, axis=0)[-1]
     return total
 
 
-def _go_on(buffer: RolloutBuffer, before: RolloutBuffer) -> None:
-    """Let an empty buffer go on with the rows of another, which is done with."""
-    for name in ("_n", "_columns", "_marks", "_released", "_unrolls", "_ends", "_info_polls", "carried"):
+def _move_rows(buffer: RolloutBuffer, before: RolloutBuffer) -> None:
+    """Move the rows of a buffer, which must not be used afterwards, to an empty one."""
+    names = "_n", "_columns", "_marks", "_released", "_next_unroll_id", "_ends", "_info_polls", "carried"
+    for name in names:
         setattr(buffer, name, getattr(before, name))
     buffer._living = before._trajectories()

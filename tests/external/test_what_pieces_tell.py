@@ -231,7 +231,7 @@ def test_a_piece_outside_the_space_is_named() -> None:
         )
         env.broker.start("x")
         env.broker.add_chunk("x", ExternalTrajectory({AGENT: bad}, 2, terminated=True))
-        with pytest.raises(ContractError, match=r"env x, agent 'agent0', observation 1 of a piece: .*\(3,\)"):
+        with pytest.raises(ContractError, match=r"env x, agent 'agent0', observation 1 of a chunk: .*\(3,\)"):
             algo.sample()
 
 

@@ -30,7 +30,7 @@ def noted(
     log: EpisodeRecorder, group: int, *pieces: tuple[int, int, list[int]], first: int | None = None
 ) -> Part:
     part: Any = Part(list(pieces), log.rows if first is None else first)
-    log.note(group, part)
+    log.record(group, part)
     return part  # type: ignore[no-any-return]
 
 
@@ -47,7 +47,7 @@ def test_each_agent_has_its_actions_in_order_over_fragments_and_lives() -> None:
     for _ in range(2):
         assert told(log, 7) == {0: [1, 2, 3, 4], 1: [5]}
         assert told(log, 8) == {0: [9, 8]}
-        log.keep([7, 8])
+        log.keep_only([7, 8])
 
 
 def test_lives_are_in_their_order_whichever_batch_they_are_in() -> None:
@@ -57,13 +57,13 @@ def test_lives_are_in_their_order_whichever_batch_they_are_in() -> None:
     noted(log, 0, (7, 0, [8]), first=4)
     for _ in range(2):
         assert told(log, 7) == {0: [1, 2, 3, 6, 8], 1: [9]}
-        log.keep([7])
+        log.keep_only([7])
 
 
 def test_episodes_that_are_over_are_let_go() -> None:
     log = EpisodeRecorder()
     noted(log, 0, (7, 0, [1, 2]), (8, 0, [9]))
-    log.keep([8])
+    log.keep_only([8])
     assert (log.rows, told(log, 7), told(log, 8)) == (1, {}, {0: [9]})
 
 
@@ -77,7 +77,7 @@ def test_it_is_full_after_many_rows_and_no_more_once_they_are_let_go() -> None:
     log = EpisodeRecorder()
     while not log.full:
         noted(log, 0, (7, 0, [0] * 10_000))
-    log.keep([])
+    log.keep_only([])
     assert not log.full
     assert log.rows == 0
 
@@ -86,9 +86,9 @@ def test_an_episode_that_is_too_long_is_let_go_until_it_is_over(monkeypatch: pyt
     monkeypatch.setattr(episode_checkpoint, "LONGEST", 3)
     log = EpisodeRecorder()
     noted(log, 0, (7, 0, [1, 2]), (7, 1, [1, 2]), (8, 0, [1, 2, 3]))
-    log.keep([7, 8])
+    log.keep_only([7, 8])
     noted(log, 0, (7, 0, [5]))
-    log.keep([7, 8])
+    log.keep_only([7, 8])
     assert (told(log, 7), told(log, 8), log.rows) == (None, {0: [1, 2, 3]}, 3)
-    log.keep([8])
+    log.keep_only([8])
     assert told(log, 7) == {}

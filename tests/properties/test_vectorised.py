@@ -16,9 +16,8 @@ from menv.adapters.convert import to_local_base_env
 from menv.metrics import Metrics
 from menv.policy_map import PolicyMap
 from menv.sample_batch import MultiAgentBatch
-from menv.sampling.fragment_limit import FragmentLimit
+from menv.sampling.fragment_limit import FragmentLimit, WholeEpisodeLimit
 from menv.sampling.sampler import Sampler
-from menv.sampling.vector_loop import WholeEpisodeLimit
 from menv.vector_env import VectorEnv
 from tests.contract.scripted import SOLO, Moment, Script, SoloGym
 from tests.properties.schedules import Row, as_found, policy_group, trajectories

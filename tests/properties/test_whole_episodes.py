@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from menv.algorithms import PPO
 from menv.errors import ContractError
 from menv.sample_batch import MultiAgentBatch, SampleBatch
-from menv.sampling import vector_loop
+from menv.sampling import fragment_limit
 from menv.sampling.digest import Digest
 from menv.vector_env import VectorEnv
 from tests.contract.scripted import SOLO, Script
@@ -193,7 +193,7 @@ def test_rows_that_wait_keep_what_they_were_drawn_from() -> None:
 def test_waiting_for_the_end_of_an_endless_episode_is_refused(
     short: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vector_loop, "LONGEST", 100)
+    monkeypatch.setattr(fragment_limit, "LONGEST", 100)
     more: Any = (
         {} if short else {"multiagent": {"policies": ["p", "q"], "policy_mapping_fn": lambda agent: "p"}}
     )
@@ -238,7 +238,7 @@ def test_training_learns_from_whole_episodes_alone(more: dict[str, Any], steps: 
 
 
 def test_what_was_broken_off_makes_no_later_episode_endless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vector_loop, "LONGEST", 20)
+    monkeypatch.setattr(fragment_limit, "LONGEST", 20)
     env = Clocks([2, 3, 40])
     with training(env, 3) as algo:
         while env.at[2] < 30:

@@ -121,8 +121,8 @@ class Served:
     def paid(self) -> float:
         """Return everything that is accounted for: in batches, held, and unclaimed. Ends the fragment that is open."""
         sampler = self.algo._sampler
-        if sampler._begun is not None:
-            sampler._begun = None
+        if sampler._fragment_start is not None:
+            sampler._fragment_start = None
             self.batches.append(sampler._close(0))
         in_batches = sum(
             float(np.sum(batch[name]["rewards"], dtype=np.float64))

@@ -36,7 +36,7 @@ def test_an_episode_that_a_local_client_plays_keeps_a_policy_whose_name_another_
         one.paid()
         # What the one of before did is off policy: nobody learns from it.
         assert sorted(one.column("rewards", "blue").tolist()) == [0.0, 1.0, 1.0]
-        assert one.algo._sampler.external_writer.counts.stale == 2
+        assert one.algo._sampler.external_writer.stale_rows == 2
 
 
 @pytest.mark.parametrize("observation_filter", ["NoFilter", "MeanStdFilter"])
