@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, ModelConfig, MultiAgentConfig
-from menv.algorithms.config.classic_keys import OF_A_POLICY
 from menv.algorithms.config.keys import RENAMED
-from menv.algorithms.config.replay_buffer_config import ReplayBufferConfig
-from menv.algorithms.dqn.config import DQNConfig, ExplorationConfig
+from menv.algorithms.config.read_config import OF_A_POLICY
+from menv.algorithms.dqn.config import DQNConfig, ExplorationConfig, ReplayBufferConfig
 from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.qmix.config import QMIXConfig
 from tests.house.sources import ROOT

@@ -20,7 +20,7 @@ import torch
 import menv
 from menv import BaseEnv, ConfigError, DefaultCallbacks, Episode, Policy
 from menv.algorithms import PPO, QMIX, Algorithm, DQNConfig, ModelConfig, PPOConfig, PPOPolicy, QMIXConfig
-from menv.algorithms.config.replay_buffer_config import ReplayBufferConfig
+from menv.algorithms.dqn.config import ReplayBufferConfig
 from menv.migration_hints import HINTS, ONLY_VALUES, RENAMED_SETTINGS, hint
 from menv.policy_map import PolicyMap
 

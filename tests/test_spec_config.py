@@ -39,7 +39,7 @@ def test_a_policy_that_ppo_trains_reads_its_settings_in_its_config_too() -> None
         assert "gamma" in policy.config
         assert "horizon" not in policy.config
         assert pickle.loads(pickle.dumps(policy)).config["gamma"] == 0.75
-        with pytest.raises(KeyError, match=r"no setting 'horizon', expected one that there is"):
+        with pytest.raises(KeyError, match=r"no setting 'horizon', expected an existing one"):
             _ = policy.config["horizon"]
 
 

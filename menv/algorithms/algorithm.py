@@ -20,8 +20,7 @@ from menv import rng
 from menv.adapters.external import ExternalEnvs
 from menv.algorithms.checkpoints import Checkpoints, TrainingProgress, TrainingState
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.config.classic_keys import read_config
-from menv.algorithms.config.evaluation_config import evaluation_settings
+from menv.algorithms.config.read_config import evaluation_settings, read_config
 from menv.algorithms.evaluation_workers import EvaluationRunner
 from menv.algorithms.learners import learner_info, merged
 from menv.algorithms.policy_set import PolicyAccess, PolicySet

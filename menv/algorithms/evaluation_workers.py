@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from menv.adapters.convert import check_number
 from menv.adapters.validation import Declared, check_worker, declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.config.evaluation_config import evaluation_settings
+from menv.algorithms.config.read_config import evaluation_settings
 from menv.algorithms.evaluation import EvalPolicies, Evaluation, as_result
 from menv.algorithms.fragments import (
     PolicyUpdate,

@@ -15,7 +15,7 @@ import numpy as np
 
 from menv.adapters.validation import Declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.config.evaluation_config import evaluation_settings
+from menv.algorithms.config.read_config import evaluation_settings
 from menv.algorithms.postprocessing import BatchPostprocessor
 from menv.base_env import SINGLE_AGENT, BaseEnv
 from menv.connectors.mean_std_filter import SyncedFilterAgentConnector

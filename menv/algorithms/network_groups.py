@@ -16,7 +16,7 @@ import numpy as np
 
 from menv import rng
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.config.classic_keys import override
+from menv.algorithms.config.read_config import override
 from menv.algorithms.networks.custom_model import CustomSpec
 from menv.algorithms.networks.network_spec import NetworkSpec, check_size, memory_for
 from menv.algorithms.networks.stock_spec import StockSpec

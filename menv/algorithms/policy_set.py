@@ -15,7 +15,7 @@ import numpy as np
 
 from menv.algorithms.centralized_critic import JointObs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.config.classic_keys import adopt, override
+from menv.algorithms.config.read_config import adopt, override
 from menv.algorithms.dqn.config import OffPolicyConfig
 from menv.algorithms.learners import Learners
 from menv.algorithms.network_groups import (

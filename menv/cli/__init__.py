@@ -1,1 +1,1 @@
-"""The `menv` command: trains, evaluates, checks and shows, without a program of one's own. Nothing imports it."""
+"""The `menv` command: train, evaluate, show, check and verify from a shell. `main` reads the command line."""

@@ -1,6 +1,6 @@
-"""What stands on the command line, as settings: JSON, files, `KEY=VALUE`.
+"""Arguments as settings: JSON, files and `KEY=VALUE`.
 
-It does not know which settings there are; algorithms say what is wrong with one.
+Settings are not checked here; the config classes of the algorithms explain invalid ones.
 """
 
 from __future__ import annotations
@@ -21,34 +21,24 @@ from menv.registry import import_named
 
 _OBJECT = re.compile(r"@(\w+(?:\.\w+)*):(\w+(?:\.\w+)*)")
 _FILES = {".json", ".toml"}
-_WHAT_IS_TAKEN = "expected a JSON object, a .json or .toml file, or KEY=VALUE"
+_EXPECTED = "expected a JSON object, a .json or .toml file, or KEY=VALUE"
 
 
 class CommandSettings(argparse.Action):
-    """Settings, put over those given before."""
+    """Merges a `--config` argument over the earlier ones."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        """Read one more.
-
-        Raises:
-            ArgumentError: It cannot be read.
-        """
         try:
             read = read_settings(values)
         except ConfigError as error:
             raise argparse.ArgumentError(self, str(error)) from None
-        setattr(namespace, self.dest, put_over(getattr(namespace, self.dest), read))
+        setattr(namespace, self.dest, merge(getattr(namespace, self.dest), read))
 
 
-class Stop(argparse.Action):
-    """Bounds by key of a result."""
+class StopBounds(argparse.Action):
+    """Collects the bounds of `--stop` by result key."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        """Read one more.
-
-        Raises:
-            ArgumentError: It cannot be read.
-        """
         key, _, bound = values.partition("=")
         try:
             bounds = _json_object(values) if values.lstrip().startswith("{") else {key: float(bound)}
@@ -61,11 +51,7 @@ class Stop(argparse.Action):
 
 
 def read_settings(text: str) -> dict[str, Any]:
-    """Return the settings that one argument means; `@module:name` in them are Python objects.
-
-    Raises:
-        ConfigError: It is neither JSON nor a file nor `KEY=VALUE`, or an object cannot be found.
-    """
+    """Return the settings of one argument."""
     key, equals, value = text.partition("=")
     if text.lstrip().startswith("{"):
         settings = _json_object(text)
@@ -74,25 +60,21 @@ def read_settings(text: str) -> dict[str, Any]:
     elif equals and key.strip():
         settings = _one(key.strip(), value)
     else:
-        raise ConfigError(f"{text!r}, {_WHAT_IS_TAKEN}; write --config lr=0.001")
+        raise ConfigError(f"{text!r}, {_EXPECTED}; write --config lr=0.001")
     return settings
 
 
-def put_over(settings: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with others put over them, sections one by one."""
+def merge(settings: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `settings` with `others` over them, section by section."""
     merged = dict(settings)
     for key, value in others.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = put_over(merged[key], value) if both else value
+        merged[key] = merge(merged[key], value) if both else value
     return merged
 
 
 def with_objects(value: Any) -> Any:
-    """Return settings with each `@module:name` replaced by what it names.
-
-    Raises:
-        ConfigError: There is no such module, or nothing of that name in it.
-    """
+    """Return settings with each `@module:name` replaced by the Python object."""
     if isinstance(value, Mapping):
         return {key: with_objects(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -109,7 +91,7 @@ def _json_object(text: str) -> dict[str, Any]:
             f"{text!r} is no JSON ({error}), expected an object with keys in double quotes"
         ) from None
     if not isinstance(settings, dict):
-        raise ConfigError(f"{text!r} is no JSON object, {_WHAT_IS_TAKEN}")
+        raise ConfigError(f"{text!r} is no JSON object, {_EXPECTED}")
     return settings
 
 
@@ -127,10 +109,9 @@ def _file(path: Path) -> dict[str, Any]:
 
 
 def _one(key: str, text: str) -> dict[str, Any]:
-    """Return `a.b=1` as `{"a": {"b": 1}}`; what is neither JSON nor a literal of Python's is a string."""
     value: Any = text
     for read in (ast.literal_eval, json.loads):
-        # The last one that can read it is right: JSON alone knows what `Infinity` is, and Python what `False` is.
+        # The last successful reader counts: only JSON reads `Infinity`, only Python reads `False`.
         with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             value = read(text)
     *sections, last = key.split(".")

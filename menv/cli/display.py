@@ -1,4 +1,4 @@
-"""What a run looks like on the screen: a table of its figures, plain lines, or JSON."""
+"""The output of `menv train`: a live table, plain lines, or JSON."""
 
 from __future__ import annotations
 
@@ -11,33 +11,29 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
-from menv.cli.command_line import let_go
-
-# SEAM menv.cli.spent
-# Where the time of a run went, in a line for its end.
-
+from menv.cli.command_line import discard_output
 
 _SAMPLING = {"env_time_s": "environments", "act_time_s": "deciding", "complete_time_s": "completing batches"}
 
 
 class TimeSpent:
-    """Adds up what results tell of times."""
+    """Sums up the timers in results, for a summary at the end of a run."""
 
     def __init__(self) -> None:
         self._seconds: Counter[str] = Counter()
         self._workers = False
 
     def add(self, result: Mapping[str, Any]) -> None:
-        """Take in the result of an iteration."""
+        """Add the result of an iteration."""
         self._seconds.update(result["sampler_perf"])
         self._seconds["all"] += result["time_this_iter_s"]
         self._workers = "num_worker_restarts" in result
 
     @property
     def line(self) -> str:
-        """Shares of the whole; of runs with workers those of the workers and of this process. Empty before a result."""
+        """The share of each activity, for workers and the main process separately; empty before the first result."""
         seconds = self._seconds
         if not seconds["all"]:
             return ""
@@ -65,26 +61,8 @@ _ROWS = 12
 _KEYS = (str, int, float, type(None))
 
 
-class Display(Protocol):
-    """Shows a run while it goes on; a context manager."""
-
-    def __enter__(self) -> Self:
-        """Begin."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End."""
-
-    def result(self, result: Mapping[str, Any]) -> None:
-        """Show the result of an iteration."""
-
-    def saved(self, folder: Path) -> None:
-        """Tell of a checkpoint."""
-
-
-def display(as_json: bool) -> Display:
-    """Return what shows a run: a live table on a terminal where rich is installed, else lines."""
+def display(as_json: bool) -> PlainLines | LiveTable:
+    """Return JSON lines, a live table on a terminal if rich is installed, or plain lines."""
     if as_json:
         return JsonLines()
     if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb" and find_spec("rich") is not None:
@@ -92,14 +70,10 @@ def display(as_json: bool) -> Display:
     return PlainLines()
 
 
-class Heard:
-    """Shows a run for as long as it can be shown, so that what fails there costs no run.
+class SafeDisplay:
+    """A display whose errors do not end the run; `failed` is the first one."""
 
-    Attributes:
-        failed: What showing it raised, None before.
-    """
-
-    def __init__(self, shown: Display) -> None:
+    def __init__(self, shown: PlainLines | LiveTable) -> None:
         self.failed: Exception | None = None
         self._shown = shown
 
@@ -110,7 +84,6 @@ class Heard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End, also of what failed: the terminal has to come to itself."""
         self._try(self._shown.__exit__, kind, error, trace)
 
     def result(self, result: Mapping[str, Any]) -> None:
@@ -118,7 +91,7 @@ class Heard:
         self._try(self._shown.result, result)
 
     def saved(self, folder: Path) -> None:
-        """Tell of a checkpoint."""
+        """Show that a checkpoint was written."""
         self._try(self._shown.saved, folder)
 
     def _try(self, show: Callable[..., Any], *given: Any) -> None:
@@ -127,11 +100,11 @@ class Heard:
         except Exception as error:
             self.failed = self.failed or error
             if isinstance(error, OSError):
-                let_go(sys.stdout)
+                discard_output(sys.stdout)
 
 
 class PlainLines:
-    """A line for each iteration, and one at the end that says where the time went."""
+    """Prints a line per iteration and a summary of the time spent."""
 
     def __init__(self) -> None:
         self._began = False
@@ -155,24 +128,24 @@ class PlainLines:
         print("  ".join(f"{cell:>11}" for cell in cells(result)), *_by_policy(result), flush=True)
 
     def saved(self, folder: Path) -> None:
-        """Tell of a checkpoint."""
+        """Show that a checkpoint was written."""
         print(f"saved {folder}", flush=True)
 
 
 class JsonLines(PlainLines):
-    """A JSON object for each iteration, all that `train` returned."""
+    """Prints the result of each iteration as a JSON object."""
 
     def result(self, result: Mapping[str, Any]) -> None:
         """Show the result of an iteration."""
         print(as_json(result), flush=True)
 
     def saved(self, folder: Path) -> None:
-        """Tell of a checkpoint."""
+        """Show that a checkpoint was written."""
         print(json.dumps({"saved": str(folder)}), flush=True)
 
 
 class LiveTable:
-    """A table of the latest iterations and one of the policies, in place; at the end, where the time went."""
+    """Shows tables of the latest iterations and of the policies, and a summary of the time spent at the end."""
 
     def __init__(self, console: Any = None) -> None:
         from rich.console import Console
@@ -200,19 +173,19 @@ class LiveTable:
         self._rows.append(cells(result))
         self._spent.add(result)
         info = result["info"]
-        # A policy may be called "learner" too.
+        # A policy may be named "learner" too.
         learned = [name for name in info if name != "learner" or name in info["learner"]]
         policies = [(name, *of_policy(result, name)) for name in learned]
         tables = (_table(_HEADS, self._rows), _table(("policy", *_OF_A_POLICY), policies))
         self._live.update(Group(*tables), refresh=True)
 
     def saved(self, folder: Path) -> None:
-        """Tell of a checkpoint."""
+        """Show that a checkpoint was written."""
         self._live.console.print(f"saved {folder}", highlight=False, markup=False)
 
 
 def cells(result: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the figures of an iteration as text, in the order of the table's columns."""
+    """Return the values of an iteration as text, in the order of the columns."""
     speed = result["num_env_steps_sampled_this_iter"] / max(result["time_this_iter_s"], 1e-9)
     return (
         f"{result['training_iteration']:,}", f"{result['num_env_steps_sampled']:,}", f"{speed:,.0f}",
@@ -222,7 +195,7 @@ def cells(result: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def of_policy(result: Mapping[str, Any], policy_id: str) -> tuple[str, ...]:
-    """Return the figures of a policy as text."""
+    """Return the values of a policy as text."""
     stats = result["info"][policy_id]
     loss = stats.get("total_loss", stats.get("loss"))
     figures = (result["policy_reward_mean"].get(policy_id), stats.get("entropy"), stats.get("kl"), loss)
@@ -230,7 +203,7 @@ def of_policy(result: Mapping[str, Any], policy_id: str) -> tuple[str, ...]:
 
 
 def as_json(result: Mapping[str, Any]) -> str:
-    """Return a result as one line; what JSON has no form for is null if it is a number, and else shown as text."""
+    """Return a result as one line of JSON, with null for non-finite numbers and text for other unknown values."""
     try:
         return json.dumps(result, default=str, allow_nan=False)
     except (ValueError, TypeError):
@@ -238,7 +211,6 @@ def as_json(result: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with None for numbers that are NaN or infinite, and texts for keys that JSON has not."""
     if isinstance(value, Mapping):
         return {key if isinstance(key, _KEYS) else str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -265,6 +237,6 @@ def _table(heads: Any, rows: Any) -> Any:
     for head in heads:
         table.add_column(head, justify="left" if head == "policy" else "right")
     for row in rows:
-        # Names of policies are no markup.
+        # Names of policies are not markup.
         table.add_row(*map(Text, row))
     return table

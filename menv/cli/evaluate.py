@@ -1,15 +1,16 @@
-"""`menv evaluate`: lets the policies of a checkpoint play, tells how well, and records it if that is wanted."""
+"""`menv evaluate`: runs episodes with the policies of a checkpoint, prints the returns, and optionally records them."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from menv.algorithms.algorithm import Algorithm
-from menv.cli.arguments import put_over, with_objects
-from menv.cli.command_line import tell
+from menv.cli.arguments import merge, with_objects
+from menv.cli.command_line import print_text
 from menv.cli.display import as_json
 from menv.cli.policies import from_checkpoint, known_env
 from menv.env_context import EnvContext
@@ -17,45 +18,28 @@ from menv.registry import is_ready_made, make_env
 from menv.wrappers import RecordEpisodes
 
 
-def evaluate(given: argparse.Namespace) -> int:
-    """Play as many episodes as the command line says, in this process, without learning.
-
-    Raises:
-        ConfigError: A setting is wrong, or there is no checkpoint.
-        SystemExit: With status 1, if nothing takes what is printed.
-    """
-    asked = {"evaluation_duration": given.episodes, "evaluation_duration_unit": "episodes", "num_workers": 0}
-    config = put_over(asked, with_objects(given.config))
-    if given.record is not None:
-        config = put_over(_recording(given, config), config)
-    with from_checkpoint(Algorithm, given.folder, config, given.env, "--env ") as algo:
+def evaluate(args: argparse.Namespace) -> int:
+    """Evaluate the policies of a checkpoint in this process and return the exit status."""
+    asked = {"evaluation_duration": args.episodes, "evaluation_duration_unit": "episodes", "num_workers": 0}
+    config = merge(asked, with_objects(args.config))
+    if args.record is not None:
+        config = merge(_recording(args, config), config)
+    with from_checkpoint(Algorithm, args.folder, config, args.env, "--env ") as algo:
         result = algo.evaluate()["evaluation"]
-    tell(as_json(result) if given.json else "\n".join(_lines(result)), "menv evaluate")
+    print_text(as_json(result) if args.json else "\n".join(_lines(result)), "menv evaluate")
     return 0
 
 
-class _Recorded:
-    """Creates environments whose episodes are recorded.
-
-    Args:
-        env: What the environment is called.
-        folder: Where the episodes go.
-    """
-
-    def __init__(self, env: str, folder: str) -> None:
-        self._env = env
-        self._folder = folder
-
-    def __call__(self, context: EnvContext) -> Any:
-        return RecordEpisodes(make_env(self._env, context), self._folder)
+def _recorded(env: str, folder: str, context: EnvContext) -> Any:
+    return RecordEpisodes(make_env(env, context), folder)
 
 
-def _recording(given: argparse.Namespace, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    env = given.env or config.get("env") or known_env(Path(given.folder))
+def _recording(args: argparse.Namespace, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    env = args.env or config.get("env") or known_env(Path(args.folder))
     if not isinstance(env, str):
         return {}
     settings = {"render_mode": "rgb_array"} if is_ready_made(env) else {}
-    return {"evaluation_config": {"env": _Recorded(env, given.record), "env_config": settings}}
+    return {"evaluation_config": {"env": partial(_recorded, env, args.record), "env_config": settings}}
 
 
 def _lines(result: Mapping[str, Any]) -> list[str]:

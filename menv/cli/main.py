@@ -1,6 +1,6 @@
-"""The `menv` command: reads the command line and hands it to one of the commands, each of which is a file beside this.
+"""Reads the command line and calls one of the commands, each in a file of this package.
 
-Nothing heavy is imported before a command is known.
+Nothing heavy is imported before the command is known.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import sys
 from collections.abc import Callable, Sequence
 
 import menv
-from menv.cli.arguments import CommandSettings, Stop
-from menv.cli.command_line import Parser, ends
+from menv.cli.arguments import CommandSettings, StopBounds
+from menv.cli.command_line import Parser, run_command
 from menv.registry import import_first, take_imports
 
 _CONFIG = (
     "settings of the algorithm: a JSON object, a .json or .toml file, or KEY=VALUE with dots for sections, such as "
-    "model.fcnet_hiddens=[64,64]; may be given again, later ones are put over earlier ones; a value @module:name is a "
+    "model.fcnet_hiddens=[64,64]; may be repeated, later settings override earlier ones; a value @module:name is a "
     "Python object, such as multiagent.policy_mapping_fn=@my_game:policy_for"
 )
 _TRAIN = """\
@@ -29,50 +29,39 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line says.
-
-    Args:
-        arguments: Those of the command line by default.
-
-    Returns:
-        The exit status: 0; 1 where an environment or policy failed, `check` or `verify` found something, or nobody
-        takes what is printed; 2 where a setting is wrong; 130 after Ctrl-C.
-
-    Raises:
-        SystemExit: With status 2, if the arguments are wrong; 1, if nothing takes what is printed.
-    """
-    # A script has the folder of its own file on the path, `python -m` the working directory; this has neither.
+    """Run the command of the arguments and return the exit status."""
+    # Unlike `python -m`, a console script does not have the working directory on the path.
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] and given[0] in _HANDED_ON:
-        return ends(f"menv {given[0]}", lambda: _HANDED_ON[given[0]](given[1:]))
-    read = _parser().parse_args(given)
-    return ends(f"menv {read.command}", lambda: _own(read))
+    if given[:1] and given[0] in _FORWARDED:
+        return run_command(f"menv {given[0]}", lambda: _FORWARDED[given[0]](given[1:]))
+    args = _parser().parse_args(given)
+    return run_command(f"menv {args.command}", lambda: _own(args))
 
 
-def _own(read: argparse.Namespace) -> int:
-    import_first(read.modules)
-    return _COMMANDS[read.command](read)
+def _own(args: argparse.Namespace) -> int:
+    import_first(args.modules)
+    return _COMMANDS[args.command](args)
 
 
-def _train(given: argparse.Namespace) -> int:
+def _train(args: argparse.Namespace) -> int:
     from menv.cli.train import train
 
-    given.env = given.named if given.env is None else given.env
-    return train(given)
+    args.env = args.named if args.env is None else args.env
+    return train(args)
 
 
-def _evaluate(given: argparse.Namespace) -> int:
+def _evaluate(args: argparse.Namespace) -> int:
     from menv.cli.evaluate import evaluate
 
-    return evaluate(given)
+    return evaluate(args)
 
 
-def _show(given: argparse.Namespace) -> int:
+def _show(args: argparse.Namespace) -> int:
     from menv.cli.show import show
 
-    return show(given)
+    return show(args)
 
 
 def _check(arguments: Sequence[str]) -> int:
@@ -92,12 +81,12 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "evaluate": _evaluate,
     "show": _show,
 }
-_HANDED_ON: dict[str, Callable[[Sequence[str]], int]] = {"check": _check, "verify": _verify}
+_FORWARDED: dict[str, Callable[[Sequence[str]], int]] = {"check": _check, "verify": _verify}
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog="menv", description="Train many agents in any environment; `menv COMMAND --help` tells more."
+        prog="menv", description="Train agents in any environment; `menv COMMAND --help` shows the options."
     )
     parser.add_argument("--version", action="version", version=f"menv {menv.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -109,50 +98,48 @@ def _parser() -> argparse.ArgumentParser:
     env.add_argument(
         "env",
         nargs="?",
-        help="a built-in name, a gymnasium id, or package.module:Class; not needed with --resume",
+        help="a built-in name, a gymnasium id, or package.module:Class; optional with --resume",
     )
     env.add_argument("--env", dest="named", metavar="ENV", help="the same")
     train.add_argument("--run", choices=("PPO", "DQN", "QMIX"), help="the algorithm (PPO)")
     train.add_argument(
         "--policies", choices=("shared", "each"), default="shared",
-        help="one policy for all agents, or one for each that is listed, called as the agent is (%(default)s)",
+        help="one policy for all agents, or one for each of possible_agents, named after it (%(default)s)",
     )  # fmt: skip
     train.add_argument(
-        "--stop", metavar="KEY=VALUE", action=Stop, default={},
-        help="end when this key of a result has reached VALUE, such as evaluation/episode_reward_mean=450; the first "
-        "of several; without it until Ctrl-C",
+        "--stop", metavar="KEY=VALUE", action=StopBounds, default={},
+        help="stop when this result reaches VALUE, such as evaluation/episode_reward_mean=450; may be repeated, the "
+        "first bound that is reached counts; without it, train until Ctrl-C",
     )  # fmt: skip
-    train.add_argument("--save", metavar="FOLDER", help="write a checkpoint at the end, also at Ctrl-C")
-    train.add_argument("--every", metavar="N", type=_count, help="write one every N iterations too")
+    train.add_argument("--save", metavar="FOLDER", help="write a checkpoint at the end, also after Ctrl-C")
+    train.add_argument("--every", metavar="N", type=_count, help="also write a checkpoint every N iterations")
+    train.add_argument("--keep", metavar="N", type=_count, help="keep only the N latest checkpoints")
     train.add_argument(
-        "--keep", metavar="N", type=_count, help="delete all checkpoints but the N written last"
-    )
-    train.add_argument(
-        "--resume", metavar="FOLDER", help="go on from its latest checkpoint, and save there by default"
+        "--resume",
+        metavar="FOLDER",
+        help="resume from the latest checkpoint in FOLDER, and save there by default",
     )
     evaluate = commands.add_parser(
-        "evaluate", help="let trained policies play",
-        description="Let the policies of a checkpoint play without learning.",
+        "evaluate", help="evaluate trained policies",
+        description="Evaluate the policies of a checkpoint without learning.",
     )  # fmt: skip
-    evaluate.add_argument("folder", help="what --save was given, or a numbered folder in it")
-    evaluate.add_argument("--env", help="where the checkpoint cannot know it, as for train")
-    evaluate.add_argument("--episodes", type=_count, default=100, help="how many (%(default)s)")
-    evaluate.add_argument(
-        "--record", metavar="FOLDER", help="write each episode there as it is rendered, to look at"
-    )
+    evaluate.add_argument("folder", help="the folder of --save, or a numbered folder in it")
+    evaluate.add_argument("--env", help="the environment, as for train, if the checkpoint cannot name it")
+    evaluate.add_argument("--episodes", type=_count, default=100, help="number of episodes (%(default)s)")
+    evaluate.add_argument("--record", metavar="FOLDER", help="record each rendered episode in FOLDER")
     for command in (train, evaluate):
         command.add_argument("--config", metavar="SETTINGS", action=CommandSettings, default={}, help=_CONFIG)
-        command.add_argument("--json", action="store_true", help="print results as JSON, one object a line")
+        command.add_argument("--json", action="store_true", help="print results as JSON, one object per line")
     show = commands.add_parser(
         "show",
-        help="tell what a folder holds",
-        description="Tell what a checkpoint or a policy's folder holds.",
+        help="show the contents of a folder",
+        description="Show the contents of a checkpoint or a policy folder, and check its files.",
     )
     show.add_argument("folder")
     for command in (train, evaluate, show):
         take_imports(command)
-    commands.add_parser("check", help="find what is wrong with an environment (python -m menv.checking)")
-    commands.add_parser("verify", help="compare an environment in all back-ends (python -m menv.verify)")
+    commands.add_parser("check", help="find errors in an environment (python -m menv.checking)")
+    commands.add_parser("verify", help="check reproducibility across back-ends (python -m menv.verify)")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Policies that a command finds: those that are named after their agents, and those of a checkpoint."""
+"""Policies and checkpoints on the command line: one policy per agent, and resuming by name."""
 
 from __future__ import annotations
 
@@ -8,30 +8,24 @@ from typing import Any
 
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.config.stored_config import NamedOnlyError
-from menv.cli.arguments import put_over
+from menv.cli.arguments import merge
 from menv.env_context import EnvContext
 from menv.errors import ConfigError
 from menv.inference.checkpoint_folder import find_checkpoint, read_manifest
 from menv.registry import is_known, make_env
 
 _NAMED = "$named"
-
-
 _DEEPEST = 2
-"""So many keys lead to what is shown as it is typed."""
+"""Maximum number of keys in a path that `--config` can set."""
 
 
 def own_name(agent_id: Any, *unused: Any, **more: Any) -> str:
-    """Return the policy that is called as the agent is."""
+    """Map an agent to the policy of the same name."""
     return str(agent_id)
 
 
 def policies_by_name(env: Any, env_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with a policy for each agent that an environment lists.
-
-    Raises:
-        ConfigError: It lists none.
-    """
+    """Return settings with one policy for each of the environment's `possible_agents`."""
     made = make_env(env, EnvContext(env_config))
     agents = [str(agent) for agent in getattr(made, "possible_agents", None) or ()]
     if callable(close := getattr(made, "close", None)):
@@ -47,28 +41,16 @@ def policies_by_name(env: Any, env_config: Mapping[str, Any]) -> dict[str, Any]:
 def from_checkpoint(
     kind: type[Algorithm], folder: str, config: Mapping[str, Any], env: str | None, env_option: str
 ) -> Algorithm:
-    """Return an algorithm that goes on from a checkpoint.
-
-    Args:
-        kind: Its class, or `Algorithm` for that of the checkpoint.
-        folder: Of the checkpoint.
-        config: What is given again.
-        env: Likewise.
-        env_option: What stands before an environment on the command line.
-
-    Raises:
-        ConfigError: Something is wrong; what has to be given again is told as it is typed.
-    """
+    """Return an algorithm resumed from a checkpoint; the error lists objects to pass again as arguments."""
     try:
-        return kind.from_checkpoint(folder, _named_again(Path(folder), config), env)
+        return kind.from_checkpoint(folder, _with_own_name(Path(folder), config), env)
     except NamedOnlyError as error:
         missing = sorted(error.missing, key=lambda one: one[0] != ("env",))
-        typed = (_typed(path, was.rpartition(" ")[2], env_option) for path, was in missing)
-        raise ConfigError(f"{error.told}; add {' '.join(dict.fromkeys(typed))}") from error
+        typed = (_as_argument(path, was.rpartition(" ")[2], env_option) for path, was in missing)
+        raise ConfigError(f"{error.summary}; add {' '.join(dict.fromkeys(typed))}") from error
 
 
-def _typed(path: tuple[Any, ...], was: str, env_option: str) -> str:
-    """Return how a Python object is given on the command line; one that lies deep, as a whole section."""
+def _as_argument(path: tuple[Any, ...], was: str, env_option: str) -> str:
     whole = ":" in was and "<" not in was and not was.startswith("__main__:") and len(path) <= _DEEPEST
     name = was if whole else "module:name"
     if path != ("env",):
@@ -77,7 +59,7 @@ def _typed(path: tuple[Any, ...], was: str, env_option: str) -> str:
 
 
 def known_env(folder: Path) -> str | None:
-    """Return the name of a checkpoint's environment, None unless this process knows it."""
+    """Return the name of a checkpoint's environment if it is registered here, else None."""
     env = _stored(folder).get("env")
     return env if isinstance(env, str) and is_known(env) else None
 
@@ -87,13 +69,9 @@ def _stored(folder: Path) -> Mapping[str, Any]:
     return config if isinstance(config, Mapping) else {}
 
 
-def _named_again(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings for resuming a checkpoint, with `own_name` where that was its mapping.
-
-    No function in a checkpoint is ever looked up; this one is known here.
-    """
+def _with_own_name(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     multi = _stored(folder).get("multiagent")
     stored = multi.get("policy_mapping_fn") if isinstance(multi, Mapping) else None
     if stored != {_NAMED: f"function {own_name.__module__}:{own_name.__qualname__}"}:
         return dict(config)
-    return put_over({"multiagent": {"policy_mapping_fn": own_name}}, config)
+    return merge({"multiagent": {"policy_mapping_fn": own_name}}, config)

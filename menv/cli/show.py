@@ -1,4 +1,4 @@
-"""`menv show`: what a training checkpoint or a policy's folder holds, without torch; every file is checked."""
+"""`menv show`: prints the contents of a checkpoint or a policy folder, without torch, and checks every file."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from menv.cli.command_line import tell
+from menv.cli.command_line import print_text
 from menv.inference import checkpoint_folder, policy_bundle
 from menv.policy import Policy
 from menv.serialization import folder_given
 
 
-def show(given: argparse.Namespace) -> int:
-    """Print what lies in a folder.
-
-    Raises:
-        ConfigError: Nothing that menv wrote, or it is damaged.
-        SystemExit: With status 1, if nothing takes what is printed.
-    """
-    path = folder_given("show", given.folder)
+def show(args: argparse.Namespace) -> int:
+    """Print the contents of a folder and return the exit status."""
+    path = folder_given("show", args.folder)
     policies: Any = Policy.from_checkpoint(path)
     if not isinstance(policies, dict):
         policies = {policies.policy_id: policies}
@@ -30,7 +25,7 @@ def show(given: argparse.Namespace) -> int:
             f"  observations  {policy.observation_space}",
             f"  actions       {policy.action_space}",
         ]
-    tell("\n".join(lines), "menv show")
+    print_text("\n".join(lines), "menv show")
     return 0
 
 
@@ -46,11 +41,11 @@ def _run(path: Path) -> list[str]:
     env = config.get("env") if isinstance(config, dict) else None
     return [
         f"checkpoint {folder}",
-        f"  algorithm     {_told(manifest, 'algorithm')}, {_told(manifest, 'iteration')} iterations, menv "
-        f"{_told(manifest, 'menv_version')}",
-        f"  environment   {_told({'env': env}, 'env') if isinstance(env, str) else 'given by the program'}",
+        f"  algorithm     {_printable(manifest, 'algorithm')}, {_printable(manifest, 'iteration')} iterations, menv "
+        f"{_printable(manifest, 'menv_version')}",
+        f"  environment   {_printable({'env': env}, 'env') if isinstance(env, str) else 'given by the program'}",
     ]
 
 
-def _told(manifest: dict[str, Any], name: str) -> str:
+def _printable(manifest: dict[str, Any], name: str) -> str:
     return "".join(filter(str.isprintable, str(manifest.get(name))[:100]))

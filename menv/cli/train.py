@@ -1,4 +1,4 @@
-"""`menv train`: builds an algorithm of what the command line says, trains until a bound is reached, and saves."""
+"""`menv train`: builds an algorithm from the arguments, trains until a `--stop` bound is reached, and saves."""
 
 from __future__ import annotations
 
@@ -13,22 +13,18 @@ from typing import Any, Self
 
 from menv import algorithms
 from menv.algorithms.algorithm import Algorithm
-from menv.cli.arguments import put_over, with_objects
-from menv.cli.command_line import complain, not_taken
-from menv.cli.display import Heard, display
+from menv.cli.arguments import merge, with_objects
+from menv.cli.command_line import print_error, stdout_error
+from menv.cli.display import SafeDisplay, display
 from menv.cli.policies import from_checkpoint, policies_by_name
 from menv.errors import ConfigError
 from menv.inference.checkpoint_folder import MANIFEST, numbered, try_root
 
-# SEAM menv.cli.bounds
-# The bounds of `--stop`: whether a result has come to one, and whether no result ever will.
-
-
 _WHOLE = {"evaluation", "external", "sampler_perf", "sampler_results", "staleness"}
-"""What has, once it is there, all keys that it will ever have; elsewhere agents and policies may still join."""
+"""Sections of a result whose keys never change; in other sections agents and policies may still join."""
 
 _RARE = "skipped_updates"
-"""A statistic of policies that is there only where something went wrong."""
+"""A statistic that appears only after a problem."""
 
 _NO_EVALUATION = (
     "this run makes no evaluations, expected an evaluation_interval; add --config evaluation_interval=5"
@@ -36,27 +32,21 @@ _NO_EVALUATION = (
 
 
 class Bounds:
-    """Bounds of a run by key of its results, `a/b/c` for what lies deeper."""
+    """Bounds of a run by result key, `a/b/c` for nested results."""
 
     def __init__(self, bounds: Mapping[str, float], evaluates: bool) -> None:
-        """Take the bounds.
-
-        Args:
-            bounds: By key.
-            evaluates: Whether evaluations will come.
-        """
         self._bounds = bounds
         self._evaluates = evaluates
-        # A key that was seen once may be missing now and then.
+        # A key that has appeared once may be missing in later results.
         self._unseen = list(bounds)
 
     def reached(self, result: Mapping[str, Any]) -> str:
-        """Return the key of the first bound that a result has come to, "" if to none."""
+        """Return the key of the first bound that a result has reached, or ""."""
         keys = (key for key, bound in self._bounds.items() if _reaches(result, key.split("/"), bound))
         return next(keys, "")
 
-    def never(self, result: Mapping[str, Any]) -> str:
-        """Return what is wrong with a bound that no result will ever come to, "" if a result tells of none such."""
+    def impossible(self, result: Mapping[str, Any]) -> str:
+        """Return why a bound can never be reached, or "" as far as this result shows."""
         unseen = []
         for key in self._unseen:
             first = key.partition("/")[0]
@@ -80,12 +70,10 @@ def _reaches(result: Any, parts: Iterable[str], bound: float) -> bool:
 
 
 def _texts(mapping: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return a mapping with its keys as they stand on a command line: agents may be called by numbers."""
     return {str(key): value for key, value in mapping.items()}
 
 
 def _found(result: Mapping[str, Any], key: str) -> tuple[Any, str]:
-    """Return what a result has at a key, None if nothing yet, and what is wrong if it will never be a number."""
     value: Any = result
     path: list[str] = []
     for part in key.split("/"):
@@ -101,11 +89,10 @@ def _found(result: Mapping[str, Any], key: str) -> tuple[Any, str]:
 
 
 def _has_all(path: list[str], there: Mapping[str, Any], wanted: str) -> bool:
-    """Return whether a mapping in a result, to which `path` leads, will never have another key."""
     if path[:1] != ["info"]:
         return not path or path[-1] in _WHOLE
     is_of_a_policy = path[-1] == "learner_stats" or (len(path) == 2 and path[1] != "learner")
-    # Before the first gradient step there is nothing to tell of gradients.
+    # Statistics of gradients appear with the first gradient step.
     return is_of_a_policy and wanted != _RARE and there.get("updates", 1) > 0
 
 
@@ -114,11 +101,10 @@ def _no_such_key(path: list[str], there: Mapping[str, Any], part: str) -> str:
     if path and not there:
         near = ["/".join(path)]
     hint = f"did you mean {' or '.join(near)}?" if near else "docs/results.md lists them"
-    return f"results have no such key, expected one of theirs; {hint}"
+    return f"results have no such key, expected an existing one; {hint}"
 
 
 def _no_number(key: str, value: Any) -> str:
-    """Return what is said of a value that is none that a bound can be set on, "" of a number and of none yet."""
     if value is None or isinstance(value, Real):
         return ""
     if isinstance(value, Mapping):
@@ -128,63 +114,52 @@ def _no_number(key: str, value: Any) -> str:
     return f"results have a {type(value).__name__} there, expected a number; docs/results.md lists them"
 
 
-def train(given: argparse.Namespace) -> int:
-    """Train as the command line says, until a bound is reached or somebody ends it.
-
-    Returns:
-        0, or 128 and the number of the signal that ended it between two iterations; 1 if nothing takes what is printed.
-
-    Raises:
-        ConfigError: A setting is wrong.
-    """
-    folder = _folder(given)
-    with algorithm_of(given) as algo, Heard(display(given.json)) as shown, Ending() as ending:
-        # What a resumed run begins with is written already, but in another folder nothing is.
-        saved = None if given.resume and not _same(folder, given.resume) else algo.iteration
-        bounds = Bounds(given.stop, evaluates=algo.config.evaluation_interval is not None)
+def train(args: argparse.Namespace) -> int:
+    """Train until a bound is reached or the user stops the run, and return the exit status."""
+    folder = _folder(args)
+    with algorithm_of(args) as algo, SafeDisplay(display(args.json)) as shown, StopSignal() as ending:
+        # A resumed run is already saved, unless it saves to another folder.
+        saved = None if args.resume and not _same_folder(folder, args.resume) else algo.iteration
+        bounds = Bounds(args.stop, evaluates=algo.config.evaluation_interval is not None)
         result: Mapping[str, Any] = algo.counts()
         wrong = ""
         if done := bounds.reached(result):
-            complain(f"menv train: nothing to train: {done} is {result[done]} already, the bound of --stop")
+            print_error(
+                f"menv train: nothing to train: {done} is {result[done]} already, the bound of --stop"
+            )
         while not (ending.signal or shown.failed or wrong or bounds.reached(result)):
             result = algo.train()
             shown.result(result)
-            # It may be seen late, when there is something to save.
-            wrong = bounds.never(result)
-            if given.every and algo.iteration % given.every == 0:
-                shown.saved(algo.save(folder, keep_last=given.keep))
+            # An impossible bound may show late, after progress that is worth saving.
+            wrong = bounds.impossible(result)
+            if args.every and algo.iteration % args.every == 0:
+                shown.saved(algo.save(folder, keep_last=args.keep))
                 saved = algo.iteration
         if folder is not None and saved != algo.iteration:
-            shown.saved(algo.save(folder, keep_last=given.keep))
+            shown.saved(algo.save(folder, keep_last=args.keep))
     if wrong:
         raise ConfigError(wrong)
     return _status(ending.signal, shown.failed)
 
 
 def _status(number: int, failed: Exception | None) -> int:
-    """Return the exit status after a signal, 0 if there was none, and what was raised while the run was shown."""
     if failed is not None and not isinstance(failed, OSError):
         raise failed
     if failed is not None and not number:
-        complain(f"menv train: error: {not_taken(failed)}; the iteration that ran was the last one")
+        print_error(f"menv train: error: {stdout_error(failed)}; stopped after the current iteration")
         return 1
     return 128 + number if number else 0
 
 
-def _folder(given: argparse.Namespace) -> str | None:
-    """Return where checkpoints go, None if nowhere; refuse before anything is trained what could not be written then.
-
-    Raises:
-        ConfigError: No checkpoint can lie there, or nobody said where they shall.
-    """
-    folder: str | None = given.resume if given.save is None else given.save
-    if folder is None and (given.every or given.keep):
+def _folder(args: argparse.Namespace) -> str | None:
+    folder: str | None = args.resume if args.save is None else args.save
+    if folder is None and (args.every or args.keep):
         raise ConfigError("--every and --keep: no folder is given, expected --save FOLDER; add it")
-    if given.save == "":
-        raise ConfigError("--save: an empty name, expected that of a folder; write --save FOLDER")
-    if given.save is not None:
-        try_root(Path(given.save))
-        _refuse_others(Path(given.save), given.resume)
+    if args.save == "":
+        raise ConfigError("--save: an empty name, expected the name of a folder; write --save FOLDER")
+    if args.save is not None:
+        try_root(Path(args.save))
+        _refuse_others(Path(args.save), args.resume)
     elif folder is not None and (Path(folder) / MANIFEST).is_file():
         raise ConfigError(
             f"--resume {folder}: one checkpoint of a run, whose later ones would be replaced, expected --save too; add "
@@ -196,11 +171,6 @@ def _folder(given: argparse.Namespace) -> str | None:
 
 
 def _refuse_others(folder: Path, resumed: str | None) -> None:
-    """Refuse to write among the checkpoints of another run, of which those of the same iterations would be replaced.
-
-    Raises:
-        ConfigError: There are some, and they are not of the run that goes on.
-    """
     there = numbered(folder) if folder.is_dir() else []
     own = resumed is not None and folder.resolve() in (
         Path(resumed).resolve(),
@@ -209,20 +179,16 @@ def _refuse_others(folder: Path, resumed: str | None) -> None:
     if there and not own:
         raise ConfigError(
             f"--save {folder}: holds checkpoints of another run, {there[-1].name} for one, that would be replaced, "
-            f"expected a new name; choose another, delete that folder, or go on from it with --resume {folder}"
+            f"expected a new folder; choose another, delete it, or resume the run with --resume {folder}"
         )
 
 
-def _same(one: str | None, other: str) -> bool:
+def _same_folder(one: str | None, other: str) -> bool:
     return one is not None and Path(one).resolve() == Path(other).resolve()
 
 
-class Ending:
-    """Lets the iteration that runs come to its end at Ctrl-C or SIGTERM; the second time breaks it off.
-
-    Attributes:
-        signal: The number of the signal that came, 0 before.
-    """
+class StopSignal:
+    """Lets the current iteration finish after Ctrl-C or SIGTERM (`signal`, else 0); a second one raises."""
 
     def __init__(self) -> None:
         self.signal = 0
@@ -242,30 +208,33 @@ class Ending:
         if self.signal:
             raise KeyboardInterrupt
         self.signal = number
-        # Ctrl-C ends whoever reads stderr too, and a line that is being written there cannot be broken into.
+        # Ctrl-C also ends the reader of stderr, and a line that is being written cannot be interrupted.
         with suppress(RuntimeError):
-            complain("menv train: this iteration is the last one; once more breaks it off")
-
-
-def algorithm_of(given: argparse.Namespace) -> Algorithm:
-    """Return the algorithm that the command line asks for, new or from a checkpoint."""
-    config = with_objects(given.config)
-    if given.resume is not None:
-        if given.policies != "shared":
-            raise ConfigError(
-                "--policies: a checkpoint has its policies, expected not to be given with --resume; leave it out"
+            print_error(
+                "menv train: finishing this iteration, then stopping; press Ctrl-C again to abort now"
             )
-        kind = Algorithm if given.run is None else _class(given.run)
-        return from_checkpoint(kind, given.resume, config, given.env, "")
-    env = given.env or config.get("env")
+
+
+def algorithm_of(args: argparse.Namespace) -> Algorithm:
+    """Return a new algorithm, or one resumed from a checkpoint."""
+    config = with_objects(args.config)
+    if args.resume is not None:
+        if args.policies != "shared":
+            raise ConfigError(
+                "--policies: given with --resume, expected one of them, because a checkpoint has "
+                "policies; leave it out"
+            )
+        kind = Algorithm if args.run is None else _class(args.run)
+        return from_checkpoint(kind, args.resume, config, args.env, "")
+    env = args.env or config.get("env")
     if env is None:
         raise ConfigError(
             "env: none is given, expected a built-in name (tictactoe, connect_four, traffic), a gymnasium id, or "
             "package.module:Class; write menv train CartPole-v1"
         )
-    if given.policies == "each":
-        config = put_over(policies_by_name(env, config.get("env_config", {})), config)
-    return _class(given.run or "PPO")(config=config, env=env)
+    if args.policies == "each":
+        config = merge(policies_by_name(env, config.get("env_config", {})), config)
+    return _class(args.run or "PPO")(config=config, env=env)
 
 
 def _class(name: str) -> type[Algorithm]:

@@ -1,7 +1,6 @@
-"""`python -m menv.verify ENV`: whether an environment lives the same lives wherever it is put.
+"""`menv verify ENV`, also `python -m menv.verify ENV`: checks that an environment behaves the same in all back-ends.
 
-For shells and continuous integration: exit status 0 if all back-ends agree, 1 if one differs or the environment
-fails in one.
+The exit status is 0 if all back-ends agree, 1 if one differs or the environment fails in one.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from menv.cli.command_line import Parser, ends, tell
+from menv.cli.command_line import Parser, print_text, run_command
 from menv.errors import ConfigError
 from menv.registry import and_how_to_import, import_first, json_settings, take_imports
 from menv.verify.backends import ROWS, play_here
@@ -20,51 +19,44 @@ from menv.verify.verify import ENV_STEPS, NUM_ENVS, verify_backends
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.verify") -> int:
-    """Compare the back-ends for the environment that the arguments name.
-
-    Args:
-        arguments: Those of the command line by default.
-        program: What the usage calls this.
-
-    Returns:
-        0 if all are the same, 1 if one differs or the environment fails, 130 after Ctrl-C.
-
-    Raises:
-        SystemExit: With status 2, if the arguments are wrong; 1, if nothing takes what is printed.
-    """
+    """Compare the back-ends for the environment of the arguments and return the exit status."""
     parser = _parser(program)
-    given = parser.parse_args(arguments)
-    return ends(program, lambda: _verify(parser, given))
+    args = parser.parse_args(arguments)
+    return run_command(program, lambda: _verify(parser, args))
 
 
-def _verify(parser: argparse.ArgumentParser, given: argparse.Namespace) -> int:
+def _verify(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     try:
-        import_first(given.modules)
-        if given.rows is not None:
-            play_here(Task(given.env, given.config, given.envs, given.steps, given.seed)).save(given.rows)
+        import_first(args.modules)
+        if args.rows is not None:
+            play_here(Task(args.env, args.config, args.envs, args.steps, args.seed)).save(args.rows)
             return 0
         report = verify_backends(
-            given.env, given.config, num_envs=given.envs, env_steps=given.steps, seed=given.seed,
-            ray=given.ray or None, modules=given.modules,
+            args.env, args.config, num_envs=args.envs, env_steps=args.steps, seed=args.seed,
+            ray=args.ray or None, modules=args.modules,
         )  # fmt: skip
     except ConfigError as error:
         parser.error(and_how_to_import(error))
-    tell(str(report), parser.prog)
+    print_text(str(report), parser.prog)
     return int(not report.same)
 
 
 def _parser(program: str) -> argparse.ArgumentParser:
-    parser = Parser(prog=program, description="Compare an environment in all back-ends that can host it.")
+    parser = Parser(prog=program, description="Check that an environment is reproducible across back-ends.")
     parser.add_argument("env", help="a built-in name, a gymnasium id, or package.module:Class")
     parser.add_argument(
-        "--config", type=json_settings, default={}, help="settings of an algorithm, a JSON object"
+        "--config", type=json_settings, default={}, help="settings of an algorithm as a JSON object"
     )
-    parser.add_argument("--envs", type=int, default=NUM_ENVS, help="environments in all (%(default)s)")
     parser.add_argument(
-        "--steps", type=int, default=ENV_STEPS, help="env steps of all together (%(default)s)"
+        "--envs", type=int, default=NUM_ENVS, help="total number of environments (%(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of resets, draws and weights (%(default)s)")
-    parser.add_argument("--ray", action="store_true", help="also in workers on Ray, which is started")
+    parser.add_argument(
+        "--steps", type=int, default=ENV_STEPS, help="total number of env steps (%(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of resets, sampled actions and weights (%(default)s)"
+    )
+    parser.add_argument("--ray", action="store_true", help="also run workers on Ray, which is started")
     take_imports(parser)
     parser.add_argument(ROWS, type=Path, help=argparse.SUPPRESS)
     return parser

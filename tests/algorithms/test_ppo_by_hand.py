@@ -13,7 +13,7 @@ import torch
 from menv.algorithms.networks.stock_graphs import StockGraphs
 from menv.algorithms.networks.stock_spec import Activation, Cell, StockSpec
 from menv.algorithms.ppo.config import PPOSettings
-from menv.algorithms.ppo.gradients import SLOPES, can_pass
+from menv.algorithms.ppo.gradients import ACTIVATION_GRADIENTS, can_learn
 from menv.algorithms.ppo.learner import PPOLearner
 from menv.inference.action_heads import ActionHead
 from menv.inference.onnx_backend import OnnxBackend
@@ -216,12 +216,12 @@ def test_a_learner_of_columns_leaves_the_batch_as_it_was() -> None:
 
 def test_only_separate_networks_of_fully_connected_layers_are_passed_by_hand() -> None:
     head = HEADS[2]
-    assert can_pass(StockSpec(6, head, (8,)))
-    assert not can_pass(StockSpec(6, head, (8,), vf_share_layers=True))
-    assert not can_pass(StockSpec(6, head, (8,), cell=Cell("lstm", 4)))
-    assert not can_pass(StockSpec(6, head, (8,), pixels=True))
-    assert not can_pass(StockSpec(6, ActionHead("q_values", (5,)), (8,)))
-    assert not can_pass(object())
+    assert can_learn(StockSpec(6, head, (8,)))
+    assert not can_learn(StockSpec(6, head, (8,), vf_share_layers=True))
+    assert not can_learn(StockSpec(6, head, (8,), cell=Cell("lstm", 4)))
+    assert not can_learn(StockSpec(6, head, (8,), pixels=True))
+    assert not can_learn(StockSpec(6, ActionHead("q_values", (5,)), (8,)))
+    assert not can_learn(object())
 
 
 def test_weights_set_from_outside_are_those_that_are_learned_from() -> None:
@@ -241,19 +241,21 @@ def test_weights_set_from_outside_are_those_that_are_learned_from() -> None:
 def test_the_fast_tanh_is_as_close_to_the_true_one_as_that_of_torch() -> None:
     x = torch.linspace(-12.0, 12.0, 40_001)
     found = torch.empty_like(x)
-    SLOPES["tanh"].forward(x, found)
+    ACTIVATION_GRADIENTS["tanh"].forward(x, found)
     torch.testing.assert_close(found, x.double().tanh().float(), rtol=5e-7, atol=1e-9)
 
 
 def test_activations_keep_their_slopes_at_their_bends() -> None:
-    for (name, slope), at in itertools.product(SLOPES.items(), (-30.0, -1.0, 0.0, 1.0, 30.0)):
+    for (name, activation), at in itertools.product(
+        ACTIVATION_GRADIENTS.items(), (-30.0, -1.0, 0.0, 1.0, 30.0)
+    ):
         x = torch.tensor([at], requires_grad=True)
         wanted = {"tanh": torch.tanh, "relu": torch.relu, "silu": torch.nn.functional.silu}.get(
             name, torch.nn.functional.elu
         )(x)
         (gradient,) = torch.autograd.grad(wanted, x)
         out, pushed = torch.empty(1), torch.tensor([1.0])
-        slope.forward(x.detach(), out)
-        slope.backward(pushed, x.detach(), out)
+        activation.forward(x.detach(), out)
+        activation.backward(pushed, x.detach(), out)
         torch.testing.assert_close(out, wanted.detach())
         torch.testing.assert_close(pushed, gradient)

@@ -10,7 +10,7 @@ import pytest
 
 from menv import DefaultCallbacks, PolicySpec, RandomPolicy, VectorEnv
 from menv.algorithms import DQN, PPO, DQNConfig
-from menv.algorithms.config.evaluation_config import evaluation_settings
+from menv.algorithms.config.read_config import evaluation_settings
 from menv.errors import ConfigError, MenvError
 from tests.algorithms_e2e.test_policies_on_the_fly import LENGTH, Duo, to
 
@@ -122,12 +122,12 @@ def test_policies_that_were_added_play_too() -> None:
         ),
         (
             {"evaluation_config": {"multiagent": {"policies": {"default_policy": None, "other": None}}}},
-            r"evaluation_config.multiagent: policies \['other'\] are none of the run, expected some of "
+            r"evaluation_config.multiagent: policies \['other'\] are not in the run, expected some of "
             r"\['default_policy'\]",
         ),
         (
             {"evaluation_config": {"num_workers": 2}},
-            "evaluation_config: num_workers=2, expected evaluation_num_workers beside evaluation_config",
+            "evaluation_config: num_workers=2, expected evaluation_num_workers in the main settings",
         ),
     ],
 )
@@ -158,7 +158,7 @@ def test_what_policies_are_made_with_is_refused_in_evaluations_where_it_differs(
 ) -> None:
     (name,) = own
     with pytest.raises(
-        ConfigError, match=rf"^evaluation_config: {name}=.*, expected .* policies play; {advice}"
+        ConfigError, match=rf"^evaluation_config: {name}=.*, expected .* policies of the run; {advice}"
     ):
         DQN(env="CartPole-v1", config={"evaluation_config": own})
 

@@ -114,7 +114,7 @@ def test_statistics_that_come_and_go_are_named() -> None:
             self.calls += 1
             return self.ppo_loss(batch)[0], {f"call_{self.calls}": 1.0}
 
-    assert "told ['call_2'], expected ['call_1'] as before" in said(ContractError, PolicySpec(Bad))
+    assert "statistics ['call_2'], expected ['call_1'] as before" in said(ContractError, PolicySpec(Bad))
 
 
 MODULES = [
@@ -141,7 +141,7 @@ def test_a_module_that_nobody_trains_is_named() -> None:
             self.forgotten = nn.Linear(2, 1)
             return {}
 
-    assert "attribute 'forgotten' is a torch module that nobody trains" in said(ConfigError, PolicySpec(Bad))
+    assert "attribute 'forgotten' is a torch module that is not trained" in said(ConfigError, PolicySpec(Bad))
 
     class Good(PPOPolicy):
         def make_modules(self) -> dict[str, nn.Module]:

@@ -10,7 +10,7 @@ import torch
 
 from menv import ConfigError
 from menv.algorithms import PPO, PPOConfig, PPOPolicy
-from menv.algorithms.config.classic_keys import read_config
+from menv.algorithms.config.read_config import read_config
 
 
 class ClassicConstructor(PPOPolicy):

@@ -58,7 +58,9 @@ def test_other_settings_of_connectors_that_go_on_are_refused(other: dict[str, An
     config: dict[str, Any] = {**SMALL, "observation_filter": "MeanStdFilter"}
     with PPO(env="CartPole-v1", config=config) as algo:
         path = algo.save(tmp_path)
-    message = r"policy 'default_policy' has .*, expected .*, because its connectors go on as they are"
+    message = (
+        r"policy 'default_policy' has .*, expected .*, because its connectors continue from the checkpoint"
+    )
     with pytest.raises(ConfigError, match=f"^from_checkpoint: {message}"):
         PPO.from_checkpoint(path, other)
     with PPO(env="CartPole-v1", config={**config, **other}) as algo:

@@ -19,10 +19,9 @@ import pytest
 
 import menv
 from menv.algorithms import DQN, PPO, QMIX, Algorithm, ModelConfig, MultiAgentConfig
-from menv.algorithms.config.classic_keys import read_config
-from menv.algorithms.config.replay_buffer_config import ReplayBufferConfig
+from menv.algorithms.config.read_config import read_config
 from menv.algorithms.config.stored_config import restored_config, stored_config
-from menv.algorithms.dqn.config import ExplorationConfig
+from menv.algorithms.dqn.config import ExplorationConfig, ReplayBufferConfig
 from menv.cli.main import main
 from menv.errors import ConfigError, MenvError
 from menv.policy_map import PolicyMap

@@ -17,8 +17,7 @@ import pytest
 import menv
 from menv import PolicySpec, RandomPolicy
 from menv.algorithms import DQN, PPO, DQNConfig, PPOConfig, PPOPolicy, QMIXConfig
-from menv.algorithms.config.classic_keys import read_config
-from menv.algorithms.config.evaluation_config import evaluation_settings
+from menv.algorithms.config.read_config import evaluation_settings, read_config
 from menv.algorithms.config.stored_config import restored_config, stored_config
 from menv.callbacks import DefaultCallbacks
 from menv.envs import TwoStepGame

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from menv.algorithms import PPOConfig
-from menv.algorithms.config.classic_keys import read_config
+from menv.algorithms.config.read_config import read_config
 from menv.algorithms.config.stored_config import restored_config, stored_config
 from menv.errors import ConfigError
 from menv.policy_map import PolicyMap

@@ -17,7 +17,7 @@ OFTEN = ["--config", "evaluation_interval=2", "--config", "evaluation_duration=2
 
 
 def never(result: dict[str, Any], key: str) -> str:
-    return Bounds({key: 1.0}, evaluates=True).never(result)
+    return Bounds({key: 1.0}, evaluates=True).impossible(result)
 
 
 @pytest.mark.parametrize(
@@ -64,15 +64,15 @@ def test_agents_that_are_called_by_numbers_are_found(folder: Path) -> None:
 
 def test_numbers_of_numpy_that_a_callback_adds_are_bounds_too() -> None:
     bounds = Bounds({"own": 3.0}, evaluates=False)
-    assert bounds.never({"own": np.float32(2)}) == ""
+    assert bounds.impossible({"own": np.float32(2)}) == ""
     assert not bounds.reached({"own": np.float32(2)})
     assert bounds.reached({"own": np.int64(3)})
 
 
 def test_a_key_that_was_there_may_be_missing_now_and_then() -> None:
     bounds = Bounds({"own": 3.0}, evaluates=False)
-    assert bounds.never({"own": 1}) == ""
-    assert bounds.never({"other": 1}) == ""
+    assert bounds.impossible({"own": 1}) == ""
+    assert bounds.impossible({"other": 1}) == ""
 
 
 def test_what_agents_policies_and_callbacks_may_have_later_is_waited_for() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from menv.cli.arguments import put_over, read_settings, with_objects
+from menv.cli.arguments import merge, read_settings, with_objects
 from menv.cli.main import main
 from tests.doc_blocks import blocks
 
@@ -29,7 +29,7 @@ def test_the_file_of_settings_means_what_is_said(folder: Path, monkeypatch: pyte
     (block,) = blocks(PAGE, "toml")
     Path("league.toml").write_text(block)
     Path("league.py").write_text("def who_plays(agent): return 'main'\nclass Ratings: ...\n")
-    settings = with_objects(put_over(read_settings("league.toml"), read_settings("lr=0.0005")))
+    settings = with_objects(merge(read_settings("league.toml"), read_settings("lr=0.0005")))
     assert settings["lr"] == 0.0005
     assert settings["multiagent"]["policy_mapping_fn"]("player1") == "main"
     assert settings["callbacks"].__name__ == "Ratings"

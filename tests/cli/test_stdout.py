@@ -45,7 +45,7 @@ def test_a_run_whose_reader_has_gone_ends_with_a_checkpoint(folder: Path, closed
     status, (said,) = ended(closed, *ENDLESS, *([how] if how.startswith("-") else []))
     assert status == 1
     assert said.startswith("menv train: error: stdout: cannot be written")
-    assert "the last one" in said
+    assert "after the current iteration" in said
     assert Path("run/LATEST").read_text().strip() == "000001"
 
 

@@ -295,7 +295,7 @@ def test_a_signal_ends_the_run_after_its_iteration_and_a_checkpoint(
         run.send_signal(number)
         out, err = run.communicate(timeout=120)
     assert run.returncode == 128 + number, err
-    assert "this iteration is the last one" in err
+    assert "finishing this iteration" in err
     *lines, saved, spent = [*seen, *out.splitlines()]
     assert spent.startswith("time: ")
     assert saved == f"saved run/{int(lines[-1].split()[0]):06d}"

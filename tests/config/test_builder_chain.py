@@ -10,7 +10,7 @@ import pytest
 from menv import ConfigError, DefaultCallbacks
 from menv.algorithms import DQN, PPO, DQNConfig, PPOConfig, QMIXConfig
 from menv.algorithms.config import keys
-from menv.algorithms.config.classic_keys import read_config
+from menv.algorithms.config.read_config import read_config
 from menv.envs import TicTacToe
 
 

@@ -16,7 +16,7 @@ from menv import PolicySpec
 from menv.algorithms import PPO, DQNConfig, PPOConfig, QMIXConfig
 from menv.algorithms.config import keys
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, ModelConfig, MultiAgentConfig
-from menv.algorithms.config.classic_keys import override, read_config
+from menv.algorithms.config.read_config import override, read_config
 from menv.connectors.frame_stack import FrameStackAgentConnector
 from menv.errors import ConfigError
 from menv.migration_hints import HINTS, ONLY_VALUES

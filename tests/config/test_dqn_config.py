@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from menv import PolicySpec
-from menv.algorithms.config.classic_keys import adopt, override, read_config
+from menv.algorithms.config.read_config import adopt, override, read_config
 from menv.algorithms.config.stored_config import restored_config, stored_config
 from menv.algorithms.dqn.config import DQNConfig, DQNSettings
 from menv.algorithms.ppo.config import PPOConfig

@@ -1,1 +1,5 @@
-"""Settings: one frozen dataclass a file, and the classic nested dict that means the same."""
+"""Settings of algorithms: checked dataclasses that classic dicts, keywords and RLlib's builder chain all build.
+
+Begin with `algorithm_config`; each algorithm adds its settings in `config.py` of its folder. `read_config` resolves
+dicts and overrides, `stored_config` writes settings to checkpoints.
+"""

@@ -1,10 +1,22 @@
-"""Settings that every algorithm has."""
+"""Settings of every algorithm, with the sections `model` and `multiagent`, as dataclasses that check their values."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import (
+    Callable,
+    Container,
+    Hashable,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    Sequence,
+    ValuesView,
+)
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -12,46 +24,39 @@ import numpy as np
 from menv.adapters.local_envs import TOLERATED
 from menv.algorithms.config.builder_chain import BuilderChain, CallbacksSetting
 from menv.algorithms.config.field_checks import LARGEST, MOST, MOST_ROWS, check_count, check_number, shown
-from menv.algorithms.config.keys import ReadAsDict, section, section_named
+from menv.algorithms.config.keys import RENAMED, section, section_named, setting_hint
 from menv.algorithms.networks.stock_spec import MOST_SIZE, Cell, ConvFilter, is_count, read_filters
 from menv.errors import ConfigError
 from menv.migration_hints import hinted
-
-# SEAM menv.algorithms.config.multi_agent_config
-# Which policies there are, who answers for whom, and who learns.
 
 
 @section_named("multiagent")
 @dataclass(frozen=True, kw_only=True)
 class MultiAgentConfig:
-    """The `multiagent` section; `docs/settings.md` explains each key."""
+    """The `multiagent` section: policies, and the mapping of agents to them."""
 
     policies: Mapping[str, Any] | Iterable[str] | None = None
-    """Specs by policy id, or ids alone; None means one policy, `default_policy`."""
+    """Policy specs by policy id, or ids alone. None creates one policy, `default_policy`."""
     policy_mapping_fn: Callable[..., Any] | None = None
-    """`(agent_id, episode, worker, **kwargs) -> policy id`, asked when an agent first appears in an episode."""
+    """`(agent_id, episode, worker, **kwargs) -> policy id`, called when an agent first appears in an episode."""
     policies_to_train: Iterable[str] | Callable[..., bool] | None = None
-    """Ids, or `(policy_id, batch) -> bool`; None trains every policy that can learn. Running means of observations
-    stand still for policies that a list leaves out; a function, which is asked about every batch, stops none."""
+    """Ids of the policies to train, or `(policy_id, batch) -> bool`. None trains every policy that can learn.
+    Observation filters of policies that a list leaves out stay frozen; a function, called for every batch, freezes
+    none."""
     observation_fn: Callable[..., Mapping[Any, Any]] | None = None
-    """`(agent_obs, worker, base_env, policies, episode, **kw) -> {agent_id: new obs}`, asked on every env step;
-    the policies' `observation_space` says what the new observations look like. Remote clients have to ask for each
-    action then: episodes that they played by themselves are refused."""
+    """`(agent_obs, worker, base_env, policies, episode, **kw) -> {agent_id: new obs}`, called on every env step. The
+    policies' `observation_space` describes the new observations. Remote clients must then request every action:
+    episodes whose actions they chose locally are refused."""
     count_steps_by: Literal["env_steps", "agent_steps"] = "env_steps"
-    """What fragment lengths, the train batch size and `min_sample_timesteps_per_iteration` count: "env_steps", or
-    "agent_steps", the actions of agents."""
+    """Unit of fragment lengths, the train batch size and `min_sample_timesteps_per_iteration`: "env_steps", or
+    "agent_steps", the number of agent actions."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be called; ids and functions are looked at together, where the policies are."""
         if self.observation_fn is not None and not callable(self.observation_fn):
             raise ConfigError(
                 f"multiagent: observation_fn is a {type(self.observation_fn).__name__}, expected a function "
                 "(agent_obs, worker, base_env, policies, episode) -> {agent_id: new obs}; pass the function itself"
             )
-
-
-# SEAM menv.algorithms.config.model_config
-# What the networks look like.
 
 
 _ACTIVATIONS = ("tanh", "relu", "silu", "elu", "linear")
@@ -62,39 +67,41 @@ _MODEL_FLAGS = ("vf_share_layers", "use_lstm", "use_gru")
 @section_named("model")
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The `model` section; `docs/settings.md` explains each key."""
+    """The `model` section: the architecture of the networks."""
 
     fcnet_hiddens: tuple[int, ...] = (64, 64)
-    """Widths of the hidden layers, which lie above the convolutions where there are any."""
+    """Sizes of the hidden layers, which follow the convolutions if there are any."""
     fcnet_activation: Literal["tanh", "relu", "silu", "elu", "linear"] = "relu"
     """Activation after each hidden layer: "relu", "tanh", "silu", "elu" or "linear"."""
     vf_share_layers: bool = False
-    """Whether the value function uses the policy's hidden layers and convolutions. Sharing nearly halves the work of
-    learning from images, but a value error of large returns then drowns what the policy learns."""
+    """Whether the value function shares the policy's hidden layers and convolutions. Sharing nearly halves the cost of
+    learning from images, but with large returns the value error can dominate the shared layers."""
     use_lstm: bool = False
-    """Whether an LSTM follows the hidden layers; the value function has its own, unless it shares them."""
+    """Whether to add an LSTM after the hidden layers. The value function has a separate one unless `vf_share_layers`
+    is set."""
     use_gru: bool = False
-    """Whether a GRU does instead."""
+    """Whether to add a GRU instead of an LSTM."""
     lstm_cell_size: int = 64
-    """Units of the LSTM or GRU."""
+    """Number of units of the LSTM or GRU."""
     max_seq_len: int = 20
-    """Rows through which a recurrent policy learns at a time; longer pieces of trajectories are cut."""
+    """Length of the training sequences of recurrent policies, in timesteps. Longer trajectory chunks are split."""
     shared_layers: str | None = None
-    """Name of a group of policies that stand on one set of hidden layers, each with heads of its own; None shares
-    nothing. Each makes its own gradient steps, and what they change holds for all: so all of a group learn, or none."""
+    """Name of a group of policies that share one set of hidden layers and have separate heads. None shares nothing.
+    The gradient steps of each policy change the shared layers for the whole group, so either all policies of a group
+    learn or none."""
     conv_filters: tuple[ConvFilter, ...] | None = None
-    """Convolutions over images, Boxes of shape (height, width, channels): a list of [out_channels, kernel, stride],
-    such as [[16, [8, 8], 4], [32, 4, 2]]. All but the last are padded with zeros. None takes defaults for images of
-    at least 24 x 24; [] means none. Images of bytes stay bytes in batches; convolutions divide by 255. An image beside
-    other parts of a Dict or Tuple, but for an `action_mask`, gets none and is read as the numbers that it holds; a
-    `custom_model` may convolve it."""
+    """Convolutions over image observations, Boxes of shape (height, width, channels): a list of [out_channels, kernel,
+    stride], such as [[16, [8, 8], 4], [32, 4, 2]]. All but the last use zero padding. None selects default filters for
+    images of at least 24 x 24; [] disables convolutions. Byte images stay bytes in batches, and the network divides
+    them by 255. An image inside a Dict or Tuple gets convolutions only if the other entry is an `action_mask`;
+    otherwise the stock network reads its pixels as plain numbers, and a `custom_model` can convolve it."""
     conv_activation: Literal["tanh", "relu", "silu", "elu", "linear"] = "relu"
-    """Activation after each convolution, one of the same."""
+    """Activation after each convolution; same choices as `fcnet_activation`."""
     custom_model: Callable[..., Any] | None = None
-    """A network of your own: a `torch.nn.Module` class, or a function that returns a module; it takes the place of all
-    layers above. `menv.algorithms.networks.custom_model` says what it gets and has to give."""
+    """A custom network: a `torch.nn.Module` class, or a function that returns a module. It replaces all layers above.
+    `menv.algorithms.networks.custom_model` defines its inputs and outputs."""
     custom_model_config: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments for it."""
+    """Keyword arguments for `custom_model`."""
 
     def __post_init__(self) -> None:
         widths = self.fcnet_hiddens
@@ -142,7 +149,7 @@ class ModelConfig:
             given = f"an instance of {type(model).__name__}" if instance else shown(model)
             raise ConfigError(
                 f"model: custom_model is {given}, expected a torch.nn.Module class or a function that returns a "
-                "module, because every policy gets one of its own; pass that and put arguments into custom_model_config"
+                "module, because every policy gets a separate one; pass that and put arguments into custom_model_config"
             )
         if not isinstance(settings, Mapping) or not all(isinstance(name, str) for name in settings):
             raise ConfigError(
@@ -150,8 +157,11 @@ class ModelConfig:
                 'write {"width": 64}'
             )
         if (model is None and settings) or (model is not None and self.conv_filters):
-            stray = "custom_model_config without" if model is None else "conv_filters beside"
-            raise ConfigError(f"model: {stray} custom_model, expected one or the other way; leave it out")
+            both, one = (
+                "custom_model_config without custom_model, expected both",
+                "conv_filters with custom_model, expected one of them",
+            )
+            raise ConfigError(f"model: {both if model is None else one}; leave it out")
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -167,6 +177,7 @@ def _check_activation(name: str, value: Any) -> None:
         )
 
 
+_CLASSIC = {name: key for key, name in RENAMED.items()}
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "evaluation_duration_unit": ("episodes", "timesteps"),
     "batch_mode": ("truncate_episodes", "complete_episodes"),
@@ -191,123 +202,136 @@ _COUNTS = {
     "metrics_num_episodes_for_smoothing": (1, MOST), "evaluation_duration": (1, MOST_ROWS),
     "num_consecutive_env_failures_tolerance": (0, MOST),
 }  # fmt: skip
-"""The least and the most of each: systems have no room for more processes, more threads end this one, and workers are
-asked for all fragments that they may run ahead."""
+"""Minimum and maximum of each count."""
 _COUNTS_OR: dict[str, tuple[Any, int]] = {
     "rollout_fragment_length": ("auto", MOST_ROWS), "evaluation_interval": (None, MOST),
 }  # fmt: skip
-"""What may stand in the place of the count, and the most of it."""
+"""The alternative to a count, and its maximum."""
 
 _MEANS_NOTHING_WITHOUT = {
     "max_staleness": ("overlap", 1),
     "evaluation_parallel_to_training": ("evaluation_num_workers", False),
     "remote_env_batch_wait_ms": ("remote_worker_envs", 0),
 }
-"""Settings with the one that each belongs to, and its default."""
+"""Settings that need another one, with that one and their default."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlgorithmConfig(BuilderChain, ReadAsDict):
-    """Environment, sampling and policies; an algorithm's own config adds how it learns."""
+class AlgorithmConfig(BuilderChain):
+    """Settings of the environment, sampling and policies; the config of each algorithm adds how it learns.
+
+    A config is also read like a classic nested dict: `config["model"]["use_lstm"]`; `copy()` returns such a dict.
+    """
 
     if not TYPE_CHECKING:
         __getattr__ = hinted("Config")
 
     env: Any = None
-    """A registered name, a class, a function of the context, a gymnasium id, or "package.module:Class"."""
+    """A registered name, a class, a function of the `EnvContext`, a gymnasium id, or "package.module:Class"."""
     input: Any = None
-    """A function of an `InputContext` that returns what experience comes from instead of `env`, such as a server."""
+    """A function of an `InputContext` that returns the source of experience, such as a policy server, instead of
+    `env`."""
     env_config: Mapping[str, Any] = field(default_factory=dict)
-    """Items of the `EnvContext` that the environment is created with."""
+    """Items of the `EnvContext` that is passed to the environment."""
     observation_space: Any = None
-    """Of every agent, or a dict of spaces by agent id, where the environment declares none before its first reset."""
+    """Observation space of every agent, or a dict of spaces by agent id, for environments that declare none before
+    their first reset."""
     action_space: Any = None
-    """Likewise."""
+    """Action space of every agent, or a dict of spaces by agent id, for the same environments."""
     num_workers: int = 0
-    """Processes that sample; 0 samples in this one."""
+    """Number of rollout worker processes; 0 samples in the main process."""
     engine: Literal["process", "ray"] | None = None
-    """What workers and remote environments run on: "process", this machine, or "ray"; None takes Ray where it is
-    installed."""
+    """What runs rollout workers and remote environments: "process", processes on this machine, or "ray". None uses Ray
+    if it is installed."""
     worker_start_timeout_s: float | None = None
-    """Seconds that workers wait for room in a Ray cluster; None is 300 with an autoscaler or more than one node, 10 on
-    one machine. Training then runs with the workers that are there, and the others join when Ray has placed them."""
+    """Seconds to wait until a Ray cluster has room for the workers. None means 300 with an autoscaler or several
+    nodes, and 10 on one machine. Training then starts with the workers that run; the others join once Ray has placed
+    them."""
     num_envs_per_worker: int = 1
-    """Sub-environments that each worker steps together."""
+    """Number of sub-environments that each worker steps together."""
     remote_worker_envs: bool = False
-    """Whether sub-environments live in processes of their own, which pays where a step takes milliseconds."""
+    """Whether every sub-environment runs in a separate process, which pays off if a step takes milliseconds."""
     remote_env_batch_wait_ms: int = 0
-    """How long a poll waits for more of them once one is ready; 0 answers whoever is ready."""
+    """Milliseconds to wait for more remote sub-environments once one is ready; 0 does not wait."""
     env_timeout: float | None = None
-    """Seconds after which an environment that does not return, in another process, is given up; None never."""
+    """Seconds after which an environment in another process that does not return is given up. None waits forever."""
     overlap: bool = False
-    """Whether workers sample the next batch while this process learns from the last one."""
+    """Whether workers sample the next batch while the main process learns from the last one."""
     max_staleness: int = 1
-    """With `overlap`: so many updates may lie between the weights that acted and those that learn from it."""
+    """Maximum number of updates between the weights that sampled a batch and the weights that learn from it; for
+    `overlap`."""
     log_level: str | None = None
-    """Level of what workers and remote environments log, to stderr, such as "INFO"; None leaves it alone."""
+    """Log level of workers and remote environments, which log to stderr, such as "INFO". None leaves it unchanged."""
     restart_failed_sub_environments: bool = True
-    """Whether one that raises is created again and costs its episode only; with False the run ends."""
+    """Whether a sub-environment that raises is re-created, which ends only its current episode. With False the run
+    ends."""
     num_consecutive_env_failures_tolerance: int = TOLERATED
-    """So many crashes of one sub-environment in a row, each in a reset or in the first 10 env steps of an episode, do
-    not end the run; the next one does."""
+    """Number of consecutive crashes of one sub-environment that do not end the run. A crash counts if it happens in a
+    reset or in the first 10 env steps of an episode."""
     rollout_fragment_length: int | Literal["auto"] = "auto"
-    """Steps of each sub-environment in a fragment; "auto" makes one fragment a train batch."""
+    """Number of steps of each sub-environment in a rollout fragment. With "auto", one fragment is one train batch."""
     batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
-    """Whether a fragment may cut an episode, or ("complete_episodes") runs on to its end; in vectorised environments
-    rows wait for it. Callers of external environments wait in new episodes until those that run are over: who plays
-    several at once needs a thread for each then."""
+    """"truncate_episodes" may end a fragment in the middle of an episode; "complete_episodes" extends it to the end of
+    the episode. Vectorized environments then hold timesteps back until their episode ends. External clients wait at
+    the start of a new episode until the running episodes have ended, so a client that plays several episodes at once
+    needs a thread for each."""
     train_batch_size: int = 4096
-    """Steps, of all sub-environments together, that one training iteration learns from."""
+    """Number of steps, over all sub-environments, per training iteration."""
     explore: bool = True
-    """Whether sampled actions are drawn; False takes the most likely ones."""
+    """Whether to sample actions from the policy; False takes the most likely action."""
     seed: int | None = None
-    """Makes runs repeatable: gives every reset its own seed, and seeds `random` and `numpy.random` in each process,
-    this one included; None does neither."""
+    """Seed for reproducible runs. It seeds every reset, and `random` and `numpy.random` in each process, the main
+    process included. None seeds none of these."""
     clip_rewards: bool | float = False
-    """True learns from the signs of rewards, a number from rewards clipped to plus and minus it."""
+    """True learns from the signs of rewards; a number clips rewards to [-number, number]."""
     clip_actions: bool = False
-    """Whether Box actions are clipped into the bounds, those of custom policies too."""
+    """Whether to clip Box actions to the bounds of the space, including the actions of custom policies."""
     normalize_actions: bool | None = None
-    """Whether Box actions in [-1, 1] are scaled to the bounds; None scales those of networks and passes on those of
-    custom policies unchanged."""
+    """Whether to scale Box actions from [-1, 1] to the bounds of the space. None scales the actions of networks and
+    leaves the actions of custom policies unchanged."""
     observation_filter: Literal["NoFilter", "MeanStdFilter"] = "NoFilter"
-    """"MeanStdFilter" puts running means and standard deviations of observations into the agent connectors."""
+    """"MeanStdFilter" normalizes observations by their running mean and standard deviation, as an agent connector."""
     agent_connectors: Sequence[Any] = ()
-    """More agent connectors behind the filter: registered names, or pairs of a name and its parameters."""
+    """Additional agent connectors after the filter: registered names, or pairs of a name and its parameters."""
     metrics_num_episodes_for_smoothing: int = 100
-    """Episodes that the means of a result are taken over."""
+    """Number of recent episodes over which results report means."""
     inference: Literal["auto", "onnx", "torch"] = "auto"
-    """What runs the networks while sampling: "onnx", "torch", or "auto", ONNX Runtime where it agrees with torch."""
+    """Backend that runs the networks while sampling: "onnx", "torch", or "auto", which uses ONNX Runtime where it
+    agrees with torch."""
     torch_threads: int | Literal["auto"] | None = "auto"
-    """Threads for torch in this process; "auto" is one, and all processors while a large network learns; None leaves
-    torch alone. Only with a number does a large network learn the same on machines with other numbers of processors."""
+    """Number of torch threads in the main process. "auto" uses one, and all processors while a large network learns.
+    None keeps the setting of torch. Only a number makes large networks learn the same on machines with different
+    numbers of processors."""
     num_gpus: float = 0
-    """1 learns on a GPU, which pays for convolutions and wide layers; what torch runs in this process acts there."""
+    """1 trains on a GPU, which pays off for convolutions and wide layers. Networks that torch runs in the main process
+    then act on the GPU too."""
     model: ModelConfig = field(default_factory=ModelConfig)
-    """The stock networks."""
+    """Architecture of the stock networks."""
     evaluation_interval: int | None = None
-    """Training iterations from one evaluation to the next; None evaluates only when asked."""
+    """Number of training iterations between evaluations. None evaluates only when `evaluate()` is called."""
     evaluation_duration: int = 10
-    """Episodes or env steps of one evaluation, of all sub-environments together."""
+    """Number of episodes or env steps per evaluation, over all sub-environments."""
     evaluation_duration_unit: Literal["episodes", "timesteps"] = "episodes"
-    """What `evaluation_duration` counts, "episodes" or ("timesteps") env steps, rounded up to whole episodes."""
+    """Unit of `evaluation_duration`: "episodes", or "timesteps", which are env steps rounded up to whole episodes."""
     evaluation_config: Mapping[str, Any] | None = None
-    """Settings that differ in evaluations, such as `{"explore": False}`; items of `env_config` are merged. The
-    run's own policies play: what they are made with, such as `model` or `exploration_config`, is the same."""
+    """Settings that differ in evaluations, such as `{"explore": False}`. Items of `env_config` are merged. Evaluations
+    use the run's policies, so settings that define a policy, such as `model` or `exploration_config`, cannot differ."""
     evaluation_num_workers: int = 0
-    """Processes that play evaluations, each in `num_envs_per_worker` sub-environments; 0 plays in this one."""
+    """Number of evaluation processes, each with `num_envs_per_worker` sub-environments; 0 evaluates in the main
+    process."""
     evaluation_parallel_to_training: bool = False
-    """With `evaluation_num_workers`: whether they play while an iteration trains, with the weights of its beginning."""
+    """Whether evaluations run while an iteration trains, with the weights from its beginning; needs
+    `evaluation_num_workers`."""
     always_attach_evaluation_results: bool = False
-    """Whether results without an evaluation of their own repeat the last one."""
+    """Whether results of iterations without an evaluation repeat the last one."""
     callbacks: Any = CallbacksSetting()  # noqa: RUF009 - a descriptor
-    """A subclass of `DefaultCallbacks`, an instance of one, or a list of several."""
+    """A subclass of `DefaultCallbacks`, an instance of one, or a list of these."""
     multiagent: MultiAgentConfig = field(default_factory=MultiAgentConfig)
-    """Policies and their mapping."""
+    """Policies, and the mapping of agents to policies."""
 
     def __post_init__(self) -> None:
         for name, off in (("input", "sampler"), ("evaluation_interval", 0)):
-            # Classic ways of saying that there is none.
+            # Classic spellings of None.
             if type(getattr(self, name)) is type(off) and getattr(self, name) == off:
                 object.__setattr__(self, name, None)
         object.__setattr__(self, "model", section(ModelConfig, self.model, "model"))
@@ -336,7 +360,7 @@ class AlgorithmConfig(BuilderChain, ReadAsDict):
 
     def _check_kinds(self) -> None:
         if self.clip_rewards is None:
-            # The classic default, which clips those of Atari's games alone.
+            # The classic default, which clips the rewards of Atari games only.
             object.__setattr__(self, "clip_rewards", False)
         limit = self.clip_rewards
         most = math.inf if isinstance(limit, float) else LARGEST
@@ -360,7 +384,7 @@ class AlgorithmConfig(BuilderChain, ReadAsDict):
                 f"seed: {shown(self.seed)}, expected an integer of at least 0, or None; choose one"
             )
         if self.seed is not None:
-            # Those of numpy overflow where seeds are mixed.
+            # numpy integers overflow where seeds are mixed.
             object.__setattr__(self, "seed", int(self.seed))
         self._check_scale()
 
@@ -375,18 +399,17 @@ class AlgorithmConfig(BuilderChain, ReadAsDict):
             _check_seconds("env_timeout", self.env_timeout)
             if not (self.num_workers or self.evaluation_num_workers or self.remote_worker_envs):
                 raise ConfigError(
-                    f"env_timeout: {self.env_timeout} with environments in this process, which cannot be given up, "
-                    "expected some in others; set num_workers or remote_worker_envs=True"
+                    f"env_timeout: {self.env_timeout} with environments in this process, which cannot be interrupted, "
+                    "expected some in other processes; set num_workers or remote_worker_envs=True"
                 )
         if self.overlap and not self.num_workers:
             what = "without workers, expected some that sample meanwhile; set num_workers to 1 or more"
             if self.input is not None:
-                what = "with an input, expected False, because its clients play while this process learns; leave it out"
+                what = "with an input, expected False, because clients play while this process learns; leave it out"
             raise ConfigError(f"overlap: True {what}")
-        self._check_company()
+        self._check_needed()
 
-    def _check_company(self) -> None:
-        """Refuse settings that mean nothing without another one; a default is no setting."""
+    def _check_needed(self) -> None:
         for name, (other, default) in _MEANS_NOTHING_WITHOUT.items():
             if getattr(self, name) != default and not getattr(self, other):
                 needed = "True" if isinstance(getattr(self, other), bool) else "1 or more"
@@ -396,21 +419,20 @@ class AlgorithmConfig(BuilderChain, ReadAsDict):
                 )
 
     own_meaning: ClassVar[frozenset[str]] = frozenset()
-    """Fields of this class that mean something of their own in an algorithm: its policies never take them
-    from the config of another one."""
+    """Fields with another meaning in this algorithm, which its policies never take from the config of another one."""
     of_the_run: ClassVar[frozenset[str]] = frozenset()
-    """Fields of this class alone that hold for a whole run, so that no policy may have its own."""
+    """Additional fields of this class that no policy may override."""
 
     def sample_size(self, num_envs: int) -> int:
-        """Return the steps that are sampled before the learners get them."""
+        """Return the steps that are sampled between two learning phases."""
         return self.train_batch_size
 
     def iteration_size(self, num_envs: int) -> int:
-        """Return the steps of one `train()`, at least; they are made up of whole samples."""
+        """Return the minimum steps of one `train()`; an iteration consists of whole samples."""
         return self.sample_size(num_envs)
 
     def rows_of_a_step(self) -> int:
-        """Return the rows of one gradient step."""
+        """Return the timesteps of one gradient step."""
         return self.train_batch_size
 
     def fragment_length(self, num_envs: int) -> int:
@@ -419,14 +441,57 @@ class AlgorithmConfig(BuilderChain, ReadAsDict):
             return max(1, -(-self.train_batch_size // num_envs))
         return self.rollout_fragment_length
 
+    def __getitem__(self, key: str) -> Any:
+        name, known = RENAMED.get(key, key), self._names()
+        if name not in known:
+            hint = setting_hint(key, known) or "keys() lists them"
+            raise KeyError(f"config: no setting {key!r}, expected an existing one; {hint}")
+        value = vars(self)[name]
+        return {one.name: getattr(value, one.name) for one in fields(value)} if is_dataclass(value) else value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise TypeError(
+            f"config[{key!r}]: settings are read-only, expected no assignment; change a copy() and build from it"
+        )
+
+    def __contains__(self, key: object) -> bool:
+        return RENAMED.get(str(key), key) in self._names()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([_CLASSIC.get(name, name) for name in self._names()])
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a setting, `default` if there is no setting of this name."""
+        with suppress(KeyError):
+            return self[key]
+        return default
+
+    def keys(self) -> KeysView[str]:
+        """Return the names in classic spelling."""
+        return self.copy().keys()
+
+    def values(self) -> ValuesView[Any]:
+        """Return the settings."""
+        return self.copy().values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """Return the settings by name."""
+        return self.copy().items()
+
+    def copy(self) -> dict[str, Any]:
+        """Return the settings as a dict that you may change and pass to an algorithm as `config`."""
+        return {key: self[key] for key in self}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as `copy`."""
+        return self.copy()
+
+    def _names(self) -> list[str]:
+        return [field.name for field in fields(self)]
+
 
 def left_over(values: Mapping[str, Any], given: Container[str]) -> dict[str, Any]:
-    """Return defaults for settings of another run that mean nothing any more, now that others were changed.
-
-    Args:
-        values: All settings, by name.
-        given: Those that were chosen with the changes; they stay as they are.
-    """
+    """Return defaults for settings that lost the setting they need, except for the names in `given`."""
     return {
         name: default
         for name, (other, default) in _MEANS_NOTHING_WITHOUT.items()

@@ -1,7 +1,7 @@
 """RLlib's builder chain: `PPOConfig().environment("CartPole-v1").training(lr=1e-3).build()`.
 
-A base class of `AlgorithmConfig`. Each method returns a changed copy. `_SECTIONS` says which settings belong to which
-method; `training` has all others. Names that RLlib has for the same settings are accepted.
+The base class of `AlgorithmConfig`. Each method returns a changed copy. `_METHODS` lists the settings of each method;
+`training` has all others. RLlib's names of the same settings are accepted.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Self, TypeVar, cast
 
-from menv.algorithms.config.keys import refuse_or_warn, section_values
-from menv.algorithms.config.replay_buffer_config import newly_chosen
+from menv.algorithms.config.keys import newly_chosen, refuse_or_warn, section_values
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
 from menv.migration_hints import RENAMED_SETTINGS
@@ -19,7 +18,7 @@ from menv.migration_hints import RENAMED_SETTINGS
 C = TypeVar("C")
 
 SECTIONS = ("model", "replay_buffer_config", "exploration_config")
-"""Settings that are given by key, and that a policy may have of its own; not every algorithm has all of them."""
+"""Sections that a policy may override key by key; not every algorithm has all of them."""
 _ROLLOUTS = (
     "num_workers", "num_envs_per_worker", "rollout_fragment_length", "batch_mode", "explore", "exploration_config",
     "observation_filter", "agent_connectors", "engine", "remote_worker_envs", "remote_env_batch_wait_ms", "env_timeout",
@@ -45,14 +44,14 @@ _METHODS: dict[str, tuple[str, ...]] = {
     "reporting": ("metrics_num_episodes_for_smoothing", "min_sample_timesteps_per_iteration"),
     "api_stack": (),
 }  # fmt: skip
-"""The settings of each method but `training`, whose settings are in no other one."""
+"""The settings of each method except `training`."""
 
 
 class BuilderChain:
     """The methods of the chain; each returns a copy with other settings."""
 
     def environment(self, env: Any = None, **settings: Any) -> Self:
-        """Set the environment: `env`, `env_config`, its spaces, and what is clipped."""
+        """Set the environment: `env`, `env_config`, spaces, and clipping."""
         return _changed(self, "environment", settings if env is None else {"env": env, **settings})
 
     def env_runners(self, **settings: Any) -> Self:
@@ -98,7 +97,7 @@ class BuilderChain:
         return _changed(self, "exploration", settings)
 
     def reporting(self, **settings: Any) -> Self:
-        """Set what results are computed over."""
+        """Set over how many episodes and steps results are reported."""
         return _changed(self, "reporting", settings)
 
     def api_stack(self, **settings: Any) -> Self:
@@ -116,10 +115,7 @@ class BuilderChain:
 
 
 class CallbacksSetting:
-    """The descriptor of the field `callbacks`; read from a config, its default sets callbacks when it is called.
-
-    So `PPOConfig().callbacks(MyCallbacks)` works as in RLlib. Other values are read as they were given.
-    """
+    """Descriptor of the field `callbacks`, whose default can be called: `PPOConfig().callbacks(MyCallbacks)`."""
 
     def __init__(self, config: Any = None) -> None:
         self._config = config
@@ -132,7 +128,6 @@ class CallbacksSetting:
         vars(config)["callbacks"] = DefaultCallbacks if isinstance(value, CallbacksSetting) else value
 
     def __call__(self, callbacks_class: Any) -> Any:
-        """Return a copy of the config with these callbacks."""
         return _changed(self._config, "callbacks", {"callbacks": callbacks_class})
 
     def __eq__(self, other: object) -> bool:
@@ -148,7 +143,7 @@ class CallbacksSetting:
 def merged_sections(
     config: Any, changes: Mapping[str, Any], names: Sequence[str] = (*SECTIONS, "multiagent", "env_config")
 ) -> dict[str, Any]:
-    """Return the nested sections that `changes` has as dicts, merged over those of `config`."""
+    """Return the sections that `changes` gives as dicts, merged over the sections of `config`."""
     sections: dict[str, Any] = {}
     for name in names:
         before, given = getattr(config, name, None), changes.get(name)
@@ -160,11 +155,6 @@ def merged_sections(
 
 
 def _changed(config: C, method: str, given: Mapping[str, Any]) -> C:
-    """Return a copy of a config with the settings that one method of the chain is given.
-
-    Raises:
-        ConfigError: The method has no such setting.
-    """
     where, whole = f"{type(config).__name__}.{method}: ", cast(Any, config)
     names = {field.name for field in fields(whole)}
     methods = {name: names.intersection(known) for name, known in _METHODS.items()}

@@ -1,7 +1,4 @@
-"""Settings that are numbers: refusing what is none, or too large or small, in the same words everywhere.
-
-The settings of each algorithm and the sections of its config call it. It knows no names of settings.
-"""
+"""Checks of numeric settings and of numbers in checkpoints, with the same messages everywhere."""
 
 from __future__ import annotations
 
@@ -13,34 +10,23 @@ import numpy as np
 from menv.errors import ConfigError
 
 MOST = 2**63 - 1
-"""What columns and libraries count to; it stands for "never" and "all" in some configs."""
+"""Largest integer of columns and libraries; some configs use it for "never" or "all"."""
 MOST_ROWS = 10**9
-"""Rows that come together, each of them some bytes: more than any machine holds, or than any run lives to see."""
+"""Largest number of rows that are held in memory together."""
 
 LARGEST = 1e30
-"""Of numbers: networks compute in single precision, and products of settings have to stay below its 3e38."""
+"""Largest number: networks compute in single precision, and products of settings must stay below 3e38."""
 FASTEST = 1e3
-"""Of learning rates: Adam moves a weight by as much at each step, and soon no product of two of them is a number."""
+"""Largest learning rate: beyond it weights overflow within a few steps of Adam."""
 _LONG = 100
 LEARNERS = "learners.safetensors"
-"""Begins messages about what learners have written."""
+"""The file of the learners in a checkpoint, for error messages."""
 _MOST_COUNTED = 2**53
-"""What a run can have counted: the next integers still fit, also as floats."""
+"""Largest counter of a run; integers up to here are exact as floats."""
 
 
 def check_count(where: str, name: str, value: Any, least: int = 1, most: int = MOST) -> None:
-    """Refuse what is no integer from `least` to `most`.
-
-    Args:
-        where: Begins the message: an algorithm or a section.
-        name: Of the setting.
-        value: As it was given.
-        least: The smallest that can work.
-        most: The largest.
-
-    Raises:
-        ConfigError: It is something else; flags are.
-    """
+    """Refuse everything but integers from `least` to `most`; flags are no integers."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     if whole and value > most:
         raise ConfigError(
@@ -63,20 +49,9 @@ def check_number(
     none_is_off: bool = False,
     endless: bool = False,
 ) -> None:
-    """Refuse what is no number within [least, most], or beyond what networks can compute with.
+    """Refuse everything but numbers in [least, most] that networks can compute with; flags and NaN are no numbers.
 
-    Args:
-        where: Begins the message: an algorithm or a section.
-        name: Of the setting.
-        value: As it was given.
-        least: The smallest that can work.
-        most: The largest.
-        none_is_off: Whether None is a value, which switches a limit off, as infinity does then; 0 lets nothing pass
-            and is refused.
-        endless: Whether infinity is a value by itself.
-
-    Raises:
-        ConfigError: It is something else; flags and NaN are.
+    With `none_is_off`, None and infinity switch a limit off and 0 is refused; with `endless`, infinity is a value.
     """
     if value is None and none_is_off:
         return
@@ -86,7 +61,7 @@ def check_number(
             f"{where}: {name} is {shown(value)}, which lets nothing be learned, expected a number above 0, or None to "
             "switch it off; correct it"
         )
-    # An integer that no float holds is no infinity either.
+    # Integers beyond the range of floats do not count as infinity.
     beyond = number and LARGEST < abs(value) < math.inf
     if not number or not least <= value <= most or (beyond and isinstance(value, int)):
         off = ", or None to switch it off" if none_is_off else ""
@@ -99,19 +74,7 @@ def check_number(
 def check_stored(
     where: str, name: str, value: Any, kinds: str = "iu", least: float = 0, most: float = _MOST_COUNTED
 ) -> None:
-    """Refuse a number of a checkpoint, or an array of them, that no run can have reached.
-
-    Args:
-        where: Begins the message.
-        name: Of the field in its file.
-        value: As it was read.
-        kinds: Kinds of numpy's dtypes that it may have.
-        least: The smallest that can be.
-        most: The largest. NaN is refused, too.
-
-    Raises:
-        ConfigError: It is something else; flags are.
-    """
+    """Refuse a number or an array in a checkpoint that no run can have written; `kinds` are numpy dtype kinds."""
     array = np.asarray(value)
     if array.dtype.kind in kinds:
         if not array.size:
@@ -127,13 +90,13 @@ def check_stored(
 
 
 def shown(value: Any) -> str:
-    """Return a value for a message, cut where it is long."""
+    """Return a value for a message, shortened if it is long."""
     if isinstance(value, int) and value.bit_length() > _LONG:
-        # Python itself refuses to write those of thousands of digits.
+        # Python refuses to write integers of thousands of digits.
         return f"{'-' if value < 0 else ''}2**{value.bit_length() - 1} and more"
     try:
         text = repr(value)
     except ValueError:
-        # Such an integer lies within.
+        # It contains such an integer.
         text = f"a {type(value).__name__}"
     return text if len(text) <= _LONG else f"{text[:_LONG]}..."

@@ -1,8 +1,7 @@
-"""Settings in a checkpoint: what JSON can hold is written, everything else by name only and given again.
+"""Settings in a checkpoint: JSON values and gymnasium spaces are written out, all other objects only by name.
 
-`menv.algorithms.checkpoints` writes and reads with it. `_looked_up` decides for every name in a file, at any depth,
-what it may mean here: an environment that this process knows, or a class that menv offers for that setting. You pass
-everything else again. Nothing is imported for a file. The spaces of gymnasium are written out.
+Nothing is imported for a file. `_looked_up` resolves each name in it, at any depth, to an environment that this process
+knows or to a class that menv offers for that setting. The user passes all other objects again.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ import numpy as np
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, left_over
 from menv.algorithms.config.builder_chain import SECTIONS
-from menv.algorithms.config.classic_keys import OF_CONNECTORS, read_config, read_keys
 from menv.algorithms.config.field_checks import shown
-from menv.algorithms.config.replay_buffer_config import newly_chosen
+from menv.algorithms.config.keys import newly_chosen
+from menv.algorithms.config.read_config import OF_CONNECTORS, read_config, read_keys
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
 from menv.multi_agent_env import MultiAgentEnv
@@ -39,57 +38,48 @@ _FLOAT = "$float"
 _TUPLE = "$tuple"
 _SPACE = "$space"
 _OFFERING = ("menv", "menv.algorithms", "menv.envs")
-"""The packages of menv whose classes need not be given again."""
+"""Packages of menv whose classes are restored by name."""
 _OFFERED: dict[str, tuple[type, ...]] = {
     "env": (MultiAgentEnv, gym.Env), "callbacks": (DefaultCallbacks,), "policy_class": (Policy,),
 }  # fmt: skip
-"""The settings that such a class may stand in, and what it derives from there. No other setting takes a class of a
-file: `env=PPO` would build an algorithm of the file's `env_config`."""
+"""The settings that accept such a class, and its base class. No other setting accepts a class from a file: `env=PPO`
+would build an algorithm from the file's `env_config`."""
 _DATA = ("env_config", "custom_model_config", "agent_connectors")
-"""Settings whose content menv passes on, so that its keys are no settings."""
+"""Settings whose content menv passes on; its keys are no settings."""
 _PROCESSES, _PROCESSES_EACH, _MOST_ENVS = 32, 4, 10_000
-"""A checkpoint starts so many workers by itself, or so many for each processor, with so many sub-environments each."""
+"""Limits for a checkpoint: worker processes in total or per processor, whichever is more, and sub-environments each."""
 _PLAIN = (bool, int, float, str)
-_TOLD = 8
-"""So many things that have to be given again are told by name."""
+_MOST_NAMED = 8
 _OF_A_SPEC = ("policy_class", "observation_space", "action_space", "config", "algorithm", "inferred")
 
 Tree = dict[str, Any]
 
 
 class NamedOnlyError(ConfigError):
-    """Settings that a checkpoint holds by name only were not given again; give them.
+    """Settings that a checkpoint holds only by name were not passed again.
 
-    Args:
-        missing: Where they stand, keys of the config from the outermost to the innermost, and what they were.
-
-    Attributes:
-        missing: Likewise.
-        told: What the message says of them, without what to do.
+    `missing` lists their paths in the config and descriptions; `summary` is the message without the advice.
     """
 
     def __init__(self, missing: list[tuple[tuple[Any, ...], str]]) -> None:
         places = ["".join(f"[{key!r}]" for key in path) for path, _ in missing]
         names = ", ".join(
-            f"config{place} was {was}" for place, (_, was) in zip(places[:_TOLD], missing, strict=False)
+            f"config{place} was {was}" for place, (_, was) in zip(places[:_MOST_NAMED], missing, strict=False)
         )
-        more = f" and {len(missing) - _TOLD} more" * (len(missing) > _TOLD)
+        more = f" and {len(missing) - _MOST_NAMED} more" * (len(missing) > _MOST_NAMED)
         them = "it" if len(missing) == 1 else "them"
         self.missing = missing
-        self.told = (
+        self.summary = (
             f"from_checkpoint: {names}{more}, which a checkpoint holds by name only, "
             f"expected {them} to be given again"
         )
-        super().__init__(f"{self.told}; pass {them} in config")
+        super().__init__(f"{self.summary}; pass {them} in config")
 
 
 def as_json(value: Any, theirs: bool = False) -> Any:
-    """Return a setting as what JSON can hold; what it cannot is named.
+    """Return a setting as JSON, with names in place of objects that JSON cannot hold.
 
-    Args:
-        value: The setting.
-        theirs: Whether it is handed on as it is, to an environment for example, to which a list is no tuple, and a
-            member of an Enum no string.
+    With `theirs`, the value belongs to an environment or a model: a list is no tuple there, a str Enum no string.
     """
     if isinstance(value, np.generic):
         return as_json(value.item(), theirs)
@@ -113,24 +103,23 @@ def _of_parts(value: Any, theirs: bool) -> Any:
     if type(value) is list or (isinstance(value, list | tuple) and (ours or not theirs)):
         return [as_json(item, theirs) for item in value]
     if type(value) is tuple:
-        # Whoever does not know the first mark asks for it to be given again.
+        # Readers that do not know the first mark ask for the value again.
         return {_TUPLE: [as_json(item, theirs) for item in value], _NAMED: "a tuple"}
     if isinstance(value, gym.Space) and _is_gymnasiums(value):
         with contextlib.suppress(ConfigError):
-            # It has no form in JSON: then it is named as well.
+            # A space without a JSON form is stored by name.
             return {_SPACE: space_to_json(value), _NAMED: "a space"}
     return {_NAMED: _name_of(value)}
 
 
 def _is_gymnasiums(space: Any) -> bool:
-    """Return whether a space, and all that lie in it, come back as what they are: of gymnasium's own classes."""
     inner = getattr(space, "spaces", ())
     parts = inner.values() if isinstance(inner, Mapping) else inner
     return type(space).__module__.partition(".")[0] == "gymnasium" and all(map(_is_gymnasiums, parts))
 
 
 def stored_config(config: AlgorithmConfig, policy_map: PolicyMap) -> Tree:
-    """Return an algorithm's settings, with the policies that it has now."""
+    """Return the settings of an algorithm with its current policies."""
     tree: Tree = as_json(config)
     mapping_fn, to_train = policy_map.settings
     tree["multiagent"] |= {
@@ -151,17 +140,9 @@ def restored_config(
     env: Any = None,
     policy_ids: Collection[str] | None = None,
 ) -> AlgorithmConfig:
-    """Return the settings of a checkpoint, with those that are given put over them.
+    """Return the settings of a checkpoint, for `policy_ids` or all policies, with `given` and `env` over them.
 
-    Args:
-        config_class: The algorithm's config.
-        stored: As from `stored_config`, as JSON gives it back.
-        given: A classic dict, an instance of `config_class`, or None.
-        env: Takes precedence over both.
-        policy_ids: The policies that are wanted, None for all.
-
-    Raises:
-        ConfigError: Something that is stored by name only is not given, or a wanted policy is not there.
+    Raises ConfigError if an object that is stored by name is not passed again, or a wanted policy is not there.
     """
     policy_ids = None if policy_ids is None else ids_given("from_checkpoint", policy_ids)
     values = _read(_looked_up(stored))
@@ -193,18 +174,12 @@ def restored_config(
 
 
 def _bound_costs(values: Tree, given: Mapping[str, Any]) -> None:
-    """Lower the number of workers that a file asks for to what this machine may bear, unless it is given again.
-
-    Raises:
-        ConfigError: It asks for more sub-environments than any run needs; these are not lowered, because they decide
-            what is learned.
-    """
     most = max(_PROCESSES, _PROCESSES_EACH * (os.cpu_count() or 1))
     for name in ("num_workers", "evaluation_num_workers"):
         if name not in given and type(values.get(name)) is int and values[name] > most:
             warnings.warn(
-                f"from_checkpoint: {name} is {shown(values[name])} in the checkpoint, which starts at most {most} "
-                f"processes here by itself, and is lowered to that; pass {name} in config to start more",
+                f"from_checkpoint: {name} is {shown(values[name])} in the checkpoint, from which at most {most} "
+                f"processes are started here, and is lowered to that; pass {name} in config to start more",
                 stacklevel=4,
             )
             values[name] = most
@@ -215,12 +190,11 @@ def _bound_costs(values: Tree, given: Mapping[str, Any]) -> None:
         if again not in given and type(envs) is int and envs > limit:
             raise ConfigError(
                 f"from_checkpoint: {where}num_envs_per_worker is {shown(envs)}, expected at most {limit} from a file; "
-                f"pass {again} in config if it shall be so"
+                f"pass {again} in config to use it anyway"
             )
 
 
 def _fit_to_machine(values: Tree, given: Mapping[str, Any]) -> None:
-    """Do without a GPU and without Ray where this machine has none, unless they are given again."""
     specs = values["multiagent"]["policies"].values()
     of_policies = [spec.get("config") for spec in specs if isinstance(spec, dict)]
     settings = [one for one in (values, values.get("evaluation_config"), *of_policies) if one]
@@ -257,18 +231,7 @@ def check_connectors(
     config: AlgorithmConfig,
     specs: Mapping[str, PolicySpec],
 ) -> None:
-    """Refuse other settings of connectors than those by which a checkpoint's were made, where these go on.
-
-    Args:
-        where: Begins the message.
-        stored: As from `stored_config`.
-        kept: Policies whose connectors are in the checkpoint, and not only the settings that make them.
-        config: The settings of whoever goes on.
-        specs: The policies of whoever goes on.
-
-    Raises:
-        ConfigError: There is one.
-    """
+    """Refuse changed connector settings of policies whose connectors the checkpoint restores (`kept`)."""
     for name in sorted(specs.keys() & kept):
         before = _read(stored["multiagent"]["policies"][name]["config"]) or {}
         own = specs[name].config or {}
@@ -278,7 +241,7 @@ def check_connectors(
             if was != now:
                 raise ConfigError(
                     f"{where}: policy {name!r} has {key}={shown(now)}, expected {shown(was)}, because its connectors "
-                    "go on as they are in the checkpoint; leave it as it was, or edit policy.agent_connectors and "
+                    "continue from the checkpoint; leave it unchanged, or edit policy.agent_connectors and "
                     "policy.action_connectors afterwards"
                 )
 
@@ -301,7 +264,6 @@ def _given(config_class: type[AlgorithmConfig], given: Any) -> Tree:
 
 
 def _policies(stored: Tree, given: Any, policy_ids: Collection[str] | None) -> dict[str, Any]:
-    """Return the specs of the checkpoint's policies, those that are given, and as they are stored of the others."""
     wanted = list(stored if policy_ids is None else policy_ids)
     missing = sorted(set(wanted) - stored.keys())
     if missing:
@@ -323,11 +285,6 @@ def _policies(stored: Tree, given: Any, policy_ids: Collection[str] | None) -> d
 
 
 def _check_given(values: Tree) -> None:
-    """Refuse settings that are stored by name only.
-
-    Raises:
-        ConfigError: There are such; all of them are told, so that nobody has to try again for each.
-    """
     missing = list(_by_name_only(values))
     if missing:
         raise NamedOnlyError(missing)
@@ -346,13 +303,6 @@ def _by_name_only(value: Any, *path: Any) -> Iterator[tuple[tuple[Any, ...], str
 
 
 def _looked_up(value: Any, field: str = "", data: bool = False) -> Any:
-    """Return a stored tree in which each name of code is what it means in this process, or a mark to give it again.
-
-    Args:
-        value: As JSON gives it.
-        field: The setting that it stands in.
-        data: Whether it lies within `_DATA`: then its keys are no settings.
-    """
     if isinstance(value, list):
         return [_looked_up(item, field, data) for item in value]
     if isinstance(value, str):
@@ -385,7 +335,6 @@ def _read(value: Any, spaces: SpaceDecoder | None = None) -> Any:
 
 
 def _offered(stored: Tree, field: str) -> type | None:
-    """Return the class that is stored by name if menv offers it for this setting."""
     name = str(stored[_NAMED]).rpartition(":")[2]
     for package in map(import_module, _OFFERING):
         found = getattr(package, name) if name in package.__all__ else None

@@ -1,1 +1,1 @@
-"""DQN: configuration, replay buffer, and learners for feed-forward and recurrent networks."""
+"""DQN (Mnih et al. 2015). Begin with `dqn`, then `learner` and `replay_buffer`; `config` has the settings."""

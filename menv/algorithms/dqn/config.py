@@ -1,4 +1,7 @@
-"""Settings of DQN."""
+"""Settings of DQN, and of every algorithm that learns from a replay buffer.
+
+Needs no torch, so that processes that only sample can read them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ import numpy as np
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, ModelConfig
 from menv.algorithms.config.field_checks import FASTEST, MOST, MOST_ROWS, check_count, check_number, shown
 from menv.algorithms.config.keys import by_name, prefixed, section, section_named
-from menv.algorithms.config.replay_buffer_config import ReplayBufferConfig
 from menv.errors import ConfigError
 from menv.policy_spec import PolicySpec
 
@@ -20,24 +22,20 @@ if TYPE_CHECKING:
     from menv.algorithms.dqn.dqn import DQN
 
 
-# SEAM menv.algorithms.config.exploration_config
-# How often a policy acts at random while it learns.
-
-
 @section_named("exploration_config")
 @dataclass(frozen=True, kw_only=True)
 class ExplorationConfig:
-    """The `exploration_config` section: epsilon falls on a straight line, then stays."""
+    """The `exploration_config` section: epsilon decreases linearly, then stays constant."""
 
     type: str = "EpsilonGreedy"
-    """The only kind in this version."""
+    """Type of exploration; only "EpsilonGreedy" is available."""
     initial_epsilon: float = 1.0
-    """Share of random actions at the start of a run."""
+    """Probability of a random action at the start of a run."""
     final_epsilon: float = 0.02
-    """Share of random actions from `epsilon_timesteps` on."""
+    """Probability of a random action from `epsilon_timesteps` on."""
     epsilon_timesteps: int = 10_000
-    """Env steps of the run until then; infinity keeps the share of the start. A policy that `policies_to_train`
-    leaves out keeps the share it has: a new one that of the start."""
+    """Number of env steps over which epsilon decreases linearly; infinity keeps the initial epsilon. A policy that
+    `policies_to_train` leaves out keeps its epsilon; a new one keeps the initial epsilon."""
 
     def __post_init__(self) -> None:
         if self.type != "EpsilonGreedy":
@@ -57,53 +55,100 @@ class ExplorationConfig:
         return float(np.interp(env_steps, (0, max(1, self.epsilon_timesteps)), ends))
 
 
-# SEAM menv.algorithms.config.dqn_settings
-# The numbers that DQN's loss and learner read.
-#
-# `DQNConfig` makes one for each policy; `dqn_learner` reads it. Needs no torch, so that a process that only
-# samples can hold it.
+_BUFFERS = {
+    "ReplayBuffer": False,
+    "MultiAgentReplayBuffer": False,
+    "PrioritizedReplayBuffer": True,
+    "MultiAgentPrioritizedReplayBuffer": True,
+}
+
+_MOST_PRIORITIES = 10**8
+"""Priorities are allocated at once; the columns of the buffer grow with its contents."""
+
+
+@section_named("replay_buffer_config")
+@dataclass(frozen=True, kw_only=True)
+class ReplayBufferConfig:
+    """The `replay_buffer_config` section; every policy has a separate buffer."""
+
+    type: str | None = None
+    """RLlib's name of the buffer, such as "ReplayBuffer" or "PrioritizedReplayBuffer", which sets
+    `prioritized_replay`. None uses `prioritized_replay`."""
+    capacity: int = 100_000
+    """Maximum number of timesteps; new ones replace the oldest. A sequence of a recurrent policy counts as
+    `max_seq_len` timesteps, however short it is."""
+    prioritized_replay: bool = False
+    """Whether timesteps with larger TD errors are sampled more often (Schaul et al. 2016)."""
+    prioritized_replay_alpha: float = 0.6
+    """Exponent of the priorities; 0 samples uniformly."""
+    prioritized_replay_beta: float = 0.4
+    """Exponent of the importance weights; 1 corrects the sampling bias fully."""
+    prioritized_replay_eps: float = 1e-6
+    """Constant added to every absolute TD error, in the unit of the learned Q-values, so that every timestep can be
+    sampled."""
+
+    def __post_init__(self) -> None:
+        if self.type is not None:
+            if not isinstance(self.type, str) or self.type not in _BUFFERS:
+                raise ConfigError(
+                    f"replay_buffer_config: type is {shown(self.type)}, expected one of {', '.join(_BUFFERS)}; "
+                    "leave it out"
+                )
+            object.__setattr__(self, "prioritized_replay", _BUFFERS[self.type])
+        if not isinstance(self.prioritized_replay, bool):
+            raise ConfigError(
+                f"replay_buffer_config: prioritized_replay is {shown(self.prioritized_replay)}, expected True or "
+                "False; choose one"
+            )
+        most = _MOST_PRIORITIES if self.prioritized_replay else MOST
+        check_count("replay_buffer_config", "capacity", self.capacity, 1, most)
+        for part, least in (("alpha", 0.0), ("beta", 0.0), ("eps", 1e-12)):
+            name = f"prioritized_replay_{part}"
+            check_number("replay_buffer_config", name, getattr(self, name), least, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DQNSettings:
-    """Settings of one policy that learns as DQN does."""
+    """Settings of one policy that DQN trains."""
 
     algorithm: ClassVar[str] = "DQN"
-    """Named in messages."""
+    """Name in error messages."""
 
     lr: float = 2e-3
     """Learning rate of Adam."""
     gamma: float = 0.99
-    """Discount of one step."""
+    """Discount factor."""
     train_batch_size: int = 256
-    """Rows of one gradient step, drawn from the replay buffer."""
+    """Number of timesteps per gradient step, sampled from the replay buffer."""
     training_intensity: float = 32.0
-    """Rows that are learned from for each row that is sampled; divided by `train_batch_size`, gradient steps."""
+    """Number of timesteps to learn from per sampled timestep; divided by `train_batch_size`, the number of gradient
+    steps."""
     num_steps_sampled_before_learning_starts: int = 1_000
-    """Env steps of the run that are sampled before anything is learned."""
+    """Number of env steps of the run that are sampled before learning starts."""
     target_network_update_freq: int = 500
-    """Sampled rows after which the target network becomes a copy of the one that learns. They are counted among the
-    gradient steps of a fragment too: fewer rows than a fragment has make several copies while it is learned from."""
+    """Number of sampled timesteps between updates of the target network. They are spread over the gradient steps of a
+    fragment, so a number below the size of a fragment updates the target network several times per fragment."""
     double_q: bool = True
-    """Whether the network that learns chooses the action whose worth the target network gives."""
+    """Whether to use double Q-learning: the online network chooses the action whose value the target network gives."""
     dueling: bool = True
-    """Whether Q-values are the sum of a state's value and the actions' advantages."""
+    """Whether to use a dueling network: Q-values are the sum of the state's value and the actions' advantages."""
     n_step: int | Literal["auto"] = "auto"
-    """Rewards that a target holds before it relies on the target network, at most: none reaches beyond its fragment
-    or, with a memory, its sequence. "auto" makes 3, or as many steps as a fixed `rollout_fragment_length` has."""
+    """Maximum number of rewards in a target before it bootstraps from the target network. Targets end at the fragment
+    or, for recurrent policies, at the sequence. "auto" means 3, or a fixed `rollout_fragment_length` if that is
+    shorter."""
     grad_clip: float | None = 1.0
-    """Upper limit of the gradient's global norm; None switches clipping off."""
+    """Maximum global norm of the gradient; None disables clipping."""
     td_error_loss_fn: Literal["huber", "mse"] = "huber"
-    """Loss of the TD errors. "huber" squares small errors and is linear beyond the span of the n-step returns so
-    far, 0 included: with rewards of 0, 5 and 100 and `n_step=1`, beyond 100. "mse" squares all errors, as QMIX does.
-    Both are computed in a unit that follows the size of the rewards, so that a task is learned alike if all rewards
-    are multiplied by 100; choose "mse" where an action leads by chance to a long series of rewards or to none."""
+    """Loss of the TD errors. "huber" is quadratic for small errors and linear beyond the range of the n-step returns
+    so far, 0 included: with rewards of 0, 5 and 100 and `n_step=1`, beyond 100. "mse" is quadratic everywhere, as in
+    QMIX. Both are computed in a unit that follows the scale of the rewards, so that multiplying all rewards by 100
+    does not change learning. Choose "mse" if an action leads by chance to a long series of rewards or to none."""
     adam_epsilon: float = 1e-8
-    """What Adam adds to the root of its second moment."""
+    """Epsilon of Adam, added to the square root of the second moment."""
     replay_buffer_config: ReplayBufferConfig = field(default_factory=ReplayBufferConfig)
-    """What is kept, and how it is drawn."""
+    """Size of the replay buffer, and how it is sampled."""
     exploration_config: ExplorationConfig = field(default_factory=ExplorationConfig)
-    """How often actions are random."""
+    """Schedule of epsilon-greedy exploration."""
 
     def __post_init__(self) -> None:
         for name, kind in _SECTIONS.items():
@@ -127,11 +172,11 @@ class DQNSettings:
             )
 
     def epsilon_at(self, env_steps: int) -> float:
-        """Return the share of random actions after `env_steps` env steps of the run."""
+        """Return the probability of a random action after `env_steps` env steps of the run."""
         return self.exploration_config.epsilon_at(env_steps)
 
     def target_steps(self) -> int:
-        """Return the rewards that a target holds, at most."""
+        """Return the maximum number of rewards in a target."""
         return _USUAL_STEPS if self.n_step == "auto" else self.n_step
 
 
@@ -156,12 +201,7 @@ _RANGES = {
 }
 
 
-# SEAM menv.algorithms.config.off_policy_config
-# What the settings of all algorithms have in common that replay their experience.
-
-
-# What "auto" makes of the fragment length: so many env steps, of all sub-environments together, between two
-# times of learning, and at least so many of each.
+# A fragment length of "auto": env steps over all sub-environments, and the minimum for each.
 _STEPS_TOGETHER = 64
 _STEPS_OF_EACH = 4
 _LONGEST = 100_000
@@ -170,26 +210,26 @@ _MEMORY = ("use_lstm", "use_gru", "max_seq_len")
 
 @dataclass(frozen=True, kw_only=True)
 class OffPolicyConfig(AlgorithmConfig, DQNSettings):
-    """What `AlgorithmConfig` says about sampling and `DQNSettings` about learning."""
+    """Settings of an algorithm that replays experience: sampling (`AlgorithmConfig`) and learning (`DQNSettings`)."""
 
     own_meaning: ClassVar[frozenset[str]] = frozenset({"train_batch_size"})
     of_the_run: ClassVar[frozenset[str]] = frozenset({"min_sample_timesteps_per_iteration"})
 
     rollout_fragment_length: int | Literal["auto"] = "auto"
-    """Steps of each sub-environment between two times of learning; "auto" makes 64 of all together, at least 4 of each,
-    of each at least the `max_seq_len` of every policy with a memory, and the `n_step` of every one. A fixed one below
-    `n_step` is refused, unless `batch_mode` is "complete_episodes"."""
+    """Number of steps of each sub-environment between learning phases. "auto" means 64 over all sub-environments, and
+    for each at least 4, the `max_seq_len` of every recurrent policy and the `n_step` of every policy. A number below
+    `n_step` is refused unless `batch_mode` is "complete_episodes"."""
     train_batch_size: int = 256
-    """Rows of one gradient step, drawn from the replay buffer; how often, `training_intensity` says."""
+    """Number of timesteps per gradient step, sampled from the replay buffer; `training_intensity` sets how many steps
+    are made."""
     min_sample_timesteps_per_iteration: int = 1_000
-    """Env steps, or what `count_steps_by` says, of all sub-environments together, that one training iteration samples
-    at least."""
+    """Minimum number of steps, over all sub-environments, per training iteration; `count_steps_by` sets the unit."""
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
         DQNSettings.__post_init__(self)
         if self.model.cell:
-            # Sequences lie in the buffer at full length.
+            # The buffer stores sequences at full length.
             check_count("model", "max_seq_len", self.model.max_seq_len, most=_LONGEST)
         name = "min_sample_timesteps_per_iteration"
         check_count(self.algorithm, name, getattr(self, name), most=MOST_ROWS)
@@ -198,7 +238,7 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
             self._check_reach(_LONGEST if fixed == "auto" else fixed)
 
     def target_steps(self) -> int:
-        """Return the rewards that a target holds, at most."""
+        """Return the maximum number of rewards in a target; a fixed fragment length bounds it."""
         steps, fixed = DQNSettings.target_steps(self), self.rollout_fragment_length
         if self.n_step != "auto" or fixed == "auto" or self.batch_mode == "complete_episodes":
             return steps
@@ -220,23 +260,22 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
                 self._check_reach(length)
 
     def fragment_length(self, num_envs: int) -> int:
-        """Return the steps of each of `num_envs` sub-environments between two times of learning."""
+        """Return the steps of each of `num_envs` sub-environments between two learning phases."""
         if self.rollout_fragment_length == "auto":
-            # A recurrent policy learns through sequences, and these end where a fragment does.
+            # Training sequences of recurrent policies end at the fragment.
             least = self._longest_memory() or _STEPS_OF_EACH
             return max(least, self._longest_reach(), -(-_STEPS_TOGETHER // num_envs))
         return self.rollout_fragment_length
 
     def sample_size(self, num_envs: int) -> int:
-        """Return the env steps, of all sub-environments together, between two times of learning."""
+        """Return the env steps over all sub-environments between two learning phases."""
         return self.fragment_length(num_envs) * num_envs
 
     def iteration_size(self, num_envs: int) -> int:
-        """Return the env steps, of all sub-environments together, of one training iteration."""
+        """Return the env steps over all sub-environments of one training iteration."""
         return max(self.min_sample_timesteps_per_iteration, self.sample_size(num_envs))
 
     def _check_reach(self, length: int) -> None:
-        """Refuse targets that reach beyond fragments of so many steps, where these cut episodes."""
         if self.batch_mode != "complete_episodes" and self.target_steps() > length:
             raise ConfigError(
                 f"{self.algorithm}: n_step is {self.n_step} with fragments of {length}, beyond which no target "
@@ -245,21 +284,19 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
             )
 
     def _longest_reach(self) -> int:
-        """Return the most steps that targets of any policy reach; 0 where fragments cut no episode."""
         if self.batch_mode == "complete_episodes":
             return 0
         owns = (spec.config.get("n_step") for spec in self._specs() if spec.config)
         return max(self.target_steps(), *(own for own in owns if isinstance(own, int)), 0)
 
     def _longest_memory(self) -> int:
-        """Return the most rows through which any policy learns that replays sequences; 0 where none does."""
         main = self.model
         found = [main.max_seq_len if main.cell else 0]
         for spec in self._specs():
             own = (spec.config or {}).get("model")
             if isinstance(own, ModelConfig):
                 own = {name: getattr(own, name) for name in _MEMORY}
-            # One that PPO trains is none of them. What cannot work is refused where the policy is created.
+            # Policies that PPO trains replay nothing. Invalid settings are refused when the policy is created.
             if isinstance(own, Mapping) and spec.trained_by in (None, "DQN"):
                 lstm, gru, length = (own.get(name, getattr(main, name)) for name in _MEMORY)
                 found.append(length if (lstm or gru) and isinstance(length, int) else 0)
@@ -277,7 +314,7 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
 @by_name
 @dataclass(frozen=True, kw_only=True)
 class DQNConfig(OffPolicyConfig):
-    """What `AlgorithmConfig` says about sampling and `DQNSettings` about learning; `docs/settings.md` explains both."""
+    """Settings of DQN: sampling (`AlgorithmConfig`) and learning (`DQNSettings`); see `docs/settings.md`."""
 
     def build(self, env: Any = None) -> DQN:
         """Return the algorithm, its environments created; `env` overrides the config's own."""

@@ -18,7 +18,7 @@ from menv.inference.action_heads import ActionHead, in_a_line
 
 
 class DQNRecipe(OffPolicyRecipe):
-    """How a DQN policy is trained: by Q-values of discrete actions, from replayed rows."""
+    """How DQN builds and trains a policy: Q-values of discrete actions, learned from a replay buffer."""
 
     name = "DQN"
     config_class: type[AlgorithmConfig] = DQNConfig
@@ -26,17 +26,7 @@ class DQNRecipe(OffPolicyRecipe):
     def network(
         self, obs_size: int, action_space: gym.Space[Any], config: DQNConfig, observation_space: Any = None
     ) -> NetworkSpec:
-        """Return the network of one policy.
-
-        Args:
-            obs_size: F, numbers in a flat observation.
-            action_space: Of the policy.
-            config: Its settings.
-            observation_space: Of the policy, for networks that follow its structure.
-
-        Raises:
-            ConfigError: The actions are not Discrete.
-        """
+        """Return the description of the network of one policy."""
         if not isinstance(action_space, gym.spaces.Discrete):
             kind = "continuous" if isinstance(action_space, gym.spaces.Box) else type(action_space).__name__
             raise ConfigError(
@@ -57,7 +47,7 @@ class DQNRecipe(OffPolicyRecipe):
         config: DQNConfig,
         seed: int,
     ) -> Learner:
-        """Return a `DQNLearner`, of sequences if the network is recurrent."""
+        """Return a `DQNLearner`, a `RecurrentDQNLearner` if the network is recurrent."""
         from menv.algorithms.torch_runtime import learning_device
 
         device = learning_device(config.num_gpus)
@@ -73,11 +63,11 @@ class DQNRecipe(OffPolicyRecipe):
 
 
 DEFAULT_CONFIG = DQNConfig()
-"""The settings that hold where nothing else is said; `DEFAULT_CONFIG.copy()` is a dict of them."""
+"""The default settings; `DEFAULT_CONFIG.copy()` returns them as a dict."""
 
 
 class DQN(Algorithm):
-    """Q-learning from replayed experience: double, dueling, n-step, with priorities if asked.
+    """Q-learning from a replay buffer: double, dueling, n-step, optionally prioritized.
 
     Built as `DQN(env=..., config={...classic keys...})` or `DQNConfig(env=..., ...).build()`.
     """

@@ -1,4 +1,5 @@
-"""Stock networks: a description, its first weights, its torch form and its acting graphs, one a file.
+"""Descriptions of networks, their torch forms and their ONNX acting graphs.
 
-Nothing is imported here, so that the description can be read where torch and onnx are absent.
+Begin with `network_spec`, the interface of a description, and `stock_spec`, the built-in networks; `custom_model` is
+the contract of a user's module. Nothing is imported here: descriptions can be read without torch and onnx.
 """

@@ -1,7 +1,6 @@
-"""Acting graphs of a user's own module, for disks and other runtimes: torch's exporter writes what it computes.
+"""CustomGraphs: ONNX acting graphs of a user's module for exported policies, written by torch's exporter.
 
-`CustomSpec` makes one, policies are exported with it; training and acting go on in torch. What a head makes of the
-outputs is in `graph_tails`, as for stock networks. The exporter takes some seconds and is asked once.
+Training and acting use torch. The exporter takes some seconds and runs once; the tails are the ones of stock networks.
 """
 
 from __future__ import annotations
@@ -31,21 +30,14 @@ if TYPE_CHECKING:
     from menv.algorithms.networks.custom_model import CustomSpec
 
 _BODY = "module/"
-"""Begins the names of all that the module computes."""
+"""Prefix of the names of all values in the module."""
 _FIRST_ROWS = 3
-_MOST_TOLD = 200
+_MOST_SHOWN = 200
 _LOGS = ("torch.onnx", "torch.fx.experimental.symbolic_shapes", "torch.export")
 
 
 class CustomGraphs:
-    """Builds the graphs of one `CustomSpec`.
-
-    Args:
-        spec: The network.
-
-    Attributes:
-        stacks: False: policies are answered one after the other.
-    """
+    """Builds the acting graphs of one `CustomSpec`; it has no stacked graphs and none of state values."""
 
     stacks = False
 
@@ -55,26 +47,21 @@ class CustomGraphs:
         self._why_not = ""
 
     def build(self, kind: GraphKind, stacked: bool = False, masked: bool = False) -> bytes:
-        """Return a serialised model; see `ActingGraphs.build`. There are none of state values.
-
-        Raises:
-            ConfigError: The exporter cannot express the module.
-        """
+        """Return a serialized model."""
         assert not stacked, "modules have no stacked graphs"
-        assert kind != "values", "nobody asks a stored module for values"
+        assert kind != "values", "exported modules have no graph of values"
         graph = _Builder(self.spec, self._exported())
         add_policy(graph, self.spec.head, kind, masked)
         return graph.serialised(kind, {})
 
     def _exported(self) -> onnx.ModelProto:
-        """Return what the module computes; asked once, whatever comes of it."""
         if self._body is None and not self._why_not:
             try:
                 self._body = _exported(_Rows(self.spec))
                 refuse_unsafe_model(self._body.SerializeToString(), "module")
             except Exception as error:
-                # The exporter raises errors of any kind, also of the module's own.
-                self._body, self._why_not = None, _told(error)
+                # The exporter raises errors of any kind, and so does the module.
+                self._body, self._why_not = None, _summary(error)
         if self._body is None:
             name = getattr(self.spec.model, "__name__", type(self.spec.model).__name__)
             raise ConfigError(
@@ -85,10 +72,10 @@ class CustomGraphs:
         return self._body
 
 
-def _told(error: BaseException) -> str:
+def _summary(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.{_MOST_TOLD}}"
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.{_MOST_SHOWN}}"
 
 
 class _Rows(nn.Module):
@@ -125,14 +112,13 @@ def _one_step(value: Any) -> Any:
 
 
 def _exported(rows: _Rows) -> onnx.ModelProto:
-    """Return the graph of a module; its learned parameters are initializers with the names they are learned under."""
     size, width = rows._structure.size, sum(rows.state_sizes)
     widths = (size, width) if width else (size,)
     given = [torch.zeros(_FIRST_ROWS, one, dtype=torch.float32) for one in widths]
     count = torch.export.Dim("R")
     shapes = tuple({0: count} for _ in given)
     with _quietly():
-        # What an optimizer folds together would no longer be a weight.
+        # The optimizer would fold weights together.
         program = torch.onnx.export(
             rows, tuple(given), dynamo=True, dynamic_shapes=shapes, optimize=False, verbose=False,
             input_names=["rows", "state"][: len(given)], output_names=["outputs", "after"][: len(given)],
@@ -148,13 +134,12 @@ def _exported(rows: _Rows) -> onnx.ModelProto:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep the exporter from telling of its own ways; what comes of it is compared with the module."""
     logs = [logging.getLogger(name) for name in _LOGS]
     levels = [log.level for log in logs]
-    # It prints the half of a graph that it gives up. Another stderr would be one for all threads.
+    # It prints graphs that it cannot export. Replacing stderr would affect all threads.
     try:
         prints = vars(importlib.import_module("torch.export._trace"))
-    except ImportError:  # torch keeps it to itself where it is
+    except ImportError:  # a private module of torch
         prints = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -170,7 +155,6 @@ def _quietly() -> Iterator[None]:
 
 
 def _rename(graph: onnx.GraphProto, learned_names: Mapping[str, str]) -> None:
-    """Give values of a graph names that nothing else of a file has, and learned parameters their own."""
     outside = {"": "", "state": "state", **learned_names}
 
     def own(name: str) -> str:

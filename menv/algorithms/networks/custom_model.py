@@ -1,7 +1,6 @@
-"""A user's own `torch.nn.Module` as a network: the description that policies share.
+"""Custom networks: `CustomModel` is the contract of a user's `torch.nn.Module`, `CustomSpec` describes its network.
 
-`network_choice` makes it; `custom_model` says what the module gets and gives. torch is imported when the
-module is first built.
+Select one with the `model` setting `custom_model`. torch is imported when the module is first built.
 """
 
 from __future__ import annotations
@@ -27,96 +26,56 @@ if TYPE_CHECKING:
     from menv.algorithms.networks.network_spec import TorchNetwork
 
 
-# SEAM menv.algorithms.networks.custom_model
-# What a user's own `torch.nn.Module` gets and has to give: the contract of `model {"custom_model": ...}`.
-#
-# class Grid(torch.nn.Module):
-# def __init__(self, obs_space, num_outputs, width=32):
-# super().__init__()
-# self.body = torch.nn.Sequential(torch.nn.Linear(obs_space.shape[0], width), torch.nn.Tanh())
-# self.policy = torch.nn.Linear(width, num_outputs)
-# self.value = torch.nn.Linear(width, 1)
-#
-# def forward(self, obs):
-# features = self.body(obs)
-# return self.policy(features), self.value(features)[:, 0]
-#
-# PPO(env=..., config={"model": {"custom_model": Grid, "custom_model_config": {"width": 64}}})
-#
-# - The class, or a function that returns a module, is called with the observation space, the number of
-# outputs and
-# the items of `custom_model_config`. It is called more than once for each policy: for its first weights,
-# for acting and
-# for learning. First weights are those it builds, drawn from torch's generator, which is seeded for it and
-# then
-# put back.
-# - Observations come in the form of the space, as float32: a Box as [B, *shape] (bytes of images as 0.0 to
-# 255.0),
-# Discrete as one-hot [B, n], MultiDiscrete as one one-hot after the other [B, sum of sizes], MultiBinary as
-# [B, *shape], Dict and Tuple as a dict or a tuple of these. `"action_mask"` is no part of the space that it
-# is built
-# with, nor of the observations: menv masks the outputs itself.
-# - What it returns for PPO is `(outputs, values)`, shapes [B, num_outputs] and [B]. Outputs are logits; of
-# continuous actions the k means, then k logarithms of standard deviations. Of Dict and Tuple actions the
-# logits of all
-# discrete parts come first, part after part in the order of the space, then the means of all Box parts,
-# then the
-# logarithms of their standard deviations: `{"brake": Discrete(3), "steer": Box(-1, 1, (1,))}` has 5
-# outputs. For DQN
-# it returns the Q-values [B, num_outputs], alone or first in a tuple; the setting `dueling` is left to the
-# module.
-# - Learned is every parameter that requires a gradient. What does not, and buffers, keep the values that
-# the module has when it is built with a seed of 0. The module always runs in its evaluation mode: dropout
-# is off, and
-# batch normalisation, whose statistics would never move, is refused; take `LayerNorm` or `GroupNorm`.
-# - A row's answer must depend on nothing but the row, the state and the parameters.
-# - A module with a state has a method `get_initial_state()` that returns a list of tensors [S_i], the parts
-# of the
-# state with which each life of an agent begins. Then `forward(obs, state)` gets B sequences of T rows,
-# observations
-# as [B, T, ...] and the state before them as a list of [B, S_i], and returns the state after them as well:
-# `(outputs [B, T, num_outputs], values [B, T], state)`, for DQN `(q_values, state)`. Acting is T = 1;
-# learning takes
-# sequences of at most `max_seq_len` rows, shorter ones padded behind their end.
-# - torch runs it, in acting too; `result["inference"]` says "torch" then. On disk it is a graph that torch's
-# exporter has
-# written, once for a run, which takes a few seconds. A forward that branches on numbers has none: policies
-# of such a
-# module are refused when they are exported, and left out of checkpoints, which hold the run all the same.
-
-
 class CustomModel(Protocol):
-    """Builds a user's module; a subclass of `torch.nn.Module` is one."""
+    """Builds a user's module: a subclass of `torch.nn.Module`, or a function that returns a module.
+
+        class Grid(torch.nn.Module):
+            def __init__(self, obs_space, num_outputs, width=32):
+                super().__init__()
+                self.body = torch.nn.Sequential(torch.nn.Linear(obs_space.shape[0], width), torch.nn.Tanh())
+                self.policy = torch.nn.Linear(width, num_outputs)
+                self.value = torch.nn.Linear(width, 1)
+
+            def forward(self, obs):
+                features = self.body(obs)
+                return self.policy(features), self.value(features)[:, 0]
+
+        PPO(env=..., config={"model": {"custom_model": Grid, "custom_model_config": {"width": 64}}})
+
+    - It is called several times per policy: for the initial weights, for acting and for learning. The module creates
+      its initial weights with torch's generator, which is seeded and then restored.
+    - Observations have the form of the space, as float32: Box as [B, *shape] (bytes as 0.0 to 255.0), Discrete as
+      one-hot [B, n], MultiDiscrete as concatenated one-hots [B, sum of sizes], MultiBinary as [B, *shape], Dict and
+      Tuple as a dict or a tuple of these. menv masks the outputs, so `"action_mask"` is neither in the space nor in
+      observations.
+    - For PPO, `forward` returns `(outputs [B, num_outputs], values [B])`. Outputs are logits; for continuous actions
+      the k means, then k log standard deviations. For Dict and Tuple actions the logits of all discrete parts in the
+      order of the space come first, then the means of all Box parts, then their log standard deviations: `{"brake":
+      Discrete(3), "steer": Box(-1, 1, (1,))}` has 5 outputs. For DQN, `forward` returns Q-values [B, num_outputs],
+      alone or first in a tuple; the setting `dueling` has no effect.
+    - Parameters that require a gradient are trained. Other parameters and buffers keep the values of a module that is
+      built with a seed of 0. The module always runs in evaluation mode: dropout is off, and batch normalization is
+      refused; use `LayerNorm` or `GroupNorm`.
+    - The output of a row may depend only on the row, the state and the parameters.
+    - A recurrent module has a method `get_initial_state()` that returns a list of tensors [S_i], the parts of the
+      state at the start of an episode. `forward(obs, state)` then gets B sequences of T timesteps, observations [B,
+      T, ...] and a list of states [B, S_i], and returns `(outputs [B, T, num_outputs], values [B, T], state)`, for
+      DQN `(q_values, state)`. Acting uses T = 1; learning uses sequences of at most `max_seq_len`, padded at their
+      end.
+    - torch runs the module for acting too; `result["inference"]` is "torch" then. Exported policies contain an ONNX
+      graph, which torch's exporter writes once per run. Modules whose `forward` branches on numbers cannot be
+      exported; their policies are missing from checkpoints as exported policies, but runs can still be saved and
+      resumed.
+    """
 
     def __call__(
         self, obs_space: gym.Space[Any], num_outputs: int, /, **custom_model_config: Any
     ) -> nn.Module:
-        """Return a new module.
-
-        Args:
-            obs_space: Of the policy, without action masks.
-            num_outputs: Width of its first output.
-            custom_model_config: The items of that setting.
-        """
-
-
-# SEAM menv.algorithms.networks.obs_structure
-# Flat rows back in the form of their observation space, for modules that a user wrote.
-#
-# It undoes what `ObsPreprocessor` does, except that what it made one-hot stays so. Rows may be arrays or
-# tensors.
+        """Return a new module."""
 
 
 class ObsStructure:
-    """The form of the observations of one space, action masks left out.
-
-    Args:
-        space: The observation space.
-
-    Attributes:
-        size: F, numbers in a row.
-        space: The space without its masks.
-    """
+    """Converts flat rows of `size` numbers to the form of their space without action masks; one-hots stay one-hot."""
 
     def __init__(self, space: gym.Space[Any]) -> None:
         preprocessor = ObsPreprocessor(space)
@@ -126,7 +85,7 @@ class ObsStructure:
         self._leaves = {leaf.keys: leaf for leaf in preprocessor.leaves}
 
     def __call__(self, rows: Any) -> Any:
-        """Return rows [B, F] as [B, ...], or as dicts and tuples of such."""
+        """Return rows [B, F], arrays or tensors, as [B, ...] or as dicts and tuples of these."""
 
         def part(keys: Keys, _: gym.Space[Any]) -> Any:
             leaf = self._leaves[keys]
@@ -158,17 +117,7 @@ def _without(space: gym.Space[Any], masks: set[tuple[Any, ...]], keys: tuple[Any
 
 @dataclass(frozen=True, eq=False)
 class CustomSpec:
-    """A policy and a value function, or Q-values, computed by a module that a user wrote.
-
-    Attributes:
-        observation_space: Of the policy.
-        head: What the module's outputs mean.
-        model: Builds the module.
-        config: Keyword arguments for it.
-
-    Raises:
-        ConfigError: The module cannot be built, or gives something else than it has to.
-    """
+    """The description of a network that the module of `model(..., **config)` computes."""
 
     observation_space: gym.Space[Any]
     head: ActionHead
@@ -176,7 +125,6 @@ class CustomSpec:
     config: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        """Build the module once and try it on two rows."""
         _ = self._first_shapes
 
     def __eq__(self, other: object) -> bool:
@@ -191,7 +139,7 @@ class CustomSpec:
         try:
             return bool(self.config == other.config)
         except ValueError:
-            # Arrays among the arguments do not say whether they are equal.
+            # Arrays among the arguments have no truth value.
             return False
 
     __hash__ = None  # type: ignore[assignment]
@@ -208,12 +156,12 @@ class CustomSpec:
 
     @property
     def state_sizes(self) -> tuple[int, ...]:
-        """Numbers in each part of the module's state, () without one."""
+        """Size of each part of the recurrent state, () without one."""
         return tuple(len(part) for part in self.initial_state)
 
     @cached_property
     def initial_state(self) -> tuple[npt.NDArray[np.float32], ...]:
-        """What each part of the module's state begins with; () without one."""
+        """The parts of the initial recurrent state, () without one."""
         from menv.algorithms.networks.torch_custom import build_module, initial_state
 
         return tuple(part.numpy() for part in initial_state(build_module(self, 0)))
@@ -234,7 +182,7 @@ class CustomSpec:
         return weights
 
     def unit_weights(self) -> UnitWeights:
-        """Return the weights of the layers that values or Q-values come from, none if the module has no such layers."""
+        """Return the weights of the last layers of values or Q-values, if they can be found."""
         return self._unit_weights
 
     @cached_property
@@ -244,17 +192,17 @@ class CustomSpec:
         return unit_weights(self)
 
     def torch_network(self, params: Mapping[str, Any]) -> TorchNetwork:
-        """Return the network over `params`; see `NetworkSpec.torch_network`."""
+        """Return the network over `params`."""
         from menv.algorithms.networks.torch_custom import TorchCustom
 
         return TorchCustom(self, params)
 
     def graphs(self, defaults: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        """Return None: torch runs it."""
+        """Return None: torch runs the module."""
 
     @cached_property
     def stored_graphs(self) -> ActingGraphs:
-        """What builds its acting graphs for a disk, where torch's exporter can express it."""
+        """The builder of acting graphs for exported policies."""
         from menv.algorithms.networks.custom_graphs import CustomGraphs
 
         return CustomGraphs(self)

@@ -1,9 +1,8 @@
-"""GraphBuilder: collects the nodes, inputs and constants of one acting graph of a stock network.
+"""GraphBuilder: builds the ONNX acting graph of a stock network layer by layer.
 
-`graphs` adds what a graph of one kind computes, `graph_tails` what a head makes of the outputs. All weights are
-graph inputs. In a stacked graph every weight has a leading axis P, biases are [P, 1, out], observations and states
-lie in lanes [P, D, *], or in one for everybody, [1, D, *], and `pick` [R] names which of the [P * D] results each row
-wants.
+All weights are graph inputs. In a stacked graph, which computes P policies at once, weights have a leading axis P,
+biases are [P, 1, out], observations and states are [P, D, *] or [1, D, *], and `pick` [R] selects the result of each
+row among the [P * D] results.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from menv.algorithms.networks.stock_spec import (
 OPSET = 17
 IR_VERSION = 9
 
-# ONNX Runtime splits an inner product of more than this many terms, and then a Gemm adds its bias to
-# the first part, a MatMul with Add to the total. Up to here both give the same bits and Gemm is faster.
+# ONNX Runtime splits longer inner products; Gemm then adds the bias to the first part, MatMul with Add to the total.
+# Up to this length both give identical results and Gemm is faster.
 _GEMM_INPUTS = 128
 _OPS: dict[Activation, str] = {"tanh": "Tanh", "relu": "Relu"}
 
@@ -44,15 +43,12 @@ class GraphBuilder:
     """Collects nodes, inputs and constants; knows the layers, not what they are for.
 
     Attributes:
-        spec: What the network looks like.
-        stacked: Whether weights are those of P policies, [P, ...], and rows lie in lanes, [L, D, ...].
-        nodes: In the order in which they run.
-        inputs: What the graph is given, weights among it, by name.
-        outputs: What it returns.
-        constants: What it holds itself.
-        reads: The name of what the first layers read.
-        own_deviations: Whether the outputs of continuous actions hold logarithms of standard deviations behind the
-            means; otherwise these are a weight.
+        stacked: Whether weights are [P, ...] and rows [L, D, ...].
+        nodes: In execution order.
+        inputs: Inputs by name, including weights.
+        reads: The name of the input of the first layers.
+        own_deviations: Whether outputs of continuous actions contain log standard deviations after the means;
+            otherwise they are a weight.
     """
 
     own_deviations = False
@@ -82,7 +78,7 @@ class GraphBuilder:
         return name
 
     def rows_of(self, width: int) -> list[str | int]:
-        """Return the shape of what layers read, `width` numbers a row."""
+        """Return the input shape of layers that read `width` numbers per row."""
         return ["L", "D", width] if self.stacked else ["R", width]
 
     def given(self, name: str, element: int, shape: Sequence[str | int]) -> str:
@@ -109,12 +105,12 @@ class GraphBuilder:
         bias = self.weight(f"{layer.name}.bias", (layer.outputs,))
         if layer.outputs > 1:
             return self.product(layer, x, weight, bias)
-        # A product with one column has a kernel of its own whose rounding depends on the batch size.
+        # The kernel of products with one column rounds depending on the batch size.
         two_columns = self.product(layer, x, self.add("Concat", weight, weight, axis=-1), bias)
         return self.add("Gather", two_columns, self.constant([0]), axis=-1)
 
     def product(self, layer: Layer, x: str, weight: str, bias: str) -> str:
-        """Return the product and sum of an affine layer, rounded alike for any number of rows."""
+        """Return `x @ weight + bias`, with the same rounding for any number of rows."""
         if not self.stacked and layer.inputs <= _GEMM_INPUTS:
             return self.add("Gemm", x, weight, bias)
         return self.add("Add", self.add("MatMul", x, weight), bias)
@@ -131,13 +127,13 @@ class GraphBuilder:
 
     def elu(self, x: str) -> str:
         """Return max(x, 0) + exp(min(x, 0)) - 1."""
-        # Elu rounds the numbers that fill no vector register differently; Exp does not.
+        # Elu rounds the rows that do not fill a vector register differently; Exp does not.
         zero, one = self.constant(0.0, np.float32), self.constant(1.0, np.float32)
         below = self.add("Sub", self.add("Exp", self.add("Min", x, zero)), one)
         return self.add("Add", self.add("Max", x, zero), below)
 
     def observed(self, role: Role) -> str:
-        """Return what the first hidden layer of a role reads."""
+        """Return the input of the first hidden layer of a role."""
         spec, x = self.spec, self.reads
         if role == "value" and spec.critic_size:
             return x
@@ -146,7 +142,7 @@ class GraphBuilder:
         return x if spec.conv is None else self.convolved(spec.conv, spec.conv_layers(role), x)
 
     def convolved(self, stack: ConvStack, layers: Sequence[ConvLayer], x: str) -> str:
-        """Return the features of images that rows hold, channel after channel."""
+        """Return the flattened features of image rows, channels first."""
         if self.spec.pixels:
             x = self.add("Mul", x, self.constant(1.0 / 255.0, np.float32))
         x = self.add("Reshape", x, self.constant([-1, *stack.shape]))
@@ -161,7 +157,7 @@ class GraphBuilder:
         return self.add("Reshape", x, self.constant([-1, stack.features]))
 
     def features(self, role: Role) -> str:
-        """Return what the last layer of a role stands on."""
+        """Return the input of the last layer of a role."""
         x = self.observed(role)
         for layer in self.spec.hidden_layers(role):
             x = self.activated(self.affine(layer, x), self.spec.activation)
@@ -171,12 +167,12 @@ class GraphBuilder:
         return self._remembered(self.spec.cell, role, x)
 
     def outputs_of(self, role: Role, features: str) -> str:
-        """Return the outputs of a role for the rows that are wanted."""
+        """Return the outputs of a role for the selected rows."""
         layer = self.spec.out_layer(role)
         return self._wanted(self.affine(layer, features), layer.outputs)
 
     def state_after(self) -> str:
-        """Return the recurrent state after the rows that are wanted."""
+        """Return the recurrent state after the selected rows."""
         for role in self.spec.roles:
             trunk = self.spec.trunk_name(role)
             if trunk in self.spec.recurrent_trunks and trunk not in self._after:
@@ -224,7 +220,6 @@ class GraphBuilder:
         return self.add("Add", new, self.add("Mul", update, self.add("Sub", h, new)))
 
     def _part(self, cell: Cell, x: str, number: int) -> str:
-        """Return one of the parts of x that lie side by side, H wide each."""
         first, last = self.constant([number * cell.size]), self.constant([(number + 1) * cell.size])
         return self.add("Slice", x, first, last, self.constant([-1]))
 
@@ -240,8 +235,7 @@ class GraphBuilder:
 
     def row_sum(self, x: str, width: int, factor: float = 1.0) -> str:
         """Return the sums of rows of `width` numbers times `factor`, as one column."""
-        # ReduceSum and ReduceMean round differently for other numbers of rows, and so does a product with one
-        # column.
+        # ReduceSum, ReduceMean and products with one column round depending on the number of rows.
         ones = self.constant(np.full((width, 2), factor), np.float32)
         return self.add("Gather", self.add("MatMul", x, ones), self.constant([0]), axis=-1)
 
@@ -252,14 +246,14 @@ class GraphBuilder:
         return self.add("Squeeze", self.outputs_of("value", self.features("value")), self.constant([1]))
 
     def of_each_row(self, name: str, shape: tuple[int, ...]) -> str:
-        """Return a weight that is no layer's: broadcastable to rows if alone, [R, ...] if stacked."""
+        """Return a weight outside of layers: broadcastable to rows, or [R, ...] if stacked."""
         weight = self.weight(name, shape)
         if not self.stacked:
             return weight
         return self.add("Gather", weight, self.given("which", TensorProto.INT64, ["R"]), axis=0)
 
     def serialised(self, name: str, defaults: Mapping[str, npt.NDArray[np.float32]]) -> bytes:
-        """Return the model; `defaults` are held as overridable initializers."""
+        """Return the serialized model; `defaults` become overridable initializers."""
         if not any(attribute.HasField("g") for node in self.nodes for attribute in node.attribute):
             self._drop_copies()
             self._drop_unused()
@@ -274,10 +268,6 @@ class GraphBuilder:
         return bytes(model.SerializeToString())
 
     def _drop_copies(self) -> None:
-        """Drop the nodes that only name a result: what computes it takes the name.
-
-        ONNX Runtime drops such a copy itself, but not where somebody else reads what is copied.
-        """
         made = {name for node in self.nodes for name in node.output}
         results = {output.name for output in self.outputs}
         names: dict[str, str] = {}
@@ -291,7 +281,6 @@ class GraphBuilder:
         self.nodes = [_renamed(node, names) for node in kept]
 
     def _drop_unused(self) -> None:
-        """Drop the nodes whose results nobody reads, which ONNX Runtime would run, and what only they have read."""
         read = {output.name for output in self.outputs}
         kept = []
         for node in reversed(self.nodes):
@@ -306,7 +295,6 @@ class GraphBuilder:
 
 
 def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
-    """Return the node with other names for what it reads and gives; it may be part of other graphs too."""
     if not any(name in names for name in chain(node.input, node.output)):
         return node
     renamed = onnx.NodeProto()

@@ -1,7 +1,4 @@
-"""Which network the `model` section means for an observation space: the stock one, with convolutions, or a user's.
-
-Recipes call it with the stock network of flat observations. It knows settings and spaces, no weights.
-"""
+"""Chooses the network of a policy from `model` and the observation space: stock, with convolutions, or custom."""
 
 from __future__ import annotations
 
@@ -23,16 +20,7 @@ from menv.errors import ConfigError
 def chosen_network(
     stock: StockSpec, model: ModelConfig, observation_space: gym.Space[Any] | None
 ) -> NetworkSpec:
-    """Return the network of one policy.
-
-    Args:
-        stock: The network of fully connected layers that the algorithm would take.
-        model: The policy's settings.
-        observation_space: Of the policy; None if only the size of flat observations is known.
-
-    Raises:
-        ConfigError: Convolutions do not fit the observations, or a module of the user's is unfit.
-    """
+    """Return the network of one policy."""
     if observation_space is None:
         return stock
     if model.custom_model is not None:
@@ -40,7 +28,7 @@ def chosen_network(
         return CustomSpec(observation_space, stock.head, model.custom_model, dict(model.custom_model_config))
     preprocessor = ObsPreprocessor(observation_space)
     if model.conv_filters is None:
-        _warn_of_images_in_company(preprocessor)
+        _warn_of_plain_images(preprocessor)
     conv = _conv_stack(model, preprocessor.image, observation_space)
     return replace(stock, conv=conv, pixels=preprocessor.dtype == np.uint8)
 
@@ -49,18 +37,18 @@ def _check_alone(stock: StockSpec) -> None:
     if stock.cell or stock.critic_size:
         stray = "use_lstm or use_gru" if stock.cell else "critic_obs"
         raise ConfigError(
-            f"model: {stray} beside custom_model, expected one or the other way; leave it out, and give the module a "
-            "state or a value function of its own"
+            f"model: {stray} with custom_model, expected one of them; leave it out, and give the module a state or a "
+            "value function"
         )
 
 
-def _warn_of_images_in_company(preprocessor: ObsPreprocessor) -> None:
+def _warn_of_plain_images(preprocessor: ObsPreprocessor) -> None:
     """Warn of an image that gets no convolutions, because it is not all that is observed."""
     for leaf in preprocessor.leaves if len(preprocessor.leaves) > 1 else ():
         if isinstance(leaf.space, gym.spaces.Box) and _is_image(leaf.space.shape):
             warnings.warn(
-                f"model: {leaf.path} is an image of shape {leaf.space.shape} beside other parts of the observations, "
-                f"which the stock network reads as {leaf.width} plain numbers, expected an image alone or beside an "
+                f"model: {leaf.path} is an image of shape {leaf.space.shape} among other parts of the observations, "
+                f"which the stock network reads as {leaf.width} plain numbers, expected an image alone or with an "
                 "action_mask; write a custom_model that convolves it, or say conv_filters=[] if numbers will do",
                 stacklevel=2,
             )
@@ -71,7 +59,6 @@ def _is_image(shape: tuple[int, ...] | None) -> bool:
 
 
 def _conv_stack(model: ModelConfig, image: tuple[int, int, int] | None, space: Any) -> ConvStack | None:
-    """Return the convolutions, None for flat observations."""
     filters = model.conv_filters
     if filters is None:
         if image is None or not _is_image(image):
@@ -80,7 +67,7 @@ def _conv_stack(model: ModelConfig, image: tuple[int, int, int] | None, space: A
     elif filters and image is None:
         raise ConfigError(
             f"model: conv_filters for the observation space {space}, expected an image: a Box of shape (height, width, "
-            'channels), alone or beside an action_mask; leave conv_filters out, put {"conv_filters": None} into the '
+            'channels), alone or with an action_mask; leave conv_filters out, put {"conv_filters": None} into the '
             "model of this policy's own config, or write a custom_model that convolves a part of its observations"
         )
     assert image is not None or not filters

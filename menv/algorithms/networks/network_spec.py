@@ -1,8 +1,7 @@
-"""What the algorithms ask of the description of a network, whatever its layers are.
+"""NetworkSpec and TorchNetwork: the interfaces of a network description and of its torch form.
 
-A recipe makes one for each policy; `menv.algorithms.network_groups` builds the acting back-ends from it and a learner
-the network that it trains. Specs compare equal if their networks differ in nothing but weights. A spec is made
-without torch and without onnx; its methods import what they need.
+The recipe of an algorithm creates a spec for each policy; acting back-ends and learners are built from it. Specs are
+equal if their networks differ only in weights. Creating a spec needs neither torch nor onnx; its methods import them.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ if TYPE_CHECKING:
 
 
 def obs_column(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return observations [N, F] as networks read them: bytes stay bytes, all else is float32."""
+    """Return observations [N, F] as networks read them: uint8 stays uint8, everything else becomes float32."""
     return column if column.dtype == np.uint8 else np.asarray(column, np.float32)
 
 
 class NetworkSpec(Protocol):
-    """The architecture that the policies of a cohort share."""
+    """The architecture that the policies of a group share."""
 
     @property
     def obs_size(self) -> int:
@@ -51,32 +50,23 @@ class NetworkSpec(Protocol):
         """Return the shape of every weight by name, in a fixed order."""
 
     def first_weights(self, seed: int) -> dict[str, npt.NDArray[np.float32]]:
-        """Return weights to begin with; the same seed gives the same."""
+        """Return the initial weights; the same seed gives the same weights."""
 
     def unit_weights(self) -> UnitWeights:
-        """Return the weights that follow the unit in which rewards are paid."""
+        """Return the weights that scale with the unit of rewards."""
 
     def torch_network(self, params: Mapping[str, Any]) -> TorchNetwork:
         """Return the network over `params`, a tensor for each name, whose current values every call reads."""
 
     def graphs(self, defaults: Mapping[str, npt.NDArray[np.float32]]) -> ActingGraphs | None:
-        """Return what builds its acting graphs, None if only torch can run it.
-
-        Args:
-            defaults: Weights that a graph of a single policy holds unless it is fed others.
-        """
-
-
-# SEAM menv.algorithms.networks.torch_network
-# What a learner and the torch acting back-end ask of a network, whatever its layers are.
+        """Return what builds its acting graphs, None if only torch can run it."""
 
 
 class TorchNetwork(Protocol):
     """A policy and a value function over the same parameters, as plain functions of tensors.
 
-    A recurrent network is told the `state` [B, S] before B sequences, which the rows are, one after the other and all
-    of N / B rows; B = N is one step of each row. Without a state the rows are independent of each other.
-    Observations are float32, or uint8 where they are images of bytes.
+    A recurrent network gets the `state` [B, S] before B sequences of N / B rows each; B = N is one step of every row.
+    Without a state the rows are independent of each other. Observations are float32, or uint8 for byte images.
     """
 
     @property
@@ -94,31 +84,25 @@ class TorchNetwork(Protocol):
 
 
 class RecurrentNetwork(TorchNetwork, Protocol):
-    """A network that remembers."""
+    """A network with a recurrent state."""
 
     def step(self, obs: Tensor, mask: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return distribution inputs and the state [B, S] after the sequences."""
 
 
-# SEAM menv.algorithms.networks.network_size
-# How much memory a network takes, before any of it is taken.
-#
-# `menv.algorithms.network_groups` asks for every policy. It knows shapes, and nothing of what they mean.
-
-
 _BYTES = 16
-"""Of each weight while it is learned: itself, its gradient, and Adam's two moments."""
+"""Bytes per trained weight: the weight, its gradient, and two moments of Adam."""
 _OF_A_GRAPH = 2**29 - 2**18
-"""Weights: a graph ends at 2 GiB, and Python with one that is larger."""
+"""Maximum number of weights in a graph, which is limited to 2 GiB."""
 _UNKNOWN = 2**40
-"""Bytes of memory where the system does not tell, so that what no machine could hold is refused there too."""
+"""Assumed bytes of memory if the system does not report it."""
 _FEW = 2**22
 _most_weights = ContextVar("most_weights", default=math.inf)
 
 
 @contextmanager
 def weights_in_file(count: int) -> Iterator[None]:
-    """Refuse, in here, networks of many more weights than a checkpoint holds: its settings do not belong to them."""
+    """Refuse, in this context, networks of many more weights than the `count` in a checkpoint."""
     before = _most_weights.set(count + _FEW)
     try:
         yield
@@ -127,15 +111,7 @@ def weights_in_file(count: int) -> Iterator[None]:
 
 
 def check_size(shapes: Mapping[str, tuple[int, ...]], *, stock: bool = True) -> None:
-    """Refuse a network that cannot be learned on this machine.
-
-    Args:
-        shapes: Those of its weights, by name.
-        stock: Whether it is written as a graph with all of its weights.
-
-    Raises:
-        ConfigError: It takes more memory than there is, or than a graph can have.
-    """
+    """Refuse a network that is too large to train on this machine."""
     most = min(_memory() // _BYTES, _OF_A_GRAPH if stock else _UNKNOWN)
     if sum(map(math.prod, shapes.values())) > _most_weights.get():
         raise _refusal(shapes, f"about as many as the checkpoint holds, {_most_weights.get() - _FEW:,}")
@@ -145,16 +121,12 @@ def check_size(shapes: Mapping[str, tuple[int, ...]], *, stock: bool = True) -> 
 
 @contextmanager
 def memory_for(policy_id: str, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[None]:
-    """Let it be told of a policy's network where memory ends that others have taken.
-
-    Raises:
-        ConfigError: There was not enough of it.
-    """
+    """Refuse a policy whose network exceeds the memory that other networks leave."""
     try:
         yield
     except MemoryError as error:
-        told = _refusal(shapes, "fewer, because memory ends")
-        raise ConfigError(f"policies[{policy_id!r}], {told}") from error
+        refusal = _refusal(shapes, "fewer, because memory ends")
+        raise ConfigError(f"policies[{policy_id!r}], {refusal}") from error
 
 
 def _refusal(shapes: Mapping[str, tuple[int, ...]], rule: str) -> ConfigError:

@@ -1,7 +1,7 @@
-"""ONNX acting graphs of the stock networks, built from the same `StockSpec` as the torch form.
+"""StockGraphs: ONNX acting graphs of the stock networks, built from the same `StockSpec` as the torch form.
 
-`OnnxActing` asks for bytes by kind; nothing here runs them. One graph serves every policy of an architecture and
-never has to be built again when weights change.
+One graph serves every policy of an architecture and stays valid when weights change. A tail turns the outputs of the
+network into distribution inputs, actions and log-probabilities.
 """
 
 from __future__ import annotations
@@ -18,10 +18,66 @@ from menv.algorithms.networks.stock_spec import EPSILON, LOG_STD, StockSpec
 from menv.inference.acting_graphs import GraphKind
 from menv.inference.action_heads import ILLEGAL, LEAST_CHANCE, ActionHead
 
-# SEAM menv.algorithms.networks.graph_tails
-# What heads make of a network's outputs, as nodes of a graph: distribution inputs, draws, log-probabilities.
-#
-# `graphs` chooses a tail for each graph. Nothing here knows layers.
+
+class StockGraphs:
+    """Builds the acting graphs of one `StockSpec`."""
+
+    def __init__(
+        self, spec: StockSpec, defaults: Mapping[str, npt.NDArray[np.float32]] | None = None
+    ) -> None:
+        self.spec = spec
+        self.defaults = dict(defaults or {})
+
+    @property
+    def stacks(self) -> bool:
+        """Whether several policies can share a graph: not those with convolutions."""
+        return self.spec.conv is None
+
+    def build(self, kind: GraphKind, stacked: bool = False, masked: bool = False) -> bytes:
+        """Return a serialized model."""
+        assert not stacked or (kind in ("act", "greedy") and self.stacks), (
+            f"no stacked graph of kind {kind!r}"
+        )
+        graph = GraphBuilder(self.spec, stacked)
+        # The input of a centralized critic is called "obs" too.
+        width = self.spec.inputs_of("value" if kind == "values" else "policy")
+        as_bytes = self.spec.pixels and not (kind == "values" and self.spec.critic_size)
+        element = TensorProto.UINT8 if as_bytes else TensorProto.FLOAT
+        graph.given("obs", element, graph.rows_of(width))
+        if kind == "values":
+            graph.result("values", TensorProto.FLOAT, ["R"], graph.values())
+        else:
+            add_policy(graph, self.spec.head, kind, masked)
+        return graph.serialised(kind, {} if stacked else self.defaults)
+
+
+def add_policy(graph: GraphBuilder, head: ActionHead, kind: GraphKind, masked: bool) -> None:
+    """Add the nodes and results of a graph of any kind except "values"."""
+    tail = tail_of(graph, head)
+    outputs = tail.dist_inputs(graph.policy_outputs(), masked)
+    if kind == "evaluate":
+        actions = graph.given("actions", *action_type(head))
+        graph.result("dist_inputs", TensorProto.FLOAT, ["R", head.inputs], outputs)
+        graph.result("logp", TensorProto.FLOAT, ["R"], tail.logp(outputs, actions))
+        return
+    if kind == "act":
+        action = tail.sample(graph.given("noise", TensorProto.FLOAT, ["R", head.noise_width]))
+    else:
+        action = tail.mode()
+    graph.result("action", *action_type(head), action)
+    if head.returns_dist_inputs or head.is_value_based:
+        # Of Q-values a NaN shows nowhere else.
+        name = "dist_inputs" if head.returns_dist_inputs else "q_values"
+        graph.result(name, TensorProto.FLOAT, ["R", head.inputs], outputs)
+    state_sizes = graph.spec.state_sizes
+    if state_sizes:
+        graph.result("state_after", TensorProto.FLOAT, ["R", sum(state_sizes)], graph.state_after())
+
+
+def action_type(head: ActionHead) -> tuple[int, list[str | int]]:
+    """Return element type and shape of actions."""
+    element = TensorProto.FLOAT if head.numbers else TensorProto.INT64
+    return element, ["R", *head.action_shape]
 
 
 class _Choices:
@@ -73,10 +129,10 @@ class _Choices:
         return self._first_highest(graph.add("Cast", beyond, to=TensorProto.UINT8))
 
     def _sample_of_two(self, draws: str) -> str:
-        # A softmax of two numbers takes as long as the layer before it. The draw is below 1 and may be 0, so
-        # a choice of probability 0 is never taken.
+        # A softmax of two numbers takes as long as the layer before it. The draw is in [0, 1), so a choice of
+        # probability 0 is never taken.
         graph = self.graph
-        # One node instead of two that pick and one that subtracts; products with 1 are exact, so the sum is, too.
+        # One node instead of three; products with 1 are exact, and so is the sum.
         lead = graph.add("MatMul", self.logits, graph.constant([[1.0], [-1.0]], np.float32))
         chance = graph.add("Sigmoid", lead)
         second = graph.add("GreaterOrEqual", draws, chance)
@@ -162,7 +218,7 @@ class _OwnDeviations(_Gaussian):
 
 
 class _Mixed:
-    """The tail of choices and numbers together, which are drawn independently of each other."""
+    """The tail of discrete and continuous parts, which are sampled independently."""
 
     def __init__(self, graph: GraphBuilder, head: ActionHead) -> None:
         self.graph = graph
@@ -204,35 +260,35 @@ class _Mixed:
 
 
 class _QValues:
-    """The tail of one choice by its worth: the best one, or by a chance of epsilon any legal one."""
+    """The tail of one choice by Q-value: the best one or, with probability epsilon, any legal one."""
 
     def __init__(self, graph: GraphBuilder, head: ActionHead) -> None:
         self.graph = graph
         self.head = head
-        self.worth = ""
+        self.q_values = ""
         self.mask = ""
 
     def dist_inputs(self, outputs: str, masked: bool) -> str:
-        graph, self.worth = self.graph, outputs
+        graph, self.q_values = self.graph, outputs
         if masked:
             mask = graph.given("mask", TensorProto.BOOL, ["R", self.head.mask_width])
             self.mask = self.by_component(mask, self.head.sizes[0])
-            self.worth = graph.add("Where", self.mask, self.worth, graph.constant(ILLEGAL, np.float32))
-        return self.by_row(self.worth, self.head.inputs)
+            self.q_values = graph.add("Where", self.mask, self.q_values, graph.constant(ILLEGAL, np.float32))
+        return self.by_row(self.q_values, self.head.inputs)
 
     def by_component(self, x: str, width: int) -> str:
-        """Return what rows hold for their component, `width` numbers, as the Q-values are laid out."""
+        """Return rows of values per component, `width` each, in the layout of the Q-values."""
         return x
 
     def by_row(self, x: str, width: int) -> str:
-        """Return what components hold as rows of `width`."""
+        """Return values per component as rows of `width`."""
         return x
 
     def mode(self) -> str:
         return self.by_row(self._best(), len(self.head.sizes))
 
     def _best(self) -> str:
-        return self.graph.add("ArgMax", self.worth, axis=-1, keepdims=0)
+        return self.graph.add("ArgMax", self.q_values, axis=-1, keepdims=0)
 
     def sample(self, draws: str) -> str:
         graph = self.graph
@@ -268,13 +324,13 @@ class _QValues:
             legal = self._legal()
             own = graph.add("GatherElements", legal, graph.add("Unsqueeze", actions, last), axis=1)
             total = graph.add("ReduceSum", legal, last, keepdims=1)
-            # A mask of a row that nobody asked may allow nothing.
+            # The mask of a padding row may allow nothing.
             shares = graph.add("Div", own, graph.add("Max", total, one))
             share = graph.add("Squeeze", graph.add("Mul", epsilon, shares), last)
         best = graph.add("Cast", graph.add("Equal", actions, self._best()), to=TensorProto.FLOAT)
         chance = graph.add("Add", share, graph.add("Mul", best, graph.add("Sub", one, epsilon)))
         chance = graph.add("Max", chance, graph.constant(LEAST_CHANCE, np.float32))
-        # Log rounds the numbers that fill no vector register differently: each row gets registers of its own.
+        # Log rounds numbers that do not fill a vector register differently: each row gets separate registers.
         wide = graph.add("Mul", graph.add("Unsqueeze", chance, last), graph.constant([1.0] * 16, np.float32))
         return graph.add(
             "Squeeze", graph.add("Gather", graph.add("Log", wide), graph.constant([0]), axis=1), last
@@ -282,7 +338,7 @@ class _QValues:
 
 
 class _MultiQValues(_QValues):
-    """The tail of several choices by their worth; the graph computes [R * components, choices]."""
+    """The tail of several choices by Q-value; the graph computes [R * components, choices]."""
 
     def by_component(self, x: str, width: int) -> str:
         return self.graph.add("Reshape", x, self.graph.constant([-1, width]))
@@ -301,7 +357,7 @@ Tail: TypeAlias = _Choices | _Gaussian | _Mixed | _QValues
 
 
 def tail_of(graph: GraphBuilder, head: ActionHead) -> Tail:
-    """Return what a head makes of the outputs of `graph`."""
+    """Return the tail of a head."""
     tails: dict[str, type[Tail]] = {
         "gaussian": _OwnDeviations if graph.own_deviations else _Gaussian,
         "mixed": _Mixed,
@@ -309,70 +365,3 @@ def tail_of(graph: GraphBuilder, head: ActionHead) -> Tail:
         "multi_q_values": _MultiQValues,
     }
     return tails.get(head.kind, _Choices)(graph, head)
-
-
-class StockGraphs:
-    """Builds the graphs of one `StockSpec`.
-
-    Args:
-        spec: The network.
-        defaults: Weights that a single-policy graph holds as overridable initializers, for files
-            that shall run on their own. Without them a forgotten weight is an error of the runtime.
-    """
-
-    def __init__(
-        self, spec: StockSpec, defaults: Mapping[str, npt.NDArray[np.float32]] | None = None
-    ) -> None:
-        self.spec = spec
-        self.defaults = dict(defaults or {})
-
-    @property
-    def stacks(self) -> bool:
-        """Whether several policies can share a graph: not those with convolutions."""
-        return self.spec.conv is None
-
-    def build(self, kind: GraphKind, stacked: bool = False, masked: bool = False) -> bytes:
-        """Return a serialised model; see `ActingGraphs.build`."""
-        assert not stacked or (kind in ("act", "greedy") and self.stacks), (
-            f"no stacked graph of kind {kind!r}"
-        )
-        graph = GraphBuilder(self.spec, stacked)
-        # What the value network sees is called so too, although it may be more.
-        width = self.spec.inputs_of("value" if kind == "values" else "policy")
-        as_bytes = self.spec.pixels and not (kind == "values" and self.spec.critic_size)
-        element = TensorProto.UINT8 if as_bytes else TensorProto.FLOAT
-        graph.given("obs", element, graph.rows_of(width))
-        if kind == "values":
-            graph.result("values", TensorProto.FLOAT, ["R"], graph.values())
-        else:
-            add_policy(graph, self.spec.head, kind, masked)
-        return graph.serialised(kind, {} if stacked else self.defaults)
-
-
-def add_policy(graph: GraphBuilder, head: ActionHead, kind: GraphKind, masked: bool) -> None:
-    """Add what a graph of a kind other than "values" computes, and its results."""
-    tail = tail_of(graph, head)
-    outputs = tail.dist_inputs(graph.policy_outputs(), masked)
-    if kind == "evaluate":
-        actions = graph.given("actions", *action_type(head))
-        graph.result("dist_inputs", TensorProto.FLOAT, ["R", head.inputs], outputs)
-        graph.result("logp", TensorProto.FLOAT, ["R"], tail.logp(outputs, actions))
-        return
-    if kind == "act":
-        action = tail.sample(graph.given("noise", TensorProto.FLOAT, ["R", head.noise_width]))
-    else:
-        action = tail.mode()
-    graph.result("action", *action_type(head), action)
-    if head.returns_dist_inputs or head.is_value_based:
-        # Of Q-values a NaN shows nowhere else.
-        name = "dist_inputs" if head.returns_dist_inputs else "q_values"
-        graph.result(name, TensorProto.FLOAT, ["R", head.inputs], outputs)
-    state_sizes = graph.spec.state_sizes
-    if state_sizes:
-        graph.result("state_after", TensorProto.FLOAT, ["R", sum(state_sizes)], graph.state_after())
-
-
-def action_type(head: ActionHead) -> tuple[int, list[str | int]]:
-    """Return element type and shape of actions."""
-    element = TensorProto.FLOAT if head.numbers else TensorProto.INT64
-    return element, ["R", *head.action_shape]

@@ -1,10 +1,7 @@
-"""The stock network, a policy and a value head, or Q-values, on fully connected layers: description, first weights.
+"""StockSpec: the built-in networks, policy and value heads or Q-values on convolutions, dense layers and a cell.
 
-Where observations are images, convolutions lie below these layers.
-
-`torch_stock` and `graphs` build the same network from an `StockSpec`; the learner and the acting
-back-ends share its weights by name. Weights are [in, out] (`x @ W + b`). Needs neither torch nor
-onnx, so that a process that only acts can create weights too.
+`torch_stock` and `stock_graphs` build the same network from a `StockSpec`; learners and acting back-ends share its
+weights by name. Weights are [in, out] (`x @ W + b`). Needs neither torch nor onnx.
 """
 
 from __future__ import annotations
@@ -25,330 +22,13 @@ if TYPE_CHECKING:
     from menv.algorithms.networks.network_spec import TorchNetwork
 
 
-# SEAM menv.algorithms.networks.conv_stack
-# The convolutions of a stock network: which filters, over which image, and what comes out.
-#
-# `StockSpec` holds one where observations are images; the torch form and the graphs read its layers. It needs
-# neither torch nor onnx.
-
-
 MOST_SIZE = 2**31 - 1
-"""Of one layer: sides of arrays that every library takes."""
+"""Maximum size of a layer, the array limit of all libraries."""
 LEAST_SIDE = 24
-"""Height and width from which on an image gets convolutions without being asked."""
+"""Minimum height and width of images that get convolutions by default."""
 
 _LARGE_SIDE = 64
 _LAST_SIDE = 11
-
-
-class ConvFilter(NamedTuple):
-    """One entry of `conv_filters`.
-
-    Attributes:
-        outputs: Channels that come out.
-        kernel: Height and width.
-        stride: Down and across.
-    """
-
-    outputs: int
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-
-    def __str__(self) -> str:
-        return f"[{self.outputs}, {list(self.kernel)}, {list(self.stride)}]"
-
-
-class ConvLayer(NamedTuple):
-    """One convolution: weights are called `<name>.weight` [outputs, inputs, height, width] and `<name>.bias`.
-
-    Attributes:
-        name: Of its weights.
-        inputs: Channels that go in.
-        outputs: Channels that come out.
-        kernel: Height and width.
-        stride: Down and across.
-        pads: Zeros put around: top, left, bottom, right.
-        size: Height and width of what comes out.
-    """
-
-    name: str
-    inputs: int
-    outputs: int
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    pads: tuple[int, int, int, int]
-    size: tuple[int, int]
-
-    @property
-    def weight_shape(self) -> tuple[int, int, int, int]:
-        """Shape of its kernels."""
-        return (self.outputs, self.inputs, *self.kernel)
-
-
-@dataclass(frozen=True)
-class ConvStack:
-    """Convolutions one after the other, over an image of a fixed size.
-
-    All but the last are padded with zeros so that their size is that of what they read, divided by the stride
-    and rounded up; the last one is not padded. That is what the same filters mean in the classic system.
-
-    Attributes:
-        shape: Height, width and channels of the image; rows hold it in this order.
-        filters: First to last, at least one.
-        activation: Non-linearity after each.
-
-    Raises:
-        ConfigError: The last kernel is larger than what is left of the image.
-    """
-
-    shape: tuple[int, int, int]
-    filters: tuple[ConvFilter, ...]
-    activation: Activation = "relu"
-
-    def __str__(self) -> str:
-        filters = ", ".join(map(str, self.filters))
-        return f"[{filters}] over {_by(self.shape)} with {self.activation!r}"
-
-    def __post_init__(self) -> None:
-        last = self.layers("")[-1]
-        if min(last.size) < 1:
-            sizes = [self.shape[:2], *(layer.size for layer in self.layers("")[:-1])]
-            raise ConfigError(
-                f"model: conv_filters: the last kernel is {_by(last.kernel)} and meets {_by(sizes[-1])} (an image of "
-                f"{' -> '.join(map(_by, sizes))}), expected at most that; take smaller kernels or strides, and images "
-                "of shape (height, width, channels)"
-            )
-
-    @property
-    def features(self) -> int:
-        """Numbers a row that come out, flattened channel after channel."""
-        last = self.layers("")[-1]
-        return last.outputs * math.prod(last.size)
-
-    def layers(self, trunk: str) -> tuple[ConvLayer, ...]:
-        """Return the layers, first to last, their weights named for `trunk`."""
-        size, channels = self.shape[:2], self.shape[2]
-        found: list[ConvLayer] = []
-        for index, (outputs, kernel, stride) in enumerate(self.filters):
-            padded = index < len(self.filters) - 1
-            (height, top, bottom), (width, left, right) = (
-                _along(*sides, padded) for sides in zip(size, kernel, stride, strict=True)
-            )
-            size = (height, width)
-            pads = (top, left, bottom, right)
-            found.append(ConvLayer(f"{trunk}.conv{index}", channels, outputs, kernel, stride, pads, size))
-            channels = outputs
-        return tuple(found)
-
-
-def read_filters(value: Any) -> tuple[ConvFilter, ...]:
-    """Return what the setting `conv_filters` means.
-
-    Args:
-        value: A list of `[out_channels, kernel, stride]`; kernel and stride are a number or a pair.
-
-    Raises:
-        ConfigError: It is something else.
-    """
-    filters = [_filter(entry) for entry in value] if _is_list(value) else [None]
-    if None in filters:
-        raise ConfigError(
-            f"model: conv_filters is {value!r}, expected a list of [out_channels, kernel, stride], positive integers; "
-            "for example [[16, [8, 8], 4], [32, 4, 2]]"
-        )
-    return tuple(one for one in filters if one is not None)
-
-
-def default_filters(shape: tuple[int, int, int]) -> tuple[ConvFilter, ...]:
-    """Return filters that bring an image down to a side of about 10."""
-    size: Sequence[int] = shape[:2]
-    first = ConvFilter(16, (8, 8), (4, 4)) if max(size) >= _LARGE_SIDE else ConvFilter(16, (4, 4), (2, 2))
-    filters = [first]
-    size = [-(-side // first.stride[0]) for side in size]
-    while max(size) > _LAST_SIDE:
-        filters.append(ConvFilter(32, (4, 4), (2, 2)))
-        size = [-(-side // 2) for side in size]
-    # A long and narrow image may be narrower than the kernel by now.
-    return (*filters, ConvFilter(32, (min(3, size[0]), min(3, size[1])), (1, 1)))
-
-
-def _filter(entry: Any) -> ConvFilter | None:
-    if not _is_list(entry) or len(entry) != 3 or not is_count(entry[0]):
-        return None
-    kernel, stride = _pair(entry[1]), _pair(entry[2])
-    return None if kernel is None or stride is None else ConvFilter(int(entry[0]), kernel, stride)
-
-
-def _pair(value: Any) -> tuple[int, int] | None:
-    pair = list(value) if _is_list(value) else [value, value]
-    return (int(pair[0]), int(pair[1])) if len(pair) == 2 and all(map(is_count, pair)) else None
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
-
-
-def is_count(value: Any) -> bool:
-    """Return whether a setting is a positive integer, Python's or numpy's, that layers can have for a size."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 < int(value) <= MOST_SIZE
-
-
-def _along(side: int, kernel: int, stride: int, padded: bool) -> tuple[int, int, int]:
-    """Return the size of one side of what comes out, and the zeros before and behind."""
-    if not padded:
-        return max(0, (side - kernel) // stride + 1), 0, 0
-    out = -(-side // stride)
-    zeros = max(0, (out - 1) * stride + kernel - side)
-    return out, zeros // 2, zeros - zeros // 2
-
-
-def _by(size: Sequence[int]) -> str:
-    return " x ".join(map(str, size))
-
-
-# SEAM menv.algorithms.networks.orthogonal
-# Orthogonal first weights, for every layer of every network.
-
-
-def orthogonal(rng: np.random.Generator, inputs: int, outputs: int) -> npt.NDArray[np.float64]:
-    """Return an [inputs, outputs] matrix whose rows or columns, whichever are fewer, are orthonormal.
-
-    Saxe et al. 2014, "Exact solutions to the nonlinear dynamics of learning in deep linear neural networks".
-    """
-    q, r = np.linalg.qr(rng.standard_normal((max(inputs, outputs), min(inputs, outputs))))
-    # QR leaves the signs to LAPACK; a positive diagonal makes the answer unique and uniform.
-    q *= np.where(np.diagonal(r) < 0, -1.0, 1.0)
-    matrix: npt.NDArray[np.float64] = np.ascontiguousarray(q if inputs >= outputs else q.T)
-    return matrix
-
-
-# SEAM menv.algorithms.networks.cell
-# The recurrent layer of a stock network: an LSTM or a GRU between the hidden layers and the heads.
-#
-# `stock` describes it, `torch_cell` runs it over sequences to learn, `graph_builder` adds one step of it to
-# an acting
-# graph. Its state is one row of numbers, the parts one after the other. Needs neither torch nor onnx.
-
-
-CellKind: TypeAlias = Literal["lstm", "gru"]
-
-INPUT, STATE = "{}.cell.input", "{}.cell.state"
-"""Names of the two affine layers of the cell of a trunk, of its input and of its state; gates lie side by side."""
-
-_FORGET_BIAS = 1.0
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A recurrent layer of H units.
-
-    An LSTM (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000) has the gates input,
-    forget, candidate, output, and the state h, c. A GRU (Cho et al. 2014, its reset gate applied after the product
-    as in torch) has reset, update, candidate, and the state h.
-
-    Attributes:
-        kind: "lstm" or "gru".
-        size: H.
-    """
-
-    kind: CellKind
-    size: int
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("lstm", "gru") or self.size < 1:
-            raise ConfigError(
-                f"Cell: {self.kind!r} of {self.size} units, expected 'lstm' or 'gru' of at least 1; "
-                "correct model.lstm_cell_size"
-            )
-
-    @property
-    def gates(self) -> int:
-        """How many times H outputs each affine layer has."""
-        return 4 if self.kind == "lstm" else 3
-
-    @property
-    def state_sizes(self) -> tuple[int, ...]:
-        """Numbers in each part of the state: h, and c of an LSTM."""
-        return (self.size, self.size) if self.kind == "lstm" else (self.size,)
-
-    def weight_shapes(self, trunk: str, inputs: int) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every weight by name, for `inputs` numbers a row."""
-        of_input, of_state = INPUT.format(trunk), STATE.format(trunk)
-        width = self.gates * self.size
-        shapes: dict[str, tuple[int, ...]] = {
-            f"{of_input}.weight": (inputs, width),
-            f"{of_input}.bias": (width,),
-            f"{of_state}.weight": (self.size, width),
-        }
-        if self.kind == "gru":
-            # Its candidate gates the product with the state, bias included.
-            shapes[f"{of_state}.bias"] = (width,)
-        return shapes
-
-    def first_weights(
-        self, trunk: str, inputs: int, rng: np.random.Generator
-    ) -> dict[str, npt.NDArray[np.float32]]:
-        """Return first weights: each gate's matrices orthogonal, biases zero but for an LSTM's forget gate.
-
-        That bias is 1, so that a new cell remembers (Jozefowicz et al. 2015).
-        """
-        shapes = self.weight_shapes(trunk, inputs)
-        weights = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
-        for name, rows in ((INPUT.format(trunk), inputs), (STATE.format(trunk), self.size)):
-            gates = [orthogonal(rng, rows, self.size) for _ in range(self.gates)]
-            weights[f"{name}.weight"] = np.concatenate(gates, 1).astype(np.float32)
-        if self.kind == "lstm":
-            weights[f"{INPUT.format(trunk)}.bias"][self.size : 2 * self.size] = _FORGET_BIAS
-        return weights
-
-
-Activation: TypeAlias = Literal["tanh", "relu", "silu", "elu", "linear"]
-ACTIVATIONS: tuple[Activation, ...] = ("tanh", "relu", "silu", "elu", "linear")
-Role: TypeAlias = Literal["policy", "value"]
-ROLES: tuple[Role, ...] = ("policy", "value")
-LOG_STD = "policy.log_std"
-VALUE_OUT = "value.out"
-EPSILON = "epsilon"
-"""The share of random actions of a network of Q-values: published with its weights, never learned."""
-
-_HIDDEN_GAIN = math.sqrt(2.0)
-_POLICY_GAIN = 0.01
-_VALUE_GAIN = 1.0
-
-
-class UnitWeights(NamedTuple):
-    """The weights that have to change where rewards are paid in another unit, and nothing else of the policy does.
-
-    Attributes:
-        powers: By weight: with rewards x times as large, the same values take the weight times x to this power.
-        shift: The weight [1] that is added to every value; None if there is none.
-    """
-
-    powers: Mapping[str, int]
-    shift: str | None = None
-
-
-class Layer(NamedTuple):
-    """One affine layer: weights are called `<name>.weight` and `<name>.bias`."""
-
-    name: str
-    inputs: int
-    outputs: int
-    gain: float
-
-
-class Trunk(NamedTuple):
-    """The layers below the heads.
-
-    Attributes:
-        shapes: Name and shape of each of their weights.
-        activation: Non-linearity after each hidden layer.
-        conv: The convolutions below them; strides and paddings are in no shape.
-    """
-
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]
-    activation: str
-    conv: ConvStack | None = None
 
 
 @dataclass(frozen=True)
@@ -356,17 +36,13 @@ class StockSpec:
     """A policy and a value network of fully connected layers.
 
     Attributes:
-        obs_size: F, numbers in a flat observation.
-        head: What the policy's outputs mean.
-        hiddens: Width of each hidden layer; may be empty.
-        activation: Non-linearity after each hidden layer.
-        vf_share_layers: True if both heads stand on the same hidden layers.
-        dueling: Of Q-values: True computes them as V + A - mean A (Wang et al. 2016, eq. 9), both on the
-            same hidden layers; otherwise there is no value head.
-        cell: A recurrent layer behind the hidden layers, one for each head; None for a network without a memory.
-        critic_size: Numbers that the value network sees instead of an observation; 0: it sees that.
-        conv: Convolutions below the hidden layers, shared where these are; None where there are none.
-        pixels: True if observations are rows of bytes; convolutions scale them to [0, 1].
+        obs_size: F, the size of a flat observation.
+        dueling: Whether Q-values are V + A - mean A (Wang et al. 2016, eq. 9), on shared hidden layers; otherwise
+            Q-networks have no value head.
+        cell: A recurrent layer after the hidden layers of each head, or None.
+        critic_size: Size of the input of a centralized critic; 0 if the value network reads observations.
+        conv: Convolutions before the hidden layers, or None.
+        pixels: Whether observations are bytes, which convolutions scale to [0, 1].
     """
 
     obs_size: int
@@ -400,12 +76,12 @@ class StockSpec:
             )
         if self.critic_size and (self.vf_share_layers or self.head.kind == "q_values"):
             raise ConfigError(
-                f"StockSpec: critic_size {self.critic_size} with a value head on the policy's layers, expected a value "
-                "network of its own; set model.vf_share_layers to False"
+                f"StockSpec: critic_size {self.critic_size} with a value head on the policy's layers, expected "
+                "a separate value network; set model.vf_share_layers to False"
             )
 
     def inputs_of(self, role: Role) -> int:
-        """Return how many numbers the network of a role sees."""
+        """Return the input size of the network of a role."""
         return (self.critic_size or self.obs_size) if role == "value" else self.obs_size
 
     @property
@@ -414,34 +90,34 @@ class StockSpec:
         return self.cell.state_sizes * len(self.recurrent_trunks) if self.cell else ()
 
     def trunk_name(self, role: Role) -> str:
-        """Return the name of the layers that a head stands on."""
+        """Return the name of the layers below a head."""
         return "shared" if self.vf_share_layers or self.dueling else role
 
     @property
     def trunks(self) -> tuple[str, ...]:
-        """The layers that heads stand on, each once; recurrent states lie in this order."""
+        """Names of the layers below the heads, each once, in the order of the recurrent states."""
         return tuple(dict.fromkeys(self.trunk_name(role) for role in self.roles))
 
     @property
     def recurrent_trunks(self) -> tuple[str, ...]:
-        """Those that remember; a critic of its own inputs, which nobody has while acting, does not."""
+        """Trunks with a cell; a centralized critic has none, because its input is not available while acting."""
         if not self.cell:
             return ()
         return ("policy",) if self.critic_size else self.trunks
 
     def features(self, role: Role) -> int:
-        """Return how many numbers a head stands on."""
+        """Return the input size of a head."""
         if self.cell and self.trunk_name(role) in self.recurrent_trunks:
             return self.cell.size
         return self.hidden_features(role)
 
     def hidden_features(self, role: Role) -> int:
-        """Return how many numbers there are behind the hidden layers."""
+        """Return the output size of the hidden layers."""
         return (self._first_width(role), *self.hiddens)[-1]
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The heads that there are."""
+        """The heads of the network."""
         return ROLES if self.head.kind != "q_values" or self.dueling else ("policy",)
 
     def conv_layers(self, role: Role) -> tuple[ConvLayer, ...]:
@@ -488,7 +164,7 @@ class StockSpec:
         return shapes
 
     def trunk(self) -> Trunk:
-        """Return all layers below the heads, which policies may share whatever their heads are."""
+        """Return all layers below the heads, which policies with different heads may share."""
         hidden = [layer for role in self.roles for layer in self.hidden_layers(role)]
         names = [f"{layer.name}.{part}" for layer in dict.fromkeys(hidden) for part in ("weight", "bias")]
         names.extend(f"{conv.name}.{part}" for conv in self._convolutions() for part in ("weight", "bias"))
@@ -501,10 +177,9 @@ class StockSpec:
     def first_weights(self, seed: int) -> dict[str, npt.NDArray[np.float32]]:
         """Return first weights: orthogonal matrices (Saxe et al. 2014), zero biases and log_std, epsilon 1.
 
-        Gains are sqrt(2) for hidden layers, 0.01 for the last policy layer (so that the first policy is
-        close to uniform) and 1 for the value layer. Biases of Q-networks are up to 1 / sqrt(inputs of the layer):
-        without them all features bend at the observation of zeros, and DQN takes more steps. The same seed gives
-        the same weights.
+        Gains are sqrt(2) for hidden layers, 0.01 for the last policy layer (so that the initial policy is close to
+        uniform) and 1 for the value layer. Biases of Q-networks are random, up to 1 / sqrt(inputs of the layer), with
+        which DQN needs fewer steps. The same seed gives the same weights.
         """
         weights = {name: np.zeros(shape, np.float32) for name, shape in self.weight_shapes().items()}
         if EPSILON in weights:
@@ -537,13 +212,13 @@ class StockSpec:
         return UnitWeights(powers, None if of_q_values else f"{VALUE_OUT}.bias")
 
     def torch_network(self, params: Mapping[str, Any]) -> TorchNetwork:
-        """Return the network over `params`; see `NetworkSpec.torch_network`."""
+        """Return the network over `params`."""
         from menv.algorithms.networks.torch_stock import TorchStock
 
         return TorchStock(self, params)
 
     def graphs(self, defaults: Mapping[str, npt.NDArray[np.float32]]) -> ActingGraphs:
-        """Return what builds its acting graphs."""
+        """Return the builder of its acting graphs."""
         from menv.algorithms.networks.stock_graphs import StockGraphs
 
         return StockGraphs(self, defaults)
@@ -555,6 +230,274 @@ class StockSpec:
 
     def _convolutions(self) -> tuple[ConvLayer, ...]:
         return tuple(dict.fromkeys(conv for role in self.roles for conv in self.conv_layers(role)))
+
+
+class Trunk(NamedTuple):
+    """The layers below the heads: names and shapes of their weights, activation and convolutions."""
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    activation: str
+    conv: ConvStack | None = None
+
+
+class Layer(NamedTuple):
+    """One affine layer: weights are called `<name>.weight` and `<name>.bias`."""
+
+    name: str
+    inputs: int
+    outputs: int
+    gain: float
+
+
+class UnitWeights(NamedTuple):
+    """The weights that scale with the unit of rewards, while the rest of the policy stays unchanged.
+
+    Attributes:
+        powers: By weight: if rewards are multiplied by x, multiply the weight by x to this power.
+        shift: The weight [1] that is added to every value, or None.
+    """
+
+    powers: Mapping[str, int]
+    shift: str | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A recurrent layer of H units.
+
+    An LSTM (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000) has the gates input,
+    forget, candidate, output, and the state h, c. A GRU (Cho et al. 2014, its reset gate applied after the product
+    as in torch) has reset, update, candidate, and the state h.
+    """
+
+    kind: CellKind
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("lstm", "gru") or self.size < 1:
+            raise ConfigError(
+                f"Cell: {self.kind!r} of {self.size} units, expected 'lstm' or 'gru' of at least 1; "
+                "correct model.lstm_cell_size"
+            )
+
+    @property
+    def gates(self) -> int:
+        """Number of gates, so that each affine layer has gates * H outputs."""
+        return 4 if self.kind == "lstm" else 3
+
+    @property
+    def state_sizes(self) -> tuple[int, ...]:
+        """Numbers in each part of the state: h, and c of an LSTM."""
+        return (self.size, self.size) if self.kind == "lstm" else (self.size,)
+
+    def weight_shapes(self, trunk: str, inputs: int) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every weight by name."""
+        of_input, of_state = INPUT.format(trunk), STATE.format(trunk)
+        width = self.gates * self.size
+        shapes: dict[str, tuple[int, ...]] = {
+            f"{of_input}.weight": (inputs, width),
+            f"{of_input}.bias": (width,),
+            f"{of_state}.weight": (self.size, width),
+        }
+        if self.kind == "gru":
+            # The reset gate applies to the product with the state, including its bias.
+            shapes[f"{of_state}.bias"] = (width,)
+        return shapes
+
+    def first_weights(
+        self, trunk: str, inputs: int, rng: np.random.Generator
+    ) -> dict[str, npt.NDArray[np.float32]]:
+        """Return first weights: each gate's matrices orthogonal, biases zero but for an LSTM's forget gate.
+
+        That bias is 1, so that a new cell remembers (Jozefowicz et al. 2015).
+        """
+        shapes = self.weight_shapes(trunk, inputs)
+        weights = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        for name, rows in ((INPUT.format(trunk), inputs), (STATE.format(trunk), self.size)):
+            gates = [orthogonal(rng, rows, self.size) for _ in range(self.gates)]
+            weights[f"{name}.weight"] = np.concatenate(gates, 1).astype(np.float32)
+        if self.kind == "lstm":
+            weights[f"{INPUT.format(trunk)}.bias"][self.size : 2 * self.size] = _FORGET_BIAS
+        return weights
+
+
+@dataclass(frozen=True)
+class ConvStack:
+    """Convolutions one after the other, over an image of a fixed size.
+
+    All but the last are zero-padded so that the output size is the input size divided by the stride, rounded up; the
+    last one is not padded, as in RLlib. `shape` is (height, width, channels), the order of the image in a row.
+    """
+
+    shape: tuple[int, int, int]
+    filters: tuple[ConvFilter, ...]
+    activation: Activation = "relu"
+
+    def __str__(self) -> str:
+        filters = ", ".join(map(str, self.filters))
+        return f"[{filters}] over {_by(self.shape)} with {self.activation!r}"
+
+    def __post_init__(self) -> None:
+        last = self.layers("")[-1]
+        if min(last.size) < 1:
+            sizes = [self.shape[:2], *(layer.size for layer in self.layers("")[:-1])]
+            raise ConfigError(
+                f"model: conv_filters: the last kernel is {_by(last.kernel)} and meets {_by(sizes[-1])} (an image of "
+                f"{' -> '.join(map(_by, sizes))}), expected at most that; take smaller kernels or strides, and images "
+                "of shape (height, width, channels)"
+            )
+
+    @property
+    def features(self) -> int:
+        """Number of output features per row, flattened with channels first."""
+        last = self.layers("")[-1]
+        return last.outputs * math.prod(last.size)
+
+    def layers(self, trunk: str) -> tuple[ConvLayer, ...]:
+        """Return the layers, first to last, their weights named for `trunk`."""
+        size, channels = self.shape[:2], self.shape[2]
+        found: list[ConvLayer] = []
+        for index, (outputs, kernel, stride) in enumerate(self.filters):
+            padded = index < len(self.filters) - 1
+            (height, top, bottom), (width, left, right) = (
+                _along(*sides, padded) for sides in zip(size, kernel, stride, strict=True)
+            )
+            size = (height, width)
+            pads = (top, left, bottom, right)
+            found.append(ConvLayer(f"{trunk}.conv{index}", channels, outputs, kernel, stride, pads, size))
+            channels = outputs
+        return tuple(found)
+
+
+class ConvLayer(NamedTuple):
+    """One convolution: weights are called `<name>.weight` [outputs, inputs, height, width] and `<name>.bias`.
+
+    Inputs and outputs are channels, `pads` zeros (top, left, bottom, right), `size` the output's (height, width).
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    pads: tuple[int, int, int, int]
+    size: tuple[int, int]
+
+    @property
+    def weight_shape(self) -> tuple[int, int, int, int]:
+        """Shape of its kernels."""
+        return (self.outputs, self.inputs, *self.kernel)
+
+
+class ConvFilter(NamedTuple):
+    """One entry of `conv_filters`: output channels, kernel (height, width) and stride (height, width)."""
+
+    outputs: int
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+
+    def __str__(self) -> str:
+        return f"[{self.outputs}, {list(self.kernel)}, {list(self.stride)}]"
+
+
+def read_filters(value: Any) -> tuple[ConvFilter, ...]:
+    """Return the setting `conv_filters` as filters."""
+    filters = [_filter(entry) for entry in value] if _is_list(value) else [None]
+    if None in filters:
+        raise ConfigError(
+            f"model: conv_filters is {value!r}, expected a list of [out_channels, kernel, stride], positive integers; "
+            "for example [[16, [8, 8], 4], [32, 4, 2]]"
+        )
+    return tuple(one for one in filters if one is not None)
+
+
+def default_filters(shape: tuple[int, int, int]) -> tuple[ConvFilter, ...]:
+    """Return filters that reduce an image to about 10 x 10."""
+    size: Sequence[int] = shape[:2]
+    first = ConvFilter(16, (8, 8), (4, 4)) if max(size) >= _LARGE_SIDE else ConvFilter(16, (4, 4), (2, 2))
+    filters = [first]
+    size = [-(-side // first.stride[0]) for side in size]
+    while max(size) > _LAST_SIDE:
+        filters.append(ConvFilter(32, (4, 4), (2, 2)))
+        size = [-(-side // 2) for side in size]
+    # A long and narrow image may now be narrower than the kernel.
+    return (*filters, ConvFilter(32, (min(3, size[0]), min(3, size[1])), (1, 1)))
+
+
+def _filter(entry: Any) -> ConvFilter | None:
+    if not _is_list(entry) or len(entry) != 3 or not is_count(entry[0]):
+        return None
+    kernel, stride = _pair(entry[1]), _pair(entry[2])
+    return None if kernel is None or stride is None else ConvFilter(int(entry[0]), kernel, stride)
+
+
+def _pair(value: Any) -> tuple[int, int] | None:
+    pair = list(value) if _is_list(value) else [value, value]
+    return (int(pair[0]), int(pair[1])) if len(pair) == 2 and all(map(is_count, pair)) else None
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def is_count(value: Any) -> bool:
+    """Return whether a setting is a positive integer, Python's or numpy's, that layers can have for a size."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 < int(value) <= MOST_SIZE
+
+
+def _along(side: int, kernel: int, stride: int, padded: bool) -> tuple[int, int, int]:
+    if not padded:
+        return max(0, (side - kernel) // stride + 1), 0, 0
+    out = -(-side // stride)
+    zeros = max(0, (out - 1) * stride + kernel - side)
+    return out, zeros // 2, zeros - zeros // 2
+
+
+def _by(size: Sequence[int]) -> str:
+    return " x ".join(map(str, size))
+
+
+def orthogonal(rng: np.random.Generator, inputs: int, outputs: int) -> npt.NDArray[np.float64]:
+    """Return an [inputs, outputs] matrix whose rows or columns, whichever are fewer, are orthonormal.
+
+    Saxe et al. 2014, "Exact solutions to the nonlinear dynamics of learning in deep linear neural networks".
+    """
+    q, r = np.linalg.qr(rng.standard_normal((max(inputs, outputs), min(inputs, outputs))))
+    # The signs of QR depend on LAPACK; a positive diagonal makes the result unique and uniform.
+    q *= np.where(np.diagonal(r) < 0, -1.0, 1.0)
+    matrix: npt.NDArray[np.float64] = np.ascontiguousarray(q if inputs >= outputs else q.T)
+    return matrix
+
+
+CellKind: TypeAlias = Literal["lstm", "gru"]
+
+INPUT, STATE = "{}.cell.input", "{}.cell.state"
+
+"""Names of the affine layers of a trunk's cell, for its input and its state; their outputs are the gates in order."""
+
+_FORGET_BIAS = 1.0
+
+Activation: TypeAlias = Literal["tanh", "relu", "silu", "elu", "linear"]
+
+ACTIVATIONS: tuple[Activation, ...] = ("tanh", "relu", "silu", "elu", "linear")
+
+Role: TypeAlias = Literal["policy", "value"]
+
+ROLES: tuple[Role, ...] = ("policy", "value")
+
+LOG_STD = "policy.log_std"
+
+VALUE_OUT = "value.out"
+
+EPSILON = "epsilon"
+
+"""The probability of random actions of a Q-network: published with its weights, never learned."""
+
+_HIDDEN_GAIN = math.sqrt(2.0)
+
+_POLICY_GAIN = 0.01
+
+_VALUE_GAIN = 1.0
 
 
 def _check_activation(activation: str, setting: str) -> None:

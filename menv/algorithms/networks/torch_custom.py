@@ -1,7 +1,4 @@
-"""A user's own module as a `TorchNetwork`: building it, trying it out, running it over somebody else's parameters.
-
-`CustomSpec` calls it. It knows the contract of `custom_model`, and nothing of what the module computes.
-"""
+"""TorchCustom: a user's module as a `TorchNetwork`, and the checks that it keeps the contract of `custom_model`."""
 
 from __future__ import annotations
 
@@ -23,15 +20,11 @@ if TYPE_CHECKING:
 
 _TRIAL_ROWS, _TRIAL_STEPS = 2, 3
 _MOST_LAYERS = 50
-"""Modules of more layers are not tried pair by pair."""
+"""Maximum number of layers for which pairs are tried."""
 
 
 class TorchCustom:
     """The module of `spec` over `params`, whose current values every call reads.
-
-    Args:
-        spec: Builds the module.
-        params: A tensor for each learned parameter; others are left alone.
 
     Attributes:
         obs_size: F, numbers in a flat observation.
@@ -42,7 +35,7 @@ class TorchCustom:
         self._structure = spec.structure
         self._of_q_values = spec.head.kind == "q_values"
         device = next(iter(params.values())).device
-        # Whatever is not learned has to be the same for everybody who runs this network.
+        # Everything that is not learned must be the same in all processes that run this network.
         self._module = build_module(spec, 0)
         self._params = {name: params[name] for name in learned(self._module)}
         first = [part.to(device) for part in initial_state(self._module)]
@@ -68,7 +61,7 @@ class TorchCustom:
     def step(self, obs: Tensor, mask: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return distribution inputs and the state after them."""
         outputs, *_, after = self._unrolled(obs, state)
-        # What is kept is the difference from the first state, so that every life begins with zeros.
+        # States are stored as differences from the initial state, so that every episode begins with zeros.
         return masked(outputs, mask), torch.cat(list(after), 1) - self._first_state
 
     def _run(self, *inputs: Any) -> Any:
@@ -83,7 +76,6 @@ class TorchCustom:
 
 
 def _own_floats(obs: Tensor) -> Tensor:
-    """Return observations that a module may write into; these rows are what is learned from."""
     return obs.to(torch.float32, copy=True)
 
 
@@ -103,20 +95,14 @@ def initial_state(module: nn.Module) -> list[Tensor]:
 
 
 def build_module(spec: CustomSpec, seed: int) -> nn.Module:
-    """Return a new module that has been tried out, in its evaluation mode.
-
-    Torch's own generator is as it was afterwards.
-
-    Raises:
-        ConfigError: It cannot be built, or gives something else than it has to.
-    """
+    """Return a new, checked module in evaluation mode; torch's generator is restored."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed % 2**63)
         try:
             module = spec.model(spec.structure.space, spec.head.inputs, **spec.config)
         except Exception as error:
             raise ConfigError(
-                f"{_where(spec)}: building it failed with {_told(error)}; expected to be called as "
+                f"{_where(spec)}: building it failed with {_summary(error)}; expected to be called as "
                 f"(obs_space, num_outputs{''.join(f', {name}=...' for name in spec.config)})"
             ) from error
         if not isinstance(module, nn.Module):
@@ -124,7 +110,7 @@ def build_module(spec: CustomSpec, seed: int) -> nn.Module:
                 f"{_where(spec)}: gave {type(module).__name__}, expected a torch.nn.Module; return a module"
             )
         module.eval()
-        # Modules that find out their sizes when they are first run have their parameters from then on.
+        # Lazy modules create their parameters here.
         found = _tried(spec, module)
     _check_outputs(spec, module, found)
     _check_parts(spec, module)
@@ -139,15 +125,15 @@ def build_module(spec: CustomSpec, seed: int) -> nn.Module:
 
 
 def learned(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters of a module that are learned, by name; one that has two names comes once."""
+    """Return the trainable parameters of a module by name; a shared parameter appears once."""
     return {name: param for name, param in module.named_parameters() if param.requires_grad}
 
 
 def unit_weights(spec: CustomSpec) -> UnitWeights:
     """Return the weights of the last layer of the values, or of the Q-values.
 
-    They are found by trying: when they double, the values double and no other output changes. Dueling Q-values have two
-    such layers.
+    They are found by trial: when they double, the values double and no other output changes. Dueling Q-values have
+    two such layers.
     """
     module = build_module(spec, 0)
     inputs = _trial_inputs(spec, initial_state(module))
@@ -187,7 +173,6 @@ def unit_weights(spec: CustomSpec) -> UnitWeights:
 
 
 def _tried(spec: CustomSpec, module: nn.Module) -> Any:
-    """Return what the module gives for rows of zeros: of one with state, for two sequences of three rows."""
     state = _checked_state(spec, module)
     inputs = _trial_inputs(spec, state)
     try:
@@ -196,7 +181,7 @@ def _tried(spec: CustomSpec, module: nn.Module) -> Any:
     except Exception as error:
         with_state = " and a list of states" if state else ""
         raise ConfigError(
-            f"{_where(spec)}: forward failed with {_told(error)}; expected to take "
+            f"{_where(spec)}: forward failed with {_summary(error)}; expected to take "
             f"{_shapes(inputs[0])}{with_state} for {spec.structure.space}{_advice(module, error)}"
         ) from error
 
@@ -221,11 +206,6 @@ def _advice(module: nn.Module, error: Exception) -> str:
 
 
 def _checked_state(spec: CustomSpec, module: nn.Module) -> list[Tensor]:
-    """Return the state that a module begins with.
-
-    Raises:
-        ConfigError: It is none.
-    """
     found: Any = getattr(module, "get_initial_state", list)()
     fits = isinstance(found, list | tuple)
     if not fits or not all(isinstance(part, Tensor) and part.ndim == 1 and len(part) for part in found):
@@ -310,7 +290,7 @@ def _shapes(value: Any) -> str:
     return type(value).__name__
 
 
-def _told(error: Exception) -> str:
+def _summary(error: Exception) -> str:
     said = str(error).strip()
     return f"{type(error).__name__}: {said.splitlines()[0] if said else 'nothing more'}"
 

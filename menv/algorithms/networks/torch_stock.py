@@ -1,7 +1,7 @@
-"""The stock network as bare torch operations on parameters that somebody else owns.
+"""TorchStock: the stock network as torch operations on parameters that the caller owns.
 
-The learner hands in views of its flat parameter tensor, the torch back-end its stored weights. There is no
-`nn.Module`: at 64 rows its bookkeeping would cost more than the arithmetic.
+Learners pass views of their flat parameter tensor, the torch back-end its stored weights. There is no `nn.Module`,
+whose bookkeeping costs more than the arithmetic at 64 rows.
 """
 
 from __future__ import annotations
@@ -26,117 +26,9 @@ from menv.algorithms.networks.stock_spec import (
 )
 from menv.algorithms.torch_runtime import constant
 
-# SEAM menv.algorithms.networks.torch_cell
-# A recurrent layer as torch operations on parameters that somebody else owns, over sequences of equal length.
-#
-# `torch_stock` puts it between hidden layers and heads. Weights are [in, out], the transpose of torch's own
-# form.
-
-
-class TorchCell:
-    """The cell of a trunk over `params`, whose current values every call reads."""
-
-    def __init__(self, cell: Cell, trunk: str, params: Mapping[str, Tensor]) -> None:
-        of_input, of_state = INPUT.format(trunk), STATE.format(trunk)
-        self._cell = cell
-        bias = params[f"{of_input}.bias"]
-        # torch adds two biases; that of an LSTM's state would be one too many.
-        state_bias = params.get(f"{of_state}.bias", torch.zeros_like(bias, requires_grad=False))
-        self._matrices = params[f"{of_input}.weight"], params[f"{of_state}.weight"]
-        self._biases = bias, state_bias
-
-    def __call__(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs of every row and the state after each sequence.
-
-        Args:
-            x: [B * T, X], T rows of each sequence one after the other.
-            state: [B, S] before the first rows.
-
-        Returns:
-            [B * T, H] and [B, S].
-        """
-        cell, batch = self._cell, len(state)
-        sequences = x.view(batch, -1, x.shape[-1])
-        # Turned round at every call: a view from before an optimizer's step in place has no gradient any more.
-        weights = [matrix.t() for matrix in self._matrices] + list(self._biases)
-        if cell.kind == "lstm":
-            before = state[None, :, : cell.size].contiguous(), state[None, :, cell.size :].contiguous()
-            out, h, c = torch.lstm(sequences, before, weights, True, 1, 0.0, True, False, True)
-            after = torch.cat((h[0], c[0]), 1)
-        else:
-            out, h = torch.gru(sequences, state[None].contiguous(), weights, True, 1, 0.0, True, False, True)
-            after = h[0]
-        return out.reshape(len(x), cell.size), after
-
-
-# SEAM menv.algorithms.networks.torch_conv
-# The convolutions of a stock network as bare torch operations on parameters that somebody else owns.
-#
-# `TorchStock` puts them below its fully connected layers.
-
-
-PIXEL = 1.0 / 255.0
-
-
-class TorchConv:
-    """One trunk of convolutions.
-
-    Args:
-        shape: Height, width and channels of the image.
-        layers: First to last.
-        params: A tensor for each of their weights.
-        activation: After each layer, None for nothing.
-        pixels: Whether rows hold bytes, which are scaled to [0, 1].
-    """
-
-    def __init__(
-        self,
-        shape: tuple[int, int, int],
-        layers: Sequence[ConvLayer],
-        params: Mapping[str, Tensor],
-        activation: Callable[[Tensor], Tensor] | None,
-        pixels: bool,
-    ) -> None:
-        self._shape = shape
-        self._layers = [
-            (layer, params[f"{layer.name}.weight"], params[f"{layer.name}.bias"]) for layer in layers
-        ]
-        self._activation = activation
-        self._pixels = pixels
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Return [N, features], channel after channel, from images as rows [N, F]."""
-        # The product of bytes and a float32 is float32, in one pass.
-        x = (
-            (rows * constant(PIXEL, rows.device) if self._pixels else rows)
-            .view(-1, *self._shape)
-            .permute(0, 3, 1, 2)
-        )
-        for layer, weight, bias in self._layers:
-            top, left, bottom, right = layer.pads
-            if (top, left) != (bottom, right):
-                x = functional.pad(x, (left, right, top, bottom))
-                top = left = 0
-            x = functional.conv2d(x, weight, bias, layer.stride, (top, left))
-            if self._activation is not None:
-                x = self._activation(x)
-        return x.flatten(1)
-
-
-_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh,
-    "relu": torch.relu,
-    "silu": torch.nn.functional.silu,
-    "elu": torch.nn.functional.elu,
-}
-
 
 class TorchStock:
     """The network of `spec` over `params`, whose current values every call reads.
-
-    Args:
-        spec: The layers.
-        params: A tensor for each name in `spec.weight_shapes()`.
 
     Attributes:
         obs_size: F, numbers in a flat observation.
@@ -237,6 +129,94 @@ class TorchStock:
         assert self._value_out is not None, "Q-values without dueling have no value head"
         weight, bias = self._value_out
         return torch.addmm(bias, features, weight).squeeze(1)
+
+
+class TorchCell:
+    """The cell of a trunk over `params`, whose current values every call reads."""
+
+    def __init__(self, cell: Cell, trunk: str, params: Mapping[str, Tensor]) -> None:
+        of_input, of_state = INPUT.format(trunk), STATE.format(trunk)
+        self._cell = cell
+        bias = params[f"{of_input}.bias"]
+        # torch adds two biases; an LSTM needs only one.
+        state_bias = params.get(f"{of_state}.bias", torch.zeros_like(bias, requires_grad=False))
+        self._matrices = params[f"{of_input}.weight"], params[f"{of_state}.weight"]
+        self._biases = bias, state_bias
+
+    def __call__(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs of every row [B * T, H] and the state after each sequence [B, S].
+
+        Args:
+            x: [B * T, X], T rows of each sequence one after the other.
+            state: [B, S] before the first rows.
+
+        Returns:
+            [B * T, H] and [B, S].
+        """
+        cell, batch = self._cell, len(state)
+        sequences = x.view(batch, -1, x.shape[-1])
+        # Transposed at every call: a view from before an in-place optimizer step has no gradient.
+        weights = [matrix.t() for matrix in self._matrices] + list(self._biases)
+        if cell.kind == "lstm":
+            before = state[None, :, : cell.size].contiguous(), state[None, :, cell.size :].contiguous()
+            out, h, c = torch.lstm(sequences, before, weights, True, 1, 0.0, True, False, True)
+            after = torch.cat((h[0], c[0]), 1)
+        else:
+            out, h = torch.gru(sequences, state[None].contiguous(), weights, True, 1, 0.0, True, False, True)
+            after = h[0]
+        return out.reshape(len(x), cell.size), after
+
+
+PIXEL = 1.0 / 255.0
+
+
+class TorchConv:
+    """One trunk of convolutions.
+
+    Args:
+        pixels: Whether rows hold bytes, which are scaled to [0, 1].
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        layers: Sequence[ConvLayer],
+        params: Mapping[str, Tensor],
+        activation: Callable[[Tensor], Tensor] | None,
+        pixels: bool,
+    ) -> None:
+        self._shape = shape
+        self._layers = [
+            (layer, params[f"{layer.name}.weight"], params[f"{layer.name}.bias"]) for layer in layers
+        ]
+        self._activation = activation
+        self._pixels = pixels
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return features [N, D], channels first, from images as rows [N, F]."""
+        # Multiplying bytes by a float32 converts them in the same pass.
+        x = (
+            (rows * constant(PIXEL, rows.device) if self._pixels else rows)
+            .view(-1, *self._shape)
+            .permute(0, 3, 1, 2)
+        )
+        for layer, weight, bias in self._layers:
+            top, left, bottom, right = layer.pads
+            if (top, left) != (bottom, right):
+                x = functional.pad(x, (left, right, top, bottom))
+                top = left = 0
+            x = functional.conv2d(x, weight, bias, layer.stride, (top, left))
+            if self._activation is not None:
+                x = self._activation(x)
+        return x.flatten(1)
+
+
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "silu": torch.nn.functional.silu,
+    "elu": torch.nn.functional.elu,
+}
 
 
 def _weight_and_bias(params: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor]:

@@ -1,1 +1,1 @@
-"""PPO: configuration, loss, learner, and gradients computed without autograd."""
+"""PPO (Schulman et al. 2017). Begin with `ppo`, then `learner` and `loss`; `config` has the settings."""

@@ -1,4 +1,4 @@
-"""Settings of PPO."""
+"""Settings of PPO. Needs no torch, so that processes that only sample can read them."""
 
 from __future__ import annotations
 
@@ -19,69 +19,62 @@ if TYPE_CHECKING:
     from menv.algorithms.ppo.ppo import PPO
 
 
-# SEAM menv.algorithms.config.ppo_settings
-# The numbers that PPO's loss and learner read.
-#
-# `PPOConfig` makes one for each policy; `ppo_learner`, `ppo_loss` and the advantage pass read it. Needs no
-# torch, so that a process that only samples can hold it.
-
-
 Schedule: TypeAlias = Sequence[Sequence[float]]
-"""`[env_steps, value]` pairs in rising order, joined by straight lines and flat outside them."""
+"""`[env_steps, value]` pairs in ascending order, interpolated linearly and constant outside."""
 CriticObs: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PPOSettings:
-    """Settings of one PPO policy."""
+    """Settings of one policy that PPO trains."""
 
     lr: float = 3e-3
-    """Learning rate of Adam, unless `lr_schedule` is given."""
+    """Learning rate of Adam, unless `lr_schedule` is set."""
     gamma: float = 0.99
-    """Discount of one step."""
+    """Discount factor."""
     lambda_: float = 0.95
-    """Weight of longer returns in the advantages: 0 is one-step TD, 1 Monte Carlo."""
+    """Lambda of generalized advantage estimation (GAE): 0 is one-step TD, 1 is Monte Carlo."""
     clip_param: float = 0.3
-    """How far the probability ratio may leave 1 before its gradient is cut; infinity never cuts it."""
+    """Clipping range of the probability ratio; infinity disables clipping."""
     vf_clip_param: float | None = None
-    """Upper limit of a row's squared value error, in the square of the environment's unit; None switches the limit
-    off."""
+    """Upper limit of the squared value error of a timestep, in the squared unit of the environment's rewards. None
+    disables the limit."""
     vf_loss_coeff: float = 0.5
-    """Weight of the value loss."""
+    """Coefficient of the value loss."""
     normalize_values: bool = True
     """Whether the value function learns in units of the running standard deviation of the value targets (Pop-Art, van
-    Hasselt et al. 2016), so that large returns are learned as quickly as small ones. Predicted values and `vf_loss` are
-    in the environment's unit either way. It holds for stock networks, custom models and policies with a `loss` of their
-    own. A custom model needs a last layer for the values alone, such as `nn.Linear(64, 1)`. Without one, and for a
-    policy with a critic of its own, only the value loss is divided by the squared unit."""
+    Hasselt et al. 2016), so that large returns are learned as quickly as small ones. Predicted values and `vf_loss`
+    are in the environment's unit either way. This applies to stock networks, custom models and policies with a custom
+    `loss`. A custom model needs a last layer for the values alone, such as `nn.Linear(64, 1)`. Without one, and for
+    policies with a custom critic, only the value loss is divided by the squared unit."""
     entropy_coeff: float = 0.0
-    """Weight of the entropy bonus, unless `entropy_coeff_schedule` is given."""
+    """Coefficient of the entropy bonus, unless `entropy_coeff_schedule` is set."""
     kl_coeff: float | None = None
-    """First weight of the KL term; 0 switches the term off for good, None is 0.2 for actions that are or have Boxes,
-    whose means and deviations could run away in an update, and 0 for choices. After each update it is halved where the
-    KL divergence was below half of `kl_target`, and made 1.5 times as large where that was above twice the target, but
-    kept between 1e-6 and 1e6."""
+    """Initial coefficient of the KL penalty; 0 disables the penalty. None means 0.2 for action spaces with Boxes,
+    whose means and deviations could diverge within an update, and 0 for discrete ones. After each update the
+    coefficient is halved if the KL divergence was below half of `kl_target`, and multiplied by 1.5 if it was above
+    twice `kl_target`, within 1e-6 and 1e6."""
     kl_target: float = 0.01
-    """KL divergence of one update that the adaptive weight aims at."""
+    """Target KL divergence of one update, for the adaptive coefficient."""
     grad_clip: float | None = 1.0
-    """Upper limit of the gradient's global norm; None switches clipping off."""
+    """Maximum global norm of the gradient; None disables clipping."""
     num_sgd_iter: int = 4
-    """Epochs over each train batch."""
+    """Number of epochs over each train batch."""
     sgd_minibatch_size: int = 256
-    """Rows of one gradient step; with a memory in the mean, for sequences stay whole."""
+    """Number of timesteps per gradient step; for recurrent policies on average, because sequences stay whole."""
     lr_schedule: Schedule | None = None
-    """Learning rate over env steps: pairs such as [[0, 1e-3], [100000, 1e-4]], with straight lines between them and
-    flat outside; None keeps `lr`."""
+    """Learning rate over env steps: pairs such as [[0, 1e-3], [100000, 1e-4]], interpolated linearly and constant
+    outside. None keeps `lr`."""
     entropy_coeff_schedule: Schedule | None = None
-    """Entropy weight over env steps, likewise; None keeps `entropy_coeff`."""
+    """Entropy coefficient over env steps, in the same form. None keeps `entropy_coeff`."""
     critic_obs: Literal["all_agents"] | CriticObs | None = None
-    """What the value network sees while learning, instead of the policy's observations: "all_agents" (see
-    `menv.algorithms.centralized_critic`), or a function `(batch, other_agent_batches, episode)` of one piece of a
-    trajectory, with the arguments of `Policy.postprocess_trajectory`. It returns [T, C] numbers for its T rows,
-    or [T + 1, C] with what comes after them; without, that is taken to be worth as much as the last row. The
-    network that acts never sees it. None gives the value network the policy's observations."""
+    """Input of the value network while learning, for a centralized critic (MAPPO): "all_agents" (see
+    `menv.algorithms.centralized_critic`), or a function `(batch, other_agent_batches, episode)` of one trajectory
+    chunk, with the arguments of `Policy.postprocess_trajectory`. It returns [T, C] numbers for T timesteps, or [T + 1,
+    C] including the state after the chunk; without that, the value of the last timestep is the bootstrap. The acting
+    network never sees this input. None gives the value network the observations of the policy."""
     critic_obs_size: int | None = None
-    """C, to be given with a function."""
+    """C, the size of the critic input; required with a function."""
 
     def __post_init__(self) -> None:
         for name, limit in (("num_sgd_iter", _MOST_EPOCHS), ("sgd_minibatch_size", MOST)):
@@ -106,17 +99,17 @@ class PPOSettings:
         _check_critic_obs(self.critic_obs, self.critic_obs_size)
 
     def first_kl_coeff(self, kind: str) -> float:
-        """Return the first weight of the KL term for an `ActionHead` of this kind."""
+        """Return the initial KL coefficient for an `ActionHead` of this kind."""
         if self.kl_coeff is None:
             return _KL_OF_NUMBERS if kind in ("gaussian", "mixed") else 0.0
         return float(self.kl_coeff)
 
     def lr_at(self, env_steps: int) -> float:
-        """Return the learning rate after `env_steps` env steps in all."""
+        """Return the learning rate after `env_steps` env steps of the run."""
         return _value_at(self.lr_schedule, self.lr, env_steps)
 
     def entropy_coeff_at(self, env_steps: int) -> float:
-        """Return the weight of the entropy bonus after `env_steps` env steps in all."""
+        """Return the entropy coefficient after `env_steps` env steps of the run."""
         return _value_at(self.entropy_coeff_schedule, self.entropy_coeff, env_steps)
 
 
@@ -157,7 +150,7 @@ def _check_schedule(name: str, schedule: Schedule | None) -> None:
 
 def _check_critic_obs(critic_obs: Any, size: Any) -> None:
     named = isinstance(critic_obs, str) and critic_obs == "all_agents"
-    if critic_obs is not None and not named and not _takes_a_piece(critic_obs):
+    if critic_obs is not None and not named and not _takes_chunk(critic_obs):
         raise ConfigError(
             f'PPO: critic_obs is {shown(critic_obs)}, expected "all_agents", a function (batch, other_agent_batches, '
             "episode) or None; choose one"
@@ -166,12 +159,11 @@ def _check_critic_obs(critic_obs: Any, size: Any) -> None:
     if (callable(critic_obs) and not given) or (size is not None and (critic_obs is None or not given)):
         raise ConfigError(
             f"PPO: critic_obs_size is {shown(size)} with critic_obs {'None' if critic_obs is None else 'given'}, "
-            "expected the numbers in a row of what the function returns; set both or neither"
+            "expected the number of columns that the function returns; set both or neither"
         )
 
 
-def _takes_a_piece(function: Any) -> bool:
-    """Return whether something can be called with batch, other agents' batches and episode."""
+def _takes_chunk(function: Any) -> bool:
     if not callable(function):
         return False
     try:
@@ -179,7 +171,7 @@ def _takes_a_piece(function: Any) -> bool:
     except TypeError:
         return False
     except ValueError:
-        # It does not tell.
+        # Some callables have no signature.
         return True
     return True
 
@@ -193,19 +185,19 @@ def _value_at(schedule: Schedule | None, constant: float, env_steps: int) -> flo
 @by_name
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig(AlgorithmConfig, PPOSettings):
-    """What `AlgorithmConfig` says about sampling and `PPOSettings` about learning; `docs/settings.md` explains both."""
+    """Settings of PPO: sampling (`AlgorithmConfig`) and learning (`PPOSettings`); see `docs/settings.md`."""
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
         PPOSettings.__post_init__(self)
         if self.critic_obs is not None and self.model.vf_share_layers:
             raise ConfigError(
-                "config: critic_obs with model.vf_share_layers, expected a value network of its own, because the "
-                "policy must not see what the critic does; set vf_share_layers to False"
+                "config: critic_obs with model.vf_share_layers, expected a separate value network, because the "
+                "policy must not see the critic's input; set vf_share_layers to False"
             )
 
     def rows_of_a_step(self) -> int:
-        """Return the rows of one gradient step."""
+        """Return the timesteps of one gradient step."""
         return min(self.sgd_minibatch_size, self.train_batch_size)
 
     def build(self, env: Any = None) -> PPO:

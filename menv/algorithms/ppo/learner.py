@@ -1,7 +1,6 @@
-"""Learning one PPO policy from train batches: epochs of shuffled minibatches.
+"""PPOLearner: trains one policy on train batches, in epochs of shuffled minibatches.
 
-The algorithm's loop calls `learn` with the columns of one policy and publishes `weights()` to the acting
-back-ends. It does not know environments, agents or how batches were collected.
+`Learners` calls `learn` with the batch of the policy and publishes `weights()` to the acting back-ends.
 """
 
 from __future__ import annotations
@@ -35,27 +34,14 @@ Columns = Mapping[str, npt.NDArray[Any]]
 
 _STATISTICS = ("total_loss", "policy_loss", "vf_loss", "entropy", "kl", "grad_gnorm")
 
-# Advantages that hardly vary are not blown up to unit variance, as in the classic implementation.
+# Advantages that hardly vary are not scaled up to unit variance, as in RLlib.
 _LEAST_SPREAD = 1e-4
 _OF_VALUES = (SampleBatch.VF_PREDS, SampleBatch.NEXT_VF_PREDS)
 _NOTHING = torch.empty(0)
 
 
 class PPOLearner:
-    """A policy's network, its optimizer and the adaptive weight of its KL term.
-
-    Args:
-        spec: The network.
-        settings: Numbers of the loss and the optimizer.
-        weights: First weights by name; copied.
-        seed: Decides the order of rows; the same seed and batches give the same weights.
-        max_seq_len: Rows through which a recurrent network learns at a time.
-        policy: A policy with a loss or modules of its own; `weights` has those of the modules too.
-        device: Where gradient steps are made.
-        by_hand: False leaves all gradients to autograd, not only those of networks and losses that `PPOGradientStep`
-        does
-            not know. Both forms agree but for rounding; a run keeps to one of them.
-    """
+    """The network of a policy, its optimizer, and the adaptive KL coefficient."""
 
     @torch.inference_mode(False)
     def __init__(
@@ -77,9 +63,9 @@ class PPOLearner:
         self._seed = seed
         self._batches = 0
         self._kl_coeff = self._first_kl_coeff = settings.first_kl_coeff(spec.head.kind)
-        self._statistics: tuple[str, ...] = _STATISTICS
-        self._told = False
-        # In the order of the description, whatever the order of `weights`: state is saved flat.
+        # Names of a custom loss, from its first minibatch on.
+        self._statistics: tuple[str, ...] = ()
+        # In the order of the spec, because the optimizer state is saved flat.
         own = () if policy is None else (name for name, _ in policy.module_params())
         ordered = {name: weights[name] for name in (*spec.weight_shapes(), *own)}
         self._device = device
@@ -89,7 +75,7 @@ class PPOLearner:
         plain = policy is None or policy.learns_as_ppo
         by_hand = by_hand and plain and can_learn(spec)
         self._by_hand = PPOGradientStep(spec, self._adam, device) if by_hand else None
-        # A critic of the policy's own gives values in the environment's unit: only its loss is scaled.
+        # A custom critic returns values in the environment's unit: only its loss is scaled.
         found = UnitWeights({}) if policy is not None and policy.has_own_critic else spec.unit_weights()
         tensors = [self._adam.params[name] for name in found.powers]
         shift = None if found.shift is None else self._adam.params[found.shift]
@@ -98,25 +84,14 @@ class PPOLearner:
         if policy is not None and device == CPU:
             policy.learn_with(self._network, self._adam.params)
 
-    # Something that was raised between two instructions may have left gradients off, and callers may be in any mode.
+    # Callers may be in any gradient mode.
     @torch.inference_mode(False)
     def learn(self, columns: Columns, env_steps: int) -> dict[str, float]:
-        """Improve the policy on one train batch.
+        """Improve the policy on one train batch and return the statistics of the last epoch.
 
-        Args:
-            columns: obs [N, F], action_mask [N, M] (optional), actions [N, ...], action_logp [N],
-                action_dist_inputs [N, D], advantages [N], value_targets [N], and critic_obs [N, C] if the value
-                network sees that; of a recurrent policy seq_lens [S] and state_in_0 and so on [N, ...] too. All
-                columns that the batch stores, for a policy with a loss of its own.
-            env_steps: Env steps of the whole run so far, for the schedules.
-
-        Returns:
-            policy_loss, vf_loss, entropy, kl (or what a policy's own loss tells), total_loss and grad_gnorm
-            (before clipping) as means over the last epoch's minibatches; vf_explained_var of the values before
-            the update; and cur_lr, entropy_coeff and cur_kl_coeff as they were used.
-
-        Raises:
-            ConfigError: The batch has no rows, or is padded.
+        Columns: obs [N, F], action_mask [N, M] (optional), actions [N, ...], action_logp [N], action_dist_inputs
+        [N, D], advantages [N], value_targets [N]; critic_obs [N, C] of a centralized critic; seq_lens [S] and
+        state_in_0, ... [N, ...] of a recurrent policy. A custom loss gets every other column of the batch as well.
         """
         if len(columns["obs"]) == 0 or SampleBatch.SEQ_MASK in columns:
             what = "a padded batch" if SampleBatch.SEQ_MASK in columns else "0 rows"
@@ -149,19 +124,15 @@ class PPOLearner:
         return self._adam.weights()
 
     def set_weights(self, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        """Copy `weights` in; the optimizer's state stays.
-
-        Raises:
-            ConfigError: Names or shapes differ.
-        """
+        """Copy `weights` in; the optimizer's state stays."""
         self._adam.set_weights(weights)
 
     def take(self, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        """Copy in what another policy has learned about layers that both share."""
+        """Copy weights of shared layers that another policy has trained."""
         self._adam.take(weights)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return everything besides the weights that the next update depends on, as arrays."""
+        """Return all state except the weights that the next update depends on, as arrays."""
         return {
             **self._adam.state(),
             **({} if self._scale is None else self._scale.state()),
@@ -171,11 +142,7 @@ class PPOLearner:
         }
 
     def check_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Refuse what `set_state` could not take over; nothing changes.
-
-        Raises:
-            ConfigError: The state belongs to another network, or no learner can have reached it.
-        """
+        """Refuse a state that `set_state` could not restore; nothing changes."""
         self._adam.check_state(state)
         check_stored(LEARNERS, "batches", state["batches"])
         check_stored(LEARNERS, "kl_coeff", state["kl_coeff"], "f", most=LARGEST)
@@ -187,22 +154,17 @@ class PPOLearner:
             check_stored(LEARNERS, "value_scale[3]", unit, "f", 1 / LARGEST, LARGEST)
 
     def set_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take over what `state` returned.
-
-        Raises:
-            ConfigError: As for `check_state`.
-        """
+        """Restore what `state` returned."""
         self.check_state(state)
         self._adam.set_state(state)
         if self._scale is not None:
             self._scale.set_state(state)
-        # An adapted weight goes on; that of another setting does not.
+        # The adapted coefficient is restored unless the setting has changed.
         same = float(state["first_kl_coeff"]) == self._first_kl_coeff
         self._kl_coeff = float(state["kl_coeff"]) if same else self._first_kl_coeff
         self._batches = int(state["batches"])
 
     def _weights(self, env_steps: int) -> LossWeights:
-        """Return the coefficients of an update; the value loss counts in the square of the unit of the values."""
         scale = self._scale
         if scale is None or self._in_units:
             unit = 1.0 if scale is None else scale.unit
@@ -239,7 +201,6 @@ class PPOLearner:
         return laid_out._replace(state=state, valid=self._tensor(cut.valid))
 
     def _others(self, columns: Columns) -> dict[str, Tensor]:
-        """Return the columns of numbers and flags that a minibatch has no field for."""
         stored = columns.stored() if isinstance(columns, SampleBatch) else columns
         numbers = {
             name: column
@@ -255,14 +216,13 @@ class PPOLearner:
         }
 
     def _scaled(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return values in the unit in which the network gives them while it learns."""
         return values if self._scale is None or not self._in_units else self._scale.scaled(values)
 
     def _tensor(self, column: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> Tensor:
         return tensor_of(column, self._device, dtype)
 
     def _epochs(self, rows: Minibatch, weights: LossWeights) -> dict[str, float]:
-        # A pure function of seed and batch number: a resumed run shuffles as if it had never stopped.
+        # A function of seed and batch number alone, so that resumed runs shuffle identically.
         rng = np.random.default_rng((self._seed, self._batches))
         self._batches += 1
         last_epoch: list[Tensor] = []
@@ -278,7 +238,9 @@ class PPOLearner:
                 last_epoch = [self._update(part, weights, report) for part in parts]
         if self._by_hand is not None:
             self._by_hand.free()
-        return dict(zip(self._statistics, torch.stack(last_epoch).mean(0).tolist(), strict=True))
+        return dict(
+            zip(self._statistics or _STATISTICS, torch.stack(last_epoch).mean(0).tolist(), strict=True)
+        )
 
     def _with_policy(self) -> AbstractContextManager[None]:
         if self._policy is None or self._device == CPU:
@@ -289,13 +251,12 @@ class PPOLearner:
         return nullcontext() if self._scale is None else self._scale.learning()
 
     def _order(self, rng: np.random.Generator, rows: Minibatch) -> tuple[Tensor, int]:
-        """Return the order of rows in an epoch, and how many of them make a minibatch."""
         size, least = self._settings.sgd_minibatch_size, 2
         if rows.valid is not None:
-            # As many sequences as hold so many rows in the mean, however short they are.
+            # As many sequences as contain this many timesteps on average.
             size, least = max(1, size * len(rows.valid) // int(rows.valid.sum())), 1
         order = self._tensor(rng.permutation(len(rows.obs)))
-        # A last part of a single row would be a step on noise.
+        # A last minibatch of a single timestep would be noise.
         rest = len(order) % size
         return (order[:-rest] if rest and rest < least and len(order) > size else order), size
 
@@ -303,7 +264,6 @@ class PPOLearner:
         return rows.each(lambda column: column.index_select(0, order)).split(size)
 
     def _update(self, rows: Minibatch, weights: LossWeights, report: bool) -> Tensor:
-        """Make a gradient step and return its statistics, an empty tensor unless they are to be reported."""
         terms = (
             self._terms(rows, weights, report)
             if self._policy is None
@@ -313,7 +273,7 @@ class PPOLearner:
         norm = self._adam.step()
         if not report:
             return _NOTHING
-        # One scalar tensor each; reading them as numbers here would cost a synchronisation a step.
+        # Tensors: reading numbers here would synchronize with the GPU at every step.
         return torch.stack((*terms, norm)).detach()
 
     def _terms(self, rows: Minibatch, weights: LossWeights, report: bool) -> tuple[Tensor, ...]:
@@ -327,7 +287,6 @@ class PPOLearner:
         return ppo_loss(self._head, weights, rows, inputs, values, report=report)
 
     def _unrolled(self, rows: Minibatch, valid: Tensor) -> tuple[Minibatch, Tensor, Tensor]:
-        """Return the steps of sequences as rows, without those behind their ends, and their outputs."""
         steps = rows._replace(state=None, valid=None).each(lambda column: column.flatten(0, 1))
         if steps.critic_obs is None:
             inputs, values = self._network.both(steps.obs, steps.mask, rows.state)
@@ -345,19 +304,19 @@ class PPOLearner:
         policy.loss_weights = weights
         if self._scale is not None and self._in_units:
             policy.value_mean, policy.value_unit = self._scale.shift, self._scale.unit
-        total, told = policy.checked_loss(rows.named())
-        names = ("total_loss", *told, "grad_gnorm")
-        if not self._told:
-            self._statistics, self._told = names, True
+        total, statistics = policy.checked_loss(rows.named())
+        names = ("total_loss", *statistics, "grad_gnorm")
+        if not self._statistics:
+            self._statistics = names
         elif names != self._statistics:
             raise ContractError(
-                f"policy {policy.policy_id!r}.loss: told {list(told)}, expected {list(self._statistics[1:-1])} as "
-                "before; give the same statistics each time"
+                f"policy {policy.policy_id!r}.loss: statistics {list(statistics)}, expected "
+                f"{list(self._statistics[1:-1])} as before; return the same statistics each time"
             )
-        return total, *told.values()
+        return total, *statistics.values()
 
 
-# Of targets that are infinite: gradients are left out then, and somebody is told.
+# Targets may be infinite; such updates are skipped and reported.
 @np.errstate(over="ignore", invalid="ignore")
 def explained_variance(value_targets: npt.NDArray[Any], errors: npt.NDArray[Any]) -> float:
     """Return 1 - Var(target - V) / Var(target), at least -1; 0 if the targets do not vary.

@@ -1,9 +1,7 @@
 """PPO's loss on one minibatch: the clipped surrogate, the value error, entropy and KL divergence.
 
-`ppo_learner` calls it. Pure functions of tensors: no optimizer, no schedule, no state.
-
-Symbols, as in Schulman et al. 2017 (arXiv:1707.06347): r_t is the ratio of an action's probability
-under the new and the old policy, A_t its advantage, epsilon `clip_param`, beta the weight of the KL term.
+Pure functions of tensors. Symbols, as in Schulman et al. 2017 (arXiv:1707.06347): r_t is the ratio of an action's
+probability under the new and the old policy, A_t its advantage, epsilon `clip_param`, beta the KL coefficient.
 """
 
 from __future__ import annotations
@@ -24,15 +22,15 @@ from menv.algorithms.torch_runtime import constant
 from menv.inference.action_heads import ActionHead
 
 _MOST_LOG_RATIO = 20.0
-# Below them the KL term moves nothing, above them nothing else does. Halved on and on, its weight would take as long to
-# come back, or end at 0; grown on and on, no gradient would be finite.
+# Below this range the KL penalty has no effect, above it no other term has. Without the bounds, a coefficient could
+# take long to return, vanish, or make gradients infinite.
 _KL_COEFFS = (1e-6, 1e6)
 FIELDS = {
     "obs": "obs", "mask": "action_mask", "actions": "actions", "old_logp": "action_logp",
     "old_inputs": "action_dist_inputs", "advantages": "advantages", "value_targets": "value_targets",
     "critic_obs": "critic_obs",
 }  # fmt: skip
-"""The columns of a train batch that a `Minibatch` has fields for, by field."""
+"""Columns of a train batch by field of `Minibatch`."""
 
 
 class Minibatch(NamedTuple):
@@ -41,17 +39,16 @@ class Minibatch(NamedTuple):
     Attributes:
         obs: [B, F].
         mask: [B, M] allowed choices, or None.
-        actions: [B, ...] as the acting back-end returned them.
+        actions: [B, ...].
         old_logp: [B].
         old_inputs: [B, D] in the standard form of `distributions`.
         advantages: [B], normalised.
         value_targets: [B].
-        state: Only of sequences, which all other columns are then laid out in, [B, T, ...]: [B, S] the state
-            before each.
-        valid: Only of sequences: [B, T] False where one has ended already.
-        critic_obs: [B, C] what the value network sees, or None if that is obs.
-        bounds: [B, 2] of `clip_bounds`, where they are known.
-        others: More columns by name, for a user's own loss; None if nobody reads them.
+        state: [B, S] recurrent state before each sequence; only for sequences, whose columns are [B, T, ...].
+        valid: [B, T] False after the end of a sequence; only for sequences.
+        critic_obs: [B, C] input of a centralized critic, or None.
+        bounds: [B, 2] of `clip_bounds`, if they are known.
+        others: More columns by name for a custom loss, or None.
     """
 
     obs: Tensor
@@ -68,7 +65,7 @@ class Minibatch(NamedTuple):
     others: Mapping[str, Tensor] | None = None
 
     def named(self) -> dict[str, Tensor]:
-        """Return all columns of rows by the names that they have in a train batch."""
+        """Return all columns by their names in a train batch."""
         found = {FIELDS[name]: column for name, column in self._asdict().items() if name in FIELDS}
         return {
             **{name: column for name, column in found.items() if column is not None},
@@ -76,7 +73,7 @@ class Minibatch(NamedTuple):
         }
 
     def split(self, size: int) -> list[Minibatch]:
-        """Return the rows in parts of `size`, the last one of what is left."""
+        """Return minibatches of `size` rows; the last one may be smaller."""
         columns = {name: column for name, column in self._asdict().items() if name != "others"}
         parts = {name: torch.split(column, size) for name, column in columns.items() if column is not None}
         others = {name: torch.split(column, size) for name, column in (self.others or {}).items()}
@@ -89,7 +86,7 @@ class Minibatch(NamedTuple):
         return found
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Minibatch:
-        """Return a minibatch of the changed columns."""
+        """Return a minibatch with `change` applied to every column."""
         changed: dict[str, Any] = {
             name: change(column)
             for name, column in self._asdict().items()
@@ -102,7 +99,7 @@ class Minibatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LossWeights:
-    """Coefficients of one update; see `PPOSettings` for their meaning."""
+    """Coefficients of one update, as in `PPOSettings`."""
 
     clip_param: float
     vf_clip_param: float | None
@@ -114,10 +111,7 @@ class LossWeights:
     def of(
         cls, settings: PPOSettings, env_steps: int, kl_coeff: float, value_unit: float = 1.0
     ) -> LossWeights:
-        """Return those of an update after so many env steps, with the KL weight and the unit of values of then.
-
-        A limit of squared errors is set in the environment's unit, and returned in that of the values.
-        """
+        """Return the coefficients after `env_steps` env steps; `vf_clip_param` is converted to the unit of values."""
         limit = None if settings.vf_clip_param is None else settings.vf_clip_param / value_unit**2
         return cls(
             settings.clip_param,
@@ -129,7 +123,7 @@ class LossWeights:
 
 
 class LossTerms(NamedTuple):
-    """The loss and its parts, scalar tensors; only `total` is to be differentiated."""
+    """The loss and its parts, scalar tensors; only `total` has a gradient."""
 
     total: Tensor
     policy_loss: Tensor
@@ -151,13 +145,7 @@ def ppo_loss(
 
     total = policy_loss + vf_loss_coeff * vf_loss - entropy_coeff * entropy + kl_coeff * kl
 
-    Args:
-        head: What the distribution inputs mean.
-        weights: Coefficients.
-        rows: The minibatch.
-        dist_inputs: [B, D] of the policy being learned, after masking.
-        values: [B] of the value function being learned.
-        report: False leaves out terms of weight 0: they are NaN then.
+    dist_inputs [B, D], after masking, and values [B] come from the network that is being trained.
     """
     inputs = distributions.standard(head, dist_inputs)
     log_ratio = distributions.standard_logp(head, inputs, rows.actions) - rows.old_logp
@@ -165,7 +153,7 @@ def ppo_loss(
     policy_loss = torch.dot(ratio, rows.advantages) * (-1.0 / len(ratio))
     vf_loss = value_loss(values, rows.value_targets, weights.vf_clip_param)
     total = torch.add(policy_loss, vf_loss, alpha=weights.vf_loss_coeff)
-    # Terms of weight 0 are reported all the same, but nothing is differentiated for them.
+    # Terms with a weight of 0 are reported without a gradient.
     still = inputs.detach()
     entropy = kl = constant(math.nan, still.device)
     if report or weights.entropy_coeff:
@@ -180,13 +168,13 @@ def ppo_loss(
 
 
 def clip_bounds(advantages: Tensor, clip_param: float) -> Tensor:
-    """Return [B, 2] the least and the highest log r_t that `clipped_ratio` lets through."""
+    """Return the bounds [B, 2] between which `clipped_ratio` does not clip log r_t."""
     gain = advantages > 0.0
     least = math.log1p(-clip_param) if clip_param < 1.0 else -math.inf
     bounds = torch.stack(
         (torch.where(gain, -math.inf, least), torch.where(gain, math.log1p(clip_param), _MOST_LOG_RATIO)), -1
     )
-    # Numbers alone have torch's default dtype, which is a user's to choose.
+    # Constants have torch's default dtype, which the user may have changed.
     return bounds.to(advantages.dtype)
 
 
@@ -197,7 +185,7 @@ def clipped_ratio(
 
     The minimum clips r_t from above where the advantage is positive and from below where it is negative.
     Written as one clamp of log r_t between bounds it has half the operations to differentiate, and a
-    policy that ran away cannot overflow to infinity. `bounds` [B, 2] are those of `clip_bounds`, if they are known.
+    policy that diverged cannot overflow to infinity. `bounds` are the result of `clip_bounds`, if it is known.
     """
     if bounds is None:
         bounds = clip_bounds(advantages, clip_param)
@@ -214,9 +202,8 @@ def value_loss(values: Tensor, targets: Tensor, limit: float | None) -> Tensor:
 def adapted_kl_coeff(kl_coeff: float, kl: float, kl_target: float) -> float:
     """Return the weight of the KL term for the next update.
 
-    The rule beneath eq. 8 with the bounds and factors of the classic implementation: half as much
-    below 0.5 targets, 1.5 times as much above 2, but neither
-    below 1e-6 nor above 1e6, so that it can come back.
+    The rule below eq. 8 with the factors of RLlib: halved below 0.5 targets, 1.5 times as large above 2 targets,
+    within 1e-6 and 1e6.
     """
     if kl > 2.0 * kl_target:
         return min(kl_coeff * 1.5, max(kl_coeff, _KL_COEFFS[1]))

@@ -1,7 +1,7 @@
-"""PPOPolicy: a policy that PPO trains, for users who want something else to be learned from its trajectories.
+"""PPOPolicy: subclass it to change the loss, add modules such as a critic, or postprocess trajectories.
 
-Subclasses are named by `PolicySpec(policy_class=...)`. They act like any other policy of PPO, through the same
-network; what a subclass adds exists in the process that learns only.
+Name the subclass in `PolicySpec(policy_class=...)`. It acts through the same network as any PPO policy; its additions
+exist only in the process that learns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from menv import rng
-from menv.algorithms.config.keys import ReadAsDict
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.ppo.config import PPOSettings
 from menv.algorithms.ppo.loss import LossWeights, Minibatch, ppo_loss
@@ -35,22 +35,21 @@ if TYPE_CHECKING:
 class PPOPolicy(NetworkPolicy):
     """A policy of PPO; subclass it, override some of these three methods, and name the class in a `PolicySpec`.
 
-    - `make_modules()` returns torch modules of your own, such as a central critic.
-    - `postprocess_trajectory(batch, other_agent_batches, episode)` adds columns to a piece of a trajectory [T]:
-      numpy arrays of T rows. What PPO needs and you did not add, PPO adds: `action_logp`, `vf_preds`,
-      `advantages`, `value_targets`. With values of your own, call `menv.algorithms.compute_advantages`. Rewards are
-      the environment's; `clip_rewards` comes after.
-    - `loss(batch)` returns what is minimised, for a minibatch of B rows in random order.
+    - `make_modules()` returns additional torch modules, such as a centralized critic.
+    - `postprocess_trajectory(batch, other_agent_batches, episode)` adds columns to a trajectory chunk of T timesteps:
+      numpy arrays [T, ...]. PPO adds `action_logp`, `vf_preds`, `advantages` and `value_targets` unless you do. With
+      custom values, call `menv.algorithms.compute_advantages`. Rewards are not clipped yet.
+    - `loss(batch)` returns the loss of a minibatch of B timesteps in random order.
 
-    One optimizer trains the network and the modules. Modules are part of `get_weights()`, by names such as
-    `critic.0.weight`, and never of what acts.
+    One optimizer trains the network and the modules. Modules are part of `get_weights()`, under names such as
+    `critic.0.weight`, and never act.
 
     Attributes:
-        settings: The complete settings of this policy, such as `settings.gamma`; `config["gamma"]` is the same.
-        modules: What `make_modules` returned; they always have the current weights.
-        loss_weights: PPO's coefficients, as they are in the update that runs.
-        value_mean: Of the value targets; see `loss`.
-        value_unit: In which values are learned; see `loss`.
+        settings: All settings of this policy, such as `settings.gamma`; `config["gamma"]` is the same.
+        modules: The modules of `make_modules`, always with the current weights.
+        loss_weights: PPO's coefficients in the current update.
+        value_mean: Mean of the value targets; see `loss`.
+        value_unit: Unit of the learned values; see `loss`.
     """
 
     value_mean = 0.0
@@ -68,78 +67,73 @@ class PPOPolicy(NetworkPolicy):
         network: NetworkSpec,
         settings: PPOSettings,
     ) -> None:
-        """Look at policy number `index`; an algorithm calls it.
-
-        Raises:
-            ConfigError: A module cannot be trained with the network.
-        """
         super().__init__(cohort, index, config, seed)
         self.settings = settings
-        if isinstance(settings, ReadAsDict):
+        if isinstance(settings, AlgorithmConfig):
             self.config = SpecConfig(config or {}, settings)
         self.loss_weights = LossWeights.of(settings, 0, settings.first_kl_coeff(network.head.kind))
         self._spec = network
         self._network: TorchNetwork | None = None
         self._learning = False
         with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
-            # Their first weights depend on the seed and the policy, and nothing else on theirs.
+            # Initial weights of modules depend on the seed and the policy alone.
             torch.manual_seed(rng.key(seed, rng.stable_hash(self.policy_id), rng.WEIGHTS) >> 1)
             self.modules = self._checked(self.make_modules())
         if network.state_sizes and (self.modules or type(self).loss is not PPOPolicy.loss):
             raise ConfigError(
-                f"policy {self.policy_id!r}: a loss or modules of its own on a recurrent network, expected PPO's own "
+                f"policy {self.policy_id!r}: a custom loss or modules on a recurrent network, expected PPO's "
                 "loss on sequences; leave model.use_lstm and use_gru out, or override postprocess_trajectory alone"
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy stands on weights of its own: no learner is there to change those that this one reads.
+        # A copy has separate weights, which no learner changes.
         return {**super().__getstate__(), "_network": None, "_learning": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if isinstance(self.settings, ReadAsDict):
+        if isinstance(self.settings, AlgorithmConfig):
             self.config = SpecConfig(self.config, self.settings)
 
     def make_modules(self) -> dict[str, nn.Module]:
-        """Return torch modules of float32 parameters, without buffers, by name; called once.
+        """Return torch modules by name, with float32 parameters and without buffers; called once.
 
-        Torch's generator is seeded here, so that the same seed gives the same weights.
+        Torch's generator is seeded, so that the same seed gives the same weights.
         """
         return {}
 
     def loss(self, batch: Mapping[str, Tensor]) -> Tensor | tuple[Tensor, Mapping[str, Any]]:
-        """Return the loss of a minibatch, PPO's unless it is overridden.
+        """Return the loss of a minibatch; override it to change what is learned.
 
         With `normalize_values`, `value_targets` and `vf_preds` are `(values - value_mean) / value_unit` here, and
-        `self.network` gives values in the same unit: the loss is then the same whether rewards are 0.01 or 10,000.
-        Columns of your own, such as returns, stay in the environment's unit. To compare the values with these, take
+        `self.network` returns values in the same unit: the loss is then the same whether rewards are 0.01 or 10,000.
+        Columns that you added, such as returns, stay in the environment's unit. Compare them with
         `value_mean + value_unit * self.network.values(obs)`.
 
-        A policy with both modules and a `postprocess_trajectory` may have a critic of its own. All its columns are in
+        A policy with both modules and a `postprocess_trajectory` may have a custom critic. All its columns are in
         the environment's unit, and `loss_weights.vf_loss_coeff`, which `ppo_loss` uses, is divided by the squared
-        deviation of the value targets.
+        standard deviation of the value targets.
 
         Args:
-            batch: B rows of every column that the train batch stores, as tensors: obs [B, F], actions, rewards,
+            batch: B timesteps of every column of the train batch, as tensors: obs [B, F], actions, rewards,
                 terminateds, truncateds, `action_mask` [B, M] if there is one, `action_logp`, `vf_preds`,
-                `value_targets`, and those that you added. `advantages` have mean 0 and variance 1 over the train
-                batch. `action_dist_inputs` [B, D] describe the distribution that acted, as
-                `menv.algorithms.distributions` has them. Floats are float32. With `num_gpus` they are on the
-                GPU, and so are the network and the modules while the loss is computed.
+                `value_targets`, and your columns. `advantages` have mean 0 and variance 1 over the train batch.
+                `action_dist_inputs` [B, D] parameterize the distribution that acted; see
+                `menv.algorithms.distributions`. Floats are float32. With `num_gpus` the columns, the network and the
+                modules are on the GPU while the loss is computed.
 
         Returns:
-            A scalar, or a scalar and statistics by name, scalars too. A statistic "kl" adapts `kl_coeff`.
+            A scalar, or a scalar and a dict of scalar statistics. A statistic "kl" adapts `kl_coeff`.
         """
         return self.ppo_loss(batch)
 
     def ppo_loss(
         self, batch: Mapping[str, Tensor], values: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return PPO's own loss of a minibatch and its statistics.
+        """Return PPO's loss of a minibatch and its statistics.
 
         Args:
             batch: As for `loss`.
-            values: [B] what takes the place of the value network; None: that itself.
+            values: [B] to use instead of the output of the value network.
         """
         rows = Minibatch(
             batch["obs"], batch.get("action_mask"), batch["actions"], batch["action_logp"], batch["action_dist_inputs"],
@@ -158,8 +152,8 @@ class PPOPolicy(NetworkPolicy):
     def network(self) -> TorchNetwork:
         """The policy and value network with the current weights.
 
-        `dist_inputs(obs [N, F], mask)` -> [N, D], `values(obs)` -> [N] of what the value network sees, which is
-        `critic_obs` [N, C] where there is one, and `both(obs, mask)`.
+        `dist_inputs(obs [N, F], mask)` returns [N, D], `values(obs)` returns [N] for the input of the value network,
+        `critic_obs` [N, C] if that is set, and `both(obs, mask)` returns both.
         """
         if self._network is None:
             weights = super().get_weights()
@@ -170,23 +164,23 @@ class PPOPolicy(NetworkPolicy):
 
     @property
     def learns_as_ppo(self) -> bool:
-        """Whether the class leaves the loss and what it is computed from as they are."""
+        """Whether the class changes neither the loss nor its inputs."""
         own, names = type(self), ("loss", "ppo_loss", "checked_loss", "network")
         return not self.modules and all(getattr(own, name) is getattr(PPOPolicy, name) for name in names)
 
     @property
     def has_own_critic(self) -> bool:
-        """Whether values may come from modules of the policy's own."""
+        """Whether values may come from the modules of the policy."""
         own = type(self).postprocess_trajectory is not PPOPolicy.postprocess_trajectory
         return bool(self.modules) and own
 
     def get_weights(self) -> dict[str, Any]:
-        """Return copies of the weights by name, those of the modules among them."""
+        """Return copies of the weights by name, including the weights of the modules."""
         own = {name: array_of(param.detach()).copy() for name, param in self.module_params()}
         return {**super().get_weights(), **own}
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Copy weights in; names and shapes must be those of `get_weights`; see `NetworkPolicy.set_weights`."""
+        """Copy weights in; names and shapes must equal the names and shapes of `get_weights`."""
         own = dict(self.module_params())
         for name, param in own.items():
             found = np.shape(weights[name]) if name in weights else None
@@ -203,13 +197,13 @@ class PPOPolicy(NetworkPolicy):
             self._network = None
 
     def leave_learner(self) -> None:
-        """Stand on weights of its own again, as before anything was learned."""
+        """Separate the weights of this policy from its learner."""
         self._network, self._learning = None, False
         for _, param in self.module_params():
             param.data, param.grad = param.data.clone(), None
 
     def make_learner(self, seed: int) -> PPOLearner:
-        """Return what trains this policy."""
+        """Return the learner of this policy."""
         from menv.algorithms.ppo.learner import PPOLearner
 
         owned = {id(param) for _, param in self.module_params()}
@@ -217,8 +211,8 @@ class PPOPolicy(NetworkPolicy):
             params = value.parameters() if isinstance(value, nn.Module) else ()
             if any(param.requires_grad and id(param) not in owned for param in params):
                 raise ConfigError(
-                    f"policy {self.policy_id!r}: attribute {name!r} is a torch module that nobody trains, expected "
-                    "trained ones in make_modules; return it there, or switch requires_grad off"
+                    f"policy {self.policy_id!r}: attribute {name!r} is a torch module that is not trained, expected "
+                    "trained modules in make_modules; return it there, or switch requires_grad off"
                 )
         model = getattr(self.settings, "model", None)
         most = 1 if model is None else model.max_seq_len
@@ -227,26 +221,26 @@ class PPOPolicy(NetworkPolicy):
         return PPOLearner(self._spec, self.settings, self.get_weights(), seed, most, own, device=device)
 
     def checked_loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of a minibatch and its statistics; a learner calls it.
+        """Return the loss of a minibatch and its statistics; the learner calls it.
 
         Raises:
-            ContractError: `loss` returned no finite scalar that depends on the weights.
+            ContractError: `loss` did not return a finite scalar that depends on the weights.
         """
         return _scalars(self.policy_id, self.loss(batch))
 
     def learn_with(self, network: TorchNetwork, params: Mapping[str, Tensor]) -> None:
-        """Read a learner's parameters from now on, which change as it learns.
+        """Share the parameters of a learner from now on.
 
         Args:
-            network: The network over them.
-            params: Those of the modules among them, by the names of `get_weights`.
+            network: The network over these parameters.
+            params: The parameters by the names of `get_weights`, including the modules.
         """
         self._network, self._learning = network, True
-        self._stand_on(params)
+        self._share(params)
 
     @contextmanager
     def lent(self, network: TorchNetwork, params: Mapping[str, Tensor]) -> Iterator[None]:
-        """Read a learner's parameters for as long as it learns; they are on a GPU, where other hooks compute nothing.
+        """Share the parameters of a learner on a GPU while it learns.
 
         Args:
             network: As for `learn_with`.
@@ -254,7 +248,7 @@ class PPOPolicy(NetworkPolicy):
         """
         own = {name: param.data for name, param in self.module_params()}
         self._network = network
-        self._stand_on(params)
+        self._share(params)
         try:
             yield
         finally:
@@ -262,7 +256,7 @@ class PPOPolicy(NetworkPolicy):
             for name, param in self.module_params():
                 param.grad, param.data = None, own[name]
 
-    def _stand_on(self, params: Mapping[str, Tensor]) -> None:
+    def _share(self, params: Mapping[str, Tensor]) -> None:
         for name, param in self.module_params():
             param.grad = None
             param.data = params[name].detach()
@@ -302,11 +296,6 @@ class PPOPolicy(NetworkPolicy):
 
 
 def _scalars(policy_id: str, found: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return what a policy's `loss` returned as a loss and its statistics.
-
-    Raises:
-        ContractError: It is no finite scalar that depends on the weights.
-    """
     total, stats = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
     where = f"policy {policy_id!r}.loss"
     if not isinstance(total, Tensor) or total.shape != () or not isinstance(stats, Mapping):
@@ -327,10 +316,12 @@ def _scalars(policy_id: str, found: Any) -> tuple[Tensor, dict[str, Tensor]]:
             f"{where}: returned {float(total.detach())}, expected a finite number; look for a division by zero, a "
             "logarithm of 0, or columns that are not finite"
         )
-    told = {str(name): torch.as_tensor(value, dtype=torch.float32).detach() for name, value in stats.items()}
-    for name, value in told.items():
+    statistics = {
+        str(name): torch.as_tensor(value, dtype=torch.float32).detach() for name, value in stats.items()
+    }
+    for name, value in statistics.items():
         if value.shape != ():
             raise ContractError(
                 f"{where}: statistic {name!r} has shape {tuple(value.shape)}, expected a scalar; take its mean"
             )
-    return total, told
+    return total, statistics

@@ -1,4 +1,4 @@
-"""PPO: proximal policy optimisation (Schulman et al. 2017, "Proximal Policy Optimization Algorithms")."""
+"""PPO: proximal policy optimization (Schulman et al. 2017, "Proximal Policy Optimization Algorithms")."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from menv.sample_batch import SampleBatch
 
 
 class PPORecipe:
-    """How a PPO policy is trained."""
+    """How PPO builds, completes and trains a policy."""
 
     name = "PPO"
     config_class: type[AlgorithmConfig] = PPOConfig
@@ -32,7 +32,7 @@ class PPORecipe:
     def network(
         self, obs_size: int, action_space: Any, config: PPOConfig, observation_space: Any = None
     ) -> NetworkSpec:
-        """Return a policy and a value network; see `Recipe.network`."""
+        """Return the description of a policy network and a value network."""
         model, head = config.model, ActionHead.for_space(flat_action_space(action_space))
         stock = StockSpec(
             obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation, model.vf_share_layers,
@@ -41,7 +41,7 @@ class PPORecipe:
         return chosen_network(stock, model, observation_space)
 
     def first_weights(self, network: NetworkSpec, config: PPOConfig, seed: int) -> dict[str, Any]:
-        """Return the weights that a policy begins with."""
+        """Return the initial weights of a policy."""
         return network.first_weights(seed)
 
     def complete(
@@ -53,10 +53,9 @@ class PPORecipe:
         *,
         later: bool = False,
     ) -> None:
-        """Add `action_logp, action_dist_inputs, vf_preds, advantages, value_targets`; the last three may wait.
+        """Add `action_logp, action_dist_inputs, vf_preds, advantages, value_targets`; with `later`, the first two.
 
-        Values bootstrap where a trajectory was truncated or its fragment was cut, and not where it
-        terminated.
+        Values bootstrap where a trajectory was truncated or its fragment ended, and not where it terminated.
         """
         _add_logp(batch, backend, index)
         clip_rewards_of(batch, config.clip_rewards)
@@ -73,11 +72,11 @@ class PPORecipe:
 
 
 DEFAULT_CONFIG = PPOConfig()
-"""The settings that hold where nothing else is said; `DEFAULT_CONFIG.copy()` is a dict of them."""
+"""The default settings; `DEFAULT_CONFIG.copy()` returns them as a dict."""
 
 
 class PPO(Algorithm):
-    """Clipped policy gradient with generalised advantages.
+    """Clipped policy gradient with generalized advantage estimation.
 
     Built as `PPO(env=..., config={...classic keys...})` or `PPOConfig(env=..., ...).build()`.
     """
@@ -86,10 +85,10 @@ class PPO(Algorithm):
 
 
 def add_advantages(batch: SampleBatch, backend: ActingBackend, index: int, config: PPOConfig) -> None:
-    """Add values, advantages and value targets to a batch of released rows, where they are not there already.
+    """Add values, advantages and value targets to a batch that lacks them, in one pass of the value network.
 
-    One pass of the value network over all rows. Where somebody else has given `vf_preds`, the state after a piece is
-    worth `next_vf_preds` of its last row or, without such a column, as much as the last row itself.
+    If the batch has `vf_preds`, the bootstrap is `next_vf_preds` of the last timestep of a chunk or, without that
+    column, the value of the last timestep.
     """
     segments = batch.segments
     ends = segments.ends - 1
@@ -99,14 +98,14 @@ def add_advantages(batch: SampleBatch, backend: ActingBackend, index: int, confi
         ]
         last = after[ends]
     else:
-        goes_on = ~batch["terminateds"][ends]
+        bootstraps = ~batch["terminateds"][ends]
         state = state_before(batch) if backend.state_size else None
         if state is not None:
-            state = np.concatenate((state, _state_after(batch, backend, index, state, ends[goes_on])))
-        values = backend.values(index, np.concatenate((batch["obs"], segments.next_obs[goes_on])), state)
+            state = np.concatenate((state, _state_after(batch, backend, index, state, ends[bootstraps])))
+        values = backend.values(index, np.concatenate((batch["obs"], segments.next_obs[bootstraps])), state)
         batch[SampleBatch.VF_PREDS] = values[: batch.count]
         last = np.zeros(len(ends), np.float32)
-        last[goes_on] = values[batch.count :]
+        last[bootstraps] = values[batch.count :]
     if SampleBatch.ADVANTAGES not in batch:
         compute_advantages(batch, last, gamma=config.gamma, lambda_=config.lambda_)
     elif SampleBatch.VALUE_TARGETS not in batch:
@@ -114,7 +113,6 @@ def add_advantages(batch: SampleBatch, backend: ActingBackend, index: int, confi
 
 
 def _add_logp(batch: SampleBatch, backend: ActingBackend, index: int) -> None:
-    """Add `action_logp` and `action_dist_inputs`, where clients that acted elsewhere have not told them."""
     logp, inputs = batch.get(SampleBatch.ACTION_LOGP), batch.get(SampleBatch.ACTION_DIST_INPUTS)
     if inputs is None or np.isnan(inputs).any():
         state = state_before(batch) if backend.state_size else None
@@ -127,7 +125,7 @@ def _add_logp(batch: SampleBatch, backend: ActingBackend, index: int) -> None:
             inputs = np.where(lacking[:, None], fresh, inputs)
             computed = np.where(lacking, computed, backend.head.logp(inputs, batch["actions"]))
     elif logp is None or np.isnan(logp).any():
-        # The logits that the actions were drawn from, by the weights of that moment.
+        # The distribution inputs of the policy that acted.
         computed = backend.head.logp(inputs, batch["actions"])
     else:
         return
@@ -136,7 +134,6 @@ def _add_logp(batch: SampleBatch, backend: ActingBackend, index: int) -> None:
 
 
 def _state_after(batch: SampleBatch, backend: ActingBackend, index: int, state: Any, rows: Any) -> Any:
-    """Return the recurrent state after some rows, told that before all of them."""
     mask = batch.get(SampleBatch.ACTION_MASK)
     decision = backend.decide(
         batch["obs"][rows], None if mask is None else mask[rows], None, index, state[rows]

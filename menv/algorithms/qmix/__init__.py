@@ -1,1 +1,1 @@
-"""QMIX: configuration, mixing network and learner."""
+"""QMIX and VDN for groups of agents. Begin with `qmix`, then `network`; `learner` extends the DQN learner."""

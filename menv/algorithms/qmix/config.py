@@ -1,4 +1,4 @@
-"""Settings of QMIX."""
+"""Settings of QMIX. Needs no torch."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 @by_name
 @dataclass(frozen=True, kw_only=True)
 class QMIXConfig(OffPolicyConfig):
-    """What `OffPolicyConfig` says, and how the members of a group share what they earn; a row is the whole group's.
-
-    `docs/settings.md` explains each key.
-    """
+    """Settings of QMIX: the settings of DQN, per timestep of the whole group, and the mixing of Q-values."""
 
     algorithm: ClassVar[str] = "QMIX"
 
     mixer: Mixer = "qmix"
-    """How the members' Q-values become the group's: "qmix" by a network that is monotonic in each of them and reads
-    the state of the whole; "vdn" as their sum; None not at all, so that each learns the group's reward by itself."""
+    """How the group's Q-value is computed from the members' Q-values: "qmix" by a network that is monotonic in each of
+    them and reads the global state; "vdn" as their sum; None trains each member independently on the group's reward."""
     mixing_embed_dim: int = 32
     """Width of the mixing network's hidden layer."""
     lr: float = 1e-3
     """Learning rate of Adam."""
     train_batch_size: int = 64
-    """Rows of one gradient step, drawn from the replay buffer; how often, `training_intensity` says."""
+    """Number of timesteps per gradient step, sampled from the replay buffer; `training_intensity` sets how many steps
+    are made."""
     training_intensity: float = 8.0
-    """Rows that are learned from for each row that is sampled; divided by `train_batch_size`, gradient steps."""
+    """Number of timesteps to learn from per sampled timestep; divided by `train_batch_size`, the number of gradient
+    steps."""
     dueling: bool = False
-    """Whether a member's Q-values are the sum of a state's value and the actions' advantages."""
+    """Whether to use a dueling network: a member's Q-values are the sum of the state's value and the actions'
+    advantages."""
     td_error_loss_fn: Literal["huber", "mse"] = "mse"
-    """Loss of the TD errors, as for DQN. The default "mse" is that of Rashid et al. 2018."""
+    """Loss of the TD errors, as for DQN. The default "mse" is the loss of Rashid et al. 2018."""
     n_step: int | Literal["auto"] = 1
-    """Rewards that a target holds before it relies on the target network, at most; "auto" as there."""
+    """Maximum number of rewards in a target before it bootstraps from the target network; "auto" as for DQN."""
 
     def __post_init__(self) -> None:
         OffPolicyConfig.__post_init__(self)

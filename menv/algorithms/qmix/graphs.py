@@ -1,4 +1,4 @@
-"""Acting graphs of a QMIX group: rows of the group in, one choice of each member out."""
+"""GroupGraphs: ONNX acting graphs of a group, observations of the group in, one action of each member out."""
 
 from __future__ import annotations
 
@@ -15,15 +15,9 @@ from menv.inference.acting_graphs import GraphKind
 
 
 class GroupGraphs:
-    """Builds the graphs of one `GroupSpec`.
+    """ONNX acting graphs of a group: observations of the group in, one action of each member out.
 
-    Args:
-        spec: The network.
-        defaults: Weights that a graph holds as overridable initializers; those of the mixing network are left
-            out.
-
-    Attributes:
-        stacks: False: policies are answered one after the other.
+    `defaults` are weights that the graph holds as initializers. The mixing network is not part of them.
     """
 
     stacks = False
@@ -35,7 +29,7 @@ class GroupGraphs:
         self.defaults = dict(defaults or {})
 
     def build(self, kind: GraphKind, stacked: bool = False, masked: bool = False) -> bytes:
-        """Return a serialised model; see `ActingGraphs.build`."""
+        """Return a serialized model."""
         assert not stacked, "groups have no stacked graphs"
         graph = GraphBuilder(self.spec.member, stacked)
         graph.given("obs", TensorProto.FLOAT, ["R", self.spec.obs_size])
@@ -50,7 +44,7 @@ class GroupGraphs:
         return graph.serialised(kind, self.defaults)
 
     def _member_rows(self, graph: GraphBuilder) -> str:
-        """Return [R * C, member.obs_size] what each member sees, and who it is."""
+        """Return the inputs of all members, [R * C, member.obs_size]."""
         row = "obs"
         for number in (0.0, 1.0):
             row = graph.add("Pad", row, graph.constant([0, 0, 0, 1]), graph.constant(number, np.float32))

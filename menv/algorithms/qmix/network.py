@@ -1,8 +1,8 @@
-"""The network of a group of agents: one network of Q-values that all members share, and one that mixes them.
+"""The network of a group of agents: one Q-network that all members share, and a mixing network (QMIX).
 
-`torch_group` and `group_graphs` build it. What acts is the shared network alone; the mixing network belongs to
-learning (Rashid et al. 2018, "QMIX: monotonic value function factorisation", section 4). Needs neither torch nor
-onnx.
+The shared network alone acts; the mixing network is used only for learning (Rashid et al. 2018, "QMIX: monotonic value
+function factorisation", section 4). `GroupSpec` describes it without torch and onnx; `graphs` builds its
+acting graphs, `torch_network` its torch form.
 """
 
 from __future__ import annotations
@@ -28,23 +28,16 @@ if TYPE_CHECKING:
     from menv.algorithms.qmix.torch_network import TorchGroup
 
 
-# SEAM menv.algorithms.networks.group_layout
-# Which numbers of a group's flat observation are whose: each member's own, and the state of the whole.
-#
-# `menv.algorithms.qmix.qmix` reads it off the spaces of a group of agents, once. It knows no networks.
-
-
 STATE_KEY = "state"
-"""The entry of a member's Dict observation that holds the state of the whole, the same for all members."""
+"""The entry of a member's Dict observation with the global state, the same for all members."""
 
 
 class GroupLayout(NamedTuple):
-    """The columns of a flat observation, and the choices.
+    """The columns of a group's flat observation, and the number of choices per member.
 
     Attributes:
-        members: [C] the columns that each member sees.
-        state: The columns of the state of the whole: the first member's `"state"`; everything that the members
-            see where the observations have no such entry.
+        members: The columns that each of C members sees.
+        state: The columns of the global state: the first member's `"state"`, or all members' columns without one.
         choices: Number of choices of each member.
     """
 
@@ -54,11 +47,7 @@ class GroupLayout(NamedTuple):
 
 
 def group_layout(observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> GroupLayout:
-    """Return the layout of a group's observations and actions.
-
-    Raises:
-        ConfigError: These are no spaces of a group, or those of its members differ.
-    """
+    """Return the layout of a group's observations and actions."""
     members = _parts("observation", observation_space)
     actions = _parts("action", action_space)
     if len(members) != len(actions):
@@ -67,7 +56,7 @@ def group_layout(observation_space: gym.Space[Any], action_space: gym.Space[Any]
             "with env.with_agent_groups"
         )
     _refuse_unlike("observation", members, members)
-    # Where a member's numbers begin is of no account.
+    # The start of a Discrete space does not matter.
     _refuse_unlike("action", actions, [getattr(space, "n", space) for space in actions])
     if not isinstance(actions[0], gym.spaces.Discrete):
         raise ConfigError(
@@ -107,28 +96,26 @@ def _columns(leaves: list[Leaf], place: int, *, state: bool) -> tuple[int, ...]:
 
 
 Mixer: TypeAlias = Literal["qmix", "vdn"] | None
+
 MIXERS: tuple[Mixer, ...] = ("qmix", "vdn", None)
 
 _GAIN = 1.0
-# What these make are weights without their signs.
+
 _POWERS = (-1, 0, 1, 0, 1)
+
 """Of `mixing_layers`: Q-values are divided by the unit in the hidden layer, and the result is multiplied by it."""
+
 _UNSIGNED = ("mixer.hidden_weight", "mixer.out_weight")
+
+"""Layers whose outputs are used as weights without their signs."""
 
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """Q-values of every member of a group, and what makes one number of them.
+    """The shared Q-network of a group's members and the mixing network.
 
-    Attributes:
-        obs_size: F, numbers in the group's flat observation.
-        layout: Whose they are.
-        hiddens: Width of each hidden layer of the shared network.
-        activation: Non-linearity after each of them.
-        dueling: Whether its Q-values are V + A - mean A.
-        mixer: "qmix" mixes by weights that depend on the state of the whole and are never negative; "vdn"
-            adds the members' Q-values up (Sunehag et al. 2018); None leaves each to itself.
-        embed_dim: Width of the mixing network's hidden layer.
+    `obs_size` is F, the size of the group's flat observation. The mixer "qmix" uses non-negative weights that depend on
+    the global state, "vdn" adds the Q-values (Sunehag et al. 2018), and None keeps the members independent.
     """
 
     obs_size: int
@@ -141,19 +128,19 @@ class GroupSpec:
 
     @cached_property
     def member(self) -> StockSpec:
-        """The network that the members share; it reads what a member sees, and which member it is as a one-hot code."""
+        """The shared network; it reads a member's observation and the one-hot index of the member."""
         size = len(self.layout.members[0]) + len(self.layout.members)
         head = ActionHead("q_values", (self.layout.choices,))
         return StockSpec(size, head, self.hiddens, self.activation, dueling=self.dueling)
 
     @cached_property
     def head(self) -> ActionHead:
-        """One choice of each member."""
+        """One action of each member."""
         return ActionHead("multi_q_values", (self.layout.choices,) * len(self.layout.members))
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:
-        """[C * member.obs_size] where the members' inputs lie in a row that a 0 and a 1 were put behind."""
+        """[C * member.obs_size] columns of the members' inputs in a row that is followed by a 0 and a 1."""
         zero, one, places = self.obs_size, self.obs_size + 1, range(len(self.layout.members))
         return tuple(
             column
@@ -167,10 +154,9 @@ class GroupSpec:
         return ()
 
     def mixing_layers(self) -> tuple[Layer, ...]:
-        """Return the layers that make the mixing network's weights of the state; none without "qmix".
+        """Return the layers that compute the mixing network's weights from the state; none without "qmix".
 
-        In this order: weights and bias of its hidden layer, weights of its last layer, and the two layers that
-        give the bias of the last.
+        In this order: weights and bias of the hidden layer, weights of the last layer, and two layers for its bias.
         """
         if self.mixer != "qmix":
             return ()
@@ -194,9 +180,9 @@ class GroupSpec:
     def first_weights(self, seed: int) -> dict[str, npt.NDArray[np.float32]]:
         """Return first weights: orthogonal matrices and zero biases; the same seed gives the same.
 
-        But the layers that make the mixing network's weights have biases of up to 1 / sqrt(numbers of state), as in the
-        original implementation. In a state of zeros the weights would be 0 otherwise, and as their signs are dropped
-        they would have no slope there: no member would ever learn.
+        Layers that compute unsigned mixing weights have random biases of up to 1 / sqrt(inputs), as in the original
+        implementation. With zero biases, the mixing weights and their gradients would be 0 in a state of zeros, and no
+        member would learn.
         """
         weights = self.member.first_weights(seed)
         rng = np.random.default_rng((seed, len(weights)))
@@ -212,27 +198,19 @@ class GroupSpec:
         return weights
 
     def unit_weights(self) -> UnitWeights:
-        """Return the last layers of the members, and of the mixing network what makes its first and last weights."""
+        """Return the last layers of the members, and the layers that compute the mixing network's weights."""
         powers = {f"{layer.name}.{part}": power for layer, power in zip(self.mixing_layers(), _POWERS, strict=False)
                   if power for part in ("weight", "bias")}  # fmt: skip
         return UnitWeights({**self.member.unit_weights().powers, **powers})
 
     def torch_network(self, params: Mapping[str, Any]) -> TorchGroup:
-        """Return the network over `params`; see `NetworkSpec.torch_network`."""
+        """Return the network over `params`."""
         from menv.algorithms.qmix.torch_network import TorchGroup
 
         return TorchGroup(self, params)
 
     def graphs(self, defaults: Mapping[str, npt.NDArray[np.float32]]) -> ActingGraphs:
         """Return what builds its acting graphs."""
-        pass  # moved
-
         from menv.algorithms.qmix.graphs import GroupGraphs
 
         return GroupGraphs(self, defaults)
-
-
-# SEAM menv.algorithms.networks.group_graphs
-# ONNX acting graphs of a group's network: rows of the group in, one choice of each member out.
-#
-# `OnnxActing` asks for bytes by kind; nothing here runs them. The mixing network is in none of them.

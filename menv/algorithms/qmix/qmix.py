@@ -1,4 +1,4 @@
-"""QMIX: a group of agents learns what it earns together.
+"""QMIX: a group of agents learns from a shared reward.
 
 Rashid et al. 2018, "QMIX: monotonic value function factorisation for deep multi-agent reinforcement learning".
 """
@@ -19,7 +19,7 @@ from menv.errors import ConfigError
 
 
 class QMIXRecipe(OffPolicyRecipe):
-    """How the policy of a group is trained: each member by its own Q-values, all by the group's reward."""
+    """How QMIX builds and trains the policy of a group."""
 
     name = "QMIX"
     config_class: type[AlgorithmConfig] = QMIXConfig
@@ -27,18 +27,7 @@ class QMIXRecipe(OffPolicyRecipe):
     def network(
         self, obs_size: int, action_space: gym.Space[Any], config: QMIXConfig, observation_space: Any = None
     ) -> NetworkSpec:
-        """Return the network of one group.
-
-        Args:
-            obs_size: F, numbers in a flat observation.
-            action_space: A Tuple of Discrete spaces of one size.
-            config: Its settings.
-            observation_space: A Tuple of equal spaces; where they are Dicts, `"state"` is the state of the
-                whole and `"action_mask"` what a member may do.
-
-        Raises:
-            ConfigError: These are no spaces of a group, or those of its members differ.
-        """
+        """Return the description of the network of one group."""
         layout, model = group_layout(observation_space, action_space), config.model
         stray = {"use_lstm": model.use_lstm, "use_gru": model.use_gru, "custom_model": model.custom_model,
                  "conv_filters": model.conv_filters}  # fmt: skip
@@ -46,7 +35,7 @@ class QMIXRecipe(OffPolicyRecipe):
             if value:
                 off = False if name.startswith("use_") else None
                 raise ConfigError(
-                    f"QMIX: model.{name} is set, expected hidden layers alone, without a memory; leave it out, or put "
+                    f"QMIX: model.{name} is set, expected feed-forward hidden layers alone; leave it out, or put "
                     f'{{"{name}": {off}}} into the model of this policy\'s own config'
                 )
         return GroupSpec(
@@ -64,7 +53,7 @@ class QMIXRecipe(OffPolicyRecipe):
 
 
 class QMIX(Algorithm):
-    """Q-learning for groups of agents: each member acts by what it sees, all learn from the group's reward.
+    """Q-learning for groups of agents: each member acts on its observation, all learn from the group's reward.
 
     Built as `QMIX(env=..., config={...classic keys...})` or `QMIXConfig(env=..., ...).build()`, over an environment
     whose agents are grouped by `with_agent_groups`.

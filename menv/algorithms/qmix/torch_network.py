@@ -1,6 +1,6 @@
-"""The network of a group of agents as bare torch operations on parameters that somebody else owns.
+"""The network of a group as torch operations on parameters that the caller owns.
 
-The learner and the torch acting back-end build it from a `GroupSpec`. It knows rows of numbers, not agents.
+The learner and the torch acting back-end build it from a `GroupSpec`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,7 @@ from menv.algorithms.qmix.network import GroupSpec
 
 
 class TorchGroup:
-    """The network of `spec` over `params`, whose current values every call reads.
-
-    Args:
-        spec: The layers.
-        params: A tensor for each name in `spec.weight_shapes()`.
-
-    It has no memory; the `state` of a `TorchNetwork` is None.
-
-    Attributes:
-        obs_size: F, numbers in the group's flat observation.
-    """
+    """A feed-forward `TorchNetwork` of `spec` over `params`, whose current values every call reads."""
 
     def __init__(self, spec: GroupSpec, params: Mapping[str, Tensor]) -> None:
         self.obs_size = spec.obs_size
@@ -43,42 +33,34 @@ class TorchGroup:
         ]
 
     def dist_inputs(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> Tensor:
-        """Return [N, C * n] Q-values of all members after masking, from obs [N, F] and mask [N, C * n]."""
+        """Return masked Q-values of all members [N, C * n] from obs [N, F] and mask [N, C * n]."""
         row = torch.cat((obs, self._zero_one.expand(len(obs), 2)), 1).index_select(1, self._inputs)
         seen = row.reshape(-1, self._width)
         allowed = None if mask is None else mask.reshape(-1, self._choices)
         return self._member.dist_inputs(seen, allowed).reshape(-1, self._members * self._choices)
 
     def by_member(self, obs: Tensor, mask: Tensor | None) -> Tensor:
-        """Return [N, C, n] of what `dist_inputs` does."""
+        """Return `dist_inputs` as [N, C, n]."""
         return self.dist_inputs(obs, mask).reshape(-1, self._members, self._choices)
 
     def values(self, obs: Tensor, state: Tensor | None = None) -> Tensor:
-        """Return [N] sums of the members' highest Q-values; the mixing network has no say."""
+        """Return the sums of the members' highest Q-values [N], without the mixing network."""
         return self.by_member(obs, None).amax(-1).sum(-1)
 
     def both(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return distribution inputs and values."""
         return self.dist_inputs(obs, mask), self.values(obs)
 
-    def mixed(self, worth: Tensor, obs: Tensor) -> Tensor:
-        """Return what the members' choices are worth to the group.
-
-        Args:
-            worth: [N, C] one Q-value of each member.
-            obs: [N, F] observations that they belong to.
-
-        Returns:
-            [N], monotonic in each member's; without a mixer `worth` itself.
-        """
+    def mixed(self, q_values: Tensor, obs: Tensor) -> Tensor:
+        """Return the group's Q-values [N] from one Q-value of each member [N, C], unchanged without a mixer."""
         if self._mixer is None:
-            return worth
+            return q_values
         if self._mixer == "vdn":
-            return worth.sum(-1)
+            return q_values.sum(-1)
         state = obs.index_select(1, self._state)
         weight, bias, out_weight, out_bias = (_affine(layer, state) for layer in self._layers[:4])
         weight = weight.abs().reshape(-1, self._members, self._embed_dim)
-        hidden = elu(torch.bmm(worth[:, None], weight)[:, 0] + bias)
+        hidden = elu(torch.bmm(q_values[:, None], weight)[:, 0] + bias)
         return (hidden * out_weight.abs()).sum(-1) + _affine(self._layers[4], out_bias.relu())[:, 0]
 
 

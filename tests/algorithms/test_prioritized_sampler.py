@@ -1,4 +1,4 @@
-"""The raffle: chances point by point and by counting draws, whatever became of the priorities before."""
+"""PrioritizedSampler: chances point by point and by counting draws, whatever became of the priorities before."""
 
 import numpy as np
 import numpy.typing as npt
@@ -15,22 +15,22 @@ POINTS_EACH = 256
 
 
 def filled(priorities: Floats) -> PrioritizedSampler:
-    raffle = PrioritizedSampler(len(priorities))
-    raffle.update(np.arange(len(priorities)), priorities)
-    return raffle
+    sampler = PrioritizedSampler(len(priorities))
+    sampler.update(np.arange(len(priorities)), priorities)
+    return sampler
 
 
-def hits(raffle: PrioritizedSampler) -> npt.NDArray[np.int64]:
+def hits(sampler: PrioritizedSampler) -> npt.NDArray[np.int64]:
     """Count what is drawn at points that cover all tickets evenly."""
-    points = (np.arange(raffle.span * POINTS_EACH) + 0.5) / POINTS_EACH
-    return np.bincount(raffle.drawn(points, len(points))[0], minlength=raffle.capacity)
+    points = (np.arange(sampler.span * POINTS_EACH) + 0.5) / POINTS_EACH
+    return np.bincount(sampler.accepted(points, len(points))[0], minlength=sampler.capacity)
 
 
-def assert_chances(raffle: PrioritizedSampler, priorities: Floats) -> None:
-    found, state = hits(raffle), raffle.state()
+def assert_chances(sampler: PrioritizedSampler, priorities: Floats) -> None:
+    found, state = hits(sampler), sampler.state()
     # One factor for all places; each ticket may be wrong by one point.
     wanted = priorities * POINTS_EACH / state["raffle"][0]
-    assert (np.abs(found - wanted) <= np.bincount(state["tickets"], minlength=raffle.capacity)).all()
+    assert (np.abs(found - wanted) <= np.bincount(state["tickets"], minlength=sampler.capacity)).all()
     assert not found[priorities == 0.0].any()
 
 
@@ -45,24 +45,24 @@ def test_after_any_updates_chances_are_those_of_the_priorities(
     capacity: int, seed: int, rounds: int, spread: float
 ) -> None:
     rng = np.random.default_rng(seed)
-    raffle, plain = PrioritizedSampler(capacity), np.zeros(capacity)
+    sampler, plain = PrioritizedSampler(capacity), np.zeros(capacity)
     for _ in range(rounds):
         # Places twice in a batch, and priorities of 0, among them.
         places = rng.integers(0, capacity, rng.integers(1, 2 * capacity))
         priorities = 10.0 ** rng.uniform(-spread, spread, len(places)) * (rng.random(len(places)) < 0.9)
-        highest = raffle.update(places, priorities)
+        highest = sampler.update(places, priorities)
         plain[places] = priorities
         assert highest == priorities.max()
-    kept = raffle.state()["priorities"]
+    kept = sampler.state()["priorities"]
     np.testing.assert_array_equal(kept, plain[: len(kept)])
     assert not plain[len(kept) :].any()
     if plain.any():
-        assert_chances(raffle, plain)
-        places, priorities = raffle.sample(64, rng)
+        assert_chances(sampler, plain)
+        places, priorities = sampler.sample(64, rng)
         np.testing.assert_array_equal(priorities, plain[places])
         assert priorities.all()
         # Sampling may have dealt anew.
-        assert_chances(raffle, plain)
+        assert_chances(sampler, plain)
 
 
 @pytest.mark.slow_unless("0.6-*", "3.0-300")
@@ -74,9 +74,9 @@ def test_the_first_batch_after_a_change_follows_the_new_priorities(count: int, n
     capacity, kept = 400, 20
     drawn = np.zeros(capacity)
     for _ in range(9_000 // count):
-        raffle = filled(np.ones(capacity))
-        raffle.update(np.arange(kept, capacity), np.full(capacity - kept, now))
-        drawn += np.bincount(raffle.sample(count, rng)[0], minlength=capacity)
+        sampler = filled(np.ones(capacity))
+        sampler.update(np.arange(kept, capacity), np.full(capacity - kept, now))
+        drawn += np.bincount(sampler.sample(count, rng)[0], minlength=capacity)
     share = kept / (kept + (capacity - kept) * now)
     total = drawn.sum()
     assert abs(drawn[:kept].sum() - share * total) < 4 * np.sqrt(share * (1 - share) * total)
@@ -86,8 +86,8 @@ def test_the_first_batch_after_a_change_follows_the_new_priorities(count: int, n
 def test_draws_follow_priorities_of_very_different_size() -> None:
     rng = np.random.default_rng(0)
     priorities = 10.0 ** rng.uniform(-6, 3, 5_000)
-    raffle = filled(priorities)
-    drawn = np.bincount(raffle.sample(200_000, rng)[0], minlength=5_000)
+    sampler = filled(priorities)
+    drawn = np.bincount(sampler.sample(200_000, rng)[0], minlength=5_000)
     highest = np.argsort(priorities)[-100:]
     wanted = priorities[highest] / priorities.sum() * 200_000
     np.testing.assert_allclose(drawn[highest].sum(), wanted.sum(), rtol=0.02)
@@ -95,30 +95,30 @@ def test_draws_follow_priorities_of_very_different_size() -> None:
 
 
 def test_one_enormous_priority_takes_all_draws_and_no_memory() -> None:
-    raffle = filled(np.ones(1_000))
-    raffle.update(np.array([3]), np.array([1e30]))
-    assert set(raffle.sample(500, np.random.default_rng(0))[0].tolist()) == {3}
-    raffle.update(np.array([3]), np.array([1.0]))
-    assert len(np.unique(raffle.sample(500, np.random.default_rng(0))[0])) > 300
-    assert raffle.span < 10_000
+    sampler = filled(np.ones(1_000))
+    sampler.update(np.array([3]), np.array([1e30]))
+    assert set(sampler.sample(500, np.random.default_rng(0))[0].tolist()) == {3}
+    sampler.update(np.array([3]), np.array([1.0]))
+    assert len(np.unique(sampler.sample(500, np.random.default_rng(0))[0])) > 300
+    assert sampler.span < 10_000
 
 
 def test_tickets_stay_few_however_often_priorities_change() -> None:
     rng = np.random.default_rng(0)
-    raffle = PrioritizedSampler(2_000)
+    sampler = PrioritizedSampler(2_000)
     for number in range(600):
-        raffle.update(rng.integers(0, 2_000, 200), rng.random(200) ** 4 * 1.1 ** (number % 100))
-        raffle.sample(100, rng)
-        assert len(raffle.state()["tickets"]) <= raffle.span <= 22_100
+        sampler.update(rng.integers(0, 2_000, 200), rng.random(200) ** 4 * 1.1 ** (number % 100))
+        sampler.sample(100, rng)
+        assert len(sampler.state()["tickets"]) <= sampler.span <= 22_100
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 511, 100_000])
 def test_the_only_place_with_a_priority_is_always_drawn(capacity: int) -> None:
     rng = np.random.default_rng(capacity)
     for place in {0, capacity // 2, capacity - 1}:
-        raffle = PrioritizedSampler(capacity)
-        raffle.update(np.array([place]), np.array([rng.random() * 1e-3 + 1e-9]))
-        assert set(raffle.sample(50, rng)[0].tolist()) == {place}
+        sampler = PrioritizedSampler(capacity)
+        sampler.update(np.array([place]), np.array([rng.random() * 1e-3 + 1e-9]))
+        assert set(sampler.sample(50, rng)[0].tolist()) == {place}
 
 
 def test_a_restored_raffle_draws_as_the_one_that_was_saved() -> None:
@@ -126,12 +126,12 @@ def test_a_restored_raffle_draws_as_the_one_that_was_saved() -> None:
     saved, restored = PrioritizedSampler(300), filled(np.ones(300))
     for number in range(400):
         places, priorities = rng.integers(0, 300, 20), rng.random(20)
-        for raffle in (saved, restored) if number > 100 else (saved,):
-            raffle.update(places, priorities)
+        for sampler in (saved, restored) if number > 100 else (saved,):
+            sampler.update(places, priorities)
         if number == 100:
             restored.set_state(saved.state())
         if number > 100:
-            one, other = (raffle.sample(32, np.random.default_rng(number)) for raffle in (saved, restored))
+            one, other = (sampler.sample(32, np.random.default_rng(number)) for sampler in (saved, restored))
             np.testing.assert_array_equal(one[0], other[0])
         else:
             saved.sample(32, rng)
@@ -140,20 +140,20 @@ def test_a_restored_raffle_draws_as_the_one_that_was_saved() -> None:
 
 
 def test_nothing_to_draw_bad_places_and_bad_priorities_are_refused() -> None:
-    raffle = PrioritizedSampler(10)
+    sampler = PrioritizedSampler(10)
     for _ in range(2):
         with pytest.raises(ConfigError, match="every priority is 0"):
-            raffle.sample(1, np.random.default_rng(0))
-        raffle.update(np.arange(10), np.zeros(10))
-    raffle.update(np.arange(10), np.ones(10))
-    raffle.update(np.arange(10), np.zeros(10))
+            sampler.sample(1, np.random.default_rng(0))
+        sampler.update(np.arange(10), np.zeros(10))
+    sampler.update(np.arange(10), np.ones(10))
+    sampler.update(np.arange(10), np.zeros(10))
     with pytest.raises(ConfigError, match="every priority is 0"):
-        raffle.sample(1, np.random.default_rng(0))
+        sampler.sample(1, np.random.default_rng(0))
     for place in (-1, 10):
         with pytest.raises(ConfigError, match=f"place {place}, expected 0 to 9"):
-            raffle.update(np.array([place]), np.ones(1))
+            sampler.update(np.array([place]), np.ones(1))
     for bad in (-1.0, np.nan, np.inf):
         with pytest.raises(ConfigError, match=r"priorities from .* expected finite ones"):
-            raffle.update(np.array([0]), np.array([bad]))
+            sampler.update(np.array([0]), np.array([bad]))
     with pytest.raises(ConfigError, match="capacity 0"):
         PrioritizedSampler(0)

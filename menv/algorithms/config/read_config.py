@@ -1,0 +1,177 @@
+"""Resolve settings: a classic dict becomes a config, and a policy or an evaluation overrides some of its settings.
+
+Unknown keys are refused with the nearest known one; keys without meaning in menv warn once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any, TypeVar
+
+from menv.algorithms.config.algorithm_config import AlgorithmConfig, MultiAgentConfig, left_over
+from menv.algorithms.config.builder_chain import SECTIONS, merged_sections
+from menv.algorithms.config.field_checks import shown
+from menv.algorithms.config.keys import RENAMED, prefixed, refuse_or_warn, section_values
+from menv.errors import ConfigError
+from menv.policy_map import PolicyMap
+
+C = TypeVar("C", bound=AlgorithmConfig)
+
+# Settings of `AlgorithmConfig` that a policy may override.
+OF_A_POLICY = {
+    "model", "clip_rewards", "clip_actions", "normalize_actions", "inference", "observation_filter", "agent_connectors",
+    "num_gpus",
+}  # fmt: skip
+
+OF_CONNECTORS = ("observation_filter", "agent_connectors", "normalize_actions", "clip_actions")
+"""Settings that define the connectors of a policy."""
+_OF_THE_RUN = (
+    "evaluation_interval",
+    "evaluation_num_workers",
+    "evaluation_parallel_to_training",
+    "always_attach_evaluation_results",
+)
+"""Settings of the schedule and the processes of evaluations."""
+_OF_POLICIES = ("model", "exploration_config", *OF_CONNECTORS)
+"""Settings that define a policy, which evaluations use too."""
+
+
+def read_config(config_class: type[C], config: Any, env: Any = None, default: Any = None) -> C:
+    """Return `config`, an instance, a classic dict or None, as a `config_class`; `default` has what a dict omits."""
+    if config is None:
+        config = {}
+    if isinstance(config, config_class):
+        return config if env is None else replace(config, env=env)
+    if not isinstance(config, Mapping):
+        name = config_class.__name__
+        advice = f"pass config={{...}} or {name}(...).build()"
+        if isinstance(config, type) and issubclass(config, AlgorithmConfig):
+            raise ConfigError(
+                f"config: the class {config.__name__}, expected a dict or an instance of {name}; "
+                f"write config={name}(...)"
+            )
+        if isinstance(config, str) or callable(config):
+            advice = (
+                f"the environment comes by name: write {name.removesuffix('Config')}(env=..., config={{...}})"
+            )
+        raise ConfigError(f"config: {type(config).__name__}, expected a dict or {name}; {advice}")
+    values = read_keys(config_class, config)
+    if env is not None:
+        values["env"] = env
+    if default is None:
+        return config_class(**values)
+    below = read_config(config_class, default)
+    return replace(below, **{**values, **merged_sections(below, config)})
+
+
+def override(
+    config: C, changes: Mapping[str, Any] | None, policy_id: str, own_meaning: frozenset[str] = frozenset()
+) -> C:
+    """Return `config` with the settings of a policy over it; those in `own_meaning` are not shared by all policies."""
+    if not changes:
+        return config
+    where = f"policies[{policy_id!r}].config: "
+    values = read_keys(type(config), changes, where)
+    of_all = {field.name for field in fields(AlgorithmConfig)} - OF_A_POLICY - own_meaning
+    of_all |= config.of_the_run
+    shared = sorted(values.keys() & of_all)
+    if shared:
+        own = sorted({field.name for field in fields(config)} - of_all - OF_A_POLICY)
+        raise ConfigError(
+            f"{where}{shared[0]!r} holds for all policies, expected one of {', '.join([*own, *sorted(OF_A_POLICY)])}; "
+            "set it in the main config"
+        )
+    with prefixed(where):
+        return replace(config, **{**values, **merged_sections(config, changes, SECTIONS)})
+
+
+def adopt(
+    config_class: type[C], main: AlgorithmConfig, changes: Mapping[str, Any] | None, policy_id: str
+) -> C:
+    """Return the settings of a policy that another algorithm than the main one trains.
+
+    The settings of `AlgorithmConfig`, and `gamma`, which belongs to the task, come from `main`; the others are the
+    defaults of the algorithm.
+    """
+    own = config_class.own_meaning | type(main).own_meaning
+    names = {"gamma", *(field.name for field in fields(AlgorithmConfig))} - own
+    shared = config_class(**{name: getattr(main, name) for name in names})
+    return override(shared, changes, policy_id, own)
+
+
+def read_keys(
+    config_class: type[AlgorithmConfig], config: Mapping[str, Any], where: str = "config: "
+) -> dict[str, Any]:
+    """Return keyword arguments for `config_class` from classic keys."""
+    known = {field.name for field in fields(config_class)}
+    for key, value in config.items():
+        name = RENAMED.get(key, key)
+        if name not in known:
+            refuse_or_warn(key, value, known, where)
+        if name != key and name in config:
+            raise ConfigError(
+                f"{where}{key!r} and {name!r} are both given, expected one of them; leave {name!r} out"
+            )
+    named = {RENAMED.get(key, key): value for key, value in config.items()}
+    return {name: value for name, value in named.items() if name in known}
+
+
+def evaluation_settings(config: AlgorithmConfig) -> AlgorithmConfig:
+    """Return the settings of an evaluation: the settings of the run with `evaluation_config` over them."""
+    changes = dict(config.evaluation_config or {})
+    values = read_keys(type(config), changes, "evaluation_config: ")
+    _check_place(config, values)
+    values = _without_those_of_policies(config, values)
+    if isinstance(values.get("env_config"), Mapping):
+        values["env_config"] = {**config.env_config, **values["env_config"]}
+    if isinstance(values.get("multiagent"), Mapping):
+        own = section_values(MultiAgentConfig, values["multiagent"], "evaluation_config.multiagent")
+        _check_policies(own.get("policies"), config.multiagent.policies)
+        values["multiagent"] = replace(config.multiagent, **own)
+    with prefixed("evaluation_config: "):
+        return replace(config, **left_over({**vars(config), **values}, values), **values)
+
+
+def _check_place(config: AlgorithmConfig, values: Mapping[str, Any]) -> None:
+    for key in _OF_THE_RUN:
+        own = getattr(config, key)
+        if values.get(key, own) != own:
+            raise ConfigError(
+                f"evaluation_config: {key}={values[key]!r}, expected it in the main settings, where it is {own!r}; "
+                "set it there"
+            )
+    workers = values.get("num_workers", config.num_workers)
+    if workers not in (config.num_workers, config.evaluation_num_workers):
+        raise ConfigError(
+            f"evaluation_config: num_workers={workers!r}, expected evaluation_num_workers in the main settings, "
+            f"where it is {config.evaluation_num_workers}; set it there"
+        )
+
+
+def _without_those_of_policies(config: AlgorithmConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+    given = {key: values[key] for key in _OF_POLICIES if key in values}
+    with prefixed("evaluation_config: "):
+        meant = read_config(type(config), given, default=config)
+    for key in given:
+        if getattr(meant, key) != getattr(config, key):
+            advice = (
+                "write explore=False for the best actions" if key == "exploration_config" else "leave it out"
+            )
+            raise ConfigError(
+                f"evaluation_config: {key}={shown(given[key])}, expected the {key} of the main settings, "
+                f"because evaluations use the policies of the run; {advice}, or change it there for training too"
+            )
+    return {key: value for key, value in values.items() if key not in given}
+
+
+def _check_policies(given: Any, known: Any) -> None:
+    if given is None:
+        return
+    ids = list(PolicyMap(known).specs)
+    strange = [name for name in PolicyMap(given).specs if name not in ids]
+    if strange:
+        raise ConfigError(
+            f"evaluation_config.multiagent: policies {strange} are not in the run, expected some of {ids}; add them "
+            "to the main multiagent, and choose among them with a policy_mapping_fn here"
+        )
