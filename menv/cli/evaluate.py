@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from menv.algorithms.algorithm import Algorithm
-from menv.cli.arguments import merge, with_objects
-from menv.cli.command_line import print_text
+from menv.cli.arguments import merge, print_text, with_objects
 from menv.cli.display import as_json
-from menv.cli.policies import from_checkpoint, known_env
+from menv.cli.train import from_checkpoint, known_env
 from menv.env_context import EnvContext
 from menv.registry import is_ready_made, make_env
 from menv.wrappers import RecordEpisodes

@@ -11,8 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import menv
-from menv.cli.arguments import CommandSettings, StopBounds
-from menv.cli.command_line import Parser, run_command
+from menv.cli.arguments import CommandSettings, Parser, StopBounds, run_command
 from menv.registry import import_first, take_imports
 
 _CONFIG = (

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from menv.cli.command_line import print_text
+from menv.cli.arguments import print_text
 from menv.inference import checkpoint_folder, policy_bundle
 from menv.policy import Policy
 from menv.serialization import folder_given

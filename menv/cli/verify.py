@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from menv.cli.command_line import Parser, print_text, run_command
+from menv.cli.arguments import Parser, print_text, run_command
 from menv.errors import ConfigError
 from menv.registry import and_how_to_import, import_first, json_settings, take_imports
 from menv.verify.backends import ROWS, play_here

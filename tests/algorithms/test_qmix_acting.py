@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from menv.algorithms.qmix.graphs import GroupGraphs
+from menv.algorithms.networks.stock_graphs import GroupGraphs
 from menv.algorithms.qmix.network import GroupSpec
 from menv.algorithms.torch_backend import TorchBackend, check_against
 from menv.inference.backend import ActingBackend

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from menv.algorithms.qmix.learner import TorchGroup
 from menv.algorithms.qmix.network import GroupSpec, Mixer
-from menv.algorithms.qmix.torch_network import TorchGroup
 from tests.acting.lively import lively_weights
 from tests.algorithms.groups_of_three import MEMBERS, STATE, spec_of
 

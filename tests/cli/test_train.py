@@ -13,7 +13,7 @@ import pytest
 
 from menv.algorithms import DQN, PPO
 from menv.cli.main import main
-from menv.cli.policies import own_name
+from menv.cli.train import own_name
 from tests.house.sources import ROOT
 
 SMALL = ["--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64"]

@@ -1,8 +1,8 @@
 """The network of a group of agents: one Q-network that all members share, and a mixing network (QMIX).
 
 The shared network alone acts; the mixing network is used only for learning (Rashid et al. 2018, "QMIX: monotonic value
-function factorisation", section 4). `GroupSpec` describes it without torch and onnx; `graphs` builds its
-acting graphs, `torch_network` its torch form.
+function factorisation", section 4). `GroupSpec` describes it without torch and onnx; `GroupGraphs` builds
+its acting graphs, `TorchGroup` is its torch form.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from menv.inference.acting_graphs import ActingGraphs
 from menv.inference.action_heads import ActionHead, in_a_line
 
 if TYPE_CHECKING:
-    from menv.algorithms.qmix.torch_network import TorchGroup
+    from menv.algorithms.qmix.learner import TorchGroup
 
 
 STATE_KEY = "state"
@@ -205,12 +205,12 @@ class GroupSpec:
 
     def torch_network(self, params: Mapping[str, Any]) -> TorchGroup:
         """Return the network over `params`."""
-        from menv.algorithms.qmix.torch_network import TorchGroup
+        from menv.algorithms.qmix.learner import TorchGroup
 
         return TorchGroup(self, params)
 
     def graphs(self, defaults: Mapping[str, npt.NDArray[np.float32]]) -> ActingGraphs:
         """Return what builds its acting graphs."""
-        from menv.algorithms.qmix.graphs import GroupGraphs
+        from menv.algorithms.networks.stock_graphs import GroupGraphs
 
         return GroupGraphs(self, defaults)
