@@ -13,13 +13,11 @@ A string is looked up in this order, and the first match decides:
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import functools
 import importlib
 import importlib.util
 import inspect
-import json
 import os
 import re
 import sys
@@ -364,38 +362,7 @@ def _unknown(
     )
 
 
-IMPORT = "--import"
-"""The option of all commands."""
-
-
-def take_imports(parser: argparse.ArgumentParser) -> None:
-    """Add the option of modules for `import_first`, stored as `modules`."""
-    parser.add_argument(
-        IMPORT, metavar="MODULE", dest="modules", action="append", default=[],
-        help="a module or .py file to import first, which may call register_env",
-    )  # fmt: skip
-
-
-def json_settings(text: str) -> dict[str, Any]:
-    """Return the JSON object of a command-line option."""
-    try:
-        settings = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no JSON ({error}), expected an object with keys in double quotes"
-        ) from None
-    if not isinstance(settings, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
-    return settings
-
-
-def and_how_to_import(error: MenvError) -> str:
-    """Return the text of an error; for an unknown name with the option that imports a module which registers it."""
-    hint = f"; {IMPORT} MODULE imports a module that does" if isinstance(error, UnknownNameError) else ""
-    return f"{error}{hint}"
-
-
-def import_first(modules: Sequence[str], where: str = IMPORT) -> None:
+def import_first(modules: Sequence[str], where: str) -> None:
     """Import modules or .py files that may call `register_env`; folders of files are added to the path.
 
     Raises:

@@ -18,8 +18,16 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-import onnx
-from onnx import TensorProto, helper, numpy_helper
+
+from menv.errors import ConfigError, MissingExtraError
+
+try:
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+except ImportError as error:
+    raise MissingExtraError(
+        "export_onnx: the package onnx is not installed, expected it; run: pip install 'menv[train]'"
+    ) from error
 
 import menv
 from menv.connectors.action_output import ActionOutput, is_discrete
@@ -28,7 +36,6 @@ from menv.connectors.frame_stack import FrameStackAgentConnector
 from menv.connectors.mean_std_filter import MeanStdObservationFilterAgentConnector
 from menv.connectors.obs_preprocessor import Leaf, ObsPreprocessor, ObsPreprocessorConnector
 from menv.connectors.pipeline import AgentConnectorPipeline, PolicyConnectors, action_plan, batch_steps
-from menv.errors import ConfigError, MissingExtraError
 from menv.inference.acting_graphs import GraphKind
 from menv.inference.golden import Golden, difference, golden_backend, make_golden
 from menv.inference.network_policy import NetworkPolicy

@@ -20,8 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from menv.errors import ConfigError, EnvCrashError, MenvError
-from menv.registry import and_how_to_import, import_named
+from menv.errors import ConfigError, EnvCrashError, MenvError, UnknownNameError
 
 _OBJECT = re.compile(r"@(\w+(?:\.\w+)*):(\w+(?:\.\w+)*)")
 _FILES = {".json", ".toml"}
@@ -126,6 +125,8 @@ def _one(key: str, text: str) -> dict[str, Any]:
 
 
 def _object(text: str, module: str, name: str) -> Any:
+    from menv.registry import import_named
+
     try:
         return functools.reduce(getattr, name.split("."), import_named(module, text))
     except AttributeError:
@@ -216,3 +217,34 @@ def discard_output(stream: TextIO) -> None:
 def stdout_error(error: OSError) -> str:
     """Return the message for a stdout that cannot be written."""
     return f"stdout: cannot be written ({error}), expected a reader, or a disk with room"
+
+
+IMPORT = "--import"
+"""The option of all commands."""
+
+
+def take_imports(parser: argparse.ArgumentParser) -> None:
+    """Add the option of modules for `import_first`, stored as `modules`."""
+    parser.add_argument(
+        IMPORT, metavar="MODULE", dest="modules", action="append", default=[],
+        help="a module or .py file to import first, which may call register_env",
+    )  # fmt: skip
+
+
+def json_settings(text: str) -> dict[str, Any]:
+    """Return the JSON object of a command-line option."""
+    try:
+        settings = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no JSON ({error}), expected an object with keys in double quotes"
+        ) from None
+    if not isinstance(settings, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
+    return settings
+
+
+def and_how_to_import(error: MenvError) -> str:
+    """Return the text of an error; for an unknown name with the option that imports a module which registers it."""
+    hint = f"; {IMPORT} MODULE imports a module that does" if isinstance(error, UnknownNameError) else ""
+    return f"{error}{hint}"

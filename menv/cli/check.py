@@ -9,9 +9,17 @@ import sys
 from collections.abc import Sequence
 
 from menv.checking.check import ENV_STEPS, check_env
-from menv.cli.arguments import Parser, print_text, run_command
+from menv.cli.arguments import (
+    IMPORT,
+    Parser,
+    and_how_to_import,
+    json_settings,
+    print_text,
+    run_command,
+    take_imports,
+)
 from menv.errors import ConfigError
-from menv.registry import and_how_to_import, import_first, json_settings, take_imports
+from menv.registry import import_first
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.checking") -> int:
@@ -23,7 +31,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     try:
-        import_first(args.modules)
+        import_first(args.modules, IMPORT)
         findings = check_env(args.name, args.config, ignore=args.ignore, seed=args.seed, env_steps=args.steps)
     except ConfigError as error:
         parser.error(and_how_to_import(error))

@@ -11,8 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import menv
-from menv.cli.arguments import CommandSettings, Parser, StopBounds, run_command
-from menv.registry import import_first, take_imports
+from menv.cli.arguments import IMPORT, CommandSettings, Parser, StopBounds, run_command, take_imports
 
 _CONFIG = (
     "settings of the algorithm: a JSON object, a .json or .toml file, or KEY=VALUE with dots for sections, such as "
@@ -40,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _own(args: argparse.Namespace) -> int:
-    import_first(args.modules)
+    from menv.registry import import_first
+
+    import_first(args.modules, IMPORT)
     return _COMMANDS[args.command](args)
 
 

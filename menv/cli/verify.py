@@ -10,9 +10,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from menv.cli.arguments import Parser, print_text, run_command
+from menv.cli.arguments import (
+    IMPORT,
+    Parser,
+    and_how_to_import,
+    json_settings,
+    print_text,
+    run_command,
+    take_imports,
+)
 from menv.errors import ConfigError
-from menv.registry import and_how_to_import, import_first, json_settings, take_imports
+from menv.registry import import_first
 from menv.verify.backends import ROWS, play_here
 from menv.verify.task import Task
 from menv.verify.verify import ENV_STEPS, NUM_ENVS, verify_backends
@@ -27,7 +35,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.
 
 def _verify(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     try:
-        import_first(args.modules)
+        import_first(args.modules, IMPORT)
         if args.rows is not None:
             play_here(Task(args.env, args.config, args.envs, args.steps, args.seed)).save(args.rows)
             return 0

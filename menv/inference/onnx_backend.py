@@ -103,7 +103,7 @@ class WeightStacks:
             )
             name = wrong[0]
             raise ConfigError(
-                f"OnnxActing: {len(wrong)} weights do not fit the architecture, first {name!r} of shape "
+                f"OnnxBackend: {len(wrong)} weights do not fit the architecture, first {name!r} of shape "
                 f"{found.get(name)}, expected {self.shapes.get(name)}; give the weights of the same network"
             )
         return {name: np.asarray(weights[name], np.float32) for name in self.shapes}
@@ -404,7 +404,7 @@ class OnnxBackend:
     def _require_policy(self, policy: int) -> None:
         if not 0 <= policy < self._stacks.policies:
             raise ConfigError(
-                f"OnnxActing: policy {policy}, expected 0 to {self.policies - 1}; call add_policy first"
+                f"OnnxBackend: policy {policy}, expected 0 to {self.policies - 1}; call add_policy first"
             )
 
 

@@ -289,7 +289,7 @@ def _unfit(
 ) -> ConfigError:
     found = "missing" if given is None else f"{given.dtype} {list(given.shape)}"
     return ConfigError(
-        f"OnnxActing: {name} is {found}, expected {dtype} {list(shape)}; convert it before acting"
+        f"OnnxBackend: {name} is {found}, expected {dtype} {list(shape)}; convert it before acting"
     )
 
 

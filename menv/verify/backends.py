@@ -23,7 +23,7 @@ import numpy as np
 from menv.adapters.convert import to_local_base_env
 from menv.base_env import SINGLE_AGENT, BaseEnv, Column
 from menv.errors import MenvError
-from menv.registry import IMPORT, RegisteredEnv, describe_env, resolve_env
+from menv.registry import RegisteredEnv, describe_env, resolve_env
 from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.digest import Digest, DigestRows, row_hashes
 from menv.sampling.sampler import Sampler
@@ -266,7 +266,7 @@ def play_in_another_process(task: Task) -> RunRecord:
         command = [
             sys.executable, "-m", "menv.verify", name, "--config", settings, "--envs", str(task.num_envs),
             "--steps", str(task.num_envs * task.env_steps), "--seed", str(task.seed), ROWS, str(rows),
-            *(word for module in task.modules for word in (IMPORT, module)),
+            *(word for module in task.modules for word in ("--import", module)),
         ]  # fmt: skip
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         if done.returncode or not rows.exists():

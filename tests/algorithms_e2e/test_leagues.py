@@ -191,7 +191,7 @@ def test_a_policy_that_cannot_be_copied_is_refused_and_leaves_nothing_behind() -
         car = algo.get_policy("car")
         with pytest.raises(ConfigError, match=r"^policy 'past': .*weights do not fit the architecture"):
             algo.add_policy("past", PolicySpec(config={"model": {"fcnet_hiddens": [4]}}), policy=car)
-        with pytest.raises(ConfigError, match=r"^policy 'past': RandomPolicy cannot copy a NetPolicy"):
+        with pytest.raises(ConfigError, match=r"^policy 'past': RandomPolicy cannot copy a NetworkPolicy"):
             algo.add_policy("past", RandomPolicy, policy=car)
         every: Any = {"car": car}
         with pytest.raises(ConfigError, match=r"^add_policy: policy=.*from_checkpoint\(folder\)\[id\]"):

@@ -40,7 +40,10 @@ def line(error: pytest.ExceptionInfo[MenvError]) -> str:
         (ParallelPettingZooEnv, lambda: small_games, r"pass small_games.parallel_env\(\)"),
         (PettingZooEnv, lambda: Turns, r"got Turns itself.*pass Turns\(\)"),
         (ParallelPettingZooEnv, lambda: Together, r"pass Together\(\)"),
-        *[(wrapper, RockPaperScissors, "is a MultiAgentEnv.*use it as it is") for wrapper in WRAPPERS],
+        *[
+            (wrapper, RockPaperScissors, "is a MultiAgentEnv.*use it without a wrapper")
+            for wrapper in WRAPPERS
+        ],
         *[(wrapper, lambda: gym.make("CartPole-v1"), "is a gymnasium.Env") for wrapper in WRAPPERS],
         *[(wrapper, lambda: "tictactoe_v3", "str is no PettingZoo environment") for wrapper in WRAPPERS],
         *[(wrapper, lambda: gym.make_vec("CartPole-v1"), "is no PettingZoo") for wrapper in WRAPPERS],
