@@ -12,7 +12,7 @@ import pytest
 
 from menv.algorithms import DQN
 from menv.errors import ContractError, EpisodeError, RefusedError, ServerGoneError
-from menv.serving.client.client_session import written
+from menv.serving.client.client_session import to_wire
 from menv.serving.client.policy_client import PolicyClient
 from menv.serving.protocol import EndEpisode
 from tests.serving.courses import Course, observation
@@ -185,7 +185,7 @@ def test_an_episode_that_is_over_on_the_server_is_forgotten() -> None:
     with Course() as course, PolicyClient(course.address, "remote", timeout=20) as client:
         client.start_episode("m")
         client.get_action("m", observation(0))
-        client._first.ask(EndEpisode(episode_id="m", observation=written(observation(1), "")))
+        client._first.ask(EndEpisode(episode_id="m", observation=to_wire(observation(1), "")))
         with pytest.raises(EpisodeError, match="this episode is completed"):
             client.end_episode("m", observation(1))
         assert client.open_episodes == []

@@ -225,7 +225,7 @@ def test_actions_are_chosen_while_the_answer_with_new_weights_is_awaited() -> No
         name = client.start_episode()
         client.get_action(name, observation(0))
         assert client._actor is not None
-        link, arrived = client._actor._link, threading.Event()
+        link, arrived = client._actor._server, threading.Event()
         ask = link.ask
 
         def slowly(request: Any, **how: Any) -> Any:
@@ -256,12 +256,12 @@ def test_actions_are_chosen_while_the_server_takes_a_message_slowly_and_what_wai
         name = client.start_episode()
         client.get_action(name, observation(0))
         assert client._actor is not None
-        link, arrived, played, over = client._actor._link, threading.Event(), [0], threading.Event()
-        bring = link.bring
+        link, arrived, played, over = client._actor._server, threading.Event(), [0], threading.Event()
+        send = link.send
 
         def slowly(request: Any) -> None:
             assert arrived.wait(PATIENCE_S)
-            bring(request)
+            send(request)
 
         def play() -> None:
             for number in range(2_000):
@@ -270,7 +270,7 @@ def test_actions_are_chosen_while_the_server_takes_a_message_slowly_and_what_wai
                 played[0] += 1
             over.set()
 
-        link.bring = slowly  # type: ignore[method-assign]
+        link.send = slowly  # type: ignore[method-assign]
         playing = threading.Thread(target=play)
         playing.start()
         # Messages have 8 steps.

@@ -1,1 +1,1 @@
-"""The other side: a policy server as a Python program sees it that plays. Nothing here imports a server."""
+"""The client of a policy server. Begin with `policy_client.py`. Nothing here imports the server."""

@@ -1,7 +1,8 @@
-"""A client's connection to a server: bodies there and back, over HTTP, TCP or WebSocket.
+"""Connections of a client to a policy server, over HTTP, TCP or WebSocket.
 
-`client_link` opens them and closes them when they fail. They know no messages, but for the refusal that a WebSocket
-ends with. Whatever goes wrong on the way is a `ConnectionError`, for which there is one cure: to connect again.
+`connect` opens one for an address; `ClientSession` uses it and replaces it when it fails. A connection carries message
+bodies and does not read them. Every transport failure is raised as `ConnectionError`, so the session has one case to
+handle: connect again.
 """
 
 from __future__ import annotations
@@ -23,30 +24,15 @@ from menv.errors import ConfigError, MissingExtraError
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat
 from menv.serving.protocol import MOST_BODY_BYTES, Error, Frames, encode, frame
 
-# SEAM menv.serving.client.client_address
-# Where a server is, as people write it: "http://localhost:9900". Clients read addresses with it; it opens
-# nothing.
-#
-# It also looks at the token that is to be shown there.
-
-
 SCHEMES = ("http", "https", "tcp", "tcps", "ws", "wss")
 _ENCRYPTED = ("https", "tcps", "wss")
 _PATH = "/rllink"
-_LAST_OF_HEADERS = 0xFF
+_LAST_LATIN_1 = 0xFF
 
 
 @dataclass(frozen=True, slots=True)
 class ClientAddress:
-    """A server's address.
-
-    Attributes:
-        scheme: "http", "tcp" or "ws".
-        host: Name or number.
-        port: The port.
-        tls: Whether the connection is encrypted.
-        path: Of HTTP and WebSocket.
-    """
+    """Where a server is; `path` is used by HTTP and WebSocket."""
 
     scheme: str
     host: str
@@ -56,7 +42,7 @@ class ClientAddress:
 
     @property
     def authority(self) -> str:
-        """Host and port, as headers name them."""
+        """Host and port as HTTP headers write them."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
@@ -65,11 +51,7 @@ class ClientAddress:
 
 
 def read_address(text: str) -> ClientAddress:
-    """Return the address that a text names.
-
-    Raises:
-        ConfigError: It names none; the message says what to write.
-    """
+    """Parse an address such as "http://localhost:9900"; raises ConfigError for anything else."""
     if not isinstance(text, str):
         raise _wrong_address(":".join(map(str, text)) if isinstance(text, tuple) else str(text))
     try:
@@ -77,7 +59,7 @@ def read_address(text: str) -> ClientAddress:
         port = parts.port
     except ValueError:
         raise _wrong_address(text) from None
-    # Of "localhost:9900" the part before the colon would pass for a scheme.
+    # urlsplit reads "localhost:" as a scheme.
     if "://" not in text or parts.scheme not in SCHEMES or not parts.hostname or not port:
         raise _wrong_address(text)
     if parts.username or parts.query or parts.fragment:
@@ -90,11 +72,7 @@ def read_address(text: str) -> ClientAddress:
 
 
 def check_token(token: object, address: ClientAddress) -> None:
-    """Refuse a token that cannot be shown to a server, without telling what it is.
-
-    Raises:
-        ConfigError: It cannot.
-    """
+    """Refuse a token that no transport can send, without quoting it."""
     if token is None:
         return
     if not isinstance(token, str):
@@ -107,7 +85,7 @@ def check_token(token: object, address: ClientAddress) -> None:
             "PolicyClient: token has white space around it, or line breaks or the like in it, expected the server's "
             "alone; write token.strip() of what a file holds"
         )
-    if address.scheme != "tcp" and any(ord(one) > _LAST_OF_HEADERS for one in token):
+    if address.scheme != "tcp" and any(ord(one) > _LAST_LATIN_1 for one in token):
         raise ConfigError(
             f"PolicyClient: token has characters that the headers of {address.scheme} cannot hold, expected those of "
             "Latin-1; give the server a token of letters and digits"
@@ -132,50 +110,36 @@ def _wrong_address(text: str) -> ConfigError:
     )
 
 
-# SEAM menv.serving.client.client_socket
-# A client's socket: opening it, encrypted or not, ending it, and what it means when it fails.
-#
-# The connections of `client_connection` and `websocket_client` stand on it. It knows no protocol.
-
-
 MOST_ANSWER_BYTES = 1 << 30
-"""Of HTTP and WebSocket, where frames do not count; what is longer comes from no server of menv."""
+"""Limit for HTTP and WebSocket bodies; a menv server sends nothing longer."""
 
 
 def open_socket(address: ClientAddress, timeout: float) -> socket.socket:
-    """Return a socket that is connected, and encrypted if the address says so.
-
-    Args:
-        address: Of the server.
-        timeout: Seconds that connecting, and any reading or writing later, may take.
-
-    Raises:
-        OSError: Nobody answers there, or not as agreed.
-    """
+    """Return a connected socket, with TLS if the address asks for it. `timeout` bounds each later read and write."""
     opened = socket.create_connection((address.host, address.port), timeout)
     try:
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return encryption().wrap_socket(opened, server_hostname=address.host) if address.tls else opened
+        return tls_context().wrap_socket(opened, server_hostname=address.host) if address.tls else opened
     except BaseException:
         opened.close()
         raise
 
 
-def end_socket(connected: socket.socket) -> None:
-    """Close a socket, also for a thread that waits for what comes from it."""
-    # Closing alone would leave that thread waiting.
+def close_socket(connected: socket.socket) -> None:
+    """Close a socket and wake a thread that reads from it."""
+    # close() alone would not wake that thread.
     with contextlib.suppress(OSError):
         connected.shutdown(socket.SHUT_RDWR)
     connected.close()
 
 
-def encryption() -> ssl.SSLContext:
-    """Return what trusts the authorities of this machine, and those in the file that SSL_CERT_FILE names."""
+def tls_context() -> ssl.SSLContext:
+    """Return a context that trusts this machine's authorities and the file in SSL_CERT_FILE."""
     return ssl.create_default_context()
 
 
-def lost(error: Exception) -> ConnectionError:
-    """Return any failure on the way as one kind of error."""
+def as_connection_error(error: Exception) -> ConnectionError:
+    """Return any transport failure as a ConnectionError."""
     if isinstance(error, ConnectionError):
         return error
     if isinstance(error, TimeoutError):
@@ -183,72 +147,51 @@ def lost(error: Exception) -> ConnectionError:
     return ConnectionAbortedError(str(error) or type(error).__name__)
 
 
-# SEAM menv.serving.client.pace
-# Pace: how slowly an answer may come. A socket's own timeout begins anew with every byte, and alone would
-# never bind.
-#
-# Each connection of a client makes one for an answer that does not come at once. It knows no protocol.
-
-
-_SLOWEST = 1000
-"""Bytes a second; an answer that comes faster may take longer than the timeout."""
+_MIN_BYTES_PER_S = 1000
+"""Bytes a second; an answer that arrives faster may exceed the timeout."""
 
 
 class ReadDeadline:
-    """Bounds the time of one answer: the timeout, and a second more for every 1,000 bytes that have come.
+    """Bounds the time of one answer: the timeout, plus a second for every 1,000 bytes received.
 
-    Args:
-        timeout: Seconds.
+    A socket's own timeout starts again with every byte, so a slow server would never reach it.
     """
 
     def __init__(self, timeout: float) -> None:
         self._until = time.monotonic() + timeout
 
-    def took(self, count: int) -> None:
-        """Note that bytes have come, and that more are waited for.
-
-        Raises:
-            ConnectionError: It takes too long.
-        """
-        self._until += count / _SLOWEST
+    def received(self, count: int) -> None:
+        """Count received bytes; raises ConnectionError when the deadline has passed."""
+        self._until += count / _MIN_BYTES_PER_S
         if time.monotonic() > self._until:
             raise ConnectionAbortedError("no answer in time")
 
 
-class PacedResponse(http.client.HTTPResponse):
-    """A response, also its headers, that keeps pace within the timeout of its socket."""
+class BoundedResponse(http.client.HTTPResponse):
+    """An HTTP response whose headers and body keep a `ReadDeadline`."""
 
     def __init__(self, sock: socket.socket, debuglevel: int = 0, method: str | None = None) -> None:
         super().__init__(sock, debuglevel, method)
         timeout = sock.gettimeout()
         assert timeout is not None
-        self.fp = io.BufferedReader(_PacedReader(self.fp.detach(), ReadDeadline(timeout)))
+        self.fp = io.BufferedReader(_BoundedReader(self.fp.detach(), ReadDeadline(timeout)))
 
 
-class _PacedReader(io.RawIOBase):
-    """Reads what another reader reads, and closes it."""
-
-    def __init__(self, inner: io.RawIOBase, pace: ReadDeadline) -> None:
-        self._inner, self._pace = inner, pace
+class _BoundedReader(io.RawIOBase):
+    def __init__(self, inner: io.RawIOBase, deadline: ReadDeadline) -> None:
+        self._inner, self._deadline = inner, deadline
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int | None:
         count = self._inner.readinto(buffer)
-        self._pace.took(count or 0)
+        self._deadline.received(count or 0)
         return count
 
     def close(self) -> None:
         self._inner.close()
         super().close()
-
-
-# SEAM menv.serving.client.wrong_scheme
-# What shows that an address has the wrong scheme, or a certificate that nobody trusts: waiting would change
-# nothing.
-#
-# The connections of a client ask it about what they cannot read. It opens nothing.
 
 
 _FRAME_DIGITS = 8
@@ -259,52 +202,40 @@ _HOST = (
     "one for this host; write the host as the certificate names it, or give the server one that names it so"
 )
 _TRUST = "one from an authority that is trusted here; name its file in the variable SSL_CERT_FILE"
-_CURES = {9: _TIME, 10: _TIME, 62: _HOST, 64: _HOST}
-"""What is expected and what to do, by OpenSSL's numbers: not yet valid, expired, another name, another address."""
+_ADVICE = {9: _TIME, 10: _TIME, 62: _HOST, 64: _HOST}
+"""Expectation and advice by OpenSSL error number: not yet valid, expired, wrong name, wrong address."""
 
 
-def look_at_bytes(address: ClientAddress, data: bytes) -> None:
-    """Look at the first bytes that a server sent and that the scheme's protocol does not know.
-
-    Raises:
-        ConfigError: They belong to another protocol.
-    """
+def check_first_bytes(address: ClientAddress, data: bytes) -> None:
+    """Raise ConfigError if the first bytes of a server belong to another protocol than the address names."""
     digits = data[:_FRAME_DIGITS]
     if address.scheme == "tcp" and data.startswith(b"HTTP/"):
-        raise _wrong(address, "speaks HTTP or WebSocket", "http", "ws")
-    # Of the address's own protocol there may be a part that broke off.
+        raise _wrong_scheme(address, "speaks HTTP or WebSocket", "http", "ws")
+    # Digits alone may also be a truncated frame of the right protocol.
     if address.scheme != "tcp" and len(digits) == _FRAME_DIGITS and digits.isdigit():
-        raise _wrong(address, "speaks RLlink over TCP", "tcp")
+        raise _wrong_scheme(address, "speaks RLlink over TCP", "tcp")
     if not address.tls and data[:1] in (b"\x15", b"\x16") and data[1:2] == b"\x03":
-        raise _wrong(address, "encrypts", address.scheme, tls=True)
+        raise _wrong_scheme(address, "encrypts", address.scheme, tls=True)
 
 
-def look_at_status(address: ClientAddress, status: int | None) -> None:
-    """Look at how a server refused to speak WebSocket.
-
-    Raises:
-        ConfigError: It never will.
-    """
+def check_handshake_status(address: ClientAddress, status: int | None) -> None:
+    """Raise ConfigError if a server that refused WebSocket speaks only HTTP."""
     if status == 405:
-        raise _wrong(address, "speaks HTTP and no WebSocket", "http")
+        raise _wrong_scheme(address, "speaks HTTP and no WebSocket", "http")
 
 
-def look_at_encryption(address: ClientAddress, error: OSError) -> None:
-    """Look at why a connection could not be encrypted.
-
-    Raises:
-        ConfigError: It never will be.
-    """
+def check_tls_error(address: ClientAddress, error: OSError) -> None:
+    """Raise ConfigError if a TLS failure is permanent: an invalid certificate, or a server without TLS."""
     if isinstance(error, ssl.SSLCertVerificationError):
         raise ConfigError(
             f"PolicyClient: {address} shows a certificate that does not hold ({error.verify_message.rstrip('.')}), "
-            f"expected {_CURES.get(error.verify_code, _TRUST)}"
+            f"expected {_ADVICE.get(error.verify_code, _TRUST)}"
         ) from error
     if isinstance(error, ssl.SSLError) and error.reason in _NOT_ENCRYPTED:
-        raise _wrong(address, "does not encrypt", address.scheme, tls=False) from error
+        raise _wrong_scheme(address, "does not encrypt", address.scheme, tls=False) from error
 
 
-def _wrong(address: ClientAddress, found: str, *schemes: str, tls: bool | None = None) -> ConfigError:
+def _wrong_scheme(address: ClientAddress, found: str, *schemes: str, tls: bool | None = None) -> ConfigError:
     ending = "s" if (address.tls if tls is None else tls) else ""
     better = " or ".join(f"{scheme}{ending}://{address.authority}" for scheme in schemes)
     return ConfigError(
@@ -313,24 +244,19 @@ def _wrong(address: ClientAddress, found: str, *schemes: str, tls: bool | None =
     )
 
 
-# SEAM menv.serving.client.websocket_client
-# A client's connection over WebSocket. The package `websockets` does the protocol, this module the socket.
-#
-# So one thread reads and writes it, like any other connection: an encrypted socket on which one thread writes
-# while
-# another reads may, in some versions of Python, keep what was written to itself for ever. `client_connection`
-# opens it.
-
-
 _CHUNK = 1 << 16
 _GOING_AWAY, _TOO_LARGE = 1001, 1009
-_UNWELCOME = (401, 403)
-_UNHEARD = logging.Logger("menv.serving.client.websocket", logging.CRITICAL)
-"""What goes wrong is raised, not logged; this one is nobody's child and has no handler."""
+_UNAUTHORIZED = (401, 403)
+_SILENT_LOGGER = logging.Logger("menv.serving.client.websocket", logging.CRITICAL)
+"""Errors are raised, not logged; this logger has no parent and no handler."""
 
 
 class WebSocketClientConnection:
-    """A binary message for each body; see `ClientConnection`."""
+    """One binary message for each body. `websockets` does the protocol, this class the socket.
+
+    One thread both reads and writes: in some versions of Python a TLS socket may hold back written data while another
+    thread reads.
+    """
 
     answers_all = False
 
@@ -344,61 +270,52 @@ class WebSocketClientConnection:
                 "or take an address that begins with http:// or tcp://"
             ) from error
         uri = parse_uri(f"ws{'s' * address.tls}://{address.authority}{address.path}")
-        self._protocol = ClientProtocol(uri, max_size=MOST_ANSWER_BYTES, logger=_UNHEARD)
+        self._protocol = ClientProtocol(uri, max_size=MOST_ANSWER_BYTES, logger=_SILENT_LOGGER)
         self._bodies: list[bytes] = []
         self._fragments: list[bytes] = []
-        self._is_told = False
-        # Whoever closes may be another thread than the one that sends.
+        self._is_refusal_reported = False
+        # `close` may run in another thread than `send`.
         self._writing = threading.Lock()
         self._timeout = timeout
-        # What came before the answer to the handshake, which may be in another protocol.
-        self._first = b""
-        # Bytes that were read last.
-        self._came = 0
+        # The first received bytes, to recognise another protocol.
+        self._first_bytes = b""
+        # Size of the last read.
+        self._last_size = 0
         self._socket = open_socket(address, timeout)
         try:
-            self._shake_hands(address, token)
+            self._handshake(address, token)
         except BaseException:
-            end_socket(self._socket)
+            close_socket(self._socket)
             raise
 
     def send(self, body: bytes) -> None:
-        """Send a message; see `ClientConnection`."""
         try:
             with self._writing:
                 self._protocol.send_binary(body)
                 self._flush()
         except Exception as error:
-            # The package says in words of its own that the connection has ended.
-            raise lost(error) from error
+            # websockets raises its own exception when the connection has ended.
+            raise as_connection_error(error) from error
 
     def receive(self) -> bytes:
-        """Return the next message; see `ClientConnection`."""
-        pace = ReadDeadline(self._timeout)
+        deadline = ReadDeadline(self._timeout)
         while not self._bodies:
             if self._protocol.close_expected():
-                return self._last_word()
+                return self._too_large_answer()
             frames = self._read()
-            said = sum(map(self._take, frames))
+            has_data = sum(map(self._add_frame, frames))
             if not self._bodies:
-                # Nobody waits longer for somebody who only says that he is there.
-                pace.took(self._came if said or not frames else 0)
+                # Control frames alone do not extend the deadline.
+                deadline.received(self._last_size if has_data or not frames else 0)
         return self._bodies.pop(0)
 
     def close(self) -> None:
-        """End the connection, also for a thread that waits for a message."""
         with contextlib.suppress(Exception), self._writing:
             self._protocol.send_close(_GOING_AWAY)
             self._flush()
-        end_socket(self._socket)
+        close_socket(self._socket)
 
-    def _shake_hands(self, address: ClientAddress, token: str | None) -> None:
-        """Ask to be let in, and wait for the answer.
-
-        Raises:
-            ConfigError: The server lets nobody in with this token.
-            ConnectionError: It does not answer, or wants no WebSocket.
-        """
+    def _handshake(self, address: ClientAddress, token: str | None) -> None:
         protocol = self._protocol
         request = protocol.connect()
         if token is not None:
@@ -407,67 +324,63 @@ class WebSocketClientConnection:
             protocol.send_request(request)
             self._flush()
         except OSError as error:
-            raise lost(error) from error
-        answer, pace = None, ReadDeadline(self._timeout)
+            raise as_connection_error(error) from error
+        answer, deadline = None, ReadDeadline(self._timeout)
         while answer is None and protocol.handshake_exc is None:
-            # Messages may have come with the answer.
+            # The first messages may arrive together with the answer.
             answer, *frames = self._read() or [None]
-            pace.took(self._came)
+            deadline.received(self._last_size)
             for each in frames:
-                self._take(each)
+                self._add_frame(each)
         why = protocol.handshake_exc
         if why is None:
             return
         status = getattr(answer, "status_code", None)
         if status is None:
-            look_at_bytes(address, self._first)
+            check_first_bytes(address, self._first_bytes)
             raise ConnectionResetError("the server ended the connection before it answered")
-        if status in _UNWELCOME:
+        if status in _UNAUTHORIZED:
             raise ConfigError(
                 f"PolicyClient: {address} refuses ({why}), expected to be let in; check token and address"
             ) from why
-        look_at_status(address, status)
+        check_handshake_status(address, status)
         raise ConnectionRefusedError(f"the server lets no WebSocket in ({why})") from why
 
-    def _last_word(self) -> bytes:
-        """Return the ERROR that other carriers send where a message was too large; here the farewell tells it.
-
-        Raises:
-            ConnectionError: The connection ended for another reason, or this was said already.
-        """
-        end, was_told, self._is_told = self._protocol.close_rcvd, self._is_told, True
-        if was_told or end is None or end.code != _TOO_LARGE:
+    def _too_large_answer(self) -> bytes:
+        """Return the ERROR message that other transports send for a body that is too large."""
+        end, was_reported, self._is_refusal_reported = (
+            self._protocol.close_rcvd,
+            self._is_refusal_reported,
+            True,
+        )
+        if was_reported or end is None or end.code != _TOO_LARGE:
             raise ConnectionResetError("the server ended the connection")
         why = f"a body that the server does not take ({end.reason}); see Limits.max_body"
         return encode(Error(code=ErrorCode.TOO_LARGE, message=why), WireFormat.MSGPACK)
 
     def _read(self) -> list[Any]:
-        """Return what the next bytes hold: the answer to the handshake, or frames; waits for bytes.
-
-        Raises:
-            ConnectionError: None come any more, or not in time.
-        """
+        """Return the handshake's answer or frames of the next received bytes."""
         protocol = self._protocol
         try:
             data = self._socket.recv(_CHUNK)
-            self._came = len(data)
-            self._first = self._first or data
+            self._last_size = len(data)
+            self._first_bytes = self._first_bytes or data
             if data:
                 protocol.receive_data(data)
             else:
                 protocol.receive_eof()
             events: list[Any] = protocol.events_received()
             with self._writing:
-                # A pong, or the answer to a farewell.
+                # Send a pong, or the answer to a close frame.
                 self._flush()
         except Exception as error:
-            raise lost(error) from error
+            raise as_connection_error(error) from error
         if not data and not events and protocol.handshake_exc is None:
             raise ConnectionResetError("the server ended the connection")
         return events
 
-    def _take(self, frame: Any) -> bool:
-        """Take a frame in, and return whether it is a part of a message and nothing about the connection."""
+    def _add_frame(self, frame: Any) -> bool:
+        """Keep a frame; return whether it is part of a message, not a control frame."""
         from websockets.frames import Opcode
 
         if frame.opcode not in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
@@ -480,60 +393,43 @@ class WebSocketClientConnection:
 
     def _flush(self) -> None:
         for data in self._protocol.data_to_send():
-            # Nothing stands for the end, which `close` sees to.
+            # An empty chunk marks the end, which `close` handles.
             if data:
                 self._socket.sendall(data)
 
 
 _MSGPACK = "application/msgpack"
-_OF_PROXIES = (502, 503, 504)
+_PROXY_STATUSES = (502, 503, 504)
 
 
 class ClientConnection(Protocol):
-    """One connection, used by one thread at a time.
+    """One connection, used by one thread at a time; `close` may come from any thread and wakes a waiting one.
 
-    Attributes:
-        answers_all: Whether every body is answered, also those that need no answer.
+    `answers_all` is True where the server answers every body. Failures are `ConnectionError`.
     """
 
     answers_all: bool
 
     def send(self, body: bytes) -> None:
-        """Send a body.
-
-        Raises:
-            ConnectionError: It cannot be sent.
-        """
+        """Send a body."""
 
     def receive(self) -> bytes:
-        """Return the next body; waits for it.
-
-        Raises:
-            ConnectionError: None comes any more, or not in time.
-        """
+        """Wait for the next body."""
 
     def close(self) -> None:
         """End the connection."""
 
 
 def new_session_name() -> str:
-    """Return a name for a conversation over HTTP, which goes over several connections."""
+    """Return a name for a conversation over HTTP, which may use several connections."""
     return secrets.token_hex(16)
 
 
 def connect(address: ClientAddress, token: str | None, timeout: float, name: str) -> ClientConnection:
-    """Return a connection.
+    """Open a connection; `name` identifies the conversation over HTTP.
 
-    Args:
-        address: Of the server.
-        token: What HTTP and WebSocket show in a header.
-        timeout: Seconds that anything may take.
-        name: Of the conversation, over HTTP.
-
-    Raises:
-        ConnectionError: Nobody answers there.
-        ConfigError: The server lets nobody in with this token, or speaks in another way than the address says.
-        MissingExtraError: WebSocket needs a package that is not installed.
+    Raises ConnectionError where no server answers, ConfigError for a wrong token or scheme, and MissingExtraError for
+    WebSocket without its package.
     """
     try:
         if address.scheme == "tcp":
@@ -542,8 +438,8 @@ def connect(address: ClientAddress, token: str | None, timeout: float, name: str
             return HttpClientConnection(address, token, timeout, name)
         return WebSocketClientConnection(address, token, timeout)
     except OSError as error:
-        look_at_encryption(address, error)
-        raise lost(error) from error
+        check_tls_error(address, error)
+        raise as_connection_error(error) from error
 
 
 class TcpClientConnection:
@@ -558,46 +454,43 @@ class TcpClientConnection:
         self._bodies: list[bytes] = []
 
     def send(self, body: bytes) -> None:
-        """Send a body; see `ClientConnection`."""
         try:
             self._socket.sendall(frame(body))
         except OSError as error:
-            raise lost(error) from error
+            raise as_connection_error(error) from error
 
     def receive(self) -> bytes:
-        """Return the next body; see `ClientConnection`."""
-        pace: ReadDeadline | None = None
+        deadline: ReadDeadline | None = None
         while not self._bodies:
             try:
                 data = self._socket.recv(_CHUNK)
             except OSError as error:
-                raise lost(error) from error
+                raise as_connection_error(error) from error
             if not data:
                 raise ConnectionResetError("the server ended the connection")
             try:
                 self._bodies = self._frames.feed(data)
             except BadMessageError as error:
-                look_at_bytes(self._address, data)
+                check_first_bytes(self._address, data)
                 raise ConnectionAbortedError(f"the server sent no frame ({error.text})") from error
             if not self._bodies:
-                pace = pace or ReadDeadline(self._timeout)
-                pace.took(len(data))
+                deadline = deadline or ReadDeadline(self._timeout)
+                deadline.received(len(data))
         return self._bodies.pop(0)
 
     def close(self) -> None:
-        """End the connection, also for a thread that waits for a body."""
-        end_socket(self._socket)
+        close_socket(self._socket)
 
 
 class HttpClientConnection:
-    """A POST for each body, on a connection that is kept."""
+    """A POST for each body, on a connection that stays open."""
 
     answers_all = True
 
     def __init__(self, address: ClientAddress, token: str | None, timeout: float, name: str) -> None:
         if address.tls:
             self._http: http.client.HTTPConnection = http.client.HTTPSConnection(
-                address.host, address.port, timeout=timeout, context=encryption()
+                address.host, address.port, timeout=timeout, context=tls_context()
             )
         else:
             self._http = http.client.HTTPConnection(address.host, address.port, timeout=timeout)
@@ -605,51 +498,43 @@ class HttpClientConnection:
         self._headers = {"Content-Type": _MSGPACK, "menv-session": name}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
-        self._http.response_class = PacedResponse
-        # A connection that ended was one conversation's; the link decides what is sent on a new one.
+        self._http.response_class = BoundedResponse
+        # No automatic reconnect: the session decides what to send on a new connection.
         self._http.connect()
         self._http.auto_open = 0
 
     def send(self, body: bytes) -> None:
-        """Send a request; see `ClientConnection`."""
         try:
             self._http.request("POST", self._path, body, self._headers)
         except (OSError, http.client.HTTPException) as error:
-            raise lost(error) from error
+            raise as_connection_error(error) from error
 
     def receive(self) -> bytes:
-        """Return the body of the response; see `ClientConnection`."""
         try:
             with contextlib.closing(self._http.getresponse()) as response:
                 return _body_of(response)
         except http.client.BadStatusLine as error:
-            look_at_bytes(self._address, str(error).encode("latin-1", "replace"))
-            raise lost(error) from error
+            check_first_bytes(self._address, str(error).encode("latin-1", "replace"))
+            raise as_connection_error(error) from error
         except (OSError, http.client.HTTPException) as error:
-            raise lost(error) from error
+            raise as_connection_error(error) from error
 
     def close(self) -> None:
-        """End the connection, also for a thread that waits for a response."""
         if self._http.sock is not None:
-            end_socket(self._http.sock)
+            close_socket(self._http.sock)
         self._http.close()
 
 
 def _body_of(response: http.client.HTTPResponse) -> bytes:
-    """Return the whole body of a response.
-
-    Raises:
-        ConnectionError: It breaks off, or is that of a proxy whose server is away.
-    """
-    # Where headers break off the rest would pass for an empty body, and only chunks tell their end otherwise.
+    # Truncated headers would read as an empty body.
     if not (response.length or response.chunked):
         raise ConnectionResetError("the response broke off, or is none of a server of menv")
     if (response.length or 0) > MOST_ANSWER_BYTES:
         raise ConnectionResetError(f"a response of {response.length} bytes is none of a server of menv")
-    # Told how much, it would take a part that broke off for all that was announced.
+    # With a size, read() would accept a truncated body; without one it raises.
     body = response.read(MOST_ANSWER_BYTES if response.chunked else None)
-    # A server of menv that has no room says so in a message.
-    if response.status in _OF_PROXIES and not body.startswith(b'{"type":"ERROR"'):
+    # A full menv server answers with an ERROR message.
+    if response.status in _PROXY_STATUSES and not body.startswith(b'{"type":"ERROR"'):
         raise ConnectionResetError(f"status {response.status} of a proxy, whose server is away")
     if not body:
         raise ConnectionResetError("an empty response is none of a server of menv")

@@ -1,7 +1,8 @@
-"""A client's session with a server: greeting, one request after the other, and again what was lost on the way.
+"""A client's session with a policy server: the greeting, then one request after the other.
 
-A connection that fails is replaced, and the session goes on; the server recognises a message that it has taken
-already. Episodes ask through a link. It does not know what they ask.
+`ClientSession` replaces a connection that fails and sends the lost request again; the server recognises a message that
+it has already processed. `ClientSpaces`, `to_wire` and `element_of` convert the application's values to and from
+messages.
 """
 
 from __future__ import annotations
@@ -63,36 +64,24 @@ _ANSWERS: dict[type[Any], type[Any]] = {
     GetState: SetState,
     EpisodesAndGetState: SetState,
 }
-_MOST_TOLD = 1000
-_LATER = (ErrorCode.STOPPING, ErrorCode.TOO_MANY)
-"""Why a greeting is refused that may be taken a little later: a server that ends, or has no room."""
+_MAX_QUOTED = 1000
+_TEMPORARY = (ErrorCode.STOPPING, ErrorCode.TOO_MANY)
+"""Refusals of a greeting that are temporary: the server is stopping or full."""
 
 
 class NotNowError(EpisodeError):
-    """The server knows the episode and takes another message of it, not this one; it stays open."""
+    """The server knows the episode but does not accept this message now; the episode stays open."""
 
 
 class SessionLostError(EpisodeError):
-    """The server has forgotten the session, and all its open episodes with it; start new ones."""
+    """The server has discarded the session and its open episodes."""
 
 
 class ClientSession:
-    """One session, over one connection at a time. Calls from several threads take turns.
+    """One session, over one connection at a time; calls from several threads are serialized.
 
-    Args:
-        address: Of the server.
-        token: To be let in.
-        name: For the server's reports.
-        timeout: Seconds without an answer, or without a server, after which a call fails.
-        session: What to go on with, None for a new session.
-
-    Attributes:
-        timeout: As given.
-        config: What the server said at the last greeting.
-
-    Raises:
-        ServerGoneError: Nobody answers.
-        ConfigError: The server lets nobody in with this token, or is none.
+    `timeout` is the number of seconds without an answer, or without a server, after which a call fails. `session` is
+    the id to resume, None for a new session. `config` is the server's answer to the last greeting.
     """
 
     def __init__(
@@ -110,47 +99,38 @@ class ClientSession:
         self._closed = False
         self._process = os.getpid()
         self.config = SetConfig(env_steps_per_sample=0, force_on_policy=False)
-        # What another link shows to go on with this session.
         self.session = session
-        self._ask_until_answered(_PING, anew=True)
+        self._ask_until_answered(_PING, in_new_session=True)
 
-    def ask(self, request: Request, *, anew: bool = False) -> Any:
-        """Return the answer to a request; waits for it.
+    def ask(self, request: Request, *, in_new_session: bool = False) -> Any:
+        """Wait for the answer to a request.
 
-        Args:
-            request: What to ask.
-            anew: Whether the request means the same in a session that has just begun.
-
-        Raises:
-            SessionLostError: The server has forgotten the session, and `anew` is False.
-            ServerGoneError: Nobody answered in time.
-            CallOrderError: The process was forked from the one that has connected.
-            EpisodeError: The server does not know the episode, or not at this point.
-            RefusedError: It refuses the request for another reason.
-            ConfigError: It answers something else, which no server of menv does.
+        With `in_new_session`, the request is also valid in a session that has just begun; otherwise a new session
+        raises SessionLostError. Raises ServerGoneError without an answer in time, CallOrderError in a forked process,
+        EpisodeError or RefusedError for a refusal, and ConfigError for an answer of another kind.
         """
-        # Before the lock, which a thread may hold that a forked process does not have.
+        # Before the lock: in a forked process, a thread that does not exist there may hold it.
         self.check_open()
         with self._lock:
-            answer = self._ask_until_answered(encode(request, WireFormat.MSGPACK), anew)
+            answer = self._ask_until_answered(encode(request, WireFormat.MSGPACK), in_new_session)
             if isinstance(answer, Error):
                 raise self._refusal(answer)
             self._require_answer(request, answer)
         return answer
 
-    def bring(self, request: Episodes) -> None:
-        """Hand over a request that is not answered, and return once the server has it; raises what `ask` does."""
+    def send(self, request: Episodes) -> None:
+        """Send a request that has no answer; returns once the server has it. Raises the errors of `ask`."""
         self.check_open()
         with self._lock:
             body = encode(request, WireFormat.MSGPACK)
-            answer = self._ask_until_answered(body, anew=False, answered=False)
+            answer = self._ask_until_answered(body, in_new_session=False, answered=False)
         if isinstance(answer, Error):
             raise self._refusal(answer)
 
-    def standing(self, episode_id: str, otherwise: int) -> int:
-        """Return the number of the last message of an open episode that the server has taken, whoever sent it."""
+    def last_seq(self, episode_id: str, otherwise: int) -> int:
+        """Return the number of the last message of an open episode that the server accepted from any client."""
         with self._lock:
-            answer = self._ask_until_answered(self._greeting(), anew=False)
+            answer = self._ask_until_answered(self._greeting(), in_new_session=False)
         where = (answer.resume or {}).get(episode_id) if isinstance(answer, SetConfig) else None
         seq = where.get("seq") if isinstance(where, dict) else None
         return seq if type(seq) is int else otherwise
@@ -159,19 +139,14 @@ class ClientSession:
         """End the connection; the server keeps the session for a while."""
         self._closed = True
         if self._process != os.getpid():
-            # What is said to the server here would end the connection of whoever was forked.
+            # A close message from here would end the parent's connection.
             return
-        # Not under the lock: whoever waits for an answer is woken by this.
+        # Not under the lock: this wakes the thread that waits for an answer.
         if (connection := self._connection) is not None:
             connection.close()
 
     def check_open(self) -> None:
-        """Raise what any call raises that comes too late, or in another process than the one that has connected.
-
-        Raises:
-            ServerGoneError: The link was closed.
-            CallOrderError: The process was forked since.
-        """
+        """Raise if the session was closed (ServerGoneError) or the process was forked since (CallOrderError)."""
         if self._closed:
             raise ServerGoneError("PolicyClient: is closed, expected no further call; make another client")
         if self._process != os.getpid():
@@ -180,23 +155,23 @@ class ClientSession:
                 "connection, expected a client for each process; make another here"
             )
 
-    def _ask_until_answered(self, body: bytes, anew: bool, answered: bool = True) -> Answer:
+    def _ask_until_answered(self, body: bytes, in_new_session: bool, answered: bool = True) -> Answer:
         end, pause = time.monotonic() + self.timeout, _FIRST_PAUSE_S
         while True:
             try:
-                return self._attempt(body, anew, answered)
+                return self._attempt(body, in_new_session, answered)
             except ServerGoneError:
                 raise
             except ConnectionError as error:
                 why = error
             except BaseException:
-                # Such as Ctrl-C: the answer may come later, when another one is waited for.
+                # E.g. Ctrl-C: the late answer must not be read as the next one.
                 self._drop()
                 raise
             self._drop()
             if time.monotonic() + pause > end:
                 address = self._address
-                # A port that is encrypted ends the connection of whoever is not, without a word.
+                # A TLS port drops plain connections without an answer.
                 plain = address.scheme if self.session is None and not address.tls else None
                 encrypted = f", or write {plain}s:// if it is encrypted" if plain else ""
                 raise ServerGoneError(
@@ -206,11 +181,11 @@ class ClientSession:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def _attempt(self, body: bytes, anew: bool, answered: bool) -> Answer:
+    def _attempt(self, body: bytes, in_new_session: bool, answered: bool) -> Answer:
         self.check_open()
         try:
             if self._connection is None:
-                self._connect(anew)
+                self._connect(in_new_session)
             answer = self._exchange(body, answered)
         except BadMessageError as error:
             self._drop()
@@ -228,7 +203,7 @@ class ClientSession:
         connection.send(body)
         if answered or connection.answers_all:
             return decode_answer(connection.receive())[0]
-        # Messages are taken in order, so the answer to this one tells that the one before has arrived.
+        # Messages are processed in order: the PONG confirms the body before it.
         connection.send(_PING)
         answer = decode_answer(connection.receive())[0]
         if isinstance(answer, Pong):
@@ -240,18 +215,18 @@ class ClientSession:
             self._drop()
         return answer
 
-    def _connect(self, anew: bool) -> None:
+    def _connect(self, in_new_session: bool) -> None:
         connection = connect(self._address, self._token, self.timeout, self._conversation)
         self._connection = connection
         connection.send(self._greeting())
         answer = decode_answer(connection.receive())[0]
-        if isinstance(answer, Error) and answer.code in _LATER:
-            raise ConnectionRefusedError(_told(answer.message))
+        if isinstance(answer, Error) and answer.code in _TEMPORARY:
+            raise ConnectionRefusedError(_printable(answer.message))
         if isinstance(answer, Error):
             self._drop()
             raise ConfigError(
-                f"PolicyClient: {self._address} refuses ({_told(answer.code)}: {_told(answer.message)}), expected to "
-                "be let in; check token and address"
+                f"PolicyClient: {self._address} refuses ({_printable(answer.code)}: {_printable(answer.message)}), "
+                "expected to be let in; check token and address"
             )
         if not isinstance(answer, SetConfig) or answer.session is None:
             self._drop()
@@ -260,7 +235,7 @@ class ClientSession:
                 "check the address"
             )
         before, self.session, self.config = self.session, answer.session, answer
-        if before not in (None, answer.session) and not anew:
+        if before not in (None, answer.session) and not in_new_session:
             raise SessionLostError(
                 f"PolicyClient: {self._address} has forgotten this session and its open episodes, expected to be back "
                 "in time; start new episodes"
@@ -272,17 +247,16 @@ class ClientSession:
         return encode(greeting, WireFormat.MSGPACK)
 
     def _require_answer(self, request: Request, answer: Answer) -> None:
-        """Refuse an answer to another question, so that nobody takes it for the one to this."""
         kind, seq = type(request), getattr(request, "seq", None)
         fits = isinstance(answer, _ANSWERS.get(kind, Ok))
         if fits and getattr(answer, "seq", None) in (None, seq):
             return
-        # What comes next over this connection may be late as well.
+        # Later answers on this connection may be out of step, too.
         self._drop()
-        told = f"{type(answer).__name__} of number {getattr(answer, 'seq', None)}"
+        received = f"{type(answer).__name__} of number {getattr(answer, 'seq', None)}"
         raise ConfigError(
-            f"PolicyClient: {self._address} answers {kind.__name__} of number {seq} with {told}, expected the answer "
-            "to this message; check the address, and what lies between"
+            f"PolicyClient: {self._address} answers {kind.__name__} of number {seq} with {received}, expected the "
+            "answer to this message; check the address, and proxies on the way"
         )
 
     def _drop(self) -> None:
@@ -292,36 +266,21 @@ class ClientSession:
 
     def _refusal(self, answer: Error) -> MenvError:
         if answer.code == ErrorCode.WRONG_ORDER:
-            return NotNowError(_told(answer.message))
+            return NotNowError(_printable(answer.message))
         if answer.code == ErrorCode.UNKNOWN_EPISODE:
-            return EpisodeError(_told(answer.message))
-        return RefusedError(_told(answer.message), answer.code)
+            return EpisodeError(_printable(answer.message))
+        return RefusedError(_printable(answer.message), answer.code)
 
 
-def _told(text: str) -> str:
-    return "".join(one if one.isprintable() else " " for one in text[:_MOST_TOLD])
-
-
-# SEAM menv.serving.client.client_spaces
-# The spaces that a server told a client: what answered actions are elements of. It knows no messages but that
-# one.
+def _printable(text: str) -> str:
+    return "".join(one if one.isprintable() else " " for one in text[:_MAX_QUOTED])
 
 
 Space = gym.Space[Any]
 
 
 class ClientSpaces:
-    """What the greeting says of spaces.
-
-    Args:
-        config: The greeting.
-
-    Attributes:
-        multi_agent: Whether observations are dicts by agent.
-
-    Raises:
-        ConfigError: A space is none that this version knows.
-    """
+    """The spaces in the server's greeting. `multi_agent` says whether observations are dicts by agent."""
 
     def __init__(self, config: SetConfig) -> None:
         self.multi_agent = bool(config.multi_agent)
@@ -333,31 +292,20 @@ class ClientSpaces:
         }
 
     def action_space(self, agent: str) -> Space | None:
-        """Return that of an agent, None where nobody told."""
+        """Return the action space of an agent, None if the server did not send it."""
         return self._own.get(agent, self._shared)
-
-
-# SEAM menv.serving.client.client_values
-# Values of an application as messages hold them, and answered actions as elements of their space.
-#
-# Clients write observations, actions and infos with it. It knows no messages.
 
 
 _SMALL = 64
 
 
-def written(value: Any, where: str) -> Raw:
-    """Return a value as it goes into a message.
+def to_wire(value: Any, where: str) -> Raw:
+    """Encode a value of the application: numbers, texts, arrays, and lists, tuples and dicts of them.
 
-    Args:
-        value: Numbers, texts, numpy arrays and scalars, and lists, tuples and dicts of them.
-        where: Begins the message of an error.
-
-    Raises:
-        ContractError: It holds something else.
+    Raises ContractError for anything else; `where` begins its message.
     """
     if type(value) is np.ndarray and value.size <= _SMALL:
-        # A few numbers are written and read sooner than an array around them.
+        # For few numbers a list is faster than an array.
         value = value.tolist()
     try:
         return to_raw(value, WireFormat.MSGPACK)
@@ -369,14 +317,9 @@ def written(value: Any, where: str) -> Raw:
 
 
 def element_of(space: gym.Space[Any] | None, value: Any) -> Any:
-    """Return an action as `space.sample()` gives it.
+    """Return a decoded action as `space.sample()` would; without a space, lists of numbers become arrays.
 
-    Args:
-        space: Its space; None if nobody told, lists are then arrays.
-        value: Decoded from a message.
-
-    Raises:
-        ContractError: It is no such element; numbers of a Box may be outside its bounds, where actions are not clipped.
+    Raises ContractError if it is not an element. Box values may be outside the bounds, where actions are not clipped.
     """
     try:
         return _element(space, value)

@@ -1,7 +1,8 @@
-"""PolicyClient: what an application calls that owns its loop and talks to a `PolicyServerInput`.
+"""`PolicyClient`: connects an application that owns its loop to a policy server.
 
-It needs numpy, msgspec and gymnasium, with `inference_mode="local"` onnxruntime as well. Where messages go and what
-is sent again is known to `client_link`, how to act without asking to `local_actor`.
+It needs numpy, msgspec and gymnasium, and onnxruntime for `inference_mode="local"`. `ClientSession` sends messages and
+repeats lost ones. `RemoteEpisode` asks the server for each action; `LocalEpisode` acts with the client's own copy of
+the policies.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from menv.base_env import SINGLE_AGENT
 from menv.errors import ConfigError, ContractError, EpisodeError, MenvError, RefusedError, ServerGoneError
 from menv.external_env import check_told_info, done_flags, truncation
 from menv.serving.client.client_connection import check_token, read_address
-from menv.serving.client.client_session import ClientSession, ClientSpaces, NotNowError, element_of, written
+from menv.serving.client.client_session import ClientSession, ClientSpaces, NotNowError, element_of, to_wire
 from menv.serving.codec import ErrorCode
 from menv.serving.protocol import EndEpisode, GetAction, LogAction, LogReturns, StartEpisode
 
@@ -29,33 +30,21 @@ if TYPE_CHECKING:
     from menv.serving.client.local_episode import LocalEpisode
 
 
-# SEAM menv.serving.client.client_arguments
-# What an application hands to a `PolicyClient`, looked at before anything is done with it.
-#
-# What no message can hold is refused here, in the call that brings it, and not when it is sent with what
-# others have
-# said. It knows no server.
-
-
 _MODES = ("local", "remote")
 _LONGEST = 1e9
-"""Seconds; what waits for a socket takes no number that is much larger, infinity neither."""
+"""Seconds; sockets accept no much larger timeout."""
 _LONGEST_ID = 256
 
 
 def check_settings(
     inference_mode: object, update_interval: Any, session: object, timeout: Any, client: object, seed: object
 ) -> None:
-    """Refuse arguments that no client can have; they are those of `PolicyClient`.
-
-    Raises:
-        ConfigError: One is of the wrong kind.
-    """
+    """Refuse arguments of `PolicyClient` that no client can have."""
     if inference_mode not in _MODES:
         raise ConfigError(
             f"PolicyClient: inference_mode={inference_mode!r:.40}, expected 'local' or 'remote'; choose one"
         )
-    # NaN is below nothing.
+    # Written so that NaN fails.
     if update_interval is not None and not (_is_number(update_interval) and update_interval >= 0):
         raise ConfigError(
             f"PolicyClient: update_interval={update_interval!r:.40}, expected seconds from 0 or None; leave it out for "
@@ -86,13 +75,9 @@ def is_id(value: object) -> bool:
 
 
 def check_start(episode_id: object, trained: object) -> None:
-    """Refuse what no episode can begin with.
+    """Refuse arguments of `start_episode` that are invalid.
 
-    The server would refuse an id only when the episode is sent, and with it all that go in the same message.
-
-    Raises:
-        ConfigError: The id is none.
-        ContractError: Whether policies may learn is neither True nor False.
+    The server would refuse an id only when the episode is sent, and with it every episode in the same message.
     """
     if episode_id is not None and not is_id(episode_id):
         raise ConfigError(
@@ -103,11 +88,7 @@ def check_start(episode_id: object, trained: object) -> None:
 
 
 def check_agent(where: str, agent: object) -> None:
-    """Refuse what cannot name an agent.
-
-    Raises:
-        ContractError: It cannot.
-    """
+    """Refuse a value that cannot name an agent."""
     if not is_id(agent):
         raise ContractError(
             f"{where}: agent {agent!a:.60}, expected a text of 1 to {_LONGEST_ID} characters that UTF-8 has; name "
@@ -115,16 +96,10 @@ def check_agent(where: str, agent: object) -> None:
         )
 
 
-def check_told(rewards: Iterable[Any], infos: Mapping[Any, Any] | None, done: Iterable[Any]) -> None:
-    """Refuse what no message can tell of several agents: sent and refused, it would keep back all that is told.
+def check_returns(rewards: Iterable[Any], infos: Mapping[Any, Any] | None, done: Iterable[Any]) -> None:
+    """Refuse rewards, infos and done flags that no message can hold.
 
-    Args:
-        rewards: By agent.
-        infos: Likewise, or None.
-        done: Likewise.
-
-    Raises:
-        ContractError: One of them is told of what names no agent, or an info is none.
+    Checked in the call that brings them: a message that the server refuses later would hold up all others.
     """
     for agent in (*rewards, *(infos or ()), *done):
         check_agent("log_returns", agent)
@@ -137,7 +112,6 @@ def _is_number(value: object) -> bool:
 
 
 def _is_utf8(text: str) -> bool:
-    """Return whether a text has no halves of characters, such as file names may hold."""
     if text.isascii():
         return True
     try:
@@ -147,60 +121,48 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-# SEAM menv.serving.client.remote_episode
-# An episode whose actions a client asks the server for, one by one.
-#
-# `PolicyClient` calls it. Messages are numbered, so that one which had to be sent again is taken once.
-
-
-_ABOUT_SIZE = (ErrorCode.TOO_LARGE, ErrorCode.TOO_DEEP)
-"""Why a message is refused that would be refused again with the same info."""
-_ABOUT_VALUES = (ErrorCode.UNKNOWN_AGENT, ErrorCode.WRONG_TYPE, ErrorCode.OUT_OF_RANGE, ErrorCode.NOT_FINITE)
-"""Why a message is refused that may be refused again with the same rewards, infos and done flags."""
+_SIZE_CODES = (ErrorCode.TOO_LARGE, ErrorCode.TOO_DEEP)
+"""Refusals that the same info would cause again."""
+_VALUE_CODES = (ErrorCode.UNKNOWN_AGENT, ErrorCode.WRONG_TYPE, ErrorCode.OUT_OF_RANGE, ErrorCode.NOT_FINITE)
+"""Refusals that the same rewards, infos or done flags may cause again."""
 
 
 class DroppedError(RefusedError):
-    """The server does not take what was paid or told; it will not be told again, and the episode goes on."""
+    """The server refused rewards, infos or done flags; the client drops them and the episode continues."""
 
 
 class RemoteEpisode:
-    """One open episode.
+    """An open episode whose actions the server chooses, one request at a time.
 
-    Args:
-        link: The session that it belongs to.
-        spaces: Of the agents.
-        episode_id: Its id.
-        seq: Number of the last message that was taken; None starts the episode.
-        trained: Whether policies may learn from it.
-
-    Raises:
-        EpisodeError: The id was used before.
+    Messages are numbered, so the server processes a repeated one once. `seq` is the number of the last processed
+    message of a resumed episode; None starts the episode.
     """
 
     def __init__(
         self,
-        link: ClientSession,
+        session: ClientSession,
         spaces: ClientSpaces,
         episode_id: str,
         seq: int | None = None,
         trained: bool = True,
     ) -> None:
         self.episode_id = episode_id
-        self._link = link
+        self._session = session
         self._spaces = spaces
         self._seq = seq or 0
-        self._paid: dict[str, float] = {}
+        self._rewards: dict[str, float] = {}
         self._info: dict[str, Any] = {}
         self._done: dict[str, bool] = {}
-        # A message that the server may have taken or not, and what it took along.
-        self._unsure: tuple[type[Any], dict[str, Any]] | None = None
-        self._taken_along: tuple[dict[str, float], dict[str, Any], dict[str, bool]] = ({}, {}, {})
+        # A sent message without an answer, and the values that it carried.
+        self._unconfirmed: tuple[type[Any], dict[str, Any]] | None = None
+        self._attached: tuple[dict[str, float], dict[str, Any], dict[str, bool]] = ({}, {}, {})
         if seq is None:
-            link.ask(StartEpisode(episode_id=episode_id, training_enabled=trained, seq=0), anew=True)
+            session.ask(
+                StartEpisode(episode_id=episode_id, training_enabled=trained, seq=0), in_new_session=True
+            )
 
     def act(self, observation: Any) -> Any:
-        """Return the action that the server chooses; see `PolicyClient.get_action`."""
-        answer = self._ask(GetAction, observation=written(observation, "get_action"))
+        answer = self._ask(GetAction, observation=to_wire(observation, "get_action"))
         space_of = self._spaces.action_space
         if not self._spaces.multi_agent:
             return element_of(space_of(SINGLE_AGENT), answer.action)
@@ -212,196 +174,185 @@ class RemoteEpisode:
         return {agent: element_of(space_of(agent), action) for agent, action in answer.action.items()}
 
     def log(self, observation: Any, action: Any) -> None:
-        """Tell what the application did; see `PolicyClient.log_action`."""
         self._ask(
             LogAction,
-            observation=written(observation, "log_action"),
-            action=written(action, "log_action"),
+            observation=to_wire(observation, "log_action"),
+            action=to_wire(action, "log_action"),
             wait=True,
         )
 
-    def pay(self, reward: Any, info: Any, done: Mapping[str, bool] | None) -> None:
-        """Note rewards, which the next message takes along; see `PolicyClient.log_returns`."""
+    def add_returns(self, reward: Any, info: Any, done: Mapping[str, bool] | None) -> None:
+        """Add rewards, infos and done flags, which the next message carries."""
         if info:
-            written(info, "log_returns")
+            to_wire(info, "log_returns")
         if self._spaces.multi_agent:
             for agent, amount in reward.items():
-                self._paid[agent] = self._paid.get(agent, 0.0) + amount
+                self._rewards[agent] = self._rewards.get(agent, 0.0) + amount
         else:
-            self._paid[SINGLE_AGENT] = self._paid.get(SINGLE_AGENT, 0.0) + reward
+            self._rewards[SINGLE_AGENT] = self._rewards.get(SINGLE_AGENT, 0.0) + reward
         if info:
             self._info.update(info)
         if done:
             self._done.update({agent: True for agent, flag in done.items() if flag})
 
-    def leave(self) -> None:
-        """Tell what no message has taken along so far, unless the server takes nothing of this episode now."""
-        if self._paid or self._info or self._done:
-            if not self._paid and not self._spaces.multi_agent:
-                self._paid[SINGLE_AGENT] = 0.0
+    def flush(self) -> None:
+        """Send pending rewards, infos and done flags, unless the server accepts no message of the episode now."""
+        if self._rewards or self._info or self._done:
+            if not self._rewards and not self._spaces.multi_agent:
+                self._rewards[SINGLE_AGENT] = 0.0
             with contextlib.suppress(EpisodeError):
                 self._ask(LogReturns)
 
     def end(self, observation: Any, truncated: bool) -> None:
-        """Tell that it is over; see `PolicyClient.end_episode`."""
-        self._ask(EndEpisode, observation=written(observation, "end_episode"), truncated=truncated)
+        self._ask(EndEpisode, observation=to_wire(observation, "end_episode"), truncated=truncated)
 
     def _ask(self, kind: type[Any], **fields: Any) -> Any:
-        """Return the answer to the next message, which takes along what was paid since the last one.
+        """Send the next message with everything pending; return its answer.
 
-        After a call that found no server its message is said first: the server may have taken it, and its number.
+        A message that found no server is repeated first: the server may have processed it.
         """
-        if (answer := self._answer_before(kind, fields)) is not None:
+        if (answer := self._repeat_unconfirmed(kind, fields)) is not None:
             return answer
-        return self._say(kind, {**fields, **self._take_along()})
+        return self._send(kind, {**fields, **self._attach()})
 
-    def _take_along(self) -> dict[str, Any]:
-        """Take what was paid and told since the last message, and return it as fields of the next one."""
+    def _attach(self) -> dict[str, Any]:
+        """Return everything pending as fields of the next message."""
         multi, fields = self._spaces.multi_agent, dict[str, Any]()
-        if self._paid or (multi and (self._info or self._done)):
-            fields["reward"] = written(self._paid if multi else self._paid[SINGLE_AGENT], "log_returns")
+        if self._rewards or (multi and (self._info or self._done)):
+            fields["reward"] = to_wire(self._rewards if multi else self._rewards[SINGLE_AGENT], "log_returns")
         if self._info:
-            fields["info"] = written(self._info, "log_returns")
+            fields["info"] = to_wire(self._info, "log_returns")
         if self._done:
             fields["done"] = self._done
-        self._taken_along = self._paid, self._info, self._done
-        self._paid, self._info, self._done = {}, {}, {}
+        self._attached = self._rewards, self._info, self._done
+        self._rewards, self._info, self._done = {}, {}, {}
         return fields
 
-    def _answer_before(self, kind: type[Any], fields: Mapping[str, Any]) -> Any:
-        """Say a message that found no server; return its answer if it is this very one, otherwise None."""
-        if self._unsure is None:
+    def _repeat_unconfirmed(self, kind: type[Any], fields: Mapping[str, Any]) -> Any:
+        """Repeat an unconfirmed message; return its answer if it equals the new one, otherwise None."""
+        if self._unconfirmed is None:
             return None
-        before, said = self._unsure
-        is_same = before is kind and all(said[name] == value for name, value in fields.items())
+        before, sent = self._unconfirmed
+        is_same = before is kind and all(sent[name] == value for name, value in fields.items())
         try:
-            answer = self._say(before, said)
+            answer = self._send(before, sent)
         except RefusedError as error:
             if is_same or isinstance(error, DroppedError):
                 raise
             return None
         return answer if is_same else None
 
-    def _say(self, kind: type[Any], fields: dict[str, Any]) -> Any:
-        """Return the answer to a message; of what it took along and the server refuses, the next ones are free."""
+    def _send(self, kind: type[Any], fields: dict[str, Any]) -> Any:
         try:
             return self._exchange(kind, fields)
         except RefusedError as error:
-            if error.code in _ABOUT_VALUES:
-                self._sort_out(error)
+            if error.code in _VALUE_CODES:
+                self._send_by_agent(error)
             raise
 
     def _exchange(self, kind: type[Any], fields: dict[str, Any]) -> Any:
         seq = self._seq + 1
-        self._unsure = kind, fields
+        self._unconfirmed = kind, fields
         try:
-            answer = self._link.ask(kind(episode_id=self.episode_id, seq=seq, **fields))
+            answer = self._session.ask(kind(episode_id=self.episode_id, seq=seq, **fields))
         except ServerGoneError:
             raise
         except MenvError as error:
-            self._unsure = None
-            self._take_back(getattr(error, "code", None) not in _ABOUT_SIZE)
+            self._unconfirmed = None
+            self._restore_attached(getattr(error, "code", None) not in _SIZE_CODES)
             if isinstance(error, NotNowError):
-                self._catch_up(error)
+                self._update_seq(error)
             raise
-        self._seq, self._unsure = seq, None
+        self._seq, self._unconfirmed = seq, None
         return answer
 
-    def _catch_up(self, refusal: NotNowError) -> None:
-        """Ask where the episode stands, which another client may have gone on with.
-
-        Raises:
-            NotNowError: One has.
-        """
+    def _update_seq(self, refusal: NotNowError) -> None:
+        """Fetch the episode's message number; raise NotNowError if another client has continued the episode."""
         seq = self._seq
         with contextlib.suppress(MenvError):
-            self._seq = self._link.standing(self.episode_id, seq)
+            self._seq = self._session.last_seq(self.episode_id, seq)
         if self._seq != seq:
             raise NotNowError(
-                f"{refusal}; another client of this session has gone on with the episode, and this one knows now where "
-                "it stands: call again"
+                f"{refusal}; another client of this session has continued the episode, and this one has caught up: "
+                "call again"
             ) from refusal
 
-    def _sort_out(self, refusal: RefusedError) -> None:
-        """Tell what a refused message took along, of one agent after the other; drop what is refused again.
-
-        Raises:
-            DroppedError: Something was.
-        """
-        held = self._paid, self._info, self._done
+    def _send_by_agent(self, refusal: RefusedError) -> None:
+        """Send the pending values of a refused message agent by agent, and drop those refused again."""
+        held = self._rewards, self._info, self._done
         agents = sorted(set().union(*held)) if self._spaces.multi_agent else [None] * any(held)
         dropped = []
         for agent in agents:
-            parts = [_split(one, agent) for one in (self._paid, self._info, self._done)]
+            parts = [_split(one, agent) for one in (self._rewards, self._info, self._done)]
             rest = [others for _, others in parts]
-            self._paid, self._info, self._done = (own for own, _ in parts)
-            fields = self._take_along()
-            self._paid, self._info, self._done = rest
+            self._rewards, self._info, self._done = (own for own, _ in parts)
+            fields = self._attach()
+            self._rewards, self._info, self._done = rest
             try:
                 self._exchange(LogReturns, fields)
             except RefusedError as error:
-                if error.code not in _ABOUT_VALUES:
+                if error.code not in _VALUE_CODES:
                     raise
-                self._paid, self._info, self._done = rest
+                self._rewards, self._info, self._done = rest
                 dropped.append(agent)
         if dropped:
             whose = f" of {dropped[:20]!a}" if self._spaces.multi_agent else ""
             raise DroppedError(
                 f"{refusal}; rewards, infos and done flags{whose} since the last message are dropped, and the episode "
-                "goes on: call again",
+                "continues: call again",
                 refusal.code,
             ) from refusal
 
-    def _take_back(self, with_info: bool) -> None:
-        """Have what a message took along said again with the next one: it was not taken."""
-        paid, info, done = self._taken_along
-        for agent, amount in self._paid.items():
-            paid[agent] = paid.get(agent, 0.0) + amount
-        self._paid, self._done = paid, done | self._done
+    def _restore_attached(self, with_info: bool) -> None:
+        """Make the values of a refused message pending again."""
+        rewards, info, done = self._attached
+        for agent, amount in self._rewards.items():
+            rewards[agent] = rewards.get(agent, 0.0) + amount
+        self._rewards, self._done = rewards, done | self._done
         self._info = info | self._info if with_info else self._info
 
 
 def _split(held: dict[str, Any], agent: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what is held of one agent, and the rest; None stands for everything."""
+    """Return the values of one agent, and the rest; None selects all agents."""
     own = {name: one for name, one in held.items() if agent in (None, name)}
     return own, {name: one for name, one in held.items() if name not in own}
 
 
-_KEPT_IDS = 10_000
+_MAX_ENDED_IDS = 10_000
 
 
 class PolicyClient:
-    """Plays episodes with the policies of a server, which learn from them. A context manager that closes itself.
+    """Plays episodes with the policies of a server, which learn from them. A context manager that closes on exit.
 
-    With "remote" inference the server is asked for each action, and rewards go with the next question. With "local"
-    inference the client fetches the policies, acts by itself (it draws actions, as when training), and sends what
-    happened in chunks of as many env steps as the server wants. Then infos are not sent, so
-    `info["training_enabled"] = False` has no effect. An episode that starts with `training_enabled=False` is not sent
-    at all. An episode that begins with `log_action` is played remotely as a whole. A policy whose connectors keep
-    something of each life, such as stacked frames, plays remotely only.
+    With "remote" inference the client asks the server for each action, and sends rewards with the next request. With
+    "local" inference the client fetches the policies, samples actions from its own copy, and sends trajectory chunks of
+    as many env steps as the server requests. Infos are not sent then, so `info["training_enabled"] = False` has no
+    effect. An episode that starts with `training_enabled=False` is not sent at all. An episode that begins with
+    `log_action` is played remotely as a whole. A policy whose connectors keep state for each agent episode, such as
+    stacked frames, may require remote inference.
 
-    Calls may come from several threads, for many episodes; those of one episode come one after the other. A process
-    that is forked needs a client of its own. A lost connection is replaced, and what was lost with it is sent again.
-    With several agents observations, actions, rewards and infos are dicts by agent id, which are texts.
+    Several threads may call one client, for many episodes; the calls of one episode must follow one another. A forked
+    process needs a new client. The client replaces a lost connection and repeats lost messages. With several agents,
+    observations, actions, rewards and infos are dicts by agent id, and ids are texts.
 
     Args:
         address: Such as "http://localhost:9900"; also https, tcp, tcps, ws and wss. Certificates are checked against
             the authorities of this machine, and those in the file that the variable SSL_CERT_FILE names.
         inference_mode: "local" or "remote".
-        update_interval: With "local" inference, seconds after which new weights are fetched; None or 0 never does,
-            `update_policy_weights` does. A server with `force_on_policy` sends new weights for each chunk instead, and
-            the call that completes a chunk waits for them. Any other server is asked by a thread beside: calls act on
-            with the weights that are here, and the next call raises what went wrong there.
-        session: What `session` was of a client that is gone; its remote episodes go on. None begins anew.
-        token: What the server wants to be shown.
-        timeout: Seconds without an answer, or without a server that has room, after which a call fails; a second more
+        update_interval: With "local" inference, seconds after which the client fetches new weights; None or 0 fetches
+            them only in `update_policy_weights`. A server with `force_on_policy` sends new weights for each chunk
+            instead, and the call that completes a chunk waits for them. Otherwise a background thread fetches them:
+            calls continue with the current weights, and the next call raises an error of that thread.
+        session: The `session` of an earlier client, to resume its remote episodes; None starts a new session.
+        token: The token that the server requires.
+        timeout: Seconds without an answer, or without a server that has room, after which a call fails; plus one second
             for every 1,000 bytes of an answer. Actions wait while the server learns.
         client: A name for the server's reports.
-        seed: Of the draws of "local" inference; None takes one by chance.
+        seed: Seed of the actions sampled with "local" inference; None chooses a random one.
 
     Raises:
         ConfigError: Address, mode or token is wrong.
-        ServerGoneError: Nobody answers at the address.
+        ServerGoneError: No server answers at the address.
     """
 
     def __init__(
@@ -422,10 +373,10 @@ class PolicyClient:
         self._token, self._name, self._timeout = token, client, timeout
         self._lock = threading.Lock()
         self._is_closed = False
-        self._links: list[tuple[threading.Thread, ClientSession]] = []
+        self._sessions: list[tuple[threading.Thread, ClientSession]] = []
         self._episodes: dict[str, RemoteEpisode | LocalEpisode] = {}
-        self._own = threading.local()
-        self._first = self._own.link = self._new_link(session)
+        self._per_thread = threading.local()
+        self._first = self._per_thread.session = self._new_session(session)
         try:
             self._spaces = ClientSpaces(self._first.config)
         except BaseException:
@@ -449,17 +400,17 @@ class PolicyClient:
         if kind is None:
             self.close()
         else:
-            # What went wrong is to be seen, not what could not be sent because of it.
+            # Show the original error, not the failure to send because of it.
             self._disconnect()
 
     @property
     def session(self) -> str | None:
-        """What another client shows to go on with the episodes that this thread has started remotely."""
-        return self._link().session
+        """The id with which another client resumes the remote episodes of this thread."""
+        return self._thread_session().session
 
     @property
     def weights_seq_no(self) -> int | None:
-        """The weights that local inference acts with; None before the first, and with remote inference."""
+        """Number of the weights that local inference uses; None before the first, and with remote inference."""
         return None if self._actor is None else self._actor.weights_seq_no
 
     @property
@@ -471,18 +422,18 @@ class PolicyClient:
         """Begin an episode.
 
         Args:
-            episode_id: A new id, a text of 1 to 256 characters; None makes one up.
-            training_enabled: Whether policies may learn from it.
+            episode_id: A new id, a text of 1 to 256 characters; None creates one.
+            training_enabled: Whether policies may learn from the episode.
 
         Returns:
             The id.
 
         Raises:
-            ConfigError: The id is none.
-            ContractError: `training_enabled` is no flag.
+            ConfigError: The id is invalid.
+            ContractError: `training_enabled` is not a bool.
             EpisodeError: The id was used before.
             ServerGoneError: The client was closed.
-            CallOrderError: The process was forked from the one that has made the client.
+            CallOrderError: The process was forked after the client was created.
         """
         self._first.check_open()
         check_start(episode_id, training_enabled)
@@ -496,38 +447,38 @@ class PolicyClient:
         return name
 
     def get_action(self, episode_id: str, observation: Any) -> Any:
-        """Return the policy's action in answer to an observation.
+        """Return the policy's action for an observation.
 
         Args:
             episode_id: The episode.
-            observation: An element of the observation space, or one by agent.
+            observation: An element of the observation space, or a dict of them by agent.
 
         Returns:
-            An element of the action space, or one by agent.
+            An element of the action space, or a dict of them by agent.
 
         Raises:
-            EpisodeError: There is no such episode, the server has forgotten it, or a part of it was refused. With local
-                inference bounds are looked at before rows are sent.
-            ContractError: With local inference: the observation is of another kind or shape than its space.
-            RefusedError: The server does not take it.
+            EpisodeError: There is no such episode, the server has discarded it, or has refused a part of it. With local
+                inference, bounds are checked when a chunk is sent.
+            ContractError: With local inference: the observation does not have the type or shape of its space.
+            RefusedError: The server refuses the request.
             ServerGoneError: The server does not answer.
         """
         return self._episode("get_action", episode_id).act(observation)
 
     def log_action(self, episode_id: str, observation: Any, action: Any) -> None:
-        """Tell of an action that the application chose itself; waits until the server has sampled it.
+        """Report an action that the application chose; waits until the server has recorded it.
 
-        DQN learns from it; PPO, which must know how probable an action was, does not.
+        DQN learns from such actions; PPO, which needs their probabilities, does not.
 
         Raises:
             CallOrderError: Local inference has chosen actions of this episode before.
-            EpisodeError: There is no such episode, or the server has forgotten it.
-            RefusedError: The server does not take it.
+            EpisodeError: There is no such episode, or the server has discarded it.
+            RefusedError: The server refuses the request.
             ServerGoneError: The server does not answer.
         """
         episode = self._episode("log_action", episode_id)
         if not isinstance(episode, RemoteEpisode):
-            episode = self._made_remote(episode)
+            episode = self._make_remote(episode)
         episode.log(observation, action)
 
     def log_returns(
@@ -537,19 +488,19 @@ class PolicyClient:
         info: Mapping[str, Any] | None = None,
         multiagent_done_dict: Mapping[str, bool] | None = None,
     ) -> None:
-        """Pay a reward for the last action; rewards add up until the next observation, and are sent with it.
+        """Add a reward for the last action; rewards add up until the next observation and are sent with it.
 
         Args:
             episode_id: The episode.
-            reward: A finite number, or one by agent.
-            info: Goes with the next observation; with local inference it is not sent.
-            multiagent_done_dict: True for agents whose own trajectories end; an observation that the next call holds
-                of such an agent is its last one.
+            reward: A finite number, or a dict of them by agent.
+            info: Sent with the next observation; not sent with local inference.
+            multiagent_done_dict: True for agents whose agent episode ends; an observation of such an agent in the next
+                call is its last one.
 
         Raises:
             EpisodeError: There is no such episode.
-            ContractError: The reward is of another kind, or not finite, or the info no dict, or it cannot be sent
-                (remote inference); nothing has been noted then.
+            ContractError: The reward has another type or is not finite, the info is not a dict, or one of them cannot
+                be sent (remote inference). The call has no effect then.
         """
         try:
             episode = self._episodes[episode_id]
@@ -562,33 +513,33 @@ class PolicyClient:
             )
         check_told_info(info)
         done = done_flags(multiagent_done_dict)
-        paid: float | dict[str, float]
+        rewards: float | dict[str, float]
         if isinstance(reward, dict):
-            check_told(reward, info, done)
-            paid = {agent: finite_reward(one, episode_id, agent) for agent, one in reward.items()}
+            check_returns(reward, info, done)
+            rewards = {agent: finite_reward(one, episode_id, agent) for agent, one in reward.items()}
         else:
-            paid = finite_reward(reward, episode_id, SINGLE_AGENT)
-        episode.pay(paid, info, done)
+            rewards = finite_reward(reward, episode_id, SINGLE_AGENT)
+        episode.add_returns(rewards, info, done)
 
     def end_episode(self, episode_id: str, observation: Any, truncated: bool = False) -> None:
         """End an episode with its last observation.
 
         Args:
             episode_id: The episode.
-            observation: The final one, or those of the agents.
-            truncated: Whether it was cut short, so that there would have been more to earn.
+            observation: The final observation, or a dict of them by agent.
+            truncated: Whether the episode was cut short and could have earned more.
 
         Raises:
-            EpisodeError: As for `get_action`; also of another episode that was ended, of which a part was refused.
-                Where the server has yet to answer for another client of the session, the episode stays open.
-            ContractError: As for `get_action`; also where an observation was outside its bounds.
-            RefusedError: The server does not take it.
+            EpisodeError: As for `get_action`; also if a part of another episode that has ended was refused. Where the
+                server still has to answer another client of the session, the episode stays open.
+            ContractError: As for `get_action`; also if an observation was outside its bounds.
+            RefusedError: The server refuses the request.
             ServerGoneError: The server does not answer.
         """
         truncated = truncation(truncated)
         episode = self._episode("end_episode", episode_id)
-        if not isinstance(episode, RemoteEpisode) and episode.only_paid:
-            episode = self._made_remote(episode)
+        if not isinstance(episode, RemoteEpisode) and episode.has_only_rewards:
+            episode = self._make_remote(episode)
         try:
             episode.end(observation, truncated)
         except NotNowError:
@@ -599,7 +550,7 @@ class PolicyClient:
         self._forget(episode_id)
 
     def update_policy_weights(self) -> None:
-        """Take the newest weights now; with remote inference there are none to take.
+        """Fetch the newest weights now; has no effect with remote inference.
 
         Raises:
             ServerGoneError: The server does not answer.
@@ -608,34 +559,34 @@ class PolicyClient:
             self._actor.update()
 
     def close(self) -> None:
-        """Send what is complete, and end the connections; open episodes are lost unless another client goes on."""
+        """Send complete steps and end the connections; open episodes are lost unless another client resumes them."""
         if self._is_closed:
             return
         refused: MenvError | None = None
         try:
-            for tell in self._last_words():
+            for call in self._final_calls():
                 try:
-                    tell()
+                    call()
                 except (EpisodeError, RefusedError) as error:
-                    # It costs the others nothing.
+                    # The other episodes are still sent.
                     refused = refused or error
         finally:
             self._disconnect()
         if refused is not None:
             raise refused
 
-    def _last_words(self) -> Iterator[Callable[[], None]]:
+    def _final_calls(self) -> Iterator[Callable[[], None]]:
         if self._actor is not None:
             yield self._actor.flush
         for episode in list(self._episodes.values()):
             if isinstance(episode, RemoteEpisode):
-                yield episode.leave
+                yield episode.flush
 
     def _disconnect(self) -> None:
         self._is_closed = True
         self._episodes.clear()
-        for _, link in self._links:
-            link.close()
+        for _, session in self._sessions:
+            session.close()
 
     def _episode(self, call: str, episode_id: str) -> RemoteEpisode | LocalEpisode:
         try:
@@ -654,49 +605,49 @@ class PolicyClient:
         with self._lock:
             self._episodes.pop(episode_id, None)
             self._ended[episode_id] = None
-            if len(self._ended) > _KEPT_IDS:
+            if len(self._ended) > _MAX_ENDED_IDS:
                 self._ended.popitem(last=False)
 
     def _new_episode(self, name: str, trained: bool) -> RemoteEpisode | LocalEpisode:
         if self._actor is None:
-            return RemoteEpisode(self._link(), self._spaces, name, trained=trained)
+            return RemoteEpisode(self._thread_session(), self._spaces, name, trained=trained)
         from menv.serving.client.local_episode import LocalEpisode
 
         episode = LocalEpisode(self._actor, name, trained, self._spaces.multi_agent)
         self._actor.opened(episode)
         return episode
 
-    def _made_remote(self, episode: LocalEpisode) -> RemoteEpisode:
+    def _make_remote(self, episode: LocalEpisode) -> RemoteEpisode:
         assert self._actor is not None
-        episode.interactive()
+        episode.check_interactive()
         remote = RemoteEpisode(self._first, self._spaces, episode.episode_id, trained=episode.trained)
-        # Not before: what the server has no room for may be played here.
-        self._actor.gave_up(episode)
-        early = episode.early
+        # After the request: if the server has no room, the episode stays local.
+        self._actor.forget(episode)
+        early = episode.early_rewards
         if early:
-            remote.pay(early if self._spaces.multi_agent else sum(early.values()), None, None)
+            remote.add_returns(early if self._spaces.multi_agent else sum(early.values()), None, None)
         self._episodes[episode.episode_id] = remote
         return remote
 
-    def _link(self) -> ClientSession:
-        """Return this thread's own way to the server; with local inference all threads share one."""
+    def _thread_session(self) -> ClientSession:
+        """Return this thread's session; with local inference all threads share one."""
         if self._actor is not None:
             return self._first
-        link: ClientSession | None = getattr(self._own, "link", None)
-        if link is None:
-            link = self._own.link = self._left_behind() or self._new_link(None)
-        return link
+        session: ClientSession | None = getattr(self._per_thread, "session", None)
+        if session is None:
+            session = self._per_thread.session = self._adopt_session() or self._new_session(None)
+        return session
 
-    def _left_behind(self) -> ClientSession | None:
+    def _adopt_session(self) -> ClientSession | None:
         with self._lock:
-            for index, (owner, link) in enumerate(self._links):
+            for index, (owner, session) in enumerate(self._sessions):
                 if not owner.is_alive():
-                    self._links[index] = threading.current_thread(), link
-                    return link
+                    self._sessions[index] = threading.current_thread(), session
+                    return session
         return None
 
-    def _new_link(self, session: str | None) -> ClientSession:
-        link = ClientSession(self._address, self._token, self._name, self._timeout, session)
+    def _new_session(self, session: str | None) -> ClientSession:
+        opened = ClientSession(self._address, self._token, self._name, self._timeout, session)
         with self._lock:
-            self._links.append((threading.current_thread(), link))
-        return link
+            self._sessions.append((threading.current_thread(), opened))
+        return opened
