@@ -1,7 +1,8 @@
-"""The contract of every kind of environment as a check that explains: `check_env`, `python -m menv.checking`.
+"""`check_env` tests any kind of environment against the contract and explains each fault; `menv check` prints them.
 
-`check.py` is the way in, `codes.py` the list of what is looked for, `docs/checking.md` the page for
-people. A kind of environment has one file, its stage; probes play on stages and know no kinds.
+Begin with `check.py`. A runner (`env_runner.py` and the other `*_runner*.py` files) steps one kind of environment and
+checks each value; `play.py` and `seeds.py` drive any runner. `codes.py` lists the findings, `docs/checking.md` explains
+them.
 """
 
 from menv.checking.check import check_env

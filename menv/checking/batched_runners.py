@@ -1,7 +1,4 @@
-"""A `gymnasium.vector.VectorEnv` as a stage: batches in, batches out.
-
-`menv.checking.check` makes one for each copy that is played.
-"""
+"""Runners of environments that hold many sub-environments: `gymnasium.vector.VectorEnv` and `BaseEnv`."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from menv.checking.env_runner import (
     number_of,
 )
 from menv.checking.multi_agent_runner import AgentLifecycles
-from menv.checking.play import draw, same
+from menv.checking.play import same, sample_action
 from menv.checking.values import (
     check_info,
     check_mask,
@@ -42,41 +39,34 @@ from menv.spaces import how_many, own_copy
 
 
 class LastObs:
-    """What the ends so far have shown."""
+    """Reports final observations that are overwritten later or belong to the next episode."""
 
-    def __init__(self, report: FindingCollector) -> None:
-        self._report = report
-        # By sub-environment: a last observation, and a copy of it.
+    def __init__(self, collector: FindingCollector) -> None:
+        self._collector = collector
+        # By sub-environment: a final observation, and a copy of it.
         self._kept: dict[int, tuple[Any, Any]] = {}
-        # By sub-environment: the first observation that was equal to the last one before it.
+        # By sub-environment: the first observation that was equal to the final one before it.
         self._firsts: dict[int, Any] = {}
-        self._others = False
+        self._differed = False
 
-    def take(self, step: int, finals: Any, done: Sequence[int], rows: Sequence[Any]) -> None:
-        """Look at the ends of an env step.
-
-        Args:
-            step: Env steps so far.
-            finals: Last observations by index.
-            done: Whose episodes ended.
-            rows: The first observations after them, by index.
-        """
+    def check(self, step: int, finals: Any, done: Sequence[int], rows: Sequence[Any]) -> None:
+        """Compare the final observations of `done` with the next first observations `rows`, both by index."""
         for index, (final, then) in self._kept.items():
             if not same(final, then):
-                self._tell(index, "changes with the next step", step)
+                self._add(index, "changes with the next step", step)
         self._kept.clear()
         for index in done:
             self._kept[index] = finals[index], own_copy(finals[index])
             if not same(finals[index], rows[index]):
-                self._others = True
+                self._differed = True
                 continue
             first = self._firsts.setdefault(index, own_copy(rows[index]))
-            # Episodes that begin differently do not end each where the next one begins.
-            if not self._others and not same(first, rows[index]):
-                self._tell(index, "is what the next episode begins with, at each end so far", step)
+            # Equal by chance is possible; equal at each end while first observations differ is not.
+            if not self._differed and not same(first, rows[index]):
+                self._add(index, "is what the next episode begins with, at each end so far", step)
 
-    def _tell(self, index: int, what: str, step: int) -> None:
-        self._report.add(
+    def _add(self, index: int, what: str, step: int) -> None:
+        self._collector.add(
             "ME101",
             f"env {index}: infos['final_obs'] {what}, expected the last observation of the episode",
             step,
@@ -87,20 +77,20 @@ _STEPS_BEFORE_RESET = 5
 
 
 class GymVectorRunner(EnvRunner):
-    """Plays one vectorised gymnasium environment; the keys of its turns are `(index, "agent0")`."""
+    """Plays one vectorised gymnasium environment; the keys of its timesteps are `(index, "agent0")`."""
 
-    def __init__(self, env: Any, report: FindingCollector) -> None:
-        super().__init__(env, report)
+    def __init__(self, env: Any, collector: FindingCollector) -> None:
+        super().__init__(env, collector)
         self._keys: list[Key] = [(index, SINGLE_AGENT) for index in range(number_of(env))]
         self._mode = ""
-        self._last_obs = LastObs(report)
+        self._last_obs = LastObs(collector)
         self._tried_sub_env = False
 
     def check_spaces(self) -> None:
         pair = self.read("single_observation_space"), self.read("single_action_space")
-        check_pair(self.report, "single ", *pair)
-        check_pair(self.report, "batched ", self.read("observation_space"), self.read("action_space"))
-        check_mask_space(self.report, "", *pair)
+        check_pair(self.collector, "single ", *pair)
+        check_pair(self.collector, "batched ", self.read("observation_space"), self.read("action_space"))
+        check_mask_space(self.collector, "", *pair)
         if not self._keys:
             raise Broken(
                 "ME097", f"num_envs is {self.read('num_envs')!r:.40}, expected an integer of at least 1"
@@ -124,8 +114,8 @@ class GymVectorRunner(EnvRunner):
             self._mode = autoreset_mode(self.env)
         seeds = {} if seed is None or not self.takes_seed else {"seed": seed}
         obs, infos = self.require_pair(self.call("reset", code="ME091", **seeds))
-        check_info(self.report, self.env_steps, "reset: ", self._by_name(infos), None)
-        return self._turn(obs, infos)
+        check_info(self.collector, self.env_steps, "reset: ", self._by_name(infos), None)
+        return self._timestep(obs, infos)
 
     def step(self, actions: dict[Key, Any]) -> RunnerStep:
         self.env_steps += 1
@@ -138,25 +128,25 @@ class GymVectorRunner(EnvRunner):
         terminated = self._flags("terminations", terminations)
         truncated = self._flags("truncations", truncations)
         infos = self._by_name(infos)
-        check_info(self.report, self.env_steps, "", infos, None)
+        check_info(self.collector, self.env_steps, "", infos, None)
         done = terminated | truncated
         self.episodes += int(done.sum())
         kept = np.copy(rewards), terminated.copy(), truncated.copy()
-        turn = self._turn(obs, infos, done if self._mode != SAME_STEP else None)
+        timestep = self._timestep(obs, infos, done if self._mode != SAME_STEP else None)
         if self._mode == SAME_STEP:
-            self._check_finals(turn, done, infos)
+            self._check_finals(timestep, done, infos)
         elif self._mode == DISABLED and done.any():
-            turn = self._reset_some(done)
-        turn.rewards, turn.flags = kept[0], kept[1:]
-        return turn
+            timestep = self._reset_some(done)
+        timestep.rewards, timestep.flags = kept[0], kept[1:]
+        return timestep
 
-    def _check_finals(self, turn: RunnerStep, done: Any, infos: Any) -> None:
+    def _check_finals(self, timestep: RunnerStep, done: Any, infos: Any) -> None:
         over, finals = (
             np.flatnonzero(done).tolist(),
             infos.get("final_obs") if isinstance(infos, dict) else None,
         )
         if over and finals is None:
-            self.report.add(
+            self.collector.add(
                 "ME099",
                 f"env {over[0]}: is done and infos has no 'final_obs', expected it with SAME_STEP",
                 self.env_steps,
@@ -166,13 +156,12 @@ class GymVectorRunner(EnvRunner):
             self._try_sub_env()
         # By sub-environment, as gymnasium has them; a batch of a nested space shares no buffer.
         known = over if isinstance(finals, np.ndarray | list | tuple) else ()
-        self._last_obs.take(self.env_steps, finals, known, list(turn.shown.values()))
+        self._last_obs.check(self.env_steps, finals, known, list(timestep.shown.values()))
 
     def _try_sub_env(self) -> None:
-        """Look for a sub-environment whose reset writes into the observation that its last step returned.
+        """Report a sub-environment whose reset writes into the observation that its last step returned.
 
-        Where sub-environments live in other processes, as in `AsyncVectorEnv`, each sends the last observation of an
-        episode after the reset: it is too late to see what was overwritten.
+        `AsyncVectorEnv` sends final observations after the reset, too late to see the overwriting.
         """
         inner = self.env.unwrapped
         if getattr(inner, "envs", None) or not getattr(inner, "env_fns", None):
@@ -184,13 +173,13 @@ class GymVectorRunner(EnvRunner):
                 obs, done = env.reset(seed=0)[0], False
                 for _ in range(_STEPS_BEFORE_RESET):
                     if not done:
-                        action = draw(env.action_space, rng, usable_mask(obs, env.action_space))
+                        action = sample_action(env.action_space, rng, usable_mask(obs, env.action_space))
                         obs, _, terminated, truncated, _ = env.step(action)
                         done = terminated or truncated
                 kept = own_copy(obs)
                 env.reset()
             if not same(obs, kept):
-                self.report.add(
+                self.collector.add(
                     "ME101",
                     "env 0: infos['final_obs'] is overwritten by the reset, expected the last observation of the "
                     "episode, because reset and step of the sub-environment return the same array",
@@ -200,7 +189,7 @@ class GymVectorRunner(EnvRunner):
     def _reset_some(self, done: Any) -> RunnerStep:
         options = {"reset_mask": done}
         obs, infos = self.require_pair(self.call("reset", options=options, code="ME091"))
-        return self._turn(obs, infos)
+        return self._timestep(obs, infos)
 
     def _by_name(self, infos: Any) -> Any:
         """Return infos as a dict of arrays, if there is one dict for each sub-environment."""
@@ -208,13 +197,13 @@ class GymVectorRunner(EnvRunner):
             return by_name(infos, len(self._keys), "step") if isinstance(infos, list) and infos else infos
         return infos
 
-    def _turn(self, obs: Any, infos: Any, last: Any = None) -> RunnerStep:
+    def _timestep(self, obs: Any, infos: Any, last: Any = None) -> RunnerStep:
         rows = self._rows(obs)
         for key, row in zip(self._keys, rows, strict=True):
             who = f"env {key[0]}: "
-            check_obs(self.report, self.env_steps, who, self.env.single_observation_space, row)
+            check_obs(self.collector, self.env_steps, who, self.env.single_observation_space, row)
             if last is None or not last[key[0]]:
-                check_mask(self.report, self.env_steps, who, row, self.env.single_action_space)
+                check_mask(self.collector, self.env_steps, who, row, self.env.single_action_space)
         shown = dict(zip(self._keys, rows, strict=True))
         return RunnerStep(shown, dict(shown))
 
@@ -237,7 +226,7 @@ class GymVectorRunner(EnvRunner):
     def _check_rewards(self, rewards: Any) -> None:
         self._require_length("rewards", rewards)
         for key, reward in zip(self._keys, rewards, strict=True):
-            check_reward(self.report, self.env_steps, f"env {key[0]}: ", reward)
+            check_reward(self.collector, self.env_steps, f"env {key[0]}: ", reward)
 
     def _flags(self, name: str, flags: Any) -> Any:
         """Return [E] flags."""
@@ -245,7 +234,7 @@ class GymVectorRunner(EnvRunner):
         array = np.asarray(flags)
         if array.dtype.kind != "b":
             code = "ME023" if array.dtype.kind in "iuf" else "ME024"
-            self.report.add(code, f"{name} are {array.dtype}, expected bool", self.env_steps)
+            self.collector.add(code, f"{name} are {array.dtype}, expected bool", self.env_steps)
         return array != 0
 
     def _require_length(self, name: str, part: Any) -> None:
@@ -254,37 +243,37 @@ class GymVectorRunner(EnvRunner):
             raise Broken("ME097", f"{name} is {got}, expected shape ({len(self._keys)},)", self.env_steps)
 
 
-_LATER = "async_reset_return"
-_NAMES = ("obs", "rewards", "terminateds", "truncateds", "infos", "off_policy_actions")
-_QUIET_POLLS = 1000
+_ASYNC_RESET = "async_reset_return"
+_PARTS = ("obs", "rewards", "terminateds", "truncateds", "infos", "off_policy_actions")
+_MAX_EMPTY_POLLS = 1000
 _WRONG_RESET = "no dict of observations, expected {env_id: {agent_id: obs}}, or a marker that they come later"
 
 
 class BaseEnvRunner(EnvRunner):
-    """Plays one `BaseEnv`; the keys of its turns are `(env_id, agent_id)`."""
+    """Plays one `BaseEnv`; the keys of its timesteps are `(env_id, agent_id)`."""
 
     repeats = False
 
-    def __init__(self, env: Any, report: FindingCollector) -> None:
-        super().__init__(env, report)
+    def __init__(self, env: Any, collector: FindingCollector) -> None:
+        super().__init__(env, collector)
         if getattr(env, "returns_table", False):
             self.env = TableEnvs(env)
         self._possible = frozenset(listed_agents(env))
-        self._lives: dict[EnvId, AgentLifecycles] = {}
+        self._lifecycles: dict[EnvId, AgentLifecycles] = {}
         self._known: dict[AgentId, SpacePair] = {}
         self._waiting: dict[Key, Any] = {}
-        self._silent: set[EnvId] = set()
+        self._without_agents: set[EnvId] = set()
         self._table: Ready | None = None
-        self._quiet = 0
+        self._empty_polls = 0
 
     @property
     def idle(self) -> bool:
-        return (bool(self._silent) or self._quiet > 0) and not self._waiting
+        return (bool(self._without_agents) or self._empty_polls > 0) and not self._waiting
 
     def check_spaces(self) -> None:
         pair = self.read("observation_space"), self.read("action_space")
-        check_pair(self.report, "", *pair)
-        check_mask_space(self.report, "", *pair)
+        check_pair(self.collector, "", *pair)
+        check_mask_space(self.collector, "", *pair)
 
     def spaces(self, key: Key) -> SpacePair:
         return self._space_of(key[1])
@@ -299,7 +288,7 @@ class BaseEnvRunner(EnvRunner):
         return self._known[agent]
 
     def reset(self, seed: int | None) -> RunnerStep:
-        """Return the agents that wait; a `BaseEnv` starts its episodes at the first poll."""
+        # A `BaseEnv` starts its episodes at the first poll.
         return self._poll()
 
     def step(self, actions: dict[Key, Any]) -> RunnerStep:
@@ -309,7 +298,7 @@ class BaseEnvRunner(EnvRunner):
             answers = [actions[self._table.seats[slot]] for slot in self._table.slots.tolist()]
             self.call("send_actions", self._table.slots, answers, code="ME090")
             return self._poll()
-        nested: MultiEnvDict = {env_id: {} for env_id in self._silent}
+        nested: MultiEnvDict = {env_id: {} for env_id in self._without_agents}
         for (env_id, agent), action in actions.items():
             nested.setdefault(env_id, {})[agent] = action
         if nested:
@@ -332,105 +321,102 @@ class BaseEnvRunner(EnvRunner):
     def _read_table(self, ready: Ready) -> RunnerStep:
         self._table = ready
         if len(ready.slots):
-            self._quiet = 0
+            self._empty_polls = 0
         else:
-            self._count_quiet()
+            self._count_empty_poll()
         keys = [ready.seats[slot] for slot in ready.slots.tolist()]
         for row, (env_id, agent) in enumerate(keys):
             who = f"env {env_id!r}: agent {agent!r}: "
-            check_obs(self.report, self.env_steps, who, self._space_of(agent)[0], ready.obs[row])
-            check_reward(self.report, self.env_steps, who, float(ready.rewards[row]))
+            check_obs(self.collector, self.env_steps, who, self._space_of(agent)[0], ready.obs[row])
+            check_reward(self.collector, self.env_steps, who, float(ready.rewards[row]))
         for end in ready.ended:
             if end.obs is None:
                 code = "ME041" if end.terminated else "ME040"
                 who = f"env {end.env_id!r}: agent {end.agent_id!r}: "
-                self.report.add(code, f"{who}ended without an observation", self.env_steps)
+                self.collector.add(code, f"{who}ended without an observation", self.env_steps)
         self.episodes += len(ready.episodes)
         shown = {key: ready.obs[row] for row, key in enumerate(keys)}
         return RunnerStep(shown, dict(shown))
 
     def _read_dicts(self, result: Any) -> RunnerStep:
-        parts = self._six(result)
+        parts = self._require_six_dicts(result)
         if not any(parts[:4]):
-            self._count_quiet()
+            self._count_empty_poll()
         else:
-            self._quiet = 0
+            self._empty_polls = 0
         obs, rewards, terminateds, truncateds, infos, _ = parts
         for env_id in dict.fromkeys([*obs, *rewards, *terminateds, *truncateds]):
             step = tuple(
                 dict(part.get(env_id, {})) for part in (obs, rewards, terminateds, truncateds, infos)
             )
-            self._one_env(env_id, step)
+            self._record_env(env_id, step)
         shown = {
             (env_id, agent): value for env_id, by_agent in obs.items() for agent, value in by_agent.items()
         }
         return RunnerStep(dict(self._waiting), shown)
 
-    def _one_env(self, env_id: EnvId, step: tuple[dict[AgentId, Any], ...]) -> None:
+    def _record_env(self, env_id: EnvId, step: tuple[dict[AgentId, Any], ...]) -> None:
         obs, _, terminateds, truncateds, infos = step
         still_waits = any(key[0] == env_id for key in self._waiting)
         if still_waits and not (obs or any(terminateds.values()) or any(truncateds.values())):
             return
-        lives = self._lives.get(env_id)
-        if lives is None:
-            lives = self._lives[env_id] = AgentLifecycles(
-                self.report, self._space_of, self._possible, f"env {env_id!r}: "
+        lifecycles = self._lifecycles.get(env_id)
+        if lifecycles is None:
+            lifecycles = self._lifecycles[env_id] = AgentLifecycles(
+                self.collector, self._space_of, self._possible, f"env {env_id!r}: "
             )
-            self._note(env_id, lives.begin(obs, infos, self.env_steps))
+            self._set_waiting(env_id, lifecycles.begin(obs, infos, self.env_steps))
             return
         for flags in (terminateds, truncateds):
             if flags and ALL not in flags:
                 raise Broken("ME022", f"env {env_id!r}: flags without {ALL!r}, expected it", self.env_steps)
             flags.setdefault(ALL, False)
-        waiting, over = lives.step(step, self.env_steps)
+        waiting, over = lifecycles.step(step, self.env_steps)
         if over:
             self.episodes += 1
-            self._begin_again(env_id)
+            self._restart(env_id)
         else:
-            self._note(env_id, waiting)
+            self._set_waiting(env_id, waiting)
 
-    def _note(self, env_id: EnvId, waiting: dict[AgentId, Any]) -> None:
+    def _set_waiting(self, env_id: EnvId, waiting: dict[AgentId, Any]) -> None:
         self._waiting.update({(env_id, agent): value for agent, value in waiting.items()})
         if waiting:
-            self._silent.discard(env_id)
+            self._without_agents.discard(env_id)
         else:
-            self._silent.add(env_id)
+            self._without_agents.add(env_id)
 
-    def _begin_again(self, env_id: EnvId) -> None:
-        self._lives.pop(env_id).finish()
-        self._silent.discard(env_id)
+    def _restart(self, env_id: EnvId) -> None:
+        self._lifecycles.pop(env_id).finish()
+        self._without_agents.discard(env_id)
         obs, infos = self.require_pair(self.call("try_reset", env_id, code="ME091"), "try_reset")
-        if obs is None or obs == _LATER:
+        if obs is None or obs == _ASYNC_RESET:
             return
         if not isinstance(obs, Mapping):
             raise Broken("ME012", f"try_reset returned {_WRONG_RESET}", self.env_steps)
         for key, by_agent in obs.items():
-            if by_agent == _LATER:
+            if by_agent == _ASYNC_RESET:
                 continue
             if not isinstance(by_agent, Mapping):
                 raise Broken("ME012", f"try_reset: env {key!r} has {_WRONG_RESET}", self.env_steps)
-            lives = self._lives[key] = AgentLifecycles(
-                self.report, self._space_of, self._possible, f"env {key!r}: "
+            lifecycles = self._lifecycles[key] = AgentLifecycles(
+                self.collector, self._space_of, self._possible, f"env {key!r}: "
             )
-            self._note(key, lives.begin(dict(by_agent), dict((infos or {}).get(key, {})), self.env_steps))
+            self._set_waiting(
+                key, lifecycles.begin(dict(by_agent), dict((infos or {}).get(key, {})), self.env_steps)
+            )
 
-    def _count_quiet(self) -> None:
-        self._quiet += 1
-        if self._quiet >= _QUIET_POLLS and not self._waiting:
-            raise Broken("ME045", f"{_QUIET_POLLS} polls in a row brought nothing", self.env_steps)
+    def _count_empty_poll(self) -> None:
+        self._empty_polls += 1
+        if self._empty_polls >= _MAX_EMPTY_POLLS and not self._waiting:
+            raise Broken("ME045", f"{_MAX_EMPTY_POLLS} polls in a row brought nothing", self.env_steps)
 
-    def _six(self, result: Any) -> tuple[MultiEnvDict, ...]:
-        """Return the six parts of a poll.
-
-        Raises:
-            Broken: They are not six dicts of dicts.
-        """
+    def _require_six_dicts(self, result: Any) -> tuple[MultiEnvDict, ...]:
         if not isinstance(result, tuple | list) or len(result) != 6:
             raise Broken(
-                "ME020", f"poll returned {how_many(result)}, expected six nested dicts ({', '.join(_NAMES)})",
+                "ME020", f"poll returned {how_many(result)}, expected six nested dicts ({', '.join(_PARTS)})",
                 self.env_steps, "return six dicts; split the old `dones` into terminateds and truncateds",
             )  # fmt: skip
-        for name, part in zip(_NAMES, result, strict=True):
+        for name, part in zip(_PARTS, result, strict=True):
             if not isinstance(part, Mapping) or not all(isinstance(one, Mapping) for one in part.values()):
                 raise Broken(
                     "ME021", f"poll: {name} is no dict of dicts, expected {{env_id: {{agent_id: value}}}}",

@@ -1,7 +1,7 @@
-"""`check_env`: play an environment and say what it does against the contract, in codes.
+"""`check_env` runs an environment and returns findings about the contract.
 
-Users and tests call it, `python -m menv.checking` prints what it returns. It creates copies, plays one
-at length and others in pieces, closes them, and never raises what the environment raises.
+It creates copies, runs one of them at length and others in short plays with equal and different seeds, and closes them.
+Errors of the environment become findings.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from menv.registry import resolve_env
 from menv.vector_env import VectorEnv
 
 # A class may be of two kinds; its agents are lost if it is taken for a single-agent one.
-_STAGES: tuple[tuple[type[Any], type[EnvRunner]], ...] = (
+_RUNNERS: tuple[tuple[type[Any], type[EnvRunner]], ...] = (
     (BaseEnv, BaseEnvRunner),
     (VectorEnv, VectorRunner),
     (gym.vector.VectorEnv, GymVectorRunner),
@@ -47,23 +47,10 @@ _STAGES: tuple[tuple[type[Any], type[EnvRunner]], ...] = (
 
 
 class EnvUnderTest:
-    """Creates the runners that play an environment.
-
-    Attributes:
-        stages: Those made so far.
-        is_instance: True if the caller gave an environment that exists: there are no copies of it, and it is the
-            caller's to close.
-        ignored: Codes that the environment itself asks to ignore.
-    """
+    """Creates the runners of an environment's copies. The caller owns and closes an existing instance."""
 
     def __init__(self, env: Any, config: Mapping[str, Any] | None) -> None:
-        """Find the creator of the environment.
-
-        Raises:
-            ConfigError: `env` is no environment, or an unknown name.
-            Broken: It cannot create anything.
-        """
-        self.stages: list[EnvRunner] = []
+        self.runners: list[EnvRunner] = []
         self.is_instance = _is_instance(env)
         self.ignored: Any = getattr(env, "menv_ignore", ())
         self._env = env
@@ -75,25 +62,17 @@ class EnvUnderTest:
             )
         self._creator = None if self.is_instance else _creator(env)
 
-    def stage(self, report: FindingCollector, vector_index: int) -> EnvRunner:
-        """Return a runner of a new copy of the environment, or of the instance itself.
-
-        Args:
-            report: Takes the findings.
-            vector_index: Which sub-environment the copy is told to be.
-
-        Raises:
-            Broken: It could not be created, or is of no known kind.
-        """
+    def new_runner(self, collector: FindingCollector, vector_index: int) -> EnvRunner:
+        """Return a runner of a new copy, or of the existing instance."""
         env = self._env if self._creator is None else self._create(self._creator, vector_index)
-        if self._creator is not None and any(stage.given is env for stage in self.stages):
+        if self._creator is not None and any(runner.given is env for runner in self.runners):
             raise Broken(
                 "ME077", "two calls of the creator returned the same object, expected a new one each time"
             )
         self.ignored = getattr(env, "menv_ignore", None) or getattr(_inner(env), "menv_ignore", self.ignored)
-        stage = _stage_class(env)(env, report)
-        self.stages.append(stage)
-        return stage
+        runner = _runner_class(env)(env, collector)
+        self.runners.append(runner)
+        return runner
 
     def _create(self, creator: Callable[[EnvContext], Any], vector_index: int) -> Any:
         context = EnvContext(self._config, vector_index=vector_index)
@@ -109,7 +88,7 @@ class EnvUnderTest:
             raise Broken("ME092", f"the creator returned {got}, expected an environment")
         return env
 
-    def check_config(self, report: FindingCollector) -> None:
+    def check_config(self, collector: FindingCollector) -> None:
         """Report an environment that changed the settings that it was given."""
         for now, before in self._contexts:
             if not same(dict(now), dict(before)):
@@ -118,7 +97,7 @@ class EnvUnderTest:
                     for key in now.keys() | before.keys()
                     if key not in now or key not in before or not same(now[key], before[key])
                 )
-                report.add("ME075", f"the env_config has changed in {changed[:8]}")
+                collector.add("ME075", f"the env_config has changed in {changed[:8]}")
 
 
 def _creator(env: Any) -> Callable[[EnvContext], Any]:
@@ -144,15 +123,10 @@ def _inner(env: Any) -> Any:
     return env.unwrapped if isinstance(env, gym.Env) else env
 
 
-def _stage_class(env: Any) -> type[EnvRunner]:
-    """Return the stage for an environment of this kind.
-
-    Raises:
-        Broken: There is none.
-    """
-    for kind, stage in _STAGES:
+def _runner_class(env: Any) -> type[EnvRunner]:
+    for kind, runner in _RUNNERS:
         if isinstance(env, kind):
-            return stage
+            return runner
     name = type(env).__name__
     packages = {base.__module__.partition(".")[0] for base in type(env).__mro__}
     spaces_are_methods = callable(getattr(env, "observation_space", None)) and not isinstance(
@@ -180,25 +154,20 @@ def _looks_old(env: Any) -> bool:
     return not any(one.name == "seed" or one.kind is one.VAR_KEYWORD for one in parameters)
 
 
-_PATIENCE = 2.0
-"""Seconds that threads and processes have to end after close."""
-
-
+_CLOSE_TIMEOUT = 2.0
+"""Seconds."""
 _HELPERS = (
     ("multiprocessing.resource_tracker", "_resource_tracker", "_pid"),
     ("multiprocessing.forkserver", "_forkserver", "_forkserver_pid"),
 )
 """Where Python keeps the ids of its helper processes, which outlive the code that started them."""
-_OVER = (b"Z", b"X", b"x")
-"""States of processes that have ended and wait to be reaped."""
+_ENDED = (b"Z", b"X", b"x")
+"""States of processes that ended and wait to be reaped."""
 
 
 @dataclass(frozen=True)
 class _Child:
-    """A child process that the system lists, however it was started.
-
-    Process ids are reused: the start time distinguishes a process from an earlier one.
-    """
+    """A child process from the system's list. The start time tells apart processes with a reused id."""
 
     pid: int
     started: int
@@ -224,41 +193,34 @@ def _helpers() -> Iterator[int | None]:
 def _children() -> Iterator[_Child]:
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            # One that ends meanwhile is none.
             head, _, rest = stat.read_bytes().rpartition(b")")
             pid, _, program = head.partition(b" (")
             state, parent, *more = rest.split()
-            if int(parent) == os.getpid() and state not in _OVER:
+            if int(parent) == os.getpid() and state not in _ENDED:
                 yield _Child(int(pid), int(more[17]), program.decode(errors="replace"))
 
 
-def check_closing(report: FindingCollector, stages: Iterable[EnvRunner], before: set[object]) -> None:
-    """Close every stage, and the first one twice.
-
-    Args:
-        report: Takes the findings.
-        stages: What was played on.
-        before: What ran before there was any of them.
-    """
-    for number, stage in enumerate(stages):
+def check_closing(collector: FindingCollector, runners: Iterable[EnvRunner], before: set[object]) -> None:
+    """Close every runner, the first one twice; `before` is what `running` returned before the check."""
+    for number, runner in enumerate(runners):
         try:
-            stage.close()
+            runner.close()
         except (Exception, SystemExit) as error:
-            report.add("ME080", f"close raised {describe(error)}")
+            collector.add("ME080", f"close raised {describe(error)}")
             continue
         if number == 0:
             try:
-                stage.close()
+                runner.close()
             except (Exception, SystemExit) as error:
-                report.add("ME081", f"the second close raised {describe(error)}")
-    left = _left_after(_PATIENCE, before)
+                collector.add("ME081", f"the second close raised {describe(error)}")
+    left = _still_running(before)
     if left:
         names = sorted(str(getattr(one, "name", one)) for one in left)[:4]
-        report.add("ME082", f"still running after close: {', '.join(names)}")
+        collector.add("ME082", f"still running after close: {', '.join(names)}")
 
 
-def _left_after(patience: float, before: set[object]) -> set[object]:
-    deadline = time.monotonic() + patience
+def _still_running(before: set[object]) -> set[object]:
+    deadline = time.monotonic() + _CLOSE_TIMEOUT
     left = running() - before
     while left and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -268,7 +230,7 @@ def _left_after(patience: float, before: set[object]) -> set[object]:
 
 ENV_STEPS = 500
 _SLOW = 0.1
-"""Seconds; a median env step above that is worth a word."""
+"""Seconds: a median env step above it is reported."""
 _SILENT = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 
 
@@ -285,16 +247,16 @@ def check_env(
 
     Args:
         env: A registered name, a gymnasium id, "module:Class", a class, a creator that takes an `EnvContext`, or
-            an environment. One that exists is played on and left open, and what needs a second copy
-            or an end (other copies, closing) is not looked at.
+            an environment. An existing one is left open, and the checks that need a second copy or
+            close the environment are left out.
         config: The env_config for the copies.
-        actions: `actions(obs, agent_id) -> action` decides; by default chance does, within action masks.
-        ignore: Codes that are not wanted, besides those in an attribute `menv_ignore` of the environment.
+        actions: `actions(obs, agent_id) -> action` chooses the actions; None samples them within action masks.
+        ignore: Codes to leave out, in addition to the environment's attribute `menv_ignore`.
         seed: Of resets and random actions: the same seed gives the same findings.
-        env_steps: Length of the long play; the pieces played for seeds come on top.
+        env_steps: Length of the long play; the short plays that compare seeds are extra.
 
     Returns:
-        Findings, errors first; an empty list if all is well.
+        Findings, errors first; an empty list if there are none.
 
     Raises:
         ConfigError: `env` is no environment or an unknown name, or another argument is invalid.
@@ -309,86 +271,86 @@ def check_env(
         raise ConfigError(
             f"check_env: actions is {actions!r:.100}, expected a function (obs, agent_id); leave it out for chance"
         )
-    report = FindingCollector()
+    collector = FindingCollector()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         for category in _SILENT:
             warnings.simplefilter("ignore", category)
-        own = _check(report, env, config, actions, seed, env_steps)
+        own = _check(collector, env, config, actions, seed, env_steps)
     for warning in caught:
         text = f"{warning.category.__name__}: {warning.message}"
-        report.add("ME095", text, about=text)
-    return report.findings(silent | checked_codes(own, "check_env: menv_ignore of the environment"))
+        collector.add("ME095", text, about=text)
+    return collector.findings(silent | checked_codes(own, "check_env: menv_ignore of the environment"))
 
 
 def _check(
-    report: FindingCollector,
+    collector: FindingCollector,
     env: Any,
     config: Mapping[str, Any] | None,
     actions: ActionFn | None,
     seed: int,
     env_steps: int,
 ) -> Any:
-    """Run everything and return the codes that the environment asks to ignore."""
+    """Run all checks and return the codes in the environment's `menv_ignore`."""
     before = running()
     try:
-        subject = EnvUnderTest(env, config)
+        under_test = EnvUnderTest(env, config)
     except Broken as broken:
-        report.take(broken)
+        collector.take(broken)
         return getattr(env, "menv_ignore", ())
     try:
-        stage = subject.stage(report, 0)
-        spaces = stage.declared()
-        stage.check_spaces()
-        play_at_length(stage, Actor(seed, actions), seed, env_steps)
-        seconds = _median_seconds(stage)
+        runner = under_test.new_runner(collector, 0)
+        spaces = runner.declared()
+        runner.check_spaces()
+        play_at_length(runner, Actor(seed, actions), seed, env_steps)
+        seconds = _median_seconds(runner)
         if seconds > _SLOW:
-            report.add("ME096", f"half of the env steps took longer than {seconds:.2f} s")
-        _check_seeds(report, subject, stage, spaces, seed, actions)
+            collector.add("ME096", f"half of the env steps took longer than {seconds:.2f} s")
+        _check_seeds(collector, under_test, runner, spaces, seed, actions)
     except Broken as broken:
-        report.take(broken)
-    if subject.is_instance:
-        for stage in subject.stages:
-            stage.release()
+        collector.take(broken)
+    if under_test.is_instance:
+        for runner in under_test.runners:
+            runner.release()
     else:
-        subject.check_config(report)
-        check_closing(report, subject.stages, before)
-    return subject.ignored
+        under_test.check_config(collector)
+        check_closing(collector, under_test.runners, before)
+    return under_test.ignored
 
 
-def _median_seconds(stage: EnvRunner) -> float:
-    return statistics.median(stage.seconds) if stage.seconds else 0.0
+def _median_seconds(runner: EnvRunner) -> float:
+    return statistics.median(runner.seconds) if runner.seconds else 0.0
 
 
 def _check_seeds(
-    report: FindingCollector,
-    subject: EnvUnderTest,
-    stage: EnvRunner,
+    collector: FindingCollector,
+    under_test: EnvUnderTest,
+    runner: EnvRunner,
     spaces: Any,
     seed: int,
     actions: ActionFn | None,
 ) -> None:
-    """Play on copies with equal and different seeds, all of which declare the spaces that `stage` did at first."""
+    """Compare copies with equal and different seeds; all must declare `spaces`."""
 
-    def new_stage(vector_index: int) -> EnvRunner | None:
-        if subject.is_instance:
+    def new_runner(vector_index: int) -> EnvRunner | None:
+        if under_test.is_instance:
             return None
-        copy = subject.stage(FindingCollector(), vector_index)
-        if not stage.late and not same(spaces, copy.declared()):
+        copy = under_test.new_runner(FindingCollector(), vector_index)
+        if not runner.late and not same(spaces, copy.declared()):
             raise Broken(
                 "ME004", "copies for different vector_index declare different spaces, expected the same"
             )
-        if not stage.late and not same(spaces, stage.declared()):
+        if not runner.late and not same(spaces, runner.declared()):
             raise Broken(
                 "ME004", "other spaces are declared now than before the first reset, expected the same"
             )
-        copy.takes_seed = stage.takes_seed
+        copy.takes_seed = runner.takes_seed
         return copy
 
-    if not (stage.repeats and stage.takes_seed):
-        new_stage(1)
+    if not (runner.repeats and runner.takes_seed):
+        new_runner(1)
         return
-    # What was wrong in the long play is known; the pieces are compared and nothing else.
-    again = type(stage)(stage.given, FindingCollector())
-    again.takes_seed = stage.takes_seed
-    SeedProbe(report, again, new_stage, seed, actions, _median_seconds(stage) > _SLOW).run()
+    # What was wrong in the long play is reported already.
+    again = type(runner)(runner.given, FindingCollector())
+    again.takes_seed = runner.takes_seed
+    SeedProbe(collector, again, new_runner, seed, actions, _median_seconds(runner) > _SLOW).run()

@@ -1,7 +1,7 @@
-"""Every code that a finding can have: its severity, its subject, and what to do about it.
+"""The codes of findings: severity, title and fix of each, and `FindingCollector`, which gathers findings.
 
-`menv.checking.codes` reads the table. A code keeps its meaning for ever; one that is given up is
-never used again. `docs/checking.md` shows each with a wrong and a right example.
+A code never changes its meaning, and a removed code is not used again. `docs/checking.md` shows each with a wrong and
+a right example.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from menv.errors import ConfigError
 
 Severity: TypeAlias = Literal["error", "warning", "info"]
-"""error: menv refuses it, or what is learned from it is wrong. warning: it works, and a promise is
-lost. info: it works, and one should know."""
+"""error: menv refuses it, or training on it is wrong. warning: it works with a limitation. info: it works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +41,7 @@ class Finding:
 
 
 class Code(NamedTuple):
-    """What a code stands for.
-
-    Attributes:
-        severity: Of every finding with this code.
-        title: The subject, for lists.
-        fix: What to do, unless the finding knows better.
-    """
+    """One kind of finding; a finding may bring a more specific `fix`."""
 
     severity: Severity
     title: str
@@ -186,15 +179,8 @@ CODES: Final[Mapping[str, Code]] = {
 closing, everything else."""
 
 
-class Broken(Exception):  # noqa: N818 - says what the environment is
-    """The environment cannot be played on.
-
-    Attributes:
-        code: What a finding about it is called.
-        message: What happened.
-        step: Env steps taken until then.
-        fix: What to do, None for what the code says.
-    """
+class Broken(Exception):  # noqa: N818 - describes the environment
+    """The environment cannot be stepped further. `fix` None stands for the code's own."""
 
     def __init__(self, code: str, message: str, step: int | None = None, fix: str | None = None) -> None:
         super().__init__(message)
@@ -205,7 +191,7 @@ class Broken(Exception):  # noqa: N818 - says what the environment is
 
 
 class FindingCollector:
-    """Findings, each fault once."""
+    """Gathers findings, each fault once."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], Finding] = {}
@@ -216,26 +202,17 @@ class FindingCollector:
     def add(
         self, code: str, message: str, step: int | None = None, *, about: str = "", fix: str | None = None
     ) -> None:
-        """Report a fault, unless it was noted before.
-
-        Args:
-            code: One of `CODES`.
-            message: What is wrong, with values, and what was expected.
-            step: Env steps taken so far.
-            about: Tells faults of one code apart, such as the path in a space.
-            fix: What to do, None for what the code says.
-        """
+        """Report a fault, unless the same `code` and `about` (such as the path in a space) were reported before."""
         known = CODES[code]
         self._found.setdefault(
             (code, about), Finding(code, known.severity, step, _one_line(message), fix or known.fix)
         )
 
     def take(self, broken: Broken, where: str = "") -> None:
-        """Report why the environment could not be played on."""
         self.add(broken.code, where + broken.message, broken.step, fix=broken.fix)
 
     def findings(self, ignored: Iterable[str]) -> list[Finding]:
-        """Return what was found and is not ignored, by severity, env step and code."""
+        """Return the findings, sorted by severity, env step and code."""
         silent = set(ignored)
         order = ("error", "warning", "info")
         found = [finding for finding in self._found.values() if finding.code not in silent]
@@ -245,11 +222,7 @@ class FindingCollector:
 
 
 def checked_codes(codes: Iterable[str], where: str) -> frozenset[str]:
-    """Return codes to be ignored.
-
-    Raises:
-        ConfigError: One of them does not exist, or they are no codes at all.
-    """
+    """Return codes to ignore; raise ConfigError for unknown ones."""
     if not isinstance(codes, Iterable):
         raise ConfigError(f'{where}: {codes!r:.100}, expected codes of findings; write ("ME031",)')
     asked = frozenset((codes,) if isinstance(codes, str) else codes)

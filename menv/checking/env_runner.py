@@ -1,7 +1,7 @@
-"""EnvRunner: plays an environment of any kind for the probes of `check_env`.
+"""`EnvRunner`: one interface to reset and step any kind of environment; subclasses check each returned value.
 
-There is one subclass for each kind of environment. A stage calls the environment, checks what comes back and
-hands it on in one form; it decides neither who acts how nor how long is played.
+`GymRunner` and `VectorRunner` are here, `multi_agent_runner.py` and `batched_runners.py` have the others. Actions and
+the length of a play are the caller's choice (`play.py`).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from menv.inference.action_heads import ActionHead
 from menv.spaces import how_many, leaves, many_agents
 
 _MT19937_BYTES = 625 * 4
-"""624 words and the place among them."""
+"""624 words and the position in them."""
 
 
 def state_of_generators() -> tuple[Any, Any]:
-    """Return what tells the present states of `numpy.random` and `random` from others."""
+    """Return values that differ when `numpy.random` or `random` is used."""
     return _state_of_numpy(), random.getstate()
 
 
 def used_since(before: tuple[Any, Any]) -> str | None:
-    """Return the name of a generator that was drawn from or seeded, None if neither was."""
+    """Return the names of the global generators that were sampled or seeded, None if neither was."""
     now = state_of_generators()
     names = [
         name for name, one, other in zip(("numpy.random", "random"), before, now, strict=True) if one != other
@@ -60,15 +60,13 @@ SpacePair: TypeAlias = tuple[gym.Space[Any], gym.Space[Any]]
 
 @dataclass(slots=True)
 class RunnerStep:
-    """The result of one reset or step.
+    """The result of one reset or step; rewards, flags and infos are as the environment returned them.
 
     Attributes:
-        waiting: Observations of those who must act now.
-        shown: All observations, last ones too.
-        rewards: As they came.
-        flags: As they came: terminated and truncated.
-        infos: As they came, by whatever key.
-        over: True if a reset is due.
+        waiting: Observations of the agents that act next.
+        shown: All observations, final ones included.
+        flags: Terminated and truncated.
+        over: Whether a reset is due.
     """
 
     waiting: dict[Key, Any]
@@ -80,25 +78,22 @@ class RunnerStep:
 
 
 class EnvRunner(abc.ABC):
-    """One environment, played step by step.
+    """One environment, stepped and checked. Methods raise `Broken` where it cannot be stepped further.
 
     Attributes:
-        env: The environment, or what stands before it.
-        given: The environment itself.
-        report: Takes the findings.
-        env_steps: Env steps taken so far.
-        episodes: Episodes that ended so far.
-        takes_seed: Whether a reset can be given a seed.
-        repeats: Whether a reset brings the environment back to a beginning, as the probes of seeds need.
-        seconds: How long each env step took.
-        late: Whether nothing is known of its spaces before the first reset.
+        env: The environment that is stepped: `given`, or one around or inside it.
+        episodes: Number of ended episodes.
+        takes_seed: Whether reset takes a seed.
+        repeats: Whether a reset starts all episodes again, as the comparison of seeds needs.
+        seconds: Duration of each env step.
+        late: Whether spaces are known only after the first reset.
     """
 
     repeats = True
 
-    def __init__(self, env: Any, report: FindingCollector) -> None:
+    def __init__(self, env: Any, collector: FindingCollector) -> None:
         self.env = self.given = env
-        self.report = report
+        self.collector = collector
         self.env_steps = 0
         self.episodes = 0
         self.takes_seed = True
@@ -107,11 +102,7 @@ class EnvRunner(abc.ABC):
 
     @abc.abstractmethod
     def check_spaces(self) -> None:
-        """Report findings that show before the first step.
-
-        Raises:
-            Broken: Nothing can be played.
-        """
+        """Check spaces and signatures before the first step."""
 
     @abc.abstractmethod
     def reset(self, seed: int | None) -> RunnerStep:
@@ -119,18 +110,14 @@ class EnvRunner(abc.ABC):
 
     @abc.abstractmethod
     def step(self, actions: dict[Key, Any]) -> RunnerStep:
-        """Answer all who wait."""
+        """Take an env step with the actions of all waiting agents."""
 
     @abc.abstractmethod
     def spaces(self, key: Key) -> SpacePair:
         """Return the spaces of a waiting agent."""
 
     def read(self, name: str) -> Any:
-        """Return an attribute of the environment, None if it has none.
-
-        Raises:
-            Broken: Looking it up raised.
-        """
+        """Return an attribute of the environment, None if it has none."""
         try:
             return getattr(self.env, name, None)
         except Exception as error:
@@ -143,16 +130,16 @@ class EnvRunner(abc.ABC):
         return [None if callable(space) else space for space in found]
 
     def find_spaces(self, undeclared: Callable[[], bool]) -> None:
-        """Reset an environment that declares no spaces before, as training does."""
+        """Reset an environment that declares its spaces only then, as training does."""
         if undeclared():
             self.call("reset", code="ME091")
             self.late = not undeclared()
             if self.late:
-                self.report.add("ME015", "no spaces before the first reset, expected them in __init__")
+                self.collector.add("ME015", "no spaces before the first reset, expected them in __init__")
 
     @property
     def idle(self) -> bool:
-        """Whether no agent waits and empty env steps are being counted."""
+        """Whether no agent acts and empty env steps are being counted."""
         return False
 
     def finish(self) -> None:  # noqa: B027 - optional
@@ -168,11 +155,7 @@ class EnvRunner(abc.ABC):
             close()
 
     def call(self, method: str, *args: Any, code: str, **kwargs: Any) -> Any:
-        """Call a method of the environment.
-
-        Raises:
-            Broken: It raised.
-        """
+        """Call a method of the environment and check that it leaves the global generators alone."""
         before, start = state_of_generators(), time.perf_counter()
         try:
             result = getattr(self.env, method)(*args, **kwargs)
@@ -182,7 +165,7 @@ class EnvRunner(abc.ABC):
             self.seconds.append(time.perf_counter() - start)
         used = used_since(before)
         if used:
-            self.report.add(
+            self.collector.add(
                 "ME061", f"{method} draws from {used}, which the whole process shares", self.env_steps
             )
         return result
@@ -193,7 +176,6 @@ class EnvRunner(abc.ABC):
         return Broken(code, f"{method} raised {describe(error)}", self.env_steps)
 
     def check_signature(self, reset: Any) -> None:
-        """Report a reset that cannot be given a seed and options."""
         try:
             parameters = inspect.signature(reset).parameters
         except (TypeError, ValueError):  # some built-in callables do not tell
@@ -203,16 +185,11 @@ class EnvRunner(abc.ABC):
         missing = [name for name in ("seed", "options") if name not in parameters]
         if missing:
             self.takes_seed = False
-            self.report.add(
+            self.collector.add(
                 "ME010", f"reset({', '.join(parameters)}) takes no {' and no '.join(missing)}", None
             )
 
     def require_pair(self, result: Any, method: str = "reset") -> tuple[Any, Any]:
-        """Return what a reset returned.
-
-        Raises:
-            Broken: It is no pair.
-        """
         if isinstance(result, tuple) and len(result) == 2:
             return result
         old = (
@@ -223,22 +200,13 @@ class EnvRunner(abc.ABC):
         )
 
     def require_five(self, result: Any, method: str = "step") -> Any:
-        """Return what a step returned.
-
-        Raises:
-            Broken: It has not five parts.
-        """
         if isinstance(result, tuple | list) and len(result) == 5:
             return result
         raise Broken("ME020", f"{method} returned {how_many(result)}, expected five", self.env_steps)
 
 
-def check_pair(report: FindingCollector, who: str, obs_space: Any, action_space: Any) -> None:
-    """Report a pair of spaces that cannot be used, or not by every policy.
-
-    Raises:
-        Broken: Nothing can be played with them.
-    """
+def check_pair(collector: FindingCollector, who: str, obs_space: Any, action_space: Any) -> None:
+    """Report spaces that no stock network supports; raise `Broken` for missing ones."""
     for name, space in (("observation", obs_space), ("action", action_space)):
         if space is None:
             raise Broken("ME001", f"{who}the {name} space is None, expected a gymnasium space")
@@ -249,7 +217,7 @@ def check_pair(report: FindingCollector, who: str, obs_space: Any, action_space:
         ("observation", obs_space, _readable(obs_space)), ("action", action_space, _has_head(action_space)),
     ):  # fmt: skip
         if not takes:
-            report.add(
+            collector.add(
                 "ME005", f"{who}the {name} space {type(space).__name__} suits no stock network", about=name
             )
 
@@ -269,24 +237,20 @@ def _has_head(space: gym.Space[Any]) -> bool:
 
 
 def number_of(env: Any) -> int:
-    """Return how many sub-environments a vectorised environment says it has, 0 if that is no number."""
+    """Return `num_envs`, 0 if it is no positive integer."""
     number = getattr(env, "num_envs", 0)
     return int(number) if isinstance(number, int | np.integer) and number > 0 else 0
 
 
 def listed_agents(env: Any) -> tuple[AgentId, ...]:
-    """Return the `possible_agents` of an environment, none if it does not list any.
-
-    Raises:
-        Broken: They are no list of agent ids.
-    """
+    """Return `possible_agents`, empty if there is no such attribute."""
     try:
         listed = getattr(env, "possible_agents", None)
     except Exception as error:
         raise Broken("ME014", f"possible_agents raised {describe(error)}") from error
     if listed is None:
         return ()
-    # A number, a string and an array are what else is found there; none of them lists agent ids.
+    # Numbers, strings and arrays are found there too.
     if isinstance(listed, Collection) and not isinstance(listed, str | np.ndarray):
         agents = tuple(listed)
         if all(isinstance(agent, Hashable) for agent in agents):
@@ -314,8 +278,8 @@ ONLY: Key = (0, SINGLE_AGENT)
 class GymRunner(EnvRunner):
     """Plays one gymnasium environment."""
 
-    def __init__(self, env: Any, report: FindingCollector) -> None:
-        super().__init__(env, report)
+    def __init__(self, env: Any, collector: FindingCollector) -> None:
+        super().__init__(env, collector)
         self._removed: list[tuple[Any, Any]] = []
         if _is_passive(self.env):
             self.env = env.env
@@ -335,8 +299,8 @@ class GymRunner(EnvRunner):
         self._check_one_agent()
         self.find_spaces(lambda: self.read("observation_space") is None or self.read("action_space") is None)
         obs_space, action_space = self.read("observation_space"), self.read("action_space")
-        check_pair(self.report, "", obs_space, action_space)
-        check_mask_space(self.report, "", obs_space, action_space)
+        check_pair(self.collector, "", obs_space, action_space)
+        check_mask_space(self.collector, "", obs_space, action_space)
         self.check_signature(self.env.reset)
         if self.takes_seed:
             self.check_signature(self.env.unwrapped.reset)
@@ -350,60 +314,55 @@ class GymRunner(EnvRunner):
         )
         obs, info = self.require_pair(result)
         self._check_one_agent(obs)
-        check_info(self.report, self.env_steps, "reset: ", info, obs)
-        return self._turn(obs, info, False)
+        check_info(self.collector, self.env_steps, "reset: ", info, obs)
+        return self._timestep(obs, info, False)
 
     def step(self, actions: dict[Key, Any]) -> RunnerStep:
         self.env_steps += 1
         obs, reward, terminated, truncated, info = self.require_five(
             self.call("step", actions[ONLY], code="ME090")
         )
-        check_reward(self.report, self.env_steps, "", reward)
+        check_reward(self.collector, self.env_steps, "", reward)
         flags = (
-            check_flag(self.report, self.env_steps, "terminated ", terminated),
-            check_flag(self.report, self.env_steps, "truncated ", truncated),
+            check_flag(self.collector, self.env_steps, "terminated ", terminated),
+            check_flag(self.collector, self.env_steps, "truncated ", truncated),
         )
-        check_info(self.report, self.env_steps, "", info, obs)
+        check_info(self.collector, self.env_steps, "", info, obs)
         over = any(flags)
         self.episodes += over
-        turn = self._turn(obs, info, over)
-        turn.rewards, turn.flags, turn.over = reward, flags, over
-        return turn
+        timestep = self._timestep(obs, info, over)
+        timestep.rewards, timestep.flags, timestep.over = reward, flags, over
+        return timestep
 
     def _check_one_agent(self, obs: Any = None) -> None:
-        """Refuse a class of several agents.
-
-        Raises:
-            Broken: It is one.
-        """
         why = many_agents(self.env, obs)
         if why is not None:
             raise Broken("ME016", f"{why}, expected one agent", self.env_steps)
 
-    def _turn(self, obs: Any, info: Any, over: bool) -> RunnerStep:
+    def _timestep(self, obs: Any, info: Any, over: bool) -> RunnerStep:
         obs_space, action_space = self.spaces(ONLY)
-        check_obs(self.report, self.env_steps, "", obs_space, obs)
+        check_obs(self.collector, self.env_steps, "", obs_space, obs)
         if not over:
-            check_mask(self.report, self.env_steps, "", obs, action_space)
+            check_mask(self.collector, self.env_steps, "", obs, action_space)
         return RunnerStep({} if over else {ONLY: obs}, {ONLY: obs}, infos={ONLY: info})
 
 
 def _is_passive(env: Any) -> bool:
-    """Return whether a layer is gymnasium's own checker, which would say some of the same again."""
+    """Return whether a layer is gymnasium's own checker, which reports some of the same faults."""
     return isinstance(env, gym.Wrapper) and type(env).__name__ == "PassiveEnvChecker"
 
 
 class VectorRunner(EnvRunner):
-    """Plays one VectorEnv; the keys of its turns are `(index, "agent0")`."""
+    """Plays one VectorEnv; the keys of its timesteps are `(index, "agent0")`."""
 
-    def __init__(self, env: Any, report: FindingCollector) -> None:
-        super().__init__(env, report)
+    def __init__(self, env: Any, collector: FindingCollector) -> None:
+        super().__init__(env, collector)
         self._keys: list[Key] = [(index, SINGLE_AGENT) for index in range(number_of(env))]
 
     def check_spaces(self) -> None:
         pair = self.read("observation_space"), self.read("action_space")
-        check_pair(self.report, "", *pair)
-        check_mask_space(self.report, "", *pair)
+        check_pair(self.collector, "", *pair)
+        check_mask_space(self.collector, "", *pair)
         if not self._keys:
             raise Broken(
                 "ME097", f"num_envs is {self.read('num_envs')!r:.40}, expected an integer of at least 1"
@@ -416,7 +375,7 @@ class VectorRunner(EnvRunner):
         seeds = {} if seed is None else {"seeds": [seed + key[0] for key in self._keys]}  # type: ignore[operator]
         result = self.require_pair(self.call("vector_reset", code="ME091", **seeds), "vector_reset")
         obs, infos = self._one_each("vector_reset", ("obs", "infos"), result)
-        return self._turn(obs, infos)
+        return self._timestep(obs, infos)
 
     def step(self, actions: dict[Key, Any]) -> RunnerStep:
         self.env_steps += 1
@@ -427,9 +386,9 @@ class VectorRunner(EnvRunner):
         done, flags = [], []
         for index, values in enumerate(zip(rewards, terminateds, truncateds, strict=True)):
             who = f"env {index}: "
-            check_reward(self.report, self.env_steps, who, values[0])
+            check_reward(self.collector, self.env_steps, who, values[0])
             pair = [
-                check_flag(self.report, self.env_steps, f"{who}{name} ", flag)
+                check_flag(self.collector, self.env_steps, f"{who}{name} ", flag)
                 for name, flag in zip(("terminated", "truncated"), values[1:], strict=True)
             ]
             flags.append(tuple(pair))
@@ -442,12 +401,12 @@ class VectorRunner(EnvRunner):
             obs[index], infos[index] = self.require_pair(
                 self.call("reset_at", index, code="ME091"), "reset_at"
             )
-        turn = self._turn(obs, infos)
-        turn.shown.update({(index, "final"): value for index, value in last.items()})
-        turn.rewards, turn.flags = list(rewards), flags
-        return turn
+        timestep = self._timestep(obs, infos)
+        timestep.shown.update({(index, "final"): value for index, value in last.items()})
+        timestep.rewards, timestep.flags = list(rewards), flags
+        return timestep
 
-    def _turn(self, obs: list[Any], infos: list[Any]) -> RunnerStep:
+    def _timestep(self, obs: list[Any], infos: list[Any]) -> RunnerStep:
         for index in range(len(self._keys)):
             self._check(index, obs[index], infos[index], acting=True)
         shown = dict(zip(self._keys, obs, strict=True))
@@ -455,10 +414,10 @@ class VectorRunner(EnvRunner):
 
     def _check(self, index: int, obs: Any, info: Any, acting: bool) -> None:
         who = f"env {index}: "
-        check_obs(self.report, self.env_steps, who, self.env.observation_space, obs)
+        check_obs(self.collector, self.env_steps, who, self.env.observation_space, obs)
         if acting:
-            check_mask(self.report, self.env_steps, who, obs, self.env.action_space)
-        check_info(self.report, self.env_steps, who, info, obs)
+            check_mask(self.collector, self.env_steps, who, obs, self.env.action_space)
+        check_info(self.collector, self.env_steps, who, info, obs)
 
     def _one_each(self, method: str, names: tuple[str, ...], parts: Any) -> list[list[Any]]:
         for name, part in zip(names, parts, strict=True):

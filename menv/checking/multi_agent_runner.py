@@ -1,7 +1,4 @@
-"""MultiAgentRunner: plays a `MultiAgentEnv`; the agents in its observations wait.
-
-`menv.checking.check` makes one for each copy that is played.
-"""
+"""The runner of a `MultiAgentEnv`, and the agent lifecycles that it shares with the runner of a `BaseEnv`."""
 
 from __future__ import annotations
 
@@ -29,58 +26,50 @@ _PARTS = ("obs", "rewards", "terminateds", "truncateds", "infos")
 
 
 class AgentLifecycles:
-    """Bookkeeping of one sub-environment.
+    """Checks which agents of one sub-environment appear, act and end.
 
     Attributes:
-        alive: Agents whose trajectory goes on.
-        empty_steps: Env steps and resets in a row in which nobody waited; episodes may end in between.
+        alive: Agents whose episode has begun and not ended.
+        empty_steps: Env steps and resets in a row in which no agent acted; episodes may end in between.
     """
 
     def __init__(
         self,
-        report: FindingCollector,
+        collector: FindingCollector,
         space_of: Callable[[AgentId], SpacePair],
         possible: frozenset[AgentId],
         where: str = "",
     ) -> None:
-        self._report = report
+        self._collector = collector
         self._space_of = space_of
         self._possible = possible
         self._where = where
-        # Any two ids that read the same are meant to be one agent.
+        # Two ids with the same text are meant to be one agent.
         self._ids: dict[str, AgentId] = {str(agent): agent for agent in possible}
         self.alive: set[AgentId] = set()
         self.empty_steps = 0
         self._ended: set[AgentId] = set()
-        self._strangers: dict[AgentId, tuple[str, int]] = {}
+        self._unknown: dict[AgentId, tuple[str, int]] = {}
 
     @property
-    def all_gone(self) -> bool:
-        """Whether there were agents in this episode and all have ended."""
+    def all_ended(self) -> bool:
+        """Whether agents appeared in this episode and all have ended."""
         return bool(self._ended) and not self.alive
 
     def begin(self, obs: Any, infos: Any, step: int) -> dict[AgentId, Any]:
-        """Record a reset and return the observations of the agents that act first.
-
-        Raises:
-            Broken: It cannot be played on.
-        """
+        """Check a reset and return the observations of the agents that act first."""
         self._require_dict("ME012", f"{self._where}the observations of reset are", obs, step)
         self._no_reserved_key(obs, "the observations of reset", step)
         self.finish()
         self.alive, self._ended = set(), set()
-        self._strangers.clear()
-        self._look(obs, set(), step)
+        self._unknown.clear()
+        self._check_obs(obs, set(), step)
         self._check_infos(infos, obs, set(), step)
         self._count_empty(obs, step)
         return dict(obs)
 
     def step(self, result: Any, step: int) -> tuple[dict[AgentId, Any], bool]:
-        """Record the five dicts of a step; return the waiting agents' observations, and whether the episode is over.
-
-        Raises:
-            Broken: It cannot be played on.
-        """
+        """Check five dicts; return the observations of agents that act next, and whether the episode is over."""
         obs, rewards, terminateds, truncateds, infos = result
         for name, part in zip(_PARTS, result, strict=True):
             self._require_dict("ME021", f"{self._where}{name} is", part, step)
@@ -91,21 +80,21 @@ class AgentLifecycles:
         over = ALL in terminated or ALL in truncated
         flagged = (terminated | truncated) - {ALL}
         self._check_rewards(rewards, step)
-        self._look(obs, flagged if not over else set(obs) | flagged, step)
+        self._check_obs(obs, flagged if not over else set(obs) | flagged, step)
         self._check_infos(infos, obs, flagged if not over else self.alive | flagged, step)
-        self._end(terminated, truncated, obs, step)
+        self._end_agents(terminated, truncated, obs, step)
         waiting = {} if over else {agent: value for agent, value in obs.items() if agent not in flagged}
         if over:
-            self._late_end(step)
+            self._check_late_end(step)
         else:
             self._count_empty(waiting, step)
         return waiting, over
 
     def finish(self) -> None:
         """Report rewards and flags for agents that never appeared in the episode."""
-        for agent, (what, step) in self._strangers.items():
+        for agent, (what, step) in self._unknown.items():
             known = ", ".join(sorted(map(repr, self._possible))[:8])
-            self._report.add(
+            self._collector.add(
                 "ME027",
                 f"{self._where}{what} {agent!r}, which never appeared in the episode, expected one of {known}",
                 step,
@@ -116,62 +105,62 @@ class AgentLifecycles:
             raise Broken("ME022", f"{self._where}{name} has no {ALL!r}, expected it in every step", step)
         found = set()
         for agent, flag in flags.items():
-            if check_flag(self._report, step, f"{self._where}{name}[{agent!r}] ", flag):
+            if check_flag(self._collector, step, f"{self._where}{name}[{agent!r}] ", flag):
                 found.add(agent)
                 if agent != ALL:
-                    self._note_stranger(agent, "a flag is set for", step)
+                    self._record_unknown(agent, "a flag is set for", step)
         return found
 
     def _check_rewards(self, rewards: dict[AgentId, Any], step: int) -> None:
         for agent, reward in rewards.items():
-            check_reward(self._report, step, f"{self._where}agent {agent!r}: ", reward)
+            check_reward(self._collector, step, f"{self._where}agent {agent!r}: ", reward)
             if isinstance(reward, int | float) and reward:
-                self._note_stranger(agent, f"a reward of {reward} is paid to", step)
+                self._record_unknown(agent, f"a reward of {reward} is paid to", step)
 
-    def _note_stranger(self, agent: AgentId, what: str, step: int) -> None:
+    def _record_unknown(self, agent: AgentId, what: str, step: int) -> None:
         if self._possible and agent not in self._possible | self.alive | self._ended:
-            self._strangers.setdefault(agent, (what, step))
+            self._unknown.setdefault(agent, (what, step))
 
-    def _look(self, obs: dict[AgentId, Any], last: set[AgentId], step: int) -> None:
-        """Check the observations and let new lives begin; those in `last` are final ones."""
+    def _check_obs(self, obs: dict[AgentId, Any], last: set[AgentId], step: int) -> None:
+        """Check observations and start new agents; the observations of `last` are final."""
         for agent, value in obs.items():
-            self._strangers.pop(agent, None)
+            self._unknown.pop(agent, None)
             who = f"{self._where}agent {agent!r}: "
-            obs_space, action_space = self._space_of(self._known_as(agent, who, step))
-            check_obs(self._report, step, who, obs_space, value)
+            obs_space, action_space = self._space_of(self._checked_id(agent, who, step))
+            check_obs(self._collector, step, who, obs_space, value)
             if agent not in last:
-                check_mask(self._report, step, who, value, action_space)
+                check_mask(self._collector, step, who, value, action_space)
             if agent in self._ended and agent in last:
-                self._report.add("ME043", f"{who}is shown with its flag set after its end", step)
+                self._collector.add("ME043", f"{who}is shown with its flag set after its end", step)
             elif agent in self._ended:
                 self._ended.discard(agent)
-                self._report.add("ME042", f"{who}is asked again after its end", step)
+                self._collector.add("ME042", f"{who}is asked again after its end", step)
             if agent not in self._ended:
                 self.alive.add(agent)
 
-    def _known_as(self, agent: AgentId, who: str, step: int) -> AgentId:
+    def _checked_id(self, agent: AgentId, who: str, step: int) -> AgentId:
         first = self._ids.setdefault(str(agent), agent)
         if first != agent:
             message = (
                 f"{who}is {type(agent).__name__} here and {type(first).__name__} elsewhere, expected one type"
             )
-            self._report.add("ME048", message, step)
+            self._collector.add("ME048", message, step)
         elif self._possible and agent not in self._possible:
             known = ", ".join(sorted(map(repr, self._possible))[:8])
-            self._report.add("ME047", f"{who}is not in possible_agents ({known})", step)
+            self._collector.add("ME047", f"{who}is not in possible_agents ({known})", step)
         return first
 
     def _check_infos(self, infos: Any, obs: dict[AgentId, Any], last: set[AgentId], step: int) -> None:
         if not isinstance(infos, dict):
-            check_info(self._report, step, f"{self._where}reset: ", infos, None)
+            check_info(self._collector, step, f"{self._where}reset: ", infos, None)
             return
         for agent, info in infos.items():
             who = f"{self._where}agent {agent!r}: "
             if agent not in obs and agent not in last and agent != COMMON:
-                self._report.add("ME028", f"{who}has an info and no observation", step)
-            check_info(self._report, step, who, info, obs.get(agent))
+                self._collector.add("ME028", f"{who}has an info and no observation", step)
+            check_info(self._collector, step, who, info, obs.get(agent))
 
-    def _end(
+    def _end_agents(
         self, terminated: set[AgentId], truncated: set[AgentId], obs: dict[AgentId, Any], step: int
     ) -> None:
         over = ALL in terminated or ALL in truncated
@@ -182,13 +171,15 @@ class AgentLifecycles:
             for_good = agent in terminated if own else ALL in terminated
             if agent not in obs:
                 code, how = ("ME041", "terminated") if for_good else ("ME040", "truncated")
-                self._report.add(code, f"{self._where}agent {agent!r}: is {how} without an observation", step)
+                self._collector.add(
+                    code, f"{self._where}agent {agent!r}: is {how} without an observation", step
+                )
             self.alive.discard(agent)
             self._ended.add(agent)
 
-    def _late_end(self, step: int) -> None:
+    def _check_late_end(self, step: int) -> None:
         if self.empty_steps and not self.alive and self._ended:
-            self._report.add(
+            self._collector.add(
                 "ME046",
                 f"{self._where}{ALL!r} came {self.empty_steps} env steps after the last agent's end",
                 step,
@@ -197,7 +188,7 @@ class AgentLifecycles:
     def _count_empty(self, waiting: dict[AgentId, Any], step: int) -> None:
         self.empty_steps = 0 if waiting else self.empty_steps + 1
         if self.empty_steps >= MAX_EMPTY_STEPS:
-            code, why = ("ME044", f"all agents ended and {ALL!r} was not set") if self.all_gone else (
+            code, why = ("ME044", f"all agents ended and {ALL!r} was not set") if self.all_ended else (
                 "ME045", "no agent acted"
             )  # fmt: skip
             raise Broken(
@@ -218,12 +209,7 @@ class AgentLifecycles:
                 )
 
 
-def require_five_dicts(result: Any, step: int) -> Any:
-    """Return the five parts of a step.
-
-    Raises:
-        Broken: There are more or fewer.
-    """
+def _require_five_dicts(result: Any, step: int) -> Any:
     if isinstance(result, tuple | list) and len(result) == 5:
         return result
     raise Broken(
@@ -235,17 +221,17 @@ def require_five_dicts(result: Any, step: int) -> Any:
 
 
 class MultiAgentRunner(EnvRunner):
-    """Plays one multi-agent environment; the keys of its turns are `(0, agent_id)`."""
+    """Plays one multi-agent environment; the keys of its timesteps are `(0, agent_id)`."""
 
-    def __init__(self, env: Any, report: FindingCollector) -> None:
-        super().__init__(env, report)
+    def __init__(self, env: Any, collector: FindingCollector) -> None:
+        super().__init__(env, collector)
         self._possible = listed_agents(env)
         self._known: dict[AgentId, SpacePair] = {}
-        self._lives = AgentLifecycles(report, self._space_of, frozenset(self._possible))
+        self._lifecycles = AgentLifecycles(collector, self._space_of, frozenset(self._possible))
 
     @property
     def idle(self) -> bool:
-        return self._lives.empty_steps > 0
+        return self._lifecycles.empty_steps > 0
 
     def check_spaces(self) -> None:
         self.find_spaces(lambda: any(self._undeclared(kind) for kind in ("observation", "action")))
@@ -254,14 +240,14 @@ class MultiAgentRunner(EnvRunner):
         for kind in ("observation", "action"):
             self._check_declaration(kind)
         if not self._possible:
-            self.report.add("ME006", "possible_agents is empty, expected all agents that may ever appear")
+            self.collector.add("ME006", "possible_agents is empty, expected all agents that may ever appear")
         for agent in self._possible:
             self._space_of(agent)
         self.check_signature(self.env.reset)
 
     def _undeclared(self, kind: str) -> bool:
         none = self.read(f"{kind}_spaces") is None and self.read(f"{kind}_space") is None
-        return none and not _says_itself(self.env, kind)
+        return none and not _has_own_method(self.env, kind)
 
     def _check_declaration(self, kind: str) -> None:
         by_agent, shared = self.read(f"{kind}_spaces"), self.read(f"{kind}_space")
@@ -291,8 +277,8 @@ class MultiAgentRunner(EnvRunner):
                 if listed is not None:
                     return self._known[listed]
                 raise Broken("ME003", f"{who}has no space ({describe(error)})", self.env_steps) from error
-            check_pair(self.report, who, *pair)
-            check_mask_space(self.report, who, *pair)
+            check_pair(self.collector, who, *pair)
+            check_mask_space(self.collector, who, *pair)
             self._known[agent] = pair
         return self._known[agent]
 
@@ -301,7 +287,7 @@ class MultiAgentRunner(EnvRunner):
             "reset", code="ME091", **({"seed": seed, "options": None} if self.takes_seed else {})
         )
         obs, infos = self.require_pair(result)
-        waiting = self._lives.begin(obs, infos, self.env_steps)
+        waiting = self._lifecycles.begin(obs, infos, self.env_steps)
         shown = _keyed(waiting)
         return RunnerStep(shown, dict(shown), infos=infos if isinstance(infos, dict) else {})
 
@@ -312,31 +298,31 @@ class MultiAgentRunner(EnvRunner):
         try:
             result = self.call("step", given, code="ME090")
         except Broken as broken:
-            if self._lives.all_gone and not mine:
+            if self._lifecycles.all_ended and not mine:
                 broken.code = "ME044"
                 broken.message = (
                     f"all agents ended, '__all__' was not set, and then step({{}}): {broken.message}"
                 )
             raise
         if list(given) != list(mine) or any(given[agent] is not mine[agent] for agent in mine):
-            self.report.add(
+            self.collector.add(
                 "ME071",
                 f"step was given actions for {sorted(map(repr, mine))[:8]} and left {sorted(map(repr, given))[:8]}",
                 self.env_steps,
             )
-        obs, rewards, terminateds, truncateds, infos = require_five_dicts(result, self.env_steps)
-        waiting, over = self._lives.step((obs, rewards, terminateds, truncateds, infos), self.env_steps)
+        obs, rewards, terminateds, truncateds, infos = _require_five_dicts(result, self.env_steps)
+        waiting, over = self._lifecycles.step((obs, rewards, terminateds, truncateds, infos), self.env_steps)
         self.episodes += over
         return RunnerStep(_keyed(waiting), _keyed(obs), rewards, (terminateds, truncateds), infos, over)
 
     def finish(self) -> None:
-        self._lives.finish()
+        self._lifecycles.finish()
 
 
 def _keyed(by_agent: dict[AgentId, Any]) -> dict[Key, Any]:
     return {(0, agent): value for agent, value in by_agent.items()}
 
 
-def _says_itself(env: Any, kind: str) -> bool:
+def _has_own_method(env: Any, kind: str) -> bool:
     method = getattr(type(env), f"get_{kind}_space", None)
     return getattr(method, "__module__", "menv.multi_agent_env") != "menv.multi_agent_env"

@@ -1,13 +1,10 @@
-"""Playing on a stage: once at length with every check on, and in short repeatable pieces.
-
-`menv.checking.check` plays at length, the probes of seeds and ownership play pieces.
-"""
+"""Drives a runner: one long play, and short repeatable plays whose recorded steps can be compared."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv.adapters.validation import MAX_EMPTY_STEPS
-from menv.checking.codes import Broken, FindingCollector
+from menv.checking.codes import Broken
 from menv.checking.env_runner import EnvRunner, Key, RunnerStep
 from menv.checking.values import components, usable_mask
 from menv.connectors.action_output import component_sizes
@@ -23,64 +20,69 @@ from menv.spaces import built, own_copy, parts_of, values_in
 
 ActionFn: TypeAlias = Callable[[Any, Any], Any]
 """`actions(obs, agent_id) -> action`."""
-Tape: TypeAlias = list[dict[Key, Any]]
+ActionLog: TypeAlias = list[dict[Key, Any]]
 
 
 class Actor:
-    """Answers all who wait, turn after turn.
+    """Chooses the actions of all waiting agents: recorded, random, or from the user's function.
 
     Attributes:
-        tape: The answers so far.
+        action_log: The actions so far.
     """
 
     def __init__(
-        self, seed: int, given: ActionFn | None, tape: Tape | None = None, *, in_unison: bool = False
+        self,
+        seed: int,
+        action_fn: ActionFn | None,
+        action_log: ActionLog | None = None,
+        *,
+        same_for_all: bool = False,
     ) -> None:
-        """Prepare the answers of one play.
+        """Prepare one play.
 
         Args:
-            seed: Of the random actions.
-            given: Decides instead of chance.
-            tape: Answers that are repeated for the same agents at the same turn.
-            in_unison: Give everybody the answer of the first who waits.
+            seed: Seed of the random actions.
+            action_fn: Chooses the actions instead.
+            action_log: Recorded actions, repeated for the same agents at the same timestep.
+            same_for_all: Give all agents the action of the first one.
         """
         self._rng = np.random.default_rng(seed)
-        self._given = given
-        self._old = tape or []
-        self._in_unison = in_unison
-        self.tape: Tape = []
+        self._action_fn = action_fn
+        self._recorded = action_log or []
+        self._same_for_all = same_for_all
+        self.action_log: ActionLog = []
 
     @property
     def is_random(self) -> bool:
-        """Whether the actions are ours."""
-        return self._given is None
+        return self._action_fn is None
 
-    def answer(self, stage: EnvRunner, turn: RunnerStep) -> dict[Key, Any]:
-        """Return an action for each who waits."""
-        old = self._old[len(self.tape)] if len(self.tape) < len(self._old) else {}
-        if old.keys() == turn.waiting.keys():
-            answers = dict(old)
-        elif self._in_unison and turn.waiting:
-            key, obs = next(iter(turn.waiting.items()))
-            answers = dict.fromkeys(turn.waiting, self._one(stage, key, obs))
+    def answer(self, runner: EnvRunner, timestep: RunnerStep) -> dict[Key, Any]:
+        """Return an action for each waiting agent."""
+        step = len(self.action_log)
+        recorded = self._recorded[step] if step < len(self._recorded) else {}
+        if recorded.keys() == timestep.waiting.keys():
+            answers = dict(recorded)
+        elif self._same_for_all and timestep.waiting:
+            key, obs = next(iter(timestep.waiting.items()))
+            answers = dict.fromkeys(timestep.waiting, self._one(runner, key, obs))
         else:
-            answers = {key: self._one(stage, key, obs) for key, obs in turn.waiting.items()}
-        self.tape.append(answers)
+            answers = {key: self._one(runner, key, obs) for key, obs in timestep.waiting.items()}
+        self.action_log.append(answers)
         return dict(answers)
 
-    def _one(self, stage: EnvRunner, key: Key, obs: Any) -> Any:
-        _, action_space = stage.spaces(key)
-        if self._given is None:
-            return frozen(draw(action_space, self._rng, usable_mask(obs, action_space)))
-        action = self._given(obs, key[1])
+    def _one(self, runner: EnvRunner, key: Key, obs: Any) -> Any:
+        _, action_space = runner.spaces(key)
+        if self._action_fn is None:
+            return frozen(sample_action(action_space, self._rng, usable_mask(obs, action_space)))
+        action = self._action_fn(obs, key[1])
         if not action_space.contains(action):
             message = f"agent {key[1]!r}: the action given is no element of {action_space}"
-            stage.report.add("ME094", message, stage.env_steps)
+            runner.collector.add("ME094", message, runner.env_steps)
         return action
 
 
-def draw(space: gym.Space[Any], rng: np.random.Generator, mask: Any = None) -> Any:
-    """Return a random element of `space` that `mask` allows; one that allows nothing is passed over."""
+def sample_action(space: gym.Space[Any], rng: np.random.Generator, mask: Any = None) -> Any:
+    """Return a random element of `space` that `mask` allows; a mask that allows nothing is ignored."""
     if isinstance(space, gym.spaces.Discrete):
         return space.dtype.type(int(space.start) + _pick(int(space.n), rng, mask))
     if isinstance(space, gym.spaces.MultiDiscrete):
@@ -89,17 +91,17 @@ def draw(space: gym.Space[Any], rng: np.random.Generator, mask: Any = None) -> A
         return space.start + np.array(picked, space.dtype).reshape(space.shape)
     if parts_of(space) is not None:
         flags = iter([] if mask is None else components(mask, space))
-        return built(space, lambda keys, leaf: draw(leaf, rng, _next(flags, leaf)))
+        return built(space, lambda keys, leaf: sample_action(leaf, rng, _next(flags, leaf)))
     if isinstance(space, gym.spaces.Box) and space.dtype is not None and space.dtype.kind == "f":
-        return _draw_box(space, rng)
-    # Drawing from the space itself would change what its owner draws.
+        return _sample_box(space, rng)
+    # Sampling the space itself would change its owner's random state.
     twin = copy.deepcopy(space)
     twin.seed(int(rng.integers(2**31)))
     return twin.sample()
 
 
 def _next(flags: Iterator[Any], leaf: gym.Space[Any]) -> Any:
-    """Return the flags of the next leaf of an action, one component after the other; None where there are none."""
+    """Return the flags of all components of the next leaf, None if it has none."""
     found = list(islice(flags, len(component_sizes(leaf))))
     return np.concatenate(found) if found else None
 
@@ -110,8 +112,8 @@ def _pick(n: int, rng: np.random.Generator, flags: Any) -> Any:
     return rng.choice(np.flatnonzero(flags))
 
 
-def _draw_box(space: gym.spaces.Box, rng: np.random.Generator) -> Any:
-    """Draw evenly within bounds, from a normal distribution where there are none, and clip."""
+def _sample_box(space: gym.spaces.Box, rng: np.random.Generator) -> Any:
+    """Sample uniformly within bounds, normally where a bound is infinite, and clip."""
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     bounded = np.isfinite(low) & np.isfinite(high)
     even = np.where(bounded, low, 0.0) + rng.random(space.shape) * np.where(bounded, high - low, 1.0)
@@ -128,15 +130,11 @@ def frozen(action: Any) -> Any:
 
 
 class Entry(NamedTuple):
-    """One turn, copied.
+    """A copied timestep of a play, or the error that ended the play.
 
     Attributes:
         env_steps: Env steps since the beginning of the play.
-        acting: Who waits, in order.
-        obs: Everything that was shown.
-        rewards: As they came.
-        flags: As they came.
-        broken: What was raised instead, None if nothing was.
+        acting: Keys of the agents that act next, in order.
     """
 
     env_steps: int
@@ -148,14 +146,16 @@ class Entry(NamedTuple):
 
     @property
     def raised(self) -> str:
-        """What was raised, "" if nothing was."""
         return self.broken.message if self.broken is not None else ""
 
 
-def entry_of(turn: RunnerStep, env_steps: int) -> Entry:
-    """Return a copy of a step."""
+def _entry_of(timestep: RunnerStep, env_steps: int) -> Entry:
     return Entry(
-        env_steps, list(turn.waiting), own_copy(turn.shown), own_copy(turn.rewards), own_copy(turn.flags)
+        env_steps,
+        list(timestep.waiting),
+        own_copy(timestep.shown),
+        own_copy(timestep.rewards),
+        own_copy(timestep.flags),
     )
 
 
@@ -190,7 +190,7 @@ def same(one: Any, other: Any) -> bool:
         return one == other or (one != one and other != other)
     try:
         return bool(one == other)
-    except Exception:  # values of the environment's own that do not compare
+    except Exception:  # custom values that do not compare
         return True
 
 
@@ -200,108 +200,83 @@ def _same_arrays(one: Any, other: Any) -> bool:
     return bool(np.array_equal(one, other, equal_nan=one.dtype.kind in "fc"))
 
 
-class Buffers:
-    """Compares the previous step with a copy of it."""
-
-    def __init__(self, report: FindingCollector) -> None:
-        self._report = report
-        self._turn: RunnerStep | None = None
-        self._obs: Any = None
-        self._infos: dict[Any, Any] = {}
-
-    def keep(self, turn: RunnerStep) -> None:
-        """Remember a turn."""
-        self._turn = turn
-        self._obs = own_copy(turn.shown)
-        self._infos = {key: copy.copy(info) for key, info in turn.infos.items() if isinstance(info, dict)}
-
-    def compare(self, step: int) -> None:
-        """Report arrays and infos that changed since."""
-        assert self._turn is not None
-        for key, obs in self._turn.shown.items():
-            if not same(obs, self._obs.get(key)):
-                message = f"agent {key[1]!r}: the observation of the turn before has changed"
-                self._report.add("ME070", message, step)
-        for name, info in self._infos.items():
-            if not same(self._turn.infos[name], info):
-                self._report.add("ME074", f"the info of {name!r} of the turn before has changed", step)
+@contextmanager
+def _reuse_reported(runner: EnvRunner, timestep: RunnerStep) -> Iterator[None]:
+    """Report observations and infos of `timestep` that the steps within the context change."""
+    kept = own_copy(timestep.shown)
+    infos = {key: copy.copy(info) for key, info in timestep.infos.items() if isinstance(info, dict)}
+    yield
+    for key, obs in timestep.shown.items():
+        if not same(obs, kept.get(key)):
+            message = f"agent {key[1]!r}: the observation of the timestep before has changed"
+            runner.collector.add("ME070", message, runner.env_steps)
+    for name, info in infos.items():
+        if not same(timestep.infos[name], info):
+            message = f"the info of {name!r} of the timestep before has changed"
+            runner.collector.add("ME074", message, runner.env_steps)
 
 
 During: TypeAlias = Callable[[RunnerStep], AbstractContextManager[Any]]
-"""Does something to a turn, and undoes it after the step that answers it."""
+"""Changes a timestep while the environment takes the next step."""
 
 EPISODES = 3
 EPISODE_STEPS = 40
-"""Usual length of a piece: so many episodes, each cut after so many env steps."""
+"""Usual length of a short play: number of episodes, and env steps after which each is stopped."""
 
 
-def play_at_length(stage: EnvRunner, actor: Actor, seed: int, env_steps: int) -> None:
-    """Play for `env_steps` env steps, episode after episode; only the first reset is given a seed.
-
-    Raises:
-        Broken: It cannot be played on.
-    """
-    buffers = Buffers(stage.report)
-    turn = stage.reset(seed)
+def play_at_length(runner: EnvRunner, actor: Actor, seed: int, env_steps: int) -> None:
+    """Play for `env_steps` env steps; only the first reset gets a seed."""
+    timestep = runner.reset(seed)
     # Env steps without an action are counted to their end: the count is what is checked.
-    while stage.env_steps < env_steps or (stage.idle and stage.env_steps <= env_steps + MAX_EMPTY_STEPS):
-        buffers.keep(turn)
-        turn = stage.reset(None) if turn.over else step(stage, actor, turn)
-        buffers.compare(stage.env_steps)
-    stage.finish()
-    if not stage.episodes:
-        stage.report.add("ME049", f"no episode ended within {stage.env_steps} env steps")
+    while runner.env_steps < env_steps or (runner.idle and runner.env_steps <= env_steps + MAX_EMPTY_STEPS):
+        with _reuse_reported(runner, timestep):
+            timestep = runner.reset(None) if timestep.over else _step(runner, actor, timestep)
+    runner.finish()
+    if not runner.episodes:
+        runner.collector.add("ME049", f"no episode ended within {runner.env_steps} env steps")
 
 
-def step(stage: EnvRunner, actor: Actor, turn: RunnerStep) -> RunnerStep:
-    """Answer all who wait.
-
-    Raises:
-        Broken: The environment cannot be played on.
-    """
+def _step(runner: EnvRunner, actor: Actor, timestep: RunnerStep) -> RunnerStep:
     try:
-        return stage.step(actor.answer(stage, turn))
+        return runner.step(actor.answer(runner, timestep))
     except Broken as broken:
-        masked = any(usable_mask(obs, stage.spaces(key)[1]) is not None for key, obs in turn.waiting.items())
+        masked = any(
+            usable_mask(obs, runner.spaces(key)[1]) is not None for key, obs in timestep.waiting.items()
+        )
         if broken.code == "ME090" and masked and actor.is_random:
             broken.code = "ME053"
             broken.message = f"an action that the mask allows was taken and {broken.message}"
         raise
 
 
-def undisturbed(turn: RunnerStep) -> AbstractContextManager[Any]:
-    """Do nothing to a turn."""
-    return nullcontext()
-
-
-def piece(
-    stage: EnvRunner,
+def play_episodes(
+    runner: EnvRunner,
     actor: Actor,
     seed: int | None,
     length: tuple[int, int],
-    during: During = undisturbed,
+    during: During = nullcontext,
 ) -> Iterator[Entry]:
-    """Yield what is seen in a few short episodes; a crash ends the piece with a last entry.
+    """Yield the timesteps of a few short episodes; a crash is the last entry.
 
     Args:
-        stage: The environment.
-        actor: Answers.
-        seed: Of the first episode, the next one gets the next; None gives none.
-        length: How many episodes, and after how many env steps each is cut.
-        during: Surrounds each step with something done to the turn that is answered.
+        runner: The environment.
+        actor: Chooses the actions.
+        seed: Seed of the first episode, counted up for the next ones; None for no seeds.
+        length: Number of episodes, and env steps after which each is stopped.
+        during: Context around each step.
     """
-    start = stage.env_steps
+    start = runner.env_steps
     episodes, steps = length
     try:
         for episode in range(episodes):
-            turn = stage.reset(None if seed is None else seed + episode)
-            begin = stage.env_steps
-            yield entry_of(turn, stage.env_steps - start)
-            while not turn.over and stage.env_steps - begin < steps:
-                answers = actor.answer(stage, turn)
-                with during(turn):
-                    turn = stage.step(answers)
-                    entry = entry_of(turn, stage.env_steps - start)
+            timestep = runner.reset(None if seed is None else seed + episode)
+            begin = runner.env_steps
+            yield _entry_of(timestep, runner.env_steps - start)
+            while not timestep.over and runner.env_steps - begin < steps:
+                answers = actor.answer(runner, timestep)
+                with during(timestep):
+                    timestep = runner.step(answers)
+                    entry = _entry_of(timestep, runner.env_steps - start)
                 yield entry
     except Broken as broken:
-        yield Entry(stage.env_steps - start, None, None, broken=broken)
+        yield Entry(runner.env_steps - start, None, None, broken=broken)

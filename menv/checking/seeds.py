@@ -1,12 +1,12 @@
-"""Whether episodes repeat with their seed, differ without it, and do not depend on other sub-environments.
+"""Checks that episodes repeat with their seed, differ without it, and do not depend on other sub-environments.
 
-`menv.checking.check` runs these probes after the long play, on stages that check nothing else.
+`menv.checking.check` runs them after the long play.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,28 +17,26 @@ from menv.checking.play import (
     EPISODE_STEPS,
     EPISODES,
     ActionFn,
+    ActionLog,
     Actor,
     During,
     Entry,
-    Tape,
     first_difference,
-    piece,
+    play_episodes,
     same,
-    undisturbed,
 )
 from menv.spaces import values_in
 
 
 @contextmanager
-def written_into(turn: RunnerStep) -> Iterator[None]:
-    """Change every array in the observations of `turn` for as long as the context lasts.
+def written_into(timestep: RunnerStep) -> Iterator[None]:
+    """Change every array in the observations of `timestep` within the context.
 
-    An array may be a constant that the environment shares with others, so that it gets its numbers back, unless
-    the environment has written new ones.
+    Arrays may be shared constants, so that they are restored, unless the environment wrote new numbers.
     """
     changed: list[tuple[Any, Any, Any]] = []
     try:
-        for obs in turn.shown.values():
+        for obs in timestep.shown.values():
             for array in filter(_is_writable, values_in(obs)):
                 before = array.copy()
                 _change(array)
@@ -64,58 +62,47 @@ def _change(array: Any) -> None:
 _OTHER_SEED = 1_000_003
 _EPISODES_COMPARED = 12
 _COMMON = 3
-"""Chance that changes less than one episode in so many proves nothing in a few episodes."""
+"""Randomness that changes less than one episode in three proves nothing in a few episodes."""
 _SLOW_STEPS = 2
 
-NewStage = Callable[[int], EnvRunner | None]
-"""Makes a stage of a new copy with a given vector_index; None if there is only one."""
+NewRunner = Callable[[int], EnvRunner | None]
+"""Creates a runner of a new copy with a vector_index; None if there is only one instance."""
 
 
 class SeedProbe:
-    """Plays pieces with equal and with different seeds and compares them."""
+    """Compares short plays with equal and with different seeds."""
 
     def __init__(
         self,
-        report: FindingCollector,
-        stage: EnvRunner,
-        new_stage: NewStage,
+        collector: FindingCollector,
+        runner: EnvRunner,
+        new_runner: NewRunner,
         seed: int,
-        given: ActionFn | None,
+        action_fn: ActionFn | None,
         is_slow: bool = False,
     ) -> None:
-        """Prepare.
-
-        Args:
-            report: Takes the findings.
-            stage: A copy that can be played on.
-            new_stage: Makes more.
-            seed: Of environments and actions.
-            given: The caller's own actions.
-            is_slow: Whether pieces are to be as short as they can be.
-        """
-        self._report = report
-        self._stage = stage
-        self._new_stage = new_stage
+        self._collector = collector
+        self._runner = runner
+        self._new_runner = new_runner
         self._seed = seed
-        self._given = given
-        self._tape: Tape = []
+        self._action_fn = action_fn
+        self._action_log: ActionLog = []
         self._first: list[Entry] = []
         self._copies: list[EnvRunner] = []
         self._length = (1, _SLOW_STEPS) if is_slow else (EPISODES, EPISODE_STEPS)
         self._one_episode = (1, self._length[1])
 
     def run(self) -> None:
-        """Report what breaks repeatability, as far as the environment takes seeds."""
-        self._copies = [copy for copy in (self._new_stage(1), self._new_stage(1)) if copy is not None]
-        first = self._copies[0] if self._copies else self._stage
-        actor = Actor(self._seed, self._given)
-        self._first = list(piece(first, actor, self._seed, self._length))
-        self._tape = actor.tape
+        self._copies = [copy for copy in (self._new_runner(1), self._new_runner(1)) if copy is not None]
+        first = self._copies[0] if self._copies else self._runner
+        actor = Actor(self._seed, self._action_fn)
+        self._first = list(play_episodes(first, actor, self._seed, self._length))
+        self._action_log = actor.action_log
         broken = self._first[-1].broken
         if broken is not None:
-            self._report.take(broken, "in a play of episodes that are cut by a reset: ")
+            self._collector.take(broken, "in a play of episodes that are cut by a reset: ")
         elif self._shares_episodes() or not self._repeats(first):
-            # The other probes compare with episodes that repeat.
+            # The other checks compare with episodes that repeat.
             return
         else:
             self._check_unseeded(first)
@@ -124,19 +111,19 @@ class SeedProbe:
             self._check_writing(first)
 
     def _again(self) -> Actor:
-        """Return one that gives the same actions as far as they fit."""
-        return Actor(self._seed, self._given, self._tape)
+        """Return an actor that repeats the recorded actions as far as they fit."""
+        return Actor(self._seed, self._action_fn, self._action_log)
 
-    def _play(self, stage: EnvRunner, seed: int, during: During = undisturbed) -> list[Entry]:
-        return list(piece(stage, self._again(), seed, self._length, during))
+    def _play(self, runner: EnvRunner, seed: int, during: During = nullcontext) -> list[Entry]:
+        return list(play_episodes(runner, self._again(), seed, self._length, during))
 
-    def _repeats(self, stage: EnvRunner) -> bool:
-        again = [(stage, "of the same environment"), *((copy, "of two copies") for copy in self._copies[1:])]
+    def _repeats(self, runner: EnvRunner) -> bool:
+        again = [(runner, "of the same environment"), *((copy, "of two copies") for copy in self._copies[1:])]
         for which, where in again:
             found = first_difference(self._first, self._play(which, self._seed))
             if found is not None:
                 step, what = found
-                self._report.add(
+                self._collector.add(
                     "ME060", f"two episodes {where} with the same seed and actions: {what}", step
                 )
                 return False
@@ -147,59 +134,63 @@ class SeedProbe:
         seed = self._seed + _OTHER_SEED
         if len(self._copies) < 2 or first_difference(self._first, self._play(self._copies[1], seed)):
             return False
-        # Equal under different seeds: either nothing is left to chance, or all copies draw the same.
+        # Equal under different seeds: the episodes are not random, or all copies sample the same numbers.
         if first_difference(self._first, self._play(self._copies[1], seed)) is None:
             return False
-        elsewhere = self._new_stage(2)
+        elsewhere = self._new_runner(2)
         if elsewhere is None or first_difference(self._first, self._play(elsewhere, seed)):
             return False
-        self._report.add(
+        self._collector.add(
             "ME062",
             "new environments with different vector_index and seed play the same episodes, and the second time they "
             "play others",
         )
         return True
 
-    def _check_rows(self, stage: EnvRunner) -> None:
+    def _check_rows(self, runner: EnvRunner) -> None:
         """Report sub-environments of one vectorised environment that play the same episodes."""
         seed = self._seed + _OTHER_SEED
         indices = sorted({key[0] for key in self._first[0].obs}, key=str)
-        if len(indices) < 2 or first_difference(self._first, self._play(stage, seed)) is None:
+        if len(indices) < 2 or first_difference(self._first, self._play(runner, seed)) is None:
             return
-        entries = list(piece(stage, Actor(self._seed, self._given, in_unison=True), seed, self._length))
+        entries = list(
+            play_episodes(runner, Actor(self._seed, self._action_fn, same_for_all=True), seed, self._length)
+        )
         for index in indices[1:]:
             alike = all(same(_part(entry, indices[0]), _part(entry, index)) for entry in entries)
-            if alike and self._always_alike(stage, indices[0], index):
-                self._report.add(
+            if alike and self._always_alike(runner, indices[0], index):
+                self._collector.add(
                     "ME062",
                     f"env {indices[0]} and env {index} of one reset play the same episodes, expected others",
                 )
                 return
 
-    def _check_unseeded(self, stage: EnvRunner) -> None:
+    def _check_unseeded(self, runner: EnvRunner) -> None:
         """Report episodes that depend on the seed and are all equal without one."""
-        if first_difference(self._first, self._play(stage, self._seed + _OTHER_SEED)) is None:
+        if first_difference(self._first, self._play(runner, self._seed + _OTHER_SEED)) is None:
             return
-        unseeded = self._different_episodes(stage, [None] * _EPISODES_COMPARED)
+        unseeded = self._different_episodes(runner, [None] * _EPISODES_COMPARED)
         # Chance may begin late or be rare. Then episodes without a seed are often equal, and so are those with one.
-        if next(unseeded, None) is None and self._is_common(stage):
-            self._report.add(
+        if next(unseeded, None) is None and self._is_common(runner):
+            self._collector.add(
                 "ME063",
                 f"{_EPISODES_COMPARED} episodes after a reset without a seed are all the same, expected chance",
             )
 
-    def _different_episodes(self, stage: EnvRunner, seeds: Sequence[int | None]) -> Iterator[int]:
-        first, *others = (list(piece(stage, self._again(), seed, self._one_episode)) for seed in seeds)
+    def _different_episodes(self, runner: EnvRunner, seeds: Sequence[int | None]) -> Iterator[int]:
+        first, *others = (
+            list(play_episodes(runner, self._again(), seed, self._one_episode)) for seed in seeds
+        )
         for place, episode in enumerate(others, 1):
             if first_difference(first, episode) is not None:
                 yield place
 
-    def _always_alike(self, stage: EnvRunner, one: Any, other: Any) -> bool:
+    def _always_alike(self, runner: EnvRunner, one: Any, other: Any) -> bool:
         """Return whether two sub-environments play the same episode with every seed, and many seeds another one."""
         shown = []
         for seed in self._seeds():
-            actor = Actor(self._seed, self._given, in_unison=True)
-            entries = list(piece(stage, actor, seed, self._one_episode))
+            actor = Actor(self._seed, self._action_fn, same_for_all=True)
+            entries = list(play_episodes(runner, actor, seed, self._one_episode))
             shown.append([_part(entry, one) for entry in entries])
             if not same(shown[-1], [_part(entry, other) for entry in entries]):
                 return False
@@ -208,34 +199,36 @@ class SeedProbe:
     def _seeds(self) -> list[int]:
         return [self._seed + _OTHER_SEED * number for number in range(_EPISODES_COMPARED)]
 
-    def _is_common(self, stage: EnvRunner) -> bool:
-        return _COMMON * len(list(self._different_episodes(stage, self._seeds()))) > _EPISODES_COMPARED
+    def _is_common(self, runner: EnvRunner) -> bool:
+        return _COMMON * len(list(self._different_episodes(runner, self._seeds()))) > _EPISODES_COMPARED
 
     def _check_neighbours(self) -> None:
         """Report a copy that plays differently while another one is played."""
-        if len(self._copies) < 2 or "ME061" in self._report:
+        if len(self._copies) < 2 or "ME061" in self._collector:
             return
         one, other = self._copies
         mine: list[Entry] = []
-        neighbour = piece(other, Actor(self._seed + 1, self._given), self._seed + _OTHER_SEED, self._length)
-        for entry in piece(one, self._again(), self._seed, self._length):
+        neighbour = play_episodes(
+            other, Actor(self._seed + 1, self._action_fn), self._seed + _OTHER_SEED, self._length
+        )
+        for entry in play_episodes(one, self._again(), self._seed, self._length):
             mine.append(entry)
             next(neighbour, None)
         found = first_difference(self._first, mine)
         if found is not None:
             step, what = found
-            self._report.add(
+            self._collector.add(
                 "ME076", f"an episode played while another copy runs, with the same seed: {what}", step
             )
 
-    def _check_writing(self, stage: EnvRunner) -> None:
+    def _check_writing(self, runner: EnvRunner) -> None:
         """Report an environment that keeps using the arrays that it returned."""
         with np.errstate(all="ignore"):
-            written = self._play(stage, self._seed, written_into)
+            written = self._play(runner, self._seed, written_into)
         found = first_difference(self._first, written)
         if found is not None:
             step, what = found
-            self._report.add("ME073", f"after the observations were written into: {what}", step)
+            self._collector.add("ME073", f"after the observations were written into: {what}", step)
 
 
 def _part(entry: Entry, env_id: Any) -> Any:

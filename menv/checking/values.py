@@ -1,6 +1,6 @@
-"""Single values that an environment returned: observations, masks, rewards, flags, infos.
+"""Checks of single values: observations, masks, rewards, flags and infos.
 
-Stages call it for each value, whatever the kind of environment. It knows nothing of episodes.
+The runners of all kinds of environments call them for each value.
 """
 
 from __future__ import annotations
@@ -35,35 +35,27 @@ def leaves(space: gym.Space[Any], value: Any, path: str) -> Iterator[tuple[str, 
         yield from leaves(part, value[key], f"{path}[{key!r}]")
 
 
-def check_obs(report: FindingCollector, step: int, who: str, space: gym.Space[Any], obs: Any) -> None:
-    """Report every leaf of an observation that is outside its space, not finite, or slow to copy.
-
-    Args:
-        report: Takes the findings.
-        step: Env steps so far.
-        who: Begins the messages, such as "agent 'bob': ".
-        space: Where it should lie.
-        obs: What was returned.
-    """
+def check_obs(collector: FindingCollector, step: int, who: str, space: gym.Space[Any], obs: Any) -> None:
+    """Report leaves that are outside their space, not finite, or slow to copy; `who` begins the messages."""
     for path, leaf, value in leaves(space, obs, "obs"):
         why = why_outside(leaf, value, path)
         if why is not None and path.startswith(f"obs[{MASK_KEY!r}]"):
             if value is not None and not _is_flat_mask(leaf, value):
-                report.add("ME052", who + why, step)
+                collector.add("ME052", who + why, step)
         elif not _is_finite(value):
-            report.add("ME032", f"{who}{path}: holds {_first_not_finite(value)}", step, about=path)
+            collector.add("ME032", f"{who}{path}: holds {_first_not_finite(value)}", step, about=path)
         elif why is not None:
-            report.add(_code_of(leaf, value), who + why, step, about=path)
+            collector.add(_code_of(leaf, value), who + why, step, about=path)
         elif _is_cast(leaf, value):
             got = np.asarray(value).dtype
-            report.add(
+            collector.add(
                 "ME034",
                 f"{who}{path}: is {got}, expected {leaf.dtype}, to which it is cast",
                 step,
                 about=path,
             )
         elif isinstance(leaf, _ARRAYS) and isinstance(value, list | tuple):
-            report.add(
+            collector.add(
                 "ME033", f"{who}{path}: is a {type(value).__name__}, expected an array", step, about=path
             )
 
@@ -77,7 +69,7 @@ def _is_flat_mask(space: gym.Space[Any], mask: Any) -> bool:
     """Return whether a mask is gymnasium's tuple or dict of one for each part, with as many flags as its space."""
     if not isinstance(mask, tuple | dict):
         return False
-    # How many flags None stands for is known by the actions, and is looked at with these.
+    # The number of flags that None stands for depends on the actions; `check_mask` looks at it.
     parts = list(spaces.values_in(mask))
     return any(part is None for part in parts) or flat_mask(mask).size == np.prod(space.shape or ())
 
@@ -115,7 +107,7 @@ def _members(whole: Any) -> list[Any]:
     return [one for part in parts for one in _members(part)] if isinstance(parts, tuple) else [whole]
 
 
-def check_mask_space(report: FindingCollector, who: str, obs_space: Any, action_space: Any) -> None:
+def check_mask_space(collector: FindingCollector, who: str, obs_space: Any, action_space: Any) -> None:
     """Report a mask that does not fit the actions, or is not at obs['action_mask']."""
     dicts = [part for part in _members(obs_space) if isinstance(part, gym.spaces.Dict)]
     masks = [part[MASK_KEY] for part in dicts if MASK_KEY in part.spaces]
@@ -123,14 +115,14 @@ def check_mask_space(report: FindingCollector, who: str, obs_space: Any, action_
     flags = sum(int(np.prod(leaf.shape or ())) for mask in masks for leaf in spaces.leaves(mask))
     if masks and width != flags:
         rule = "no mask" if width is None else f"{width} flags"
-        report.add("ME051", f"{who}{MASK_KEY!r} has {flags} flags for {action_space}, expected {rule}")
+        collector.add("ME051", f"{who}{MASK_KEY!r} has {flags} flags for {action_space}, expected {rule}")
     for space in dicts:
         for keys, leaf in spaces.paths(space):
             path = "obs" + "".join(f"[{key!r}]" for key in keys)
             if keys[-1] == MASK_KEY and len(keys) > 1:
-                report.add("ME054", f"{who}{path} lies too deep, expected obs[{MASK_KEY!r}]")
+                collector.add("ME054", f"{who}{path} lies too deep, expected obs[{MASK_KEY!r}]")
             elif MASK_KEY not in space.spaces and _seems_a_mask(keys[-1], leaf, width):
-                report.add(
+                collector.add(
                     "ME054",
                     f"{who}{path} seems to say which of {width} actions are allowed, expected it as obs[{MASK_KEY!r}], "
                     "where masks are read",
@@ -146,18 +138,18 @@ def _seems_a_mask(name: Any, space: gym.Space[Any], width: int | None) -> bool:
     return flags and any(word in str(name).lower() for word in _MASK_WORDS)
 
 
-def check_mask(report: FindingCollector, step: int, who: str, obs: Any, action_space: Any) -> None:
+def check_mask(collector: FindingCollector, step: int, who: str, obs: Any, action_space: Any) -> None:
     """Report a mask that allows its agent nothing, in any component of the action."""
     flags = usable_mask(obs, action_space)
     if flags is None:
         if isinstance(obs, dict) and isinstance(obs.get(MASK_KEY), tuple | dict):
             rule = "expected a mask for each discrete part, with a flag for each of its choices"
-            report.add("ME052", f"{who}obs[{MASK_KEY!r}]: does not fit {action_space}, {rule}", step)
+            collector.add("ME052", f"{who}obs[{MASK_KEY!r}]: does not fit {action_space}, {rule}", step)
         return
     for index, part in enumerate(components(flags, action_space)):
         if not part.any():
             of = "" if isinstance(action_space, gym.spaces.Discrete) else f"component {index} of "
-            report.add(
+            collector.add(
                 "ME050",
                 f"{who}obs[{MASK_KEY!r}]: allows none of {len(part)} choices of {of}the action, "
                 "expected at least one",
@@ -186,7 +178,7 @@ def components(flags: Any, action_space: Any) -> list[Any]:
     return np.split(flags, np.cumsum(component_sizes(action_space))[:-1])
 
 
-def check_reward(report: FindingCollector, step: int, who: str, reward: Any) -> None:
+def check_reward(collector: FindingCollector, step: int, who: str, reward: Any) -> None:
     """Report a reward that is not one finite number."""
     try:
         numbers = np.asarray(reward)
@@ -197,29 +189,29 @@ def check_reward(report: FindingCollector, step: int, who: str, reward: Any) -> 
         got = f"{type(reward).__name__} of shape {np.shape(reward)}" if isinstance(reward, np.ndarray) else (
             type(reward).__name__
         )  # fmt: skip
-        report.add("ME025", f"{who}the reward is {got}, expected a number", step)
+        collector.add("ME025", f"{who}the reward is {got}, expected a number", step)
     elif not np.isfinite(numbers).all():
-        report.add("ME026", f"{who}the reward is {numbers.reshape(())}, expected a finite number", step)
+        collector.add("ME026", f"{who}the reward is {numbers.reshape(())}, expected a finite number", step)
 
 
-def check_flag(report: FindingCollector, step: int, who: str, flag: Any) -> bool:
+def check_flag(collector: FindingCollector, step: int, who: str, flag: Any) -> bool:
     """Return a flag as a bool, and report one of another type."""
     if isinstance(flag, bool | np.bool_):
         return bool(flag)
     shape = np.shape(flag) if isinstance(flag, np.ndarray | np.generic) else None
     if isinstance(flag, int | float | np.number) or shape == ():
-        report.add("ME023", f"{who}is the {type(flag).__name__} {flag}, expected True or False", step)
+        collector.add("ME023", f"{who}is the {type(flag).__name__} {flag}, expected True or False", step)
         return bool(flag)
-    report.add("ME024", f"{who}is a {type(flag).__name__}, expected True or False", step)
+    collector.add("ME024", f"{who}is a {type(flag).__name__}, expected True or False", step)
     return False
 
 
-def check_info(report: FindingCollector, step: int, who: str, info: Any, obs: Any) -> None:
-    """Report an info that is no dict, and a mask in it, where masks are not read."""
+def check_info(collector: FindingCollector, step: int, who: str, info: Any, obs: Any) -> None:
+    """Report an info that is no dict, or holds a mask, which is read from observations only."""
     if not isinstance(info, dict):
-        report.add("ME029", f"{who}the info is {type(info).__name__}, expected a dict", step)
+        collector.add("ME029", f"{who}the info is {type(info).__name__}, expected a dict", step)
     elif MASK_KEY in info and not (isinstance(obs, dict) and MASK_KEY in obs):
-        report.add(
+        collector.add(
             "ME054",
             f"{who}{MASK_KEY!r} is in the info, expected in the observation, where masks are read",
             step,

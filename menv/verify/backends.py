@@ -1,7 +1,6 @@
-"""The table of back-ends: ways to put the same sub-environments somewhere, and to play there.
+"""The table of back-ends, `BACKENDS`: ways to host the same sub-environments and to sample from them.
 
-`menv.verify.verify` goes through `BACKENDS`; a new way to host environments becomes a line there. What is compared, and
-how, is not known here.
+A new way to host environments is a new entry. `menv.verify.verify` compares what they return.
 """
 
 from __future__ import annotations
@@ -38,52 +37,45 @@ from menv.workers.worker_process import import_paths
 Part = dict[str, Column]
 
 COMPARED = ("obs", "action_mask", "actions", "rewards", "terminateds", "truncateds", "last_obs")
-"""Columns in the order in which one follows from the other."""
+"""Columns, each of which depends on the ones before it."""
 
 
 class RunRecord:
-    """The rows of all samplers of one back-end.
+    """The timesteps of all samplers of one back-end.
 
     Attributes:
-        digest: Of all of them.
-        parts: Columns of [N] rows each: those of `COMPARED` that there are, `hash`, whose they are (`life`, `eps_id`,
-            `env_index` among all, `agent` as text) and when (`t` in the trajectory, `env_t` in the sub-environment).
+        digest: The digest of all of them.
+        parts: Columns of [N] timesteps each: those in `COMPARED`, `hash`, the trajectory (`life`, `eps_id`, `env_index`
+            among all, `agent` as text) and the time (`t` in the trajectory, `env_t` in the sub-environment).
     """
 
     def __init__(self) -> None:
         self.digest = Digest()
         self.parts: list[Part] = []
 
-    def take(self, sampler: Sampler, batch: MultiAgentBatch, first_index: int) -> None:
-        """Add what a sampler has sampled since its start.
-
-        Args:
-            sampler: It keeps its episodes, unless its sub-environments step together.
-            batch: Its only fragment.
-            first_index: Index of its first sub-environment among all.
-        """
+    def add_batch(self, sampler: Sampler, batch: MultiAgentBatch, first_index: int) -> None:
+        """Add a sampler's only fragment; `first_index` is its first sub-environment's index among all."""
         self.digest.add(sampler.digest)
-        for own in batch.policy_batches.values():
-            self.parts.append(_part(sampler, own, first_index))
+        self.parts += [_part(sampler, one, first_index) for one in batch.policy_batches.values()]
 
     def add(self, other: RunRecord) -> None:
-        """Add what other samplers of the same task have sampled."""
+        """Add the timesteps of other samplers."""
         self.digest.add(other.digest)
         self.parts += other.parts
 
     def save(self, path: Path) -> None:
         """Write the record to a file."""
-        arrays = {
+        arrays: dict[str, Any] = {
             f"{number}/{name}": column
             for number, part in enumerate(self.parts)
             for name, column in part.items()
         }
-        # Text, for halves of the sum need not fit into the integers of an array.
-        np.savez(path, digest=np.array([str(number) for number in self.digest.state()]), **_as_any(arrays))
+        # Text: the halves of the sum may exceed the integers of an array.
+        np.savez(path, digest=np.array([str(number) for number in self.digest.state()]), **arrays)
 
     @classmethod
     def load(cls, path: Path) -> RunRecord:
-        """Return the record that was written to a file."""
+        """Read a record from a file."""
         record = cls()
         with np.load(path, allow_pickle=False) as arrays:
             record.digest = Digest(*(int(text) for text in arrays["digest"]))
@@ -97,17 +89,17 @@ class RunRecord:
 
 
 def _part(sampler: Sampler, batch: SampleBatch, first_index: int) -> Part:
-    pieces = batch.segments
+    chunks = batch.segments
     part: Part = {
         "hash": row_hashes(DigestRows.of(batch)),
-        "life": pieces.spread("life"),
-        "eps_id": pieces.spread("eps_id"),
-        "env_index": pieces.spread("env_id") + first_index,
-        "agent": np.repeat(_agents(sampler, batch), pieces.lengths),
+        "life": chunks.spread("life"),
+        "eps_id": chunks.spread("eps_id"),
+        "env_index": chunks.spread("env_id") + first_index,
+        "agent": np.repeat(_agents(sampler, batch), chunks.lengths),
         "t": batch[SampleBatch.T],
         "env_t": batch[SampleBatch.ENV_T]
         if SampleBatch.ENV_T in batch
-        else _counted(pieces.spread("env_id")),
+        else _counted(chunks.spread("env_id")),
         "last_obs": batch[SampleBatch.NEXT_OBS],
     }
     for name in COMPARED:
@@ -117,17 +109,17 @@ def _part(sampler: Sampler, batch: SampleBatch, first_index: int) -> Part:
 
 
 def _agents(sampler: Sampler, batch: SampleBatch) -> Column:
-    """Return [S] what the agents of the pieces are called."""
-    episodes, pieces = sampler.episodes, batch.segments
+    """Return [S] the agents' ids as text, one for each trajectory chunk."""
+    episodes, chunks = sampler.episodes, batch.segments
     names = [
         repr(episodes[eps_id].get_agents()[number] if eps_id in episodes else SINGLE_AGENT)
-        for eps_id, number in zip(pieces.eps_id.tolist(), pieces.agent_index.tolist(), strict=True)
+        for eps_id, number in zip(chunks.eps_id.tolist(), chunks.agent_index.tolist(), strict=True)
     ]
     return np.array(names, np.str_)
 
 
 def _counted(env_indices: Column) -> Column:
-    """Return [N] the number of earlier rows of the same sub-environment."""
+    """Return [N] the number of earlier timesteps of the same sub-environment."""
     order = np.argsort(env_indices, kind="stable")
     in_order = env_indices[order]
     counts = np.empty_like(env_indices)
@@ -141,22 +133,18 @@ def _plain(column: Column) -> Column:
     return np.array([repr(value) for value in column.tolist()], np.str_)
 
 
-def _as_any(arrays: Part) -> dict[str, Any]:
-    return dict(arrays)
-
-
 MakeEnv = Callable[[int], Any]
 Host = Callable[[Task, MakeEnv, int, int], BaseEnv]
-"""`(task, make_env, size, first_index)`: puts `size` sub-environments somewhere."""
+"""`(task, make_env, size, first_index)`: hosts `size` sub-environments."""
 
 
 class Share(NamedTuple):
-    """What one sampler has.
+    """The sub-environments of one sampler.
 
     Attributes:
-        size: Sub-environments.
-        first_index: Index of the first of them among all.
-        worker: As workers count: the driver, which samples alone, is number 0 of 0.
+        size: Number of sub-environments.
+        first_index: Index of the first one among all.
+        worker: Its number and the number of workers; the driver is number 0 of 0.
     """
 
     size: int
@@ -165,7 +153,7 @@ class Share(NamedTuple):
 
 
 def shares(task: Task, samplers: int) -> list[Share]:
-    """Return the shares of several samplers, of which each has one sub-environment at least."""
+    """Divide the sub-environments among at most `samplers` samplers, each with at least one."""
     found, first = [], 0
     samplers = min(samplers, task.num_envs)
     for number in range(samplers):
@@ -176,21 +164,21 @@ def shares(task: Task, samplers: int) -> list[Share]:
 
 
 def copies(task: Task, make_env: MakeEnv, size: int, first_index: int) -> BaseEnv:
-    """Put copies of an environment into this process, or one that brings its sub-environments along."""
+    """Host copies in this process, or one environment that has its own sub-environments."""
     size = 1 if task.kind == WHOLE else size
     return to_local_base_env(make_env(0), make_env, size, seed=task.seed, first_index=first_index)
 
 
 def play_share(task: Task, share: Share, record: RunRecord, host: Host = copies) -> None:
-    """Let one sampler play its share, and close the environments."""
+    """Sample one share into `record` and close the environments."""
     base_env = host(task, partial(_make, task, share.worker), share.size, share.first_index)
     try:
         sampler = task.sampler(base_env, share.first_index)
         if not base_env.lockstep:
-            # Rows are dated then, and agents have names. Who steps together goes the short way round without.
+            # Episodes date timesteps and name agents. Lockstep environments need neither and use the faster loop.
             sampler.keep_episodes()
         batch = sampler.sample()
-        record.take(sampler, batch, share.first_index)
+        record.add_batch(sampler, batch, share.first_index)
         sampler.finish(batch)
     finally:
         base_env.stop()
@@ -204,31 +192,27 @@ _WORKERS = 2
 
 
 def play_in_workers(task: Task, engine_name: EngineName) -> RunRecord:
-    """Play a task in two workers.
-
-    Raises:
-        UnsendableError: The environment cannot be described to another process.
-    """
+    """Play a task in two workers; raise UnsendableError if another process cannot create the environment."""
     engine, record = make_engine(engine_name), RunRecord()
     try:
-        peers = [
+        workers = [
             engine.start(
-                _Player, task, known_here(task.env, task.settings), number, label=f"worker {number + 1}"
+                _Worker, task, known_here(task.env, task.settings), number, label=f"worker {number + 1}"
             )
             for number in range(min(_WORKERS, task.num_envs))
         ]
-        for peer in peers:
-            peer.ask("play")
-        for peer in peers:
-            peer.answer()
-            record.add(peer.answer())
+        for worker in workers:
+            worker.ask("play")
+        for worker in workers:
+            worker.answer()
+            record.add(worker.answer())
     finally:
         engine.stop()
     return record
 
 
-class _Player:
-    """Lives in a worker."""
+class _Worker:
+    """Plays one share in a worker process."""
 
     def __init__(self, task: Task, known: RegisteredEnv, number: int) -> None:
         known.register()
@@ -243,7 +227,7 @@ class _Player:
 
 
 ROWS = "--rows"
-"""The option with which a process of ours writes down what happened, in place of comparing."""
+"""The internal option of `menv verify` that writes the record of one run to a file."""
 
 _HASH_SEEDS = ("1", "2")
 
@@ -253,11 +237,7 @@ class NotHostedError(MenvError):
 
 
 def play_in_another_process(task: Task) -> RunRecord:
-    """Play a task in another process.
-
-    Raises:
-        NotHostedError: No name leads there, or the environment cannot be played there.
-    """
+    """Play a task with `menv verify --rows` in another process, which finds the environment by name."""
     name, settings = _name_of(task), _as_json(task.settings)
     seed = next(seed for seed in _HASH_SEEDS if seed != os.environ.get("PYTHONHASHSEED"))
     env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(import_paths())}
@@ -276,23 +256,19 @@ def play_in_another_process(task: Task) -> RunRecord:
 
 
 def _name_of(task: Task) -> str:
-    """Return what another process finds the environment of a task by.
-
-    Raises:
-        NotHostedError: There is no such name.
-    """
+    """Return the name by which another process finds the environment."""
     env = task.env
     creator = resolve_env(env)
     module, name = getattr(creator, "__module__", None), getattr(creator, "__qualname__", "")
     if isinstance(creator, partial) and isinstance(env, str):
-        # A gymnasium id; one that was registered by code is not known there, which that process says.
+        # A gymnasium id; the other process reports one that only this process registered.
         return env
     with suppress(AttributeError, KeyError):
         found: Any = sys.modules[str(module)]
         if module != "__main__" and reduce(getattr, name.split("."), found) is creator:
             return f"{module}:{name}"
     if task.modules and isinstance(env, str):
-        # They made the name known here.
+        # These modules registered the name here.
         return env
     raise NotHostedError(
         f"another process: no name leads to {describe_env(env)}, expected a class or a function at the top of a module "
@@ -301,11 +277,6 @@ def _name_of(task: Task) -> str:
 
 
 def _as_json(settings: Mapping[str, Any]) -> str:
-    """Return settings as text.
-
-    Raises:
-        NotHostedError: JSON cannot hold them.
-    """
     try:
         text = json.dumps(settings)
     except (TypeError, ValueError) as error:
@@ -326,12 +297,12 @@ class Backend:
     """A way to play a task.
 
     Attributes:
-        name: What reports call it.
-        kinds: Which kinds of environments it can host.
+        name: Its name in reports.
+        kinds: The kinds of environments that it can host.
         play: Plays the whole task.
-        suspects: What to look for in an environment that is another one here.
-        repeats: Whether it is the first one once more; what differs then says nothing about the others.
-        elsewhere: Whether the environments live in other processes.
+        suspects: Likely causes of a difference, for the report.
+        repeats: Whether it repeats the first back-end; a difference then explains those of later back-ends.
+        elsewhere: Whether the environments run in other processes.
         on_ray: Whether these are Ray's.
     """
 
@@ -345,13 +316,13 @@ class Backend:
 
 
 def vectorised(task: Task, make_env: MakeEnv, size: int, first_index: int) -> BaseEnv:
-    """Put copies of a gymnasium environment into one `VectorEnv`, which steps them together."""
+    """Host copies of a gymnasium environment in one `VectorEnv`."""
     env = VectorEnv.vectorize_gym_envs(make_env, num_envs=size)
     return to_base_env(env, seed=task.seed, first_index=first_index)
 
 
 def remote(task: Task, make_env: MakeEnv, size: int, first_index: int, engine: EngineName) -> BaseEnv:
-    """Put copies of an environment into two other processes, to be answered as they finish."""
+    """Host copies in two other processes."""
     return to_base_env(
         make_env(0), RemoteEnvSpec(task.env, task.context(0)), size, remote_envs=True,
         remote_envs_per_process=-(-size // 2), engine=engine, seed=task.seed, first_index=first_index,
@@ -359,7 +330,7 @@ def remote(task: Task, make_env: MakeEnv, size: int, first_index: int, engine: E
 
 
 def play_here(task: Task, host: Host = copies, samplers: int = 1) -> RunRecord:
-    """Play a task in this process, by several samplers one after another, each with a share of the sub-environments."""
+    """Play a task in this process with one or several samplers, one after another."""
     record = RunRecord()
     for share in shares(task, samplers):
         play_share(task, share, record, host)
@@ -409,4 +380,4 @@ BACKENDS: tuple[Backend, ...] = (
     _workers("ray"),
     _remote("ray"),
 )  # fmt: skip
-"""The first one is what the others are compared with."""
+"""The others are compared with the first one."""

@@ -1,8 +1,4 @@
-"""What is played in every back-end: an environment, a fixed policy for each agent, how many steps, which seed.
-
-`menv.verify.backends` asks it for environments and samplers, and puts them where they are to live. It knows no
-back-end, and nothing here learns.
-"""
+"""The task that every back-end plays: an environment, fixed policies, a number of env steps and a seed."""
 
 from __future__ import annotations
 
@@ -35,16 +31,14 @@ SINGLE, MULTI, WHOLE = "single-agent", "multi-agent", "whole"
 
 
 class Task:
-    """A game that any number of samplers can share.
+    """An environment and fixed policies that any number of samplers can share.
 
     Attributes:
         env: What the registry creates environments from.
-        settings: The config as it was given.
-        num_envs: E.
-        env_steps: Of each sub-environment.
-        seed: Of everything.
+        settings: The config as the caller passed it.
+        env_steps: Env steps of each sub-environment.
         kind: `SINGLE`, `MULTI` or `WHOLE`.
-        modules: What a process imports before it knows `env` by name.
+        modules: Modules that a process imports before it knows `env` by name.
     """
 
     def __init__(
@@ -56,12 +50,7 @@ class Task:
         seed: int,
         modules: Sequence[str] = (),
     ) -> None:
-        """Look at one environment, and make the policies.
-
-        Raises:
-            ConfigError: A setting is wrong, or the environment is one that calls by itself.
-            EnvCrashError: The environment could not be created.
-        """
+        """Create one environment and, from its spaces, the policies."""
         self.env = env
         self.settings = dict(settings or {})
         self.seed = seed
@@ -85,7 +74,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        """What a person calls the environment."""
+        """The environment's name for reports."""
         return describe_env(self.env)
 
     def make_env(self, index: int, worker_index: int = 0, num_workers: int = 0) -> Any:
@@ -93,7 +82,7 @@ class Task:
         return make_env(self.env, self.context(index, worker_index, num_workers))
 
     def context(self, index: int, worker_index: int = 0, num_workers: int = 0) -> EnvContext:
-        """Return what sub-environment number `index` of a worker is created with."""
+        """Return the context that sub-environment number `index` of a worker is created with."""
         return EnvContext(
             dict(self._config.env_config),
             worker_index=worker_index,
@@ -131,7 +120,7 @@ class Task:
 
 
 def _acting_by_onnx(config: PPOConfig) -> PPOConfig:
-    """Return settings without the comparison with torch, whose import takes longer than all games."""
+    """Return settings that skip the comparison with torch, whose import takes longer than the task."""
     stock = config.model.custom_model is None and config.inference == "auto"
     return replace(config, inference="onnx") if stock else config
 
@@ -143,7 +132,7 @@ def _kind_of(env: Any) -> str:
 
 
 def _by_spaces(agents: Mapping[AgentId, str], env: Any, given: GivenSpaces) -> PolicyMap | None:
-    """Return a policy for all agents that have the same spaces; None if they all have."""
+    """Return one policy for each group of agents with equal spaces; None if all have the same spaces."""
     kinds: list[tuple[Any, ...]] = []
     owners: dict[AgentId, str] = {}
     observations = AgentSpaces(env, "observation", given.observation, reshaped=given.reshaped)

@@ -1,7 +1,6 @@
-"""`verify_backends`: play an environment in every back-end that can host it, and say where they part.
+"""`verify_backends` plays an environment in every back-end that can host it and reports the first difference.
 
-Users and tests call it, `python -m menv.verify` prints what it returns. It knows the table of back-ends and nothing of
-what they do.
+`menv verify` prints its report.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ _LONGEST = 40
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two back-ends part.
+    """The first timestep that differs between two back-ends.
 
     Attributes:
-        env_index: Of the sub-environment, among all.
+        env_index: Index of the sub-environment among all.
         agent: The agent's id, as `repr` shows it.
-        episode: Number of the episode in its sub-environment, from 0, those without a row left out.
-        step: Index of the row in the agent's trajectory.
-        env_step: Env steps of the sub-environment when the row was observed.
-        column: What differs, with the index of the number in it; "row" if only one of the two has such a row.
-        values: What both have there, shortened.
+        episode: Number of the episode in its sub-environment, from 0; episodes without timesteps do not count.
+        step: Index in the agent's trajectory.
+        env_step: Env steps of the sub-environment at that time.
+        column: The column that differs, with the index in it; "row" if only one of the two has this timestep.
+        values: Both values, shortened.
     """
 
     env_index: int
@@ -55,7 +54,7 @@ class Difference:
 
 
 def first_difference(one: RunRecord, other: RunRecord) -> Difference:
-    """Return the first row that differs, in env steps of its sub-environment, of two records with other digests."""
+    """Return the first difference, in env steps of its sub-environment, of two records with different digests."""
     rows = [_rows(one), _rows(other)]
     found = [
         _place(rows[key not in rows[0]][key])
@@ -87,7 +86,7 @@ def _hash(row: Row | None) -> int | None:
 
 
 def _place(row: Row) -> tuple[int, int, int, str, Any]:
-    """Return what tells the first of several rows, and its key."""
+    """Return the sort key of a row, which ends with its key in `_rows`."""
     part, number = row
     key = tuple(int(part[name][number]) for name in ("eps_id", "life", "t"))
     return (
@@ -96,7 +95,7 @@ def _place(row: Row) -> tuple[int, int, int, str, Any]:
 
 
 def _episode(record: RunRecord, part: Part, row: int) -> int:
-    """Return the episode number of a row, counting only episodes of its sub-environment with rows."""
+    """Return the row's episode number among the recorded episodes of its sub-environment."""
     began: dict[int, int] = {}
     for other in record.parts:
         mine = other["env_index"] == part["env_index"][row]
@@ -147,12 +146,12 @@ def _short(value: Column) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BackendFinding:
-    """A back-end in which an environment lives other lives than in the first one.
+    """A back-end whose episodes differ from those of the first one.
 
     Attributes:
         backend: Its name.
-        first: The first row that differs; the first of its two values is that of the first back-end.
-        suspects: What to look for; "" where what an earlier back-end showed says it all.
+        first: The first difference; the first of its two values is the first back-end's.
+        suspects: Likely causes; "" where an earlier finding explains the difference.
     """
 
     backend: str
@@ -162,18 +161,17 @@ class BackendFinding:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What was compared, and what differs.
+    """The result of `verify_backends`.
 
     Attributes:
-        env: What the environment is called.
-        num_envs: E.
-        env_steps: Of all sub-environments together.
-        seed: Of resets, draws and weights.
-        digests: By back-end, in the order in which they were played; all are compared with the first.
+        env: The environment's name.
+        num_envs: Number of sub-environments.
+        env_steps: Env steps of all sub-environments together.
+        seed: The seed of resets, sampling and weights.
+        digests: By back-end, in the order of play; all are compared with the first.
         differences: Back-ends whose digests differ from the first one's.
-        left_out: Why some back-ends were not played, by name.
-        generators: The process's generators that were drawn from or seeded meanwhile, "" for none; nothing of menv
-            does so.
+        left_out: Back-ends that were not played, with the reason.
+        generators: Names of the global generators that the environment sampled or seeded, "" for none.
     """
 
     env: str
@@ -229,8 +227,8 @@ def verify_backends(
 ) -> VerifyReport:
     """Play an environment with fixed policies in every back-end that can host it, and compare.
 
-    One seed and as many environments in all give the same trajectories, however they are batched and spread, unless the
-    environment itself stands in the way. The policies have the first weights of stock networks and
+    The same seed and number of environments give bit-identical trajectories, however the environments are batched and
+    distributed, unless the environment itself is not reproducible. The policies are untrained stock networks that
     explore, unless the config says otherwise.
 
     Args:
@@ -238,21 +236,21 @@ def verify_backends(
             `EnvContext`.
         config: Settings as for an algorithm, such as `env_config`, `model` and `multiagent`. Without policies all
             agents with the same spaces share one.
-        num_envs: Environments in all; one that brings its sub-environments along has its own number.
-        env_steps: Of all of them together.
-        seed: Of resets, draws and weights.
-        backends: Which ones to play; all are compared with the first.
-        ray: Whether those on Ray are played too, which starts it; None plays them where it runs already.
-        modules: Modules, or paths of .py files, to import first, here and in another process: those that make `env`
-            known by name.
+        num_envs: Total number of environments; a vectorised environment has its own number.
+        env_steps: Env steps of all environments together.
+        seed: Seed of resets, sampling and weights.
+        backends: The back-ends to play; all are compared with the first.
+        ray: Whether to start Ray and play its back-ends too; None plays them if Ray is running.
+        modules: Modules, or paths of .py files, to import first, here and in another process, such as the ones that
+            register `env`.
 
     Returns:
         A report; nothing is printed. `report.same` says whether all agree.
 
     Raises:
-        ConfigError: `env` is no environment that can be created anew, or a setting is wrong.
+        ConfigError: `env` cannot be created again, or a setting is wrong.
         ContractError: The environment broke its interface.
-        EnvCrashError: It raised; a note says in which back-end.
+        EnvCrashError: The environment raised; its `__notes__` name the back-end.
         MissingExtraError: onnx is not installed.
     """
     check_packages("verify_backends", "onnx")
@@ -285,15 +283,15 @@ def verify_backends(
             raise
         if not backend.elsewhere:
             generators = generators or used_since(before) or ""
-        # Of the others only the digest is kept: rows may be large.
+        # Only the reference keeps its timesteps, which may be large.
         reference = reference or record
         digests[backend.name] = record.digest.hex()
         if record.digest != reference.digest:
             first = first_difference(reference, record)
             known = [finding.suspects for finding in differences]
-            # What differs in this process already need not be sought between processes.
-            told = backend.suspects in known or (backend.elsewhere and differences)
-            suspects = backend.suspects if repeats and not told else ""
+            # A difference within this process explains differences between processes.
+            explained = backend.suspects in known or (backend.elsewhere and differences)
+            suspects = backend.suspects if repeats and not explained else ""
             differences.append(BackendFinding(backend.name, first, suspects))
             repeats = repeats and not backend.repeats
     played = task.num_envs * task.env_steps
