@@ -19,7 +19,7 @@ settings.load_profile("menv")
 
 ON_RAY = (
     "tests/checkpoints/test_other_machines.py::test_without_ray",
-    "tests/scale/",
+    "tests/engines/",
     "tests/remote_envs/test_as_in_one_process.py",
     "tests/remote_envs/test_losses.py",
     "tests/verify/test_verify_backends.py",
@@ -55,7 +55,7 @@ TOGETHER = {"programs": PROGRAMS, "house": ("tests/house/",)}
 def _homes_are_forked(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let the engine start forks of a process that has imported menv, except where the start is what is tested."""
     with ExitStack() as stack:
-        if sys.platform == "linux" and not request.node.nodeid.startswith("tests/scale/"):
+        if sys.platform == "linux" and not request.node.nodeid.startswith("tests/engines/"):
             from tests.warm_homes import forked_homes
 
             stack.enter_context(forked_homes())

@@ -2,7 +2,7 @@
 
 Each is a fork of one process that has imported them and done nothing else; it reads the same questions, writes to the
 same pipes and ends as one does that began from nothing. Importing takes longer than most of them live. The tests of
-`tests/scale` are about how a process starts, and have no use for it.
+`tests/engines` are about how a process starts, and have no use for it.
 """
 
 from __future__ import annotations

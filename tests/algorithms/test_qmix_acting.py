@@ -13,8 +13,8 @@ from menv.algorithms.qmix.network import GroupSpec
 from menv.algorithms.torch_backend import TorchBackend, check_against
 from menv.inference.backend import ActingBackend
 from menv.inference.onnx_backend import OnnxBackend
-from tests.acting.lively import lively_weights
 from tests.algorithms.groups_of_three import MEMBERS, SEEN, STATE, random_rows, spec_of
+from tests.inference.lively import lively_weights
 
 LARGEST = float(1.0 - 2.0**-23)
 KINDS = pytest.mark.parametrize("kind", ["onnx", "torch"])

@@ -15,9 +15,9 @@ from menv.algorithms.qmix.learner import QMIXLearner
 from menv.algorithms.qmix.network import GroupSpec
 from menv.errors import ConfigError
 from menv.inference.onnx_backend import OnnxBackend
-from tests.acting.lively import lively_weights
 from tests.algorithms.groups_of_three import MEMBERS, random_rows, spec_of
 from tests.algorithms.test_dqn_learner import one_step_pieces
+from tests.inference.lively import lively_weights
 
 QUICK: dict[str, Any] = {
     "train_batch_size": 16, "training_intensity": 16.0, "num_steps_sampled_before_learning_starts": 0, "lr": 1e-2,

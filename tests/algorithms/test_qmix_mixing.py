@@ -11,8 +11,8 @@ from torch import Tensor
 
 from menv.algorithms.qmix.learner import TorchGroup
 from menv.algorithms.qmix.network import GroupSpec, Mixer
-from tests.acting.lively import lively_weights
 from tests.algorithms.groups_of_three import MEMBERS, STATE, spec_of
+from tests.inference.lively import lively_weights
 
 
 def group(spec: GroupSpec, seed: int = 0) -> TorchGroup:

@@ -12,7 +12,7 @@ import pytest
 from menv import DefaultCallbacks
 from menv.algorithms import PPO
 from menv.errors import ConfigError, EnvCrashError
-from tests.loop.reference_envs import Steady
+from tests.sampling.reference_envs import Steady
 
 TINY: dict[str, Any] = {
     "train_batch_size": 64,

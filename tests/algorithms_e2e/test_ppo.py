@@ -13,7 +13,7 @@ from menv.algorithms import DQN, PPO, PPOConfig
 from menv.algorithms.algorithm import Algorithm
 from menv.errors import CallOrderError, ConfigError
 from menv.multi_agent_env import AgentDict
-from tests.loop.reference_envs import Steady, Together
+from tests.sampling.reference_envs import Steady, Together
 
 TINY: dict[str, Any] = {
     "train_batch_size": 64,

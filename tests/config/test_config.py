@@ -340,7 +340,7 @@ def test_true_is_no_number_of_environments() -> None:
 
 
 def test_environment_settings_reach_every_copy_with_its_place_and_are_not_shared() -> None:
-    from tests.loop.reference_envs import Steady
+    from tests.sampling.reference_envs import Steady
 
     contexts: list[Any] = []
 

@@ -14,7 +14,7 @@ import pytest
 from menv import DefaultCallbacks, Policy, PolicySpec, RandomPolicy
 from menv.algorithms import PPO
 from menv.errors import CallOrderError, ConfigError, EnvCrashError, EnvFaultWarning
-from tests.scale.processes import lives
+from tests.engines.processes import lives
 from tests.workers.crews import (
     PLAYERS,
     ROADS,

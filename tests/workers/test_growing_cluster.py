@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scale.processes import driver, ran
+from tests.engines.processes import driver, ran
 
 PROGRAM = """
     import logging, sys, time, warnings

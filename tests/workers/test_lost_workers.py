@@ -19,7 +19,7 @@ from menv.algorithms import PPO
 from menv.callbacks import DefaultCallbacks
 from menv.errors import CallOrderError, ConfigError, EnvCrashError, EnvFaultWarning, WorkerLostError
 from menv.workers import watchdog
-from tests.scale.processes import children, eventually, lives
+from tests.engines.processes import children, eventually, lives
 from tests.workers.crews import Counting, Hasty, running, same, weights_of
 
 HERE = "tests.workers.crews"

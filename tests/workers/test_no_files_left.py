@@ -10,8 +10,8 @@ import pytest
 from menv.errors import EnvFaultWarning, NoRoomError
 from menv.workers.engine import RemoteActor
 from menv.workers.process_engine import ProcessEngine
-from tests.scale.homes import Counter
-from tests.scale.processes import files_left
+from tests.engines.homes import Counter
+from tests.engines.processes import files_left
 from tests.workers.crews import running
 
 LARGE = np.arange(100_000.0)

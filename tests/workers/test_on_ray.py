@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from menv.errors import EnvFaultWarning
-from tests.scale.processes import driver, ran
+from tests.engines.processes import driver, ran
 from tests.workers.crews import PLAYERS, running, same, weights_of
 from tests.workers.test_lost_workers import kill
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import ray
 
+from tests.engines.processes import PATIENCE_S, driver, eventually, lives, ran
 from tests.house.sources import ROOT
-from tests.scale.processes import PATIENCE_S, driver, eventually, lives, ran
 
 
 @pytest.fixture(params=["process", "ray"])
@@ -75,7 +75,7 @@ def test_modules_are_found_where_the_driver_finds_them(tmp_path: Path, kind: str
         sys.path.append(pathlib.Path(sys.argv[2]))  # is not looked at by Python itself
         from far_game import size
         from menv.workers.engines import make_engine
-        from tests.scale.homes import Counter
+        from tests.engines.homes import Counter
         peer = make_engine(sys.argv[1]).start(Counter, label="worker 1")
         peer.ask("echo", size)
         print(peer.answer(), peer.answer()())
@@ -90,7 +90,7 @@ def test_a_process_has_the_variables_of_its_driver_and_one_thread_for_linear_alg
     text = """
         import os
         from menv.workers.engines import make_engine
-        from tests.scale.homes import Counter
+        from tests.engines.homes import Counter
         os.environ["OF_THE_DRIVER"] = "here"
         peer = make_engine("process").start(Counter, label="worker 1")
         for name in ("OF_THE_DRIVER", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -104,7 +104,7 @@ def test_a_process_has_the_variables_of_its_driver_and_one_thread_for_linear_alg
 LEAVING = """
     import sys
     from menv.workers.engines import make_engine
-    from tests.scale.homes import Counter
+    from tests.engines.homes import Counter
     engine = make_engine(sys.argv[1])
     peers = [engine.start(Counter, 0, sys.argv[2], label=f"worker {index}") for index in range(2)]
     for peer in peers:
@@ -133,7 +133,7 @@ def test_a_driver_that_ends_without_stop_leaves_nobody(tmp_path: Path, kind: str
 STAYING = """
     import sys, time
     from menv.workers.engines import make_engine
-    from tests.scale.homes import Counter
+    from tests.engines.homes import Counter
     engine = make_engine(sys.argv[1])
     peers = [engine.start(Counter, label=f"worker {index}") for index in range(2)]
     for peer in peers:
@@ -159,7 +159,7 @@ def test_a_driver_that_is_killed_leaves_nobody(tmp_path: Path, kind: str) -> Non
 @pytest.mark.slow
 def test_a_driver_that_has_started_ray_itself_takes_all_of_it_along(tmp_path: Path) -> None:
     text = STAYING.replace("print(*", "print(*children(), *")
-    text = text.replace("    engine =", "    from tests.scale.processes import children\n    engine =")
+    text = text.replace("    engine =", "    from tests.engines.processes import children\n    engine =")
     program = driver(tmp_path, text, "ray")
     assert program.stdout is not None
     pids = [int(pid) for pid in program.stdout.readline().split()]
@@ -173,7 +173,7 @@ def test_a_driver_that_has_started_ray_itself_takes_all_of_it_along(tmp_path: Pa
 INTERRUPTED = """
     import signal, sys
     from menv.workers.engines import make_engine
-    from tests.scale.homes import Counter
+    from tests.engines.homes import Counter
     # Shells start what runs in the background with this signal ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     engine = make_engine(sys.argv[1])
@@ -207,7 +207,7 @@ def test_ctrl_c_means_the_driver_alone(tmp_path: Path, kind: str) -> None:
 def test_a_driver_without_stdin_stdout_and_stderr_has_peers(tmp_path: Path) -> None:
     text = """
         from menv.workers.engines import make_engine
-        from tests.scale.homes import Counter
+        from tests.engines.homes import Counter
         engine = make_engine("process")
         peer = engine.start(Counter, label="worker 1")
         peer.ask("says", "hello")
@@ -225,7 +225,7 @@ def test_a_driver_without_stdin_stdout_and_stderr_has_peers(tmp_path: Path) -> N
 def test_what_a_process_writes_to_stderr_is_passed_on_in_whole_lines(tmp_path: Path) -> None:
     text = """
         from menv.workers.engines import make_engine
-        from tests.scale.homes import Counter
+        from tests.engines.homes import Counter
         engine = make_engine("process")
         peer = engine.start(Counter, label="worker 1")
         for words in ("one", "two\\nthree", "x" * 100_000):
@@ -241,7 +241,7 @@ def test_what_a_process_writes_to_stderr_is_passed_on_in_whole_lines(tmp_path: P
 def test_what_a_process_prints_is_seen_at_once(tmp_path: Path) -> None:
     text = """
         from menv.workers.engines import make_engine
-        from tests.scale.homes import Counter
+        from tests.engines.homes import Counter
         peer = make_engine("process").start(Counter, label="worker 1")
         peer.ask("prints", "hello")
         peer.answer()
@@ -256,7 +256,7 @@ def test_what_an_object_started_ends_with_its_process(tmp_path: Path) -> None:
     text = """
         import os, signal
         from menv.workers.engines import make_engine
-        from tests.scale.homes import Counter
+        from tests.engines.homes import Counter
         engine = make_engine("process")
         peers = [engine.start(Counter, label=f"worker {index}") for index in range(2)]
         for peer in peers:
@@ -281,7 +281,7 @@ def test_a_process_that_was_forked_from_the_driver_does_no_harm_when_it_ends(tmp
     text = """
         import os, sys
         from menv.workers.engines import make_engine
-        from tests.scale.homes import Counter
+        from tests.engines.homes import Counter
         engine = make_engine("process")
         peer = engine.start(Counter, label="worker 1")
         peer.answer()
@@ -303,7 +303,7 @@ def test_a_process_that_was_forked_from_the_driver_may_neither_ask_nor_end_what_
         import os, sys
         from menv.errors import CallOrderError
         from menv.workers.engines import make_engine
-        from tests.scale.homes import Counter
+        from tests.engines.homes import Counter
         engine = make_engine("process")
         peer = engine.start(Counter, label="worker 1")
         peer.ask("add", 3)

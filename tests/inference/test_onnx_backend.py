@@ -14,7 +14,7 @@ from menv.errors import ConfigError
 from menv.inference.acting_graphs import GraphKind
 from menv.inference.action_heads import ActionHead
 from menv.inference.onnx_backend import OnnxBackend
-from tests.acting.lively import lively_weights
+from tests.inference.lively import lively_weights
 
 HEADS = [
     ActionHead("categorical", (3,)),

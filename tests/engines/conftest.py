@@ -6,7 +6,7 @@ import pytest
 
 from menv.workers.engine import Engine
 from menv.workers.engines import make_engine
-from tests.scale.processes import eventually, lives
+from tests.engines.processes import eventually, lives
 
 
 @pytest.fixture(params=["process", "ray"])

@@ -20,7 +20,7 @@ from menv.sampling.custom_policy_group import CustomPolicyGroup
 from menv.sampling.fragment_limit import FragmentLimit
 from menv.sampling.sampler import Sampler
 from tests.contract.scripted import SOLO, TOGETHER, ScriptedEnv, SixDicts, SoloGym, seen
-from tests.loop.reference_envs import RoundRobin, Steady, Together
+from tests.sampling.reference_envs import RoundRobin, Steady, Together
 
 
 def sampler(env: Any, make: Any, num_envs: int, length: int, **settings: Any) -> Sampler:

@@ -8,8 +8,8 @@ import pytest
 from menv.algorithms.networks.stock_spec import StockSpec
 from menv.inference.action_heads import ActionHead
 from menv.inference.onnx_sessions import PolicyBatchLayout
-from tests.acting.lively import lively_weights
-from tests.acting.test_onnx_acting import backend, check_each_alone, random_rows
+from tests.inference.lively import lively_weights
+from tests.inference.test_onnx_backend import backend, check_each_alone, random_rows
 
 
 @pytest.mark.parametrize("policies", [2, 9, 40])

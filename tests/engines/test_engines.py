@@ -21,8 +21,8 @@ from menv.workers.engine import Engine, RemoteActor, RemoteError, RemoteTracebac
 from menv.workers.engines import make_engine
 from menv.workers.pipe_channel import UnsendableError
 from menv.workers.process_engine import ProcessActor, ProcessEngine
-from tests.scale.homes import Counter, Stubborn, Unclosable, Unmakeable, raise_secret
-from tests.scale.processes import PATIENCE_S, eventually, files_left, lives, open_files
+from tests.engines.homes import Counter, Stubborn, Unclosable, Unmakeable, raise_secret
+from tests.engines.processes import PATIENCE_S, eventually, files_left, lives, open_files
 
 
 def started(

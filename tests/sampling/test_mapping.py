@@ -17,7 +17,7 @@ from menv.errors import ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv
 from menv.policy import Policy
 from tests.contract.scripted import Moment, ScriptedEnv, SixDicts
-from tests.loop.reference_envs import Steady, Together
+from tests.sampling.reference_envs import Steady, Together
 
 RETURNS = [
     [

@@ -17,8 +17,8 @@ from menv.errors import NoRoomError, WorkerLostError
 from menv.workers import ray_engine
 from menv.workers.engine import RemoteActor
 from menv.workers.ray_engine import RayEngine
-from tests.scale.homes import Counter
-from tests.scale.processes import driver, ran
+from tests.engines.homes import Counter
+from tests.engines.processes import driver, ran
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ WITH_RUNTIME_ENV = """
         },
     )
     from menv.workers.engines import make_engine
-    from tests.scale.homes import Counter
+    from tests.engines.homes import Counter
 
     class Own(Counter):
         def look(self):
@@ -188,7 +188,7 @@ SHUT_DOWN = """
     import ray
     from menv.errors import WorkerLostError
     from menv.workers.engines import make_engine
-    from tests.scale.homes import Counter
+    from tests.engines.homes import Counter
     engine = make_engine("ray")
     peer, idle = engine.start(Counter, label="worker 1"), engine.start(Counter, label="worker 2")
     print(peer.answer(), idle.answer(), ray.get_runtime_context().gcs_address == sys.argv[1])
@@ -223,7 +223,7 @@ THREE_NODES = """
     from ray.cluster_utils import Cluster
     from menv.errors import WorkerLostError
     from menv.workers.engines import make_engine
-    from tests.scale.homes import Counter
+    from tests.engines.homes import Counter
 
     class There(Counter):
         def node(self):
@@ -309,7 +309,7 @@ def test_a_cluster_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
 
 WITHOUT_A_CLUSTER = """
     from menv.workers.engines import make_engine
-    from tests.scale.homes import Counter
+    from tests.engines.homes import Counter
 
     engine = make_engine("ray", cpus=0)
     peer = engine.start(Counter, label="worker 1")

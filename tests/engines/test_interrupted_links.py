@@ -6,8 +6,8 @@ import pytest
 
 from menv.errors import WorkerLostError
 from menv.workers.process_engine import ProcessEngine
+from tests.engines.homes import Counter
 from tests.interrupting import raised_at
-from tests.scale.homes import Counter
 
 
 def test_a_process_that_an_interrupt_has_lost_is_not_said_to_have_ended_by_itself() -> None:

@@ -12,9 +12,9 @@ from menv.errors import WorkerLostError
 from menv.workers.engine import Engine, RemoteActor
 from menv.workers.engines import make_engine
 from menv.workers.pipe_channel import PipeChannel
-from tests.scale.homes import Counter
-from tests.scale.processes import PATIENCE_S, children, descriptors, eventually, lives, resident
-from tests.scale.test_engines import asked, started
+from tests.engines.homes import Counter
+from tests.engines.processes import PATIENCE_S, children, descriptors, eventually, lives, resident
+from tests.engines.test_engines import asked, started
 
 WAYS = {
     "killed": "SIGKILL",

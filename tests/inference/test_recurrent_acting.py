@@ -13,7 +13,7 @@ from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead
 from menv.inference.backend import Decision
 from menv.inference.onnx_backend import OnnxBackend
-from tests.acting.lively import lively_weights
+from tests.inference.lively import lively_weights
 
 Floats = npt.NDArray[np.float32]
 
