@@ -99,6 +99,7 @@ def test_every_game_has_one_learner_in_either_seat_and_one_opponent() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_learner_wins_95_of_100_games_against_a_random_player() -> None:
     outcomes = [outcome_of("self_play", seconds="45", seed=seed)[0] for seed in range(3)]
     assert statistics.median(outcome["won"] for outcome in outcomes) >= 0.95
