@@ -268,17 +268,17 @@ class WorkerGroup:
     @property
     def pids(self) -> list[int | None]:
         """Process ids of the workers."""
-        return [peer.pid for peer in self._group.peers]
+        return [peer.pid for peer in self._group.actors]
 
     def present(self) -> list[int]:
         """Return the indices of running workers, after waiting for Ray to place the others."""
         problem = None
-        for index, peer in enumerate(self._group.peers if self._engine.name == "ray" else ()):
+        for index, peer in enumerate(self._group.actors if self._engine.name == "ray" else ()):
             if peer.pid is not None:
                 if index in self.absent:
                     # Ray has placed it by now; it gets the current policies.
                     self.absent.discard(index)
-                    self._group.brief_again(index)
+                    self._group.initialize_again(index)
             elif index not in self.absent:
                 self._engine.wait([peer])
                 ended = getattr(peer, "ended", None)
@@ -349,7 +349,7 @@ class WorkerGroup:
                 continue
             except Exception:
                 # An error is an answer too. A worker that could not be created sends no other.
-                queue.asked = queue.asked - 1 if self._group.is_briefed(index) else 0
+                queue.asked = queue.asked - 1 if self._group.is_initialized(index) else 0
                 raise
             asked -= 1
             queue.put(fragment)
@@ -370,7 +370,7 @@ class WorkerGroup:
             pass
         except Exception as error:
             # Raise it at the next fragment; a worker that could not be created raises again.
-            if self._group.is_briefed(index):
+            if self._group.is_initialized(index):
                 self.queues[index].error = error
         if index in self.absent:
             return None
@@ -401,7 +401,7 @@ class WorkerGroup:
     def brief_again(self) -> None:
         """Re-create each worker with the current policies, in its process."""
         for index in range(len(self)):
-            self._group.brief_again(index)
+            self._group.initialize_again(index)
 
     def restart(self, seed: int) -> None:
         """Restart each worker with another seed and discard its counters."""
@@ -416,7 +416,7 @@ class WorkerGroup:
             # Its environments got their seeds when they were created.
             if times or self._group.replaced[index]:
                 self._group.replaced[index] = times
-                self._group.brief_again(index)
+                self._group.initialize_again(index)
 
     def begins_anew(self, index: int) -> None:
         """Record that an absent worker resumes nothing and must sample other numbers."""
@@ -463,7 +463,7 @@ class WorkerGroup:
         if hung is not None and self._config.env_timeout is not None:
             head, expected, rest = str(error).partition(", expected ")
             told = f"{head}: {self._overdue(index)}, from {hung}"
-            if not self._group.lost and not self._group.is_briefed(index):
+            if not self._group.lost and not self._group.is_initialized(index):
                 self._group.give_up(index)
                 raise WorkerLostError(
                     f"{told}, expected it to be there; fix what it waits for, or raise env_timeout above that"
@@ -482,7 +482,7 @@ class WorkerGroup:
             EnvFaultWarning,
             stacklevel=2,
         )
-        peer = self._group.peers[index]
+        peer = self._group.actors[index]
         if self._engine.name == "ray" and len(self.absent) + 1 < len(self) and self._leaves_out:
             # A lost node may leave no room; the other workers do not wait for one.
             self._engine.wait([peer], _PLACED_AGAIN_S)
@@ -491,7 +491,7 @@ class WorkerGroup:
 
     def _overdue(self, index: int) -> str:
         seconds = self._config.env_timeout
-        if self._group.is_briefed(index):
+        if self._group.is_initialized(index):
             # Progress is counted in env steps; callbacks and policies run between them.
             return f"an environment, or a callback or a custom policy, did not return for env_timeout={seconds:g} s"
         return f"an environment was not created within {creation_limit(seconds):g} s"

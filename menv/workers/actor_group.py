@@ -1,7 +1,6 @@
-"""A group of peers that are alike: those that are lost are replaced, a few times.
+"""A group of equal actors in other processes; lost ones are replaced a few times.
 
-`menv.algorithms.remote_rollouts` keeps its workers in one. It knows what they are asked as little as an
-engine does.
+`menv.algorithms.worker_group` keeps its rollout workers in one.
 """
 
 from __future__ import annotations
@@ -15,34 +14,25 @@ from menv.errors import EnvCrashError, WorkerLostError
 from menv.workers.engine import Engine, RemoteActor
 
 PAUSES = (0.0, 0.5, 2.0)
-"""Seconds before each replacement of a peer that has answered nothing since the last one; after them it is given up."""
+"""Seconds before each replacement without an answer in between; after the last one the actor is given up."""
 
-Brief = Callable[[int, int], tuple[Any, ...]]
-"""`(index, times replaced) -> (method, *args)`: what a peer is asked first, which makes it what it is to be."""
+FirstRequest = Callable[[int, int], tuple[Any, ...]]
+"""`(index, times replaced) -> (method, *args)`: the first request, which initializes the object."""
 
 
 class ActorGroup:
-    """Peers by index.
+    """Remote actors by index.
 
-    Args:
-        engine: Starts them.
-        create: Creates an object elsewhere that can be briefed.
-        brief: Says how.
-        count: How many there are.
-        label: What messages call one; its number, from 1, comes behind.
-        early: Peers that have been started already and not been asked anything.
-
-    Attributes:
-        peers: They.
-        lost: How many have been lost so far.
-        replaced: How often each has been replaced, or is said to have been.
+    `create` makes an object in another process; `brief(index, times replaced)` is the first request to it. `early`
+    holds actors that were started already and not asked anything. `lost` counts lost actors, `replaced` the
+    replacements of each.
     """
 
     def __init__(
         self,
         engine: Engine,
         create: Callable[[], Any],
-        brief: Brief,
+        brief: FirstRequest,
         count: int,
         label: str,
         early: Sequence[RemoteActor] = (),
@@ -52,84 +42,75 @@ class ActorGroup:
         self._brief = brief
         self._label = label
         self.replaced = [0] * count
-        # Of each peer: the errors since its last answer, the first cause before the others.
+        # Errors of each actor since its last answer, the first cause first.
         self._errors: list[list[WorkerLostError]] = [[] for _ in range(count)]
-        # Answers that tell no more than that it is there, and that it is briefed.
+        # Outstanding answers to the creation and to the first request.
         self._first = [2] * count
-        # Those that raised when they were briefed, and are nothing yet, and those that were given up.
-        self._unmade: set[int] = set()
+        # Actors whose first request failed, and actors that were given up.
+        self._unusable: set[int] = set()
         self.lost = 0
-        self.peers: list[RemoteActor] = [
-            self._briefed(index, early[index] if index < len(early) else None) for index in range(count)
+        self.actors: list[RemoteActor] = [
+            self._initialized(index, early[index] if index < len(early) else None) for index in range(count)
         ]
 
     def ask(self, index: int, method: str, *args: Any, parcel: Any = None) -> None:
-        """Ask one of them; see `RemoteActor.ask`."""
-        self.peers[index].ask(method, *args, parcel=parcel)
+        self.actors[index].ask(method, *args, parcel=parcel)
 
     def answer(self, index: int) -> Any:
-        """Return the answer of one of them; see `RemoteActor.answer`.
-
-        Raises:
-            WorkerLostError: It is lost, or took the place of a lost one and could not begin; it may be replaced.
-        """
+        """Return an actor's answer; WorkerLostError if it is lost, or replaced a lost one and could not begin."""
         try:
             value = self._answer(index)
         except EnvCrashError as error:
             if not self._errors[index]:
                 raise
-            # Its predecessor's environments could be made; what these wait for may be back in a moment.
-            self._unmade.add(index)
-            told = str(error).partition(", expected ")[0]
+            # Environments could be created before, so the cause may be temporary.
+            self._unusable.add(index)
+            reason = str(error).partition(", expected ")[0]
             raise WorkerLostError(
-                f"{self.peers[index].label}: took the place of a lost one and could not begin: {told}, expected it to; "
-                "mend what raised"
+                f"{self.actors[index].label}: took the place of a lost one and could not begin: {reason}, expected it "
+                "to; mend what raised"
             ) from error
         self._errors[index].clear()
         return value
 
     def _answer(self, index: int) -> Any:
-        peer = self.peers[index]
+        actor = self.actors[index]
         while self._first[index]:
             try:
-                peer.answer()
+                actor.answer()
             except WorkerLostError:
                 raise
             except Exception:
-                self._unmade.add(index)
+                self._unusable.add(index)
                 raise
             self._first[index] -= 1
-        return peer.answer()
+        return actor.answer()
 
     def settle(self, index: int) -> None:
-        """Let go of answers that nobody waits for any more, because whoever did was interrupted or told of an error.
-
-        One that could not be briefed, or was given up, is started anew.
-        """
-        while self.peers[index].pending > self._first[index]:
-            # What went wrong over there does not concern who comes next; one that is lost tells again.
+        """Discard answers that no caller waits for any more; restart an actor that could not begin."""
+        while self.actors[index].pending > self._first[index]:
+            # Old errors do not concern the next request; a lost actor raises again.
             with suppress(Exception):
                 self.answer(index)
-        if index in self._unmade:
+        if index in self._unusable:
             self.renew(index)
 
     def outstanding(self, index: int) -> int:
-        """Return how many answers of one of them are still to come, without those that come first."""
-        return max(0, self.peers[index].pending - self._first[index])
+        """Return how many answers are due, without those of the first requests."""
+        return max(0, self.actors[index].pending - self._first[index])
 
-    def is_briefed(self, index: int) -> bool:
-        """Return whether one of them has told that it is what it is to be."""
+    def is_initialized(self, index: int) -> bool:
+        """Return whether an actor has answered its first request."""
         return not self._first[index]
 
     def replace(self, index: int, error: WorkerLostError) -> None:
-        """Start another one in the place of one that is lost; what it was asked is to be asked again.
+        """Start another actor in place of a lost one; the caller repeats its requests.
 
-        Raises:
-            WorkerLostError: That has been done too often without an answer in between, not because this process was
-                interrupted; it tells the first cause.
+        Raises WorkerLostError with the first cause after too many losses without an answer in between. An interruption
+        of this process does not count.
         """
         errors = self._errors[index]
-        blamed = not self.peers[index].broken_off
+        blamed = not self.actors[index].was_interrupted
         errors += [error] if blamed else []
         self.lost += 1
         self.replaced[index] += 1
@@ -145,33 +126,33 @@ class ActorGroup:
         self._start_again(index)
 
     def give_up(self, index: int) -> None:
-        """Start no other one in the place of one that is lost, until it is asked again, as by who saves the run."""
-        self._unmade.add(index)
+        """Do not replace an actor before the next request, e.g. while a run is saved."""
+        self._unusable.add(index)
 
     def renew(self, index: int) -> None:
-        """Start one of them anew, as if it had never been asked anything."""
+        """Start an actor again and forget its errors."""
         self._errors[index].clear()
         self._start_again(index)
 
     def _start_again(self, index: int) -> None:
-        """Put a new peer in the place of one; if that is interrupted, `settle` does it."""
-        self._unmade.add(index)
-        self.peers[index].kill()
+        """Replace an actor; after an interruption, `settle` finishes this."""
+        self._unusable.add(index)
+        self.actors[index].kill()
         self._first[index] = 2
-        self.peers[index] = self._briefed(index)
-        self._unmade.discard(index)
+        self.actors[index] = self._initialized(index)
+        self._unusable.discard(index)
 
-    def brief_again(self, index: int) -> None:
-        """Let one of them become anew what it is to be by now, in the process that it has."""
+    def initialize_again(self, index: int) -> None:
+        """Repeat the first request in the running process."""
         self.settle(index)
         method, *args = self._brief(index, self.replaced[index])
-        self.peers[index].ask(method, *args)
+        self.actors[index].ask(method, *args)
         self._first[index] += 1
 
-    def _briefed(self, index: int, peer: RemoteActor | None = None) -> RemoteActor:
-        """Return a peer that knows what it is to be, a new one if none is given."""
-        if peer is None:
-            peer = self._engine.start(self._create, label=f"{self._label} {index + 1}")
+    def _initialized(self, index: int, actor: RemoteActor | None = None) -> RemoteActor:
+        """Ask an actor its first request, a new one if none is given."""
+        if actor is None:
+            actor = self._engine.start(self._create, label=f"{self._label} {index + 1}")
         method, *args = self._brief(index, self.replaced[index])
-        peer.ask(method, *args)
-        return peer
+        actor.ask(method, *args)
+        return actor

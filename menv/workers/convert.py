@@ -1,7 +1,6 @@
-"""`to_base_env` for all: sub-environments here, or in other processes.
+"""`to_base_env` with sub-environments in this process or in others.
 
-The classic methods `env.to_base_env(...)` and `menv.algorithms.fragments` end here. What stays in this
-process is `menv.adapters.convert`'s affair.
+`env.to_base_env(...)` and `menv.algorithms.fragments` call it. `menv.adapters.convert` handles local environments.
 """
 
 from __future__ import annotations
@@ -46,28 +45,29 @@ def to_base_env(
     """Return `env` and its copies as one `BaseEnv`.
 
     Args:
-        env: A BaseEnv, VectorEnv or gymnasium.vector.VectorEnv, which brings its sub-environments along, or
-            a MultiAgentEnv or gymnasium.Env, which becomes sub-environment 0. With `remote_envs` it only tells spaces
+        env: A BaseEnv, VectorEnv or gymnasium.vector.VectorEnv, which brings its sub-environments along, or a
+            MultiAgentEnv or gymnasium.Env, which becomes sub-environment 0. With `remote_envs` it only provides spaces
             and agents, and is closed.
-        make_env: Creates sub-environment number `vector_index`; with `remote_envs` all of them, elsewhere, where it
-            can use the names of `register_env` and `gymnasium.register` that are known here now.
-        num_envs: How many sub-environments there shall be.
-        remote_envs: Whether each lives in a process of its own.
-        remote_env_batch_wait_ms: Milliseconds that a poll waits for more of them once one has answered. 0 takes whoever
-            is ready, a large number lets all step in lock step.
-        restart_failed_sub_environments: Whether one that raises, hangs or is killed is made anew by `make_env`, at the
-            cost of its episode; False ends the run. Those that `env` brings along are never made anew.
-        num_consecutive_env_failures_tolerance: So many crashes of one sub-environment in a row, each in a reset or
-            in the first 10 env steps of an episode, do not end the run; the next one does.
-        seed: Gives every reset its own seed; None leaves the environments alone.
+        make_env: Creates sub-environment number `vector_index`. With `remote_envs` it creates all of them in other
+            processes, where it can use the names that `register_env` and `gymnasium.register` know here at this time.
+        num_envs: Number of sub-environments.
+        remote_envs: Whether sub-environments run in separate processes.
+        remote_env_batch_wait_ms: Milliseconds that a poll waits for more sub-environments once one has answered. 0
+            returns the ready ones, a large number makes all step in lock step.
+        restart_failed_sub_environments: Whether `make_env` creates a sub-environment again that raises, hangs or is
+            killed, at the cost of its episode; False ends the run. Sub-environments that `env` brings along are never
+            re-created.
+        num_consecutive_env_failures_tolerance: Number of crashes of one sub-environment in a row, each in a reset or in
+            the first 10 env steps of an episode, that do not end the run; the next one does.
+        seed: Gives every reset a different seed; None leaves the environments alone.
         first_index: Index of sub-environment 0 among those of all workers.
-        env_timeout: Seconds after which a remote one that does not answer is given up; None waits for ever.
-        engine: "process" or "ray", or an engine that nobody else uses; None takes Ray where it is installed.
-        remote_envs_per_process: So many share a process, and step one after the other.
+        env_timeout: Seconds after which a remote sub-environment that does not answer is given up; None waits forever.
+        engine: "process" or "ray", or an engine that nothing else uses; None chooses Ray where it is installed.
+        remote_envs_per_process: Number of sub-environments that share a process, where they step one after the other.
 
     Raises:
-        ConfigError: `env` is of another kind or has another number of sub-environments, `make_env` is
-            missing, or a setting is wrong.
+        ConfigError: `env` is of another kind or has another number of sub-environments, `make_env` is missing, or a
+            setting is wrong.
         ContractError: A copy of a gymnasium.Env declares spaces of another kind or shape than `env`; or, with
             `remote_envs`, an agent id does not equal its copy from another process.
     """
@@ -94,7 +94,7 @@ def _engine(engine: EngineName | Engine | None) -> Engine:
         return engine
     from menv.workers.engines import make_engine
 
-    # An environment that waits for its actions takes nothing of a cluster's CPUs.
+    # An environment mostly waits for actions and needs no CPU of a cluster.
     return make_engine(engine, cpus=0.0)
 
 
@@ -122,7 +122,7 @@ def _creator(env: Any, make_env: Callable[[int], Any] | None, num_envs: int) -> 
 
 
 def _check_agents(env: Any) -> None:
-    """Refuse agent ids that are others once they came from another process: nobody could tell whose rows those are."""
+    """Refuse agent ids that do not equal their pickled copies: their rows could not be assigned."""
     for agent in (possible_agents(env) or ()) if isinstance(env, MultiAgentEnv) else ():
         if SealedValue(agent).opened() not in {agent}:
             kind = type(agent).__name__

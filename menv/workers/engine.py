@@ -1,11 +1,8 @@
-"""An engine: where objects of ours live outside this process, and how they are asked something.
+"""The interface of engines: objects in other processes, asked for their methods by messages.
 
-`menv.workers.process_engine` starts processes on this machine, `menv.workers.ray_engine` actors of Ray. Whoever uses
-one sees the same: an object is made elsewhere, its methods are asked for, answers come in the order of the questions.
-It knows neither environments nor samplers.
-
-What goes over is pickled (by cloudpickle, so that functions of a script go too): a driver and the workers that it
-started itself trust each other. Nothing else may connect.
+`process_engine` starts processes on this machine, `ray_engine` starts Ray actors. Both create an object elsewhere, call
+its methods and return the answers in the order of the requests. Values travel as cloudpickles, so functions of a script
+can travel, too: a driver and the workers that it started trust each other, and nothing else may connect.
 """
 
 from __future__ import annotations
@@ -24,11 +21,10 @@ EngineName: TypeAlias = Literal["process", "ray"]
 
 
 class RemoteActor(ABC):
-    """An object that lives elsewhere.
+    """An object in another process.
 
-    Attributes:
-        label: What messages call it, such as "worker 2".
-        pending: Questions that have not been answered yet; its creation is the first one.
+    `label` names it in messages, such as "worker 2". `pending` counts unanswered requests; the first one is its
+    creation.
     """
 
     label: str
@@ -37,49 +33,37 @@ class RemoteActor(ABC):
     @property
     @abstractmethod
     def pid(self) -> int | None:
-        """Return the id of its process, on the machine where that runs; None until it is known."""
+        """Return its process id on the machine where it runs; None until it is known."""
 
     @property
-    def broken_off(self) -> bool:
-        """Return whether nothing more comes from it, because this process was interrupted in the midst of a message."""
+    def was_interrupted(self) -> bool:
+        """Return whether the channel is unusable because this process was interrupted within a message."""
         return False
 
     @abstractmethod
     def ask(self, method: str, *args: Any, parcel: Any = None) -> None:
-        """Ask for a method of the object; returns at once.
+        """Request a method call; returns at once.
 
-        Args:
-            method: Its name.
-            args: What it is called with.
-            parcel: What `Engine.put` returned; the value is one more argument, behind the others.
-
-        Raises:
-            UnsendableError: An argument cannot be sent.
-            NoRoomError: There is no room for the arguments.
+        `parcel`, from `Engine.put`, is appended to the arguments. Raises UnsendableError or NoRoomError if the
+        arguments cannot be sent.
         """
 
     @abstractmethod
     def answer(self) -> Any:
-        """Wait for the answer to the oldest question and return it; arrays in it may be read-only.
+        """Wait for the answer to the oldest request and return it; arrays in it may be read-only.
 
-        Raises:
-            CallOrderError: Nothing was asked.
-            NoRoomError: It could not be started, or there is no room for the answer, and it is lost.
-            WorkerLostError: The process or its machine is gone, and whatever was asked with it.
-            Exception: What the method raised, with the traceback of over there as its cause.
+        Raises what the method raised, with its remote traceback as the cause; CallOrderError without a request,
+        NoRoomError if there is no room for the process or the answer, WorkerLostError if the process or machine is
+        gone.
         """
 
     @abstractmethod
     def kill(self) -> None:
-        """End its process at once; what it was asked is lost. May be called more than once."""
+        """End its process at once, with all its requests. May be called more than once."""
 
 
 class Engine(ABC):
-    """Starts peers, and waits for several of them at once.
-
-    Attributes:
-        name: As in `config["engine"]`.
-    """
+    """Starts remote actors, and waits for several of them at once."""
 
     name: ClassVar[EngineName]
 
@@ -87,33 +71,31 @@ class Engine(ABC):
     def start(self, make: Callable[..., Any], *args: Any, label: str) -> RemoteActor:
         """Let `make(*args)` create an object elsewhere; returns at once.
 
-        The first answer of the peer is None, when the object is there. If the object has a method `stop`, it is called
-        in the end.
+        The first answer of the actor is None, when the object exists. A method `stop` of the object is called at the
+        end.
         """
 
     @abstractmethod
     def put(self, value: Any) -> Any:
-        """Return a parcel: a value that is packed once and given to many peers."""
+        """Return a parcel: a value that is packed once and sent to many actors."""
 
     @abstractmethod
-    def wait(self, peers: Sequence[RemoteActor], timeout: float | None = None) -> list[RemoteActor]:
-        """Return those whose `answer` would not wait, in the order of `peers`; at least one unless time is over.
+    def wait(self, actors: Sequence[RemoteActor], timeout: float | None = None) -> list[RemoteActor]:
+        """Return the actors whose `answer` would not wait, in the given order; at least one before the timeout.
 
-        Args:
-            peers: Those who have no question to answer are left out; without any other it returns at once.
-            timeout: Seconds; None waits as long as it takes.
+        Actors without a request are left out; if there are no others, it returns at once.
         """
 
     @abstractmethod
     def stop(self, grace: float = 5.0) -> None:
-        """End all peers: those that do not end by themselves within `grace` seconds are killed.
+        """End all actors, and kill those that still run after `grace` seconds.
 
-        Warns of those among them that were asked nothing, and of objects that raised when they were stopped.
+        Warns of killed actors that had no request, and of objects whose `stop` raised.
         """
 
 
 def warn_of_slow_end(whose: str, grace: float) -> None:
-    """Warn of a peer that was killed, because it had not ended in its time."""
+    """Warn of an actor that was killed because it did not end in time."""
     warnings.warn(
         f"{whose}: did not end within {grace:g} s and was killed, expected what lives in it to close by then; look at "
         "what its close() waits for, and for threads and processes that it leaves running",
@@ -123,22 +105,12 @@ def warn_of_slow_end(whose: str, grace: float) -> None:
 
 
 def warn_of_bad_end(whose: str, how: str) -> None:
-    """Warn of a peer in which something raised at its end."""
+    """Warn of an actor whose object raised when it was stopped."""
     warnings.warn(
         f"{whose}: could not close: {how}, expected what lives in it to close; mend its close()",
         EnvFaultWarning,
         stacklevel=3,
     )
-
-
-# SEAM menv.scale.far_error
-# An exception on its way from another process to this one.
-#
-# Both engines send what a method raised in this form. The process that asked gets the same exceptions, each
-# with its
-# `__cause__`; the first cause has its traceback as text for its own. One that cannot be pickled arrives as a
-# `RemoteError`
-# that says what it was.
 
 
 _DEPTH = 8
@@ -149,7 +121,7 @@ class RemoteError(MenvError):
     """A method of an object in another process raised something that cannot be sent; its traceback is `__cause__`."""
 
 
-class RemoteTraceback(Exception):  # noqa: N818 - it is a text, no error of its own
+class RemoteTraceback(Exception):  # noqa: N818 - a text, not an error
     """The traceback of an exception in another process, as text."""
 
     def __init__(self, text: str) -> None:
@@ -162,13 +134,9 @@ class RemoteTraceback(Exception):  # noqa: N818 - it is a text, no error of its 
 
 @dataclass(frozen=True, slots=True)
 class CapturedError:
-    """What a method raised.
+    """An exception on its way to the driver: pickled if possible, otherwise as the line of a `RemoteError`.
 
-    Attributes:
-        pickled: The exception, None if it cannot be pickled.
-        line: Its type and message.
-        text: Its traceback.
-        cause: What it was raised from, if anything.
+    Causes travel along, up to a depth; the first one gets its remote traceback, a text, as its cause.
     """
 
     pickled: bytes | None
@@ -178,7 +146,6 @@ class CapturedError:
 
     @classmethod
     def of(cls, error: BaseException, depth: int = _DEPTH) -> Self:
-        """Return an exception in the form in which it travels."""
         text = "".join(traceback.format_exception(error))
         try:
             line = f"{type(error).__name__}: {error}"
@@ -186,7 +153,7 @@ class CapturedError:
             line = type(error).__name__
         try:
             pickled: bytes | None = dumps(error)
-            # Many classes are pickled without complaint and cannot be made again.
+            # Some classes can be pickled but not unpickled.
             loads(pickled)
         except Exception:
             pickled = None
@@ -194,7 +161,7 @@ class CapturedError:
         return cls(pickled, line, text, None if cause is None else cls.of(cause, depth - 1))
 
     def error(self, label: str) -> BaseException:
-        """Return the exception, to be raised in the process that asked."""
+        """Return the exception to raise in the driver."""
         try:
             made = loads(self.pickled) if self.pickled is not None else None
         except Exception:

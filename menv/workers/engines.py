@@ -1,4 +1,4 @@
-"""From the name of an engine to the engine."""
+"""Choose an engine by its name."""
 
 from __future__ import annotations
 
@@ -14,18 +14,10 @@ from menv.workers.process_engine import ProcessEngine
 def make_engine(
     name: EngineName | None = None, *, cpus: float = 1.0, patience: float | None = None
 ) -> Engine:
-    """Return an engine.
+    """Return an engine; None chooses Ray where it is installed, and processes elsewhere.
 
-    Args:
-        name: None is Ray where it is installed, and processes elsewhere.
-        cpus: What each peer takes of a cluster's CPUs; for those that mostly wait it may be 0. Processes of this
-            machine are not counted.
-        patience: Seconds that each peer may wait for room in a cluster; None is 300 where a node may come, 10 on one
-            machine.
-
-    Raises:
-        ConfigError: Nothing has this name, or this is Windows.
-        MissingExtraError: It is Ray, which is not installed.
+    `cpus` is what each Ray actor takes of a cluster's CPUs, 0 for actors that mostly wait. `patience` is the number of
+    seconds that an actor may wait for room; None is 300 where a node may be added, and 10 on one machine.
     """
     check_system()
     if name == "process":
@@ -45,11 +37,7 @@ def make_engine(
 
 
 def check_system() -> None:
-    """Refuse other processes on Windows, which has no sockets and memory that processes hand to each other.
-
-    Raises:
-        ConfigError: This is Windows.
-    """
+    """Refuse Windows, where processes cannot share sockets and memory in the required way."""
     if os.name == "nt" or sys.platform == "win32":
         raise ConfigError(
             "engine: workers and remote environments on Windows, expected Linux or macOS; leave num_workers, "

@@ -346,7 +346,7 @@ class EnvServerGroup:
         try:
             answer = host.peer.answer()
         except WorkerLostError as error:
-            self._lost(host, error, blamed=not host.peer.broken_off)
+            self._lost(host, error, blamed=not host.peer.was_interrupted)
             return None
         except Exception as error:
             if not self.successors.failed_to_begin(host, error, self.waiting):

@@ -1,10 +1,10 @@
-"""A link: a socket between a driver and a process that it started, on which values travel.
+"""A socket between a driver and a process that it started, and the packing of values that travel on it.
 
-`menv.workers.process_engine` holds one end, `menv.workers.worker_process` the other. Small values go through the
-socket;
-large ones are written into a piece of shared memory of their own, whose descriptor goes through the socket. The arrays
-that come out lie in that memory, without a copy, and free it when the last of them is gone. Each such piece keeps a
-file open; where a program holds many of them, the next ones are copied out of it.
+`process_engine` holds one end, `worker_process` the other. Small values go through the socket. Large ones are written
+to shared memory, whose descriptor goes through the socket; received arrays use that memory without a copy and free it
+with the last of them. Each such memory keeps a file open, so beyond a number of them further ones are copied.
+
+This is the only module that unpickles, and only messages of processes that trust each other.
 """
 
 from __future__ import annotations
@@ -30,44 +30,23 @@ import cloudpickle
 
 from menv.errors import ConfigError, NoRoomError
 
-# SEAM menv.scale.trusted
-# Pickles between a driver and the workers that it started itself: the one place where menv unpickles.
-#
-# `link` and `far_error` use it, on what came over a socket that nobody else can open. Nothing else may: no
-# file, no
-# network, no client.
-
 
 def dumps(value: Any, take_buffer: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
-    """Return a value as a pickle that holds functions and classes of a script too.
-
-    Args:
-        value: What is to be sent.
-        take_buffer: Is given the memory of each array, which is not in the pickle then.
-    """
+    """Pickle a value with cloudpickle; `take_buffer` receives the memory of each array that stays outside."""
     data: bytes = cloudpickle.dumps(value, protocol=5, buffer_callback=take_buffer)
     return data
 
 
 def loads(data: Any, buffers: Sequence[Any] = ()) -> Any:
-    """Return the value in a pickle; raises whatever its classes do."""
+    """Unpickle a value; raises whatever its classes do."""
     return pickle.loads(data, buffers=buffers)
-
-
-# SEAM menv.scale.packing
-# A value as parts: its pickle, and the memory of its arrays beside it, so that nobody copies these.
-#
-# Both engines send values in this form. What cannot be sent is named here, because a pickle's own complaint
-# does not say
-# where in a config the thing is.
 
 
 Parts: TypeAlias = "list[Any]"
 """The pickle first, then the buffers of arrays, in its order."""
-_DEEPEST = 12
+_MAX_DEPTH = 12
 _SMALL = 1 << 15
-"""Bytes of an array up to which it is in the pickle. Who keeps one that is beside it, such as a space, keeps the memory
-of all others that came with it."""
+"""Arrays up to this size in bytes stay in the pickle. A larger one keeps the memory of the whole message alive."""
 
 
 class UnsendableError(ConfigError, TypeError):
@@ -75,15 +54,10 @@ class UnsendableError(ConfigError, TypeError):
 
 
 def pack(value: Any, what: str = "", at: str = "") -> Parts:
-    """Return a value as parts; the arrays in it must stay as they are until the parts are sent.
+    """Return a value as its pickle and the buffers of its large arrays, which must not change before they are sent.
 
-    Args:
-        value: What is to be sent.
-        what: What messages call it.
-        at: Or rather the part of it that is reached like this, such as "[1]".
-
-    Raises:
-        UnsendableError: Something in it cannot be pickled; the message names it.
+    `what` names the value in messages, or the part of it that is reached by `at`, such as "[1]". Raises
+    UnsendableError, which names the part that cannot be pickled.
     """
     buffers: list[Any] = []
 
@@ -96,58 +70,53 @@ def pack(value: Any, what: str = "", at: str = "") -> Parts:
     try:
         head = dumps(value, is_small)
     except Exception as error:
-        found, path = culprit(value)
+        found, path = find_unpicklable(value)
         raise UnsendableError(
-            f"{what}{path.removeprefix(at)} is a {type(found).__qualname__} ({_line(error)}), "
+            f"{what}{path.removeprefix(at)} is a {type(found).__qualname__} ({_first_line(error)}), "
             "expected what can be pickled; create it in the process that uses it"
         ) from error
     return [head, *buffers]
 
 
 class SealedValue:
-    """A value as it is now, to be sent later on and opened elsewhere: where it came from it would take its own place.
-
-    Args:
-        value: What is to be sent.
-    """
+    """A snapshot of a value that is sent later. A plain value may be replaced by a reference when it is pickled."""
 
     def __init__(self, value: Any) -> None:
         self._parts = [PickleBuffer(part) for part in pack(value)]
 
     def opened(self) -> Any:
-        """Return the value."""
         return unpack(self._parts)
 
 
 def unpack(parts: Parts) -> Any:
-    """Return the value; raises whatever its classes do."""
+    """Return the value that `pack` packed; raises whatever its classes do."""
     return loads(parts[0], parts[1:])
 
 
-def culprit(value: Any) -> tuple[Any, str]:
-    """Return the smallest part of a value that cannot be pickled, and how it is reached from there."""
-    path, way = "", [value]
-    for _ in range(_DEEPEST):
-        for inner, step in _inside(value):
-            # A method of a class may know the class.
-            if not any(inner is outer for outer in way) and not can_be_pickled(inner):
+def find_unpicklable(value: Any) -> tuple[Any, str]:
+    """Return the smallest part of a value that cannot be pickled, and the path to it."""
+    path, outer_values = "", [value]
+    for _ in range(_MAX_DEPTH):
+        for inner, step in _parts_of(value):
+            # A method may refer to its class.
+            if not any(inner is outer for outer in outer_values) and not can_be_pickled(inner):
                 value, path = inner, path + step
-                way.append(value)
+                outer_values.append(value)
                 break
         else:
             break
     return value, path
 
 
-def _inside(value: Any) -> Iterator[tuple[Any, str]]:
+def _parts_of(value: Any) -> Iterator[tuple[Any, str]]:
     if isinstance(value, Mapping):
         yield from ((inner, f"[{key!r}]") for key, inner in value.items())
     elif isinstance(value, list | tuple | set | frozenset):
         yield from ((inner, f"[{index}]") for index, inner in enumerate(value))
     elif isinstance(value, FunctionType):
-        yield from _used_by(value)
+        yield from _globals_and_closure_of(value)
     elif isinstance(value, type):
-        yield from _in_class(value)
+        yield from _members_of(value)
     else:
         if hasattr(value, "__func__"):
             yield value.__self__, ".__self__"
@@ -165,7 +134,7 @@ def _slots(value: Any) -> Iterator[str]:
                 yield name
 
 
-def _in_class(kind: type) -> Iterator[tuple[Any, str]]:
+def _members_of(kind: type) -> Iterator[tuple[Any, str]]:
     for name, inner in vars(kind).items():
         function = getattr(inner, "__func__", getattr(inner, "fget", inner))
         if isinstance(function, FunctionType):
@@ -174,7 +143,7 @@ def _in_class(kind: type) -> Iterator[tuple[Any, str]]:
             yield inner, f".{name}"
 
 
-def _used_by(function: FunctionType) -> Iterator[tuple[Any, str]]:
+def _globals_and_closure_of(function: FunctionType) -> Iterator[tuple[Any, str]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         yield cell.cell_contents, f"'s variable {name!r}"
     for name in function.__code__.co_names:
@@ -183,7 +152,7 @@ def _used_by(function: FunctionType) -> Iterator[tuple[Any, str]]:
 
 
 def can_be_pickled(value: Any) -> bool:
-    """Return whether a value can go to another process."""
+    """Return whether a value can be sent to another process."""
     try:
         dumps(value, lambda _buffer: None)
     except Exception:
@@ -191,32 +160,25 @@ def can_be_pickled(value: Any) -> bool:
     return True
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)[:200]
 
 
 _HEAD = struct.Struct("<I?")
-"""How many parts there are, and whether another letter belongs to this one."""
+"""Number of parts, and whether the next message belongs to this one."""
 _LENGTH = struct.Struct("<Q")
 _FD = struct.Struct("i")
 _SHARED = 1 << 15
-"""Bytes from which on shared memory is worth its price, about 30 us. The rest fits into a socket."""
-_ALIGNED = 64
-_AT_ONCE = 1 << 20
-_MOST_OPEN = 128
-"""Pieces of shared memory that may be held at once without a copy; many systems let a process open 1024 files."""
+"""Size in bytes from which shared memory pays off (it costs about 30 us)."""
+_ALIGNMENT = 64
+_MAX_READ = 1 << 20
+_MAX_OPEN = 128
+"""Shared memories held at once without a copy; many systems limit a process to 1024 open files."""
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 class PackedMessage:
-    """A value that can be sent, to several peers too; its shared memory lives as long as it does.
-
-    Args:
-        parts: What `menv.workers.pipe_channel.pack` returned.
-
-    Attributes:
-        fd: Of its shared memory, -1 without.
-    """
+    """A packed value, for one or several actors. `fd` is its shared memory, which lives as long as it; -1 without."""
 
     fd = -1
 
@@ -230,68 +192,50 @@ class PackedMessage:
         if self.fd >= 0:
             os.close(self.fd)
 
-    def letter(self, *, more: bool) -> bytes:
-        """Return what goes through the socket.
-
-        Args:
-            more: Whether the next letter belongs to this one.
-        """
+    def to_bytes(self, *, more: bool) -> bytes:
+        """Return the bytes for the socket; `more` says whether the next message belongs to this one."""
         head = _HEAD.pack(len(self._lengths), more) + b"".join(map(_LENGTH.pack, self._lengths))
         return b"".join((head, *self._parts))
 
     def _share(self) -> None:
-        """Move the parts into shared memory.
-
-        Raises:
-            NoRoomError: There is none.
-        """
+        """Move the parts into shared memory."""
         try:
-            self.fd = _memory()
-            starts, size = _places(self._lengths)
+            self.fd = _new_memory()
+            starts, size = _offsets(self._lengths)
             os.ftruncate(self.fd, size)
             for start, part in zip(starts, self._parts, strict=True):
                 view, done = memoryview(part), 0
                 while done < len(view):
                     done += os.pwrite(self.fd, view[done : done + (1 << 30)], start + done)
         except OSError as error:
-            raise _no_room(error.strerror) from error
+            raise _no_room_error(error.strerror) from error
         self._parts = []
 
 
 class ChannelMessage(NamedTuple):
-    """A value that has arrived and has not been looked at.
-
-    Attributes:
-        parts: As packed.
-        more: Whether the next letter belongs to this one.
-    """
+    """A received value that is not unpacked yet; `more` says whether the next message belongs to this one."""
 
     parts: Parts
     more: bool
 
 
 class PipeChannel:
-    """One end.
+    """One end of the socket, which belongs to the channel.
 
-    Whoever sends takes in what comes meanwhile: otherwise both ends could wait for the other one to read. After an
-    error, a Ctrl-C in the middle of a letter too, a link is closed. One thread uses it; any thread may close it. The
-    descriptor stays open as long as it is in use then: a system call that waits for it would wait for whatever has its
-    number next.
+    Sending also receives, since otherwise both ends could wait for each other. After an error, also a Ctrl-C within a
+    message, the channel is closed. One thread uses it; any thread may close it. The descriptor stays open while in use,
+    so that a waiting system call never sees another file with the same number.
 
-    Args:
-        end: The socket, which belongs to the link.
-
-    Attributes:
-        broken_off: Whether it was closed in the midst of a letter, by what was raised here and not by the other end.
-        come: Letters that have come and nobody has taken.
+    `was_interrupted` says whether it was closed within a message by an exception here. `received` is the
+    inbox.
     """
 
     def __init__(self, end: socket.socket) -> None:
-        self.broken_off = False
+        self.was_interrupted = False
         self._socket = end
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
-        self.come: deque[ChannelMessage] = deque()
+        self.received: deque[ChannelMessage] = deque()
         self._used = self._closed = False
 
     def fileno(self) -> int:
@@ -299,26 +243,17 @@ class PipeChannel:
         return -1 if self._closed else self._socket.fileno()
 
     def hold(self) -> None:
-        """Keep the descriptor open, whoever closes the link, until `release`."""
+        """Keep the descriptor open until `release`, even if another thread closes the channel."""
         self._used = True
 
     def release(self) -> None:
-        """Note that nobody waits for the descriptor any more."""
         self._used = False
         if self._closed:
             self._socket.close()
 
     def send(self, packed: PackedMessage, *, more: bool = False) -> None:
-        """Send a value.
-
-        Args:
-            packed: The value.
-            more: Whether the next letter belongs to this one.
-
-        Raises:
-            OSError: The other end is gone, or nothing can be sent any more.
-        """
-        view, rights = memoryview(packed.letter(more=more)), []
+        """Send a value; OSError if the other end is gone."""
+        view, rights = memoryview(packed.to_bytes(more=more)), []
         if packed.fd >= 0:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _FD.pack(packed.fd))]
         self.hold()
@@ -329,30 +264,21 @@ class PipeChannel:
                 try:
                     view, rights = view[self._socket.sendmsg([view], rights, socket.MSG_DONTWAIT) :], []
                 except BlockingIOError:
-                    self._take_in()
+                    self._receive_before_sending()
         except BaseException as error:
-            self.break_off(error)
+            self.close_within_message(error)
             raise
         finally:
             self.release()
 
     def receive(self) -> ChannelMessage:
-        """Wait for the next letter and return it.
+        """Wait for the next message; EOFError if the other end is gone."""
+        self.wait_for_message()
+        return self.received.popleft()
 
-        Raises:
-            EOFError: The other end is gone.
-        """
-        self.await_letter()
-        return self.come.popleft()
-
-    def await_letter(self) -> None:
-        """Wait until a letter is in `come`; where this is interrupted, nothing is lost.
-
-        Raises:
-            EOFError: The other end is gone.
-            NoRoomError: No file can be opened for what has come.
-        """
-        if self.come:
+    def wait_for_message(self) -> None:
+        """Wait until `received` holds a message; an interruption loses nothing. Raises what `receive` does."""
+        if self.received:
             return
         self.hold()
         try:
@@ -364,132 +290,128 @@ class PipeChannel:
             self.release()
 
     def close(self) -> None:
-        """End it for both ends, whoever else has inherited them."""
-        # Before the look at who uses it: whoever begins to do so afterwards finds it closed.
+        """Close it for both ends, also where other processes have inherited them."""
+        # First: a thread that begins to use it from here on finds it closed.
         self._closed = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         if not self._used:
             self._socket.close()
 
-    def leave(self) -> None:
-        """Close it for this process alone."""
+    def close_here(self) -> None:
+        """Close it in this process only."""
         self._socket.close()
 
-    def break_off(self, error: BaseException) -> None:
-        """Close it in the midst of a letter: where the next one begins is not known."""
-        self.broken_off |= not isinstance(error, OSError | EOFError)
+    def close_within_message(self, error: BaseException) -> None:
+        """Close it within a message: the start of the next one is unknown."""
+        self.was_interrupted |= not isinstance(error, OSError | EOFError)
         self.close()
 
     def _receive(self) -> None:
         try:
-            self.come.append(_receive(self._socket))
+            self.received.append(_receive(self._socket))
         except BaseException as error:
-            self.break_off(error)
+            self.close_within_message(error)
             raise
 
-    def _take_in(self) -> None:
-        """Wait until more can be sent; keep a letter that comes before."""
+    def _receive_before_sending(self) -> None:
+        """Wait until more can be sent; keep a message that arrives before."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | select.POLLOUT)
         if any(event & ~select.POLLOUT for _, event in poll.poll()):
             try:
-                self.come.append(_receive(self._socket))
+                self.received.append(_receive(self._socket))
             except EOFError as error:
                 raise BrokenPipeError from error
 
 
 def _receive(source: socket.socket) -> ChannelMessage:
-    """Return the next letter.
-
-    Raises:
-        EOFError: The other end is gone.
-        NoRoomError: No file can be opened for what came with it, which is lost.
-    """
     try:
-        head, fd = _head(source)
+        head, fd = _receive_head(source)
         count, more = _HEAD.unpack(head)
-        lengths = [length for (length,) in _LENGTH.iter_unpack(_exactly(source, count * _LENGTH.size))]
+        lengths = [
+            length for (length,) in _LENGTH.iter_unpack(_receive_exactly(source, count * _LENGTH.size))
+        ]
         if fd is None:
-            return ChannelMessage([_exactly(source, length) for length in lengths], more)
+            return ChannelMessage([_receive_exactly(source, length) for length in lengths], more)
     except OSError as error:
         raise EOFError from error
-    places, size = _places(lengths)
+    starts, size = _offsets(lengths)
     try:
-        memory = _mapped(fd, size) if len(_open) < _MOST_OPEN else _copied(fd, size)
+        memory = _map(fd, size) if len(_open) < _MAX_OPEN else _copy(fd, size)
     except OSError:
-        # No other file may be open, or no more memory be mapped.
-        memory = _copied(fd, size)
+        # The limit of open files or of mapped memory is reached.
+        memory = _copy(fd, size)
     finally:
         os.close(fd)
     return ChannelMessage(
-        [memory[start : start + length] for start, length in zip(places, lengths, strict=True)], more
+        [memory[start : start + length] for start, length in zip(starts, lengths, strict=True)], more
     )
 
 
 _open: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
-"""The pieces of shared memory that are held here."""
+"""The shared memories that this process holds."""
 
 
-def _mapped(fd: int, size: int) -> memoryview:
-    # Private: what is written into the arrays stays here.
+def _map(fd: int, size: int) -> memoryview:
+    # Private: writes to the arrays stay in this process.
     memory = mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
     _open.add(memory)
     return memoryview(memory)
 
 
-def _copied(fd: int, size: int) -> memoryview:
+def _copy(fd: int, size: int) -> memoryview:
     view, done = memoryview(bytearray(size)), 0
     while done < size:
-        # Not from where the file stands: that is the same place for all who have its descriptor.
+        # Not read(): all processes with the descriptor share one file position.
         done += os.preadv(fd, [view[done : done + (1 << 30)]], done)
     return view
 
 
-def _memory() -> int:
-    """Return the descriptor of an empty piece of memory, or of a file where there is no such thing."""
+def _new_memory() -> int:
+    """Return the descriptor of empty shared memory, or of a file where the system has none."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("menv")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
 
-def _no_room(why: str | None) -> NoRoomError:
+def _no_room_error(why: str | None) -> NoRoomError:
     return NoRoomError(
         f"memory shared with another process: {why}, expected room for one more open file and what it holds; raise the "
         "limits (ulimit -n), hold fewer files open, or let workers sample less at a time"
     )
 
 
-def _head(source: socket.socket) -> tuple[bytes, int | None]:
-    """Return the first bytes of a letter, and the descriptor of shared memory that came with them."""
-    # Not socket.recv_fds, nor send_fds above: they drop the flags that they are given.
+def _receive_head(source: socket.socket) -> tuple[bytes, int | None]:
+    """Return the first bytes of a message, and the descriptor of shared memory that came with them."""
+    # socket.recv_fds and send_fds ignore their flags.
     head, rights, flags, _ = source.recvmsg(_HEAD.size, socket.CMSG_LEN(_FD.size), _CLOSE_ON_EXEC)
     if flags & socket.MSG_CTRUNC:
-        # Who went on would wait for bytes that lie in that memory.
-        raise _no_room(os.strerror(errno.EMFILE))
+        # The bytes of this message are in that memory.
+        raise _no_room_error(os.strerror(errno.EMFILE))
     if not head:
         raise EOFError
     if len(head) < _HEAD.size:
-        head += _exactly(source, _HEAD.size - len(head))
+        head += _receive_exactly(source, _HEAD.size - len(head))
     return head, (_FD.unpack(rights[0][2])[0] if rights else None)
 
 
-def _exactly(source: socket.socket, size: int) -> Any:
+def _receive_exactly(source: socket.socket, size: int) -> Any:
     data = bytearray(size)
     view, done = memoryview(data), 0
     while done < size:
-        got = source.recv_into(view[done : done + _AT_ONCE])
+        got = source.recv_into(view[done : done + _MAX_READ])
         if not got:
             raise EOFError
         done += got
     return data
 
 
-def _places(lengths: Sequence[int]) -> tuple[list[int], int]:
-    """Return where each part begins in shared memory, and its size."""
+def _offsets(lengths: Sequence[int]) -> tuple[list[int], int]:
+    """Return the offset of each part in shared memory, and the total size."""
     starts, end = [], 0
     for length in lengths:
         starts.append(end)
-        end += -(-length // _ALIGNED) * _ALIGNED
+        end += -(-length // _ALIGNMENT) * _ALIGNMENT
     return starts, end

@@ -1,8 +1,8 @@
-"""Processes on this machine: the engine that needs nothing but Python.
+"""The engine that starts processes on this machine, and needs nothing but Python.
 
-A process is a new interpreter that imports what it is asked to and no more: not the driver's script, and no torch. It
-has a process group of its own, so that Ctrl-C means the driver alone, and so that what it started ends with it when it
-is killed. See `menv.workers.engine` for what the engine does, `menv.workers.worker_process` for the other end.
+A process is a new interpreter that imports only what it needs: not the driver's script, and no torch. It has a separate
+process group, so that Ctrl-C reaches only the driver, and killing it also ends the processes that it started. `engine`
+describes the interface, `worker_process` is the other end.
 """
 
 from __future__ import annotations
@@ -28,56 +28,42 @@ from menv.errors import CallOrderError, NoRoomError, WorkerLostError
 from menv.workers.engine import Engine, EngineName, RemoteActor, warn_of_bad_end, warn_of_slow_end
 from menv.workers.pipe_channel import PackedMessage, PipeChannel, pack, unpack
 from menv.workers.watchdog import FATAL, last_of, where_it_hung
-from menv.workers.worker_process import CREATE, ONE_THREAD, import_paths, question
-
-# SEAM menv.scale.last_words
-# What a process writes to stderr: passed on to ours, and the end of it kept for the message when it ends.
-#
-# `menv.workers.process_engine` has one for each process that it starts; whoever counts losses says them in a
-# line.
-
+from menv.workers.worker_process import CREATE, ONE_THREAD, import_paths, pack_request
 
 _LINES = 20
 _LONGEST = 500
 _BYTES = 1 << 14
 _JOINED_S = 1.0
-_BEFORE_WORDS = "; the last lines of its stderr:"
+_STDERR_FOLLOWS = "; the last lines of its stderr:"
 _LONGEST_LAST = 160
 
 
 def in_a_line(message: str) -> str:
-    """Return the message of a `WorkerLostError` in one line, with the last one that the process wrote to stderr.
-
-    What a watchdog wrote there is left out.
-    """
-    told, _, words = message.partition(_BEFORE_WORDS)
-    told = " ".join(told.split())
-    # Some lines of a traceback only point at what is above them.
-    lines = [line.strip() for line in words.splitlines() if line.strip(" ^~")]
-    if not lines or where_it_hung(words) is not None:
-        return told
-    fatal = [line for line in lines if line.startswith(FATAL)]
+    """Return a `WorkerLostError` message as one line, with the last line of stderr unless a watchdog wrote it."""
+    line, _, stderr = message.partition(_STDERR_FOLLOWS)
+    line = " ".join(line.split())
+    # Skip the marker lines of a traceback.
+    lines = [one.strip() for one in stderr.splitlines() if one.strip(" ^~")]
+    if not lines or where_it_hung(stderr) is not None:
+        return line
+    fatal = [one for one in lines if one.startswith(FATAL)]
     if fatal:
-        # Behind it stands where the threads were, and which modules it had.
-        return f"{told}; its stderr: {fatal[-1][:_LONGEST_LAST]}"
-    return f"{told}; the last line of its stderr: {lines[-1][:_LONGEST_LAST]}"
+        # Stacks and module names follow it.
+        return f"{line}; its stderr: {fatal[-1][:_LONGEST_LAST]}"
+    return f"{line}; the last line of its stderr: {lines[-1][:_LONGEST_LAST]}"
 
 
 class StderrTail:
-    """Reads the stderr of a process until it ends.
-
-    Args:
-        stream: The end of the pipe.
-    """
+    """Reads the stderr of a process in a thread: forwards it to ours and keeps the end for error messages."""
 
     def __init__(self, stream: BufferedReader) -> None:
         self._end = b""
         self._thread = threading.Thread(target=self._read, args=(stream,), name="menv stderr", daemon=True)
         self._thread.start()
 
-    def told(self) -> str:
+    def text(self) -> str:
         """Return the last lines, once the process has ended."""
-        # Somebody whom the process started may hold the pipe for longer than that.
+        # A child of the process may hold the pipe open for longer.
         self._thread.join(_JOINED_S)
         lines = last_of(self._end.decode(errors="replace").splitlines(), _LINES)
         return "\n".join(line[:_LONGEST] for line in lines)
@@ -88,15 +74,15 @@ class StderrTail:
             while data := stream.read1(_BYTES):
                 self._end = (self._end + data)[-_BYTES:]
                 begun += data
-                # Whole lines only, so that those of several processes do not mix; a progress bar ends in \r.
+                # Whole lines only, so that lines of several processes do not mix; a progress bar ends in \r.
                 whole = max(begun.rfind(b"\n"), begun.rfind(b"\r")) + 1 or len(begun) * (len(begun) > _BYTES)
-                _pass_on(begun[:whole])
+                _forward(begun[:whole])
                 begun = begun[whole:]
-        _pass_on(begun)
+        _forward(begun)
 
 
-def _pass_on(data: bytes) -> None:
-    # Nobody may have a stderr; what was written is kept all the same.
+def _forward(data: bytes) -> None:
+    # This process may have no stderr; the text is kept anyway.
     with suppress(Exception):
         if data:
             sys.stderr.write(data.decode(errors="replace"))
@@ -108,106 +94,88 @@ _MAIN = (
 )
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 _ENDING_S = 5.0
-"""How long one may take to end that has closed its link."""
+"""How long a process may take to end after it has closed its channel."""
 _AT_EXIT_S = 2.0
 _DROPPED_S = 0.5
 
 
 class ProcessActor(RemoteActor):
-    """An object in a process of its own.
-
-    Args:
-        label: What messages call it.
-        packed: The question that creates the object.
-
-    Attributes:
-        link: To its process.
-        was_killed: Whether this process has killed it.
-    """
+    """An object in another process on this machine; `packed` is the request that creates it."""
 
     def __init__(self, label: str, packed: PackedMessage) -> None:
         self.label = label
         self.pending = 0
         self.was_killed = False
         self._owner = os.getpid()
-        near, far = socket.socketpair()
-        self.link = PipeChannel(near)
+        near, remote = socket.socketpair()
+        self.channel = PipeChannel(near)
         try:
-            with far:
+            with remote:
                 self._process: subprocess.Popen[bytes] = subprocess.Popen(
                     [sys.executable, *_options(), "-c", _MAIN, json.dumps(import_paths())],
-                    stdin=far.fileno(), stderr=subprocess.PIPE, process_group=0,
+                    stdin=remote.fileno(), stderr=subprocess.PIPE, process_group=0,
                     env={**dict.fromkeys(ONE_THREAD, "1"), **os.environ},
                 )  # fmt: skip
         except BaseException:
-            self.link.close()
+            self.channel.close()
             raise
         assert isinstance(self._process.stderr, BufferedReader)
-        self._words = StderrTail(self._process.stderr)
-        end = weakref.finalize(self, _drop, self._process, self.link, self._owner)
+        self._stderr_tail = StderrTail(self._process.stderr)
+        end = weakref.finalize(self, _drop, self._process, self.channel, self._owner)
         end.atexit = False
         self._send(packed)
 
     @property
     def pid(self) -> int:
-        """Return the id of its process."""
         return self._process.pid
 
     @property
-    def broken_off(self) -> bool:
-        """Return whether its link was closed in the midst of a letter; see `RemoteActor.broken_off`."""
-        return self.link.broken_off
+    def was_interrupted(self) -> bool:
+        return self.channel.was_interrupted
 
     def fileno(self) -> int:
-        """Return what becomes readable when an answer comes; -1 where waiting is of no use."""
-        return -1 if self.link.come else self.link.fileno()
+        """Return the descriptor that becomes readable with an answer; -1 where waiting is pointless."""
+        return -1 if self.channel.received else self.channel.fileno()
 
     def ask(self, method: str, *args: Any, parcel: PackedMessage | None = None) -> None:
-        """Ask for a method; see `RemoteActor.ask`."""
-        self._send(PackedMessage(question(self.label, method, args)), parcel)
+        self._send(PackedMessage(pack_request(self.label, method, args)), parcel)
 
     def answer(self) -> Any:
-        """Return the answer to the oldest question; see `RemoteActor.answer`."""
         if not self.pending:
-            raise CallOrderError(f"{self.label}: was asked nothing, expected a question first; call ask")
+            raise CallOrderError(f"{self.label}: was asked nothing, expected a pack_request first; call ask")
         self.check_owner()
         try:
-            self.link.await_letter()
+            self.channel.wait_for_message()
         except EOFError:
             self.pending -= 1
             raise self._lost() from None
-        # Nothing is called in between, so that no signal's handler runs: it is taken and counted, or neither.
-        letter = self.link.come[0]
+        # No call in between, so no signal handler runs between removing and counting it.
+        message = self.channel.received[0]
         self.pending -= 1
-        del self.link.come[0]
-        well, value = unpack(letter.parts)
+        del self.channel.received[0]
+        well, value = unpack(message.parts)
         if not well:
             raise value.error(self.label)
         return value
 
     def kill(self) -> None:
-        """End the process at once; see `RemoteActor.kill`."""
         if self._inherited():
-            self.link.leave()
+            self.channel.close_here()
             return
         self.was_killed = self.was_killed or self._process.poll() is None
         _kill(self._process)
-        self.link.close()
+        self.channel.close()
 
-    def hang_up(self) -> None:
-        """Let the process end by itself."""
+    def close_channel(self) -> None:
+        """Close the channel, so that the process ends."""
         if self._inherited():
-            self.link.leave()
+            self.channel.close_here()
         else:
-            self.link.close()
+            self.channel.close()
 
     def close(self, until: float) -> bool:
-        """Hang up, and wait for the process to end until a time of `time.monotonic`; kill it then.
-
-        Returns:
-            Whether it ended by itself, and not because something raised.
-        """
-        self.hang_up()
+        """Wait for the process to end until `until`, then kill it; return whether it ended well."""
+        self.close_channel()
         if self._inherited():
             return True
         ended = True
@@ -216,27 +184,22 @@ class ProcessActor(RemoteActor):
         except subprocess.TimeoutExpired:
             ended = False
         self.was_killed = self.was_killed or not ended
-        # Also what it has left running, which may hold its stderr open.
+        # Also kills its children, which may hold its stderr open.
         _kill(self._process)
-        self._words.told()
+        self._stderr_tail.text()
         return ended and self._process.returncode <= 0
 
     def ending(self) -> str:
-        """Return how the process has ended, in a line with the last one that it wrote to stderr."""
-        words = self._words.told().strip().rpartition("\n")[2].partition(", expected ")[0]
+        """Return how the process has ended, as a line with its last line of stderr."""
+        words = self._stderr_tail.text().strip().rpartition("\n")[2].partition(", expected ")[0]
         said = f"; the last line of its stderr: {words}" if words else ""
-        return f"ended with {_said(self._process.returncode)}{said}"
+        return f"ended with {_exit_code(self._process.returncode)}{said}"
 
     def is_running(self) -> bool:
-        """Return whether the process has not ended yet."""
         return self._process.poll() is None
 
     def check_owner(self) -> None:
-        """Raise where a fork of its driver would take answers that the driver waits for.
-
-        Raises:
-            CallOrderError: This process is such a fork.
-        """
+        """Raise CallOrderError in a fork of the driver, which would receive the driver's answers."""
         if self._inherited():
             raise CallOrderError(
                 f"{self.label} (pid {self.pid}): asked by process {os.getpid()}, a fork of its driver {self._owner}, "
@@ -250,36 +213,36 @@ class ProcessActor(RemoteActor):
         self.check_owner()
         self.pending += 1
         try:
-            self.link.send(packed, more=parcel is not None)
+            self.channel.send(packed, more=parcel is not None)
             if parcel is not None:
-                self.link.send(parcel)
+                self.channel.send(parcel)
         except OSError:
-            # One that is gone is told by the answer.
+            # `answer` raises if the process is gone.
             pass
         except BaseException as error:
-            # Nobody knows whether there will be an answer.
-            self.link.break_off(error)
+            # It is unknown whether an answer will arrive.
+            self.channel.close_within_message(error)
             raise
 
     def _lost(self) -> WorkerLostError:
         with suppress(subprocess.TimeoutExpired):
-            # One that has closed its link and lives on is no more use than one that has ended.
+            # A process without its channel is useless even if it still runs.
             _wait(self._process, _ENDING_S)
         if self.was_killed:
             how = "was killed by this process"
-        elif self.link.broken_off:
+        elif self.channel.was_interrupted:
             how = "was let go of, because this process was interrupted in the midst of a message"
         elif self._process.poll() is None:
             how = "has closed its link"
         else:
-            how = f"ended with {_said(self._process.returncode)}"
+            how = f"ended with {_exit_code(self._process.returncode)}"
         _kill(self._process)
-        words = self._words.told()
-        by_itself = "Traceback" not in words and where_it_hung(words) is None
-        if self._process.returncode >= 0 and how.startswith("ended") and by_itself:
+        words = self._stderr_tail.text()
+        exited_cleanly = "Traceback" not in words and where_it_hung(words) is None
+        if self._process.returncode >= 0 and how.startswith("ended") and exited_cleanly:
             how += f", as os._exit({self._process.returncode}) in an environment does"
-        told = f"the last lines of its stderr:\n{words}" if words else "it wrote nothing to stderr"
-        return WorkerLostError(f"{self.label} (pid {self.pid}): {how}, expected it to go on; {told}")
+        stderr = f"the last lines of its stderr:\n{words}" if words else "it wrote nothing to stderr"
+        return WorkerLostError(f"{self.label} (pid {self.pid}): {how}, expected it to go on; {stderr}")
 
 
 class ProcessEngine(Engine):
@@ -291,14 +254,9 @@ class ProcessEngine(Engine):
         self._peers: weakref.WeakSet[ProcessActor] = weakref.WeakSet()
 
     def start(self, make: Callable[..., Any], *args: Any, label: str) -> ProcessActor:
-        """Create an object in a process of its own; see `Engine.start`.
-
-        Raises:
-            NoRoomError: This machine has no room for one more process, or its files.
-        """
-        packed = PackedMessage(question(label, CREATE, (make, *args)))
+        packed = PackedMessage(pack_request(label, CREATE, (make, *args)))
         try:
-            peer = ProcessActor(label, packed)
+            actor = ProcessActor(label, packed)
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
@@ -306,95 +264,88 @@ class ProcessEngine(Engine):
                 f"{label}: no process can be started for it ({error.strerror}), expected room for its files, itself "
                 "and its memory; raise the limits (ulimit -n, ulimit -u), or take fewer workers or remote environments"
             ) from error
-        self._peers.add(peer)
-        _everybody.add(peer)
-        return peer
+        self._peers.add(actor)
+        _all_actors.add(actor)
+        return actor
 
     def put(self, value: Any) -> PackedMessage:
-        """Return a parcel; see `Engine.put`."""
         return PackedMessage(pack(value, "parcel"))
 
-    def wait(self, peers: Sequence[RemoteActor], timeout: float | None = None) -> list[RemoteActor]:
-        """Return those whose answer is there; see `Engine.wait`."""
-        own = [peer for peer in peers if isinstance(peer, ProcessActor) and peer.pending]
+    def wait(self, actors: Sequence[RemoteActor], timeout: float | None = None) -> list[RemoteActor]:
+        own = [actor for actor in actors if isinstance(actor, ProcessActor) and actor.pending]
         if not own:
             return []
-        for peer in own:
-            peer.check_owner()
-        for peer in own:
-            peer.link.hold()
+        for actor in own:
+            actor.check_owner()
+        for actor in own:
+            actor.channel.hold()
         try:
             poll = select.poll()
-            waiting = {fd for peer in own if (fd := peer.fileno()) >= 0}
+            waiting = {fd for actor in own if (fd := actor.fileno()) >= 0}
             for fd in waiting:
                 poll.register(fd, select.POLLIN)
             if len(waiting) < len(own):
                 timeout = 0.0
             there = {fd for fd, _ in poll.poll(None if timeout is None else max(0.0, timeout * 1000))}
-            return [peer for peer in own if peer.fileno() in there or peer.fileno() < 0]
+            return [actor for actor in own if actor.fileno() in there or actor.fileno() < 0]
         finally:
-            for peer in own:
-                peer.link.release()
+            for actor in own:
+                actor.channel.release()
 
     def stop(self, grace: float = 5.0) -> None:
-        """End all processes; see `Engine.stop`."""
-        for peer in _end(list(self._peers), grace):
-            if peer.was_killed:
-                warn_of_slow_end(f"{peer.label} (pid {peer.pid})", grace)
+        for actor in _end(list(self._peers), grace):
+            if actor.was_killed:
+                warn_of_slow_end(f"{actor.label} (pid {actor.pid})", grace)
             else:
-                warn_of_bad_end(f"{peer.label} (pid {peer.pid})", peer.ending())
+                warn_of_bad_end(f"{actor.label} (pid {actor.pid})", actor.ending())
         self._peers.clear()
 
 
-_everybody: weakref.WeakSet[ProcessActor] = weakref.WeakSet()
-"""The peers of all engines of this process."""
-_here = os.getpid()
+_all_actors: weakref.WeakSet[ProcessActor] = weakref.WeakSet()
+"""The actors of all engines of this process."""
+_owner_pid = os.getpid()
 
 
 @atexit.register
-def _leave_nobody() -> None:
-    # What was forked from this process has inherited it all, and none of it is its own.
-    if os.getpid() == _here:
-        _end(list(_everybody), _AT_EXIT_S)
+def _end_all() -> None:
+    # A forked process has inherited the actors but does not own them.
+    if os.getpid() == _owner_pid:
+        _end(list(_all_actors), _AT_EXIT_S)
 
 
 def _options() -> list[str]:
-    """Return the interpreter's options: those of this process, such as -O and -W, as `multiprocessing` does."""
-    # -P: until it knows its paths, a module that lies in the working directory is none of the standard library.
+    """Return this process's interpreter options, such as -O and -W, as `multiprocessing` does."""
+    # -P: until sys.path is set, a module in the working directory must not hide the standard library.
     own: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [*own, "-P"]
 
 
-def _end(peers: Sequence[ProcessActor], grace: float) -> Sequence[ProcessActor]:
-    """End processes together; return those that were asked nothing and did not end well by themselves."""
+def _end(actors: Sequence[ProcessActor], grace: float) -> Sequence[ProcessActor]:
+    """End processes together; return those without a request that did not end well."""
     until = time.monotonic() + grace
-    # Before they hang up: who waits for an answer in another thread no longer does then.
-    idle = {peer for peer in peers if not peer.pending and peer.is_running()}
-    for peer in peers:
-        # All of them begin to end before anybody waits for one.
-        peer.hang_up()
-    return [peer for peer in peers if not peer.close(until) and peer in idle]
+    # Before the channels close, which ends requests in other threads.
+    idle = {actor for actor in actors if not actor.pending and actor.is_running()}
+    for actor in actors:
+        # All of them begin to end before the first wait.
+        actor.close_channel()
+    return [actor for actor in actors if not actor.close(until) and actor in idle]
 
 
-def _drop(process: subprocess.Popen[bytes], link: PipeChannel, owner: int) -> None:
+def _drop(process: subprocess.Popen[bytes], channel: PipeChannel, owner: int) -> None:
     if os.getpid() != owner:
-        link.leave()
+        channel.close_here()
         return
-    link.close()
+    channel.close()
     with suppress(subprocess.TimeoutExpired):
         process.wait(_DROPPED_S)
     _kill(process)
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Wait for a process to end.
-
-    Raises:
-        subprocess.TimeoutExpired: It has not after so many seconds.
-    """
-    # Its number may be somebody else's once its end has been seen.
+    """Wait for a process to end; subprocess.TimeoutExpired after `seconds`."""
+    # Once the end of a process was seen, another one may have its id.
     if process.poll() is None and hasattr(os, "pidfd_open"):
-        # `Popen.wait` sleeps up to 0.05 s between its looks. Where there is nothing to open it finds out why.
+        # `Popen.wait` polls with pauses of up to 0.05 s.
         with suppress(OSError):
             ended = os.pidfd_open(process.pid)
             try:
@@ -413,7 +364,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _said(code: int) -> str:
+def _exit_code(code: int) -> str:
     with suppress(ValueError):
         return f"exit code {code} ({signal.Signals(-code).name})"
     return f"exit code {code}"

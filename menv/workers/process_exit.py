@@ -18,13 +18,11 @@ from contextlib import suppress
 from typing import Any
 
 _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
-
-
 _well = False
 
 
 def when_well() -> None:
-    """Tell that everything has gone well, so that the process ends with exit code 0."""
+    """Let the process end quickly, with exit code 0."""
     global _well
     _well = True
 
@@ -32,9 +30,9 @@ def when_well() -> None:
 @atexit.register
 def _end() -> None:
     if not _well:
-        # Whatever was raised decides about the exit code.
+        # An exception decides the exit code.
         return
-    # The collector may close the lower half of a text file before the upper half has handed on what it holds.
+    # Before the collector, which may close a file's buffer before its text layer is flushed.
     _flush_all()
     gc.collect()
     _flush_all()
@@ -42,16 +40,16 @@ def _end() -> None:
 
 
 def _flush_all() -> None:
-    # An object may have put something of its own in their place.
+    # The object may have replaced these.
     _flush(sys.stdout)
     _flush(sys.stderr)
     for thing in gc.get_objects():
-        # Not `isinstance`, which would ask things that pretend to be another class for it.
+        # Not `isinstance`, which reads `__class__` of proxies.
         if issubclass(type(thing), _WRITERS):
             _flush(thing)
 
 
 def _flush(file: Any) -> None:
-    # It may be closed, missing, or broken in ways of its own.
+    # It may be closed, missing or broken.
     with suppress(Exception):
         file.flush()

@@ -54,7 +54,7 @@ from menv.workers.engine import (
 from menv.workers.pipe_channel import Parts, pack, unpack
 from menv.workers.ray_worker import RayWorker, RayWorkerLocation, boxed
 from menv.workers.watchdog import last_of
-from menv.workers.worker_process import CREATE, import_paths, question
+from menv.workers.worker_process import CREATE, import_paths, pack_request
 
 # SEAM menv.scale.ray_death
 # What is known of an actor that has died: what Ray says, and the last lines that its process wrote to stderr.
@@ -303,7 +303,7 @@ class RayRemoteActor(RemoteActor):
 
     def ask(self, method: str, *args: Any, parcel: Any = None) -> None:
         """Ask for a method; see `RemoteActor.ask`."""
-        parts = boxed(question(self.label, method, args))
+        parts = boxed(pack_request(self.label, method, args))
         # One that is gone is told by the answer.
         if not self.is_gone():
             reference = self._home.ask.remote(parts, parcel)
@@ -403,7 +403,7 @@ class RayEngine(Engine):
     def start(self, make: Callable[..., Any], *args: Any, label: str) -> RayRemoteActor:
         """Create an object in an actor; see `Engine.start`."""
         start_ray()
-        peer = RayRemoteActor(label, self._cpus, question(label, CREATE, (make, *args)), self._patience)
+        peer = RayRemoteActor(label, self._cpus, pack_request(label, CREATE, (make, *args)), self._patience)
         self._peers.add(peer)
         _everybody.add(peer)
         return peer

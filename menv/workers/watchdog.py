@@ -1,9 +1,8 @@
-"""A watchdog: ends this process when an environment in it does not return.
+"""A watchdog ends this process when an environment in it does not return.
 
-`menv.algorithms.rollout_worker` has one where there is an `env_timeout`, and sets a limit to the creation of
-its environments. Nobody can interrupt an environment that hangs, least of all one that never lets go of the
-interpreter; so a timer outside of Python ends the process, having written where every thread stood to stderr, which
-whoever started the process shows.
+`menv.algorithms.rollout_worker` uses one with an `env_timeout`, and limits the creation of environments. Python cannot
+interrupt an environment that hangs, so a timer of `faulthandler` writes the stack of every thread to stderr and ends
+the process; the driver shows that.
 """
 
 from __future__ import annotations
@@ -18,67 +17,59 @@ from pathlib import PurePath
 from types import TracebackType
 
 CREATION_S = 60.0
-"""How long environments may take at least until they are there, which includes the import of what they need."""
+"""Smallest time limit of the creation of environments, imports included."""
 _STDERR = 2
 _FIRST = "Timeout ("
 FATAL = "Fatal Python error"
 _NO_TIMER = (FATAL, "Current thread ", "Stack (")
-"""What `faulthandler` writes of a process that crashes or is asked where it stands, and not where a timer rings."""
+"""First words of `faulthandler` reports that no timer caused."""
 _THREAD = "(most recent call first)"
 _FRAME = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
 
 
-def where_it_hung(words: str) -> str | None:
-    """Return where a process stood that a watchdog ended, such as "step (world.py:41)".
-
-    Args:
-        words: What it wrote to stderr last; None is returned if no watchdog wrote that.
-    """
-    # With faulthandler.enable() or PYTHONFAULTHANDLER, one that crashes writes down where its threads stand, too.
-    no_timer = any(line.startswith(_NO_TIMER) for line in words.splitlines())
-    if _FIRST not in words and (no_timer or _THREAD not in words):
+def where_it_hung(stderr: str) -> str | None:
+    """Return where a watchdog ended a process, such as "step (world.py:41)"; None if its stderr shows no watchdog."""
+    # With faulthandler.enable() or PYTHONFAULTHANDLER, a crash writes stacks, too.
+    no_timer = any(line.startswith(_NO_TIMER) for line in stderr.splitlines())
+    if _FIRST not in stderr and (no_timer or _THREAD not in stderr):
         return None
-    # The main thread is the last one; its first frame is the innermost.
-    frame = _FRAME.search(words.rpartition(_THREAD)[2])
+    # The main thread comes last; its first frame is the innermost.
+    frame = _FRAME.search(stderr.rpartition(_THREAD)[2])
     if frame is not None:
         return f"{frame[3]} ({PurePath(frame[1]).name}:{frame[2]})"
-    # It is written while threads run, and Python may crash over one that moves.
-    return "a place that could not be written down" if _FIRST in words else None
+    # Stacks are written while threads run, which may crash Python.
+    return "a place that could not be written down" if _FIRST in stderr else None
 
 
 def _pause(seconds: float) -> float:
-    """Return how long to wait between two looks, about a second: the timer rings in the middle of a pause.
+    """Return the pause between two checks, about a second; the timer expires in the middle of a pause.
 
-    It writes down where every thread stands, and would crash over one that wakes up meanwhile.
+    The timer reads the stacks of running threads and would crash if this one woke up meanwhile.
     """
     return seconds / (max(3, math.ceil(seconds)) + 0.5)
 
 
 def last_of(lines: Sequence[str], most: int) -> Sequence[str]:
-    """Return so many of the last lines at most: where a thread stood in the end, the innermost frames go first.
+    """Return at most `most` of the last lines of a stderr, beginning at the last stack if it is cut.
 
-    The line above the threads, which says why they were written down, is kept.
-
-    Args:
-        lines: What a process wrote to stderr.
-        most: How many.
+    The line above the stacks, which gives the reason, is kept.
     """
     start = max(0, len(lines) - most)
-    heads = [place for place, line in enumerate(lines) if _THREAD in line]
-    if heads and heads[-1] < start:
-        start = heads[-1]
-    why = [line for line in lines[:start] if heads and line.startswith((_FIRST, FATAL))][-1:]
+    stacks = [place for place, line in enumerate(lines) if _THREAD in line]
+    if stacks and stacks[-1] < start:
+        start = stacks[-1]
+    why = [line for line in lines[:start] if stacks and line.startswith((_FIRST, FATAL))][-1:]
     return [*why, *lines[start : start + most - len(why)]]
 
 
 def creation_limit(env_timeout: float | None) -> float | None:
-    """Return how long environments may take until they are there; None is for ever."""
+    """Return how long the creation of environments may take; None is unlimited."""
     return None if env_timeout is None else max(CREATION_S, env_timeout)
 
 
 @contextmanager
 def limited(seconds: float | None) -> Iterator[None]:
-    """Let what is done within take so long at most, or for ever with None."""
+    """Limit the time of a block; None is unlimited."""
     if seconds is not None:
         faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
     try:
@@ -89,12 +80,7 @@ def limited(seconds: float | None) -> Iterator[None]:
 
 
 class Watchdog:
-    """Watches while it is entered.
-
-    Args:
-        seconds: How long nothing may change; None watches nothing.
-        progress: Returns a number that changes when something has been done; called from a thread.
-    """
+    """Ends the process if `progress()` does not change for `seconds` while it is entered; None disables it."""
 
     def __init__(self, seconds: float | None, progress: Callable[[], int]) -> None:
         self._seconds = seconds
@@ -102,7 +88,7 @@ class Watchdog:
         self._watches = threading.Event()
         self._lock = threading.Lock()
         if seconds is not None:
-            threading.Thread(target=self._look, args=(seconds,), name="menv watchdog", daemon=True).start()
+            threading.Thread(target=self._watch, args=(seconds,), name="menv watchdog", daemon=True).start()
 
     def __enter__(self) -> None:
         if self._seconds is not None:
@@ -117,7 +103,7 @@ class Watchdog:
             if self._seconds is not None:
                 faulthandler.cancel_dump_traceback_later()
 
-    def _look(self, seconds: float) -> None:
+    def _watch(self, seconds: float) -> None:
         pause, before = threading.Event(), None
         while True:
             self._watches.wait()

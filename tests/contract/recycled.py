@@ -81,9 +81,9 @@ class RecycledEngine(Engine):
     def put(self, value: Any) -> Any:
         return self.inner.put(value)
 
-    def wait(self, peers: Sequence[RemoteActor], timeout: float | None = None) -> list[RemoteActor]:
-        by_inner = {id(peer.inner): peer for peer in peers if isinstance(peer, RecycledPeer)}
-        found = self.inner.wait([peer.inner for peer in peers if isinstance(peer, RecycledPeer)], timeout)
+    def wait(self, actors: Sequence[RemoteActor], timeout: float | None = None) -> list[RemoteActor]:
+        by_inner = {id(peer.inner): peer for peer in actors if isinstance(peer, RecycledPeer)}
+        found = self.inner.wait([peer.inner for peer in actors if isinstance(peer, RecycledPeer)], timeout)
         return [by_inner[id(peer)] for peer in found]
 
     def stop(self, grace: float = 5.0) -> None:

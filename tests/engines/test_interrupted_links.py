@@ -19,7 +19,7 @@ def test_a_process_that_an_interrupt_has_lost_is_not_said_to_have_ended_by_itsel
             peer.ask("add", 1)
             engine.wait([peer])
             interrupted = raised_at(instruction, peer.answer)
-            if peer.link.fileno() < 0:
+            if peer.channel.fileno() < 0:
                 break
             assert interrupted
             while peer.pending:
