@@ -21,6 +21,7 @@ from menv.algorithms.networks.custom_model import CustomSpec
 from menv.algorithms.networks.network_spec import NetworkSpec, check_size, memory_for
 from menv.algorithms.networks.stock_spec import StockSpec
 from menv.algorithms.recipe import Recipe
+from menv.algorithms.torch_threads import learning_device
 from menv.connectors.action_connector import CustomSteps
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.connector import ConnectorContext
@@ -333,7 +334,6 @@ def _backend(
             'inference: "onnx" for a network that has no acting graph, expected "auto" or "torch"; choose one'
         )
     from menv.algorithms.torch_backend import TorchBackend
-    from menv.algorithms.torch_runtime import learning_device
 
     device = learning_device(config.num_gpus)
     return TorchBackend(network.torch_network, network.head, weights, state_size, device), None

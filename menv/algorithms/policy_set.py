@@ -30,6 +30,7 @@ from menv.algorithms.postprocessing import BatchPostprocessor
 from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.recipe import Recipe, recipe_named
 from menv.algorithms.rollouts import freeze
+from menv.algorithms.torch_threads import learning_device
 from menv.base_env import AgentId
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError, ContractError
@@ -303,8 +304,6 @@ class PolicySet:
         if isinstance(config, OffPolicyConfig):
             config.check_reach(self._config, f"policies[{policy_id!r}].config: ")
         if config.num_gpus:
-            from menv.algorithms.torch_runtime import learning_device
-
             # Now, not after the first fragment.
             learning_device(config.num_gpus)
         if isinstance(config, PPOConfig) and config.critic_obs == "all_agents":

@@ -15,21 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from menv.errors import ConfigError
-
 CPU = torch.device("cpu")
-
-
-def learning_device(num_gpus: float) -> torch.device:
-    """Return the device that a policy with this setting learns on."""
-    if not num_gpus:
-        return CPU
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            f"num_gpus: {num_gpus:g}, but torch {torch.__version__} finds no GPU here, expected one; install the torch "
-            "that belongs to your driver (nvidia-smi shows it), or leave num_gpus out"
-        )
-    return torch.device("cuda")
 
 
 def tensor_of(

@@ -14,7 +14,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from menv.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 Threads = int | Literal["auto"] | None
 
@@ -22,6 +27,20 @@ _MUCH = 1 << 24
 """Products of numbers in one layer in one gradient step that are worth several threads; measured with two of them."""
 _CONVOLUTION = 3
 """Axes that weights of convolutions have at least, those over one axis."""
+
+
+def learning_device(num_gpus: float) -> torch.device:
+    """Return the device that a policy with this setting learns on."""
+    import torch
+
+    if not num_gpus:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"num_gpus: {num_gpus:g}, but torch {torch.__version__} finds no GPU here, expected one; install the torch "
+            "that belongs to your driver (nvidia-smi shows it), or leave num_gpus out"
+        )
+    return torch.device("cuda")
 
 
 def set_torch_threads(count: Threads) -> None:

@@ -9,6 +9,8 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import cast
 
 import menv
 from menv.cli.arguments import IMPORT, CommandSettings, Parser, StopBounds, run_command, take_imports
@@ -33,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.path.append(os.getcwd())
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] and given[0] in _FORWARDED:
-        return run_command(f"menv {given[0]}", lambda: _FORWARDED[given[0]](given[1:]))
+        return run_command(
+            f"menv {given[0]}", lambda: _imported(_FORWARDED[given[0]])(given[1:], program=f"menv {given[0]}")
+        )
     args = _parser().parse_args(given)
     return run_command(f"menv {args.command}", lambda: _own(args))
 
@@ -42,46 +46,23 @@ def _own(args: argparse.Namespace) -> int:
     from menv.registry import import_first
 
     import_first(args.modules, IMPORT)
-    return _COMMANDS[args.command](args)
+    if args.command == "train":
+        args.env = args.named if args.env is None else args.env
+    return _imported(_COMMANDS[args.command])(args)
 
 
-def _train(args: argparse.Namespace) -> int:
-    from menv.cli.train import train
-
-    args.env = args.named if args.env is None else args.env
-    return train(args)
+def _imported(place: str) -> Callable[..., int]:
+    module, _, function = place.partition(":")
+    return cast("Callable[..., int]", getattr(import_module(module), function))
 
 
-def _evaluate(args: argparse.Namespace) -> int:
-    from menv.cli.evaluate import evaluate
-
-    return evaluate(args)
-
-
-def _show(args: argparse.Namespace) -> int:
-    from menv.cli.show import show
-
-    return show(args)
-
-
-def _check(arguments: Sequence[str]) -> int:
-    from menv.cli.check import main as check
-
-    return check(arguments, program="menv check")
-
-
-def _verify(arguments: Sequence[str]) -> int:
-    from menv.cli.verify import main as verify
-
-    return verify(arguments, program="menv verify")
-
-
-_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "train": _train,
-    "evaluate": _evaluate,
-    "show": _show,
+_COMMANDS = {
+    "train": "menv.cli.train:train",
+    "evaluate": "menv.cli.evaluate:evaluate",
+    "show": "menv.cli.show:show",
 }
-_FORWARDED: dict[str, Callable[[Sequence[str]], int]] = {"check": _check, "verify": _verify}
+_FORWARDED = {"check": "menv.cli.check:main", "verify": "menv.cli.verify:main"}
+"""Commands that read their own arguments."""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from menv import PolicySpec, SampleBatch
-from menv.algorithms import DQN, PPO, QMIX, PPOPolicy, torch_runtime
+from menv.algorithms import DQN, PPO, QMIX, PPOPolicy, network_groups
 from menv.algorithms.algorithm import Algorithm
-from menv.algorithms.ppo import policy
+from menv.algorithms.ppo import policy, ppo
 from menv.envs import TicTacToe
 from menv.errors import ConfigError
 from tests.algorithms.test_conv_training import Patch
@@ -123,8 +123,8 @@ def test_a_policy_that_is_lent_what_learns_comes_to_the_same(
 ) -> None:
     wanted = trained(kind)
     # Another name for the processor: whoever learns there has parameters apart from those of the policy.
-    monkeypatch.setattr(torch_runtime, "learning_device", lambda num_gpus: torch.device("cpu:0"))
-    monkeypatch.setattr(policy, "learning_device", lambda num_gpus: torch.device("cpu:0"))
+    for module in (network_groups, policy, ppo):
+        monkeypatch.setattr(module, "learning_device", lambda num_gpus: torch.device("cpu:0"))
     found = trained(kind)
     for name in wanted:
         np.testing.assert_array_equal(found[name], wanted[name], err_msg=name)

@@ -286,7 +286,7 @@ def test_trajectories_of_policies_with_a_memory_may_be_looked_at_but_not_learned
     with PPO(env=TwoStepGame, config=config(Counted)) as algorithm:
         assert (algorithm.sample()["default_policy"]["others"] == 1.0).all()
         algorithm.train()
-    with pytest.raises(ConfigError, match="a loss or modules of its own on a recurrent network"):
+    with pytest.raises(ConfigError, match="a custom loss or modules on a recurrent network"):
         PPO(env=TwoStepGame, config=config(OwnLoss))
 
 

@@ -102,7 +102,7 @@ def test_observations_that_nobody_can_take_are_blamed_on_the_connector_that_made
     wrong.obs = obs
     getattr(policy.agent_connectors, place)(wrong)
     for ask in (algo.sample, lambda: policy.act(np.zeros(4, np.float32))):
-        with pytest.raises(ContractError, match=r"; fix the output of Observations, or (mend|pass)"):
+        with pytest.raises(ContractError, match=r"; fix the output of Observations, or (fix|pass)"):
             ask()
 
 

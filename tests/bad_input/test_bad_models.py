@@ -113,9 +113,9 @@ def test_a_setting_of_the_run_is_named_when_it_is_built(settings: dict[str, Any]
 
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"model": {"custom_model": nn.Linear}}, "model.custom_model is set, expected hidden layers alone.*None"),
-    ({"model": {"conv_filters": [[4, 4, 2]]}}, "model.conv_filters is set, expected hidden layers alone"),
-    ({"model": {"use_gru": True}}, "model.use_gru is set, expected hidden layers alone.*False"),
+    ({"model": {"custom_model": nn.Linear}}, "custom_model is set, expected feed-forward hidden layers alone.*None"),
+    ({"model": {"conv_filters": [[4, 4, 2]]}}, "model.conv_filters is set, expected feed-forward hidden layers alone"),
+    ({"model": {"use_gru": True}}, "model.use_gru is set, expected feed-forward hidden layers alone.*False"),
     ({"mixer": np.array(["qmix"])}, r"mixer is \['qmix'\], expected one of"),
     ({"mixer": "QMIX"}, "mixer is 'QMIX', expected one of"),
 ], ids=str)  # fmt: skip
@@ -139,7 +139,7 @@ def test_shared_layers_need_equal_convolutions(differ: dict[str, Any]) -> None:
         "policies": {"one": None, "other": PolicySpec(config={"model": differ})},
         "policy_mapping_fn": lambda agent_id, **kwargs: "one" if agent_id == "a0" else "other",
     }
-    with pytest.raises(ConfigError, match=r"have convolutions .*, expected .* as those of policy 'one'"):
+    with pytest.raises(ConfigError, match=r"have convolutions .*, expected .*'one'"):
         PPO(env=Comings, config={"env_config": {"obs": "image"}, "model": model, "multiagent": multi})
 
 

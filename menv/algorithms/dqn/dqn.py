@@ -13,6 +13,7 @@ from menv.algorithms.networks.network_choice import chosen_network
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock_spec import StockSpec
 from menv.algorithms.recipe import Learner, OffPolicyRecipe, Weights, instead
+from menv.algorithms.torch_threads import learning_device
 from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead, in_a_line
 
@@ -48,8 +49,6 @@ class DQNRecipe(OffPolicyRecipe):
         seed: int,
     ) -> Learner:
         """Return a `DQNLearner`, a `RecurrentDQNLearner` if the network is recurrent."""
-        from menv.algorithms.torch_runtime import learning_device
-
         device = learning_device(config.num_gpus)
         if network.state_sizes:
             from menv.algorithms.dqn.recurrent_learner import RecurrentDQNLearner

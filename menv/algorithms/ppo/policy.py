@@ -20,7 +20,8 @@ from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.ppo.config import PPOSettings
 from menv.algorithms.ppo.loss import LossWeights, Minibatch, ppo_loss
-from menv.algorithms.torch_runtime import array_of, learning_device
+from menv.algorithms.torch_runtime import array_of
+from menv.algorithms.torch_threads import learning_device
 from menv.errors import ConfigError, ContractError
 from menv.inference.backend import check_weights
 from menv.inference.network_policy import NetworkPolicy

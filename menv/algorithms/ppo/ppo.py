@@ -15,6 +15,7 @@ from menv.algorithms.ppo.advantages import compute_advantages
 from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.recipe import Learner, Weights
 from menv.algorithms.sequences import state_before
+from menv.algorithms.torch_threads import learning_device
 from menv.connectors.action_output import flat_action_space
 from menv.connectors.clip_reward import clip_rewards_of
 from menv.inference.action_heads import ActionHead
@@ -65,7 +66,6 @@ class PPORecipe:
     def make_learner(self, network: NetworkSpec, weights: Weights, config: PPOConfig, seed: int) -> Learner:
         """Return a `PPOLearner`."""
         from menv.algorithms.ppo.learner import PPOLearner
-        from menv.algorithms.torch_runtime import learning_device
 
         device = learning_device(config.num_gpus)
         return PPOLearner(network, config, weights, seed, config.model.max_seq_len, device=device)
