@@ -320,10 +320,7 @@ class BaseEnvRunner(EnvRunner):
 
     def _read_table(self, ready: Ready) -> RunnerStep:
         self._table = ready
-        if len(ready.slots):
-            self._empty_polls = 0
-        else:
-            self._count_empty_poll()
+        self._count_empty_polls(is_empty=not len(ready.slots))
         keys = [ready.seats[slot] for slot in ready.slots.tolist()]
         for row, (env_id, agent) in enumerate(keys):
             who = f"env {env_id!r}: agent {agent!r}: "
@@ -340,10 +337,7 @@ class BaseEnvRunner(EnvRunner):
 
     def _read_dicts(self, result: Any) -> RunnerStep:
         parts = self._require_six_dicts(result)
-        if not any(parts[:4]):
-            self._count_empty_poll()
-        else:
-            self._empty_polls = 0
+        self._count_empty_polls(is_empty=not any(parts[:4]))
         obs, rewards, terminateds, truncateds, infos, _ = parts
         for env_id in dict.fromkeys([*obs, *rewards, *terminateds, *truncateds]):
             step = tuple(
@@ -362,10 +356,7 @@ class BaseEnvRunner(EnvRunner):
             return
         lifecycles = self._lifecycles.get(env_id)
         if lifecycles is None:
-            lifecycles = self._lifecycles[env_id] = AgentLifecycles(
-                self.collector, self._space_of, self._possible, f"env {env_id!r}: "
-            )
-            self._set_waiting(env_id, lifecycles.begin(obs, infos, self.env_steps))
+            self._begin(env_id, obs, infos)
             return
         for flags in (terminateds, truncateds):
             if flags and ALL not in flags:
@@ -377,6 +368,12 @@ class BaseEnvRunner(EnvRunner):
             self._restart(env_id)
         else:
             self._set_waiting(env_id, waiting)
+
+    def _begin(self, env_id: EnvId, obs: Any, infos: Any) -> None:
+        where = f"env {env_id!r}: "
+        lifecycles = AgentLifecycles(self.collector, self._space_of, self._possible, where)
+        self._lifecycles[env_id] = lifecycles
+        self._set_waiting(env_id, lifecycles.begin(obs, infos, self.env_steps))
 
     def _set_waiting(self, env_id: EnvId, waiting: dict[AgentId, Any]) -> None:
         self._waiting.update({(env_id, agent): value for agent, value in waiting.items()})
@@ -398,15 +395,10 @@ class BaseEnvRunner(EnvRunner):
                 continue
             if not isinstance(by_agent, Mapping):
                 raise Broken("ME012", f"try_reset: env {key!r} has {_WRONG_RESET}", self.env_steps)
-            lifecycles = self._lifecycles[key] = AgentLifecycles(
-                self.collector, self._space_of, self._possible, f"env {key!r}: "
-            )
-            self._set_waiting(
-                key, lifecycles.begin(dict(by_agent), dict((infos or {}).get(key, {})), self.env_steps)
-            )
+            self._begin(key, dict(by_agent), dict((infos or {}).get(key, {})))
 
-    def _count_empty_poll(self) -> None:
-        self._empty_polls += 1
+    def _count_empty_polls(self, is_empty: bool) -> None:
+        self._empty_polls = self._empty_polls + 1 if is_empty else 0
         if self._empty_polls >= _MAX_EMPTY_POLLS and not self._waiting:
             raise Broken("ME045", f"{_MAX_EMPTY_POLLS} polls in a row brought nothing", self.env_steps)
 

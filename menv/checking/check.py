@@ -336,11 +336,11 @@ def _check_seeds(
         if under_test.is_instance:
             return None
         copy = under_test.new_runner(FindingCollector(), vector_index)
-        if not runner.late and not same(spaces, copy.declared()):
+        if not runner.late_spaces and not same(spaces, copy.declared()):
             raise Broken(
                 "ME004", "copies for different vector_index declare different spaces, expected the same"
             )
-        if not runner.late and not same(spaces, runner.declared()):
+        if not runner.late_spaces and not same(spaces, runner.declared()):
             raise Broken(
                 "ME004", "other spaces are declared now than before the first reset, expected the same"
             )

@@ -86,7 +86,7 @@ class EnvRunner(abc.ABC):
         takes_seed: Whether reset takes a seed.
         repeats: Whether a reset starts all episodes again, as the comparison of seeds needs.
         seconds: Duration of each env step.
-        late: Whether spaces are known only after the first reset.
+        late_spaces: Whether spaces are known only after the first reset.
     """
 
     repeats = True
@@ -98,7 +98,7 @@ class EnvRunner(abc.ABC):
         self.episodes = 0
         self.takes_seed = True
         self.seconds: list[float] = []
-        self.late = False
+        self.late_spaces = False
 
     @abc.abstractmethod
     def check_spaces(self) -> None:
@@ -133,8 +133,8 @@ class EnvRunner(abc.ABC):
         """Reset an environment that declares its spaces only then, as training does."""
         if undeclared():
             self.call("reset", code="ME091")
-            self.late = not undeclared()
-            if self.late:
+            self.late_spaces = not undeclared()
+            if self.late_spaces:
                 self.collector.add("ME015", "no spaces before the first reset, expected them in __init__")
 
     @property
@@ -169,6 +169,11 @@ class EnvRunner(abc.ABC):
                 "ME061", f"{method} draws from {used}, which the whole process shares", self.env_steps
             )
         return result
+
+    def call_reset(self, seed: int | None) -> tuple[Any, Any]:
+        """Reset with a seed, if the environment takes one, and return `(obs, info)`."""
+        given = {"seed": seed, "options": None} if self.takes_seed else {}
+        return self.require_pair(self.call("reset", code="ME091", **given))
 
     def _crash(self, method: str, error: BaseException, code: str) -> Broken:
         if "read-only" in str(error):
@@ -309,10 +314,7 @@ class GymRunner(EnvRunner):
         return self.env.observation_space, self.env.action_space
 
     def reset(self, seed: int | None) -> RunnerStep:
-        result = self.call(
-            "reset", code="ME091", **({"seed": seed, "options": None} if self.takes_seed else {})
-        )
-        obs, info = self.require_pair(result)
+        obs, info = self.call_reset(seed)
         self._check_one_agent(obs)
         check_info(self.collector, self.env_steps, "reset: ", info, obs)
         return self._timestep(obs, info, False)

@@ -236,7 +236,7 @@ class MultiAgentRunner(EnvRunner):
     def check_spaces(self) -> None:
         self.find_spaces(lambda: any(self._undeclared(kind) for kind in ("observation", "action")))
         self._possible = listed_agents(self.env)
-        self.late = self.late or not (self._possible or any(self.declared()))
+        self.late_spaces = self.late_spaces or not (self._possible or any(self.declared()))
         for kind in ("observation", "action"):
             self._check_declaration(kind)
         if not self._possible:
@@ -283,10 +283,7 @@ class MultiAgentRunner(EnvRunner):
         return self._known[agent]
 
     def reset(self, seed: int | None) -> RunnerStep:
-        result = self.call(
-            "reset", code="ME091", **({"seed": seed, "options": None} if self.takes_seed else {})
-        )
-        obs, infos = self.require_pair(result)
+        obs, infos = self.call_reset(seed)
         waiting = self._lifecycles.begin(obs, infos, self.env_steps)
         shown = _keyed(waiting)
         return RunnerStep(shown, dict(shown), infos=infos if isinstance(infos, dict) else {})

@@ -64,13 +64,13 @@ class Actor:
             answers = dict(recorded)
         elif self._same_for_all and timestep.waiting:
             key, obs = next(iter(timestep.waiting.items()))
-            answers = dict.fromkeys(timestep.waiting, self._one(runner, key, obs))
+            answers = dict.fromkeys(timestep.waiting, self._action(runner, key, obs))
         else:
-            answers = {key: self._one(runner, key, obs) for key, obs in timestep.waiting.items()}
+            answers = {key: self._action(runner, key, obs) for key, obs in timestep.waiting.items()}
         self.action_log.append(answers)
         return dict(answers)
 
-    def _one(self, runner: EnvRunner, key: Key, obs: Any) -> Any:
+    def _action(self, runner: EnvRunner, key: Key, obs: Any) -> Any:
         _, action_space = runner.spaces(key)
         if self._action_fn is None:
             return frozen(sample_action(action_space, self._rng, usable_mask(obs, action_space)))

@@ -163,13 +163,13 @@ def shares(task: Task, samplers: int) -> list[Share]:
     return found
 
 
-def copies(task: Task, make_env: MakeEnv, size: int, first_index: int) -> BaseEnv:
+def host_copies(task: Task, make_env: MakeEnv, size: int, first_index: int) -> BaseEnv:
     """Host copies in this process, or one environment that has its own sub-environments."""
     size = 1 if task.kind == WHOLE else size
     return to_local_base_env(make_env(0), make_env, size, seed=task.seed, first_index=first_index)
 
 
-def play_share(task: Task, share: Share, record: RunRecord, host: Host = copies) -> None:
+def play_share(task: Task, share: Share, record: RunRecord, host: Host = host_copies) -> None:
     """Sample one share into `record` and close the environments."""
     base_env = host(task, partial(_make, task, share.worker), share.size, share.first_index)
     try:
@@ -315,13 +315,13 @@ class Backend:
     on_ray: bool = False
 
 
-def vectorised(task: Task, make_env: MakeEnv, size: int, first_index: int) -> BaseEnv:
+def host_in_vector_env(task: Task, make_env: MakeEnv, size: int, first_index: int) -> BaseEnv:
     """Host copies of a gymnasium environment in one `VectorEnv`."""
     env = VectorEnv.vectorize_gym_envs(make_env, num_envs=size)
     return to_base_env(env, seed=task.seed, first_index=first_index)
 
 
-def remote(task: Task, make_env: MakeEnv, size: int, first_index: int, engine: EngineName) -> BaseEnv:
+def host_remotely(task: Task, make_env: MakeEnv, size: int, first_index: int, engine: EngineName) -> BaseEnv:
     """Host copies in two other processes."""
     return to_base_env(
         make_env(0), RemoteEnvSpec(task.env, task.context(0)), size, remote_envs=True,
@@ -329,7 +329,7 @@ def remote(task: Task, make_env: MakeEnv, size: int, first_index: int, engine: E
     )  # fmt: skip
 
 
-def play_here(task: Task, host: Host = copies, samplers: int = 1) -> RunRecord:
+def play_here(task: Task, host: Host = host_copies, samplers: int = 1) -> RunRecord:
     """Play a task in this process with one or several samplers, one after another."""
     record = RunRecord()
     for share in shares(task, samplers):
@@ -354,7 +354,7 @@ def _workers(engine: EngineName) -> Backend:
 
 
 def _remote(engine: EngineName) -> Backend:
-    play = partial(play_here, host=partial(remote, engine=engine))
+    play = partial(play_here, host=partial(host_remotely, engine=engine))
     return Backend(
         f"remote environments ({engine})", _COPIES, play, _ELSEWHERE, elsewhere=True, on_ray=engine == "ray"
     )
@@ -369,7 +369,7 @@ BACKENDS: tuple[Backend, ...] = (
     ),
     Backend("2 samplers", _COPIES, partial(play_here, samplers=2), _NOT_ALONE),
     Backend("a sampler each", _COPIES, partial(play_here, samplers=1 << 30), _NOT_ALONE),
-    Backend("VectorEnv", (SINGLE,), partial(play_here, host=vectorised), _NOT_ALONE),
+    Backend("VectorEnv", (SINGLE,), partial(play_here, host=host_in_vector_env), _NOT_ALONE),
     Backend(
         "another process", (*_COPIES, WHOLE), play_in_another_process, elsewhere=True, suspects=
         "what differs from process to process: hash() of strings, the order of a set, ids of objects, the environment "

@@ -146,7 +146,7 @@ def _short(value: Column) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BackendFinding:
-    """A back-end whose episodes differ from those of the first one.
+    """A back-end whose episodes differ from the first one's.
 
     Attributes:
         backend: Its name.

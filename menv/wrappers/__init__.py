@@ -1,7 +1,6 @@
-"""Wrappers: environment in, environment out. They make environments of other libraries usable.
+"""Wrappers: environments of other libraries as environments of menv, agent grouping and recording.
 
-Imported as `menv.wrappers` only; each name is imported when it is asked for. Nothing here knows adapters,
-policies or the loop.
+Each name is imported on first use, so that a wrapper's library is needed only where the wrapper is used.
 """
 
 from menv._lazy_names import refuse_root_import

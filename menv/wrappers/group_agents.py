@@ -1,7 +1,6 @@
 """Agent grouping: several agents become one, with Tuple observations and Tuple actions.
 
-`env.with_agent_groups(...)` creates the wrapper; what happens to one group in an episode is told in
-`menv.wrappers.group_agents`. It knows no policies: a group is mapped to one like any other agent.
+`env.with_agent_groups(...)` creates the wrapper. A group is mapped to a policy like any other agent.
 """
 
 from __future__ import annotations
@@ -21,19 +20,18 @@ from menv.spaces import as_flag, as_reward, built, flat_mask, open_mask, own_cop
 
 MASK_KEY = "action_mask"
 STATE_KEY = "state"
-"""The entry of a Dict observation that holds the state of the whole, the same for all members."""
+"""The entry of a Dict observation that holds the global state, the same for all members."""
 
 
 class AgentGroup:
-    """Several agents that are seen as one.
+    """One group within the running episode of the environment.
 
     Attributes:
-        group_id: The agent id of the group.
         members: Ids of the members, in the order of all tuples.
         space: The Tuple space of the observations.
-        acting: The members that wait for an action.
-        alive: Whether a life of the group has been shown and has not ended.
-        late: What was paid in this step to whom after the group's end, which a group around it still counts.
+        acting: The members that act next.
+        alive: Whether the group has been observed and has not ended.
+        late_rewards: Members' rewards of this step after the group's end; an outer group still counts them.
     """
 
     def __init__(self, group_id: AgentId, members: Sequence[AgentId], space: gym.spaces.Tuple[Any]) -> None:
@@ -43,31 +41,24 @@ class AgentGroup:
         self.begin()
 
     def begin(self) -> None:
-        """Forget the episode before."""
+        """Start an episode."""
         self.acting: list[AgentId] = []
         self.alive = False
-        self.late: dict[AgentId, float] = {}
-        # Whether a life has ended and none has begun since.
-        self._over = False
-        self._last: AgentDict = {}
+        self.late_rewards: dict[AgentId, float] = {}
+        # Whether the group has ended and was not observed since.
+        self._has_ended = False
+        self._last_obs: AgentDict = {}
         # The members that have ended, with True where the end was a truncation.
         self._ended: dict[AgentId, bool] = {}
-        self._earned: dict[AgentId, float] = {}
-        self._told: AgentDict = {}
-        # What the members' infos said last about `training_enabled`, in this life of the group.
-        self._trained: dict[AgentId, bool] = {}
-        # What each member has earned in this life of the group.
-        self._lifetime: dict[AgentId, float] = {}
+        self._individual_rewards: dict[AgentId, float] = {}
+        self._individual_infos: AgentDict = {}
+        # The last `training_enabled` of the members' infos since the group began.
+        self._training_enabled: dict[AgentId, bool] = {}
+        # The sum of each member's rewards since the group began.
+        self._episode_rewards: dict[AgentId, float] = {}
 
     def unpack(self, actions: Any) -> AgentDict:
-        """Return `{member: action}` for the members that wait.
-
-        Args:
-            actions: A sequence of one action a member, in their order; those of others are not read.
-
-        Raises:
-            ContractError: The group does not wait, or the number of actions is wrong.
-        """
+        """Return `{member: action}` for the acting members; `actions` has one for each member."""
         if not self.acting:
             raise ContractError(
                 f"GroupAgentsWrapper.step: got actions for group {self.group_id!r}, which does not wait, expected "
@@ -77,50 +68,44 @@ class AgentGroup:
             count = f"{len(actions)} of them" if hasattr(actions, "__len__") else type(actions).__name__
             raise ContractError(
                 f"GroupAgentsWrapper.step: the actions of group {self.group_id!r} are {count}, expected "
-                f"{len(self.members)}, one for each of {_names(self.members)}; return an element of its action space"
+                f"{len(self.members)}, one for each of {_listed(self.members)}; return an element of its action space"
             )
         by_member = dict(zip(self.members, actions, strict=True))
         return {member: by_member[member] for member in self.acting}
 
     @property
-    def rests(self) -> bool:
-        """Whether no member is alive."""
-        return all(member in self._ended for member in self._last)
+    def is_inactive(self) -> bool:
+        """Whether no member that has appeared is alive."""
+        return all(member in self._ended for member in self._last_obs)
 
-    def take(self, result: StepDicts, out: StepDicts, inner: Mapping[AgentId, AgentGroup]) -> None:
-        """Read the environment's step and add the group's part to `out`.
+    def add_step(self, result: StepDicts, out: StepDicts, inner: Mapping[AgentId, AgentGroup]) -> None:
+        """Read the environment's five dicts and add the group's entries to `out`.
 
-        Args:
-            result: The five dicts.
-            out: Those of the groups.
-            inner: The members that are groups themselves, which have taken it in before.
-
-        Raises:
-            ContractError: Some living members must act and others need not; a reward is no number.
+        `inner` are the members that are groups themselves; they have read the step before.
         """
         obs, rewards, terminateds, truncateds, infos = result
         over = bool(terminateds[ALL] or truncateds[ALL])
         seen = [member for member in self.members if member in obs]
-        self._see(seen, obs, terminateds, truncateds)
+        self._update_members(seen, obs, terminateds, truncateds)
         self.acting = [] if over else [member for member in seen if member not in self._ended]
         self._check_together(inner)
-        self._pay(rewards, out[1], {member: group.late for member, group in inner.items()})
+        self._add_rewards(rewards, out[1], {member: group.late_rewards for member, group in inner.items()})
         if infos:
-            self._note(infos)
+            self._read_infos(infos)
         gone = len(self._ended) == len(self.members)
-        # An agent that ends in its first step is reported as well.
+        # A group that ends in its first step is reported too.
         ends = (self.alive and (over or gone)) or (gone and bool(seen))
         if self.acting or (ends and seen):
-            self._show(obs, out)
+            self._add_obs(obs, out)
         if ends:
-            self._end(bool(truncateds[ALL]) and not terminateds[ALL], out)
+            self._end_group(bool(truncateds[ALL]) and not terminateds[ALL], out)
 
-    def _see(
+    def _update_members(
         self, seen: Sequence[AgentId], obs: AgentDict, terminateds: AgentDict, truncateds: AgentDict
     ) -> None:
         for member in seen:
-            self._last[member] = own_copy(obs[member])
-            # Who is observed again lives again, unless its flag says otherwise.
+            self._last_obs[member] = own_copy(obs[member])
+            # A member that is observed again is alive again, unless its flag is set.
             self._ended.pop(member, None)
         if len(terminateds) > 1 or len(truncateds) > 1:
             for member in self.members:
@@ -130,83 +115,97 @@ class AgentGroup:
     def _check_together(self, inner: Mapping[AgentId, AgentGroup]) -> None:
         if not self.acting:
             return
-        idle = [member for member in self._last if member not in self._ended and member not in self.acting]
-        if idle := [member for member in idle if member not in inner or not inner[member].rests]:
+        idle = [
+            member for member in self._last_obs if member not in self._ended and member not in self.acting
+        ]
+        if idle := [member for member in idle if member not in inner or not inner[member].is_inactive]:
             raise ContractError(
-                f"GroupAgentsWrapper: group {self.group_id!r} has observations for {_names(self.acting)} and none for "
-                f"{_names(idle)}, which still live, expected all living members at the same time; group only agents "
+                f"GroupAgentsWrapper: group {self.group_id!r} has observations for {_listed(self.acting)} and none for "
+                f"{_listed(idle)}, which still live, expected all living members at the same time; group only agents "
                 "that act at the same time"
             )
 
-    def _pay(
-        self, rewards: AgentDict, out: AgentDict, late: Mapping[AgentId, Mapping[AgentId, float]]
+    def _add_rewards(
+        self, rewards: AgentDict, out: AgentDict, late_rewards: Mapping[AgentId, Mapping[AgentId, float]]
     ) -> None:
-        """Pass the sum of the members' rewards on at once, and remember who earned what."""
-        self.late = {}
-        paid = {member: self._number(member, rewards[member]) for member in self.members if member in rewards}
-        if not paid:
+        """Add the sum of the members' rewards to `out`, and record each member's."""
+        self.late_rewards = {}
+        rewards_now = {
+            member: self._number(member, rewards[member]) for member in self.members if member in rewards
+        }
+        if not rewards_now:
             return
-        out[self.group_id] = math.fsum(paid.values())
-        everybody = {**paid, **{one: late[member][one] for member in paid for one in late.get(member, ())}}
-        # What is paid between two lives of the group belongs to neither.
-        if not self.acting and self._over:
-            self.late = everybody
+        out[self.group_id] = math.fsum(rewards_now.values())
+        all_rewards = {
+            **rewards_now,
+            **{
+                one: late_rewards[member][one]
+                for member in rewards_now
+                for one in late_rewards.get(member, ())
+            },
+        }
+        # Rewards between the group's end and its return belong to neither episode.
+        if not self.acting and self._has_ended:
+            self.late_rewards = all_rewards
             return
-        for member, reward in paid.items():
-            self._earned[member] = self._earned.get(member, 0.0) + reward
-        for member, reward in everybody.items():
-            self._lifetime[member] = self._lifetime.get(member, 0.0) + reward
+        for member, reward in rewards_now.items():
+            self._individual_rewards[member] = self._individual_rewards.get(member, 0.0) + reward
+        for member, reward in all_rewards.items():
+            self._episode_rewards[member] = self._episode_rewards.get(member, 0.0) + reward
 
-    def _note(self, infos: AgentDict) -> None:
-        told = {member: infos[member] for member in self.members if member in infos}
-        self._told.update(told)
-        for member, info in told.items():
+    def _read_infos(self, infos: AgentDict) -> None:
+        member_infos = {member: infos[member] for member in self.members if member in infos}
+        self._individual_infos.update(member_infos)
+        for member, info in member_infos.items():
             if isinstance(info, Mapping) and "training_enabled" in info:
                 whose = f"group {self.group_id!r}, member {member!r}: info['training_enabled']"
-                self._trained[member] = as_flag(info["training_enabled"], whose)
-            # A member that is a group itself tells what its own members earned.
+                self._training_enabled[member] = as_flag(info["training_enabled"], whose)
+            # The info of an inner group has the rewards of all its members.
             if isinstance(info, Mapping) and MEMBER_REWARDS in info:
                 for member, reward in info[MEMBER_REWARDS].items():
-                    self._lifetime[member] = self._lifetime.get(member, 0.0) + reward
+                    self._episode_rewards[member] = self._episode_rewards.get(member, 0.0) + reward
 
-    def _show(self, obs: AgentDict, out: StepDicts) -> None:
-        self.alive, self._over = True, False
-        out[0][self.group_id] = tuple(self._shown(place, obs) for place in range(len(self.members)))
+    def _add_obs(self, obs: AgentDict, out: StepDicts) -> None:
+        self.alive, self._has_ended = True, False
+        out[0][self.group_id] = tuple(self._member_obs(place, obs) for place in range(len(self.members)))
         out[4][self.group_id] = self._info(list(self.acting))
-        self._earned, self._told = {}, {}
+        self._individual_rewards, self._individual_infos = {}, {}
 
     def _info(self, acting: list[AgentId]) -> dict[str, Any]:
-        """Return the group's info dict; no policy learns from a group that has a member it may not learn from."""
-        info = {"individual_rewards": self._earned, "individual_infos": self._told, "acting": acting}
-        return {**info, "training_enabled": all(self._trained.values())} if self._trained else info
+        """Return the group's info dict; one member without training excludes the group."""
+        info: dict[str, Any] = {"individual_rewards": self._individual_rewards}
+        info.update(individual_infos=self._individual_infos, acting=acting)
+        if self._training_enabled:
+            info["training_enabled"] = all(self._training_enabled.values())
+        return info
 
-    def _tell_lifetime(self, out: StepDicts) -> None:
-        """Add to the group's last info what each member earned, also where the group is not shown then."""
-        out[4].setdefault(self.group_id, self._info([]))[MEMBER_REWARDS] = self._lifetime
-        self._lifetime, self._trained = {}, {}
+    def _add_episode_rewards(self, out: StepDicts) -> None:
+        """Add the members' sums of rewards to the group's last info, also without an observation."""
+        out[4].setdefault(self.group_id, self._info([]))[MEMBER_REWARDS] = self._episode_rewards
+        self._episode_rewards, self._training_enabled = {}, {}
 
-    def _end(self, truncated: bool, out: StepDicts) -> None:
+    def _end_group(self, truncated: bool, out: StepDicts) -> None:
         truncations = [self._ended.get(member, truncated) for member in self.members]
         out[2][self.group_id], out[3][self.group_id] = not any(truncations), any(truncations)
-        self.alive, self._over = False, True
-        self._tell_lifetime(out)
-        # How members ended says nothing about a later life of the group.
+        self.alive, self._has_ended = False, True
+        self._add_episode_rewards(out)
+        # A later episode of the group does not inherit truncations.
         self._ended = dict.fromkeys(self._ended, False)
-        self._earned, self._told = {}, {}
+        self._individual_rewards, self._individual_infos = {}, {}
 
-    def _shown(self, place: int, obs: AgentDict) -> Any:
-        """Return a member's observation; a member that does not act still needs a choice, which is ignored."""
+    def _member_obs(self, place: int, obs: AgentDict) -> Any:
+        """Return a member's observation; masks of members that do not act allow an action, which is ignored."""
         member = self.members[place]
-        shown = obs[member] if member in obs else self._stand_in(place, obs)
-        return shown if member in self.acting else opened(shown)
+        shown = obs[member] if member in obs else self._placeholder_obs(place, obs)
+        return shown if member in self.acting else with_open_mask(shown)
 
-    def _stand_in(self, place: int, obs: AgentDict) -> Any:
-        """Return the placeholder observation of a member without one; it is a fresh copy."""
+    def _placeholder_obs(self, place: int, obs: AgentDict) -> Any:
+        """Return a new copy of the observation that stands for a missing one."""
         member = self.members[place]
-        if member in self._last:
-            shown = own_copy(self._last[member])
+        if member in self._last_obs:
+            shown = own_copy(self._last_obs[member])
         else:
-            shown = blank(self.space.spaces[place], f"group {self.group_id!r}, member {member!r}")
+            shown = placeholder(self.space.spaces[place], f"group {self.group_id!r}, member {member!r}")
         if isinstance(shown, dict) and STATE_KEY in shown:
             # The global state continues after members end.
             others = [obs[other] for other in self.members if other in obs]
@@ -222,33 +221,27 @@ class AgentGroup:
         )
 
 
-def opened(obs: Any) -> Any:
-    """Return an observation whose mask, or that of a member of a group in it, is open where it allows nothing."""
+def with_open_mask(obs: Any) -> Any:
+    """Return an observation in which masks that allow nothing, also within inner groups, allow everything."""
     if isinstance(obs, tuple):
-        return tuple(opened(part) for part in obs)
+        return tuple(with_open_mask(part) for part in obs)
     if isinstance(obs, dict) and MASK_KEY in obs and not np.any(flat_mask(obs[MASK_KEY])):
         return {**obs, MASK_KEY: open_mask(obs[MASK_KEY])}
     return obs
 
 
-def blank(space: gym.Space[Any], where: str) -> Any:
-    """Return the placeholder element of `space`: zeros, or the nearest element.
-
-    An entry `"action_mask"` of a Dict allows everything.
-
-    Raises:
-        ContractError: The space has no such element.
-    """
+def placeholder(space: gym.Space[Any], where: str) -> Any:
+    """Return the element of `space` nearest to zeros; an entry `"action_mask"` of a Dict allows everything."""
     spaces = gym.spaces
     if isinstance(space, spaces.Dict):
         return {
             key: built(part, lambda _, leaf: np.ones(leaf.shape or (), leaf.dtype))
             if key == MASK_KEY
-            else blank(part, f"{where}[{key!r}]")
+            else placeholder(part, f"{where}[{key!r}]")
             for key, part in space.spaces.items()
         }
     if isinstance(space, spaces.Tuple):
-        return tuple(blank(part, f"{where}[{i}]") for i, part in enumerate(space.spaces))
+        return tuple(placeholder(part, f"{where}[{i}]") for i, part in enumerate(space.spaces))
     if isinstance(space, spaces.Box):
         return np.clip(np.zeros(space.shape, space.dtype), space.low, space.high)
     if isinstance(space, spaces.Discrete):
@@ -263,7 +256,7 @@ def blank(space: gym.Space[Any], where: str) -> Any:
     )
 
 
-def _names(members: Sequence[AgentId]) -> str:
+def _listed(members: Sequence[AgentId]) -> str:
     return ", ".join(map(repr, members[:8])) + (", ..." if len(members) > 8 else "")
 
 
@@ -275,26 +268,23 @@ class GroupAgentsWrapper(MultiAgentEnv):
 
     - The observation of a group is the tuple of its members' observations, its action a sequence of
       their actions, both in the order in which the group lists them.
-    - All living members act at the same time. One that has not appeared yet is shown as the blank of
-      its space (zeros; in an `"action_mask"`, ones), one that has ended as it was last seen; but an entry
-      `"state"` of a Dict, the state of the whole, is the one that others are shown, and an `"action_mask"` that
-      allows nothing, as after the last action, is all ones. Their actions are ignored: the environment gets those
-      of `infos[group]["acting"]` only.
-    - The reward of a group is the sum over its members, paid at the step at which they were; members
-      that have ended still earn for it.
-    - A group lives as long as one member does, or has yet to appear: it ends with its last member, or
-      with the episode. The end is a truncation if that of any member was, else a termination. A member
-      that returns lives on in the group, or begins a new life of it.
-    - `infos[group]` comes with each observation of the group. `"individual_rewards"` is `{member:
-      reward}` since the observation before, which adds up to the group's reward for that row;
-      `"individual_infos"` holds what the environment told each member; `"acting"` lists those that act. It comes
-      with each end of the group too, and tells then what each member earned in that life: results have it under
-      `agent_reward_*`, beside the groups' own returns, which are under `group_reward_*` as well.
+    - All living members act at the same time. A member that has not appeared yet has a placeholder observation: zeros,
+      and ones in an `"action_mask"`. A member that has ended keeps its last observation, except that an entry `"state"`
+      of a Dict, the global state, is the one of the other members, and an `"action_mask"` that allows nothing is all
+      ones. Their actions are ignored: the environment gets the actions of `infos[group]["acting"]` only.
+    - The reward of a group is the sum of its members' rewards at that step, rewards of ended members included.
+    - A group ends with its last member, or with the episode. Members that have yet to appear keep it alive. The end is
+      a truncation if any member was truncated, else a termination. A member that returns continues the group's
+      episode, or starts a new one.
+    - `infos[group]` comes with each observation of the group. `"individual_rewards"` is `{member: reward}` since the
+      previous observation, `"individual_infos"` has the members' infos, `"acting"` the members that act next. The info
+      at the group's end also has each member's sum of rewards. Results report it under `agent_reward_*`, and the
+      groups' own returns under `group_reward_*` too.
     - An info `{"training_enabled": False}` of one member excludes the group's trajectory from training, until a later
-      info of that member says True.
+      info of that member has True.
 
-    A group may be a member of another one: wrap twice. What breaks the contract of `MultiAgentEnv` is
-    passed on as it is, for the adapter to name.
+    A group may be a member of another one: wrap twice. Values that break the contract of `MultiAgentEnv` are passed on
+    unchanged; the adapter reports them.
 
     Attributes:
         env: The environment with single agents.
@@ -314,8 +304,8 @@ class GroupAgentsWrapper(MultiAgentEnv):
             env: The environment; it is stepped through this wrapper only.
             groups: Member ids by group id, which becomes an agent id.
             obs_space: Tuple space of the groups' observations: one for all groups, or by group id in a
-                dict or Dict space. What is missing is made of the members' own spaces.
-            act_space: Likewise for the actions.
+                dict or Dict space. Missing spaces are built from the members' own spaces.
+            act_space: The same for the actions.
 
         Raises:
             ConfigError: A member is unknown or listed twice, a group is empty or has the id of an agent,
@@ -331,19 +321,19 @@ class GroupAgentsWrapper(MultiAgentEnv):
         self.possible_agents = [*self.groups, *alone]
         self.observation_spaces = self._spaces("observation", obs_space, alone)
         self.action_spaces = self._spaces("action", act_space, alone)
-        # Classic environments that hold the wrapper declare what it says here as their own.
+        # Classic environments that hold the wrapper declare these spaces as their own.
         self.observation_space = _whole(obs_space, self.observation_spaces)
         self.action_space = _whole(act_space, self.action_spaces)
         self.metadata = env.metadata  # type: ignore[misc]
         self.render_mode = env.render_mode
-        self._states: dict[AgentId, AgentGroup] = {}
-        # The groups that wrappers beneath this one make, which may be members here.
+        self._groups: dict[AgentId, AgentGroup] = {}
+        # The groups of inner wrappers, which may be members here.
         self._inner: dict[AgentId, AgentGroup] = {}
         if isinstance(env, GroupAgentsWrapper):
-            self._inner = {**env._inner, **env._states}
+            self._inner = {**env._inner, **env._groups}
         for group, members in self.groups.items():
             space: Any = self.observation_spaces[group]
-            self._states[group] = AgentGroup(group, members, space)
+            self._groups[group] = AgentGroup(group, members, space)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -353,8 +343,8 @@ class GroupAgentsWrapper(MultiAgentEnv):
         result = self.env.reset() if plain else self.env.reset(seed=seed, options=options)
         if not isinstance(result, tuple) or [type(part) for part in result] != [dict, dict]:
             return result
-        for state in self._states.values():
-            state.begin()
+        for group in self._groups.values():
+            group.begin()
         grouped = self._group((result[0], {}, {ALL: False}, {ALL: False}, result[1]))
         return grouped[0], grouped[4]
 
@@ -362,13 +352,13 @@ class GroupAgentsWrapper(MultiAgentEnv):
         """Step with one action per member and group the result.
 
         Raises:
-            ContractError: The actions of a group are too few or too many, or are not asked for; only some
+            ContractError: The number of a group's actions is wrong, or the group does not act; only some
                 of a group's living members must act; a member's reward is no number.
         """
         actions: AgentDict = {}
         for agent, action in action_dict.items():
-            if agent in self._states:
-                actions.update(self._states[agent].unpack(action))
+            if agent in self._groups:
+                actions.update(self._groups[agent].unpack(action))
             elif agent in self._group_of:
                 raise ContractError(
                     f"GroupAgentsWrapper.step: got an action for {agent!r}, expected one for its group "
@@ -399,13 +389,13 @@ class GroupAgentsWrapper(MultiAgentEnv):
 
     def _group(self, result: StepDicts) -> StepDicts:
         out: StepDicts = ({}, {}, {}, {}, {})
-        for state in self._states.values():
-            state.take(result, out, self._inner)
+        for group in self._groups.values():
+            group.add_step(result, out, self._inner)
         members = self._group_of
         for part, values in zip(out, result, strict=True):
             part.update({agent: value for agent, value in values.items() if agent not in members})
         self.agents = [
-            *[group for group, state in self._states.items() if state.alive],
+            *[group_id for group_id, group in self._groups.items() if group.alive],
             *[agent for agent in self.env.agents if agent not in members],
         ]
         return out
@@ -432,7 +422,7 @@ class GroupAgentsWrapper(MultiAgentEnv):
             try:
                 spaces[agent] = _own_space(self.env, kind, agent)
             except ContractError:
-                # The environment raises if it is asked; it may declare the space later.
+                # The environment may declare the space later.
                 continue
         return spaces
 
@@ -485,7 +475,7 @@ def _check_group(group: AgentId, members: Any, known: Sequence[AgentId]) -> None
     if isinstance(members, str) or not isinstance(members, Sequence) or not members:
         raise ConfigError(
             f"with_agent_groups: the members of group {group!r} are {members!r:.80}, expected a list of at least one "
-            "agent id; list them in the order in which their actions shall stand"
+            "agent id; list them in the order of their actions"
         )
     # An environment without possible_agents may know all of them.
     unknown = [member for member in members if known and member not in known]
@@ -510,7 +500,7 @@ def _by_group(
     if wrong is not None:
         raise ConfigError(
             f"with_agent_groups: {kind} spaces are given as a {type(wrong).__name__}, expected a gymnasium Space, or a "
-            "dict of them by group; leave them out for those of the members"
+            "dict of them by group; leave them out for the members' own"
         )
     unknown = [group for group in given if group not in groups]
     if unknown:
@@ -522,7 +512,7 @@ def _by_group(
 
 
 def _is_well_formed(result: Any) -> bool:
-    """Return whether a step gave five dicts with both flags for everybody."""
+    """Return whether a step returned five dicts with both flags of `"__all__"`."""
     return (
         isinstance(result, tuple | list)
         and len(result) == 5

@@ -1,9 +1,7 @@
-"""Environments of the old gym API, for one agent or for many, in the present one.
-
-    register_env("old", lambda context: LegacyGym(OldEnv(context)))
+"""`LegacyGym`: environments of the old gym API, for one agent or several, with the present API.
 
 In the old API `reset()` returns the observation alone, `step` returns `(obs, reward, done, info)`, and
-`seed(number)` is a method. Users call it; the adapters name it when they meet such an environment.
+`seed(number)` is a method.
 """
 
 from __future__ import annotations
@@ -23,19 +21,10 @@ from menv.spaces import as_flag, close_env, has_order, how_many
 
 
 def to_gymnasium(space: Any, where: str = "space") -> gym.Space[Any]:
-    """Return the gymnasium space that has the same elements as `space`.
-
-    Args:
-        space: A space of the old gym (any version) or of gymnasium: Box, Discrete, MultiDiscrete,
-            MultiBinary, a Dict or Tuple of these, or a list.
-        where: Begins the message if it is something else.
-
-    Raises:
-        ConfigError: It is no such space.
-    """
+    """Return a space of the old gym (any version), or a list of spaces, as a gymnasium space."""
     if isinstance(space, gym.Space):
         return space
-    # Some of many agents have a list of one for each.
+    # Some environments of several agents have a list of spaces.
     parts = space if isinstance(space, list | tuple) else getattr(space, "spaces", None)
     if isinstance(parts, Mapping):
         return gym.spaces.Dict({key: to_gymnasium(part, f"{where}[{key!r}]") for key, part in parts.items()})
@@ -46,7 +35,7 @@ def to_gymnasium(space: Any, where: str = "space") -> gym.Space[Any]:
     if hasattr(space, "nvec"):
         return gym.spaces.MultiDiscrete(np.array(space.nvec, np.int64))
     if hasattr(space, "n"):
-        # Both kinds count with n; early versions gave neither of them a shape.
+        # Discrete and MultiBinary both have n; early versions gave neither a shape.
         if getattr(space, "shape", None) or type(space).__name__ == "MultiBinary":
             return gym.spaces.MultiBinary(space.n)
         return gym.spaces.Discrete(int(space.n), start=int(getattr(space, "start", 0)))
@@ -65,21 +54,23 @@ def _box(space: Any) -> gym.spaces.Box:
 
 
 TRUNCATED_KEY = "TimeLimit.truncated"
-"""In an info dict: whether it was a limit that ended the episode, and no rule of the environment."""
+"""In an info dict: whether a time limit ended the episode."""
 
 
 class LegacyGym(gym.Env[Any, Any]):
-    """An old environment as a `gymnasium.Env`; one for many agents becomes a `LegacyMultiAgent`.
+    """An old environment as a `gymnasium.Env`; one of several agents becomes a `LegacyMultiAgent`.
 
-    - `done` is a truncation if `info["TimeLimit.truncated"]` says so, else a termination.
-    - `reset(seed=...)` hands the seed to the environment's `reset` if that takes one, else to its
+        register_env("old", lambda context: LegacyGym(OldEnv(context)))
+
+    - `done` is a truncation if `info["TimeLimit.truncated"]` is true, else a termination.
+    - `reset(seed=...)` passes the seed to the environment's `reset` if that takes one, else to its
       `seed` method; an environment with neither keeps its own randomness.
     - Spaces of the old `gym` package become gymnasium spaces; the package need not be installed.
-    - What is in the present form already (an info from `reset`, five values from `step`) passes through.
-    - Lists of one for each agent stay lists, in spaces too: `MultiAgentGym(LegacyGym(env))` reads them.
+    - Values of the present API (an info from `reset`, five values from `step`) pass through.
+    - Lists of one value for each agent stay lists, in spaces too: `MultiAgentGym(LegacyGym(env))` reads them.
 
-    An environment is one for many agents if it is a `menv.MultiAgentEnv` or has one of the members by
-    which those of its time are known: `_agent_ids`, `get_agent_ids`, `possible_agents`, `with_agent_groups`.
+    An environment has several agents if it is a `menv.MultiAgentEnv` or has one of the attributes `_agent_ids`,
+    `get_agent_ids`, `possible_agents` and `with_agent_groups`.
 
     Attributes:
         env: The old environment.
@@ -97,8 +88,8 @@ class LegacyGym(gym.Env[Any, Any]):
 
         Args:
             env: An environment of the old API.
-            multi_agent: Whether its dicts are keyed by agent; None decides by what it has.
-            render_mode: Handed to its `render` as `mode`; None calls `render()`.
+            multi_agent: Whether its dicts are keyed by agent; None decides by its attributes.
+            render_mode: Passed to its `render` as `mode`; None calls `render()`.
 
         Raises:
             ConfigError: `env` is no environment, or has no spaces that gymnasium knows.
@@ -115,7 +106,7 @@ class LegacyGym(gym.Env[Any, Any]):
         """Start a new episode and return `(obs, info)`; `options` reach a `reset` that takes them."""
         result = _reset(self.env, seed, options)
         is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
-        if is_pair and not _ends_in_dict(self.observation_space, result[1]):
+        if is_pair and not _is_pair_with_dict(self.observation_space, result[1]):
             return result[0], result[1]
         return result, {}
 
@@ -123,19 +114,25 @@ class LegacyGym(gym.Env[Any, Any]):
         """Take one step and return `(obs, reward, terminated, truncated, info)`.
 
         Raises:
-            ContractError: The environment returned something else than four or five values.
+            ContractError: The environment did not return four or five values.
         """
-        result = _values(self.env, self.env.step(action), "obs, reward, done, info")
+        result = _checked_step(self.env, self.env.step(action), "obs, reward, done, info")
         if len(result) == 5:
             present: tuple[Any, Any, Any, Any, Any] = result
             return present
         obs, reward, done, info = result
-        cut, whose = _is_cut(info), f"{type(self.env).__name__}.step: done"
+        truncated, whose = _is_truncated(info), f"{type(self.env).__name__}.step: done"
         if has_order(done) and isinstance(self.action_space, gym.spaces.Tuple):
             each = [as_flag(one, whose) for one in done]
-            return obs, reward, [one and not cut for one in each], [one and cut for one in each], info
+            return (
+                obs,
+                reward,
+                [one and not truncated for one in each],
+                [one and truncated for one in each],
+                info,
+            )
         over = as_flag(done, whose)
-        return obs, reward, over and not cut, over and cut, info
+        return obs, reward, over and not truncated, over and truncated, info
 
     def render(self) -> Any:
         """Return what the environment renders."""
@@ -147,15 +144,11 @@ class LegacyGym(gym.Env[Any, Any]):
 
 
 class LegacyMultiAgent(MultiAgentEnv):
-    """An old environment of many agents as a `MultiAgentEnv`; `LegacyGym` creates it.
+    """An old environment of several agents as a `MultiAgentEnv`; `LegacyGym` creates it.
 
-    Its `reset` returns `{agent: obs}`, its `step` four dicts, with `dones["__all__"]`. An agent's `done` is
-    a truncation if its own `info["TimeLimit.truncated"]` says so; `"__all__"` is one if any agent's does.
-    Infos that name no agent are of the whole environment, `infos["__common__"]`. `observation_spaces` and
-    `action_spaces` may be methods that take an agent.
-
-    Attributes:
-        env: The old environment.
+    An agent's `done` is a truncation if its own `info["TimeLimit.truncated"]` is true; `"__all__"` is one if any
+    agent's is. Infos that name no agent become `infos["__common__"]`. `observation_spaces` and `action_spaces` may be
+    methods that take an agent.
     """
 
     def __init__(self, env: Any, *, render_mode: str | None = None) -> None:
@@ -166,7 +159,7 @@ class LegacyMultiAgent(MultiAgentEnv):
         for name in ("observation_space", "action_space"):
             by_agent = getattr(env, f"{name}s", None)
             if callable(by_agent):
-                setattr(self, f"{name}s", partial(_asked, by_agent, f"{name}s"))
+                setattr(self, f"{name}s", partial(_converted_space, by_agent, f"{name}s"))
                 continue
             if getattr(env, name, None) is not None:
                 setattr(self, name, _space(env, name))
@@ -191,10 +184,9 @@ class LegacyMultiAgent(MultiAgentEnv):
         """Take one step and return the five dicts.
 
         Raises:
-            ContractError: The environment returned something else than four or five values, or dones
-                that are no dict.
+            ContractError: The environment did not return four or five values, or dones are no dict.
         """
-        result = _values(self.env, self.env.step(action_dict), "obs, rewards, dones, infos")
+        result = _checked_step(self.env, self.env.step(action_dict), "obs, rewards, dones, infos")
         if len(result) == 5:
             present: StepDicts = result
             return present
@@ -208,10 +200,10 @@ class LegacyMultiAgent(MultiAgentEnv):
         dones = {agent: as_flag(done, f"{name}.step: dones[{agent!r}]") for agent, done in dones.items()}
         if infos and not infos.keys() & {*obs, *dones, *self.agents, COMMON}:
             infos = {COMMON: infos}
-        cut = {agent: _is_cut(infos.get(agent)) for agent in {*dones, *infos} - {ALL}}
-        cut[ALL] = any(cut.values())
-        terminateds = {agent: done and not cut[agent] for agent, done in dones.items()}
-        truncateds = {agent: done and cut[agent] for agent, done in dones.items()}
+        truncated = {agent: _is_truncated(infos.get(agent)) for agent in {*dones, *infos} - {ALL}}
+        truncated[ALL] = any(truncated.values())
+        terminateds = {agent: done and not truncated[agent] for agent, done in dones.items()}
+        truncateds = {agent: done and truncated[agent] for agent, done in dones.items()}
         gone = {agent for agent, done in dones.items() if done}
         self.agents = [] if ALL in gone else [a for a in dict.fromkeys([*self.agents, *obs]) if a not in gone]
         return obs, rewards, terminateds, truncateds, infos
@@ -225,12 +217,12 @@ class LegacyMultiAgent(MultiAgentEnv):
         close_env(self.env)
 
 
-def _asked(method: Callable[[Any], Any], name: str, agent: Any) -> gym.Space[Any]:
+def _converted_space(method: Callable[[Any], Any], name: str, agent: Any) -> gym.Space[Any]:
     return to_gymnasium(method(agent), f"{name}({agent!r})")
 
 
-def _ends_in_dict(space: gym.Space[Any], last: Mapping[Any, Any]) -> bool:
-    """Return whether observations are themselves pairs of something and a dict with the keys of `last`."""
+def _is_pair_with_dict(space: gym.Space[Any], last: Mapping[Any, Any]) -> bool:
+    """Return whether the observation itself is a pair of a value and a dict with the keys of `last`."""
     parts = space.spaces if isinstance(space, gym.spaces.Tuple) else ()
     return len(parts) == 2 and isinstance(parts[1], gym.spaces.Dict) and parts[1].spaces.keys() == last.keys()
 
@@ -280,9 +272,13 @@ def _reset(env: Any, seed: int | None, options: dict[str, Any] | None) -> Any:
     given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
     if not given:
         return env.reset()
-    # The old wrappers take any keyword and hand it to an environment that may take none.
-    ways = [_keywords(env.reset), _keywords(getattr(env, "unwrapped", env).reset)]
-    taken = {name: value for name, value in given.items() if all(way is None or name in way for way in ways)}
+    # Old wrappers take any keyword and pass it to an environment that may take none.
+    accepted = [_keywords(env.reset), _keywords(getattr(env, "unwrapped", env).reset)]
+    taken = {
+        name: value
+        for name, value in given.items()
+        if all(keywords is None or name in keywords for keywords in accepted)
+    }
     if seed is not None and "seed" not in taken and hasattr(env, "seed"):
         env.seed(seed)
     return env.reset(**taken)
@@ -298,16 +294,16 @@ def _keywords(reset: Any) -> set[str] | None:
     return None if takes_any else set(parameters)
 
 
-def _values(env: Any, result: Any, four: str) -> Any:
+def _checked_step(env: Any, result: Any, four: str) -> Any:
     if not isinstance(result, tuple | list) or len(result) not in (4, 5):
         raise ContractError(
             f"{type(env).__name__}.step: returned {how_many(result)}, expected the four of the old API ({four}) or the "
-            "five of the present one; mend its step"
+            "five of the present one; fix its step"
         )
     return tuple(result)
 
 
-def _is_cut(info: Any) -> bool:
+def _is_truncated(info: Any) -> bool:
     return isinstance(info, dict) and bool(info.get(TRUNCATED_KEY))
 
 

@@ -1,8 +1,4 @@
-"""`OpenSpielEnv`: a game of OpenSpiel as a `MultiAgentEnv`.
-
-Users name the game and pass the environment on like any other. It plays on `pyspiel` itself. Nothing here knows
-adapters or policies.
-"""
+"""`OpenSpielEnv`: a game of OpenSpiel as a `MultiAgentEnv`, played with `pyspiel`'s own states."""
 
 from __future__ import annotations
 
@@ -29,20 +25,20 @@ class OpenSpielEnv(MultiAgentEnv):
 
     - Agents: `"player_0"`, `"player_1"`, .... The player whose turn it is acts alone. In a simultaneous move all
       players act who have a legal action.
-    - Chance moves are not steps. They are drawn from the generator that `reset(seed=...)` seeds, until a player acts.
-      A game that draws by itself ("sampled stochastic", such as `negotiation`) gets its `rng_seed` from that generator.
+    - Chance moves are not steps. They are sampled with the generator that `reset(seed=...)` seeds, until a player acts.
+      A game with its own generator ("sampled stochastic", such as `negotiation`) gets its `rng_seed` from it.
     - Observation: Dict of `"observation"`, OpenSpiel's tensor of the player in float32 and in OpenSpiel's shape, and
       `"action_mask"`, int8 [num_distinct_actions], 1 where an action is legal.
-    - Rewards: each player is paid at each step what its return has grown by since the step before, chance moves
-      included, so that an episode's rewards add up to `pyspiel.State.returns()`.
+    - Rewards: at each step, the growth of each player's return since the previous step, chance moves included. An
+      episode's rewards add up to `pyspiel.State.returns()`.
     - End: all players are terminated together, and each gets a last observation whose mask allows nothing.
 
     Args:
         game: The game with its parameters, as `pyspiel.load_game` takes it, or a `pyspiel.Game`.
-        tensor: What players observe. `"observation"` is what a player sees now; `"information_state"` is all that it
-            has seen and done, which a policy without a memory needs in a game of imperfect information. None takes the
-            information state in a game of imperfect information and the observation in other games, or the other one
-            where the game has only that.
+        tensor: The players' observation. `"observation"` is what a player sees now; `"information_state"` is all that
+            it has seen and done, which a policy that is not recurrent needs in a game of imperfect information. None
+            chooses the information state for games of imperfect information and the observation for others, or the
+            only tensor of the game.
 
     Raises:
         ConfigError: OpenSpiel is not installed or cannot load the game, it is a mean field game, or it has no such
@@ -74,11 +70,11 @@ class OpenSpielEnv(MultiAgentEnv):
         self.render_mode = "ansi"
         vars(self)["metadata"] = {"name": kind.short_name, "render_modes": ["ansi"]}
         self.state: Any = None
-        # With terminal rewards there is nothing to ask for before the end.
-        self._paid_at_end = kind.reward_model == kind.RewardModel.TERMINAL
-        self._draws_itself = kind.chance_mode == kind.ChanceMode.SAMPLED_STOCHASTIC
-        self._returns = self._nothing = np.zeros(len(self.possible_agents))
-        # The players who act next, and the legal actions of each.
+        # Games with terminal rewards need no call before the end.
+        self._rewards_at_end = kind.reward_model == kind.RewardModel.TERMINAL
+        self._samples_itself = kind.chance_mode == kind.ChanceMode.SAMPLED_STOCHASTIC
+        self._returns = self._no_returns = np.zeros(len(self.possible_agents))
+        # The players that act next, and the legal actions of each.
         self._legal: dict[int, list[int]] = {}
 
     def reset(
@@ -86,20 +82,20 @@ class OpenSpielEnv(MultiAgentEnv):
     ) -> tuple[AgentDict, AgentDict]:
         """Start a new game and play its chance moves, until a player acts."""
         super().reset(seed=seed)
-        if self._draws_itself and seed is not None:
+        if self._samples_itself and seed is not None:
             self.game = _seeded(self.game, int(self.np_random.integers(2**31)))
         self.state = self.game.new_initial_state()
-        self._returns = self._nothing
+        self._returns = self._no_returns
         self.agents = list(self.possible_agents)
-        self._go_on()
+        self._advance()
         return self._observed(self._legal), {}
 
     def step(self, action_dict: AgentDict) -> StepDicts:
-        """Play the moves of the players who were asked, and the chance moves after them.
+        """Play the moves of the players that act, and the chance moves after them.
 
         Raises:
             CallOrderError: No game is running.
-            ContractError: Other players were answered, or an action is not legal.
+            ContractError: The actions are not exactly the ones of these players, or an action is not legal.
         """
         if not self.agents:
             raise CallOrderError(
@@ -108,11 +104,11 @@ class OpenSpielEnv(MultiAgentEnv):
         check_answers("OpenSpielEnv.step", map(self._agent, self._legal), action_dict)
         moves = {player: self._move(player, action_dict) for player in self._legal}
         if self.state.is_simultaneous_node():
-            # OpenSpiel wants a move of everybody; it ignores that of a player who has none.
+            # OpenSpiel expects a move of every player and ignores the moves of players without legal actions.
             self.state.apply_actions([moves.get(player, 0) for player in range(len(self.possible_agents))])
         elif moves:
             self.state.apply_action(*moves.values())
-        self._go_on()
+        self._advance()
         over = self.state.is_terminal()
         rewards = self._rewards(over)
         obs = self._observed(range(len(self.possible_agents)) if over else self._legal)
@@ -121,16 +117,16 @@ class OpenSpielEnv(MultiAgentEnv):
         return obs, rewards, {ALL: over}, {ALL: False}, {}
 
     def render(self) -> Any:
-        """Return the state as a text."""
+        """Return the state as text."""
         return str(self.state)
 
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         state = self.state
         while state.is_chance_node():
             moves, chances = zip(*state.chance_outcomes(), strict=True)
             bounds = np.cumsum(chances)
-            drawn = np.searchsorted(bounds, self.np_random.random() * bounds[-1], side="right")
-            state.apply_action(moves[min(int(drawn), len(moves) - 1)])
+            sampled = np.searchsorted(bounds, self.np_random.random() * bounds[-1], side="right")
+            state.apply_action(moves[min(int(sampled), len(moves) - 1)])
         if state.is_terminal():
             self._legal = {}
         elif state.is_simultaneous_node():
@@ -140,7 +136,7 @@ class OpenSpielEnv(MultiAgentEnv):
             self._legal = {state.current_player(): state.legal_actions()}
 
     def _move(self, player: int, action_dict: AgentDict) -> int:
-        """Return the action of a player; pyspiel does not check it."""
+        """Return the action of a player; pyspiel does not check that it is legal."""
         agent = self._agent(player)
         action = action_dict[agent]
         if action not in self._legal[player]:
@@ -151,7 +147,7 @@ class OpenSpielEnv(MultiAgentEnv):
         return int(action)
 
     def _rewards(self, over: bool) -> AgentDict:
-        if self._paid_at_end and not over:
+        if self._rewards_at_end and not over:
             return dict.fromkeys(self.possible_agents, 0.0)
         returns = np.array(self.state.returns())
         grown, self._returns = returns - self._returns, returns
@@ -210,7 +206,7 @@ def _tensor(game: Any, kind: Any, asked: Tensor | None) -> tuple[Tensor, tuple[i
 
 
 def _shape(game: Any, kind: Any, name: Tensor) -> tuple[int, ...] | None:
-    """Return the shape of a tensor; None where the game has none, whatever it says."""
+    """Return the shape of a tensor, None if the game has none, whatever it declares."""
     try:
         return (
             tuple(getattr(game, f"{name}_tensor_shape")())
@@ -228,11 +224,11 @@ def _seeded(game: Any, seed: int) -> Any:
 
     def with_seed(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         # A game may wrap another one, such as misere(game=negotiation()).
-        told = {
+        parameters = {
             key: with_seed(value["name"], value) if isinstance(value, Mapping) and "name" in value else value
             for key, value in given.items()
         }
-        return {**told, _SEED: seed} if _SEED in kinds[name].parameter_specification else told
+        return {**parameters, _SEED: seed} if _SEED in kinds[name].parameter_specification else parameters
 
     name = game.get_type().short_name
     return pyspiel.load_game(name, with_seed(name, game.get_parameters()))

@@ -1,7 +1,7 @@
-"""What both wrappers of PettingZoo environments share: the game itself, its spaces and its masks.
+"""The base class of both PettingZoo wrappers: the game, its spaces and its action masks.
 
-`menv.wrappers.pettingzoo_env` and `menv.wrappers.pettingzoo_env` build on it. It goes by what the
-game can do and never imports PettingZoo; how an episode runs is for its subclasses to know.
+It recognises games by their methods and never imports PettingZoo. The functions at the end find the shortest way to a
+game's state through PettingZoo's own wrappers.
 """
 
 from __future__ import annotations
@@ -21,23 +21,13 @@ from menv.errors import ConfigError, ContractError, MissingExtraError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv
 from menv.spaces import flags_of, flat_mask
 
-_TURNS_AT_ONCE = "turn_based_aec_to_parallel_wrapper"
+_AEC_TO_PARALLEL = "turn_based_aec_to_parallel_wrapper"
 _WRAPPERS = {"AEC": "PettingZooEnv", "parallel": "ParallelPettingZooEnv"}
 _MAKERS = {"AEC": "env", "parallel": "parallel_env"}
 
 
 def check_kind(env: Any, wrapper: str, wanted: str) -> None:
-    """Raise unless `env` is a PettingZoo environment of the wanted kind.
-
-    Args:
-        env: What the user passed.
-        wrapper: The class that was called, for the message.
-        wanted: "AEC" or "parallel".
-
-    Raises:
-        ConfigError: It is of the other kind, or no PettingZoo environment.
-        MissingExtraError: It is none, and PettingZoo is not installed.
-    """
+    """Raise unless `env` is a PettingZoo environment of the `wanted` kind, "AEC" or "parallel"."""
     if isinstance(env, ModuleType):
         raise ConfigError(
             f"{wrapper}: got the module {env.__name__}, expected an environment; "
@@ -57,8 +47,8 @@ def check_kind(env: Any, wrapper: str, wanted: str) -> None:
     if kind == wanted:
         return
     if kind:
-        # In the other wrapper agents would be asked that cannot act.
-        turns = any(one.__name__ == _TURNS_AT_ONCE for one in type(env).__mro__)
+        # The other wrapper would ask agents that cannot act.
+        turns = any(one.__name__ == _AEC_TO_PARALLEL for one in type(env).__mro__)
         raise ConfigError(
             f"{wrapper}: {type(env).__name__} has PettingZoo's {kind} interface, expected the {wanted} one; "
             + (
@@ -79,12 +69,12 @@ def check_kind(env: Any, wrapper: str, wanted: str) -> None:
 
 
 def kind_of(env: Any) -> str:
-    """Return "AEC", "parallel", or "" if it is neither."""
+    """Return "AEC", "parallel", or "" for neither."""
     if not callable(getattr(env, "reset", None)) or not callable(getattr(env, "step", None)):
         return ""
     if callable(getattr(env, "last", None)) and callable(getattr(env, "observe", None)):
         return "AEC"
-    # A parallel game has no turns; its spaces are by agent, where gymnasium has one.
+    # The spaces of a parallel game are by agent, where gymnasium has one space.
     by_agent = callable(getattr(env, "observation_space", None)) or hasattr(env, "observation_spaces")
     return "parallel" if by_agent or hasattr(env, "possible_agents") else ""
 
@@ -94,14 +84,10 @@ OBSERVATION = "observation"
 
 
 class PettingZooBase(MultiAgentEnv):
-    """A PettingZoo environment as a `MultiAgentEnv`; its subclasses know how it is stepped.
-
-    Attributes:
-        env: The PettingZoo environment.
-    """
+    """A PettingZoo environment as a `MultiAgentEnv`; the subclasses step it."""
 
     interface: ClassVar[str]
-    """Which of PettingZoo's two interfaces the subclass speaks: "AEC" or "parallel"."""
+    """The PettingZoo interface of the subclass: "AEC" or "parallel"."""
 
     def __init__(self, env: Any, action_mask_from_infos: bool | None = None) -> None:
         check_kind(env, type(self).__name__, self.interface)
@@ -109,11 +95,11 @@ class PettingZooBase(MultiAgentEnv):
         self.env = env
         self.possible_agents = list(getattr(env, "possible_agents", None) or ())
         self.render_mode = getattr(env, "render_mode", None)
-        # The class's own dict is for all environments; what this one says is for it alone.
+        # Set on the instance: the class attribute is shared by all environments.
         vars(self)["metadata"] = dict(getattr(env, "metadata", None) or self.metadata)
-        # What the caller said, and what holds: None until the first reset tells.
-        self._told = action_mask_from_infos
-        self._masked = action_mask_from_infos
+        # The caller's option, and the decision: None until the first reset.
+        self._mask_option = action_mask_from_infos
+        self._uses_masks = action_mask_from_infos
         self._closed = False
         self._spaces: dict[AgentId, tuple[gym.Space[Any], gym.spaces.Dict]] = {}
 
@@ -129,7 +115,7 @@ class PettingZooBase(MultiAgentEnv):
 
     @property
     def observation_space(self) -> Any:
-        """A Dict space of the observation spaces by agent, or what it was set to; None while no agent is known."""
+        """A Dict space of the observation spaces by agent, or the value it was set to; None while no agent is known."""
         return vars(self).get("observation_space") or _one_space(self.observation_spaces)
 
     @observation_space.setter
@@ -138,7 +124,7 @@ class PettingZooBase(MultiAgentEnv):
 
     @property
     def action_space(self) -> Any:
-        """The same of the action spaces."""
+        """A Dict space of the action spaces by agent, or the value it was set to; None while no agent is known."""
         return vars(self).get("action_space") or _one_space(self.action_spaces)
 
     @action_space.setter
@@ -148,7 +134,7 @@ class PettingZooBase(MultiAgentEnv):
     def get_observation_space(self, agent_id: AgentId) -> gym.Space[Any]:
         """Return the observation space of one agent.
 
-        If the game tells its masks in `infos`, it is a Dict of `"observation"` and `"action_mask"`. To find
+        If the game has its masks in `infos`, it is a Dict of `"observation"` and `"action_mask"`. To find
         out, a game with discrete actions that was never reset is reset once.
 
         Raises:
@@ -160,9 +146,9 @@ class PettingZooBase(MultiAgentEnv):
         action_space = self._declared("action", agent_id)
         if not flags_of(action_space):
             return space
-        if self._masked is None:
+        if self._uses_masks is None:
             self.reset()
-        return self._with_mask_space(agent_id, space, action_space) if self._masked else space
+        return self._with_mask_space(agent_id, space, action_space) if self._uses_masks else space
 
     def get_action_space(self, agent_id: AgentId) -> gym.Space[Any]:
         """Return the action space of one agent.
@@ -190,7 +176,7 @@ class PettingZooBase(MultiAgentEnv):
             self._closed = True
             self.env.close()
 
-    def _reset_game(self, seed: int | None, options: dict[str, Any] | None) -> Any:
+    def _reset_env(self, seed: int | None, options: dict[str, Any] | None) -> Any:
         given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
         try:
             return self.env.reset(**given)
@@ -209,21 +195,17 @@ class PettingZooBase(MultiAgentEnv):
             where = "infos that hold a" if isinstance(infos, Mapping) else "infos that are a"
             raise ContractError(
                 f"{type(self).__name__}.{method}: {self._game} returned {where} {type(odd[0]).__name__}, expected "
-                "{agent: dict}; return {} where there is nothing to tell"
+                "{agent: dict}; return {} where there is no info"
             )
 
-    def _look_for_masks(self, infos: Iterable[Any]) -> None:
-        """Decide at the first reset whether the game tells its masks in `infos`."""
-        if self._masked is None:
-            self._masked = any(MASK in info for info in infos if info)
+    def _find_masks(self, infos: Iterable[Any]) -> None:
+        """Decide at the first reset whether the game has its masks in `infos`."""
+        if self._uses_masks is None:
+            self._uses_masks = any(MASK in info for info in infos if info)
 
     def _masked_obs(self, agent: AgentId, obs: Any, info: Mapping[str, Any]) -> Any:
-        """Return an observation with the mask of `info` added, unless it has one or none is needed.
-
-        Raises:
-            ContractError: There is a mask where none can be used, or where none was to be expected.
-        """
-        if self._told is False or (isinstance(obs, dict) and MASK in obs):
+        """Return an observation with the mask of `info` added, unless it has one or needs none."""
+        if self._mask_option is False or (isinstance(obs, dict) and MASK in obs):
             return obs
         space = self._declared("action", agent)
         if not flags_of(space):
@@ -233,7 +215,7 @@ class PettingZooBase(MultiAgentEnv):
                 f"{type(self).__name__}: infos[{agent!r}] hold an {MASK!r} for {space}, expected one for discrete "
                 "actions only; put it into the observation, or pass action_mask_from_infos=False"
             )
-        if not self._masked:
+        if not self._uses_masks:
             raise ContractError(
                 f"{type(self).__name__}: infos[{agent!r}] hold an {MASK!r} and the infos of the first reset held none, "
                 "expected masks from the start; pass action_mask_from_infos=True (False leaves them in infos)"
@@ -244,7 +226,7 @@ class PettingZooBase(MultiAgentEnv):
     def _with_mask_space(
         self, agent: AgentId, space: gym.Space[Any], actions: gym.Space[Any]
     ) -> gym.spaces.Dict:
-        """Return `space` with a mask; the same object while the game's space stays the same."""
+        """Return `space` with a mask; the same object as long as the game's space is the same."""
         known = self._spaces.get(agent)
         if known is None or known[0] is not space:
             mask = gym.spaces.Box(0, 1, (flags_of(actions),), np.int8)
@@ -252,11 +234,11 @@ class PettingZooBase(MultiAgentEnv):
         return known[1]
 
     def _declared(self, kind: str, agent: AgentId) -> gym.Space[Any]:
-        """Return a space as the game declares it: by its method, else in its dict."""
+        """Return the space from the game's method, or else from its dict."""
         space = None
         try:
             with warnings.catch_warnings():
-                # A game that only has the dicts is a good game; PettingZoo's own methods warn of it.
+                # PettingZoo's own methods warn of games that have only the dicts, which are valid.
                 warnings.filterwarnings("ignore", "Your environment should override")
                 space = getattr(self.env, f"{kind}_space")(agent)
         except (AttributeError, KeyError, TypeError, NotImplementedError):
@@ -265,7 +247,7 @@ class PettingZooBase(MultiAgentEnv):
             return space
         raise ContractError(
             f"{type(self).__name__}.get_{kind}_space: {self._game} has no {kind} space for agent {agent!r}, expected "
-            f"one from {kind}_space(agent) or {kind}_spaces; known agents: {_some(self.possible_agents)}"
+            f"one from {kind}_space(agent) or {kind}_spaces; known agents: {_listed(self.possible_agents)}"
         )
 
     @property
@@ -274,7 +256,7 @@ class PettingZooBase(MultiAgentEnv):
 
 
 def game_name(env: Any) -> str:
-    """Return the name that a PettingZoo environment gives itself, for messages."""
+    """Return the name in a PettingZoo environment's metadata, or its class name."""
     metadata = getattr(env, "metadata", None)
     named = metadata.get("name") if isinstance(metadata, Mapping) else None
     return str(named or type(env).__name__)
@@ -297,17 +279,17 @@ def check_answers(where: str, asked: Iterable[AgentId], answers: AgentDict) -> N
         )
 
 
-def _some(agents: list[Any]) -> str:
+def _listed(agents: list[Any]) -> str:
     return ", ".join(map(repr, agents[:8])) or "none before the game is reset"
 
 
-_STATE = (
+_STATE_ATTRIBUTES = (
     "agents", "agent_selection", "terminations", "truncations", "infos", "rewards", "_cumulative_rewards"
 )  # fmt: skip
-_TURN_WRAPPERS = "pettingzoo.utils.wrappers"
-_ORDER = ("order_enforcing", "OrderEnforcingWrapper")
-_PLAIN = {
-    _ORDER,
+_WRAPPER_PACKAGE = "pettingzoo.utils.wrappers"
+_ORDER_CHECKS = ("order_enforcing", "OrderEnforcingWrapper")
+_TRANSPARENT = {
+    _ORDER_CHECKS,
     ("assert_out_of_bounds", "AssertOutOfBoundsWrapper"),
     ("clip_out_of_bounds", "ClipOutOfBoundsWrapper"),
     ("terminate_illegal", "TerminateIllegalWrapper"),
@@ -315,30 +297,28 @@ _PLAIN = {
 """PettingZoo's wrappers that pass the state through unchanged and keep nothing across steps."""
 
 
-def state_holder(env: Any) -> Any:
-    """Return the object that holds the turn's state, or None if `env.last` has to be asked.
+def state_owner(env: Any) -> Any:
+    """Return the object with the state of the turn, or None if only `env.last` may be used.
 
-    PettingZoo's wrappers only pass the state on; a wrapper of anybody else may show another one, so nothing
-    beneath it is looked at. `last` is asked where somebody wrote one of their own.
+    PettingZoo's own wrappers pass the state through. Other wrappers, and custom `last` methods, may change it.
     """
     game = env
-    while _passes_on(game):
+    while _is_transparent(game):
         game = vars(game)["env"]
-    return game if _is_pettingzoos(type(game), "last") else None
+    return game if _is_defined_by_pettingzoo(type(game), "last") else None
 
 
-def inside_order_checks(env: Any) -> Any:
-    """Return the environment within PettingZoo's check of the order of calls, which costs more than it tells.
-
-    `PettingZooEnv` refuses a call out of order itself.
-    """
-    return vars(env)["env"] if _passes_on(env) and _name(type(env)) == _ORDER else env
+def without_order_checks(env: Any) -> Any:
+    """Return the environment inside PettingZoo's check of the order of calls, which `PettingZooEnv` makes itself."""
+    return vars(env)["env"] if _is_transparent(env) and _name(type(env)) == _ORDER_CHECKS else env
 
 
 def observer(env: Any) -> Callable[[Any], Any]:
-    """Return `env.observe` without the wrappers around it that only hand the call on."""
+    """Return `env.observe` without the wrappers that only pass the call on."""
     game = env
-    while _passes_on(game) and (_name(type(game)) == _ORDER or _hands_on(type(game), "observe")):
+    while _is_transparent(game) and (
+        _name(type(game)) == _ORDER_CHECKS or _is_inherited(type(game), "observe")
+    ):
         game = vars(game)["env"]
     observe: Callable[[Any], Any] = game.observe
     return observe
@@ -350,12 +330,12 @@ def parallel_stepper(env: Any) -> Callable[[Any], Any]:
     step: Callable[[Any], Any] = env.step
     if (kind.__module__, kind.__name__) != ("pettingzoo.utils.conversions", "aec_to_parallel_wrapper"):
         return step
-    inner = inside_order_checks(env.aec_env)
-    return step if inner is env.aec_env or "step" in vars(env) else _Shortened(env, inner).step
+    inner = without_order_checks(env.aec_env)
+    return step if inner is env.aec_env or "step" in vars(env) else _WithoutOrderChecks(env, inner).step
 
 
-class _Shortened:
-    """PettingZoo's AEC game made parallel, stepped on a shallow copy that holds the game without its order checks."""
+class _WithoutOrderChecks:
+    """Steps a shallow copy of an `aec_to_parallel_wrapper` that holds the game without its order checks."""
 
     def __init__(self, env: Any, inner: Any) -> None:
         self._env = env
@@ -364,30 +344,30 @@ class _Shortened:
 
     def step(self, actions: Any) -> Any:
         result = self._copy.step(actions)
-        # As its own step would have done.
+        # The wrapper's own step sets them too.
         self._env.agents = self._copy.agents
         return result
 
 
-def _passes_on(env: Any) -> bool:
-    """Return whether `env` is a PettingZoo wrapper without own state or methods."""
-    if _name(type(env)) not in _PLAIN or "env" not in vars(env):
+def _is_transparent(env: Any) -> bool:
+    """Return whether `env` is a PettingZoo wrapper without state or methods that matter here."""
+    if _name(type(env)) not in _TRANSPARENT or "env" not in vars(env):
         return False
     # A method may have been patched on the object itself.
-    own = vars(env).keys() & {*_STATE, "step", "observe", "last"}
-    return not own and not any(hasattr(type(env), name) for name in _STATE)
+    own = vars(env).keys() & {*_STATE_ATTRIBUTES, "step", "observe", "last"}
+    return not own and not any(hasattr(type(env), name) for name in _STATE_ATTRIBUTES)
 
 
-def _hands_on(kind: type, method: str) -> bool:
-    """Return whether a wrapper has the method from PettingZoo's base class of wrappers."""
-    return bool(getattr(kind, method).__module__ == f"{_TURN_WRAPPERS}.base")
+def _is_inherited(kind: type, method: str) -> bool:
+    """Return whether a wrapper inherits the method from PettingZoo's base class of wrappers."""
+    return bool(getattr(kind, method).__module__ == f"{_WRAPPER_PACKAGE}.base")
 
 
 def _name(kind: type) -> tuple[str, str] | None:
     package, _, module = kind.__module__.rpartition(".")
-    return (module, kind.__name__) if package == _TURN_WRAPPERS else None
+    return (module, kind.__name__) if package == _WRAPPER_PACKAGE else None
 
 
-def _is_pettingzoos(kind: type, method: str) -> bool:
+def _is_defined_by_pettingzoo(kind: type, method: str) -> bool:
     written = getattr(kind, method, None)
     return str(getattr(written, "__module__", "")).partition(".")[0] == "pettingzoo"

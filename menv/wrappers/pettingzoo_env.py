@@ -1,7 +1,6 @@
-"""`PettingZooEnv`: a game of PettingZoo's AEC interface, in which one agent acts at a time.
+"""`PettingZooEnv` wraps turn-based (AEC) games of PettingZoo, `ParallelPettingZooEnv` parallel ones.
 
-Users wrap their game in it and pass it on like any `MultiAgentEnv`. `pettingzoo_base` has the spaces and
-masks. Nothing here knows the parallel interface; such a game goes into `ParallelPettingZooEnv`.
+Each steps the game's own interface, without PettingZoo's conversions. `pettingzoo_base` has the spaces and masks.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from menv.wrappers.pettingzoo_base import (
     MASK,
     PettingZooBase,
     check_answers,
-    inside_order_checks,
     observer,
     parallel_stepper,
-    state_holder,
+    state_owner,
+    without_order_checks,
 )
 
-_MOST_DEAD_STEPS = 100_000
+_MAX_DEAD_STEPS = 100_000
 
 
 class _Turn(NamedTuple):
@@ -41,18 +40,17 @@ class PettingZooEnv(PettingZooBase):
 
         register_env("tictactoe", lambda context: PettingZooEnv(tictactoe_v3.env()))
 
-    - `obs` holds the one agent whose turn it is, and its reward is what it earned since its own last turn.
-      PettingZoo keeps that sum until the turn comes; what it still keeps when a running episode is cut short by
-      `reset` is paid to nobody.
+    - `obs` holds the one agent whose turn it is. Its reward is the sum since its own last turn, which PettingZoo keeps
+      until the turn. A `reset` of a running episode drops sums that are still kept.
     - Dead steps are hidden. A dead agent gets its final observation, reward and flags in the env step in which
-      PettingZoo gives it its dead turn: most games do so at once. One that is gone without a turn gets no
-      observation, and counts as terminated if no flag says otherwise.
+      PettingZoo gives it its dead turn: most games do so at once. An agent that the game drops without a turn gets no
+      observation, and is terminated unless its truncation flag is set.
     - `"__all__"` is set in the step after which no agent is left: truncated if one that ended in it was, otherwise
       terminated.
-    - Who dies and is back in the same step begins its new life in an empty env step (`step({})`).
-    - A mask stays in the observation where the game puts it. Masks in `infos` are put beside the observation:
-      `{"observation": ..., "action_mask": ...}`. Whether there are any is seen at the first reset; an agent that
-      has none at some turn may do anything then.
+    - An agent that dies and returns in the same step starts again in an empty env step (`step({})`).
+    - A mask in the observation stays there. Masks in `infos` are added to the observation:
+      `{"observation": ..., "action_mask": ...}`. The first reset shows whether there are any; without a mask at some
+      turn, an agent may choose any action then.
 
     Args:
         env: The PettingZoo environment. Its own dicts are never changed.
@@ -70,16 +68,16 @@ class PettingZooEnv(PettingZooBase):
 
     def __init__(self, env: Any, action_mask_from_infos: bool | None = None) -> None:
         super().__init__(env, action_mask_from_infos)
-        self._state = state_holder(env)
-        self._step = inside_order_checks(env).step
+        self._state = state_owner(env)
+        self._step = without_order_checks(env).step
         self._observe = observer(env)
-        # The wrappers around the state have nothing to check in the step of a dead agent.
+        # The wrappers around the state check nothing in the step of a dead agent.
         self._dead_step = self._step if self._state is None else self._state.step
-        # Who acts next: None before the first reset and after the end.
+        # The agent that acts next; None before the first reset and after the end.
         self._selected: AgentId | None = None
         self._running = False
-        # The game's agents at the last look, and the agents whose end was reported and who did not return.
-        self._roll: list[AgentId] = []
+        # The game's agents after the last step, and the agents that were reported as ended and did not return.
+        self._known_agents: list[AgentId] = []
         self._ended: set[AgentId] = set()
 
     @property
@@ -99,7 +97,7 @@ class PettingZooEnv(PettingZooBase):
             ContractError: The game takes no seed or no options, has infos that are no dicts, or is of an older
                 PettingZoo.
         """
-        self._reset_game(seed, options)
+        self._reset_env(seed, options)
         game = self._state or self.env
         if not hasattr(game, "terminations"):
             raise ContractError(
@@ -107,12 +105,12 @@ class PettingZooEnv(PettingZooBase):
                 "its `dones` into terminations and truncations"
             )
         self._running, self._selected = True, None
-        self._roll = list(game.agents)
+        self._known_agents = list(game.agents)
         self._ended.clear()
         self._check_infos("reset", game.infos)
-        self._look_for_masks(game.infos.values())
-        obs, _, terminateds, _, infos = self._go_on()
-        # An agent that is dead from the start never lived; an episode that is over from the start ends in `step({})`.
+        self._find_masks(game.infos.values())
+        obs, _, terminateds, _, infos = self._advance()
+        # Agents that are dead from the start are left out; an episode that is over from the start ends in `step({})`.
         self._running = True
         return {agent: value for agent, value in obs.items() if agent not in terminateds}, infos
 
@@ -123,66 +121,68 @@ class PettingZooEnv(PettingZooBase):
             action_dict: `{agent: action}` of the agent that the last `obs` named; empty if it named none.
 
         Raises:
-            CallOrderError: The episode is over, or never began.
-            ContractError: Somebody else was answered, or the game broke PettingZoo's rules.
+            CallOrderError: No episode is running.
+            ContractError: The action is another agent's, or the game broke PettingZoo's rules.
         """
         agent = self._selected
         if agent is None or len(action_dict) != 1 or agent not in action_dict:
             self._check_answer(action_dict)
-            return self._go_on()
+            return self._advance()
         self._step(action_dict[agent])
         state = self._state
-        if state is None or state.agents != self._roll:
-            return self._go_on()
+        if state is None or state.agents != self._known_agents:
+            return self._advance()
         try:
             agent = state.agent_selection
             if state.terminations[agent] or state.truncations[agent]:
-                return self._go_on()
+                return self._advance()
             reward, info = state._cumulative_rewards[agent], state.infos[agent]
         except (KeyError, AttributeError):
-            return self._go_on()
+            return self._advance()
         if self._ended:
             self._ended.discard(agent)
         self._selected = agent
         obs = self._observe(agent)
-        if self._masked or MASK in info:
+        if self._uses_masks or MASK in info:
             obs = self._masked_obs(agent, obs, info)
         return {agent: obs}, {agent: reward}, {ALL: False}, {ALL: False}, {agent: dict(info)}
 
-    def _go_on(self) -> StepDicts:
-        """Take the dead agents' turns until a living one is selected, and tell what happened."""
-        told: StepDicts = ({}, {}, {}, {}, {})
+    def _advance(self) -> StepDicts:
+        """Take the dead agents' turns until a living agent is selected, and return the five dicts."""
+        out: StepDicts = ({}, {}, {}, {}, {})
         game = self._state or self.env
-        for _ in range(_MOST_DEAD_STEPS):
+        for _ in range(_MAX_DEAD_STEPS):
             if all(agent in self._ended and _is_dead(game, agent) for agent in game.agents):
                 break
             agent = game.agent_selection
             turn = self._turn_of(agent)
             if not (turn.terminated or turn.truncated):
-                self._select(agent, turn, told)
-                return told
+                self._select(agent, turn, out)
+                return out
             if agent not in self._ended:
-                self._note(agent, turn, told)
-                self._end(agent, turn.terminated, turn.truncated, told)
+                self._record(agent, turn, out)
+                self._set_ended(agent, turn.terminated, turn.truncated, out)
             self._dead_step(None)
         else:
-            raise ContractError(self._says(f"only dead agents were selected in {_MOST_DEAD_STEPS} steps"))
-        self._take_leave(told)
+            raise ContractError(
+                self._error_text(f"only dead agents were selected in {_MAX_DEAD_STEPS} steps")
+            )
+        self._end_dropped_agents(out)
         self._running, self._selected = False, None
-        truncated = any(told[3].values())
-        told[2][ALL], told[3][ALL] = not truncated, truncated
-        return told
+        truncated = any(out[3].values())
+        out[2][ALL], out[3][ALL] = not truncated, truncated
+        return out
 
-    def _select(self, agent: AgentId, turn: _Turn, told: StepDicts) -> None:
-        """Record that a living agent acts next; in the next step if it ended in this one."""
-        self._take_leave(told)
+    def _select(self, agent: AgentId, turn: _Turn, out: StepDicts) -> None:
+        """Record that a living agent acts next; after an empty step if it ended in this one."""
+        self._end_dropped_agents(out)
         self._ended.discard(agent)
-        if agent in told[2]:
+        if agent in out[2]:
             self._selected = None
         else:
             self._selected = agent
-            self._note(agent, turn, told)
-        told[2][ALL] = told[3][ALL] = False
+            self._record(agent, turn, out)
+        out[2][ALL] = out[3][ALL] = False
 
     def _turn_of(self, agent: AgentId) -> _Turn:
         state = self._state
@@ -192,33 +192,33 @@ class PettingZooEnv(PettingZooBase):
             dead = state.terminations[agent], state.truncations[agent]
             reward, info = state._cumulative_rewards[agent], state.infos[agent]
         except KeyError as error:
-            raise ContractError(self._says(f"selected {agent!r}, of which it has no record")) from error
+            raise ContractError(self._error_text(f"selected {agent!r}, of which it has no record")) from error
         return _Turn(self._observe(agent), reward, *dead, info)
 
-    def _note(self, agent: AgentId, turn: _Turn, told: StepDicts) -> None:
+    def _record(self, agent: AgentId, turn: _Turn, out: StepDicts) -> None:
         obs = turn.obs
-        if self._masked or MASK in turn.info:
+        if self._uses_masks or MASK in turn.info:
             obs = self._masked_obs(agent, obs, turn.info)
-        told[0][agent], told[1][agent], told[4][agent] = obs, turn.reward, dict(turn.info)
+        out[0][agent], out[1][agent], out[4][agent] = obs, turn.reward, dict(turn.info)
 
-    def _end(self, agent: AgentId, terminated: Any, truncated: Any, told: StepDicts) -> None:
+    def _set_ended(self, agent: AgentId, terminated: Any, truncated: Any, out: StepDicts) -> None:
         self._ended.add(agent)
-        told[2][agent] = bool(terminated)
-        told[3][agent] = bool(truncated)
+        out[2][agent] = bool(terminated)
+        out[3][agent] = bool(truncated)
 
-    def _take_leave(self, told: StepDicts) -> None:
-        """End the agents that the game has dropped without a dead turn, and look at the roll again."""
+    def _end_dropped_agents(self, out: StepDicts) -> None:
+        """End the agents that the game has dropped without a dead turn."""
         game = self._state or self.env
         agents = list(game.agents)
-        for agent in self._roll:
+        for agent in self._known_agents:
             if agent in agents or agent in self._ended:
                 continue
             reward = getattr(game, "_cumulative_rewards", {}).get(agent, 0.0)
             if reward:
-                told[1][agent] = reward
+                out[1][agent] = reward
             truncated = bool(game.truncations.get(agent))
-            self._end(agent, game.terminations.get(agent) or not truncated, truncated, told)
-        self._roll = agents
+            self._set_ended(agent, game.terminations.get(agent) or not truncated, truncated, out)
+        self._known_agents = agents
 
     def _check_answer(self, action_dict: AgentDict) -> None:
         if not self._running:
@@ -228,7 +228,7 @@ class PettingZooEnv(PettingZooBase):
             )
         check_answers("PettingZooEnv.step", [] if self._selected is None else [self._selected], action_dict)
 
-    def _says(self, what: str) -> str:
+    def _error_text(self, what: str) -> str:
         return (
             f"PettingZooEnv.step: {self._game} {what}, expected a living agent in agent_selection or an empty "
             "`agents`; run PettingZoo's api_test on it"
@@ -247,14 +247,14 @@ class ParallelPettingZooEnv(PettingZooBase):
 
         register_env("spread", lambda context: ParallelPettingZooEnv(simple_spread_v3.parallel_env()))
 
-    - `obs` holds the living agents and, with their flags set, those that died in this step.
-    - A dead agent is never asked again, also if the game keeps it among its agents. One that the game drops without
-      a flag counts as terminated, and so does everybody dropped that way when the last ones go.
+    - `obs` holds the living agents and, with their flags set, the agents that died in this step.
+    - A dead agent never acts again, also if the game keeps it among its agents. Agents that the game drops without a
+      flag are terminated.
     - `"__all__"` is set in the step after which no agent is left: truncated if one that ended in it was, otherwise
       terminated.
-    - A mask stays in the observation where the game puts it. Masks in `infos` are put beside the observation:
-      `{"observation": ..., "action_mask": ...}`. Whether there are any is seen at the first reset; an agent that
-      has none at some step may do anything then.
+    - A mask in the observation stays there. Masks in `infos` are added to the observation:
+      `{"observation": ..., "action_mask": ...}`. The first reset shows whether there are any; without a mask at some
+      step, an agent may choose any action then.
 
     Args:
         env: The PettingZoo environment. Its own dicts are never changed.
@@ -274,7 +274,7 @@ class ParallelPettingZooEnv(PettingZooBase):
     def __init__(self, env: Any, action_mask_from_infos: bool | None = None) -> None:
         super().__init__(env, action_mask_from_infos)
         self._step = parallel_stepper(env)
-        self._asked: AgentDict = {}
+        self._acting: AgentDict = {}
         self._running = False
         self._ended: set[AgentId] = set()
 
@@ -286,7 +286,7 @@ class ParallelPettingZooEnv(PettingZooBase):
         Raises:
             ContractError: The game takes no seed or no options, or is of an older PettingZoo.
         """
-        result = self._reset_game(seed, options)
+        result = self._reset_env(seed, options)
         if not isinstance(result, tuple) or len(result) != 2:
             raise ContractError(
                 f"ParallelPettingZooEnv.reset: {self._game} returned {how_many(result)}, expected (obs, infos); return "
@@ -297,25 +297,25 @@ class ParallelPettingZooEnv(PettingZooBase):
         self.agents = list(self.env.agents)
         given, infos = result
         self._check_infos("reset", infos)
-        self._look_for_masks(infos.values())
+        self._find_masks(infos.values())
         obs = {agent: given[agent] for agent in self.agents if agent in given}
-        self._asked = dict(obs)
+        self._acting = dict(obs)
         return self._with_masks(obs, infos), _infos_of(obs, infos)
 
     def step(self, action_dict: AgentDict) -> StepDicts:
         """Let all living agents act.
 
         Args:
-            action_dict: One action for each agent that the last `obs` asked.
+            action_dict: One action for each living agent in the last `obs`.
 
         Raises:
-            CallOrderError: The episode is over, or never began.
-            ContractError: Other agents were answered, or the game broke PettingZoo's rules.
+            CallOrderError: No episode is running.
+            ContractError: The actions are not exactly the ones of these agents, or the game broke PettingZoo's rules.
         """
-        if not self._running or action_dict.keys() != self._asked.keys():
+        if not self._running or action_dict.keys() != self._acting.keys():
             self._check_answers(action_dict)
         if not self.agents:
-            return self._over(({}, {}, {}, {}, {}))
+            return self._end_episode(({}, {}, {}, {}, {}))
         result = self._step(dict(action_dict))
         try:
             obs, rewards, terminations, truncations, infos = result
@@ -323,9 +323,9 @@ class ParallelPettingZooEnv(PettingZooBase):
             if None in infos.values():
                 self._check_infos("step", infos)
         except (TypeError, ValueError, AttributeError) as error:
-            raise ContractError(self._why_unusable(result)) from error
-        if died or obs.keys() != self._asked.keys() or len(self.env.agents) != len(self.agents):
-            return self._sort_out(obs, rewards, terminations, truncations, infos)
+            raise ContractError(self._invalid_result_text(result)) from error
+        if died or obs.keys() != self._acting.keys() or len(self.env.agents) != len(self.agents):
+            return self._step_with_changes(obs, rewards, terminations, truncations, infos)
         return (
             self._with_masks({**obs}, infos),
             {**rewards},
@@ -334,43 +334,43 @@ class ParallelPettingZooEnv(PettingZooBase):
             _infos_of(obs, infos),
         )
 
-    def _sort_out(
+    def _step_with_changes(
         self, given: Any, rewards: Any, terminations: Any, truncations: Any, infos: Any
     ) -> StepDicts:
         flagged = dict.fromkeys(
             agent for flags in (terminations, truncations) for agent, flag in flags.items() if flag
         )
         living = [agent for agent in self.env.agents if agent not in flagged]
-        there = set(living)
-        self._ended -= there
-        gone = [agent for agent in self.agents if agent not in there]
+        alive = set(living)
+        self._ended -= alive
+        gone = [agent for agent in self.agents if agent not in alive]
         # New agents may be dead before they act; reported ends are not reported again.
         gone += [agent for agent in flagged if agent not in self.agents and agent not in self._ended]
         self._ended.update(gone)
-        order = [agent for agent in given if agent in there or agent in gone]
+        order = [agent for agent in given if agent in alive or agent in gone]
         obs = {agent: given[agent] for agent in order}
         terminateds = {agent: bool(terminations.get(agent)) for agent in [*living, *gone]}
         truncateds = {agent: bool(truncations.get(agent)) for agent in [*living, *gone]}
         for agent in gone:
-            # Dropped without a word.
+            # Dropped without a flag.
             terminateds[agent] = terminateds[agent] or not truncateds[agent]
         self.agents = living
-        self._asked = {agent: value for agent, value in obs.items() if agent in there}
-        told = (self._with_masks(obs, infos), {**rewards}, terminateds, truncateds, _infos_of(obs, infos))
+        self._acting = {agent: value for agent, value in obs.items() if agent in alive}
+        out = (self._with_masks(obs, infos), {**rewards}, terminateds, truncateds, _infos_of(obs, infos))
         if not living:
-            return self._over(told)
+            return self._end_episode(out)
         terminateds[ALL] = truncateds[ALL] = False
-        return told
+        return out
 
-    def _over(self, told: StepDicts) -> StepDicts:
+    def _end_episode(self, out: StepDicts) -> StepDicts:
         self._running = False
-        self._asked = {}
-        told[3][ALL] = any(told[3].values())
-        told[2][ALL] = not told[3][ALL]
-        return told
+        self._acting = {}
+        out[3][ALL] = any(out[3].values())
+        out[2][ALL] = not out[3][ALL]
+        return out
 
     def _with_masks(self, obs: AgentDict, infos: Mapping[Any, Any]) -> AgentDict:
-        if self._masked or any(MASK in info for info in infos.values() if info):
+        if self._uses_masks or any(MASK in info for info in infos.values() if info):
             return {
                 agent: self._masked_obs(agent, value, infos.get(agent) or {}) for agent, value in obs.items()
             }
@@ -382,9 +382,9 @@ class ParallelPettingZooEnv(PettingZooBase):
                 "ParallelPettingZooEnv.step: no episode is running, expected reset first and again after "
                 '"__all__"; call reset'
             )
-        check_answers("ParallelPettingZooEnv.step", self._asked, action_dict)
+        check_answers("ParallelPettingZooEnv.step", self._acting, action_dict)
 
-    def _why_unusable(self, result: Any) -> str:
+    def _invalid_result_text(self, result: Any) -> str:
         if not isinstance(result, tuple) or len(result) != 5:
             got = f"returned {how_many(result)}"
         else:

@@ -1,9 +1,6 @@
-"""Episodes of an environment as files to look at.
+"""`RecordEpisodes`: episodes of an environment as animated GIFs or text files.
 
-    register_env("seen", lambda context: RecordEpisodes(TicTacToe({"render_mode": "rgb_array"}), "films", every=100))
-
-Users wrap an environment in it; the sampler steps it as it steps the environment itself, here, in workers and in
-evaluations.
+The sampler steps the wrapper as it steps the environment, in this process, in workers and in evaluations.
 """
 
 from __future__ import annotations
@@ -22,127 +19,24 @@ from menv.errors import ConfigError, ContractError, MissingExtraError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from menv.serialization import path_given, writing
 
-
-class VideoRecorder:
-    """The frames of one episode.
-
-    Args:
-        where: Begins messages: what records, and of which environment.
-        folder: Where files go; made when the first is written.
-        seconds: How long each picture is to be seen.
-        most: Pictures of an episode that are kept; what comes after them is left out.
-    """
-
-    def __init__(self, where: str, folder: Path, seconds: float, most: int) -> None:
-        self._where = where
-        self._folder = folder
-        self._seconds = seconds
-        self._most = most
-        self._shown: list[Any] = []
-
-    def show(self, rendered: Any) -> None:
-        """Keep a rendered frame: a picture, a list of pictures, or a text.
-
-        Raises:
-            ContractError: It is something else, or not like what came before.
-            MissingExtraError: It is a picture, and Pillow is not installed.
-        """
-        for one in rendered if isinstance(rendered, list) else [rendered]:
-            if len(self._shown) < self._most:
-                self._shown.append(self._kept(one))
-
-    def cut(self, name: str) -> Path | None:
-        """Write what was shown, and forget it.
-
-        Args:
-            name: Of the file; where there is one already, a number is put behind it.
-
-        Returns:
-            The file, None if nothing was shown.
-
-        Raises:
-            NotWrittenError: The folder or the file cannot be made, or the disk is full.
-        """
-        shown = self._shown
-        if not shown:
-            return None
-        self.clear()
-        text = isinstance(shown[0], str)
-        with writing(self._where, f"an episode in {self._folder}"):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            path = self._unused(name, ".txt" if text else ".gif")
-            try:
-                if text:
-                    path.write_text("\n\n".join(shown) + "\n", "utf-8")
-                else:
-                    duration = max(round(1000 * self._seconds), 20)
-                    shown[0].save(
-                        path, "GIF", save_all=True, append_images=shown[1:], duration=duration, loop=0
-                    )
-            except OSError:
-                path.unlink(missing_ok=True)
-                raise
-        return path
-
-    def clear(self) -> None:
-        """Forget what was shown."""
-        self._shown = []
-
-    def _unused(self, name: str, suffix: str) -> Path:
-        """Create a new file; no other process has it."""
-        for number in count():
-            path = self._folder / f"{name}{f'-{number}' if number else ''}{suffix}"
-            try:
-                path.touch(exist_ok=False)
-            except FileExistsError:
-                continue
-            return path
-        raise AssertionError
-
-    def _kept(self, one: Any) -> Any:
-        """Return a text, or a picture of a palette, which takes a third of the room."""
-        before = self._shown[0] if self._shown else None
-        if isinstance(one, str) and not (before and not isinstance(before, str)):
-            return one
-        if not (
-            isinstance(one, np.ndarray) and one.dtype == np.uint8 and one.ndim == 3 and one.shape[2] == 3
-        ):
-            got = f"{one.dtype} {list(one.shape)}" if isinstance(one, np.ndarray) else type(one).__name__
-            raise ContractError(
-                f"{self._where}: render returned {got}, expected a picture, uint8 [height, width, 3], or a text, and "
-                "the same each time; make the environment with render_mode='rgb_array', or mend its render"
-            )
-        size = (one.shape[1], one.shape[0])
-        if before is not None and (isinstance(before, str) or before.size != size):
-            was = "a text" if isinstance(before, str) else f"{before.size[0]} x {before.size[1]} pixels"
-            raise ContractError(
-                f"{self._where}: render returned {size[0]} x {size[1]} pixels after {was}, expected the same in all "
-                "steps of an episode; mend its render"
-            )
-        try:
-            from PIL import Image
-        except ImportError as error:
-            raise MissingExtraError(
-                f"{self._where}: the package pillow is not installed, expected it; run: pip install 'menv[train]'"
-            ) from error
-        return Image.fromarray(one).quantize()
-
-
 _FPS = 10
 
 
 class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
-    """Writes every so many episodes of an environment into files, each picture as `render` returned it.
+    """Writes every n-th episode of an environment into a file, as `render` returned it.
 
-    A `gymnasium.Env` is wrapped in this, a `MultiAgentEnv` in a `RecordedMultiAgent`; of PettingZoo's the wrapper of
-    menv is wrapped: `RecordEpisodes(PettingZooEnv(env), "films")`. What is rendered are the states after the reset and
-    after each step, the last one too: pictures (`render_mode="rgb_array"`) become an animated GIF, texts a text file.
-    An episode that is broken off, or runs when the environment is closed, is written as far as it came, if it took a
-    step. Nothing else changes.
+        register_env("recorded", lambda context: RecordEpisodes(make_env(context), "videos", every=100))
 
-    Copies of an environment may write into one folder, those of other processes too: files are called
-    `episode-000000.gif`, and `episode-000000-1.gif` where there is one. To record one copy of many, wrap that:
-    `RecordEpisodes(env, "films") if context.vector_index == 0 else env`.
+    The environment is a `gymnasium.Env` or a `MultiAgentEnv`, for which an instance is a `RecordedMultiAgent`. Wrap a
+    PettingZoo game in its wrapper first: `RecordEpisodes(PettingZooEnv(env), "videos")`.
+
+    Each file has the rendered states after the reset and after each step, the last one included: pictures
+    (`render_mode="rgb_array"`) become an animated GIF, texts a text file. An episode that is interrupted by a reset or
+    by `close` is written too, if it has at least one step. The environment behaves as before.
+
+    Copies of an environment may write into one folder, also from several processes: files are called
+    `episode-000000.gif`, or `episode-000000-1.gif` where that exists. To record one copy of many, wrap only that one:
+    `RecordEpisodes(env, "videos") if context.vector_index == 0 else env`.
 
     Attributes:
         env: The environment.
@@ -161,35 +55,40 @@ class RecordEpisodes(gym.Wrapper[Any, Any, Any, Any]):
 
         Args:
             env: The environment.
-            folder: Where the files go; made when the first is written.
-            every: Record the first episode, and each so many after it.
-            most_pictures: Of an episode; what comes after them is left out. They are held until the episode is over.
+            folder: Folder of the files, created with the first one.
+            every: Record the first episode and every `every`-th one after it.
+            most_pictures: Maximum number of pictures of an episode, which are in memory until it ends; later ones
+                are left out.
 
         Raises:
             ConfigError: An argument is not usable.
         """
-        _check_env(env)
+        if not isinstance(env, gym.Env):
+            raise ConfigError(
+                f"RecordEpisodes: env is a {type(env).__name__}, expected a gymnasium.Env or a MultiAgentEnv; wrap "
+                "each environment separately, one of PettingZoo in PettingZooEnv or ParallelPettingZooEnv first"
+            )
         super().__init__(env)
-        self._recorder = _Recorder(env, folder, every, most_pictures)
+        self._recorder = _EpisodeRecorder(env, folder, every, most_pictures)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         """Start an episode."""
-        self._recorder.over()
+        self._recorder.finish_episode()
         result = self.env.reset(seed=seed, options=options)
-        self._recorder.begun()
+        self._recorder.start_episode()
         return result
 
     def step(self, action: Any) -> Any:
         """Take one step."""
         result = self.env.step(action)
-        self._recorder.stepped()
+        self._recorder.record_step()
         if isinstance(result, tuple) and len(result) == 5 and _any_set(result[2:4]):
-            self._recorder.over()
+            self._recorder.finish_episode()
         return result
 
     def close(self) -> None:
-        """Write the episode that runs, and close the environment."""
-        _close(self._recorder, self.env.close)
+        """Write the running episode and close the environment."""
+        self._recorder.close(self.env.close)
 
 
 def _of_env(name: str) -> Any:
@@ -197,11 +96,7 @@ def _of_env(name: str) -> Any:
 
 
 class RecordedMultiAgent(MultiAgentEnv):
-    """A `MultiAgentEnv` of which episodes are recorded; `RecordEpisodes` creates it.
-
-    Attributes:
-        env: The environment.
-    """
+    """A `MultiAgentEnv` whose episodes are recorded; `RecordEpisodes` creates it."""
 
     possible_agents = _of_env("possible_agents")
     agents = _of_env("agents")
@@ -213,14 +108,14 @@ class RecordedMultiAgent(MultiAgentEnv):
     render_mode = _of_env("render_mode")
     num_agents = _of_env("num_agents")
     np_random = _of_env("np_random")
-    # Where classic environments keep the ids of their agents.
+    # The agent ids of classic environments.
     _agent_ids = _of_env("_agent_ids")
 
     def __init__(
         self, env: MultiAgentEnv, folder: str | PathLike[str], *, every: int = 1, most_pictures: int = 1000
     ) -> None:
         self.env = env
-        self._recorder = _Recorder(env, folder, every, most_pictures)
+        self._recorder = _EpisodeRecorder(env, folder, every, most_pictures)
 
     def __getattr__(self, name: str) -> Any:
         if name == "env" or name.startswith("__"):
@@ -231,19 +126,19 @@ class RecordedMultiAgent(MultiAgentEnv):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[AgentDict, AgentDict]:
         """Start an episode."""
-        self._recorder.over()
+        self._recorder.finish_episode()
         plain = seed is None and options is None
         result = self.env.reset() if plain else self.env.reset(seed=seed, options=options)
-        self._recorder.begun()
+        self._recorder.start_episode()
         return result
 
     def step(self, action_dict: AgentDict) -> StepDicts:
         """Let the agents act."""
         result = self.env.step(action_dict)
-        self._recorder.stepped()
+        self._recorder.record_step()
         flags = result[2:4] if isinstance(result, tuple) and len(result) == 5 else ()
         if _any_set(one.get(ALL) for one in flags if isinstance(one, dict)):
-            self._recorder.over()
+            self._recorder.finish_episode()
         return result
 
     def render(self) -> Any:
@@ -251,8 +146,8 @@ class RecordedMultiAgent(MultiAgentEnv):
         return self.env.render()
 
     def close(self) -> None:
-        """Write the episode that runs, and close the environment."""
-        _close(self._recorder, self.env.close)
+        """Write the running episode and close the environment."""
+        self._recorder.close(self.env.close)
 
     def get_observation_space(self, agent_id: AgentId) -> gym.Space[Any]:
         """Return the observation space of one agent."""
@@ -263,8 +158,8 @@ class RecordedMultiAgent(MultiAgentEnv):
         return self.env.get_action_space(agent_id)
 
 
-class _Recorder:
-    """Counts the episodes of an environment and records the selected ones."""
+class _EpisodeRecorder:
+    """Counts the episodes of an environment, and renders and writes the selected ones."""
 
     def __init__(self, env: Any, folder: str | PathLike[str], every: int, most_pictures: int) -> None:
         for name, value in (("every", every), ("most_pictures", most_pictures)):
@@ -272,32 +167,39 @@ class _Recorder:
                 raise ConfigError(
                     f"RecordEpisodes: {name}={value!r}, expected at least 1; pass a whole number"
                 )
-        fps = (getattr(env, "metadata", None) or {}).get("render_fps") or _FPS
         self._where = f"RecordEpisodes of {type(getattr(env, 'unwrapped', env)).__name__}"
-        self._film = VideoRecorder(self._where, path_given("RecordEpisodes", folder), 1 / fps, most_pictures)
+        self._folder = path_given("RecordEpisodes", folder)
+        self._fps = (getattr(env, "metadata", None) or {}).get("render_fps") or _FPS
         self._env = env
         self._every = every
+        self._most_pictures = most_pictures
         self._episode = -1
-        self._moved = False
+        self._has_steps = False
+        # Texts, or pictures with a palette, which take a third of the memory.
+        self._frames: list[Any] = []
 
-    def begun(self) -> None:
-        """Start an episode."""
+    def start_episode(self) -> None:
         self._episode += 1
-        self._show()
+        self._render()
 
-    def stepped(self) -> None:
-        """Record an env step."""
-        self._moved = True
-        self._show()
+    def record_step(self) -> None:
+        self._has_steps = True
+        self._render()
 
-    def over(self) -> None:
-        """Write the episode, if it is one of those and has begun to move; nothing where that has been done."""
-        if self._moved:
-            self._film.cut(f"episode-{self._episode:06d}")
-        self._film.clear()
-        self._moved = False
+    def finish_episode(self) -> None:
+        """Write the episode if it is recorded and has a step; a second call does nothing."""
+        frames, has_steps = self._frames, self._has_steps
+        self._frames, self._has_steps = [], False
+        if frames and has_steps:
+            self._write(frames)
 
-    def _show(self) -> None:
+    def close(self, close: Callable[[], None]) -> None:
+        try:
+            self.finish_episode()
+        finally:
+            close()
+
+    def _render(self) -> None:
         if self._episode % self._every:
             return
         try:
@@ -307,28 +209,69 @@ class _Recorder:
                 f"{self._where}: its render is not written, expected one that returns a picture, uint8 [height, width, "
                 "3], or a text; write it"
             ) from error
-        self._film.show(rendered)
+        for one in rendered if isinstance(rendered, list) else [rendered]:
+            if len(self._frames) < self._most_pictures:
+                self._frames.append(self._checked_frame(one))
 
+    def _write(self, frames: list[Any]) -> None:
+        with writing(self._where, f"an episode in {self._folder}"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            is_text = isinstance(frames[0], str)
+            path = self._new_file(".txt" if is_text else ".gif")
+            try:
+                if is_text:
+                    path.write_text("\n\n".join(frames) + "\n", "utf-8")
+                else:
+                    duration = max(round(1000 / self._fps), 20)
+                    frames[0].save(
+                        path, "GIF", save_all=True, append_images=frames[1:], duration=duration, loop=0
+                    )
+            except OSError:
+                path.unlink(missing_ok=True)
+                raise
 
-def _check_env(env: Any) -> None:
-    if not isinstance(env, gym.Env):
-        raise ConfigError(
-            f"RecordEpisodes: env is a {type(env).__name__}, expected a gymnasium.Env or a MultiAgentEnv; wrap each "
-            "environment by itself, one of PettingZoo in PettingZooEnv or ParallelPettingZooEnv first"
-        )
+    def _new_file(self, suffix: str) -> Path:
+        """Create an empty file with a name that no other process uses."""
+        for number in count():
+            path = self._folder / f"episode-{self._episode:06d}{f'-{number}' if number else ''}{suffix}"
+            try:
+                path.touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            return path
+        raise AssertionError
+
+    def _checked_frame(self, one: Any) -> Any:
+        first = self._frames[0] if self._frames else None
+        if isinstance(one, str) and not (first and not isinstance(first, str)):
+            return one
+        if not (
+            isinstance(one, np.ndarray) and one.dtype == np.uint8 and one.ndim == 3 and one.shape[2] == 3
+        ):
+            got = f"{one.dtype} {list(one.shape)}" if isinstance(one, np.ndarray) else type(one).__name__
+            raise ContractError(
+                f"{self._where}: render returned {got}, expected a picture, uint8 [height, width, 3], or a text, and "
+                "the same each time; make the environment with render_mode='rgb_array', or fix its render"
+            )
+        size = (one.shape[1], one.shape[0])
+        if first is not None and (isinstance(first, str) or first.size != size):
+            was = "a text" if isinstance(first, str) else f"{first.size[0]} x {first.size[1]} pixels"
+            raise ContractError(
+                f"{self._where}: render returned {size[0]} x {size[1]} pixels after {was}, expected the same in all "
+                "steps of an episode; fix its render"
+            )
+        try:
+            from PIL import Image
+        except ImportError as error:
+            raise MissingExtraError(
+                f"{self._where}: the package pillow is not installed, expected it; run: pip install 'menv[train]'"
+            ) from error
+        return Image.fromarray(one).quantize()
 
 
 def _any_set(flags: Iterable[Any]) -> bool:
-    """Return whether a flag is set; what is none is for the adapter to name."""
+    """Return whether a flag is set; the adapter reports invalid flags."""
     try:
         return any(flags)
     except (ValueError, RuntimeError):
         return False
-
-
-def _close(recorder: _Recorder, close: Callable[[], None]) -> None:
-    """Write the episode that runs, and close the environment in any case."""
-    try:
-        recorder.over()
-    finally:
-        close()

@@ -1,7 +1,6 @@
-"""`VmasEnv`: a simulator of VMAS, which steps many worlds of many agents as tensors, as a `BaseEnv` of tables.
+"""`VmasEnv`: a VMAS simulator, which steps many worlds as tensors, as a `BaseEnv`.
 
-Users name a scenario, or pass an environment of VMAS. Tensors become the columns of a `Ready`: a step creates no Python
-object for each world. Nothing here imports torch or knows adapters.
+Its tensors become the columns of a `Ready`: a step creates no Python object for each world. It does not import torch.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ class VmasEnv(BaseEnv):
 
     - Sub-environments: the worlds, numbered from 0. Agents: VMAS's policy agents under their names. Scripted agents act
       inside the simulator.
-    - Observations are float32. A scenario's Dict observation becomes one Box, its entries one after the other.
-    - Actions: Box, Discrete or MultiDiscrete, as `continuous_actions` and `multidiscrete_actions` say.
+    - Observations are float32. A scenario's Dict observation becomes one Box of its concatenated entries.
+    - Actions: Box, Discrete or MultiDiscrete, depending on `continuous_actions` and `multidiscrete_actions`.
     - End: a world that is done is terminated, one that reaches `max_steps` is truncated. Each agent gets the last
-      observation before the reset. Other worlds go on.
-    - Agents with different spaces need policies of their own.
+      observation before the reset. Other worlds continue.
+    - Agents with different spaces need different policies.
     - VMAS has one random state for all its environments in a process. Each `VmasEnv` keeps its own.
 
     Args:
         env: The name of a scenario, a scenario object, or a `vmas.simulator.environment.Environment`.
-        seed: Seeds the worlds. None draws a seed from Python's `random`, so that workers differ, and a run with the
-            setting `seed` repeats.
+        seed: Seeds the worlds. None samples a seed from Python's `random`, so that workers differ and a run with the
+            setting `seed` is reproducible.
         settings: Arguments of `vmas.make_env` where `env` is a scenario, such as `num_envs` and `max_steps`. Actions
             are clamped to their range unless you pass `clamp_actions=False`.
 
@@ -47,13 +46,13 @@ class VmasEnv(BaseEnv):
 
     Attributes:
         env: The environment of VMAS.
-        infos: What its last step told, a dict of tensors [worlds, ...] for each agent.
+        infos: The infos of the last step, a dict of tensors [worlds, ...] for each agent.
     """
 
     returns_table = lockstep = True
 
     def __init__(self, env: Any, *, seed: int | None = None, **settings: Any) -> None:
-        self.env = _made(env, settings)
+        self.env = _make(env, settings)
         self.env.terminated_truncated = True
         self.num_envs = int(self.env.num_envs)
         self.possible_agents = [agent.name for agent in self.env.agents]
@@ -75,7 +74,7 @@ class VmasEnv(BaseEnv):
         if not self._started:
             self._started = True
             obs = _columns(self._call("reset", seed=self._seed))
-            self._ready = self._table(obs, joined=self._joins(range(self.num_envs)))
+            self._ready = self._table(obs, joined=self._joined(range(self.num_envs)))
         ready, self._ready = self._ready, None
         return ready or Ready(self._slots[:0], [], np.zeros(0), self._env_steps)
 
@@ -83,8 +82,8 @@ class VmasEnv(BaseEnv):
         """Step all worlds with an action of each row.
 
         Raises:
-            CallOrderError: Nobody waits.
-            ContractError: Not all rows are answered.
+            CallOrderError: No agent waits.
+            ContractError: An action is missing.
         """
         if not self._started or self._ready is not None:
             raise CallOrderError("VmasEnv.send_actions: no agent waits, expected poll first; call poll")
@@ -98,7 +97,9 @@ class VmasEnv(BaseEnv):
             actions = actions[places] if isinstance(actions, np.ndarray) else [actions[at] for at in places]
         worlds = self.num_envs
         parts = [actions[first : first + worlds] for first in range(0, len(slots), worlds)]
-        self._take(*self._call("step", [np.asarray(part, np.float32).reshape(worlds, -1) for part in parts]))
+        self._set_step(
+            *self._call("step", [np.asarray(part, np.float32).reshape(worlds, -1) for part in parts])
+        )
 
     def get_agent_ids(self) -> set[AgentId]:
         """Return the agents of each world."""
@@ -108,28 +109,28 @@ class VmasEnv(BaseEnv):
         """Return a picture of one world, the first by default."""
         return self.env.render(mode="rgb_array", env_index=env_id or 0)
 
-    def _take(self, obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any) -> None:
+    def _set_step(self, obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any) -> None:
         self.infos = infos
         self._env_steps = self._env_steps + 1
-        columns, paid = _columns(obs), np.concatenate(list(map(_array, _listed(rewards))))
+        columns, rewards = _columns(obs), np.concatenate(list(map(_array, _listed(rewards))))
         over, cut = _array(terminated), _array(truncated)
         done = np.flatnonzero(over | cut)
         if not len(done):
-            self._ready = self._table(columns, paid)
+            self._ready = self._table(columns, rewards)
             return
         lengths = self._env_steps - self._began
         flags = [(world, bool(over[world]), not over[world]) for world in done.tolist()]
         ended = [
-            End(slot, world, agent, float(paid[slot]), terminated, truncated, column[world].copy(), {})
-            for first, agent, column in self._places(columns)
+            End(slot, world, agent, float(rewards[slot]), terminated, truncated, column[world].copy(), {})
+            for first, agent, column in self._by_first_row(columns)
             for world, terminated, truncated in flags
             for slot in [first + world]
         ]
         episodes = [EpisodeEnd(*flag, int(lengths[flag[0]]), flag[0]) for flag in flags]
         self._began[done] = self._env_steps[done]
         columns = self._reset(columns, done)
-        paid = np.where(np.isin(self._slots % self.num_envs, done), 0.0, paid)
-        self._ready = self._table(columns, paid, self._joins(done.tolist()), ended, episodes)
+        rewards = np.where(np.isin(self._slots % self.num_envs, done), 0.0, rewards)
+        self._ready = self._table(columns, rewards, self._joined(done.tolist()), ended, episodes)
 
     def _reset(self, columns: list[Array], done: Array) -> list[Array]:
         if len(done) == self.num_envs:
@@ -144,21 +145,23 @@ class VmasEnv(BaseEnv):
             column[done] = fresh[done]
         return columns
 
-    def _table(self, columns: list[Array], paid: Array | None = None, joined: Any = (), *ends: Any) -> Ready:
-        paid = np.zeros(len(self._slots)) if paid is None else paid
-        alike = len({column.shape[1:] for column in columns}) == 1
-        obs = np.concatenate(columns) if alike else Columns(columns)
-        return Ready(self._slots, obs, paid, self._env_steps, joined, *ends)
+    def _table(
+        self, columns: list[Array], rewards: Array | None = None, joined: Any = (), *ends: Any
+    ) -> Ready:
+        rewards = np.zeros(len(self._slots)) if rewards is None else rewards
+        same_shape = len({column.shape[1:] for column in columns}) == 1
+        obs = np.concatenate(columns) if same_shape else Columns(columns)
+        return Ready(self._slots, obs, rewards, self._env_steps, joined, *ends)
 
-    def _joins(self, worlds: Iterable[int]) -> list[Join]:
+    def _joined(self, worlds: Iterable[int]) -> list[Join]:
         worlds = list(worlds)
         return [
             Join(first + world, world, agent, world)
-            for first, agent, _ in self._places(self.possible_agents)
+            for first, agent, _ in self._by_first_row(self.possible_agents)
             for world in worlds
         ]
 
-    def _places(self, values: Sequence[Any]) -> list[tuple[int, AgentId, Any]]:
+    def _by_first_row(self, values: Sequence[Any]) -> list[tuple[int, AgentId, Any]]:
         firsts = range(0, len(self._slots), self.num_envs)
         return list(zip(firsts, self.possible_agents, values, strict=True))
 
@@ -179,7 +182,7 @@ class VmasEnv(BaseEnv):
             self._random, shared[:] = list(shared), before
 
 
-def _made(env: Any, settings: Mapping[str, Any]) -> Any:
+def _make(env: Any, settings: Mapping[str, Any]) -> Any:
     if not isinstance(env, str) and not hasattr(env, "make_world"):
         if settings or not all(
             hasattr(env, name) for name in ("get_from_scenario", "reset_at", "vmas_random_state")
