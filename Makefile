@@ -67,7 +67,7 @@ check: setup  ## check format, lint, types, budgets and the direction of imports
 bench: setup  ## measure against the bare environment loop; ARGS="--json" for machines
 	$(IN_VENV) -m benchmarks $(ARGS)
 
-format: setup  ## format the code and mend what the linter can mend
+format: setup  ## format the code and fix what the linter can fix
 	$(IN_VENV) -m ruff format $(SOURCES)
 	$(IN_VENV) -m ruff check --fix $(SOURCES)
 
