@@ -1,8 +1,8 @@
-"""Sub-environments in a process of their own: the local adapter of a few of them, behind methods that are asked for.
+"""Sub-environments in another process: a local adapter of a few of them, whose methods the driver requests.
 
-An engine makes an `EnvServer` elsewhere; a `FarHost` of `menv.workers.remote_env_server` asks it. It steps, resets,
-seeds and
-contains crashes exactly as in the driver, because the same adapter does. It knows neither its process nor who acts.
+An engine creates an `EnvServer` there, and a `RemoteEnvServer` in the driver sends it requests. Stepping, resetting,
+seeding and the handling of crashes are the same as in the driver, because the same adapter does them. Observations and
+actions travel as few arrays (`pack_stack`).
 """
 
 from __future__ import annotations
@@ -30,25 +30,11 @@ from menv.base_env import (
 from menv.errors import ConfigError, EnvFault, MenvError
 from menv.spaces import call_method
 
-# SEAM menv.scale.news
-# What happened in one host of environments since it told last: a `Ready` in the form in which it travels.
-#
-# `menv.workers.env_server` makes it, `menv.workers.remote_env_server` reads it. Sub-environments have the
-# numbers that they have among
-# all hosts of a `RemoteEnvs`; slots are the host's own.
-
 
 class ServerEvents(NamedTuple):
-    """What happened besides the rows.
+    """Everything in a `Ready` except the rows; `starts` is [k] env steps of each sub-environment at its last reset.
 
-    Attributes:
-        joined: See `Ready`.
-        ended: See `Ready`.
-        episodes: See `Ready`.
-        unclaimed: See `Ready`.
-        faults: See `Ready`.
-        shared_infos: See `Ready`.
-        starts: [k] env steps of each sub-environment of the host at its last reset.
+    Sub-environments have their numbers among all servers of a `RemoteEnvs`; slots are the server's.
     """
 
     joined: Sequence[Join]
@@ -61,16 +47,11 @@ class ServerEvents(NamedTuple):
 
 
 class ServerUpdate(NamedTuple):
-    """What a host tells.
+    """The answer to a step: a `Ready` in the form in which it travels.
 
-    Attributes:
-        slots: [R] who waits; None if they are those of the host's last news.
-        obs: R observations, packed.
-        rewards: [R] earned since each agent's previous row.
-        env_steps: [k] of the host's sub-environments.
-        infos: R info dicts, None where all are empty.
-        held: Rewards that were paid and wait for their agent's next row, by sub-environment and agent.
-        events: None if there were none.
+    `slots` are [R], None if they equal those of the last update. `obs` holds R packed observations, `rewards` is [R],
+    `env_steps` is [k], `infos` is None where all are empty. `held` are rewards that wait for their agent's next row, by
+    sub-environment and agent.
     """
 
     slots: IntArray | None
@@ -83,16 +64,16 @@ class ServerUpdate(NamedTuple):
 
 
 def renumbered(ready: Ready, offset: int, starts: Sequence[int]) -> ServerEvents | None:
-    """Return the events of a `Ready` with the numbers of its sub-environments moved up."""
-    told = (ready.joined, ready.ended, ready.episodes, ready.unclaimed, ready.faults, ready.shared_infos)
-    if not any(told):
+    """Return the events of a `Ready` with `offset` added to the numbers of sub-environments."""
+    events = (ready.joined, ready.ended, ready.episodes, ready.unclaimed, ready.faults, ready.shared_infos)
+    if not any(events):
         return None
     return ServerEvents(
         [
             one._replace(env_id=one.env_index + offset, env_index=one.env_index + offset)
             for one in ready.joined
         ],
-        [one._replace(env_id=_moved(one.env_id, offset)) for one in ready.ended],
+        [one._replace(env_id=_shift(one.env_id, offset)) for one in ready.ended],
         [
             one._replace(env_id=one.env_index + offset, env_index=one.env_index + offset)
             for one in ready.episodes
@@ -101,36 +82,31 @@ def renumbered(ready: Ready, offset: int, starts: Sequence[int]) -> ServerEvents
             one._replace(env_id=one.env_index + offset, env_index=one.env_index + offset)
             for one in ready.unclaimed
         ],
-        [_fault(one, offset) for one in ready.faults],
-        [one._replace(env_id=_moved(one.env_id, offset)) for one in ready.shared_infos],
+        [_renumber_fault(one, offset) for one in ready.faults],
+        [one._replace(env_id=_shift(one.env_id, offset)) for one in ready.shared_infos],
         starts,
     )
 
 
-def _fault(fault: EnvFault, offset: int) -> EnvFault:
+def _renumber_fault(fault: EnvFault, offset: int) -> EnvFault:
     index, where = fault.env_index + offset, f" in {fault.where} of env "
-    said, _, place = fault.line.rpartition(f"{where}{fault.env_id}")
-    return fault._replace(env_id=index, env_index=index, line=f"{said}{where}{index}{place}")
+    message, _, place = fault.line.rpartition(f"{where}{fault.env_id}")
+    return fault._replace(env_id=index, env_index=index, line=f"{message}{where}{index}{place}")
 
 
-def _moved(env_id: Any, offset: int) -> int:
+def _shift(env_id: Any, offset: int) -> int:
     return int(env_id) + offset
 
 
 Present: TypeAlias = tuple[Mapping[AgentId, int], IntArray]
-"""The slots of agents that live, and the slots of those who wait."""
+"""The slots of running agents by id, and the slots of agents that wait for an action."""
 
 
 class EnvServer:
-    """The other end of a `RemoteEnvs`: some of its sub-environments.
+    """The k sub-environments of a `RemoteEnvs` that live in this process, beginning at number `first`.
 
-    Args:
-        make_env: Creates sub-environment number `vector_index`, counted among all hosts.
-        first: Number of the host's first sub-environment.
-        size: k, how many it has.
-        seed: Gives every reset its own seed; None leaves the environments alone.
-        first_index: Index of sub-environment 0 among those of all workers.
-        tolerated: Crashes in a row that do not end the run; None creates none again.
+    `make_env` takes numbers among all servers. `tolerated` is the number of crashes in a row that do not end the run;
+    None never re-creates a sub-environment.
     """
 
     def __init__(
@@ -159,40 +135,37 @@ class EnvServer:
             )
         self._envs = base_env
         self._slots: IntArray | None = None
-        self._begun = False
+        self._has_begun = False
 
     def begin(self, env_steps: Mapping[int, int]) -> ServerUpdate:
-        """Begin episodes in sub-environments, by their places here, each at its count of env steps."""
-        self._begun = True
+        """Begin episodes in sub-environments, each at its count of env steps."""
+        self._has_begun = True
         if self._seed is not None:
-            # A process that takes another's place does not draw the same numbers again.
+            # A replacement must not repeat the random numbers of the lost process.
             rng.seed_process(self._seed, *env_steps.values())
-        return self._told(lambda: self._envs.begin_at(env_steps))
+        return self._update_after(lambda: self._envs.begin_at(env_steps))
 
     def step(self, slots: IntArray | None, actions: Any) -> ServerUpdate:
-        """Answer rows, step, and return what came of it.
-
-        Args:
-            slots: Whose answers these are; None if all rows of the last news are answered in their order.
-            actions: Theirs, packed.
-        """
+        """Send packed actions for slots, None for all rows of the last update, and return the next update."""
         slots = self._slots if slots is None else slots
-        return self._told(lambda: self._envs.send_actions(slots, unpack_stack(actions)))
+        return self._update_after(lambda: self._envs.send_actions(slots, unpack_stack(actions)))
 
     def reset(
         self, place: int, seed: int | None, options: dict[str, Any] | None
     ) -> tuple[Any, Any, ServerUpdate]:
-        """Reset a sub-environment and return `(obs, infos)` by agent, and the news; see `BaseEnv.try_reset`."""
+        """Reset a sub-environment; return `(obs, infos)` by agent, and the update."""
         found: list[Any] = []
-        news = self._told(lambda: found.extend(self._envs.try_reset(place, seed=seed, options=options)))
-        return found[0][place], found[1][place], news
+        update = self._update_after(
+            lambda: found.extend(self._envs.try_reset(place, seed=seed, options=options))
+        )
+        return found[0][place], found[1][place], update
 
     def restart(self, place: int) -> ServerUpdate | None:
-        """Create a sub-environment anew; there is no news where nothing has begun."""
-        if not self._begun:
+        """Re-create a sub-environment; without an update if no episode has begun."""
+        if not self._has_begun:
             self._envs.try_restart(place)
             return None
-        return self._told(lambda: self._envs.try_restart(place))
+        return self._update_after(lambda: self._envs.try_restart(place))
 
     def render(self, place: int) -> Any:
         """Render a sub-environment."""
@@ -204,7 +177,7 @@ class EnvServer:
         return call_method(env, method, self._first + place, args)
 
     def free_slots(self) -> list[int]:
-        """Return the slots that nobody has."""
+        """Return the free slots."""
         return list(self._envs.free_slots)
 
     def slots_of(self, place: int) -> dict[AgentId, int]:
@@ -212,23 +185,19 @@ class EnvServer:
         return dict(self._envs.slots_of(place))
 
     def shown(self, place: int) -> str | None:
-        """Return a digest of what waits in a sub-environment, None where no file could hold that."""
+        """Return a digest of the pending rows of a sub-environment, None if a file cannot hold it."""
         return self._envs.shown(place)
 
     def resume(
         self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any
     ) -> tuple[set[int], dict[int, Present], ServerUpdate]:
-        """Go on where another run was written down; see `CreatedEnvs.resume`.
-
-        Returns:
-            The places that begin new episodes; who lives and who waits in each of the others; the news.
-        """
+        """Resume recorded episodes; return the places that begin new ones, the agents of the others, and the update."""
         fresh: set[int] = set()
-        # Whoever asks has forgotten who waited.
-        self._begun, self._slots = True, None
-        news = self._told(lambda: fresh.update(self._envs.resume(env_steps, recorded, seats)))
+        # The driver has dropped its rows.
+        self._has_begun, self._slots = True, None
+        update = self._update_after(lambda: fresh.update(self._envs.resume(env_steps, recorded, seats)))
         present = {place: self._envs.present(place) for place in recorded if place not in fresh}
-        return fresh, present, news
+        return fresh, present, update
 
     def stop(self) -> None:
         """Close all sub-environments."""
@@ -238,7 +207,7 @@ class EnvServer:
             self._renumber(error)
             raise
 
-    def _told(self, act: Callable[[], Any]) -> ServerUpdate:
+    def _update_after(self, act: Callable[[], Any]) -> ServerUpdate:
         try:
             act()
             ready = self._envs.poll()
@@ -249,7 +218,7 @@ class EnvServer:
         self._slots = ready.slots
         envs, first = self._envs, self._first
         starts = [envs.episode_start(place) for place in range(envs.num_envs)]
-        held = {int(place) + first: paid for place, paid in envs.held_rewards().items()}  # type: ignore[call-overload]
+        held = {int(place) + first: rewards for place, rewards in envs.held_rewards().items()}  # type: ignore[call-overload]
         infos = ready.infos if ready.infos is not None and any(ready.infos) else None
         return ServerUpdate(
             slots,
@@ -262,12 +231,12 @@ class EnvServer:
         )
 
     def _renumber(self, error: MenvError) -> None:
-        """Let a message name a sub-environment by its number among all hosts."""
+        """Replace the number of a sub-environment in a message by its number among all servers."""
         for place in range(self._envs.num_envs):
-            before = f"env {place} "
-            if error.args and str(error.args[0]).startswith(before):
+            prefix = f"env {place} "
+            if error.args and str(error.args[0]).startswith(prefix):
                 error.args = (
-                    f"env {self._first + place} {str(error.args[0])[len(before) :]}",
+                    f"env {self._first + place} {str(error.args[0])[len(prefix) :]}",
                     *error.args[1:],
                 )
                 return
@@ -287,7 +256,7 @@ class DictStack(NamedTuple):
 
 
 def pack_stack(elements: Any) -> Any:
-    """Return a list of elements, or the rows of an array, in the form in which they travel."""
+    """Return a list of elements, or the rows of an array, as few arrays."""
     if isinstance(elements, np.ndarray) or len(elements) < 2:
         return elements
     first = elements[0]
@@ -308,10 +277,7 @@ def pack_stack(elements: Any) -> Any:
 
 
 def unpack_stack(packed: Any) -> Sequence[Any]:
-    """Return what was packed, as a list, or as the array that it was.
-
-    The rows may be written to, whatever the array was that arrived.
-    """
+    """Return what `pack_stack` packed, with writable rows."""
     if isinstance(packed, ValueStack):
         rows = packed.rows
         return list(rows if rows.flags.writeable else rows.copy())

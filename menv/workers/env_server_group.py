@@ -1,6 +1,6 @@
-"""The hosts of a `RemoteEnvs`: asking them, waiting for them, taking in what they tell, replacing those that are lost.
+"""The env servers of a `RemoteEnvs`: sends requests, waits for answers and replaces lost processes.
 
-`menv.workers.remote_envs` decides what is asked. It knows neither rows nor actions.
+`EnvServerGroup` holds the servers, `Restarter` starts their processes. `remote_envs` decides what to request.
 """
 
 from __future__ import annotations
@@ -20,25 +20,14 @@ from menv.workers.process_engine import in_a_line
 from menv.workers.remote_env_server import RemoteEnvServer
 from menv.workers.watchdog import creation_limit
 
-# SEAM menv.scale.remote_settings
-# How sub-environments are hosted in other processes.
-#
-# `menv.workers.convert` makes it of the settings that users give; `hosts` and `successors` keep to it.
-
 
 @dataclass(frozen=True, slots=True)
 class RemoteSettings:
-    """How sub-environments are hosted elsewhere.
+    """Settings of sub-environments in other processes.
 
-    Attributes:
-        batch_wait_ms: Milliseconds that a poll waits for more hosts once one has answered; a large number lets all
-            step in lock step.
-        env_timeout: Seconds after which a sub-environment that does not answer is given up; None waits for ever.
-        per_process: Sub-environments that share a process.
-        tolerated: Crashes in a row, of one process or sub-environment without progress, that do not end the run; None
-            creates none again that raises, hangs or is killed.
-        seed: Gives every reset its own seed; None leaves the environments alone.
-        first_index: Index of sub-environment 0 among those of all workers.
+    `batch_wait_ms` is how long a poll waits for more servers once one has answered, `per_process` the number of
+    sub-environments in a process, and `tolerated` the number of crashes in a row that do not end the run; None never
+    re-creates a sub-environment. `first_index` is the index of sub-environment 0 among those of all workers.
     """
 
     batch_wait_ms: float = 0
@@ -49,194 +38,169 @@ class RemoteSettings:
     first_index: int = 0
 
 
-# SEAM menv.scale.successors
-# Hosts that are lost, and the processes that take their places.
-#
-# `menv.workers.env_server_group` asks it what to do when a process ends, hangs or cannot begin. It starts
-# successors with fresh
-# seeds, a few times in a row at most; episodes that nobody acts in at the moment are not told before they are
-# answered,
-# because whoever samples still holds their rows.
-
-
 _LONGEST = 360
 
 
 class Restarter:
-    """Starts the processes of hosts.
+    """Starts the processes of servers, and replaces lost ones with fresh seeds, a few times in a row.
 
-    It keeps no exceptions of hosts that play on: a traceback keeps alive all that its callers had.
+    Lost episodes whose rows the sampler still holds are reported when these are answered. It stores no exceptions of
+    running servers, since a traceback keeps the variables of its callers alive.
     """
 
     def __init__(self, engine: Engine, make_env: Callable[[int], Any], settings: RemoteSettings) -> None:
-        # What was raised when each host was lost last, and its words, by its first sub-environment.
+        # Type and message of the last loss, by the server's first sub-environment.
         self._last: dict[int, tuple[str, str]] = {}
         self._engine = engine
         self._make_env = make_env
         self._settings = settings
         self._log = CrashLog(tolerated=settings.tolerated, creator=True)
 
-    def start(self, host: RemoteEnvServer) -> None:
-        """Start a process for a host."""
+    def start(self, server: RemoteEnvServer) -> None:
         settings = self._settings
-        host.meet(
+        server.attach(
             self._engine.start(
-                EnvServer, self._make_env, host.first, host.size, settings.seed, settings.first_index,
-                settings.tolerated, label=f"process of {host.name}",
+                EnvServer, self._make_env, server.first, server.size, settings.seed, settings.first_index,
+                settings.tolerated, label=f"process of {server.name}",
             )
         )  # fmt: skip
 
-    def finished(self, host: RemoteEnvServer) -> None:
-        """Note that an episode was finished in a host."""
-        self._log.finished(host.first)
+    def finished(self, server: RemoteEnvServer) -> None:
+        """Count a finished episode as progress."""
+        self._log.finished(server.first)
 
     def replace(
-        self, host: RemoteEnvServer, error: Exception, waiting: Container[int], *, blamed: bool = True
+        self, server: RemoteEnvServer, error: Exception, waiting: Container[int], *, counts: bool = True
     ) -> Collection[int]:
-        """Give a lost host a successor.
+        """Replace the process of a lost server; return the sub-environments that are re-created.
 
-        Args:
-            host: It has lost its process.
-            error: Why.
-            waiting: Sub-environments whose rows were handed out and have not been answered.
-            blamed: Whether it counts among those that are too many.
-
-        Returns:
-            The sub-environments that are created anew.
-
-        Raises:
-            EnvCrashError: It is not to be replaced, or has been too often.
+        `waiting` are sub-environments with unanswered rows; with `counts`, the loss counts against the limit. Raises
+        EnvCrashError if the server must not be replaced again.
         """
-        self._last[host.first] = type(error).__name__, str(error)
-        over = self._playing(host) if host.news else []
+        self._last[server.first] = type(error).__name__, str(error)
+        over = self._running_episodes(server) if server.has_reported else []
         try:
-            if blamed:
-                self._note(host, error, over)
+            if counts:
+                self._count_loss(server, error, over)
         except EnvCrashError:
-            # Whoever goes on all the same, or saves, begins in another process.
-            host.end()
+            # If the run continues or is saved, it begins in another process.
+            server.end()
             raise
         finally:
             for index in [index for index in over if index in waiting]:
-                host.leave(index)
+                server.hold_back(index)
                 over.remove(index)
-            host.lose(over, self._reason(host))
-        return self.go_on(host)
+            server.end_episodes(over, self._reason(server))
+        return self.restart(server)
 
-    def go_on(self, host: RemoteEnvServer) -> Collection[int]:
-        """Start a process and begin in it, but for episodes that wait to be told of; return what is created anew."""
-        time.sleep(PAUSES[min(host.failed, len(PAUSES) - 1)])
+    def restart(self, server: RemoteEnvServer) -> Collection[int]:
+        """Start a process and begin its episodes, except the unreported lost ones; return the re-created indices."""
+        time.sleep(PAUSES[min(server.failed, len(PAUSES) - 1)])
         with suppress(Exception):
-            host.peer.kill()
-        self.start(host)
-        host.begin([index for index in host.indices if index not in host.left], int(host.news))
-        return host.indices
+            server.actor.kill()
+        self.start(server)
+        server.begin(
+            [index for index in server.indices if index not in server.held_back], int(server.has_reported)
+        )
+        return server.indices
 
-    def failed_to_begin(self, host: RemoteEnvServer, error: Exception, waiting: Container[int]) -> bool:
-        """Take note of what a process raised; False if that is to be raised here.
-
-        A successor may fail to create or reset its sub-environments a few times.
-        """
-        if not host.news or host.asked[0][0] not in ("created", "begun"):
+    def handle_failed_start(self, server: RemoteEnvServer, error: Exception, waiting: Container[int]) -> bool:
+        """Replace a server whose replacement failed to begin; return False if the error must be raised."""
+        if not server.has_reported or server.asked[0][0] not in ("created", "begun"):
             return False
         if isinstance(error, ContractError | ConfigError):
             return False
-        self.replace(host, error, waiting)
+        self.replace(server, error, waiting)
         return True
 
-    def loss(self, host: RemoteEnvServer) -> WorkerLostError:
-        """Return the error for whoever asked a host that was lost meanwhile."""
-        return WorkerLostError(self._last[host.first][1])
+    def loss(self, server: RemoteEnvServer) -> WorkerLostError:
+        """Return the error for a request to a server that was lost meanwhile."""
+        return WorkerLostError(self._last[server.first][1])
 
-    def tell_lost(self, host: RemoteEnvServer, indices: Collection[int], *, withdrawn: bool = True) -> None:
-        """Let episodes be over that were lost while their rows waited, and begin the next ones."""
-        host.lose(indices, self._reason(host), withdrawn=withdrawn)
-        host.begin(indices, 1)
+    def report_lost(
+        self, server: RemoteEnvServer, indices: Collection[int], *, withdrawn: bool = True
+    ) -> None:
+        """Report lost episodes as ended, and begin the next ones."""
+        server.end_episodes(indices, self._reason(server), withdrawn=withdrawn)
+        server.begin(indices, 1)
 
-    def patience(self, hosts: Sequence[RemoteEnvServer], timeout: float | None) -> float | None:
-        """Return how long to wait for hosts before one of them may be overdue, `timeout` at most."""
-        left = [host.since + limit for host in hosts if (limit := self._limit(host)) is not None]
-        if not left:
+    def time_left(self, servers: Sequence[RemoteEnvServer], timeout: float | None) -> float | None:
+        """Return how long to wait before a server may be overdue, at most `timeout`."""
+        limits_left = [
+            server.since + limit for server in servers if (limit := self._limit(server)) is not None
+        ]
+        if not limits_left:
             return timeout
-        until = max(0.0, min(left) - time.monotonic())
+        until = max(0.0, min(limits_left) - time.monotonic())
         return until if timeout is None else min(until, timeout)
 
-    def overdue(self, host: RemoteEnvServer) -> bool:
-        """Return whether a host that has not answered has had its time."""
-        limit = self._limit(host)
-        return limit is not None and time.monotonic() - host.since >= limit
+    def overdue(self, server: RemoteEnvServer) -> bool:
+        """Return whether a server has exceeded its time limit."""
+        limit = self._limit(server)
+        return limit is not None and time.monotonic() - server.since >= limit
 
-    def give_up(self, host: RemoteEnvServer) -> WorkerLostError:
-        """End the process of a host that hangs, and return the error for it."""
-        limit, pid = self._limit(host), host.peer.pid
-        host.peer.kill()
+    def give_up(self, server: RemoteEnvServer) -> WorkerLostError:
+        """Kill the process of a hanging server, and return the error for it."""
+        limit, pid = self._limit(server), server.actor.pid
+        server.actor.kill()
         what = (
             f"not created within {limit:g} s, expected it to be; mend what it waits for, or raise env_timeout"
-            if host.asked[0][0] == "created"
+            if server.asked[0][0] == "created"
             else f"no answer for {limit:g} s, expected one within env_timeout={self._settings.env_timeout:g}; "
             "it was ended"
         )
-        error = WorkerLostError(f"{host.peer.label} (pid {pid}): {what}")
+        error = WorkerLostError(f"{server.actor.label} (pid {pid}): {what}")
         try:
-            host.peer.answer()
-        except WorkerLostError as last_words:
-            error.__cause__ = last_words
+            server.actor.answer()
+        except WorkerLostError as stderr_tail:
+            error.__cause__ = stderr_tail
         return error
 
-    def _limit(self, host: RemoteEnvServer) -> float | None:
+    def _limit(self, server: RemoteEnvServer) -> float | None:
         each = self._settings.env_timeout
         if each is None:
             return None
-        kind, _, steps = host.asked[0]
+        kind, _, steps = server.asked[0]
         return creation_limit(each) if kind == "created" else each * steps
 
-    def _playing(self, host: RemoteEnvServer) -> list[int]:
-        return [index for index in host.indices if index not in host.beginning and index not in host.left]
+    def _running_episodes(self, server: RemoteEnvServer) -> list[int]:
+        return [
+            index
+            for index in server.indices
+            if index not in server.beginning and index not in server.held_back
+        ]
 
-    def _reason(self, host: RemoteEnvServer) -> tuple[str, str]:
-        kind, words = self._last[host.first]
-        return f"{kind}: {in_a_line(words)[:_LONGEST].rstrip()}", kind
+    def _reason(self, server: RemoteEnvServer) -> tuple[str, str]:
+        kind, message = self._last[server.first]
+        return f"{kind}: {in_a_line(message)[:_LONGEST].rstrip()}", kind
 
-    def _note(self, host: RemoteEnvServer, error: Exception, over: Collection[int]) -> None:
-        """Note a loss, of the episodes of `over`.
-
-        Raises:
-            EnvCrashError: The host is not to be replaced, or has been too often.
-        """
-        if not host.news:
+    def _count_loss(self, server: RemoteEnvServer, error: Exception, over: Collection[int]) -> None:
+        """Count a loss of the episodes `over`; raise EnvCrashError if the limit is exceeded."""
+        if not server.has_reported:
             raise EnvCrashError(
-                f"{host.name} reset, env step {int(host.env_steps.max())}: {_head(error)}, expected a sub-environment "
-                "that can be created and reset in another process; what it wrote last is above"
+                f"{server.name} reset, env step {int(server.env_steps.max())}: {_head(error)}, expected a "
+                "sub-environment that can be created and reset in another process; what it wrote last is above"
             ) from error
         if over:
-            where = f"{host.name} step, env step {int(host.env_steps.max())}"
-            steps = max(int(host.env_steps[i - host.first]) - host.start_of(i) for i in over)
-            self._log.note(host.first, f"{where}: {_head(error)}", error, steps)
+            where = f"{server.name} step, env step {int(server.env_steps.max())}"
+            steps = max(int(server.env_steps[i - server.first]) - server.start_of(i) for i in over)
+            self._log.note(server.first, f"{where}: {_head(error)}", error, steps)
             return
-        host.failed += 1
-        if host.failed >= len(PAUSES):
-            raise self._log.replacement_error(host.first, error)
+        server.failed += 1
+        if server.failed >= len(PAUSES):
+            raise self._log.replacement_error(server.first, error)
 
 
 def _head(error: Exception) -> str:
-    """Return what became of a process, without what it wrote before."""
+    """Return the reason of a loss, without the stderr."""
     return " ".join(str(error).partition(", expected ")[0].split())
 
 
 class EnvServerGroup:
-    """All hosts, in the order of their sub-environments.
+    """All servers, in the order of their sub-environments.
 
-    Args:
-        make_env: Creates sub-environment number `vector_index`, elsewhere.
-        num_envs: How many there shall be.
-        engine: Starts the processes.
-        settings: How they are hosted.
-        created: Told the index of a sub-environment that is created in another's place.
-
-    Attributes:
-        seats: See `Ready.seats`.
-        waiting: The slots of rows that were handed out and not answered, by sub-environment.
-        successors: Starts processes.
+    `created` is called with the index of each re-created sub-environment. `seats` is `Ready.seats`. `waiting` holds the
+    slots of rows that were delivered and not answered, by sub-environment.
     """
 
     def __init__(
@@ -249,7 +213,7 @@ class EnvServerGroup:
     ) -> None:
         self.seats: list[tuple[EnvId, AgentId]] = []
         self.waiting: dict[int, IntArray] = {}
-        self.successors = Restarter(engine, make_env, settings)
+        self.restarter = Restarter(engine, make_env, settings)
         self._engine = engine
         self._settings = settings
         self._created = created
@@ -259,35 +223,34 @@ class EnvServerGroup:
             RemoteEnvServer(first, min(size, num_envs - first), self.seats)
             for first in range(0, num_envs, size)
         ]
-        for host in self._all:
-            self.successors.start(host)
+        for server in self._all:
+            self.restarter.start(server)
 
     def __iter__(self) -> Iterator[RemoteEnvServer]:
         return iter(self._all)
 
     def of(self, index: int) -> RemoteEnvServer:
-        """Return the host of a sub-environment."""
+        """Return the server of a sub-environment."""
         return self._all[index // self._settings.per_process]
 
     def begin(self) -> None:
-        """Begin everywhere, and wait for all."""
-        for host in self._all:
-            host.begin(host.indices, 0)
-        for host in self._all:
-            self.settle(host)
+        """Begin all episodes, and wait for them."""
+        for server in self._all:
+            server.begin(server.indices, 0)
+        for server in self._all:
+            self.settle(server)
 
     def stop(self) -> None:
-        """End all processes."""
         self._stopped = True
         self._engine.stop()
 
     def gather(self, timeout: float | None) -> None:
-        """Wait until something is due, then as long as polls wait for more."""
+        """Wait until there is something to deliver, then for more as long as the settings say."""
         until = None if timeout is None else time.monotonic() + timeout
-        for host in self._all:
-            self._revive(host)
+        for server in self._all:
+            self._revive(server)
         self._take_answers(0.0)
-        while not self._something_due() and self._busy() and (until is None or time.monotonic() < until):
+        while not self._has_undelivered() and self._busy() and (until is None or time.monotonic() < until):
             self._take_answers(None if until is None else max(0.0, until - time.monotonic()))
         together = time.monotonic() + self._settings.batch_wait_ms / 1000
         until = together if until is None else min(until, together)
@@ -295,106 +258,102 @@ class EnvServerGroup:
             self._take_answers(until - time.monotonic())
 
     def _busy(self) -> list[RemoteEnvServer]:
-        return [host for host in self._all if host.asked]
+        return [server for server in self._all if server.asked]
 
-    def _something_due(self) -> bool:
-        return any(not host.due.empty for host in self._all)
+    def _has_undelivered(self) -> bool:
+        return any(not server.undelivered.empty for server in self._all)
 
     def _take_answers(self, timeout: float | None) -> None:
-        """Take what hosts have answered; wait for the first answer as long as a sub-environment may take."""
+        """Receive available answers; wait for the first one within the time limits."""
         busy = self._busy()
         if not busy:
             return
-        ready = self._engine.wait([host.peer for host in busy], self.successors.patience(busy, timeout))
-        for host in busy:
-            if not host.asked:
-                # Somebody who was told of another host has called a method in this one, and waited for it.
+        ready = self._engine.wait([server.actor for server in busy], self.restarter.time_left(busy, timeout))
+        for server in busy:
+            if not server.asked:
+                # A callback for another server has called a method of this one and received the answers.
                 continue
-            if host.peer in ready:
-                self._take_answer(host)
-            elif self.successors.overdue(host):
-                self._lost(host, self.successors.give_up(host))
+            if server.actor in ready:
+                self._take_answer(server)
+            elif self.restarter.overdue(server):
+                self._lost(server, self.restarter.give_up(server))
 
-    def settle(self, host: RemoteEnvServer) -> None:
-        """Take all that a host has to answer."""
-        self._revive(host)
-        while host.asked:
-            self._wait_once(host)
+    def settle(self, server: RemoteEnvServer) -> None:
+        """Receive all answers of a server."""
+        self._revive(server)
+        while server.asked:
+            self._receive_next(server)
 
-    def wait_for(self, host: RemoteEnvServer) -> Any:
-        """Return the answer to a host's last question.
-
-        Raises:
-            WorkerLostError: The host is lost; it has been given a successor.
-        """
-        peer, value = host.peer, None
-        while host.asked:
-            value = self._wait_once(host)
-            if host.peer is not peer:
-                raise self.successors.loss(host)
+    def wait_for(self, server: RemoteEnvServer) -> Any:
+        """Return the answer to a server's last request; WorkerLostError if the server was replaced meanwhile."""
+        actor, value = server.actor, None
+        while server.asked:
+            value = self._receive_next(server)
+            if server.actor is not actor:
+                raise self.restarter.loss(server)
         return value
 
-    def _wait_once(self, host: RemoteEnvServer) -> Any:
+    def _receive_next(self, server: RemoteEnvServer) -> Any:
         while True:
-            if self._engine.wait([host.peer], self.successors.patience([host], None)):
-                return self._take_answer(host)
-            if self.successors.overdue(host):
-                self._lost(host, self.successors.give_up(host))
+            if self._engine.wait([server.actor], self.restarter.time_left([server], None)):
+                return self._take_answer(server)
+            if self.restarter.overdue(server):
+                self._lost(server, self.restarter.give_up(server))
                 return None
 
-    def _take_answer(self, host: RemoteEnvServer) -> Any:
+    def _take_answer(self, server: RemoteEnvServer) -> Any:
         try:
-            answer = host.peer.answer()
+            answer = server.actor.answer()
         except WorkerLostError as error:
-            self._lost(host, error, blamed=not host.peer.was_interrupted)
+            self._lost(server, error, counts=not server.actor.was_interrupted)
             return None
         except Exception as error:
-            if not self.successors.failed_to_begin(host, error, self.waiting):
-                if host.answered() == "created":
-                    host.end()
+            if not self.restarter.handle_failed_start(server, error, self.waiting):
+                if server.answered() == "created":
+                    server.end()
                 raise
             return None
-        kind = host.answered()
-        if kind in ("news", "begun"):
-            self.take(host, answer)
+        kind = server.answered()
+        if kind in ("update", "begun"):
+            self.take(server, answer)
         return answer
 
-    def take(self, host: RemoteEnvServer, news: ServerUpdate) -> None:
-        """Take in news."""
-        host.take(news)
-        if news.events is None:
+    def take(self, server: RemoteEnvServer, update: ServerUpdate) -> None:
+        """Apply an update."""
+        server.take(update)
+        if update.events is None:
             return
-        for episode in news.events.episodes:
-            # Where it was reset from outside, its rows may not have been answered.
+        for episode in update.events.episodes:
+            # After a manual reset, its rows may be unanswered.
             self.waiting.pop(episode.env_index, None)
             if not episode.faulty:
-                self.successors.finished(host)
-        for fault in news.events.faults:
+                self.restarter.finished(server)
+        for fault in update.events.faults:
             self._created(fault.env_index)
 
-    def _lost(self, host: RemoteEnvServer, error: WorkerLostError, *, blamed: bool = True) -> None:
-        """Replace a host that is lost; it is not blamed where this process was interrupted."""
+    def _lost(self, server: RemoteEnvServer, error: WorkerLostError, *, counts: bool = True) -> None:
+        """Replace a lost server; an interruption of this process is not its fault."""
         self._check_running()
-        created = self.successors.replace(host, error, self.waiting, blamed=blamed)
+        created = self.restarter.replace(server, error, self.waiting, counts=counts)
         self._check_running()
         for index in created:
             self._created(index)
 
-    def _revive(self, host: RemoteEnvServer) -> None:
-        """Start a process for a host that was lost too often, or is torn, where somebody goes on after the error."""
-        if host.ended:
+    def _revive(self, server: RemoteEnvServer) -> None:
+        """Start a process for a server that was given up or is out of step, when the run continues after the error."""
+        if server.ended:
             self._check_running()
-            for index in self.successors.go_on(host):
+            for index in self.restarter.restart(server):
                 self._created(index)
-        elif host.torn:
+        elif server.is_out_of_step:
             what = "let go of, because this process was interrupted in the midst of a question"
             self._lost(
-                host, WorkerLostError(f"{host.peer.label}: {what}, expected it to go on"), blamed=False
+                server, WorkerLostError(f"{server.actor.label}: {what}, expected it to go on"), counts=False
             )
 
     def _check_running(self) -> None:
         if self._stopped:
-            # There may be a process that was started since.
+            # A process may have been started since.
             self._engine.stop()
             raise CallOrderError(
                 "poll: these environments were stopped meanwhile, expected running ones; make new ones"

@@ -1,9 +1,7 @@
-"""Actors of Ray, on this machine or on a cluster.
+"""The engine that starts Ray actors, on this machine or on a cluster.
 
-Ray is started on this machine unless the program has done so or `RAY_ADDRESS` names a cluster; whoever started it stops
-it, or it ends with this process. See `menv.workers.engine` for what an engine does, `menv.workers.ray_worker` for the
-other
-end, `menv.workers.ray_engine` for actors that Ray cannot place, `menv.workers.ray_engine` for clusters that are gone.
+It starts Ray on this machine unless the program has done so or `RAY_ADDRESS` names a cluster. Ray itself waits forever
+for room and for clusters that are gone; this module reports both. `ray_worker` is the other end.
 """
 
 from __future__ import annotations
@@ -34,6 +32,7 @@ from menv.errors import (
 try:
     import ray
     from ray import exceptions
+    from ray.exceptions import RayError, RayTaskError
     from ray.experimental.internal_kv import _internal_kv_get
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as error:
@@ -56,33 +55,23 @@ from menv.workers.ray_worker import RayWorker, RayWorkerLocation, boxed
 from menv.workers.watchdog import last_of
 from menv.workers.worker_process import CREATE, import_paths, pack_request
 
-# SEAM menv.scale.ray_death
-# What is known of an actor that has died: what Ray says, and the last lines that its process wrote to stderr.
-#
-# Ray keeps what a process writes in a file on the node where it ran; `menv.workers.ray_worker` told its name.
-
-
 _cluster: Any = ray
 _LINES = 20
 _BYTES = 1 << 14
 _LONGEST = 500
 _FETCH_S = 5.0
-# The first versions of Ray that will do know no such error: an actor out of reach is a dead one to them.
+# Older versions of Ray lack this error and report an unreachable actor as dead.
 _UNREACHABLE: Any = getattr(exceptions, "ActorUnavailableError", ())
 
 
 def why(label: str, place: RayWorkerLocation | None, error: Exception) -> WorkerLostError:
-    """Return the error for an actor that is lost.
-
-    Args:
-        label: What messages call it.
-        place: Where it lived, None if it was never placed.
-        error: What Ray raised.
-    """
+    """Return the error for a lost actor; `place` is None if it was never placed."""
     at = "was not placed" if place is None else f"pid {place.pid}, node {place.node[:8]}"
-    words = [] if place is None else _last_words(place)
-    told = "; the last lines of its stderr:\n" + "\n".join(words) if words else "; no stderr of it was found"
-    return WorkerLostError(f"{label} ({at}): is lost: {_cause(error)}, expected it to go on{told}")
+    lines = [] if place is None else _stderr_tail(place)
+    stderr = (
+        "; the last lines of its stderr:\n" + "\n".join(lines) if lines else "; no stderr of it was found"
+    )
+    return WorkerLostError(f"{label} ({at}): is lost: {_cause(error)}, expected it to go on{stderr}")
 
 
 def _node_lives(place: RayWorkerLocation) -> bool:
@@ -90,32 +79,32 @@ def _node_lives(place: RayWorkerLocation) -> bool:
 
 
 def _cause(error: Exception) -> str:
-    """Return what Ray says in one line, without its list of what it might have been."""
+    """Return Ray's message in one line, without its list of possible causes."""
     if isinstance(error, _UNREACHABLE):
-        # Ray knows a node to be gone only seconds after that.
+        # Ray notices a lost node only after seconds.
         return "it cannot be reached any more, so its process or its node is gone"
     lines = [line for line in str(error).splitlines() if line.strip() and line[0] not in "\t "]
     said = lines[-1] if lines else type(error).__name__
     return said.partition(" Some common causes")[0][:_LONGEST]
 
 
-def _last_words(place: RayWorkerLocation) -> Sequence[str]:
+def _stderr_tail(place: RayWorkerLocation) -> Sequence[str]:
     if os.path.exists(place.stderr):
         return tail(place.stderr)
     if not ray.is_initialized() or not _node_lives(place):
         return []
-    there = NodeAffinitySchedulingStrategy(place.node, soft=False)
-    task = _cluster.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(tail)
+    on_node = NodeAffinitySchedulingStrategy(place.node, soft=False)
+    task = _cluster.remote(num_cpus=0, max_retries=0, scheduling_strategy=on_node)(tail)
     try:
         found: Sequence[str] = _cluster.get(task.remote(place.stderr), timeout=_FETCH_S)
     except Exception:
-        # The node may go at this very moment; the error is told without the lines.
+        # The node may be lost, too; the error does not need these lines.
         return []
     return found
 
 
 def tail(path: str) -> Sequence[str]:
-    """Return the last lines of a worker's stderr, without those that Ray writes for itself."""
+    """Return the last lines of a worker's stderr, without Ray's markers."""
     with open(path, "rb") as file:
         file.seek(max(0, os.path.getsize(path) - _BYTES))
         lines = file.read().decode(errors="replace").splitlines()
@@ -123,33 +112,23 @@ def tail(path: str) -> Sequence[str]:
     return [line[:_LONGEST] for line in last_of(own, _LINES)]
 
 
-# SEAM menv.scale.ray_room
-# Whether Ray has room for one more actor. Ray itself lets an actor without room wait for ever.
-
-
 ON_ONE_MACHINE_S = 10.0
-"""How long an actor waits for room by default on a cluster of one node that nothing enlarges."""
+"""Default time that an actor waits for room on one node without an autoscaler."""
 ON_A_CLUSTER_S = 300.0
-"""How long it waits by default where a node may come: there is an autoscaler, or there was more than one node."""
+"""Default time with an autoscaler or several nodes, where a node may be added."""
 STARTING_S = 300.0
-"""How long it may take to start where there is room."""
-_LOOK_AFTER_S = 2.0
+"""How long a start may take where there is room."""
+_CHECK_AFTER_S = 2.0
 
 
 def no_room(
     label: str, cpus: float, waited: float, held: float, asked: float, patience: float | None = None
 ) -> NoRoomError | None:
-    """Return the error for an actor that has waited long enough, None while it may wait on.
+    """Return the error for an actor that has waited too long for room, None while it may wait.
 
-    Args:
-        label: What messages call the actor.
-        cpus: What it takes.
-        waited: Seconds since it was asked for.
-        held: The CPUs of this process's actors that run.
-        asked: The CPUs of this process's actors that do not run yet, this one included.
-        patience: Seconds that it may wait for room; None is `ON_A_CLUSTER_S` or `ON_ONE_MACHINE_S`.
+    `waited` is in seconds. `held` and `asked` are the CPUs of this process's running actors and of the others.
     """
-    if waited < min(_LOOK_AFTER_S, ON_ONE_MACHINE_S if patience is None else patience):
+    if waited < min(_CHECK_AFTER_S, ON_ONE_MACHINE_S if patience is None else patience):
         return None
     total, free = _cpus(_cluster.cluster_resources()), _cpus(_cluster.available_resources())
     group = _full_group(cpus)
@@ -176,14 +155,14 @@ def _default_patience() -> float:
 
 def _has_autoscaler() -> bool:
     """Return whether Ray's monitor reports node types; without an autoscaler it invents one for each node."""
-    with suppress(Exception):  # The report is Ray's own affair and may take another form.
+    with suppress(Exception):  # The report is internal to Ray and may change.
         report = json.loads(_internal_kv_get(b"__autoscaling_status") or b"{}")
         return any(not kind.startswith("node_") for kind in report["autoscaler_report"]["active_nodes"])
     return False
 
 
 def _full_group(cpus: float) -> str:
-    """Return what the placement group holds that takes this program's actors; "" if it has room or there is none."""
+    """Return the size of a full placement group that captures this program's actors, "" otherwise."""
     group: Any = ray.util.get_current_placement_group()
     if group is None or not ray._private.worker.global_worker.should_capture_child_tasks_in_placement_group:
         return ""
@@ -196,46 +175,40 @@ def _cpus(resources: dict[str, Any]) -> float:
     return float(resources.get("CPU", 0.0))
 
 
-# SEAM menv.scale.ray_start
-# Ray is connected to, or started on this machine.
-#
-# Ray by itself takes the cluster that `RAY_ADDRESS` names, or else the one of which `ray start` left a note.
-# One that was
-# killed has left its note too, and Ray would ask for it again and again, for minutes.
-
-
 _ANSWER_S = 5.0
 
 
 def start_ray() -> None:
-    """Start Ray unless the program has; by itself Ray would do so with a dashboard and many words.
+    """Start Ray unless the program has, without a dashboard and log lines.
 
-    Raises:
-        ConfigError: This program is a client of a cluster (`ray://`), not a driver in it.
+    Raises ConfigError if the program is connected by Ray Client, not as a driver in the cluster.
     """
-    if _by_ray_client():
+    if _uses_ray_client():
         raise ConfigError(
             "engine 'ray': this program is connected by Ray Client (ray://), expected a driver inside the cluster; run "
             "it on a node of the cluster or with `ray job submit`, or take engine='process'"
         )
     if not ray.is_initialized():
-        address = "local" if _is_gone() else None
+        address = "local" if _is_cluster_gone() else None
         ray.init(address=address, include_dashboard=False, logging_level=logging.ERROR)
 
 
-def _by_ray_client() -> bool:
-    """Return whether Ray is, or would be, asked through a proxy in the cluster."""
+def _uses_ray_client() -> bool:
+    """Return whether this program is, or would be, connected by Ray Client."""
     client = sys.modules.get("ray.util.client")
     connected = client is not None and client.ray.is_connected()
     return connected or (not ray.is_initialized() and os.environ.get("RAY_ADDRESS", "").startswith("ray://"))
 
 
-def _is_gone() -> bool:
-    """Return whether the cluster that Ray would take is one whose note is all that is left of it."""
-    note = _temporary() / "ray" / "ray_current_cluster"
-    if os.environ.get("RAY_ADDRESS") or not note.exists():
+def _is_cluster_gone() -> bool:
+    """Return whether the cluster that Ray would choose no longer exists.
+
+    `ray start` leaves a file with its address. A killed cluster leaves it, too, and Ray would try it for minutes.
+    """
+    address_file = _temporary() / "ray" / "ray_current_cluster"
+    if os.environ.get("RAY_ADDRESS") or not address_file.exists():
         return False
-    host, _, port = note.read_text(encoding="ascii").strip().rpartition(":")
+    host, _, port = address_file.read_text(encoding="ascii").strip().rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
     except (OSError, ValueError):
@@ -248,34 +221,15 @@ def _temporary() -> Path:
     return Path(own or ("/tmp" if sys.platform in ("linux", "darwin") else tempfile.gettempdir()))
 
 
-try:
-    import ray
-    from ray.exceptions import RayError, RayTaskError
-except ImportError as error:
-    raise MissingExtraError(
-        "engine 'ray': the package ray is not installed, expected it for this engine; "
-        "run: pip install 'menv[ray]', or take engine='process'"
-    ) from error
-
-
 _ACTOR: Any = ray.remote(max_restarts=0, max_task_retries=0)(RayWorker)
-_LOOK_S = 1.0
-"""Between two looks at whether Ray can place an actor."""
+_CHECK_S = 1.0
+"""Pause between checks whether Ray can place an actor."""
 
 
 class RayRemoteActor(RemoteActor):
-    """An object in an actor.
+    """An object in a Ray actor; `parts` is the request that creates it.
 
-    Args:
-        label: What messages call it.
-        cpus: What it takes of a cluster's CPUs.
-        parts: The question that creates the object.
-        patience: Seconds that it may wait for room; None as long as `ray_room` does by default.
-
-    Attributes:
-        cpus: As given.
-        ended: Why it will answer no more.
-        since: The time of `time.monotonic` at which it was asked for.
+    `since` is the time of its request in `time.monotonic`. `ended` is the error why it will not answer any more.
     """
 
     def __init__(self, label: str, cpus: float, parts: Parts, patience: float | None) -> None:
@@ -287,35 +241,31 @@ class RayRemoteActor(RemoteActor):
         self.pending = 1
         self._place: RayWorkerLocation | None = None
         self._driver = _driver()
-        self._home: Any = _ACTOR.options(num_cpus=cpus).remote()
-        self._hello: Any = self._home.hello.remote(import_paths())
-        self._answers: deque[Any] = deque([self._home.ask.remote(boxed(parts))])
+        self._handle: Any = _ACTOR.options(num_cpus=cpus).remote()
+        self._hello: Any = self._handle.hello.remote(import_paths())
+        self._answers: deque[Any] = deque([self._handle.ask.remote(boxed(parts))])
 
     @property
     def pid(self) -> int | None:
-        """Return the id of its process, once Ray has placed it."""
         return self._place.pid if self.is_placed() and self._place else None
 
     @property
     def oldest(self) -> Any:
-        """The reference to the answer to its oldest question."""
         return self._answers[0]
 
     def ask(self, method: str, *args: Any, parcel: Any = None) -> None:
-        """Ask for a method; see `RemoteActor.ask`."""
         parts = boxed(pack_request(self.label, method, args))
-        # One that is gone is told by the answer.
+        # `answer` raises if the actor is gone.
         if not self.is_gone():
-            reference = self._home.ask.remote(parts, parcel)
-            # Nothing is called from here on, so that no signal's handler runs: it is kept and counted, or neither.
+            reference = self._handle.ask.remote(parts, parcel)
+            # No call from here on, so no signal handler runs between storing and counting it.
             self._answers += (reference,)
         self.pending += 1
 
     def answer(self) -> Any:
-        """Return the answer to the oldest question; see `RemoteActor.answer`."""
         if not self.pending:
             raise CallOrderError(f"{self.label}: was asked nothing, expected a question first; call ask")
-        # Once it is known where it lives, waiting for the answer and fetching it are one call.
+        # Once it is placed, one call waits for the answer and fetches it.
         if self.is_gone() or not self.is_placed():
             wait_for([self], None)
         reply: Any = None if self.ended else self._reply()
@@ -331,7 +281,6 @@ class RayRemoteActor(RemoteActor):
         return value
 
     def kill(self) -> None:
-        """End the process at once; see `RemoteActor.kill`."""
         if self.ended is None:
             self.ended = WorkerLostError(
                 f"{self.label} (pid {self.pid}): was killed by this process, expected no question "
@@ -339,14 +288,14 @@ class RayRemoteActor(RemoteActor):
             )
         if _driver() == self._driver:
             with suppress(RayError, ValueError):
-                ray.kill(self._home)
+                ray.kill(self._handle)
 
     def end(self) -> Any:
-        """Ask it to end by itself; return what to wait for, None if there is nothing."""
-        return self._home.end.remote() if not self.is_gone() and self.is_placed() else None
+        """Request its end; return the reference to wait for, None if there is none."""
+        return self._handle.end.remote() if not self.is_gone() and self.is_placed() else None
 
     def is_placed(self) -> bool:
-        """Return whether it is known where it lives."""
+        """Return whether its location is known."""
         if self._place is None and not self.is_gone():
             with suppress(RayError):
                 if ray.wait([self._hello], timeout=0)[0]:
@@ -354,43 +303,38 @@ class RayRemoteActor(RemoteActor):
         return self._place is not None
 
     def is_gone(self) -> bool:
-        """Return whether it will answer no more."""
+        """Return whether it will not answer any more."""
         if self.ended is None and _driver() != self._driver:
-            # Ray would start anew by itself if it were asked for anything.
+            # A request would start Ray again.
             self.ended = WorkerLostError(
                 f"{self.label}: is lost: Ray was shut down, expected it to go on; stop the engine before that"
             )
         return self.ended is not None
 
     def lose(self, error: Exception) -> None:
-        """Note that nothing more comes, and why."""
+        """Mark it as lost because of `error`."""
         reason = why(self.label, self._place if self.is_placed() else None, error)
         self.kill()
         self.ended = reason
 
     def _reply(self) -> Any:
-        """Return the parts of the answer that is there, or an exception; None if the actor is lost."""
+        """Return the parts of the available answer, or an exception; None if the actor is lost."""
         try:
             return ray.get(self._answers[0])
         except RayTaskError as error:
-            # What a method raises is sent as an answer; this is Ray's own trouble.
+            # Errors of methods are sent as answers; this is an error of Ray.
             found = RemoteError(f"{self.label}: {type(error.cause).__name__}: {error.cause}")
             found.__cause__ = RemoteTraceback(str(error))
             return found
         except RayError as error:
-            # Another thread may have killed it meanwhile, and said so.
+            # Another thread may have killed it and set the error.
             if self.ended is None:
                 self.lose(error)
         return None
 
 
 class RayEngine(Engine):
-    """Starts actors of Ray.
-
-    Args:
-        cpus: What each takes of a cluster's CPUs; for those that mostly wait it may be 0.
-        patience: Seconds that each may wait for room; None is 300 on a cluster, 10 on one machine.
-    """
+    """Starts actors of Ray; see `make_engine` for the arguments."""
 
     name: ClassVar[EngineName] = "ray"
 
@@ -401,100 +345,100 @@ class RayEngine(Engine):
         start_ray()
 
     def start(self, make: Callable[..., Any], *args: Any, label: str) -> RayRemoteActor:
-        """Create an object in an actor; see `Engine.start`."""
         start_ray()
-        peer = RayRemoteActor(label, self._cpus, pack_request(label, CREATE, (make, *args)), self._patience)
-        self._peers.add(peer)
-        _everybody.add(peer)
-        return peer
+        actor = RayRemoteActor(label, self._cpus, pack_request(label, CREATE, (make, *args)), self._patience)
+        self._peers.add(actor)
+        _all_actors.add(actor)
+        return actor
 
     def put(self, value: Any) -> Any:
-        """Return a parcel; see `Engine.put`."""
         start_ray()
         return ray.put(boxed(pack(value, "parcel")))
 
-    def wait(self, peers: Sequence[RemoteActor], timeout: float | None = None) -> list[RemoteActor]:
-        """Return those whose answer is there; see `Engine.wait`."""
+    def wait(self, actors: Sequence[RemoteActor], timeout: float | None = None) -> list[RemoteActor]:
         return [
-            *wait_for([peer for peer in peers if isinstance(peer, RayRemoteActor) and peer.pending], timeout)
+            *wait_for(
+                [actor for actor in actors if isinstance(actor, RayRemoteActor) and actor.pending], timeout
+            )
         ]
 
     def stop(self, grace: float = 5.0) -> None:
-        """End all actors; see `Engine.stop`."""
-        peers = list(self._peers)
-        idle = {peer for peer in peers if not peer.pending}
-        ends = {end: peer for peer in peers if (end := peer.end()) is not None}
+        actors = list(self._peers)
+        idle = {actor for actor in actors if not actor.pending}
+        ends = {end: actor for actor in actors if (end := actor.end()) is not None}
         done, slow = ray.wait([*ends], num_returns=len(ends), timeout=grace) if ends else ([], [])
         raised = {ends[end]: error for end in done if (error := _raised(end)) is not None}
-        for peer in peers:
-            peer.kill()
-        for peer, error in raised.items():
-            warn_of_bad_end(f"{peer.label} (pid {peer.pid})", error)
-        for peer in [ends[end] for end in slow]:
-            if peer in idle:
-                warn_of_slow_end(f"{peer.label} (pid {peer.pid})", grace)
+        for actor in actors:
+            actor.kill()
+        for actor, error in raised.items():
+            warn_of_bad_end(f"{actor.label} (pid {actor.pid})", error)
+        for actor in [ends[end] for end in slow]:
+            if actor in idle:
+                warn_of_slow_end(f"{actor.label} (pid {actor.pid})", grace)
         self._peers.clear()
 
 
-_everybody: weakref.WeakSet[RayRemoteActor] = weakref.WeakSet()
-"""The peers of all engines of this process."""
+_all_actors: weakref.WeakSet[RayRemoteActor] = weakref.WeakSet()
+"""The actors of all engines of this process."""
 
 
 def _raised(end: Any) -> str | None:
-    """Return what an object raised when it was stopped, in a line; None if it did not."""
+    """Return the error of an object's `stop` as a line, None without one."""
     try:
         ray.get(end)
     except RayTaskError as error:
         return " ".join(f"{type(error.cause).__name__}: {error.cause}".split()).partition(", expected ")[0]
     except RayError:
-        # It has left, as it was told to.
+        # The actor has ended as requested.
         pass
     return None
 
 
 def _driver() -> tuple[str, ...]:
-    """Return who this process is to Ray, which is another one after each `ray.init`; nobody without Ray."""
+    """Return this process's identity in Ray, which changes with each `ray.init`; empty without Ray."""
     if not ray.is_initialized():
         return ()
     context = ray.get_runtime_context()
     return context.gcs_address, context.get_worker_id()
 
 
-def wait_for(peers: Sequence[RayRemoteActor], timeout: float | None) -> list[RayRemoteActor]:
-    """Return the peers whose answer is there, lost ones too; at least one unless time is over."""
+def wait_for(actors: Sequence[RayRemoteActor], timeout: float | None) -> list[RayRemoteActor]:
+    """Return the actors whose answer is available, lost ones included; at least one before the timeout."""
     until = float("inf") if timeout is None else time.monotonic() + timeout
-    while peers:
-        left = 0.0 if any(peer.is_gone() for peer in peers) else max(0.0, until - time.monotonic())
-        found = _answered(peers, left)
+    while actors:
+        left = 0.0 if any(actor.is_gone() for actor in actors) else max(0.0, until - time.monotonic())
+        found = _answered(actors, left)
         if found or time.monotonic() >= until:
             return found
-        _look_for_room(peers)
+        _check_room(actors)
     return []
 
 
-def _answered(peers: Sequence[RayRemoteActor], timeout: float) -> list[RayRemoteActor]:
-    """Wait a while, but not long if one has not been placed yet."""
-    living = {peer.oldest: peer for peer in peers if not peer.is_gone()}
-    if not all(peer.is_placed() for peer in living.values()):
-        timeout = min(timeout, _LOOK_S)
+def _answered(actors: Sequence[RayRemoteActor], timeout: float) -> list[RayRemoteActor]:
+    """Wait for answers, only briefly while an actor is not placed."""
+    living = {actor.oldest: actor for actor in actors if not actor.is_gone()}
+    if not all(actor.is_placed() for actor in living.values()):
+        timeout = min(timeout, _CHECK_S)
     there: list[Any] = []
     if living:
         there, _ = ray.wait([*living], timeout=None if timeout == float("inf") else timeout)
     if there and len(living) > 1:
         there, _ = ray.wait([*living], num_returns=len(living), timeout=0)
     ready = {id(living[reference]) for reference in there}
-    return [peer for peer in peers if peer.ended or id(peer) in ready]
+    return [actor for actor in actors if actor.ended or id(actor) in ready]
 
 
-def _look_for_room(peers: Sequence[RayRemoteActor]) -> None:
-    waiting = [peer for peer in peers if not peer.is_gone() and not peer.is_placed()]
+def _check_room(actors: Sequence[RayRemoteActor]) -> None:
+    waiting = [actor for actor in actors if not actor.is_gone() and not actor.is_placed()]
     if not waiting:
         return
-    running = [peer for peer in _everybody if not peer.is_gone()]
-    held = sum(peer.cpus for peer in running if peer.is_placed())
-    asked = sum(peer.cpus for peer in running) - held
-    for peer in waiting:
-        problem = no_room(peer.label, peer.cpus, time.monotonic() - peer.since, held, asked, peer.patience)
+    running = [actor for actor in _all_actors if not actor.is_gone()]
+    held = sum(actor.cpus for actor in running if actor.is_placed())
+    asked = sum(actor.cpus for actor in running) - held
+    for actor in waiting:
+        problem = no_room(
+            actor.label, actor.cpus, time.monotonic() - actor.since, held, asked, actor.patience
+        )
         if problem is not None:
-            peer.kill()
-            peer.ended = problem
+            actor.kill()
+            actor.ended = problem

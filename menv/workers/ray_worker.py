@@ -1,6 +1,6 @@
-"""What runs in an actor of Ray: it makes an object and calls its methods.
+"""The Ray actor that holds an object; `ray_engine` starts it.
 
-`menv.workers.ray_engine` starts it. What it does is `menv.workers.worker_process`; here is what is Ray's.
+`WorkerProcess` does the work, this module adds what Ray needs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,7 @@ from menv.workers.worker_process import ONE_THREAD, WorkerProcess
 
 
 class RayWorkerLocation(NamedTuple):
-    """Where an actor lives.
-
-    Attributes:
-        pid: Of its process.
-        node: The id of its node, in hex digits.
-        stderr: The file that its process writes to, on its node.
-    """
+    """Process id, node id in hex digits, and the stderr file of an actor on its node."""
 
     pid: int
     node: str
@@ -35,38 +29,34 @@ class RayWorkerLocation(NamedTuple):
 
 
 def boxed(parts: Parts) -> Parts:
-    """Return parts in a form in which Ray does not copy them into its own pickle."""
+    """Wrap parts so that Ray does not copy them into its pickle."""
     return [PickleBuffer(part) for part in parts]
 
 
 class RayWorker:
-    """An actor; Ray calls its methods one after the other."""
+    """The actor; Ray calls its methods one after the other."""
 
     def __init__(self) -> None:
         for name in ONE_THREAD:
             os.environ.setdefault(name, "1")
-        os.register_at_fork(after_in_child=functools.partial(_leave, _sockets()))
-        self._home = WorkerProcess()
+        os.register_at_fork(after_in_child=functools.partial(_close_sockets, _sockets()))
+        self._worker = WorkerProcess()
 
     def hello(self, paths: Sequence[str]) -> RayWorkerLocation:
-        """Say where this is.
-
-        Args:
-            paths: Where the driver looks for modules; those that exist here are looked at too, after Ray's own.
-        """
+        """Append the driver's module paths that exist here, and return the location."""
         sys.path.extend(path for path in paths if path not in sys.path and os.path.exists(path))
         stderr = ""
         with suppress(OSError):
             stderr = os.readlink("/proc/self/fd/2")
         return RayWorkerLocation(os.getpid(), ray.get_runtime_context().get_node_id(), stderr)
 
-    def ask(self, question: Parts, parcel: Parts | None = None) -> Parts:
-        """Answer one question; see `WorkerProcess.answer`."""
-        return boxed(self._home.answer(question, parcel))
+    def ask(self, request: Parts, parcel: Parts | None = None) -> Parts:
+        """Answer a request; see `WorkerProcess.answer`."""
+        return boxed(self._worker.answer(request, parcel))
 
     def end(self) -> None:
-        """Let the object end in its own way, then the actor."""
-        self._home.stop()
+        """Stop the object, then the actor."""
+        self._worker.stop()
         leave: Any = ray.actor.exit_actor
         leave()
 
@@ -82,8 +72,8 @@ def _sockets() -> dict[int, tuple[int, int]]:
     return found
 
 
-def _leave(sockets: dict[int, tuple[int, int]]) -> None:
-    """Close those of Ray in a process that the object has forked: Ray takes an actor to live while one is open."""
+def _close_sockets(sockets: dict[int, tuple[int, int]]) -> None:
+    """Close Ray's sockets in a fork of the actor: Ray considers the actor alive while one is open."""
     for fd, known in sockets.items():
         with suppress(OSError):
             seen = os.fstat(fd)

@@ -1,7 +1,7 @@
-"""A host of sub-environments as its driver knows it: what it was asked, who lives there, what it told last.
+"""The driver's view of env servers: requests, running agents and updates that no poll has delivered.
 
-`menv.workers.remote_envs` has one for each process. It turns the host's slots into those of all hosts, and writes the
-ends of its episodes when the host cannot do so any more. It never waits.
+`RemoteEnvServer` belongs to one process. It translates the server's slots into those of all servers, and writes the
+ends of episodes when the process is lost. It never waits. `combined_ready` combines the servers' rows for a poll.
 """
 
 from __future__ import annotations
@@ -32,22 +32,9 @@ from menv.errors import EnvFault
 from menv.workers.engine import RemoteActor
 from menv.workers.env_server import Present, ServerEvents, ServerUpdate, unpack_stack
 
-# SEAM menv.scale.due
-# What a host has told and no poll has handed out yet.
-#
-# `menv.workers.remote_env_server` keeps one a host; there is more than one piece of news in it only where
-# somebody reset, called or
-# lost a sub-environment between two polls. Slots and sub-environments are those of the whole `RemoteEnvs`.
-
 
 class RemoteLayout:
-    """Who waits together.
-
-    Attributes:
-        slots: [R] their slots.
-        by_env: The slots of each sub-environment.
-        own: [R] their slots as the host numbers them.
-    """
+    """Slots of rows: [R] among all servers, [R] the server's, and by sub-environment."""
 
     __slots__ = ("by_env", "own", "slots")
 
@@ -57,7 +44,7 @@ class RemoteLayout:
         self.by_env = by_env
 
     def without(self, gone: set[int]) -> tuple[RemoteLayout, list[int]]:
-        """Return the layout of those who are not in `gone`, and their places in this one."""
+        """Return the layout without the slots `gone`, and the remaining places."""
         places = [place for place, slot in enumerate(self.slots.tolist()) if slot not in gone]
         by_env = {
             index: np.array([slot for slot in slots.tolist() if slot not in gone], np.int64)
@@ -69,14 +56,7 @@ class RemoteLayout:
 
 @dataclass(slots=True)
 class RemoteRows:
-    """Agents that wait, with what they see.
-
-    Attributes:
-        layout: Who.
-        obs: R observations.
-        rewards: [R].
-        infos: R info dicts, None where all are empty.
-    """
+    """R rows of agents that wait for actions; `infos` is None where all are empty."""
 
     layout: RemoteLayout
     obs: Sequence[Any]
@@ -84,7 +64,7 @@ class RemoteRows:
     infos: Sequence[Mapping[str, Any]] | None
 
     def without(self, gone: set[int]) -> RemoteRows:
-        """Return the rows of those who are not in `gone`."""
+        """Return the rows without the slots `gone`."""
         layout, places = self.layout.without(gone)
         infos = None if self.infos is None else [self.infos[place] for place in places]
         return RemoteRows(layout, [self.obs[place] for place in places], self.rewards[places], infos)
@@ -92,7 +72,10 @@ class RemoteRows:
 
 @dataclass(slots=True)
 class UndeliveredRows:
-    """Rows and events; see `Ready`."""
+    """Rows and events of a server that no poll has delivered, as in `Ready`.
+
+    More than one update collects here only after a reset, a call or a loss between two polls.
+    """
 
     rows: list[RemoteRows] = field(default_factory=list)
     joined: list[Join] = field(default_factory=list)
@@ -104,16 +87,15 @@ class UndeliveredRows:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to hand out."""
         return not (
             self.rows or self.ended or self.episodes or self.unclaimed or self.joined or self.faults
             or self.shared_infos
         )  # fmt: skip
 
     def add(self, rows: RemoteRows | None, events: ServerEvents | None) -> None:
-        """Add what happened next."""
+        """Append an update."""
         if events is not None:
-            ended, early = self._folded(events.ended) if self.rows or self.joined else (events.ended, [])
+            ended, early = self._merge_ends(events.ended) if self.rows or self.joined else (events.ended, [])
             before = len(self.unclaimed) + len(early)
             self.ended += ended
             self.unclaimed += [*early, *events.unclaimed]
@@ -123,7 +105,7 @@ class UndeliveredRows:
             ]
             self.joined += events.joined
             self.faults += events.faults
-            # Those of episodes that are over by now are not of anybody's.
+            # Drop the infos of episodes that have ended.
             over = {one.env_id for one in events.episodes}
             self.shared_infos = [one for one in self.shared_infos if one.env_id not in over]
             self.shared_infos += events.shared_infos
@@ -131,24 +113,23 @@ class UndeliveredRows:
             self.rows.append(rows)
 
     def drop(self, slots: set[int]) -> None:
-        """Forget rows that were answered before a poll handed them out."""
+        """Remove rows that were answered before their delivery."""
         self.rows = [rows.without(slots) for rows in self.rows]
 
     def shown(self) -> dict[int, IntArray]:
         """Return the slots of the rows of each sub-environment."""
         return {index: slots for rows in self.rows for index, slots in rows.layout.by_env.items()}
 
-    def _folded(self, ended: Sequence[End]) -> tuple[list[End], list[Unclaimed]]:
-        """Let ends take rows and joins with them that nobody was told of.
+    def _merge_ends(self, ended: Sequence[End]) -> tuple[list[End], list[Unclaimed]]:
+        """Merge ends with undelivered rows and joins of the same slots.
 
-        Returns:
-            The ends of trajectories that were told of, and what was paid to others.
+        Returns the ends of delivered trajectories, and the rewards of the others.
         """
         joined = {join.slot: join for join in self.joined}
         shown = {
             slot: (rows, place) for rows in self.rows for place, slot in enumerate(rows.layout.slots.tolist())
         }
-        told: list[End] = []
+        delivered: list[End] = []
         early: list[Unclaimed] = []
         for end in ended:
             reward, obs = end.reward, end.obs
@@ -156,23 +137,23 @@ class UndeliveredRows:
                 rows, place = shown[end.slot]
                 reward += float(rows.rewards[place])
                 obs = rows.obs[place] if obs is None else obs
-                # What the last action led to is known after all.
+                # The row holds the result of the last action.
                 end = end._replace(reward=reward, obs=obs, withdrawn=False)
             if end.slot not in joined:
-                told.append(end)
+                delivered.append(end)
             elif reward:
                 early.append(Unclaimed(end.env_id, end.agent_id, reward, joined[end.slot].env_index))
         gone = {end.slot for end in ended}
         self.joined = [join for join in self.joined if join.slot not in gone]
         self.drop(gone & set(shown))
-        return told, early
+        return delivered, early
 
 
-Kind = Literal["created", "begun", "news", "value"]
+Kind = Literal["created", "begun", "update", "value"]
 
 
 class _PendingReset(NamedTuple):
-    """What is known of an episode whose process is gone, while its rows wait to be answered."""
+    """State of a lost episode whose rows wait for their answers."""
 
     env_steps: int
     start: int
@@ -180,44 +161,33 @@ class _PendingReset(NamedTuple):
 
 
 class RemoteEnvServer:
-    """One host.
+    """One env server with `size` sub-environments, beginning at number `first`.
 
-    Args:
-        first: Number of its first sub-environment.
-        size: k, how many it has.
-        seats: Of all hosts; see `Ready.seats`.
-
-    Attributes:
-        peer: The object over there.
-        asked: What its unanswered questions will be answered with, the sub-environments that begin then, and how many
-            resets and steps each may take, one after the other.
-        since: When it began with the oldest of them, in seconds of `time.monotonic`.
-        news: Whether it has ever told anything, this process or one before.
-        failed: How often in a row its process could not begin.
-        ended: Whether it has no process, because it has been lost too often; there is nothing that it could be asked.
-        layout: Who waited in its last news.
-        due: What no poll has handed out.
+    `actor` is the remote `EnvServer`. `asked` describes the unanswered requests: the kind of answer, the
+    sub-environments that begin with it, and the number of resets and steps that it may take. `since` is the time at
+    which the oldest one began. `failed` counts failed starts in a row. `ended` is True without a process, after too
+    many losses.
     """
 
     def __init__(self, first: int, size: int, seats: list[tuple[EnvId, AgentId]]) -> None:
         self.first = first
         self.size = size
-        self.peer: RemoteActor
+        self.actor: RemoteActor
         self.asked: deque[tuple[Kind, Collection[int], int]] = deque()
         self.since = 0.0
-        self.news = False
+        self.has_reported = False
         self.failed = 0
         self.ended = False
-        self.layout = _nobody()
-        self.due = UndeliveredRows()
+        self.layout = _empty_layout()
+        self.undelivered = UndeliveredRows()
         self._seats = seats
-        # [k] env steps, as it told last.
+        # [k] env steps in the last update.
         self.env_steps: IntArray = np.zeros(size, np.int64)
         self._starts: list[int] = [0] * size
         self._held: dict[int, Mapping[AgentId, float]] = {}
-        # The sub-environments whose episodes are lost, which nobody is told before they are answered.
-        self.left: dict[int, _PendingReset] = {}
-        # Slots of all hosts by the host's own, the other way round, and those that nobody has any more.
+        # Lost episodes that are reported when their rows are answered.
+        self.held_back: dict[int, _PendingReset] = {}
+        # Slots of all servers by the server's slot, the inverse, and free slots of all servers.
         self._slots: IntArray = np.zeros(0, np.int64)
         self._own: dict[int, int] = {}
         self._free: list[int] = []
@@ -225,80 +195,74 @@ class RemoteEnvServer:
 
     @property
     def indices(self) -> range:
-        """The numbers of its sub-environments."""
         return range(self.first, self.first + self.size)
 
     @property
     def name(self) -> str:
-        """What messages call its sub-environments."""
+        """The name of its sub-environments in messages."""
         return f"env {self.first}" if self.size == 1 else f"envs {self.first} to {self.first + self.size - 1}"
 
     @property
     def beginning(self) -> set[int]:
-        """The sub-environments whose first rows have been asked for."""
+        """The sub-environments whose first rows are requested."""
         return {index for _, indices, _ in self.asked for index in indices}
 
     @property
     def held(self) -> dict[int, Mapping[AgentId, float]]:
-        """Rewards that wait for their agents' next rows, by sub-environment and agent, as it told last."""
-        return self._held | {index: left.held for index, left in self.left.items() if left.held}
+        """Rewards that wait for their agents' next rows, by sub-environment and agent."""
+        return self._held | {index: left.held for index, left in self.held_back.items() if left.held}
 
-    def meet(self, peer: RemoteActor) -> None:
-        """Take another process for this host, of which only its creation has been asked."""
-        self.peer, self.ended = peer, False
+    def attach(self, actor: RemoteActor) -> None:
+        """Use another process, of which only the creation was requested."""
+        self.actor, self.ended = actor, False
         self.asked = deque([("created", (), self.size)])
         self.since = time.monotonic()
-        self.layout, self._held = _nobody(), {}
-        # Its slots are numbered anew; those of trajectories that live on until their agents are answered are taken.
+        self.layout, self._held = _empty_layout(), {}
+        # Its slots are renumbered; slots of held-back trajectories stay in use.
         used = sorted([*self._free, *self._own])
         self._free = [slot for slot in reversed(used) if slot not in self._alive]
         self._slots, self._own = np.zeros(0, np.int64), {}
 
     def end(self) -> None:
-        """Note that its process is gone and none takes its place."""
+        """Mark it as without a process."""
         self.ended = True
         self.asked.clear()
 
     @property
-    def torn(self) -> bool:
-        """Whether somebody was interrupted between a question or answer and the note of it here."""
-        return not self.ended and len(self.asked) != self.peer.pending
+    def is_out_of_step(self) -> bool:
+        """Whether an interruption between a request or answer and its record here left them different."""
+        return not self.ended and len(self.asked) != self.actor.pending
 
-    def forget(self) -> None:
-        """Let what is still to be answered be of no interest, whatever it was."""
+    def ignore_answers(self) -> None:
+        """Ignore the content of all outstanding answers."""
         value: Kind = "value"
         first: Kind = "created" if self.asked and self.asked[0][0] == "created" else value
-        pending = 0 if self.ended else self.peer.pending
+        pending = 0 if self.ended else self.actor.pending
         self.asked = deque((value if number else first, (), self.size) for number in range(pending))
 
-    def leave(self, index: int) -> None:
-        """Let an episode that is lost wait until its agents are answered."""
+    def hold_back(self, index: int) -> None:
+        """Hold a lost episode back until its agents are answered."""
         place = index - self.first
-        if index not in self.left:
+        if index not in self.held_back:
             steps = int(self.env_steps[place])
-            self.left[index] = _PendingReset(steps, self._starts[place], self._held.get(index, {}))
+            self.held_back[index] = _PendingReset(steps, self._starts[place], self._held.get(index, {}))
 
     def ask(
         self, kind: Kind, method: str, *args: Any, begins: Collection[int] = (), more_steps: int = 0
     ) -> None:
-        """Ask for a method of the `EnvHost`, which may take one step of each sub-environment, and more."""
+        """Request a method of the `EnvServer`; it may take one step of each sub-environment, and `more_steps`."""
         if not self.asked:
             self.since = time.monotonic()
         self.asked.append((kind, begins, self.size + more_steps))
         try:
-            self.peer.ask(method, *args)
+            self.actor.ask(method, *args)
         except Exception:
-            # What cannot be sent was not asked.
+            # The request was not sent.
             self.asked.pop()
             raise
 
     def begin(self, indices: Collection[int], after: int) -> None:
-        """Ask for new episodes.
-
-        Args:
-            indices: Their sub-environments.
-            after: Env steps that count more than have been told.
-        """
+        """Request new episodes; `after` is the number of env steps that count although unreported."""
         starts: dict[int, int] = {}
         for index in indices:
             place = index - self.first
@@ -308,45 +272,43 @@ class RemoteEnvServer:
             self.ask("begun", "begin", starts, begins=list(indices))
 
     def answered(self) -> Kind:
-        """Note that the oldest question has been answered, and return what it was."""
+        """Remove the oldest request, which was answered, and return its kind."""
         self.since = time.monotonic()
         return self.asked.popleft()[0]
 
     def own_slots(self, slots: Any) -> IntArray:
-        """Return slots as the host numbers them."""
+        """Return slots in the server's numbering."""
         return np.array([self._own[slot] for slot in slots], np.int64)
 
-    def take(self, news: ServerUpdate) -> None:
-        """Take in what the host told."""
-        self.news, self.failed, before = True, 0, self.env_steps
-        events = None if news.events is None else self._mapped(news.events)
-        if news.slots is not None:
-            self.layout = self._laid_out(news.slots)
-        self._held = dict(news.held)
-        self.env_steps = np.array(news.env_steps)
-        for index in {*self.left, *self.beginning}:
-            # Of these it knows nothing yet.
+    def take(self, update: ServerUpdate) -> None:
+        """Apply an update."""
+        self.has_reported, self.failed, before = True, 0, self.env_steps
+        events = None if update.events is None else self._translated(update.events)
+        if update.slots is not None:
+            self.layout = self._layout_of(update.slots)
+        self._held = dict(update.held)
+        self.env_steps = np.array(update.env_steps)
+        for index in {*self.held_back, *self.beginning}:
+            # The update does not cover these yet.
             self.env_steps[index - self.first] = before[index - self.first]
-        rows = RemoteRows(self.layout, unpack_stack(news.obs), news.rewards, news.infos)
-        self.due.add(rows, events)
+        rows = RemoteRows(self.layout, unpack_stack(update.obs), update.rewards, update.infos)
+        self.undelivered.add(rows, events)
 
-    def lose(
+    def end_episodes(
         self, indices: Collection[int], reason: tuple[str, str] | None, *, withdrawn: bool = True
     ) -> None:
-        """Write the ends of episodes that the host cannot tell of any more.
+        """Write the ends of lost episodes.
 
-        Args:
-            indices: Their sub-environments.
-            reason: The line of the fault, and what kind of fault it is; None if one was told.
-            withdrawn: Whether nobody knows what the last actions led to.
+        `reason` is the line and kind of the fault, None if it was reported. With `withdrawn`, the results of the last
+        actions are unknown.
         """
         ended: list[End] = []
         episodes: list[EpisodeEnd] = []
         unclaimed: list[Unclaimed] = []
         faults: list[EnvFault] = []
         for index in indices:
-            self.leave(index)
-            left = self.left.pop(index)
+            self.hold_back(index)
+            left = self.held_back.pop(index)
             unclaimed += [
                 Unclaimed(index, agent, reward, index) for agent, reward in left.held.items() if reward
             ]
@@ -363,30 +325,30 @@ class RemoteEnvServer:
             if reason is not None:
                 line, kind = reason
                 faults.append(EnvFault(index, index, "step", f"{line} in step of env {index}", (kind, "", 0)))
-        self.due.add(None, ServerEvents([], ended, episodes, unclaimed, faults, [], []))
+        self.undelivered.add(None, ServerEvents([], ended, episodes, unclaimed, faults, [], []))
 
     def start_of(self, index: int) -> int:
         """Return the env steps of a sub-environment at its last reset."""
         return self._starts[index - self.first]
 
     def freed(self, own: Iterable[int]) -> list[int]:
-        """Return slots that nobody has, the host's own among them, as slots of all hosts."""
+        """Return the free slots, among all servers."""
         return [*(self._slot(slot) for slot in own), *self._free]
 
     def global_slots(self, own: Mapping[AgentId, int]) -> dict[AgentId, int]:
-        """Return the slots of agents as slots of all hosts."""
+        """Return the slots of agents among all servers."""
         return {agent: self._slot(slot) for agent, slot in own.items()}
 
     def resume(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], free: Iterable[int]) -> None:
-        """Ask to go on where another run was written down, whose seats are those of all hosts now."""
+        """Request to resume recorded episodes; `seats` already holds those of all servers."""
         indices = self.indices
-        mine = [slot for slot, (env_id, _) in enumerate(self._seats) if env_id in indices]
-        self._slots = np.array(mine, np.int64)
-        self._own = {slot: own for own, slot in enumerate(mine)}
+        slots_here = [slot for slot, (env_id, _) in enumerate(self._seats) if env_id in indices]
+        self._slots = np.array(slots_here, np.int64)
+        self._own = {slot: own for own, slot in enumerate(slots_here)}
         self._alive.clear()
-        self.left.clear()
-        self._free, self.due, self.layout = [], UndeliveredRows(), _nobody()
-        seats = [(int(self._seats[slot][0]) - self.first, self._seats[slot][1]) for slot in mine]  # type: ignore[call-overload]
+        self.held_back.clear()
+        self._free, self.undelivered, self.layout = [], UndeliveredRows(), _empty_layout()
+        seats = [(int(self._seats[slot][0]) - self.first, self._seats[slot][1]) for slot in slots_here]  # type: ignore[call-overload]
         again = {
             index - self.first: EpisodeReplay(
                 one.start, one.stop, one.seed, {agent: iter(list(actions)) for agent, actions in one.actions.items()},
@@ -405,12 +367,12 @@ class RemoteEnvServer:
             self.env_steps,
             again,
             (seats, [self._own[slot] for slot in free if slot in self._own]),
-            # What comes out differently is reset once more.
+            # An episode that replays differently is reset once more.
             more_steps=sum(one.stop - one.start + 1 for one in again.values()),
         )
 
-    def go_on(self, present: Mapping[int, Present]) -> dict[int, IntArray]:
-        """Note who lives in episodes that were played again; return the slots of those who wait, by sub-environment."""
+    def register_resumed(self, present: Mapping[int, Present]) -> dict[int, IntArray]:
+        """Register the agents of resumed episodes; return the waiting slots by sub-environment."""
         waiting: dict[int, IntArray] = {}
         for place, (living, waits) in present.items():
             index = self.first + place
@@ -420,7 +382,7 @@ class RemoteEnvServer:
             waiting[index] = self._slots[waits]
         return waiting
 
-    def _mapped(self, events: ServerEvents) -> ServerEvents:
+    def _translated(self, events: ServerEvents) -> ServerEvents:
         ended = [end._replace(slot=int(self._slots[end.slot])) for end in events.ended]
         for end in ended:
             self._alive.pop(end.slot, None)
@@ -436,7 +398,7 @@ class RemoteEnvServer:
 
     def _slot(self, own: int) -> int:
         while own >= len(self._slots):
-            # The host's own are numbered one after the other.
+            # The server numbers its slots consecutively.
             if not self._free:
                 self._free.append(len(self._seats))
                 self._seats.append((self.first, ""))
@@ -444,33 +406,27 @@ class RemoteEnvServer:
             self._slots = np.append(self._slots, self._free.pop())
         return int(self._slots[own])
 
-    def _laid_out(self, own: IntArray) -> RemoteLayout:
+    def _layout_of(self, own: IntArray) -> RemoteLayout:
         slots = self._slots[own]
         if self.size == 1:
             return RemoteLayout(slots, own, {self.first: slots} if len(slots) else {})
         found: dict[int, list[int]] = {}
         for slot in slots.tolist():
             found.setdefault(int(self._seats[slot][0]), []).append(slot)
-        return RemoteLayout(slots, own, {index: np.array(mine, np.int64) for index, mine in found.items()})
+        return RemoteLayout(
+            slots, own, {index: np.array(slots_here, np.int64) for index, slots_here in found.items()}
+        )
 
 
-def _nobody() -> RemoteLayout:
+def _empty_layout() -> RemoteLayout:
     return RemoteLayout(np.zeros(0, np.int64), np.zeros(0, np.int64), {})
-
-
-# SEAM menv.scale.handing_out
-# What several hosts have told, as one table.
-#
-# `menv.workers.remote_envs` hands it out. Rows stand in the order of the sub-environments, whoever answered
-# first; while
-# the same agents wait, the slots are the very same array.
 
 
 _NO_INFO: Mapping[str, Any] = {}
 
 
 class CombinedPoll:
-    """What the last poll handed out: hosts with the layouts of their rows, and the slots of all."""
+    """The rows of the last poll: servers with their layouts, and the slots of all."""
 
     def __init__(
         self, parts: Sequence[tuple[RemoteEnvServer, RemoteLayout]], slots: Sequence[IntArray]
@@ -480,52 +436,48 @@ class CombinedPoll:
             slots[0] if len(slots) == 1 else np.concatenate(slots) if slots else np.zeros(0, np.int64)
         )
 
-    def whole(self, waiting: Mapping[int, IntArray]) -> bool:
-        """Return whether all of it waits as it was handed out, with hosts that can be asked."""
+    def is_unanswered(self, waiting: Mapping[int, IntArray]) -> bool:
+        """Return whether all rows still wait as delivered, and their servers can be asked."""
         return all(
-            waiting.get(index) is slots and index not in host.left
-            for host, layout in self.parts
+            waiting.get(index) is slots and index not in server.held_back
+            for server, layout in self.parts
             for index, slots in layout.by_env.items()
         )
 
 
-def _joined_events(dues: Iterable[UndeliveredRows]) -> UndeliveredRows:
+def _merged_events(all_undelivered: Iterable[UndeliveredRows]) -> UndeliveredRows:
     found = UndeliveredRows()
-    for due in dues:
+    for undelivered in all_undelivered:
         before = len(found.unclaimed)
-        found.joined += due.joined
-        found.ended += due.ended
-        found.unclaimed += due.unclaimed
+        found.joined += undelivered.joined
+        found.ended += undelivered.ended
+        found.unclaimed += undelivered.unclaimed
         found.episodes += [
-            one._replace(unclaimed=one.unclaimed + before) if before else one for one in due.episodes
+            one._replace(unclaimed=one.unclaimed + before) if before else one for one in undelivered.episodes
         ]
-        found.faults += due.faults
-        found.shared_infos += due.shared_infos
+        found.faults += undelivered.faults
+        found.shared_infos += undelivered.shared_infos
     return found
 
 
-def handed_out(
-    hosts: Iterable[RemoteEnvServer], env_steps: IntArray, before: CombinedPoll, seats: Sequence[Any]
+def combined_ready(
+    servers: Iterable[RemoteEnvServer], env_steps: IntArray, before: CombinedPoll, seats: Sequence[Any]
 ) -> tuple[Ready, CombinedPoll]:
-    """Return what is due, and who waits with it.
+    """Deliver the rows and events of all servers as one `Ready`, in the order of the sub-environments.
 
-    Args:
-        hosts: They have nothing due any more afterwards.
-        env_steps: [E] is brought up to date.
-        before: Who waited last.
-        seats: See `Ready.seats`.
+    While the same agents wait, `slots` stays the same array. `env_steps`, [E], is updated in place.
     """
-    dues: list[UndeliveredRows] = []
+    all_undelivered: list[UndeliveredRows] = []
     parts: list[tuple[RemoteEnvServer, RemoteLayout]] = []
     rows: list[RemoteRows] = []
-    for host in hosts:
-        due = host.due
-        env_steps[host.first : host.first + host.size] = host.env_steps
-        if not due.empty:
-            host.due = UndeliveredRows()
-            dues.append(due)
-            rows += due.rows
-            parts += [(host, one.layout) for one in due.rows]
+    for server in servers:
+        undelivered = server.undelivered
+        env_steps[server.first : server.first + server.size] = server.env_steps
+        if not undelivered.empty:
+            server.undelivered = UndeliveredRows()
+            all_undelivered.append(undelivered)
+            rows += undelivered.rows
+            parts += [(server, one.layout) for one in undelivered.rows]
     same = [layout for _, layout in parts] == [layout for _, layout in before.parts]
     delivered = before if same else CombinedPoll(parts, [layout.slots for _, layout in parts])
     obs: list[Any] = list(chain.from_iterable([one.obs for one in rows]))
@@ -533,7 +485,7 @@ def handed_out(
     if any(one.infos is not None for one in rows):
         infos = list(chain.from_iterable([one.infos or [_NO_INFO] * len(one.obs) for one in rows]))
     rewards = np.concatenate([one.rewards for one in rows]) if rows else np.zeros(0)
-    events = _joined_events(dues)
+    events = _merged_events(all_undelivered)
     ready = Ready(
         delivered.slots, obs, rewards, env_steps, events.joined, events.ended, events.episodes, events.unclaimed,
         infos, {}, seats, (), events.faults, events.shared_infos,

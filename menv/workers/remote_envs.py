@@ -1,8 +1,7 @@
-"""Sub-environments that live in other processes, as one `BaseEnv`: polled as they finish.
+"""`RemoteEnvs`: sub-environments in other processes, as one `BaseEnv` that is polled as they finish.
 
-`menv.workers.convert` makes it. It asks `EnvHost`s through an engine, merges what they tell, and gives a lost host
-a successor, at the cost of its own episodes. Rows, rewards, lives, seeds and draws are those of the local adapters,
-which live in the hosts. It knows no policies.
+`menv.workers.convert` creates it. It sends requests to `EnvServer`s through an engine, combines their updates, and
+replaces a lost server at the cost of its episodes. The local adapters in the servers handle rows, rewards and seeds.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from menv.multi_agent_env import MultiAgentEnv
 from menv.workers.engine import Engine
 from menv.workers.env_server import pack_stack
 from menv.workers.env_server_group import EnvServerGroup, RemoteSettings
-from menv.workers.remote_env_server import CombinedPoll, RemoteEnvServer, RemoteLayout, handed_out
+from menv.workers.remote_env_server import CombinedPoll, RemoteEnvServer, RemoteLayout, combined_ready
 
 
 class RemoteEnvs(CreatedEnvs):
-    """Many sub-environments in processes of an engine; `on_created` is told handles."""
+    """Sub-environments in processes of an engine; `on_created` receives `RemoteEnv` handles."""
 
     def __init__(
         self,
@@ -43,14 +42,10 @@ class RemoteEnvs(CreatedEnvs):
         like: Any,
         settings: RemoteSettings,
     ) -> None:
-        """Start the hosts, without waiting for them.
+        """Start the servers, without waiting for them.
 
-        Args:
-            make_env: Creates sub-environment number `vector_index`, elsewhere; it is pickled.
-            num_envs: How many there shall be.
-            engine: Of its own; it is stopped with it.
-            like: An environment of the same kind, asked for spaces and agents alone.
-            settings: How they are hosted.
+        `make_env` is pickled. `engine` is stopped with this object. `like` is an environment of the same kind that only
+        provides spaces and agents.
         """
         self.observation_space = getattr(like, "observation_space", None)
         self.action_space = getattr(like, "action_space", None)
@@ -63,28 +58,23 @@ class RemoteEnvs(CreatedEnvs):
         self._env_steps = np.zeros(num_envs, np.int64)
         self._started = self._stopped = False
         self._delivered = CombinedPoll((), ())
-        self._hosts = EnvServerGroup(make_env, num_envs, engine, settings, self._tell_created)
+        self._servers = EnvServerGroup(make_env, num_envs, engine, settings, self._tell_created)
 
     def poll(self, timeout: float | None = None) -> Ready:
-        """Return the rows of the hosts that have answered; see `BaseEnv.poll`.
-
-        The first poll waits for all of them.
-
-        Raises:
-            EnvCrashError: A sub-environment could not be created or reset at first, or was lost too often.
-        """
+        """Return the rows of servers that have answered; the first poll waits for all."""
         self._check_running("poll")
         if self._started:
-            self._hosts.gather(timeout)
+            self._servers.gather(timeout)
         else:
             self._start()
-        ready, self._delivered = handed_out(self._hosts, self._env_steps, self._delivered, self._hosts.seats)
+        ready, self._delivered = combined_ready(
+            self._servers, self._env_steps, self._delivered, self._servers.seats
+        )
         for _, layout in self._delivered.parts:
-            self._hosts.waiting.update(layout.by_env)
+            self._servers.waiting.update(layout.by_env)
         return ready
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
-        """Answer sub-environments, which step at once; see `BaseEnv.send_actions`."""
         self._check_running("send_actions")
         if actions is None:
             self._answer_nested(nested_answers(slots))
@@ -92,21 +82,20 @@ class RemoteEnvs(CreatedEnvs):
         if len(actions) != len(slots):
             raise wrong_count(len(actions), len(slots))
         delivered = self._delivered
-        if slots is delivered.slots and delivered.whole(self._hosts.waiting):
+        if slots is delivered.slots and delivered.is_unanswered(self._servers.waiting):
             start = 0
-            for host, layout in delivered.parts:
+            for server, layout in delivered.parts:
                 stop = start + len(layout.slots)
-                self._answer(host, layout, actions[start:stop])
+                self._answer(server, layout, actions[start:stop])
                 start = stop
             return
-        by_env = by_sub_environment(slots, actions, self._hosts.seats)
-        told = {self._index(env_id): answers for env_id, answers in by_env.items()}
-        self._answer_some(told, self._hosts.waiting)
+        by_env = by_sub_environment(slots, actions, self._servers.seats)
+        actions_by_env = {self._index(env_id): answers for env_id, answers in by_env.items()}
+        self._answer_some(actions_by_env, self._servers.waiting)
 
     def try_reset(
         self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[MultiEnvDict, MultiEnvDict]:
-        """Reset one sub-environment or all; see `BaseEnv.try_reset`."""
         self._check_running("try_reset")
         indices = self._indices(env_id)
         self._start()
@@ -117,16 +106,15 @@ class RemoteEnvs(CreatedEnvs):
         return obs, infos
 
     def try_restart(self, env_id: EnvId | None = None) -> None:
-        """Create one sub-environment or all anew; see `BaseEnv.try_restart`."""
         self._check_running("try_restart")
         for index in self._indices(env_id):
-            host = self._hosts.of(index)
-            self._let_go(host, index)
-            self._hosts.settle(host)
-            host.ask("news" if self._started else "value", "restart", index - host.first)
-            # One that ends meanwhile is made anew just the same.
+            server = self._servers.of(index)
+            self._drop_lost_episode(server, index)
+            self._servers.settle(server)
+            server.ask("update" if self._started else "value", "restart", index - server.first)
+            # A process that ends meanwhile is replaced anyway.
             with suppress(WorkerLostError):
-                self._hosts.wait_for(host)
+                self._servers.wait_for(server)
             self._tell_created(index)
 
     def get_sub_environments(self, as_dict: bool = False) -> Any:
@@ -135,31 +123,28 @@ class RemoteEnvs(CreatedEnvs):
 
     def get_agent_ids(self) -> set[AgentId]:
         """Return the agents that the environment lists and those seen so far."""
-        return {*self._listed, *(agent for _, agent in self._hosts.seats)}
+        return {*self._listed, *(agent for _, agent in self._servers.seats)}
 
     def call(self, env_id: EnvId, method: str, *args: Any) -> Any:
-        """Call a method of one sub-environment, where it lives; see `BaseEnv.call`.
+        """Call a method of one sub-environment in its process; arguments and result are pickled.
 
-        Arguments and what it returns are pickled.
-
-        Raises:
-            WorkerLostError: The process ended meanwhile; it has been given a successor.
+        Raises WorkerLostError if the process ended meanwhile; it has been replaced.
         """
-        return self._asked("call", env_id, method, args)
+        return self._request("call", env_id, method, args)
 
     def try_render(self, env_id: EnvId | None = None) -> Any:
         """Render one sub-environment, the first by default."""
-        return self._asked("render", env_id or 0)
+        return self._request("render", env_id or 0)
 
     def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
-        """Return the rewards that wait for their agent's next row, as the hosts told last."""
-        return {index: dict(paid) for host in self._hosts for index, paid in host.held.items()}
+        """Return the rewards that wait for their agent's next row, as of the last updates."""
+        return {index: dict(rewards) for server in self._servers for index, rewards in server.held.items()}
 
     def stop(self) -> None:
         """Close every sub-environment and end the processes."""
         if not self._stopped:
             self._stopped = True
-            self._hosts.stop()
+            self._servers.stop()
 
     @property
     def env_steps(self) -> IntArray:
@@ -168,74 +153,76 @@ class RemoteEnvs(CreatedEnvs):
 
     @property
     def seats(self) -> list[tuple[EnvId, AgentId]]:
-        """The seats by slot."""
-        return self._hosts.seats
+        """Sub-environment and agent by slot."""
+        return self._servers.seats
 
     @property
     def free_slots(self) -> list[int]:
-        """Slots that nobody has, host by host."""
-        for host in self._hosts:
-            self._hosts.settle(host)
-            host.ask("value", "free_slots")
-        return [slot for host in self._hosts for slot in host.freed(self._hosts.wait_for(host))]
+        """Free slots, server by server."""
+        for server in self._servers:
+            self._servers.settle(server)
+            server.ask("value", "free_slots")
+        return [slot for server in self._servers for slot in server.freed(self._servers.wait_for(server))]
 
     def episode_start(self, index: int) -> int:
         """Return the env steps of a sub-environment at its last reset."""
-        return self._hosts.of(index).start_of(index)
+        return self._servers.of(index).start_of(index)
 
     def slots_of(self, index: int) -> dict[AgentId, int]:
         """Return the slot of each agent that a sub-environment knows."""
-        return self._hosts.of(index).global_slots(self._asked("slots_of", index))
+        return self._servers.of(index).global_slots(self._request("slots_of", index))
 
     def shown(self, index: int) -> str | None:
-        """Return a digest of what waits in a sub-environment, None where no file could hold that."""
-        digest: str | None = self._asked("shown", index)
+        """Return a digest of the pending rows of a sub-environment, None if a file cannot hold it."""
+        digest: str | None = self._request("shown", index)
         return digest
 
     def resume(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any) -> set[int]:
-        """Go on where another run was written down; see `CreatedEnvs.resume`. The hosts play at the same time."""
+        """Resume recorded episodes, in all servers at the same time; see `CreatedEnvs.resume`."""
         self._started = True
-        for host in self._hosts:
-            # Whatever was asked before is answered first.
-            host.forget()
-            self._hosts.settle(host)
-        self._hosts.waiting.clear()
+        for server in self._servers:
+            # Earlier requests are answered first.
+            server.ignore_answers()
+            self._servers.settle(server)
+        self._servers.waiting.clear()
         self._delivered = CombinedPoll((), ())
         self._env_steps[:] = env_steps
         taken, free = seats
-        self._hosts.seats[:] = taken
-        for host in self._hosts:
-            host.resume(env_steps, recorded, free)
+        self._servers.seats[:] = taken
+        for server in self._servers:
+            server.resume(env_steps, recorded, free)
         fresh = set()
-        for host in self._hosts:
+        for server in self._servers:
             try:
-                places, present, news = self._hosts.wait_for(host)
+                places, present, update = self._servers.wait_for(server)
             except WorkerLostError:
-                # Its episodes are lost once more: new ones begin.
-                self._hosts.settle(host)
-                host.resume(env_steps, {}, free)
-                places, present, news = self._hosts.wait_for(host)
-            fresh |= {host.first + place for place in places}
-            self._hosts.waiting |= host.go_on(present)
-            self._hosts.take(host, news)
+                # The episodes are lost again; begin new ones.
+                self._servers.settle(server)
+                server.resume(env_steps, {}, free)
+                places, present, update = self._servers.wait_for(server)
+            fresh |= {server.first + place for place in places}
+            self._servers.waiting |= server.register_resumed(present)
+            self._servers.take(server, update)
         return fresh
 
     def _start(self) -> None:
         if self._started:
             return
         self._started = True
-        self._hosts.begin()
+        self._servers.begin()
 
-    def _answer(self, host: RemoteEnvServer, layout: RemoteLayout, actions: Any) -> None:
-        last = layout is host.layout and not host.asked
-        host.ask("news", "step", None if last else layout.own, pack_stack(actions))
+    def _answer(self, server: RemoteEnvServer, layout: RemoteLayout, actions: Any) -> None:
+        last = layout is server.layout and not server.asked
+        server.ask("update", "step", None if last else layout.own, pack_stack(actions))
         for index in layout.by_env:
-            del self._hosts.waiting[index]
+            del self._servers.waiting[index]
 
     def _answer_nested(self, answers: Mapping[EnvId, Mapping[AgentId, Any]]) -> None:
-        due = {index: slots for host in self._hosts for index, slots in host.due.shown().items()}
-        told = {self._index(env_id): dict(by_agent) for env_id, by_agent in answers.items()}
-        self._answer_some(told, {**self._hosts.waiting, **due})
+        undelivered = {
+            index: slots for server in self._servers for index, slots in server.undelivered.shown().items()
+        }
+        actions_by_env = {self._index(env_id): dict(by_agent) for env_id, by_agent in answers.items()}
+        self._answer_some(actions_by_env, {**self._servers.waiting, **undelivered})
 
     def _answer_some(
         self, by_env: Mapping[int, Mapping[AgentId, Any]], waiting: Mapping[int, IntArray]
@@ -243,59 +230,59 @@ class RemoteEnvs(CreatedEnvs):
         rows: dict[int, list[int]] = {}
         for index, answers in by_env.items():
             slots = waiting[index].tolist() if index in waiting else []
-            agents = [self._hosts.seats[slot][1] for slot in slots]
+            agents = [self._servers.seats[slot][1] for slot in slots]
             if set(answers) != set(agents):
                 check_answers(index, agents, answers)
             if answers:
                 rows[index] = slots
-        for host in self._hosts:
-            mine = [index for index in rows if host.first <= index < host.first + host.size]
-            lost = [index for index in mine if index in host.left]
+        for server in self._servers:
+            indices_here = [index for index in rows if server.first <= index < server.first + server.size]
+            lost = [index for index in indices_here if index in server.held_back]
             if lost:
-                # Nobody has been told yet that these episodes are lost.
-                self._hosts.successors.tell_lost(host, lost)
-            slots = [slot for index in mine if index not in lost for slot in rows[index]]
+                # The loss of these episodes was held back.
+                self._servers.restarter.report_lost(server, lost)
+            slots = [slot for index in indices_here if index not in lost for slot in rows[index]]
             if slots:
-                host.due.drop(set(slots))
-                actions = [by_env[self._env_of(slot)][self._hosts.seats[slot][1]] for slot in slots]
-                host.ask("news", "step", host.own_slots(slots), pack_stack(actions))
-            for index in mine:
-                self._hosts.waiting.pop(index, None)
+                server.undelivered.drop(set(slots))
+                actions = [by_env[self._env_of(slot)][self._servers.seats[slot][1]] for slot in slots]
+                server.ask("update", "step", server.own_slots(slots), pack_stack(actions))
+            for index in indices_here:
+                self._servers.waiting.pop(index, None)
 
-    def _asked(self, method: str, env_id: EnvId, *args: Any) -> Any:
+    def _request(self, method: str, env_id: EnvId, *args: Any) -> Any:
         self._check_running(method)
         index = self._index(env_id)
-        host = self._hosts.of(index)
-        self._hosts.settle(host)
-        host.ask("value", method, index - host.first, *args)
-        return self._hosts.wait_for(host)
+        server = self._servers.of(index)
+        self._servers.settle(server)
+        server.ask("value", method, index - server.first, *args)
+        return self._servers.wait_for(server)
 
     def _reset(self, index: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Any]:
-        """Reset a sub-environment, in another process if its own is lost, and return `(obs, infos)` by agent."""
-        host = self._hosts.of(index)
+        """Reset a sub-environment, in another process if its own is lost; return `(obs, infos)` by agent."""
+        server = self._servers.of(index)
         while True:
-            self._let_go(host, index)
-            self._hosts.settle(host)
-            host.ask("value", "reset", index - host.first, seed, options)
+            self._drop_lost_episode(server, index)
+            self._servers.settle(server)
+            server.ask("value", "reset", index - server.first, seed, options)
             try:
-                obs, infos, news = self._hosts.wait_for(host)
+                obs, infos, update = self._servers.wait_for(server)
             except WorkerLostError:
                 continue
-            self._hosts.take(host, news)
+            self._servers.take(server, update)
             return obs, infos
 
-    def _let_go(self, host: RemoteEnvServer, index: int) -> None:
-        """End an episode whose loss nobody has been told of, because its rows wait; they are not answered now."""
-        if index in host.left:
-            self._hosts.waiting.pop(index, None)
-            self._hosts.successors.tell_lost(host, [index], withdrawn=False)
+    def _drop_lost_episode(self, server: RemoteEnvServer, index: int) -> None:
+        """End a lost episode that was held back; its rows will not be answered."""
+        if index in server.held_back:
+            self._servers.waiting.pop(index, None)
+            self._servers.restarter.report_lost(server, [index], withdrawn=False)
 
     def _tell_created(self, index: int) -> None:
         if self.on_created is not None:
             self.on_created(index, self._handles[index])
 
     def _env_of(self, slot: int) -> int:
-        return self._index(self._hosts.seats[slot][0])
+        return self._index(self._servers.seats[slot][0])
 
     def _check_running(self, what: str) -> None:
         if self._stopped:
@@ -305,24 +292,20 @@ class RemoteEnvs(CreatedEnvs):
 
 
 class RemoteEnv:
-    """A sub-environment that lives elsewhere.
-
-    Attributes:
-        index: Its number.
-    """
+    """A handle of the sub-environment number `index` in another process."""
 
     def __init__(self, base_env: RemoteEnvs, index: int) -> None:
         self._base_env = base_env
         self.index = index
 
     def call(self, method: str, *args: Any) -> Any:
-        """Call one of its methods and return what that returns; see `RemoteEnvs.call`."""
+        """Call one of its methods and return the result; see `RemoteEnvs.call`."""
         return self._base_env.call(self.index, method, *args)
 
     def __repr__(self) -> str:
         return f"RemoteEnv({self.index})"
 
-    if not TYPE_CHECKING:  # who checks types shall be told of an attribute that there is not
+    if not TYPE_CHECKING:  # type checkers should report unknown attributes
 
         def __getattr__(self, name: str) -> Any:
             """Say how the methods of the environment are called.
