@@ -68,7 +68,7 @@ class ActorGroup:
             reason = str(error).partition(", expected ")[0]
             raise WorkerLostError(
                 f"{self.actors[index].label}: took the place of a lost one and could not begin: {reason}, expected it "
-                "to; mend what raised"
+                "to; fix what raised"
             ) from error
         self._errors[index].clear()
         return value
@@ -96,7 +96,7 @@ class ActorGroup:
             self.renew(index)
 
     def outstanding(self, index: int) -> int:
-        """Return how many answers are due, without those of the first requests."""
+        """Return how many answers are due, without the answers to first requests."""
         return max(0, self.actors[index].pending - self._first[index])
 
     def is_initialized(self, index: int) -> bool:
@@ -120,7 +120,7 @@ class ActorGroup:
             last = f", the last: {head}" if isinstance(error.__cause__, EnvCrashError) else ""
             raise WorkerLostError(
                 f"{errors[0]}\n(the first of {len(errors)} times without a fragment in between{last}, expected at most "
-                f"{len(PAUSES)}; mend what ends the process)"
+                f"{len(PAUSES)}; fix what ends the process)"
             ) from error
         time.sleep(PAUSES[len(errors) - 1] if blamed else 0.0)
         self._start_again(index)

@@ -60,7 +60,7 @@ def to_base_env(
         num_consecutive_env_failures_tolerance: Number of crashes of one sub-environment in a row, each in a reset or in
             the first 10 env steps of an episode, that do not end the run; the next one does.
         seed: Gives every reset a different seed; None leaves the environments alone.
-        first_index: Index of sub-environment 0 among those of all workers.
+        first_index: Index of sub-environment 0 among the sub-environments of all workers.
         env_timeout: Seconds after which a remote sub-environment that does not answer is given up; None waits forever.
         engine: "process" or "ray", or an engine that nothing else uses; None chooses Ray where it is installed.
         remote_envs_per_process: Number of sub-environments that share a process, where they step one after the other.
@@ -135,7 +135,7 @@ def _check_agents(env: Any) -> None:
 def _check(remote: bool, wait_ms: float, timeout: float | None, per_process: int) -> None:
     if not _is_number(wait_ms) or wait_ms < 0:
         raise ConfigError(
-            f"remote_env_batch_wait_ms: {wait_ms!r}, expected milliseconds, 0 or more; 0 takes whoever is ready"
+            f"remote_env_batch_wait_ms: {wait_ms!r}, expected milliseconds, 0 or more; 0 returns the ready ones"
         )
     if timeout is not None and (not _is_number(timeout) or timeout <= 0):
         raise ConfigError(f"env_timeout: {timeout!r}, expected seconds, more than 0; None waits for ever")

@@ -88,7 +88,7 @@ class Engine(ABC):
 
     @abstractmethod
     def stop(self, grace: float = 5.0) -> None:
-        """End all actors, and kill those that still run after `grace` seconds.
+        """End all actors; kill them after `grace` seconds.
 
         Warns of killed actors that had no request, and of objects whose `stop` raised.
         """
@@ -107,7 +107,7 @@ def warn_of_slow_end(whose: str, grace: float) -> None:
 def warn_of_bad_end(whose: str, how: str) -> None:
     """Warn of an actor whose object raised when it was stopped."""
     warnings.warn(
-        f"{whose}: could not close: {how}, expected what lives in it to close; mend its close()",
+        f"{whose}: could not close: {how}, expected what lives in it to close; fix its close()",
         EnvFaultWarning,
         stacklevel=3,
     )

@@ -49,7 +49,7 @@ class ServerEvents(NamedTuple):
 class ServerUpdate(NamedTuple):
     """The answer to a step: a `Ready` in the form in which it travels.
 
-    `slots` are [R], None if they equal those of the last update. `obs` holds R packed observations, `rewards` is [R],
+    `slots` are [R], None if the last update had the same. `obs` holds R packed observations, `rewards` is [R],
     `env_steps` is [k], `infos` is None where all are empty. `held` are rewards that wait for their agent's next row, by
     sub-environment and agent.
     """

@@ -27,7 +27,7 @@ class RemoteSettings:
 
     `batch_wait_ms` is how long a poll waits for more servers once one has answered, `per_process` the number of
     sub-environments in a process, and `tolerated` the number of crashes in a row that do not end the run; None never
-    re-creates a sub-environment. `first_index` is the index of sub-environment 0 among those of all workers.
+    re-creates a sub-environment. `first_index` is the index of sub-environment 0 of all workers.
     """
 
     batch_wait_ms: float = 0
@@ -144,7 +144,7 @@ class Restarter:
         limit, pid = self._limit(server), server.actor.pid
         server.actor.kill()
         what = (
-            f"not created within {limit:g} s, expected it to be; mend what it waits for, or raise env_timeout"
+            f"not created within {limit:g} s, expected it to be; fix what it waits for, or raise env_timeout"
             if server.asked[0][0] == "created"
             else f"no answer for {limit:g} s, expected one within env_timeout={self._settings.env_timeout:g}; "
             "it was ended"

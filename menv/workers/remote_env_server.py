@@ -1,6 +1,6 @@
 """The driver's view of env servers: requests, running agents and updates that no poll has delivered.
 
-`RemoteEnvServer` belongs to one process. It translates the server's slots into those of all servers, and writes the
+`RemoteEnvServer` belongs to one process. It translates the server's slots into slots of all servers, and writes the
 ends of episodes when the process is lost. It never waits. `combined_ready` combines the servers' rows for a poll.
 """
 
@@ -340,7 +340,7 @@ class RemoteEnvServer:
         return {agent: self._slot(slot) for agent, slot in own.items()}
 
     def resume(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], free: Iterable[int]) -> None:
-        """Request to resume recorded episodes; `seats` already holds those of all servers."""
+        """Request to resume recorded episodes; `seats` already covers all servers."""
         indices = self.indices
         slots_here = [slot for slot, (env_id, _) in enumerate(self._seats) if env_id in indices]
         self._slots = np.array(slots_here, np.int64)
