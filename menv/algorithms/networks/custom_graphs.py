@@ -97,7 +97,9 @@ class _Rows(nn.Module):
         if state is None:
             found = self.module(shown)
             return found[0] if isinstance(found, tuple) else found
-        parts = list(torch.split(state + self.first, self.state_sizes, 1))
+        # `torch.split` is exported as a sequence, whose size the model check cannot bound.
+        whole, sizes = state + self.first, self.state_sizes
+        parts = [whole.narrow(1, sum(sizes[:place]), size) for place, size in enumerate(sizes)]
         outputs, *_, after = self.module(_one_step(shown), parts)
         return outputs.flatten(0, 1), torch.cat(list(after), 1) - self.first
 
