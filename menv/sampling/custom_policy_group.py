@@ -1,7 +1,7 @@
 """The policy group of custom policies: `Policy` objects that users wrote.
 
 Policies that override `compute_actions` receive the previous action, reward, state and info of each agent, which the
-`CustomPolicyBuffer` keeps. Policies that override `Policy.answer` need none of this.
+group keeps. Policies that override `Policy.answer` need none of this.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 
-from menv.base_env import Column
+from menv.base_env import Column, Ready
 from menv.connectors.action_connector import CustomSteps, element
 from menv.connectors.clip_reward import clip_reward
 from menv.connectors.obs_preprocessor import ObsPreprocessor
@@ -26,7 +26,7 @@ from menv.inference.backend import as_text
 from menv.policy import Policy, RowDraws, parts_given
 from menv.policy_spec import PolicySpec
 from menv.sampling.policy_group import Answers, PendingRows, PolicyGroup, is_retired
-from menv.sampling.rollout_buffer import RolloutBuffer, Rows
+from menv.sampling.rollout_buffer import Rows
 from menv.spaces import OutsideSpaceError, stack, why_outside
 
 _NO_INFO: Mapping[str, Any] = {}
@@ -42,7 +42,8 @@ _OF_EVERY_BATCH = {
 }  # fmt: skip
 """Reserved columns, which no fetch may replace."""
 
-_HISTORY_FIELDS = ("acted", "action", "reward", "early", "info", "states")
+PolicyOutput: TypeAlias = tuple[Sequence[Any], list[Column], list[Column], Mapping[str, Any]]
+"""R actions, the parts [R, ...] of the states before and after, and the fetches."""
 
 
 @dataclass(slots=True)
@@ -66,92 +67,24 @@ class AgentHistory:
     states: list[Any] = field(default_factory=list)
 
 
-class PolicyOutput(NamedTuple):
-    """What `compute_actions` returned for R rows; each part of the states before and after is [R, ...]."""
-
-    actions: Sequence[Any]
-    states_in: list[Column]
-    states_out: list[Column]
-    fetches: Mapping[str, Any]
-
-    def columns(self, policy_id: str) -> dict[str, Column]:
-        """Return the states and fetches as columns of a batch, [R, ...] each."""
-        columns = {f"state_in_{number}": part for number, part in enumerate(self.states_in)}
-        columns |= {f"state_out_{number}": part for number, part in enumerate(self.states_out)}
-        for name, values in self.fetches.items():
-            try:
-                column = np.asarray(values)
-            except ValueError:
-                column = np.zeros(())
-            if name in _OF_EVERY_BATCH or column.shape[:1] != (len(self.actions),):
-                raise ContractError(
-                    f"policy {policy_id!r}: fetch {name!r} of compute_actions has shape {column.shape}, expected a "
-                    f"first axis of {len(self.actions)}, one value for each observation, and a name that no column of "
-                    "every batch has; return such an array, or leave it out"
-                )
-            columns[str(name)] = column.astype(object) if column.dtype.kind in "SUMm" else column
-        return columns
-
-
-class CustomPolicyBuffer(RolloutBuffer):
-    """A `RolloutBuffer` that also keeps each agent's history, for policies that act in `compute_actions`.
-
-    Attributes:
-        histories: By slot, those that go on and the last ones of slots that nobody has.
-    """
-
-    def __init__(self, *columns: Any) -> None:
-        super().__init__(*columns)
-        self.histories: dict[int, AgentHistory] = {}
-        self._waiting: list[AgentHistory] = []
-
-    def start(self, start: tuple[int, ...], agent_id: Any) -> None:
-        super().start(start, agent_id)
-        self.histories[start[0]] = AgentHistory()
-
-    def histories_state(self, slots: Sequence[int]) -> list[list[Any] | None]:
-        """Return the histories on some slots for a checkpoint, None where there is none."""
-        found = [self.histories.get(slot) for slot in slots]
-        return [
-            None if history is None else [getattr(history, name) for name in _HISTORY_FIELDS]
-            for history in found
-        ]
-
-    def restore_histories(self, slots: Sequence[int], histories: Sequence[list[Any] | None]) -> None:
-        """Continue histories from `histories_state`."""
-        for slot, history in zip(slots, histories, strict=True):
-            self.histories[slot] = AgentHistory() if history is None else AgentHistory(*history)
-
-    def add(self, slots: Column, obs: Column, mask: Column | None, rewards: Column) -> slice:
-        self._waiting = [self.histories[slot] for slot in slots.tolist()]
-        for history, reward in zip(self._waiting, rewards.tolist(), strict=True):
-            if history.acted:
-                history.reward, history.early = history.early + reward, 0.0
-            else:
-                # A reward before the first action counts as that action's, as in the batch.
-                history.early = reward
-            history.info = _NO_INFO
-        return super().add(slots, obs, mask, rewards)
-
-    def keep(self, rows: Rows, columns: Mapping[str, Column], policy_id: str) -> None:
-        for name, values in columns.items():
-            have = self._columns.get(name)
-            if have is not None and have.shape[1:] != values.shape[1:]:
-                raise ContractError(
-                    f"policy {policy_id!r}: {name!r} of compute_actions has rows of shape {values.shape[1:]}, expected "
-                    f"{have.shape[1:]} as before; return states and fetches of the same shapes in every call"
-                )
-            if have is not None and not np.can_cast(values.dtype, have.dtype, "same_kind"):
-                self._columns[name] = have.astype(np.result_type(have.dtype, values.dtype))
-            self.mark(name, rows, values)
-
-    def add_infos(self, infos: Sequence[Mapping[str, Any]] | None, places: Column | None) -> None:
-        super().add_infos(infos, places)
-        if infos:
-            for history, place in zip(
-                self._waiting, range(len(infos)) if places is None else places, strict=True
-            ):
-                history.info = infos[place]
+def _output_columns(output: PolicyOutput, policy_id: str) -> dict[str, Column]:
+    """Return the states and fetches as columns of a batch, [R, ...] each."""
+    actions, before, after, fetches = output
+    columns = {f"state_in_{number}": part for number, part in enumerate(before)}
+    columns |= {f"state_out_{number}": part for number, part in enumerate(after)}
+    for name, values in fetches.items():
+        try:
+            column = np.asarray(values)
+        except ValueError:
+            column = np.zeros(())
+        if name in _OF_EVERY_BATCH or column.shape[:1] != (len(actions),):
+            raise ContractError(
+                f"policy {policy_id!r}: fetch {name!r} of compute_actions has shape {column.shape}, expected a "
+                f"first axis of {len(actions)}, one value for each observation, and a name that no column of "
+                "every batch has; return such an array, or leave it out"
+            )
+        columns[str(name)] = column.astype(object) if column.dtype.kind in "SUMm" else column
+    return columns
 
 
 def acts_in_compute_actions(policy: Policy) -> bool:
@@ -221,7 +154,7 @@ def decide(
             f"policy {policy_id!r}: the fetches of compute_actions are {type(fetches).__name__}, expected a dict; "
             "return {} where they are empty"
         )
-    return PolicyOutput(actions, before, states, fetches)
+    return actions, before, states, fetches
 
 
 @lru_cache(maxsize=256)
@@ -303,6 +236,7 @@ class CustomPolicyGroup(PolicyGroup):
             if uses_compute_actions is None
             else uses_compute_actions
         )
+        self._keeps_histories = any(self._uses_compute_actions)
         super().__init__(policy_ids, observation_space, shape, action_space.dtype if plain else object)
         self.policies = list(policies)
         self.action_space = action_space
@@ -337,19 +271,42 @@ class CustomPolicyGroup(PolicyGroup):
 
     def reset_buffer(self) -> None:
         super().reset_buffer()
-        if any(self._uses_compute_actions):
-            self.buffer = CustomPolicyBuffer(*self._columns)
+        # By slot, of running agent episodes and of the last one on each free slot.
+        self._histories: dict[int, AgentHistory] = {}
+
+    def start(self, start: tuple[int, ...], agent_id: Any) -> None:
+        super().start(start, agent_id)
+        if self._keeps_histories:
+            self._histories[start[0]] = AgentHistory()
+
+    def add_rows(self, block: PendingRows, obs: Any, rewards: Column, ready: Ready) -> Rows:
+        rows = super().add_rows(block, obs, rewards, ready)
+        if self._keeps_histories:
+            infos = block.of(ready.infos) if ready.infos else [_NO_INFO] * len(rewards)
+            waiting = [self._histories[slot] for slot in block.slots.tolist()]
+            for history, reward, info in zip(waiting, rewards.tolist(), infos, strict=True):
+                if history.acted:
+                    history.reward, history.early = history.early + reward, 0.0
+                else:
+                    # A reward before the first action counts as that action's, as in the batch.
+                    history.early = reward
+                history.info = info
+        return rows
 
     def carried_state(self) -> dict[str, Any]:
         state = super().carried_state()
-        if isinstance(self.buffer, CustomPolicyBuffer):
-            state["lives"] = self.buffer.histories_state(state["slot"].tolist())
+        if self._keeps_histories:
+            histories = [self._histories[slot] for slot in state["slot"].tolist()]
+            state["lives"] = [
+                [getattr(history, name) for name in AgentHistory.__slots__] for history in histories
+            ]
         return state
 
     def restore(self, state: Mapping[str, Any]) -> int:
         first = super().restore(state)
-        if isinstance(self.buffer, CustomPolicyBuffer):
-            self.buffer.restore_histories(state["slot"].tolist(), state["lives"])
+        if self._keeps_histories:
+            for slot, history in zip(state["slot"].tolist(), state["lives"], strict=True):
+                self._histories[slot] = AgentHistory() if history is None else AgentHistory(*history)
         return first
 
     def env_actions(self, actions: Column, which: int) -> Answers:
@@ -419,20 +376,17 @@ class CustomPolicyGroup(PolicyGroup):
         raise OutsideSpaceError(row, f"action: expected {space.dtype} of shape {space.shape}, got {got}")
 
     def record_actions(self, block: PendingRows, actions: Sequence[Any]) -> None:
-        if isinstance(self.buffer, CustomPolicyBuffer):
-            for history, action in zip(self._histories(block.slots), actions, strict=True):
+        if self._keeps_histories:
+            for slot, action in zip(block.slots.tolist(), actions, strict=True):
+                history = self._histories[slot]
                 history.acted, history.action = True, action
         super().record_actions(block, actions)
 
     def clone(self) -> CustomPolicyGroup:
         """Return a group of the same policy objects with an empty buffer."""
         return CustomPolicyGroup(
-            self.policy_ids,
-            self.policies,
-            self.observation_space,
-            self.action_space,
-            self._uses_compute_actions,
-        )
+            self.policy_ids, self.policies, self.observation_space, self.action_space, self._uses_compute_actions,
+        )  # fmt: skip
 
     def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor | None:
         """Return the preprocessor for the column `obs`, None where the space cannot be flattened."""
@@ -461,18 +415,13 @@ class CustomPolicyGroup(PolicyGroup):
             shown = [block.raw[place] for place in places.tolist()]
             whose = [episodes[place] for place in places.tolist()]
             if self._uses_compute_actions[index]:
-                histories = self._histories(block.slots[places])
-                decided = decide(
-                    self.policies[index],
-                    histories,
-                    shown,
-                    self.policy_ids[index],
-                    whose,
-                    explore,
+                histories = [self._histories[slot] for slot in block.slots[places].tolist()]
+                output = decide(
+                    self.policies[index], histories, shown, self.policy_ids[index], whose, explore,
                     int(env_steps.sum()),
-                )
-                chosen = decided.actions
-                self._keep(decided, block, places, self.policy_ids[index])
+                )  # fmt: skip
+                chosen = output[0]
+                self._keep(output, block, places, self.policy_ids[index])
             else:
                 chosen = self.policies[index].answer(shown, row_draws, explore, whose)
             if len(chosen) != len(places):
@@ -486,16 +435,17 @@ class CustomPolicyGroup(PolicyGroup):
         self.buffer.set_actions(block.rows, column)
         return self._env_ready(column if self._plain else answers, block.which)
 
-    def _keep(self, decided: PolicyOutput, block: PendingRows, places: Column, policy_id: str) -> None:
-        if decided.states_in or decided.fetches:
-            assert isinstance(self.buffer, CustomPolicyBuffer)
-            rows = block.rows
-            rows = np.arange(rows.start, rows.stop)[places] if isinstance(rows, slice) else rows[places]
-            self.buffer.keep(rows, decided.columns(policy_id), policy_id)
-
-    def _histories(self, slots: Column) -> list[AgentHistory]:
-        assert isinstance(self.buffer, CustomPolicyBuffer)
-        return [self.buffer.histories[slot] for slot in slots.tolist()]
+    def _keep(self, output: PolicyOutput, block: PendingRows, places: Column, policy_id: str) -> None:
+        rows = block.rows
+        rows = np.arange(rows.start, rows.stop)[places] if isinstance(rows, slice) else rows[places]
+        for name, values in _output_columns(output, policy_id).items():
+            have = self.buffer.columns_at(slice(0, 0), [name]).get(name, values)
+            if have.shape[1:] != values.shape[1:]:
+                raise ContractError(
+                    f"policy {policy_id!r}: {name!r} of compute_actions has rows of shape {values.shape[1:]}, expected "
+                    f"{have.shape[1:]} as before; return states and fetches of the same shapes in every call"
+                )
+            self.buffer.mark(name, rows, values)
 
     def _as_column(self, answers: list[Any], block: PendingRows) -> Column:
         """Return the actions as one array; the error names the policy."""

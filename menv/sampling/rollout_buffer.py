@@ -162,12 +162,14 @@ class RolloutBuffer:
 
     def mark(self, name: str, rows: Rows, values: Any) -> None:
         """Write `values` [R, ...], or one for all, into an optional column."""
-        if name not in self._columns:
-            kind = np.asarray(values)
+        kind, have = np.asarray(values), self._columns.get(name)
+        if have is None:
             room = (len(self._columns["slots"]), *kind.shape[1:])
             self._marks[name] = _ABSENT[kind.dtype.kind]
             self._columns[name] = np.full(room, self._marks[name], kind.dtype)
             self._released = (*self._released, name)
+        elif not np.can_cast(kind.dtype, have.dtype, "same_kind"):
+            self._columns[name] = have.astype(np.result_type(have.dtype, kind.dtype))
         self._columns[name][rows] = values
 
     def set_env_t(self, rows: Rows, env_steps: Column) -> None:
