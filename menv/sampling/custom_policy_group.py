@@ -42,7 +42,7 @@ _OF_EVERY_BATCH = {
 }  # fmt: skip
 """Reserved columns, which no fetch may replace."""
 
-PolicyOutput: TypeAlias = tuple[Sequence[Any], list[Column], list[Column], Mapping[str, Any]]
+CustomOutput: TypeAlias = tuple[Sequence[Any], list[Column], list[Column], Mapping[str, Any]]
 """R actions, the parts [R, ...] of the states before and after, and the fetches."""
 
 
@@ -67,7 +67,7 @@ class AgentHistory:
     states: list[Any] = field(default_factory=list)
 
 
-def _output_columns(output: PolicyOutput, policy_id: str) -> dict[str, Column]:
+def _output_columns(output: CustomOutput, policy_id: str) -> dict[str, Column]:
     """Return the states and fetches as columns of a batch, [R, ...] each."""
     actions, before, after, fetches = output
     columns = {f"state_in_{number}": part for number, part in enumerate(before)}
@@ -105,7 +105,7 @@ def decide(
     episodes: Any = None,
     explore: bool | None = None,
     timestep: int | None = None,
-) -> PolicyOutput:
+) -> CustomOutput:
     """Call `compute_actions` for R agents and update their histories.
 
     Raises:
@@ -435,7 +435,7 @@ class CustomPolicyGroup(PolicyGroup):
         self.buffer.set_actions(block.rows, column)
         return self._env_ready(column if self._plain else answers, block.which)
 
-    def _keep(self, output: PolicyOutput, block: PendingRows, places: Column, policy_id: str) -> None:
+    def _keep(self, output: CustomOutput, block: PendingRows, places: Column, policy_id: str) -> None:
         rows = block.rows
         rows = np.arange(rows.start, rows.stop)[places] if isinstance(rows, slice) else rows[places]
         for name, values in _output_columns(output, policy_id).items():

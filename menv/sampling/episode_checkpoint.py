@@ -1,15 +1,14 @@
 """Checkpoints of running episodes: the sampler stores them between two fragments and resumes them in another process.
 
-An episode is its seed and actions (`EpisodeRecorder`), from which `menv.adapters` replays it, plus the carried row of
+An episode is its seed and actions, from which `menv.adapters` replays it, plus the carried row of
 each agent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,37 +30,34 @@ _ROWS = 65_536
 LONGEST = 200_000
 """Rows of an episode; a longer one is not kept, because replaying it would take too long."""
 
-
-class RecordedActions(NamedTuple):
-    """The actions [N, ...] of S trajectory chunks of one policy group; `turn` [S] orders the chunks of an agent."""
-
-    group: int
-    eps_id: Column
-    agent_index: Column
-    lengths: Column
-    turn: Column
-    actions: Column
-
-    def of(self, episodes: Column) -> RecordedActions:
-        """Return the chunks of some episodes."""
-        mine = np.isin(self.eps_id, episodes)
-        rows = np.repeat(mine, self.lengths)
-        return RecordedActions(
-            self.group, self.eps_id[mine], self.agent_index[mine], self.lengths[mine], self.turn[mine],
-            self.actions[rows],
-        )  # fmt: skip
+Tree = dict[str, Any]
 
 
-class EpisodeRecorder:
-    """The actions of the running episodes, one array copy per policy and fragment.
+class EpisodeCheckpoint:
+    """Records the actions of one sampler's running episodes, stores these episodes, and continues those of another.
+
+    An episode that does not fit is dropped.
 
     Attributes:
         rows: The number of recorded rows.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        env: CreatedEnvs,
+        groups: Sequence[PolicyGroup],
+        table: TrajectoryTable,
+        tracker: EpisodeTracker,
+        loop: RolloutLoop,
+    ) -> None:
         self.rows = 0
-        self._entries: list[RecordedActions] = []
+        self._env = env
+        self._groups = groups
+        self._table = table
+        self._tracker = tracker
+        self._loop = loop
+        # Of each batch: the episode, agent, length and turn of its chunks, and the actions of its rows.
+        self._recorded: list[tuple[Column, ...]] = []
         self._next = _ROWS
         self._too_long: set[int] = set()
 
@@ -70,98 +66,61 @@ class EpisodeRecorder:
         """Whether it is time to call `keep_only`."""
         return self.rows > self._next
 
-    def record(self, group: int, batch: SampleBatch) -> None:
+    def record(self, batch: SampleBatch) -> None:
         """Record a policy's rows of a fragment."""
-        chunks = batch.segments
-        actions = batch[SampleBatch.ACTIONS].copy()
-        parts = (chunks.eps_id, chunks.agent_index, chunks.lengths, chunks.unroll_id)
-        self._entries.append(RecordedActions(group, *parts, actions))
+        chunks, actions = batch.segments, batch[SampleBatch.ACTIONS].copy()
+        self._recorded.append((chunks.eps_id, chunks.agent_index, chunks.lengths, chunks.unroll_id, actions))
         self.rows += len(actions)
 
     def keep_only(self, episodes: Collection[int]) -> None:
-        """Drop all episodes except the running ones."""
+        """Drop all episodes except the running ones, and those of the running ones that are too long."""
+        if self._recorded:
+            eps_id, _, lengths, *_ = zip(*self._recorded, strict=True)
+            ids, places = np.unique(np.concatenate(eps_id), return_inverse=True)
+            self._too_long |= set(ids[np.bincount(places, np.concatenate(lengths)) > LONGEST].tolist())
         self._too_long &= set(episodes)
-        self._shorten(episodes)
-        rows: dict[int, int] = {}
-        for entry in self._entries:
-            for eps_id, length in zip(entry.eps_id.tolist(), entry.lengths.tolist(), strict=True):
-                rows[eps_id] = rows.get(eps_id, 0) + length
-        self._too_long |= {eps_id for eps_id, count in rows.items() if count > LONGEST}
-        if self._too_long:
-            self._shorten(episodes)
+        wanted = np.array(sorted(set(episodes) - self._too_long), np.int64)
+        recorded, self._recorded, self.rows = self._recorded, [], 0
+        for *chunks, actions in recorded:
+            mine = np.isin(chunks[0], wanted)
+            if mine.any():
+                kept = actions if mine.all() else actions[np.repeat(mine, chunks[2])]
+                self._recorded.append((*(column[mine] for column in chunks), kept))
+                self.rows += len(kept)
         # The threshold doubles, so that the cost per row stays small.
         self._next = _ROWS + 2 * self.rows
 
-    def actions_of(self, episode: int) -> dict[int, list[Column]] | None:
-        """Return each agent's actions in order, by its number; None for an episode that was too long.
+    def actions_of(self, episodes: Collection[int]) -> dict[int, dict[int, Column]]:
+        """Return each agent's actions in order, by episode and the agent's number, of running episodes.
 
-        Call `keep_only` first, because every call searches all recorded rows.
+        Other episodes are dropped; episodes that are too long have no entry.
         """
-        if episode in self._too_long:
-            return None
-        found: dict[int, list[tuple[int, Column]]] = {}
-        for entry in self._entries:
-            if episode not in entry.eps_id:
-                continue
-            ends = np.cumsum(entry.lengths)
-            for chunk in np.flatnonzero(entry.eps_id == episode).tolist():
-                part = entry.actions[ends[chunk] - entry.lengths[chunk] : ends[chunk]]
-                found.setdefault(int(entry.agent_index[chunk]), []).append((int(entry.turn[chunk]), part))
+        self.keep_only(episodes)
+        found: dict[int, dict[int, list[tuple[int, Column]]]] = {
+            episode: {} for episode in episodes if episode not in self._too_long
+        }
+        for *chunks, actions in self._recorded:
+            stop = 0
+            for episode, agent, length, turn in zip(*(column.tolist() for column in chunks), strict=True):
+                stop += length
+                found[episode].setdefault(agent, []).append((turn, actions[stop - length : stop]))
         # Chunks that are excluded from training come from another batch.
         return {
-            agent: [part for _, part in sorted(parts, key=itemgetter(0))] for agent, parts in found.items()
+            episode: {
+                agent: np.concatenate([part for _, part in sorted(parts, key=itemgetter(0))])
+                for agent, parts in by_agent.items()
+            }
+            for episode, by_agent in found.items()
         }
 
-    def restore(self, group: int, episode: int, agent_index: int, actions: Column) -> None:
-        """Record an agent's earlier actions in an episode from a checkpoint."""
-        one = np.ones(1, np.int64)
-        self._entries.append(
-            RecordedActions(group, one * episode, one * agent_index, one * len(actions), -one, actions)
-        )
-        self.rows += len(actions)
-
-    def _shorten(self, episodes: Collection[int]) -> None:
-        """Keep the chunks of some episodes and join them by group."""
-        wanted = np.array(sorted(set(episodes) - self._too_long), np.int64)
-        parts = [part for part in (entry.of(wanted) for entry in self._entries) if len(part.lengths)]
-        joined = []
-        for group in sorted({part.group for part in parts}):
-            mine = [part for part in parts if part.group == group]
-            joined.append(
-                RecordedActions(
-                    group, *(np.concatenate(columns) for columns in list(zip(*mine, strict=True))[1:])
-                )
-            )
-        self._entries = joined
-        self.rows = sum(len(entry.actions) for entry in joined)
-
-
-Tree = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeCheckpoint:
-    """Stores the running episodes of one sampler, and continues the episodes of another.
-
-    An episode that does not fit is dropped.
-    """
-
-    env: CreatedEnvs
-    policy_map: PolicyMap
-    groups: Sequence[PolicyGroup]
-    table: TrajectoryTable
-    tracker: EpisodeTracker
-    rows: RolloutLoop
-    recorder: EpisodeRecorder
-
-    def state(self) -> Tree:
+    def state(self, policy_map: PolicyMap) -> Tree:
         """Return the episodes that can be replayed, their rows and all seats; {} if the seats cannot be stored."""
-        seats = list(self.env.seats), list(self.env.free_slots)
+        seats = list(self._env.seats), list(self._env.free_slots)
         if not is_plain(seats):
             return {}
-        self.recorder.keep_only(self.tracker.running_ids)
-        rows = [self._rows_of(number) for number in range(len(self.groups))]
-        found = [self._recorded(index, rows) for index in range(self.env.num_envs)]
+        actions = self.actions_of(self._tracker.running_ids)
+        rows = [self._rows_of(number) for number in range(len(self._groups))]
+        found = [self._episode(index, rows, actions, policy_map) for index in range(self._env.num_envs)]
         episodes = [episode for episode in found if episode is not None]
         written = {episode["env_index"] for episode in episodes}
         kept = [_of_envs(part, written) for part in rows]
@@ -172,40 +131,45 @@ class EpisodeCheckpoint:
         ]
         return {"episodes": parted[0], "remembering": parted[1], "rows": kept, "seats": seats}
 
-    def restore(self, env_steps: Column, tree: Mapping[str, Any] | None) -> int:
+    def restore(self, policy_map: PolicyMap, env_steps: Column, tree: Mapping[str, Any] | None) -> int:
         """Resume the sub-environments at these env steps [E], with the episodes of a checkpoint that fit.
 
         `tree` is None where the sub-environments were others. Returns the number of episodes that continue.
         """
-        episodes = {} if tree is None else self._fitting(tree)
+        episodes = {} if tree is None else self._fitting(tree, policy_map)
         recorded = {index: self._replay(one) for index, one in episodes.items()}
         seats = tree["seats"] if tree is not None and recorded else ([], [])
-        fresh = self.env.resume(env_steps, recorded, seats)
+        fresh = self._env.resume(env_steps, recorded, seats)
         resumed = {index: one for index, one in episodes.items() if index not in fresh}
         for index, one in resumed.items():
             self._begin(index, one, env_steps)
         waiting: list[tuple[int, int, Tree]] = []
         for part in () if tree is None else tree["rows"]:
             waiting += self._restore_rows(_of_envs(part, resumed))
-        self.rows.restore(env_steps.copy(), self.env.seats, waiting)
+        self._loop.restore(env_steps.copy(), self._env.seats, waiting)
         return len(resumed)
 
     def _rows_of(self, number: int) -> Tree:
-        part = self.groups[number].carried_state()
+        part = self._groups[number].carried_state()
         slots = part["slot"]
-        return part | {"returns": self.table.returns[slots], **self.rows.state(number, slots)}
+        return part | {"returns": self._table.returns[slots], **self._loop.state(number, slots)}
 
-    def _recorded(self, index: int, rows: Sequence[Tree]) -> Tree | None:
+    def _episode(
+        self,
+        index: int,
+        rows: Sequence[Tree],
+        actions: Mapping[int, Mapping[int, Column]],
+        policy_map: PolicyMap,
+    ) -> Tree | None:
         """Return the checkpoint of a running episode, None if it cannot be stored completely."""
-        env, tracker = self.env, self.tracker
+        env, tracker = self._env, self._tracker
         episode, shown = tracker.running.get(index), env.shown(index)
-        if episode is None or shown is None or not tracker.keeps_policies(index, self.policy_map):
+        if episode is None or shown is None or not tracker.keeps_policies(index, policy_map):
             return None
         groups = {tracker.locate_policy(policy)[0] for policy, _ in episode.seats().values()}
-        if not all(self.groups[number].can_replay for number in groups):
+        if not all(self._groups[number].can_replay for number in groups):
             return None
-        done = self.recorder.actions_of(episode.episode_id)
-        if done is None:
+        if episode.episode_id not in actions:
             return None
         own = [_of_envs(part, [index]) for part in rows]
         tree = {
@@ -215,24 +179,23 @@ class EpisodeCheckpoint:
             "seed": env.episode_seed(index),
             "slots": dict(env.slots_of(index)),
             "shown": shown,
-            "actions": {number: np.concatenate(parts) for number, parts in done.items()},
+            "actions": actions[episode.episode_id],
             "last": _last_actions(own),
             "episode": episode.state(),
         }
         return tree if is_plain([tree, own]) else None
 
-    def _fitting(self, tree: Mapping[str, Any]) -> dict[int, Tree]:
+    def _fitting(self, tree: Mapping[str, Any], policy_map: PolicyMap) -> dict[int, Tree]:
         """Return the episodes whose policies and rows fit, by env index."""
-        specs = self.policy_map.specs
         episodes = {
             episode["env_index"]: episode
             for episode in [*tree["episodes"], *tree.get("remembering", ())]
-            if all(policy in specs for policy, _ in episode["episode"]["policies"].values())
+            if all(policy in policy_map.specs for policy, _ in episode["episode"]["policies"].values())
         }
         for part in tree["rows"]:
             for place, index in enumerate(part["env_index"].tolist()):
                 if index in episodes:
-                    home = self.groups[self.tracker.locate_policy(part["policy"][place])[0]]
+                    home = self._groups[self._tracker.locate_policy(part["policy"][place])[0]]
                     if not home.buffer.fits(part["columns"]):
                         del episodes[index]
         return episodes
@@ -240,34 +203,35 @@ class EpisodeCheckpoint:
     def _replay(self, episode: Tree) -> EpisodeReplay:
         actions: dict[AgentId, Iterator[Any]] = {}
         for agent, (policy, number) in episode["episode"]["policies"].items():
-            home, which = self.tracker.locate_policy(policy)[:2]
+            home, which = self._tracker.locate_policy(policy)[:2]
             parts = [part[number] for part in (episode["actions"], episode["last"]) if number in part]
-            group = self.groups[home]
+            group = self._groups[home]
             actions[agent] = iter(group.env_actions(np.concatenate(parts), which) if parts else ())
         fields = {name: episode[name] for name in ("start", "stop", "seed", "slots", "shown")}
         return EpisodeReplay(actions=actions, **fields)
 
     def _begin(self, index: int, one: Tree, env_steps: Column) -> None:
         episode = Episode.from_state(index, one["episode"])
-        self.tracker.restore_episode(episode, one["start"], env_steps)
-        policies = {number: policy for policy, number in episode.seats().values()}
+        self._tracker.restore_episode(episode, one["start"], env_steps)
         for number, actions in one["actions"].items():
-            home = self.tracker.locate_policy(policies[number])[0]
-            self.recorder.restore(home, episode.episode_id, number, actions)
+            # These are earlier than all chunks that follow.
+            chunk = (episode.episode_id, number, len(actions), -1)
+            self._recorded.append((*(np.array([field], np.int64) for field in chunk), actions))
+            self.rows += len(actions)
 
     def _restore_rows(self, part: Tree) -> Iterator[tuple[int, int, Tree]]:
         """Restore a stored group's rows in the groups that have their policies now.
 
         Yields the index of each group, the position of its first row, and its rows.
         """
-        located = [self.tracker.locate_policy(policy) for policy in part["policy"]]
+        located = [self._tracker.locate_policy(policy) for policy in part["policy"]]
         numbers = np.array([number for number, _ in located], np.int64)
         for number in np.unique(numbers).tolist():
             mine = _select(part, numbers == number)
-            self.tracker.restore_slots(mine["slot"], mine["policy"], mine["env_index"], mine["agent_id"])
-            self.table.returns[mine["slot"]] = mine["returns"]
+            self._tracker.restore_slots(mine["slot"], mine["policy"], mine["env_index"], mine["agent_id"])
+            self._table.returns[mine["slot"]] = mine["returns"]
             mine["policy"] = np.array([index for _, index in located], np.int64)[numbers == number]
-            yield number, self.groups[number].restore(mine), mine
+            yield number, self._groups[number].restore(mine), mine
 
 
 def _last_actions(parts: Sequence[Tree]) -> dict[int, Any]:

@@ -26,7 +26,7 @@ from menv.policy_map import PolicyMap
 from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.callback_runner import CallbackRunner
 from menv.sampling.digest import Digest
-from menv.sampling.episode_checkpoint import EpisodeCheckpoint, EpisodeRecorder
+from menv.sampling.episode_checkpoint import EpisodeCheckpoint
 from menv.sampling.episode_tracker import EpisodeTracker
 from menv.sampling.external_trajectories import ExternalTrajectoryWriter
 from menv.sampling.fragment_limit import FragmentLimit
@@ -66,7 +66,6 @@ class Sampler:
         use_vector_loop: False always uses the general loop, which records episodes one by one.
         policies: The policy objects by id, for callbacks and `observation_fn`.
         digest: A hash of all rows released so far.
-        recorder: The actions of the running episodes, for checkpoints.
         external_writer: Writes trajectories that external clients collected.
         timers: Seconds spent in environments and policies.
         idle: Whether the last fragment is not full because no client called for `idle_timeout` seconds.
@@ -99,7 +98,6 @@ class Sampler:
         self.explore = self.use_vector_loop = True
         self.policies: Mapping[str, Policy] = {}
         self.digest, self.timers = Digest(), Timers()
-        self.recorder = EpisodeRecorder()
         self.env_steps = 0
         self.untrained: list[tuple[str, SampleBatch]] = []
         self.idle = self.polled = False
@@ -118,6 +116,12 @@ class Sampler:
             base_env, self._groups, limit, self._table, self._tracker, self._callbacks, self.external_writer,
             self._observation_fn, self.timers,
         )  # fmt: skip
+        # Stores and replays running episodes; None for environments that menv did not create.
+        self._checkpoint = (
+            EpisodeCheckpoint(base_env, self._groups, self._table, self._tracker, self._loop)
+            if isinstance(base_env, CreatedEnvs)
+            else None
+        )
         self._vector_loop: VectorRolloutLoop | None = None
         self._sync_loop: SyncVectorLoop | None = None
         self._next_unroll_id = 0
@@ -218,13 +222,14 @@ class Sampler:
         self.untrained = []
         batches: dict[str, SampleBatch] = {}
         excluded: list[SampleBatch] = []
-        for number, group in enumerate(self._groups):
+        checkpoint = self._checkpoint
+        for group in self._groups:
             closed = group.close()
             for reward in group.buffer.unclaimed_rewards:
                 self.metrics.add_unclaimed(reward)
-            if self._vector_loop is None and not self.base_env.external:
+            if checkpoint is not None:
                 for batch in (*closed.values(), *(batch for _, batch in group.untrained)):
-                    self.recorder.record(number, batch)
+                    checkpoint.record(batch)
             if self._callbacks.keeps:
                 self.untrained += group.untrained
             excluded += [batch for _, batch in group.untrained]
@@ -235,8 +240,8 @@ class Sampler:
         batches, env_steps = self._holdback.release(batches, env_steps, excluded)
         if self._sync_loop is not None:
             self._sync_loop.fragment_closed(self.metrics)
-        if self.recorder.full:
-            self.recorder.keep_only((self._sync_loop or self._tracker).running_ids)
+        if checkpoint is not None and checkpoint.full:
+            checkpoint.keep_only((self._sync_loop or self._tracker).running_ids)
         for batch in batches.values():
             self.digest.take(batch)
             chunks = len(batch.segments.lengths)
@@ -339,8 +344,8 @@ class Sampler:
                 "save: a fragment is being sampled, expected to stand between two; call it after train() or sample(), "
                 "or in on_train_result"
             )
-        tree, checkpoint = self.state_without_episodes(), self._episode_checkpoint()
-        return tree | checkpoint.state() if checkpoint is not None and self.polled else tree
+        tree, checkpoint = self.state_without_episodes(), self._checkpoint
+        return tree | checkpoint.state(self.policy_map) if checkpoint is not None and self.polled else tree
 
     def state_without_episodes(self) -> Tree:
         """Return the state without running episodes; works in the middle of a fragment, too."""
@@ -380,16 +385,8 @@ class Sampler:
         if isinstance(env, LockstepEnvs | InnerEnvs):
             env.start_from(steps)
             self._loop.env_steps = steps
-        lost, checkpoint = int(tree["running"]), self._episode_checkpoint()
-        if checkpoint is not None:
-            lost -= checkpoint.restore(steps, tree if same else None)
+        lost = int(tree["running"])
+        if self._checkpoint is not None:
+            lost -= self._checkpoint.restore(self.policy_map, steps, tree if same else None)
             self.polled = True
         return lost
-
-    def _episode_checkpoint(self) -> EpisodeCheckpoint | None:
-        """Return what stores and replays running episodes, None for environments that menv did not create."""
-        if not isinstance(self.base_env, CreatedEnvs):
-            return None
-        return EpisodeCheckpoint(
-            self.base_env, self.policy_map, self._groups, self._table, self._tracker, self._loop, self.recorder
-        )  # fmt: skip
