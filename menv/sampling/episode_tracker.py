@@ -261,10 +261,9 @@ class EpisodeTracker:
         """Return a key that sorts events of numbered sub-environments by time."""
         return env_steps, self._first_index + env_index
 
-    def life_keys(self, num_envs: int) -> Column:
-        """Return the keys [E] of agent episodes in sub-environments of one agent each."""
-        keys = [self.agent_key(index, SINGLE_AGENT) >> 1 for index in range(num_envs)]
-        return np.array(keys, np.int64)
+    def agent_keys(self, num_envs: int) -> rng.Keys:
+        """Return the keys [E] of the random draws of agents in sub-environments of one agent each."""
+        return np.array([self.agent_key(index, SINGLE_AGENT) for index in range(num_envs)], np.uint64)
 
     def all_use(self, policy_id: str) -> bool:
         """Return whether this is the only policy of all running episodes."""

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from menv.base_env import Column, EpisodeEnd
 from menv.errors import ContractError
+from menv.sample_batch import SampleBatch
 
 Flags = npt.NDArray[np.bool_]
 
@@ -89,8 +90,7 @@ class FragmentLimit:
 
     def closed(self, env_steps: Column) -> Flags | None:
         """Return [E] True where a sub-environment's share is full, None if there is none."""
-        if len(env_steps) != len(self._target):
-            self._widen(env_steps)
+        self._make_room(len(env_steps))
         if self._lockstep:
             steps = self._rows.sum() if self._by_rows else (env_steps - self._target).sum()
             goal = self.length * len(env_steps) if self._by_rows else 0
@@ -116,13 +116,15 @@ class FragmentLimit:
                 'environment, or use "truncate_episodes"'
             )
 
-    def _widen(self, env_steps: Column) -> None:
-        more = len(env_steps) - len(self._target)
-        self._target = np.concatenate((self._target, np.full(more, self.length)))
-        self._rows = np.concatenate((self._rows, np.zeros(more, np.int64)))
-        self._boundary = np.concatenate((self._boundary, np.ones(more, np.bool_)))
-        self._seen = np.concatenate((self._seen, np.zeros(more, np.int64)))
-        self._asked = np.concatenate((self._asked, np.full(more, -1)))
+    def _make_room(self, num_envs: int) -> None:
+        """Make room for new sub-environments."""
+        if num_envs <= len(self._boundary):
+            return
+        fills = ("_target", self.length), ("_rows", 0), ("_boundary", True), ("_seen", 0), ("_asked", -1)
+        for name, value in fills:
+            column = getattr(self, name)
+            more = np.full(max(0, num_envs - len(column)), value, column.dtype)
+            setattr(self, name, np.concatenate((column, more)))
 
 
 class ExternalFragmentLimit(FragmentLimit):
@@ -171,19 +173,13 @@ class ExternalFragmentLimit(FragmentLimit):
             return np.ones(len(env_steps), np.bool_)
         return self._boundary.copy()
 
-    def _make_room(self, num_envs: int) -> None:
-        if num_envs <= len(self._boundary):
-            return
-        for name, value in (("_rows", 0), ("_boundary", True), ("_seen", 0), ("_asked", -1)):
-            column = getattr(self, name)
-            more = np.full(max(0, num_envs - len(column)), value, column.dtype)
-            setattr(self, name, np.concatenate((column, more)))
-
 
 class WholeEpisodeLimit(FragmentLimit):
     """The limit for complete episodes of lockstep environments, `length` env steps per sub-environment.
 
-    A fragment is full when the episodes that ended in it have that many env steps, all sub-environments together.
+    A fragment is full when the episodes that ended in it have that many env steps, all sub-environments together. Such
+    environments cannot wait at the end of an episode, so the rows of running episodes are held back by policy. Each
+    sub-environment has one agent, so a trajectory is an episode.
     """
 
     def __init__(self, length: int) -> None:
@@ -191,15 +187,12 @@ class WholeEpisodeLimit(FragmentLimit):
         # [E] env steps at the start of the running episodes.
         self._since: Column = np.zeros(0, np.int64)
         self._over = 0
+        self._kept: dict[str, SampleBatch] = {}
 
     def begin(self, env_steps: Column) -> None:
         self._over = 0
         if len(env_steps) != len(self._since):
             self._since = env_steps.copy()
-
-    def forget_episodes(self) -> None:
-        """Forget the running episodes; other ones begin with the next fragment."""
-        self._since = self._since[:0]
 
     def end_episodes(self, ends: Sequence[EpisodeEnd]) -> None:
         for end in ends:
@@ -224,3 +217,63 @@ class WholeEpisodeLimit(FragmentLimit):
                 'use "truncate_episodes"'
             )
         return None
+
+    @property
+    def held_rewards(self) -> float:
+        """The rewards of the rows that are held back."""
+        return float(sum(batch[SampleBatch.REWARDS].sum() for batch in self._kept.values()))
+
+    def release(
+        self, closed: dict[str, SampleBatch], excluded: Sequence[SampleBatch]
+    ) -> tuple[dict[str, SampleBatch], int]:
+        """Return the rows of all episodes that ended, each in one chunk, and their env steps; keep the others.
+
+        `closed` are the rows of a fragment by policy, `excluded` its rows that are excluded from training; earlier rows
+        of their episodes are dropped.
+        """
+        released, dropped = {}, sum(batch.count for batch in excluded)
+        for policy_id, batch in self._kept.items() if excluded else ():
+            gone = np.concatenate([one.segments.eps_id for one in excluded])
+            kept = _in_order(batch, np.flatnonzero(~np.isin(batch.segments.eps_id, gone)))
+            dropped += batch.count - kept.count
+            self._kept[policy_id] = kept
+        for policy_id in dict.fromkeys((*self._kept, *closed)):
+            parts = [rows[policy_id] for rows in (self._kept, closed) if policy_id in rows]
+            batch = SampleBatch.concat_samples(parts)
+            chunks = batch.segments
+            over = np.isin(chunks.eps_id, chunks.eps_id[_ended(batch)])
+            released[policy_id] = _in_order(batch, np.flatnonzero(over))
+            self._kept[policy_id] = _in_order(batch, np.flatnonzero(~over))
+        released = {policy_id: batch for policy_id, batch in released.items() if batch.count}
+        return released, dropped + sum(batch.count for batch in released.values())
+
+    def truncate(self) -> None:
+        """Mark the running episodes as truncated after their last rows; other ones begin with the next fragment."""
+        self._since = self._since[:0]
+        for batch in self._kept.values():
+            batch[SampleBatch.TRUNCATEDS][batch.segments.ends - 1] = True
+
+    def drop(self, policy_id: str) -> None:
+        """Drop the rows of a policy that is removed."""
+        self._kept.pop(policy_id, None)
+
+
+def _ended(batch: SampleBatch) -> Flags:
+    """Return [S] True where a chunk is the last one of its episode."""
+    last = batch.segments.ends - 1
+    flags: Flags = batch[SampleBatch.TERMINATEDS][last] | batch[SampleBatch.TRUNCATEDS][last]
+    return flags
+
+
+def _in_order(batch: SampleBatch, which: npt.NDArray[np.int64]) -> SampleBatch:
+    """Return some chunks, those of one sub-environment joined."""
+    chunks = batch.segments
+    # The kept chunk of a sub-environment comes first, then its continuation.
+    which = which[np.argsort(chunks.env_id[which], kind="stable")]
+    lengths = chunks.lengths[which]
+    before = np.cumsum(lengths) - lengths
+    found = batch.take(np.repeat(chunks.starts[which] - before, lengths) + np.arange(int(lengths.sum())))
+    # The sampler assigns the final ids.
+    found.segments.unroll_id = found.segments.eps_id
+    found.segments = found.segments.joined()
+    return found

@@ -29,13 +29,12 @@ from menv.sampling.digest import Digest
 from menv.sampling.episode_checkpoint import EpisodeCheckpoint
 from menv.sampling.episode_tracker import EpisodeTracker
 from menv.sampling.external_trajectories import ExternalTrajectoryWriter
-from menv.sampling.fragment_limit import FragmentLimit
+from menv.sampling.fragment_limit import FragmentLimit, WholeEpisodeLimit
 from menv.sampling.network_policy_group import NetworkPolicyGroup
 from menv.sampling.observation_fn import Fn, ObservationFn
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.rollout_loop import RolloutLoop
 from menv.sampling.vector_loop import (
-    EpisodeHoldback,
     SyncVectorLoop,
     VectorRolloutLoop,
     sync_vector_loop,
@@ -103,7 +102,8 @@ class Sampler:
         self.idle = self.polled = False
         self._groups = list(groups)
         self._limit = limit
-        self._holdback = EpisodeHoldback(limit)
+        # Where the rows of running episodes are held back.
+        self._whole = limit if isinstance(limit, WholeEpisodeLimit) else None
         self._table = TrajectoryTable()
         self._callbacks = CallbackRunner(callbacks or DefaultCallbacks(), self, self.metrics)
         self._tracker = EpisodeTracker(
@@ -195,7 +195,7 @@ class Sampler:
         steps = self._sync_loop.env_steps
         self._loop.lend(steps)
         wanted = self._limit.vector_steps_left(steps)
-        done = self._sync_loop.sample(wanted, self.explore)
+        done = self._sync_loop.take_steps(wanted, self.explore)
         self.agent_steps += min(done + 1, wanted) * len(steps)
         if done < wanted:
             self.leave_vector_loop()
@@ -207,14 +207,15 @@ class Sampler:
         loop, self._sync_loop = self._sync_loop, None
         if loop is not None:
             loop.record(self.metrics)
-            self._loop.take_back(loop.leave())
+            self._loop.take_back(loop.hand_back())
 
     def _leave_lockstep_loop(self) -> None:
         """Use the general loop from now on; the running episodes are truncated."""
         assert self._vector_loop is not None
         self._loop.env_steps = self._vector_loop.leave()
         self._vector_loop, self.polled = None, False
-        self._holdback.truncate()
+        if self._whole is not None:
+            self._whole.truncate()
 
     def _close(self, env_steps: int) -> MultiAgentBatch:
         """Close every group's buffer and return the released batches."""
@@ -234,23 +235,27 @@ class Sampler:
                 self.untrained += group.untrained
             excluded += [batch for _, batch in group.untrained]
             group.untrained = ()
-            if not self._holdback.active:
+            if self._whole is None:
                 self._callbacks.count_excluded_late(group.buffer.excluded_late)
-            batches.update(group.add_dist_inputs(closed) if self._holdback.active else closed)
-        batches, env_steps = self._holdback.release(batches, env_steps, excluded)
+            batches.update(closed if self._whole is None else group.add_dist_inputs(closed))
+        if self._whole is not None:
+            batches, env_steps = self._whole.release(batches, excluded)
         if self._sync_loop is not None:
             self._sync_loop.fragment_closed(self.metrics)
         if checkpoint is not None and checkpoint.full:
             checkpoint.keep_only((self._sync_loop or self._tracker).running_ids)
+        self._loop.fragment_closed()
+        self.external_writer.fragment_closed()
+        return MultiAgentBatch(self._numbered(batches), env_steps)
+
+    def _numbered(self, batches: Mapping[str, SampleBatch]) -> dict[str, SampleBatch]:
+        """Return released batches in the order of the policies, after adding them to the digest."""
         for batch in batches.values():
             self.digest.take(batch)
             chunks = len(batch.segments.lengths)
             batch.segments.unroll_id = np.arange(self._next_unroll_id, self._next_unroll_id + chunks)
             self._next_unroll_id += chunks
-        self._loop.fragment_closed()
-        self.external_writer.fragment_closed()
-        ordered = {policy: batches[policy] for policy in self.policy_map.specs if policy in batches}
-        return MultiAgentBatch(ordered, env_steps)
+        return {policy: batches[policy] for policy in self.policy_map.specs if policy in batches}
 
     def finish(self, batch: MultiAgentBatch) -> None:
         """Run the callbacks of a fragment, after values and advantages were added."""
@@ -277,7 +282,8 @@ class Sampler:
         for group in self._groups:
             if policy_id in group.policy_ids:
                 group.retire(policy_id)
-        self._holdback.drop(policy_id)
+        if self._whole is not None:
+            self._whole.drop(policy_id)
 
     def keep_episodes(self) -> None:
         """Keep the episodes of each fragment from now on, and add the columns `env_t` and `next_env_t` to batches.
@@ -325,7 +331,8 @@ class Sampler:
         """Return the rewards that wait for their row, or for that row's action."""
         in_env = sum(sum(by_agent.values()) for by_agent in self.base_env.held_rewards().values())
         in_buffers = sum(group.buffer.held_rewards() for group in self._groups)
-        return float(in_env + in_buffers + self._holdback.held_rewards)
+        held_back = 0.0 if self._whole is None else self._whole.held_rewards
+        return float(in_env + in_buffers + held_back)
 
     def state(self) -> Tree:
         """Return the state between two fragments as a plain tree.

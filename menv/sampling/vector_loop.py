@@ -7,12 +7,10 @@ anything. Rows, random draws and episodes are the same as in `menv.sampling.roll
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from menv.adapters.gym import GymEnvs
 from menv.adapters.lockstep import LockstepEnvs
@@ -20,17 +18,16 @@ from menv.base_env import SINGLE_AGENT, BaseEnv, Column, VectorStep
 from menv.inference.action_sampler import AHEAD, TrajectoryTable
 from menv.inference.backend import FixedBatchRunner
 from menv.metrics import Metrics, Timers, When
-from menv.sample_batch import SampleBatch
 from menv.sampling.episode_tracker import EpisodeTracker
-from menv.sampling.fragment_limit import Flags, FragmentLimit, WholeEpisodeLimit
+from menv.sampling.fragment_limit import FragmentLimit, WholeEpisodeLimit
 from menv.sampling.network_policy_group import NetworkPolicyGroup
 from menv.sampling.policy_group import PendingRows, PolicyGroup, outside_space_error
 from menv.sampling.vector_rollout_buffer import VectorRolloutBuffer
 from menv.spaces import OutsideSpaceError
 
 
-class VectorStepper:
-    """Acts for vector steps with one policy and stores them in the buffer; the base of both loops.
+class VectorRolloutLoop:
+    """Collects fragments from one lockstep environment, which has not been polled, with one policy.
 
     Attributes:
         env_steps: [E] env steps of each sub-environment, the array that the environment itself counts in.
@@ -38,14 +35,15 @@ class VectorStepper:
 
     def __init__(
         self,
-        env_steps: Column,
+        env: Any,
         group: NetworkPolicyGroup,
         policy: int,
         table: TrajectoryTable,
         buffer: VectorRolloutBuffer,
         timers: Timers,
     ) -> None:
-        self.env_steps = env_steps
+        self._env = env
+        self.env_steps: Column = env.env_steps
         self._group = group
         self._policy = policy
         self._table = table
@@ -112,30 +110,10 @@ class VectorStepper:
             self._feed(obs, mask)
         self._rows = self._buffer.add_step(step, obs, mask)
 
-
-class VectorRolloutLoop(VectorStepper):
-    """Collects fragments from one lockstep environment, which has not been polled, with one policy."""
-
-    def __init__(
-        self,
-        env: LockstepEnvs,
-        group: NetworkPolicyGroup,
-        policy: int,
-        table: TrajectoryTable,
-        tracker: EpisodeTracker,
-        timers: Timers,
-    ) -> None:
-        keys = [tracker.agent_key(index, SINGLE_AGENT) for index in range(env.num_envs)]
-        lives = np.array(keys, np.uint64) >> np.uint64(1)
-        buffer = group.use_vector_buffer(policy, lives.astype(np.int64), tracker.new_ids)
-        super().__init__(env.env_steps, group, policy, table, buffer, timers)
-        self._env = env
-        for index, key in enumerate(keys):
-            table.assign(index, 0, policy, index, key)
-
     def sample(self, limit: FragmentLimit, explore: bool) -> int:
         """Take a fragment's vector steps; return the env steps of all sub-environments together."""
-        env, num_envs = self._env, self._env.num_envs
+        env: LockstepEnvs = self._env
+        num_envs = env.num_envs
         if not self._buffer.rows:
             before = perf_counter()
             first = env.poll_vector_step()
@@ -196,41 +174,39 @@ def vector_rollout_loop(
     timers: Timers,
 ) -> VectorRolloutLoop | None:
     """Return the loop for a lockstep environment, None unless one feedforward network acts for all agents."""
-    if only is None or not isinstance(env, LockstepEnvs) or len(groups) != 1:
-        return None
-    group = groups[0]
-    if not isinstance(group, NetworkPolicyGroup) or group.state_sizes:
+    group = _only_network(groups, only)
+    if group is None or only is None or not isinstance(env, LockstepEnvs):
         return None
     if group.path is not None and not group.path.whole:
         return None
-    return VectorRolloutLoop(env, group, group.policy_ids.index(only), table, tracker, timers)
+    policy, keys = group.policy_ids.index(only), tracker.agent_keys(env.num_envs)
+    for index, key in enumerate(keys.tolist()):
+        table.assign(index, 0, policy, index, key)
+    lives = (keys >> np.uint64(1)).astype(np.int64)
+    buffer = group.use_vector_buffer(policy, lives, tracker.new_ids)
+    return VectorRolloutLoop(env, group, policy, table, buffer, timers)
 
 
-class SyncVectorLoop(VectorStepper):
+def _only_network(groups: list[PolicyGroup], only: str | None) -> NetworkPolicyGroup | None:
+    """Return the group of the only policy, None unless it is a feedforward network."""
+    if only is None or len(groups) != 1 or not isinstance(groups[0], NetworkPolicyGroup):
+        return None
+    return None if groups[0].state_sizes else groups[0]
+
+
+class SyncVectorLoop(VectorRolloutLoop):
     """Steps all copies of a `gymnasium.Env` together, from a moment at which every copy waits.
 
     The group's buffer is closed and holds the one row of each copy, which are `block`.
     """
 
-    def __init__(
-        self,
-        env: GymEnvs,
-        group: NetworkPolicyGroup,
-        policy: int,
-        table: TrajectoryTable,
-        tracker: EpisodeTracker,
-        block: PendingRows,
-        timers: Timers,
-    ) -> None:
-        lives = tracker.life_keys(env.num_envs)
-        buffer = group.use_vector_buffer(policy, lives, tracker.new_ids, keep_rows=True)
-        super().__init__(env.env_steps, group, policy, table, buffer, timers)
-        self._env = env
+    def __init__(self, tracker: EpisodeTracker, block: PendingRows, *parts: Any) -> None:
+        super().__init__(*parts)
         self._tracker = tracker
         self._block = block
         self._acted = False
         # The first env steps of running episodes, and the episodes that ended since the last `record`.
-        self._starts = [env.episode_start(index) for index in range(env.num_envs)]
+        self._starts = [self._env.episode_start(index) for index in range(self._env.num_envs)]
         self._returns: list[float] = []
         self._lengths: list[int] = []
         self._when: list[When] = []
@@ -245,9 +221,10 @@ class SyncVectorLoop(VectorStepper):
         ids: list[int] = self._buffer.running().tolist()
         return ids
 
-    def sample(self, steps: int, explore: bool) -> int:
+    def take_steps(self, steps: int, explore: bool) -> int:
         """Take vector steps and return how many; fewer than `steps` if the next poll needs the general loop."""
-        env, slots = self._env, self._env.all_slots
+        env: GymEnvs = self._env
+        slots = env.all_slots
         self._begin(explore)
         for done in range(steps):
             actions, before = self._act(), perf_counter()
@@ -273,7 +250,7 @@ class SyncVectorLoop(VectorStepper):
         self.record(metrics)
         self._rows = slice(0, self._env.num_envs)
 
-    def leave(self) -> list[PendingRows]:
+    def hand_back(self) -> list[PendingRows]:
         """Return the pending rows to the general loop, none if the actions were already sent."""
         ids, policy_id = self.running_ids, self._group.policy_ids[self._policy]
         self._group.leave_vector_buffer(self._buffer, answered=self._acted)
@@ -308,96 +285,17 @@ def sync_vector_loop(
     timers: Timers,
 ) -> SyncVectorLoop | None:
     """Return the loop for copies, None unless all wait for one feedforward network without connectors."""
-    if only is None or block is None or not isinstance(env, GymEnvs) or len(groups) != 1:
+    group = _only_network(groups, only)
+    if group is None or only is None or block is None or not isinstance(env, GymEnvs):
         return None
-    group = groups[0]
-    if not isinstance(group, NetworkPolicyGroup) or group.state_sizes or group.path is not None:
-        return None
-    policy, buffer = group.policy_ids.index(only), group.buffer
-    if buffer.rows != env.num_envs or buffer.carried or not tracker.all_use(only):
+    policy, rows = group.policy_ids.index(only), group.buffer
+    if group.path is not None or rows.rows != env.num_envs or rows.carried or not tracker.all_use(only):
         return None
     # Every copy has one row, in the order of the copies.
-    rows = np.arange(buffer.rows)[block.rows]
-    ordered = np.array_equal(block.slots, env.all_slots) and np.array_equal(rows, env.all_slots)
+    places = np.arange(rows.rows)[block.rows]
+    ordered = np.array_equal(block.slots, env.all_slots) and np.array_equal(places, env.all_slots)
     if not ordered or block.taken is not None or not np.all(block.which == policy):
         return None
-    return SyncVectorLoop(env, group, policy, table, tracker, block, timers)
-
-
-class EpisodeHoldback:
-    """Holds the rows of running episodes back, by policy, until the episodes end.
-
-    Only for `WholeEpisodeLimit`: lockstep environments cannot wait at the end of an episode. Each of their
-    sub-environments has one agent, so that a trajectory is an episode.
-    """
-
-    def __init__(self, limit: FragmentLimit) -> None:
-        self._limit = limit if isinstance(limit, WholeEpisodeLimit) else None
-        self._kept: dict[str, SampleBatch] = {}
-
-    @property
-    def active(self) -> bool:
-        return self._limit is not None
-
-    @property
-    def held_rewards(self) -> float:
-        """The rewards of the rows that are held back."""
-        return float(sum(batch[SampleBatch.REWARDS].sum() for batch in self._kept.values()))
-
-    def release(
-        self, closed: dict[str, SampleBatch], env_steps: int, excluded: Sequence[SampleBatch] = ()
-    ) -> tuple[dict[str, SampleBatch], int]:
-        """Return the rows of all episodes that ended, each in one chunk, and their env steps; keep the others.
-
-        `closed` are the rows of a fragment by policy, `excluded` its rows that are excluded from training; earlier rows
-        of their episodes are dropped.
-        """
-        if self._limit is None:
-            return closed, env_steps
-        released, dropped = {}, sum(batch.count for batch in excluded)
-        for policy_id, batch in self._kept.items() if excluded else ():
-            gone = np.concatenate([one.segments.eps_id for one in excluded])
-            kept = _in_order(batch, np.flatnonzero(~np.isin(batch.segments.eps_id, gone)))
-            dropped += batch.count - kept.count
-            self._kept[policy_id] = kept
-        for policy_id in dict.fromkeys((*self._kept, *closed)):
-            parts = [rows[policy_id] for rows in (self._kept, closed) if policy_id in rows]
-            batch = SampleBatch.concat_samples(parts)
-            chunks = batch.segments
-            over = np.isin(chunks.eps_id, chunks.eps_id[_ended(batch)])
-            released[policy_id] = _in_order(batch, np.flatnonzero(over))
-            self._kept[policy_id] = _in_order(batch, np.flatnonzero(~over))
-        released = {policy_id: batch for policy_id, batch in released.items() if batch.count}
-        return released, dropped + sum(batch.count for batch in released.values())
-
-    def truncate(self) -> None:
-        """Mark the running episodes as truncated after their last rows."""
-        if self._limit is not None:
-            self._limit.forget_episodes()
-        for batch in self._kept.values():
-            batch[SampleBatch.TRUNCATEDS][batch.segments.ends - 1] = True
-
-    def drop(self, policy_id: str) -> None:
-        """Drop the rows of a policy that is removed."""
-        self._kept.pop(policy_id, None)
-
-
-def _ended(batch: SampleBatch) -> Flags:
-    """Return [S] True where a chunk is the last one of its episode."""
-    last = batch.segments.ends - 1
-    flags: Flags = batch[SampleBatch.TERMINATEDS][last] | batch[SampleBatch.TRUNCATEDS][last]
-    return flags
-
-
-def _in_order(batch: SampleBatch, which: npt.NDArray[np.int64]) -> SampleBatch:
-    """Return some chunks, those of one sub-environment joined."""
-    chunks = batch.segments
-    # The kept chunk of a sub-environment comes first, then its continuation.
-    which = which[np.argsort(chunks.env_id[which], kind="stable")]
-    lengths = chunks.lengths[which]
-    before = np.cumsum(lengths) - lengths
-    found = batch.take(np.repeat(chunks.starts[which] - before, lengths) + np.arange(int(lengths.sum())))
-    # The sampler assigns the final ids.
-    found.segments.unroll_id = found.segments.eps_id
-    found.segments = found.segments.joined()
-    return found
+    lives = (tracker.agent_keys(env.num_envs) >> np.uint64(1)).astype(np.int64)
+    buffer = group.use_vector_buffer(policy, lives, tracker.new_ids, keep_rows=True)
+    return SyncVectorLoop(tracker, block, env, group, policy, table, buffer, timers)
