@@ -13,7 +13,7 @@ cryptographic hash.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -34,7 +34,7 @@ _COLUMNS = (
     SampleBatch.T,
 )
 _CHANGEABLE = 7
-"""The first fields of `DigestRows` are columns of a batch, which callbacks may change."""
+"""The first of `HashedColumns` are columns of a batch, which callbacks may change."""
 _LARGE = 160_000
 """Bytes that are hashed at once, about 2,000 rows of a small environment; smaller batches wait."""
 _EXTRA = 64
@@ -43,61 +43,21 @@ _BLOCK = 1 << 14
 """Words that are hashed at once; blocks that fit into the cache take half the time."""
 
 
-class DigestRows(NamedTuple):
-    """The part of a batch that is hashed: N rows in S trajectory chunks.
+HashedColumns: TypeAlias = tuple[Column, ...]
+"""Of N rows in S trajectory chunks [N, ...]: observation, action, mask, reward, both flags, `t`; and of each chunk
+[S, ...]: length, life, episode id, next observation, its mask, and whether the environment gave no final one."""
 
-    Attributes:
-        obs: [N, F].
-        actions: [N, ...].
-        mask: [N, M], M is 0 without masks.
-        rewards: [N].
-        terminated: [N].
-        truncated: [N].
-        t: [N].
-        lengths: [S] rows of each chunk.
-        life: [S] key of the agent episode.
-        eps_id: [S].
-        next_obs: [S, F].
-        next_mask: [S, M].
-        missing: [S] True where the environment gave no final observation.
-    """
 
-    obs: Column
-    actions: Column
-    mask: Column
-    rewards: Column
-    terminated: Column
-    truncated: Column
-    t: Column
-    lengths: Column
-    life: Column
-    eps_id: Column
-    next_obs: Column
-    next_mask: Column
-    missing: Column
-
-    @classmethod
-    def of(cls, batch: SampleBatch) -> DigestRows:
-        """Return the rows of a batch from a buffer; arrays are shared."""
-        pieces = batch.segments
-        obs, actions, rewards, terminated, truncated, t = batch.columns(_COLUMNS)
-        # Looking up a missing column is slow.
-        mask = batch[SampleBatch.ACTION_MASK] if pieces.next_mask.shape[1] else obs[:, :0]
-        return cls(
-            obs, actions, mask, rewards, terminated, truncated, t, pieces.lengths, pieces.life, pieces.eps_id,
-            pieces.next_obs, pieces.next_mask, pieces.final_missing,
-        )  # fmt: skip
-
-    @property
-    def form(self) -> tuple[Any, ...]:
-        """Rows with an equal form can be hashed together."""
-        return (
-            self.obs.shape[1:],
-            self.obs.dtype,
-            self.actions.shape[1:],
-            self.actions.dtype,
-            self.mask.shape[1:],
-        )
+def _hashed_columns(batch: SampleBatch) -> HashedColumns:
+    """Return the part of a batch from a buffer that is hashed; arrays are shared."""
+    pieces = batch.segments
+    obs, actions, *others = batch.columns(_COLUMNS)
+    # Looking up a missing column is slow.
+    mask = batch[SampleBatch.ACTION_MASK] if pieces.next_mask.shape[1] else obs[:, :0]
+    return (
+        obs, actions, mask, *others, pieces.lengths, pieces.life, pieces.eps_id, pieces.next_obs, pieces.next_mask,
+        pieces.final_missing,
+    )  # fmt: skip
 
 
 class Digest:
@@ -111,7 +71,7 @@ class Digest:
         self._sums = (low, high)
         self.rows = rows
         # Copies of the rows of short fragments, and their size: hashing 4 rows takes as long as 400.
-        self._waiting: list[DigestRows] = []
+        self._waiting: list[HashedColumns] = []
         self._size = 0
 
     def __eq__(self, other: object) -> bool:
@@ -129,14 +89,14 @@ class Digest:
         if not count:
             return
         self.rows += count
-        rows = DigestRows.of(batch)
-        size = rows.obs.nbytes + _EXTRA * count
+        rows = _hashed_columns(batch)
+        size = rows[0].nbytes + _EXTRA * count
         if size >= _LARGE:
             self._sum(rows)
             return
         # The fields per chunk do not change.
-        own = [column.copy() for column in rows[:_CHANGEABLE]]
-        self._waiting.append(DigestRows(*own, *rows[_CHANGEABLE:]))
+        own = (column.copy() for column in rows[:_CHANGEABLE])
+        self._waiting.append((*own, *rows[_CHANGEABLE:]))
         self._size += size
         if self._size >= _LARGE:
             self._sum_waiting()
@@ -158,16 +118,17 @@ class Digest:
         return [*self._sums, self.rows]
 
     def _sum_waiting(self) -> None:
-        by_form: dict[tuple[Any, ...], list[DigestRows]] = {}
+        by_form: dict[tuple[Any, ...], list[HashedColumns]] = {}
         for rows in self._waiting:
-            by_form.setdefault(rows.form, []).append(rows)
+            form = tuple((column.shape[1:], column.dtype) for column in rows[:3])
+            by_form.setdefault(form, []).append(rows)
         # Cleared first, so that an interrupt cannot count rows twice.
         self._waiting, self._size = [], 0
         for alike in by_form.values():
-            self._sum(DigestRows(*(np.concatenate(columns) for columns in zip(*alike, strict=True))))
+            self._sum(tuple(np.concatenate(columns) for columns in zip(*alike, strict=True)))
 
-    def _sum(self, rows: DigestRows) -> None:
-        low = row_hashes(rows)
+    def _sum(self, rows: HashedColumns) -> None:
+        low = _row_hashes(rows)
         # The other half is another bijection of the same words, so that the sums are independent.
         high = rng.keys(low, np.zeros(1, np.int64))
         self._add(int(np.add.reduce(low)), int(np.add.reduce(high)))
@@ -176,29 +137,29 @@ class Digest:
         self._sums = ((self._sums[0] + low) & _MASK, (self._sums[1] + high) & _MASK)
 
 
-def row_hashes(rows: DigestRows) -> Keys:
-    """Return [N] 64-bit hashes of rows."""
-    words = _hashes(rows.obs, "obs")
-    words += _hashes(rows.actions, "actions")
-    words += _hashes(rows.rewards, "rewards")
-    if rows.mask.shape[1]:
-        words += _hashes(rows.mask, "action_mask")
+def row_hashes(batch: SampleBatch) -> Keys:
+    """Return [N] 64-bit hashes of the rows of a batch from a buffer."""
+    return _row_hashes(_hashed_columns(batch))
+
+
+def _row_hashes(rows: HashedColumns) -> Keys:
+    obs, actions, mask, rewards, terminated, truncated, t, lengths, life, eps_id, *last = rows
+    words = _hashes(obs, "obs")
+    words += _hashes(actions, "actions")
+    words += _hashes(rewards, "rewards")
+    if mask.shape[1]:
+        words += _hashes(mask, "action_mask")
     # Both are random keys; the pair is unique for each agent episode.
-    words += np.repeat(rng.keys(rows.life.view(np.uint64), rows.eps_id), rows.lengths)
-    last = np.cumsum(rows.lengths) - 1
-    over = np.flatnonzero((rows.terminated | rows.truncated)[last])
+    words += np.repeat(rng.keys(life.view(np.uint64), eps_id), lengths)
+    ends = np.cumsum(lengths) - 1
+    over = np.flatnonzero((terminated | truncated)[ends])
     if len(over):
-        words[last[over]] += _last_hashes(rows, over)
-    flags = (rows.terminated.view(np.int8) << 1) | rows.truncated.view(np.int8)
-    return rng.keys(words, (rows.t << 2) | flags)
-
-
-def _last_hashes(rows: DigestRows, over: Column) -> Keys:
-    """Return hashes of the final observations of the chunks `over`, whose trajectories ended."""
-    words = _hashes(rows.next_obs[over], "last obs") + _hashes(rows.missing[over], "last obs missing")
-    if rows.next_mask.shape[1]:
-        words += _hashes(rows.next_mask[over], "last mask")
-    return words
+        next_obs, next_mask, missing = (column[over] for column in last)
+        words[ends[over]] += _hashes(next_obs, "last obs") + _hashes(missing, "last obs missing")
+        if next_mask.shape[1]:
+            words[ends[over]] += _hashes(next_mask, "last mask")
+    flags = (terminated.view(np.int8) << 1) | truncated.view(np.int8)
+    return rng.keys(words, (t << 2) | flags)
 
 
 def _hashes(column: Column, name: str) -> Keys:

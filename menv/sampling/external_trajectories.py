@@ -17,7 +17,6 @@ from menv.sample_batch import SampleBatch
 from menv.sampling.episode_tracker import EpisodeTracker
 from menv.sampling.network_policy_group import NetworkPolicyGroup
 from menv.sampling.policy_group import PendingRows, PolicyGroup, outside_space_error, refused_action_error
-from menv.sampling.rollout_buffer import RecurrentRolloutBuffer
 from menv.spaces import OutsideSpaceError
 
 OldWeights: TypeAlias = Callable[[str, int | None, Column, Any, Column, Any], tuple[Column, Column] | None]
@@ -189,7 +188,7 @@ class ExternalTrajectoryWriter:
         if self.old_weights is None:
             return number is None or number == self.weights_seq_no
         columns = group.buffer.columns_at(rows, ("obs", "action_mask", "actions"))
-        state = group.buffer.states_at(rows) if isinstance(group.buffer, RecurrentRolloutBuffer) else None
+        state = group.buffer.states_at(rows) if group.state_sizes else None
         policy_id = group.policy_ids[which]
         found = self.old_weights(
             policy_id, number, columns["obs"], columns.get("action_mask"), columns["actions"], state

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -191,21 +192,6 @@ _EPISODES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyRequest:
-    """The `worker` that a mapping function receives before the sampler exists."""
-
-    worker_index: int
-    num_workers: int
-    base_env: BaseEnv
-    policy_map: PolicyMap
-
-    @property
-    def policies(self) -> dict[str, PolicySpec]:
-        """The policy ids that may be returned, with their specs."""
-        return dict(self.policy_map.specs)
-
-
-@dataclass(frozen=True, slots=True)
 class GivenSpaces:
     """The spaces in the config.
 
@@ -235,7 +221,6 @@ def resolve_specs(
     if base_env.lockstep:
         # The user's vector environment has batched spaces, `base_env` the spaces of one agent.
         env = base_env
-    worker = PolicyRequest(0, num_workers, base_env, policy_map)
     observations = AgentSpaces(env, "observation", given.observation, reshaped=given.reshaped)
     actions = AgentSpaces(env, "action", given.action)
     agents = _agents(env, base_env) or _named_agents(env)
@@ -243,7 +228,7 @@ def resolve_specs(
         unknown = _unknown(policy_map, agents, observations, actions)
         given.seen.append(_first_agents(env, base_env) if unknown else [])
     agents = _agents(env, base_env) or _named_agents(env) or given.seen[0]
-    users = _users(policy_map, agents, worker)
+    users = _users(policy_map, agents, base_env, num_workers)
     return {
         policy_id: replace(
             spec,
@@ -259,7 +244,7 @@ def resolve_agents(
 ) -> dict[AgentId, str]:
     """Return the possible agents in the environment's order, each with one of its policies."""
     agents = _agents(base_env if base_env.lockstep else env, base_env)
-    users = _users(policy_map, agents, PolicyRequest(0, num_workers, base_env, policy_map))
+    users = _users(policy_map, agents, base_env, num_workers)
     owners = {agent: policy_id for policy_id, found in users.items() for agent in found}
     return {agent: owners[agent] for agent in agents}
 
@@ -312,7 +297,14 @@ def _named_agents(env: Any) -> list[AgentId]:
     return sorted(env.get_agent_ids(), key=repr) if isinstance(env, MultiAgentEnv) else []
 
 
-def _users(policy_map: PolicyMap, agents: list[AgentId], worker: PolicyRequest) -> dict[str, list[AgentId]]:
+def _users(
+    policy_map: PolicyMap, agents: list[AgentId], base_env: BaseEnv, num_workers: int
+) -> dict[str, list[AgentId]]:
+    """Return the agents of each policy, by a dry run of the mapping function before the sampler exists."""
+    worker = SimpleNamespace(
+        worker_index=0, num_workers=num_workers, base_env=base_env, policy_map=policy_map,
+        policies=dict(policy_map.specs),
+    )  # fmt: skip
     users: dict[str, dict[AgentId, None]] = {policy_id: {} for policy_id in policy_map.specs}
     for number in range(_EPISODES):
         # Small and large ids of both parities, as in a run.

@@ -24,7 +24,7 @@ from menv.inference.backend import ActingBackend, Weights, non_finite_error
 from menv.inference.connector_path import ConnectorPath, plain
 from menv.sample_batch import SampleBatch
 from menv.sampling.policy_group import Answers, PendingRows, PolicyGroup, is_retired
-from menv.sampling.rollout_buffer import RecurrentRolloutBuffer, Rows
+from menv.sampling.rollout_buffer import Rows
 from menv.sampling.vector_rollout_buffer import NewIds, VectorRolloutBuffer
 
 
@@ -230,7 +230,7 @@ class NetworkPolicyGroup(PolicyGroup):
         masks = buffer.masks
         mask = None if masks is None else masks[block.rows]
         noise = self.action_sampler.rows(block.slots, table, env_steps) if explore else None
-        if isinstance(buffer, RecurrentRolloutBuffer):
+        if self.state_sizes:
             before = buffer.states(block.slots)
             decision = self.backend.decide(obs, mask, noise, block.which, before)
             assert decision.state is not None
@@ -268,7 +268,7 @@ class NetworkPolicyGroup(PolicyGroup):
 
     def record_actions(self, block: PendingRows, actions: Sequence[Any]) -> None:
         buffer = self.buffer
-        if isinstance(buffer, RecurrentRolloutBuffer):
+        if self.state_sizes:
             mask = None if buffer.masks is None else buffer.masks[block.rows]
             before = buffer.states(block.slots)
             decision = self.backend.decide(buffer.obs[block.rows], mask, None, block.which, before)
@@ -287,8 +287,8 @@ class NetworkPolicyGroup(PolicyGroup):
             actions = output.inverse(actions)
             inputs = None if inputs is None else output.inverse_inputs(inputs)
             logp = None if logp is None else logp + float(output.log_scale.sum())
-        if isinstance(buffer, RecurrentRolloutBuffer):
-            self._set_external_states(buffer, rows, slot, which, steps)
+        if self.state_sizes:
+            self._set_external_states(rows, slot, which, steps)
         buffer.set_actions(rows, actions)
         self.record_distribution(rows, inputs, logp)
 
@@ -309,7 +309,7 @@ class NetworkPolicyGroup(PolicyGroup):
         for policy in np.unique(policies[policies >= 0]).tolist():
             rows = unknown[policies == policy]
             columns = buffer.columns_at(rows, ("obs", "actions"))
-            state = buffer.states_at(rows) if isinstance(buffer, RecurrentRolloutBuffer) else None
+            state = buffer.states_at(rows) if self.state_sizes else None
             self.record_distribution(
                 rows, *self.backend.evaluate(policy, columns["obs"], None, columns["actions"], state)
             )
@@ -339,10 +339,9 @@ class NetworkPolicyGroup(PolicyGroup):
         if logp is not None:
             self.buffer.mark(SampleBatch.ACTION_LOGP, rows, logp.astype(np.float32))
 
-    def _set_external_states(
-        self, buffer: RecurrentRolloutBuffer, rows: Column, slot: int, which: int, steps: ExternalSteps
-    ) -> None:
+    def _set_external_states(self, rows: Column, slot: int, which: int, steps: ExternalSteps) -> None:
         """Store the states before n rows: the client's, or the states that follow from the current one."""
+        buffer = self.buffer
         slots, after = np.full(len(rows), slot), buffer.states(np.array([slot]))
         before = steps.state_in
         if before is None or before.shape[1] != after.shape[1]:

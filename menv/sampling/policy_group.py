@@ -23,7 +23,7 @@ from menv.errors import ContractError
 from menv.inference.action_sampler import TrajectoryTable
 from menv.inference.connector_path import ConnectorPath
 from menv.sample_batch import SampleBatch
-from menv.sampling.rollout_buffer import Prepared, RecurrentRolloutBuffer, RolloutBuffer, Rows
+from menv.sampling.rollout_buffer import Prepared, RolloutBuffer, Rows
 from menv.sampling.trajectories import Trajectories
 from menv.spaces import OutsideSpaceError, own_copy
 
@@ -87,10 +87,7 @@ class PolicyGroup(ABC):
 
     def reset_buffer(self) -> None:
         """Start with an empty buffer; rows that have not been released are dropped."""
-        if self.state_sizes:
-            self.buffer = RecurrentRolloutBuffer(*self._columns, self.state_sizes)
-        else:
-            self.buffer = RolloutBuffer(*self._columns)
+        self.buffer = RolloutBuffer(*self._columns, self.state_sizes)
 
     def start(self, start: tuple[int, ...], agent_id: Any) -> None:
         """Start a trajectory; see `RolloutBuffer.start`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -22,12 +22,14 @@ from menv.sampling.trajectories import Trajectories, TrajectorySplit, split_traj
 from menv.spaces import as_flag
 
 Rows = slice | npt.NDArray[np.int64]
+States = npt.NDArray[np.float32]
 Prepared = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]
 PrepareFinals = Callable[[list[Any], Trajectories], Prepared]
 
 _FIRST_ROWS = 256
 _RELEASED = ("obs", "actions", "action_mask", "action_dist_inputs")
 _ENV_T = SampleBatch.ENV_T
+_STATE = "state"
 TRAINING_ENABLED = "training_enabled"
 """The entry of an info dict that says whether policies may learn from the agent's trajectory."""
 INCOMING_REWARD = "income"
@@ -46,6 +48,8 @@ class RolloutBuffer:
         action_dtype: Type of actions.
         inputs_width: D, the distribution inputs stored per action; 0 for none.
         obs_dtype: Type of observations.
+        state_sizes: Sizes of the parts of the recurrent state, which are the columns `state_in_0`, `state_in_1` and so
+            on. A state belongs to one agent episode: it is zero at the start and is kept across fragments.
 
     Attributes:
         carried: The number of first rows that were answered before the last `close`.
@@ -61,6 +65,7 @@ class RolloutBuffer:
         action_dtype: npt.DTypeLike,
         inputs_width: int = 0,
         obs_dtype: npt.DTypeLike = np.float32,
+        state_sizes: tuple[int, ...] = (),
     ) -> None:
         self._n = 0
         self._columns: dict[str, Column] = {
@@ -74,7 +79,16 @@ class RolloutBuffer:
             self._columns["action_mask"] = np.empty((_FIRST_ROWS, mask_width), np.bool_)
         if inputs_width:
             self._columns["action_dist_inputs"] = np.zeros((_FIRST_ROWS, inputs_width), np.float32)
-        self._released: tuple[str, ...] = _RELEASED
+        bounds = [0, *accumulate(state_sizes)]
+        self._state_parts = {
+            SampleBatch.STATE_IN.format(number): slice(start, stop)
+            for number, (start, stop) in enumerate(pairwise(bounds))
+        }
+        for name, part in self._state_parts.items():
+            self._columns[name] = np.zeros((_FIRST_ROWS, part.stop - part.start), np.float32)
+        # [slots, S] the current states.
+        self._states: States = np.zeros((64, bounds[-1]), np.float32)
+        self._released: tuple[str, ...] = (*_RELEASED, *self._state_parts)
         # Trajectories that continued at the last close, and the trajectories that started since.
         self._living = Trajectories.begun((), (), self._columns["actions"])
         self._starts: list[int] = []
@@ -113,6 +127,9 @@ class RolloutBuffer:
         """
         self._starts.extend(start)
         self._agent_ids.append(agent_id)
+        if self._state_parts:
+            self._make_room_for_states(start[0])
+            self._states[start[0]] = 0.0
 
     def add(self, slots: Column, obs: Column, mask: Column | None, rewards: Column) -> slice:
         """Add rows of R agents that wait, with the rewards [R] since each agent's previous row.
@@ -171,6 +188,25 @@ class RolloutBuffer:
         elif not np.can_cast(kind.dtype, have.dtype, "same_kind"):
             self._columns[name] = have.astype(np.result_type(have.dtype, kind.dtype))
         self._columns[name][rows] = values
+
+    def _make_room_for_states(self, slot: int) -> None:
+        while slot >= len(self._states):
+            self._states = np.concatenate((self._states, np.zeros_like(self._states)))
+
+    def states(self, slots: Column) -> States:
+        """Return copies of the current states [R, S] of trajectories by slot [R]."""
+        states: States = self._states.take(slots, axis=0)
+        return states
+
+    def states_at(self, rows: Rows) -> States:
+        """Return the states [R, S] before answered rows."""
+        return np.concatenate([self._columns[name][rows] for name in self._state_parts], 1)
+
+    def set_states(self, rows: Rows, slots: Column, before: States, after: States) -> None:
+        """Store the states [R, S] before and after answered rows of the trajectories `slots` [R]."""
+        for name, part in self._state_parts.items():
+            self._columns[name][rows] = before[:, part]
+        self._states[slots] = after
 
     def set_env_t(self, rows: Rows, env_steps: Column) -> None:
         """Store the env steps [R] of the sub-environments of rows; call it for all rows or none."""
@@ -266,7 +302,11 @@ class RolloutBuffer:
     def held(self) -> tuple[Trajectories, dict[str, Column]]:
         """Return the trajectories that continue after `close`, and the columns of the one row that each has."""
         rank = np.argsort(np.argsort(self._columns["slots"][: self._n], kind="stable"))
-        return self._living.take(rank), {name: column[: self._n] for name, column in self._columns.items()}
+        living = self._living.take(rank)
+        columns = {name: column[: self._n] for name, column in self._columns.items()}
+        if self._state_parts:
+            columns[_STATE] = self._states[living.slot]
+        return living, columns
 
     def fits(self, columns: Mapping[str, Column]) -> bool:
         """Return whether rows with these columns can be restored here."""
@@ -282,7 +322,11 @@ class RolloutBuffer:
             self._columns.setdefault(_ENV_T, np.zeros(len(self._columns["slots"]), np.int64))
         if stop > len(self._columns["slots"]):
             self._grow(stop)
-        for name, column in columns.items():
+        own = dict(columns)
+        if self._state_parts:
+            self._make_room_for_states(living.slot.max(initial=0))
+            self._states[living.slot] = own.pop(_STATE)
+        for name, column in own.items():
             if name != SampleBatch.WEIGHTS_SEQ_NO:  # The numbers start again in each process.
                 self.mark(name, slice(start, stop), column)
         self._n = stop
@@ -456,70 +500,3 @@ def _training_flag(flag: Any, owners: Trajectories, index: int) -> bool:
         return flag
     whose = f"env {owners.env_index[index]}, agent {owners.agent_id[index]!r}: info[{TRAINING_ENABLED!r}]"
     return as_flag(flag, whose)
-
-
-States = npt.NDArray[np.float32]
-
-_STATE = "state"
-
-
-class RecurrentRolloutBuffer(RolloutBuffer):
-    """A `RolloutBuffer` for recurrent policies, with the columns `state_in_0`, `state_in_1` and so on.
-
-    A state belongs to one agent episode. It is zero at the start and is kept across fragments.
-    """
-
-    def __init__(
-        self,
-        obs_size: int,
-        mask_width: int,
-        action_shape: tuple[int, ...],
-        action_dtype: npt.DTypeLike,
-        inputs_width: int,
-        obs_dtype: npt.DTypeLike,
-        state_sizes: tuple[int, ...],
-    ) -> None:
-        super().__init__(obs_size, mask_width, action_shape, action_dtype, inputs_width, obs_dtype)
-        rows = len(self._columns["slots"])
-        bounds = [0, *accumulate(state_sizes)]
-        self._parts = {
-            SampleBatch.STATE_IN.format(number): slice(bounds[number], bounds[number + 1])
-            for number in range(len(state_sizes))
-        }
-        for name, part in self._parts.items():
-            self._columns[name] = np.zeros((rows, part.stop - part.start), np.float32)
-        self._released = (*self._released, *self._parts)
-        self._states: States = np.zeros((64, bounds[-1]), np.float32)
-
-    def start(self, start: tuple[int, ...], agent_id: Any) -> None:
-        """Start a trajectory with a state of zeros."""
-        super().start(start, agent_id)
-        slot = start[0]
-        while slot >= len(self._states):
-            self._states = np.concatenate((self._states, np.zeros_like(self._states)))
-        self._states[slot] = 0.0
-
-    def held(self) -> tuple[Trajectories, dict[str, Column]]:
-        living, columns = super().held()
-        return living, {**columns, _STATE: self._states[living.slot]}
-
-    def restore(self, living: Trajectories, columns: Mapping[str, Column]) -> None:
-        super().restore(living, {name: column for name, column in columns.items() if name != _STATE})
-        while len(living.slot) and living.slot.max() >= len(self._states):
-            self._states = np.concatenate((self._states, np.zeros_like(self._states)))
-        self._states[living.slot] = columns[_STATE]
-
-    def states(self, slots: Column) -> States:
-        """Return copies of the current states [R, S] of trajectories by slot [R]."""
-        states: States = self._states.take(slots, axis=0)
-        return states
-
-    def states_at(self, rows: Rows) -> States:
-        """Return the states [R, S] before answered rows."""
-        return np.concatenate([self._columns[name][rows] for name in self._parts], 1)
-
-    def set_states(self, rows: Rows, slots: Column, before: States, after: States) -> None:
-        """Store the states [R, S] before and after answered rows of the trajectories `slots` [R]."""
-        for name, part in self._parts.items():
-            self._columns[name][rows] = before[:, part]
-        self._states[slots] = after

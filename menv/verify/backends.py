@@ -24,7 +24,7 @@ from menv.base_env import SINGLE_AGENT, BaseEnv, Column
 from menv.errors import MenvError
 from menv.registry import RegisteredEnv, describe_env, resolve_env
 from menv.sample_batch import MultiAgentBatch, SampleBatch
-from menv.sampling.digest import Digest, DigestRows, row_hashes
+from menv.sampling.digest import Digest, row_hashes
 from menv.sampling.sampler import Sampler
 from menv.vector_env import VectorEnv
 from menv.verify.task import MULTI, SINGLE, WHOLE, Task
@@ -91,7 +91,7 @@ class RunRecord:
 def _part(sampler: Sampler, batch: SampleBatch, first_index: int) -> Part:
     chunks = batch.segments
     part: Part = {
-        "hash": row_hashes(DigestRows.of(batch)),
+        "hash": row_hashes(batch),
         "life": chunks.spread("life"),
         "eps_id": chunks.spread("eps_id"),
         "env_index": chunks.spread("env_id") + first_index,
