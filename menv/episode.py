@@ -73,10 +73,10 @@ class Episode:
         self.unclaimed_rewards = 0.0
         # The unclaimed rewards of agents that have not appeared yet.
         self._unseen: dict[AgentId, float] = {}
-        # Most episodes need none of these: they are created on demand.
+        # Most episodes need none: they are created on demand.
         self._extras: dict[str, Any] | None = None
-        self._last: dict[AgentId, tuple[Any, Any]] | None = None
-        self._reappeared: dict[AgentId, int] | None = None
+        self._last: dict[AgentId, tuple[Any, Any]] = {}
+        self._reappeared: dict[AgentId, int] = {}
         # Returns of agents without the running trajectories that `count_so_far` added; None before their first one.
         self._running: dict[AgentId, float | None] = {}
         self._rng: np.random.Generator | None = None
@@ -143,7 +143,7 @@ class Episode:
 
         Stored for callbacks about episodes only.
         """
-        return (self._last or {}).get(agent_id, (None, {}))[0]
+        return self._last.get(agent_id, (None, {}))[0]
 
     def last_info_for(self, agent_id: AgentId = SINGLE_AGENT) -> Any:
         """Return the info dict of an agent's last observation, an empty one before the first.
@@ -151,12 +151,10 @@ class Episode:
         For `"__common__"` it is the last one that the sub-environment gave under this name. Stored for callbacks about
         episodes only.
         """
-        return (self._last or {}).get(agent_id, (None, {}))[1]
+        return self._last.get(agent_id, (None, {}))[1]
 
     def look_at(self, agent_id: AgentId, obs: Any, info: Any) -> None:
         """Store an agent's last observation and info."""
-        if self._last is None:
-            self._last = {}
         self._last[agent_id] = (obs, info)
 
     def seat_of(self, agent_id: AgentId) -> tuple[str, int] | None:
@@ -175,8 +173,6 @@ class Episode:
 
     def come_again(self, agent_id: AgentId) -> int:
         """Count that an agent returns; return how many times it has."""
-        if self._reappeared is None:
-            self._reappeared = {}
         self._reappeared[agent_id] = self._reappeared.get(agent_id, 0) + 1
         return self._reappeared[agent_id]
 
@@ -190,8 +186,8 @@ class Episode:
             "strays": dict(self._unseen),
             "policies": dict(self._policies),
             "extras": self._extras,
-            "last": self._last,
-            "lives": self._reappeared,
+            "last": dict(self._last),
+            "lives": dict(self._reappeared),
             "open": dict(self._running),
             "rng": None if self._rng is None else dict(self._rng.bit_generator.state),
         }
@@ -205,8 +201,8 @@ class Episode:
             (agent, policy): float(reward) for (agent, policy), reward in state["agent_rewards"].items()
         }
         episode._unseen = {agent: float(reward) for agent, reward in state["strays"].items()}
-        episode._policies, episode._extras, episode._last = state["policies"], state["extras"], state["last"]
-        episode._reappeared = state["lives"]
+        episode._policies, episode._extras = state["policies"], state["extras"]
+        episode._last, episode._reappeared = state["last"] or {}, state["lives"] or {}
         episode._running = {
             agent: None if before is None else float(before) for agent, before in state["open"].items()
         }

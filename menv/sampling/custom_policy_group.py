@@ -395,14 +395,7 @@ class CustomPolicyGroup(PolicyGroup):
         except ConfigError:
             return None
 
-    def act(
-        self,
-        block: PendingRows,
-        table: TrajectoryTable,
-        env_steps: Column,
-        explore: bool,
-        episodes: Sequence[Any],
-    ) -> Answers:
+    def act(self, block: PendingRows, table: TrajectoryTable, env_steps: Column, explore: bool) -> Answers:
         count = len(block.slots)
         if isinstance(block.which, int):
             groups = [(block.which, np.arange(count))]
@@ -413,7 +406,7 @@ class CustomPolicyGroup(PolicyGroup):
         for index, places in groups:
             row_draws = RowDraws(keys[places], steps[places])
             shown = [block.raw[place] for place in places.tolist()]
-            whose = [episodes[place] for place in places.tolist()]
+            whose = [block.episodes[place] for place in places.tolist()]
             if self._uses_compute_actions[index]:
                 histories = [self._histories[slot] for slot in block.slots[places].tolist()]
                 output = decide(

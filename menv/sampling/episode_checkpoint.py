@@ -124,12 +124,7 @@ class EpisodeCheckpoint:
         episodes = [episode for episode in found if episode is not None]
         written = {episode["env_index"] for episode in episodes}
         kept = [_of_envs(part, written) for part in rows]
-        # Older readers, which cannot restore connector state, read "episodes" only and drop the others.
-        with_state = {index for part in kept for index in _envs_with_connector_state(part)}
-        parted = [
-            [one for one in episodes if (one["env_index"] in with_state) is split] for split in (False, True)
-        ]
-        return {"episodes": parted[0], "remembering": parted[1], "rows": kept, "seats": seats}
+        return {"episodes": episodes, "rows": kept, "seats": seats}
 
     def restore(self, policy_map: PolicyMap, env_steps: Column, tree: Mapping[str, Any] | None) -> int:
         """Resume the sub-environments at these env steps [E], with the episodes of a checkpoint that fit.
@@ -189,7 +184,7 @@ class EpisodeCheckpoint:
         """Return the episodes whose policies and rows fit, by env index."""
         episodes = {
             episode["env_index"]: episode
-            for episode in [*tree["episodes"], *tree.get("remembering", ())]
+            for episode in tree["episodes"]
             if all(policy in policy_map.specs for policy, _ in episode["episode"]["policies"].values())
         }
         for part in tree["rows"]:
@@ -241,11 +236,6 @@ def _last_actions(parts: Sequence[Tree]) -> dict[int, Any]:
         for place in np.flatnonzero(part["columns"]["answered"]).tolist():
             last[int(part["agent_index"][place])] = part["columns"]["actions"][place : place + 1]
     return last
-
-
-def _envs_with_connector_state(part: Tree) -> list[int]:
-    pairs = zip(part["env_index"].tolist(), part["remembered"], strict=True)
-    return [index for index, life in pairs if life is not None]
 
 
 def _of_envs(part: Tree, indices: Collection[int]) -> Tree:

@@ -173,10 +173,6 @@ class NetworkPolicyGroup(PolicyGroup):
         )
         return buffer
 
-    def leave_vector_buffer(self, buffer: VectorRolloutBuffer, *, answered: bool) -> None:
-        self.reset_buffer()
-        buffer.hand_over(self.buffer, answered=answered)
-
     def env_actions(self, actions: Column, which: int) -> Answers:
         # Not `self.output`: a checkpoint may have brought other connectors, before `connect` was called.
         return self.connectors[which].output(self.action_space)(actions)
@@ -207,24 +203,11 @@ class NetworkPolicyGroup(PolicyGroup):
     def clone(self) -> NetworkPolicyGroup:
         """Return a group that shares the policies and weights, with an empty buffer, for evaluation."""
         return NetworkPolicyGroup(
-            self.policy_ids,
-            self.observation_space,
-            self.action_space,
-            self.backend,
-            self.output,
-            self.state_sizes,
-            self.connectors,
-            original=self,
-        )
+            self.policy_ids, self.observation_space, self.action_space, self.backend, self.output,
+            self.state_sizes, self.connectors, original=self,
+        )  # fmt: skip
 
-    def act(
-        self,
-        block: PendingRows,
-        table: TrajectoryTable,
-        env_steps: Column,
-        explore: bool,
-        episodes: Sequence[Any],
-    ) -> Answers:
+    def act(self, block: PendingRows, table: TrajectoryTable, env_steps: Column, explore: bool) -> Answers:
         buffer = self.buffer
         obs = buffer.obs[block.rows]
         masks = buffer.masks
@@ -243,7 +226,9 @@ class NetworkPolicyGroup(PolicyGroup):
         buffer.set_actions(block.rows, decision.actions, decision.dist_inputs)
         if self.path is None:
             return self.output(decision.actions)
-        return self._connected_answers(block, obs, mask, decision.actions)
+        seats = [self._seats[slot] for slot in block.slots.tolist()] if self.path.acts else None
+        answers: Answers = self.path.answers(block.which, decision.actions, obs, mask, seats)
+        return answers
 
     def non_finite_error(
         self, which: Column | int, obs: Column, mask: Column | None, state: Column | None = None
@@ -254,14 +239,6 @@ class NetworkPolicyGroup(PolicyGroup):
         """
         self._check_bounds()
         return non_finite_error(self.backend, self.policy_ids, which, obs, mask, state)
-
-    def _connected_answers(
-        self, block: PendingRows, obs: Column, mask: Column | None, actions: Column
-    ) -> Answers:
-        assert self.path is not None
-        seats = [self._seats[slot] for slot in block.slots.tolist()] if self.path.acts else None
-        answers: Answers = self.path.answers(block.which, actions, obs, mask, seats)
-        return answers
 
     def network_form(self, actions: Any, which: Column | int) -> Column:
         return self.output.inverse(actions) if self.path is None else self.path.network_form(which, actions)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from menv.base_env import Column, Columns, End, EnvId, ExternalSteps, Ready
 from menv.connectors.obs_preprocessor import ObsPreprocessor
+from menv.episode import Episode
 from menv.errors import ContractError
 from menv.inference.action_sampler import TrajectoryTable
 from menv.inference.connector_path import ConnectorPath
@@ -108,18 +109,10 @@ class PolicyGroup(ABC):
         return self.buffer.add(slots, rows, mask, rewards)
 
     @abstractmethod
-    def act(
-        self,
-        block: PendingRows,
-        table: TrajectoryTable,
-        env_steps: Column,
-        explore: bool,
-        episodes: Sequence[Any],
-    ) -> Answers:
+    def act(self, block: PendingRows, table: TrajectoryTable, env_steps: Column, explore: bool) -> Answers:
         """Return R env-ready actions for a block and store them in the buffer.
 
-        `env_steps` [E] are counted since each sub-environment's start; `episodes` are R episodes for policies that read
-        them.
+        `env_steps` [E] are counted since each sub-environment's start.
         """
 
     def end(self, end: End, policy: int) -> None:
@@ -258,6 +251,7 @@ class PendingRows:
         raw: R raw observations, for policies that read them.
         places: [R] positions among all rows of the poll; None means all, in order.
         taken: R actions that clients chose; None where the policies act.
+        episodes: R episodes, set for `act`, for policies that read them.
     """
 
     slots: Column
@@ -267,6 +261,7 @@ class PendingRows:
     raw: Any = None
     places: Column | None = None
     taken: list[Any] | None = None
+    episodes: Sequence[Episode] = ()
 
     def part(self, chosen: npt.NDArray[np.bool_]) -> PendingRows:
         """Return the rows that a mask selects."""

@@ -223,14 +223,13 @@ class RolloutLoop:
 
     def _act_for(self, number: int, block: PendingRows, explore: bool) -> Answers:
         before, group = perf_counter(), self._groups[number]
-        episodes: Sequence[Any] = ()
         if self._has_custom and isinstance(group, CustomPolicyGroup):
             seats = self._seats
-            episodes = [self._tracker.running[seats[slot][0]] for slot in block.slots.tolist()]
+            block.episodes = [self._tracker.running[seats[slot][0]] for slot in block.slots.tolist()]
         self._limit.count(block.env_indices)
         if block.taken is not None:
             return self._external_writer.record_actions(group, block, block.taken, self._seats)
-        answers = group.act(block, self._table, self.env_steps, explore, episodes)
+        answers = group.act(block, self._table, self.env_steps, explore)
         self._timers.act += perf_counter() - before
         return answers
 

@@ -253,7 +253,8 @@ class SyncVectorLoop(VectorRolloutLoop):
     def hand_back(self) -> list[PendingRows]:
         """Return the pending rows to the general loop, none if the actions were already sent."""
         ids, policy_id = self.running_ids, self._group.policy_ids[self._policy]
-        self._group.leave_vector_buffer(self._buffer, answered=self._acted)
+        self._group.reset_buffer()
+        self._buffer.hand_over(self._group.buffer, answered=self._acted)
         self._tracker.set_running(ids, policy_id)
         if self._acted:
             return []

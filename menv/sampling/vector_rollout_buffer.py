@@ -122,7 +122,7 @@ class VectorRolloutBuffer(RolloutBuffer):
                 raise self._reward_error(incoming)
         self._read_flags()
         # Every step but the last has been answered.
-        self._set_answered(self._n - self._num_envs)
+        self._columns["answered"][: self._n - self._num_envs] = True
         return super().close(prepare_finals)
 
     def _reward_error(self, incoming: Column) -> ContractError:
@@ -140,7 +140,7 @@ class VectorRolloutBuffer(RolloutBuffer):
     def hand_over(self, rows: RolloutBuffer, *, answered: bool) -> None:
         """Move all rows to an empty `RolloutBuffer`; this buffer must not be used afterwards."""
         self._read_flags()
-        self._set_answered(self._n if answered else self._n - self._num_envs)
+        self._columns["answered"][: self._n if answered else self._n - self._num_envs] = True
         _move_rows(rows, self)
         for name in _FLAGS:
             del rows._columns[name]
@@ -152,9 +152,6 @@ class VectorRolloutBuffer(RolloutBuffer):
         last = np.searchsorted(owners.slot, self._all_envs, "right") - 1
         eps_id: Column = owners.eps_id[last]
         return eps_id
-
-    def _set_answered(self, rows: int) -> None:
-        self._columns["answered"][:rows] = True
 
     def locate(self, row: int) -> tuple[int, Any, int]:
         self._read_flags()

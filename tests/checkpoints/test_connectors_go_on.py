@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -151,14 +150,6 @@ def test_two_checkpoints_in_a_row_hold_the_same_frames(tmp_path: Path) -> None:
             trained(algo, 2)
             assert trained(third, 2)["num_episodes_not_resumed"] == 0
             assert weights_of(third) == weights_of(algo)
-
-
-def test_readers_that_know_of_no_frames_find_no_episode_to_go_on_with(tmp_path: Path) -> None:
-    with PPO(env="CartPole-v1", config=FRAMES) as algo:
-        trained(algo, 1)
-        state = json.loads((algo.save(tmp_path) / "state.json").read_text("utf-8"))["sampler"]
-    assert state["episodes"] == []
-    assert state["running"] == len(state["remembering"]) == ENVS
 
 
 class Earlier(AgentConnector):
