@@ -35,7 +35,7 @@ from menv.metrics import Metrics
 from menv.migration_hints import Result, hinted, old_arguments, warn_of_uncalled
 from menv.policy_map import PolicyMap
 from menv.sample_batch import MultiAgentBatch
-from menv.sampling.infer_policies import GivenSpaces, resolve_agents, resolve_specs
+from menv.sampling.infer_policies import AgentSpaces, resolve_agents, resolve_specs
 from menv.sampling.sampler import Sampler
 
 
@@ -166,14 +166,16 @@ class Algorithm(PolicyAccess, Checkpoints):
         self._operation_guard = OperationGuard()
         policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn, multi.policies_to_train)
         first, self._base_env = self._worker_factory.make_envs()
-        given = GivenSpaces(
-            self.config.observation_space, self.config.action_space, multi.observation_fn is not None
-        )
+        # A vector environment of the user has batched spaces, `base_env` the spaces of one agent.
+        declares = self._base_env if self._base_env.lockstep else first
+        reshaped = multi.observation_fn is not None
+        observations = AgentSpaces(declares, "observation", self.config.observation_space, reshaped=reshaped)
+        actions = AgentSpaces(declares, "action", self.config.action_space)
         workers = self.config.num_workers
         envs: dict[str, Any] = {"base_env": self._base_env, "env": first, "num_workers": workers}
         self._policy_set = PolicySet(
-            policy_map, partial(resolve_specs, given=given, **envs), partial(resolve_agents, **envs), self.config,
-            self.recipe, seed, self._callbacks,
+            policy_map, partial(resolve_specs, observations=observations, actions=actions, **envs),
+            partial(resolve_agents, **envs), self.config, self.recipe, seed, self._callbacks,
         )  # fmt: skip
         self._metrics = Metrics(self.config.metrics_num_episodes_for_smoothing)
         self._rollouts = self._worker_factory.rollouts(

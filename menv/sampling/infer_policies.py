@@ -7,7 +7,7 @@ are reported then.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -33,11 +33,16 @@ class AgentSpaces:
         given: The config's space of every agent, or spaces by agent id, for an environment that
             declares none before its first reset.
         reshaped: Whether an `observation_fn` changes the observations.
+
+    Attributes:
+        first_agents: The agents of the environment's only reset before sampling, [] if it needs none; None until
+            `resolve_specs` has looked.
     """
 
     def __init__(
         self, env: Any, kind: Literal["observation", "action"], given: Any = None, *, reshaped: bool = False
     ) -> None:
+        self.first_agents: list[AgentId] | None = None
         self._env = env
         self._kind = kind
         self._given = given
@@ -191,26 +196,13 @@ def _of_one(given: Space, agent: AgentId) -> Space:
 _EPISODES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class GivenSpaces:
-    """The spaces in the config.
-
-    Attributes:
-        observation: The space of every agent, or spaces by agent id; None leaves it to the environment.
-        action: The same for actions.
-        reshaped: Whether an `observation_fn` changes the observations.
-        seen: The agents of the first reset, in a list that is empty before the look-up. An environment is reset once
-            at most.
-    """
-
-    observation: Any = None
-    action: Any = None
-    reshaped: bool = False
-    seen: list[list[AgentId]] = field(default_factory=list)
-
-
 def resolve_specs(
-    policy_map: PolicyMap, base_env: BaseEnv, env: Any, given: GivenSpaces, num_workers: int = 0
+    policy_map: PolicyMap,
+    base_env: BaseEnv,
+    env: Any,
+    observations: AgentSpaces,
+    actions: AgentSpaces,
+    num_workers: int = 0,
 ) -> dict[str, PolicySpec]:
     """Return the policies' specs with both spaces filled in.
 
@@ -219,15 +211,12 @@ def resolve_specs(
         ConfigError: Agents of one policy differ in their spaces, or a policy's spaces cannot be inferred.
     """
     if base_env.lockstep:
-        # The user's vector environment has batched spaces, `base_env` the spaces of one agent.
         env = base_env
-    observations = AgentSpaces(env, "observation", given.observation, reshaped=given.reshaped)
-    actions = AgentSpaces(env, "action", given.action)
     agents = _agents(env, base_env) or _named_agents(env)
-    if not given.seen:
+    if observations.first_agents is None:
         unknown = _unknown(policy_map, agents, observations, actions)
-        given.seen.append(_first_agents(env, base_env) if unknown else [])
-    agents = _agents(env, base_env) or _named_agents(env) or given.seen[0]
+        observations.first_agents = _first_agents(env, base_env) if unknown else []
+    agents = _agents(env, base_env) or _named_agents(env) or observations.first_agents
     users = _users(policy_map, agents, base_env, num_workers)
     return {
         policy_id: replace(

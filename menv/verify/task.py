@@ -22,7 +22,7 @@ from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
 from menv.registry import describe_env, make_env
 from menv.sampling.fragment_limit import FragmentLimit
-from menv.sampling.infer_policies import AgentSpaces, GivenSpaces, resolve_agents, resolve_specs
+from menv.sampling.infer_policies import AgentSpaces, resolve_agents, resolve_specs
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.sampler import Sampler
 
@@ -102,13 +102,14 @@ class Task:
 
     def _policies(self, first: Any, base_env: BaseEnv) -> tuple[PolicyMap, list[PolicyGroup]]:
         config, multi = self._config, self._config.multiagent
-        given = GivenSpaces(
-            config.observation_space, config.action_space, reshaped=multi.observation_fn is not None
-        )
+        declares, reshaped = base_env if base_env.lockstep else first, multi.observation_fn is not None
+        observations = AgentSpaces(declares, "observation", config.observation_space, reshaped=reshaped)
+        actions = AgentSpaces(declares, "action", config.action_space)
         policy_map = PolicyMap(multi.policies, multi.policy_mapping_fn)
         if multi.policies is None and self.kind == MULTI:
-            policy_map = _by_spaces(resolve_agents(policy_map, base_env, first), first, given) or policy_map
-        specs = resolve_specs(policy_map, base_env, first, given)
+            agents = resolve_agents(policy_map, base_env, first)
+            policy_map = _by_spaces(agents, observations, actions) or policy_map
+        specs = resolve_specs(policy_map, base_env, first, observations, actions)
         configs = {
             name: override(config, spec.config, name)
             for name, spec in specs.items()
@@ -131,14 +132,12 @@ def _kind_of(env: Any) -> str:
     return SINGLE if isinstance(env, gym.Env) else WHOLE
 
 
-def _by_spaces(agents: Mapping[AgentId, str], env: Any, given: GivenSpaces) -> PolicyMap | None:
+def _by_spaces(agents: Mapping[AgentId, str], *spaces: AgentSpaces) -> PolicyMap | None:
     """Return one policy for each group of agents with equal spaces; None if all have the same spaces."""
     kinds: list[tuple[Any, ...]] = []
     owners: dict[AgentId, str] = {}
-    observations = AgentSpaces(env, "observation", given.observation, reshaped=given.reshaped)
-    actions = AgentSpaces(env, "action", given.action)
     for agent in agents:
-        found = tuple(space.of_policy("any", PolicySpec(), [agent]) for space in (observations, actions))
+        found = tuple(kind.of_policy("any", PolicySpec(), [agent]) for kind in spaces)
         if found not in kinds:
             kinds.append(found)
         owners[agent] = f"policy_{kinds.index(found)}"
