@@ -74,6 +74,8 @@ class FragmentLimit:
 
     def count(self, env_indices: Column) -> None:
         """Count answered rows [R] of these sub-environments."""
+        if self._by_rows or self._complete:
+            self._make_room(int(env_indices.max(initial=-1)) + 1)
         if self._by_rows:
             self._rows += np.bincount(env_indices, minlength=len(self._rows))
             self._asked[env_indices] = self._seen[env_indices]
@@ -84,9 +86,8 @@ class FragmentLimit:
         """Record that episodes ended."""
         if self._complete:
             for end in ends:
-                # An episode may end in the first poll, before any fragment has begun.
-                if end.env_index < len(self._boundary):
-                    self._boundary[end.env_index] = True
+                self._make_room(end.env_index + 1)
+                self._boundary[end.env_index] = True
 
     def closed(self, env_steps: Column) -> Flags | None:
         """Return [E] True where a sub-environment's share is full, None if there is none."""
@@ -153,15 +154,6 @@ class ExternalFragmentLimit(FragmentLimit):
         self._begun = int(env_steps.sum())
         self._make_room(len(env_steps))
         self._rows[:] = 0
-
-    def count(self, env_indices: Column) -> None:
-        if self._by_rows or self._complete:
-            self._make_room(int(env_indices.max(initial=-1)) + 1)
-            super().count(env_indices)
-
-    def end_episodes(self, ends: Sequence[EpisodeEnd]) -> None:
-        self._make_room(max((end.env_index + 1 for end in ends), default=0))
-        super().end_episodes(ends)
 
     def closed(self, env_steps: Column) -> Flags | None:
         self._make_room(len(env_steps))
