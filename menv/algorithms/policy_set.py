@@ -34,7 +34,7 @@ from menv.algorithms.torch_threads import learning_device
 from menv.base_env import AgentId
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError, ContractError
-from menv.inference.network_policy import NetworkPolicy, RemovedPolicies
+from menv.inference.network_policy import NetworkPolicy, SingleNetwork
 from menv.migration_hints import old_arguments
 from menv.policy import Policy, one_row, weights_of
 from menv.policy_map import DEFAULT_POLICY, PolicyMap
@@ -194,7 +194,7 @@ class PolicySet:
         if isinstance(policy, NetworkPolicy):
             assert isinstance(policy.networks, NetworkPolicyGroup)
             # The object stays usable.
-            policy.networks, policy.index = RemovedPolicies.of(policy.networks, policy.index), 0
+            policy.networks, policy.index = SingleNetwork.of(policy.networks, policy.index), 0
         self._take(changed)
 
     def read_weights(self, weights: Any) -> Mapping[str, Mapping[str, Any]]:

@@ -7,8 +7,7 @@ With `inference="auto"` the algorithm builds both backends and calls `check_agai
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from menv.algorithms import distributions
-from menv.algorithms.networks.network_spec import RecurrentNetwork, TorchNetwork
+from menv.algorithms.networks.network_spec import TorchNetwork
 from menv.algorithms.networks.stock_spec import EPSILON
 from menv.algorithms.torch_runtime import CPU, array_of, repeatable, tensor_of
 from menv.errors import ConfigError
@@ -25,18 +24,21 @@ from menv.inference.backend import (
     ActingBackend,
     Actions,
     Decision,
-    FixedBatchRunner,
     Flags,
     Floats,
     ForwardOutputs,
-    LazyOutputs,
     Rows,
     Weights,
     Which,
     all_finite,
+    check_shapes,
     fill_in,
-    portions,
+    taken,
 )
+
+if TYPE_CHECKING:
+    from menv.algorithms.networks.torch_custom import TorchCustom
+    from menv.algorithms.networks.torch_stock import TorchStock
 
 
 def best_actions(head: ActionHead, q_values: Tensor) -> Tensor:
@@ -105,7 +107,7 @@ _TOLERANCE = 1e-4
 _ODD_DRAWS = 2
 
 
-class TorchBackend:
+class TorchBackend(ActingBackend):
     """P policies of one architecture, run by torch.
 
     Pickled, it acts on the processor of wherever it arrives.
@@ -119,13 +121,9 @@ class TorchBackend:
         state_size: int = 0,
         device: torch.device = CPU,
     ) -> None:
+        super().__init__(head, weights[0], state_size)
         self._device = device
         self._make_network = make_network
-        # How outputs become actions.
-        self.head = head
-        # S, numbers in a row of recurrent state; 0 for a network without one.
-        self.state_size = state_size
-        self._shapes = {name: np.shape(weights[0][name]) for name in sorted(weights[0])}
         self._params: list[dict[str, Tensor]] = []
         self._networks: list[TorchNetwork] = []
         for one in weights:
@@ -145,19 +143,6 @@ class TorchBackend:
         """P, the number of policies."""
         return len(self._networks)
 
-    @property
-    def weight_names(self) -> Sequence[str]:
-        """The names that `set_weights` needs, sorted."""
-        return tuple(self._shapes)
-
-    def act(self, obs: Rows, mask: Flags | None, noise: Floats, which: Which = None) -> Actions:
-        """Draw an action for each row; see `ActingBackend.act`."""
-        return self.decide(obs, mask, noise, which).actions
-
-    def greedy(self, obs: Rows, mask: Flags | None, which: Which = None) -> Actions:
-        """Return the most probable action of each row; see `ActingBackend.greedy`."""
-        return self.decide(obs, mask, None, which).actions
-
     @torch.inference_mode()
     def decide(
         self,
@@ -174,44 +159,27 @@ class TorchBackend:
         finite = True
         for policy in np.unique(which).tolist():
             rows = which == policy
-            parts = (None if array is None else array[rows] for array in (mask, noise, state))
-            own = self._choose(policy, obs[rows], *parts)
+            own = self._choose(policy, obs[rows], taken(mask, rows), taken(noise, rows), taken(state, rows))
             fill_in(found, rows, own)
             finite = finite and own.is_finite
         return found._replace(is_finite=finite)
 
-    def fixed_batch(self, policy: int, rows: int, *, masked: bool, explore: bool) -> FixedBatchRunner:
-        """Return what decides on rows of one policy; see `ActingBackend.fixed_batch`."""
-        return LazyOutputs(partial(self.decide, which=policy))
-
     @torch.inference_mode()
-    def evaluate(
-        self, policy: int, obs: Rows, mask: Flags | None, actions: Actions, state: Floats | None = None
+    def _evaluated(
+        self, policy: int, obs: Rows, mask: Flags | None, actions: Actions, state: Floats | None
     ) -> ForwardOutputs:
-        """Return [N, D] distribution inputs and [N] log-probabilities of `actions`."""
-        parts = portions(obs)
-        if len(parts) > 1:
-            found = [
-                self.evaluate(policy, obs[part], _taken(mask, part), actions[part], _taken(state, part))
-                for part in parts
-            ]
-            return ForwardOutputs(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
-        allowed, taken = self._maybe_tensor(mask), self._tensor(actions)
+        allowed, chosen = self._maybe_tensor(mask), self._tensor(actions)
         with repeatable(self._device):
             inputs = self._network(policy).dist_inputs(self._tensor(obs), allowed, self._maybe_tensor(state))
         if self.head.is_value_based:
             epsilon = self._params[policy][EPSILON]
-            logp = epsilon_greedy_logp(self.head, inputs, allowed, epsilon, taken)
+            logp = epsilon_greedy_logp(self.head, inputs, allowed, epsilon, chosen)
         else:
-            logp = distributions.logp(self.head, inputs, taken)
+            logp = distributions.logp(self.head, inputs, chosen)
         return ForwardOutputs(array_of(inputs), array_of(logp))
 
     @torch.inference_mode()
-    def values(self, policy: int, obs: Rows, state: Floats | None = None) -> Floats:
-        """Return the [N] state values of one policy's critic."""
-        parts = portions(obs)
-        if len(parts) > 1:
-            return np.concatenate([self.values(policy, obs[part], _taken(state, part)) for part in parts])
+    def _valued(self, policy: int, obs: Rows, state: Floats | None) -> Floats:
         with repeatable(self._device):
             return array_of(self._network(policy).values(self._tensor(obs), self._maybe_tensor(state)))
 
@@ -220,7 +188,7 @@ class TorchBackend:
         """Add a policy and return its index; without weights it copies policy 0."""
         params = {
             name: torch.zeros(shape, device=self._device, dtype=torch.float32)
-            for name, shape in self._shapes.items()
+            for name, shape in self.shapes.items()
         }
         self._params.append(params)
         self._networks.append(self._make_network(params))
@@ -230,16 +198,7 @@ class TorchBackend:
     def set_weights(self, policy: int, weights: Weights) -> None:
         """Copy `weights` in."""
         self._network(policy)
-        found = {name: np.shape(weights[name]) for name in weights}
-        wrong = sorted(
-            (name for name in {*found, *self._shapes} if found.get(name) != self._shapes.get(name)), key=str
-        )
-        if wrong:
-            raise ConfigError(
-                f"TorchActing: {len(wrong)} weights do not fit the architecture, first {wrong[0]!r} of shape "
-                f"{found.get(wrong[0])}, expected {self._shapes.get(wrong[0])}; "
-                "give the weights of the same network"
-            )
+        check_shapes("TorchBackend", weights, self.shapes)
         for name, param in self._params[policy].items():
             param.copy_(tensor_of(np.asarray(weights[name]), dtype=np.float32))
 
@@ -255,17 +214,8 @@ class TorchBackend:
         )
 
     def _network(self, policy: int) -> TorchNetwork:
-        if not 0 <= policy < self.policies:
-            raise ConfigError(
-                f"TorchActing: policy {policy}, expected 0 to {self.policies - 1}; call add_policy first"
-            )
+        self._require_policy(policy)
         return self._networks[policy]
-
-    def _empty(self, rows: int) -> Decision:
-        head, width = self.head, self.state_size
-        inputs = np.empty((rows, head.inputs), np.float32) if head.returns_dist_inputs else None
-        state = np.empty((rows, width), np.float32) if width else None
-        return Decision(head.empty_actions(rows), inputs, state)
 
     def _choose(
         self, policy: int, obs: Rows, mask: Flags | None, noise: Floats | None, state: Floats | None
@@ -278,7 +228,9 @@ class TorchBackend:
             if state is None:
                 inputs = network.dist_inputs(rows, allowed)
             else:
-                inputs, after = cast("RecurrentNetwork", network).step(rows, allowed, self._tensor(state))
+                inputs, after = cast("TorchStock | TorchCustom", network).step(
+                    rows, allowed, self._tensor(state)
+                )
         actions = array_of(self._actions(policy, inputs, allowed, self._maybe_tensor(noise)))
         outputs = array_of(inputs) if self.head.choices else None
         finite = outputs is None or all_finite(outputs, choices=True)
@@ -409,7 +361,3 @@ def _inverse_cdf(logits: Tensor, draws: Tensor) -> Tensor:
     """Return the [N] first choices whose cumulated probability exceeds the draw."""
     steps = logits.softmax(-1).cumsum(-1)
     return (steps > (draws * steps[:, -1])[:, None]).to(torch.uint8).argmax(-1)
-
-
-def _taken(array: Any, rows: slice) -> Any:
-    return None if array is None else array[rows]

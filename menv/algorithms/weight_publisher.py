@@ -24,7 +24,7 @@ from menv.episode import Episode
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.inference.backend import ActingBackend, Actions, Flags, Floats, ForwardOutputs, Rows
 from menv.inference.connector_path import plain
-from menv.inference.network_policy import NetworkPolicy, RemovedPolicies
+from menv.inference.network_policy import NetworkPolicy, SingleNetwork
 from menv.inference.policy_bundle import ExportCache, pack_bundle, pack_weights
 from menv.policy import Policy
 from menv.sampling.sampler import Sampler
@@ -160,7 +160,7 @@ class _Copy:
     policy: NetworkPolicy
     backend: ActingBackend
     own: NetworkPolicy
-    export_cache: ExportCache = field(default_factory=ExportCache)
+    export_cache: ExportCache = field(default_factory=dict)
     graph: Any = None
 
 
@@ -200,7 +200,7 @@ class PolicyForms:
         backend, known = policy.networks.backend, self._copies.get(policy.policy_id)
         if known is None or known.policy is not policy or known.backend is not backend:
             own = NetworkPolicy(
-                RemovedPolicies.of(policy.networks, policy.index), 0, policy.config, policy.seed
+                SingleNetwork.of(policy.networks, policy.index), 0, policy.config, policy.seed
             )
             own.explore = policy.explore
             known = self._copies[policy.policy_id] = _Copy(policy, backend, own)

@@ -39,28 +39,7 @@ class ActingGraphs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StoredGraphs:
-    """The `ActingGraphs` of a policy from disk, by kind; each has a mask if the observations have one."""
-
-    models: Mapping[GraphKind, bytes]
-
-    @property
-    def stacks(self) -> bool:
-        """False: there is one policy."""
-        return False
-
-    def build(self, kind: GraphKind, stacked: bool = False, masked: bool = False) -> bytes:
-        """Return a serialised model; policies on disk only act, so there may be none of a kind."""
-        if kind not in self.models:
-            raise ConfigError(
-                f"policy on disk: has no graph of {kind}, expected one of {sorted(self.models)}; ask the algorithm "
-                "that trained it"
-            )
-        return self.models[kind]
-
-
-@dataclass(frozen=True, slots=True)
-class PrebuiltGraphs:
-    """All graphs of an architecture, by (kind, stacked, masked): the form in which a pickled back-end carries them."""
+    """Built `ActingGraphs`, by (kind, stacked, masked): of a policy from disk, or in a pickled back-end."""
 
     stacks: bool
     models: Mapping[tuple[GraphKind, bool, bool], bytes]
@@ -80,5 +59,10 @@ class PrebuiltGraphs:
         return cls(graphs.stacks, models)
 
     def build(self, kind: GraphKind, stacked: bool = False, masked: bool = False) -> bytes:
-        """See `ActingGraphs.build`."""
+        """Return a serialised model; policies on disk only act, so there may be none of a kind."""
+        if (kind, stacked, masked) not in self.models:
+            raise ConfigError(
+                f"policy on disk: has no graph of {kind}, expected one of {sorted({one for one, *_ in self.models})}; "
+                "ask the algorithm that trained it"
+            )
         return self.models[kind, stacked, masked]

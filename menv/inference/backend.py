@@ -8,8 +8,10 @@ outputs are not finite are also here.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -58,41 +60,40 @@ class Decision(NamedTuple):
     is_finite: bool = True
 
 
-class ActingBackend(Protocol):
+class ActingBackend(ABC):
     """P policies of one architecture that act on whole batches of rows. Not thread-safe.
 
     Choices that a mask forbids have probability exactly 0: they are never sampled and never greedy.
-    A recurrent network needs the state [R, S] before each row, except in `act` and `greedy`, which are for networks
-    without one. Shapes: obs [R, F]; mask [R, head.mask_width], True where allowed, None allows everything; noise
-    [R, head.noise_width], the only source of randomness.
+    A recurrent network needs the state [R, S] before each row. Shapes: obs [R, F]; mask [R, head.mask_width], True
+    where allowed, None allows everything; noise [R, head.noise_width], the only source of randomness.
+
+    Attributes:
+        head: How outputs become actions.
+        state_size: S, numbers in a row of recurrent state; 0 for a network without one.
+        shapes: Shapes of one policy's weights, by sorted name.
     """
 
-    @property
-    def head(self) -> ActionHead:
-        """How outputs become actions."""
+    def __init__(self, head: ActionHead, first: Weights, state_size: int) -> None:
+        self.head = head
+        self.state_size = state_size
+        self.shapes = {name: np.shape(first[name]) for name in sorted(first)}
 
     @property
+    @abstractmethod
     def obs_size(self) -> int:
         """F, numbers in a flat observation."""
 
     @property
-    def state_size(self) -> int:
-        """S, numbers in a row of recurrent state; 0 for a network without one."""
-
-    @property
+    @abstractmethod
     def policies(self) -> int:
         """P, the number of policies."""
 
     @property
     def weight_names(self) -> Sequence[str]:
         """The names that `set_weights` needs, sorted."""
+        return tuple(self.shapes)
 
-    def act(self, obs: Rows, mask: Flags | None, noise: Floats, which: Which = None) -> Actions:
-        """Sample an action for each row: [R, *head.action_shape] of `head.action_dtype`."""
-
-    def greedy(self, obs: Rows, mask: Flags | None, which: Which = None) -> Actions:
-        """Return the most probable action of each row (the mean, for continuous actions)."""
-
+    @abstractmethod
     def decide(
         self,
         obs: Rows,
@@ -101,33 +102,84 @@ class ActingBackend(Protocol):
         which: Which = None,
         state: Floats | None = None,
     ) -> Decision:
-        """Return the actions of `act`, or of `greedy` without noise, with their distribution inputs."""
+        """Return actions sampled with the noise, or the most probable ones (the mean, of numbers) without noise."""
 
     def fixed_batch(self, policy: int, rows: int, *, masked: bool, explore: bool) -> FixedBatchRunner:
         """Return a runner for batches of R rows of one policy; only for networks without a recurrent state.
 
         It decides like `decide`, looks up beforehand whatever it can, and is valid until a policy is added.
         """
+        return LazyOutputs(partial(self.decide, which=policy))
 
     def evaluate(
         self, policy: int, obs: Rows, mask: Flags | None, actions: Actions, state: Floats | None = None
     ) -> ForwardOutputs:
         """Return distribution inputs and log-probabilities of `actions` under one policy."""
+        parts = portions(obs)
+        if len(parts) < 2:
+            return self._evaluated(policy, obs, mask, actions, state)
+        found = [
+            self._evaluated(policy, obs[part], taken(mask, part), actions[part], taken(state, part))
+            for part in parts
+        ]
+        return ForwardOutputs(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
+
+    @abstractmethod
+    def _evaluated(
+        self, policy: int, obs: Rows, mask: Flags | None, actions: Actions, state: Floats | None
+    ) -> ForwardOutputs:
+        """Do `evaluate` for rows that are computed at once."""
 
     def values(self, policy: int, obs: Rows, state: Floats | None = None) -> Floats:
         """Return the [N] state values of one policy's critic."""
+        parts = portions(obs)
+        if len(parts) < 2:
+            return self._valued(policy, obs, state)
+        return np.concatenate([self._valued(policy, obs[part], taken(state, part)) for part in parts])
 
+    @abstractmethod
+    def _valued(self, policy: int, obs: Rows, state: Floats | None) -> Floats:
+        """Do `values` for rows that are computed at once."""
+
+    @abstractmethod
     def add_policy(self, weights: Weights | None = None) -> int:
         """Add a policy and return its index; without weights it copies policy 0."""
 
+    @abstractmethod
     def set_weights(self, policy: int, weights: Weights) -> None:
         """Copy `weights` in; a name or shape that differs from the architecture is a ConfigError."""
 
+    @abstractmethod
     def get_weights(self, policy: int) -> dict[str, Floats]:
         """Return copies of one policy's weights."""
 
+    @abstractmethod
     def extract_policy(self, policy: int) -> ActingBackend:
         """Return a back-end whose policy 0 has copies of this policy's weights; two threads may use the two at once."""
+
+    def _require_policy(self, policy: int) -> None:
+        if not 0 <= policy < self.policies:
+            raise ConfigError(
+                f"{type(self).__name__}: policy {policy}, expected 0 to {self.policies - 1}; call add_policy first"
+            )
+
+    def _empty(self, rows: int) -> Decision:
+        """Return a decision on R rows to `fill_in`."""
+        head, width = self.head, self.state_size
+        inputs = np.empty((rows, head.inputs), np.float32) if head.returns_dist_inputs else None
+        state = np.empty((rows, width), np.float32) if width else None
+        return Decision(head.empty_actions(rows), inputs, state)
+
+
+def check_shapes(backend: str, weights: Weights, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ConfigError for weights whose names or shapes are not those of the architecture."""
+    found = {name: np.shape(weights[name]) for name in weights}
+    wrong = sorted((name for name in {*found, *shapes} if found.get(name) != shapes.get(name)), key=str)
+    if wrong:
+        raise ConfigError(
+            f"{backend}: {len(wrong)} weights do not fit the architecture, first {wrong[0]!r} of shape "
+            f"{found.get(wrong[0])}, expected {shapes.get(wrong[0])}; give the weights of the same network"
+        )
 
 
 class FixedBatchRunner(Protocol):
@@ -162,6 +214,11 @@ def portions(obs: Rows) -> list[slice]:
     rows, width = obs.shape
     size = min(_ROWS_AT_ONCE, max(_LEAST_AT_ONCE, _NUMBERS_AT_ONCE // max(1, width)))
     return [slice(start, start + size) for start in range(0, rows, size)]
+
+
+def taken(array: Any, rows: Any) -> Any:
+    """Return some rows of an array, None without one."""
+    return None if array is None else array[rows]
 
 
 def fill_in(whole: Decision, rows: Any, part: Decision) -> None:

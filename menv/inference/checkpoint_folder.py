@@ -442,7 +442,8 @@ def write_policies(
     They say where each policy is, and why others, which cannot be exported, are left out. `trained` returns how the
     policy of an id was trained; see `Policy.export_checkpoint`.
     """
-    home, cache = folder / POLICIES, ExportCache()
+    home = folder / POLICIES
+    cache: ExportCache = {}
     found: dict[str, Any] = {}
     left_out: dict[str, str] = {}
     for (policy_id, policy), name in zip(policies.items(), _folder_names(policies), strict=True):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from menv.connectors.action_output import ActionOutput
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.inference.acting_graphs import ActingGraphs
-from menv.inference.backend import Floats
+from menv.inference.backend import ActingBackend, Floats
 from menv.inference.network_policy import NetworkGroup
 from menv.inference.onnx_backend import OnnxBackend
 from menv.spaces import builder_of, columns_of, leaves, paths
@@ -94,15 +94,19 @@ def make_golden(
 
 
 def answer(
-    networks: NetworkGroup, acting: Any, golden: Mapping[str, Array], output: ActionOutput | None = None
+    networks: NetworkGroup,
+    acting: ActingBackend,
+    golden: Mapping[str, Array],
+    output: ActionOutput | None = None,
+    index: int = 0,
 ) -> Golden:
-    """Return the outputs of policy 0 of a back-end for golden inputs; `output` is that of the action connectors."""
+    """Return the outputs of a policy of a back-end for golden inputs; `output` is that of the action connectors."""
     obs, mask = preprocessed(networks, golden)
     obs = golden.get("rows", obs)
     state = golden.get("state")
-    drawn = acting.decide(obs, mask, golden["noise"], 0, state)
-    best = acting.decide(obs, mask, None, 0, state)
-    judged = acting.evaluate(0, obs, mask, drawn.actions, state)
+    drawn = acting.decide(obs, mask, golden["noise"], index, state)
+    best = acting.decide(obs, mask, None, index, state)
+    judged = acting.evaluate(index, obs, mask, drawn.actions, state)
     found = {"dist_inputs": judged.dist_inputs, "logp": judged.logp}
     if drawn.state is not None:
         found["state_after"] = drawn.state

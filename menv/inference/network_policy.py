@@ -85,7 +85,7 @@ class NetworkGroup(Protocol):
 
 @dataclass
 class SingleNetwork:
-    """The `NetworkGroup` of a single policy."""
+    """The `NetworkGroup` of a single policy: from disk, or removed from its group."""
 
     policy_ids: list[str]
     observation_space: gym.Space[Any]
@@ -96,19 +96,13 @@ class SingleNetwork:
     state_sizes: tuple[int, ...]
     connectors: Sequence[PolicyConnectors]
     built: ActionPlan
-
-
-@dataclass
-class RemovedPolicies(SingleNetwork):
-    """The network of a policy that was removed from its group, with its own copy of the weights."""
-
     row_width: int
     row_dtype: np.dtype[Any]
     graphs: Callable[[], ActingGraphs | None]
 
     @classmethod
     def of(cls, networks: NetworkGroup, index: int) -> Self:
-        """Extract policy `index`, whose index another policy may get afterwards."""
+        """Return policy `index` of a group with its own copy of the weights."""
         return cls(
             [networks.policy_ids[index]], networks.observation_space, networks.action_space, networks.preprocess,
             networks.backend.extract_policy(index), networks.output, networks.state_sizes,
@@ -219,20 +213,13 @@ class FairLock:
         return FairLock, ()
 
 
-class FairlyLocked(Protocol):
-    """An object whose methods are `locked`."""
-
-    turn: FairLock
-
-
-T = TypeVar("T", bound=FairlyLocked)
-
-
-def locked(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
+def locked(
+    method: Callable[Concatenate[NetworkPolicy, P], R],
+) -> Callable[Concatenate[NetworkPolicy, P], R]:
     """Return a method that one thread at a time runs."""
 
     @functools.wraps(method)
-    def alone(self: T, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def alone(self: NetworkPolicy, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self.turn.lock:
             return method(self, *args, **kwargs)
 

@@ -8,39 +8,36 @@ bit-identical in every batch: single rows are padded to two, because ONNX Runtim
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from menv.errors import ConfigError
-from menv.inference.acting_graphs import ActingGraphs, GraphKind, PrebuiltGraphs, StoredGraphs
+from menv.inference.acting_graphs import ActingGraphs, GraphKind, StoredGraphs
 from menv.inference.action_heads import ActionHead
 from menv.inference.backend import (
+    ActingBackend,
     Actions,
     Decision,
     FixedBatchRunner,
     Flags,
     Floats,
     ForwardOutputs,
-    LazyOutputs,
     Rows,
     Weights,
     Which,
+    check_shapes,
     fill_in,
-    portions,
+    taken,
 )
 from menv.inference.onnx_sessions import (
     BoundSession,
     Feed,
-    FixedBatchSession,
     GraphSession,
     PolicyBatches,
     PolicyBatchLayout,
-    RecurrentSession,
     open_session,
 )
 
@@ -95,17 +92,7 @@ class WeightStacks:
         return {name: room[policy].copy() for name, room in self._room.items()}
 
     def _checked(self, weights: Weights) -> dict[str, Floats]:
-        found = {name: np.shape(weights[name]) for name in sorted(weights, key=str)}
-        if found != self.shapes:
-            wrong = sorted(
-                (name for name in {*found, *self.shapes} if found.get(name) != self.shapes.get(name)),
-                key=str,
-            )
-            name = wrong[0]
-            raise ConfigError(
-                f"OnnxBackend: {len(wrong)} weights do not fit the architecture, first {name!r} of shape "
-                f"{found.get(name)}, expected {self.shapes.get(name)}; give the weights of the same network"
-            )
+        check_shapes("OnnxBackend", weights, self.shapes)
         return {name: np.asarray(weights[name], np.float32) for name in self.shapes}
 
 
@@ -125,7 +112,7 @@ _BOUND_RUNNERS = 256
 _NEWCOMERS = 8
 
 
-class OnnxBackend:
+class OnnxBackend(ActingBackend):
     """The `ActingBackend` that runs ONNX graphs on the CPU, in one thread.
 
     Each graph is built when first needed (a session opens in 4 to 8 ms). Weights that differ in names or shapes between
@@ -135,9 +122,8 @@ class OnnxBackend:
     def __init__(
         self, graphs: ActingGraphs, head: ActionHead, weights: Sequence[Weights], state_size: int = 0
     ) -> None:
+        super().__init__(head, weights[0], state_size)
         self._graphs = graphs
-        self.head = head
-        self.state_size = state_size
         self._stacks = WeightStacks(weights)
         self._spare_rows = _RUN_WORK // (_ROW_WORK + self._stacks.numbers_each) if graphs.stacks else 0
         self._plan = PolicyBatchLayout(self._stacks.policies, self._spare_rows)
@@ -150,9 +136,9 @@ class OnnxBackend:
 
     def __reduce__(self) -> Any:
         weights = [self.get_weights(policy) for policy in range(self.policies)]
-        if not isinstance(self._graphs, PrebuiltGraphs | StoredGraphs):
+        if not isinstance(self._graphs, StoredGraphs):
             # Built once: the back-end is pickled again whenever policies are added or removed.
-            self._graphs = PrebuiltGraphs.of(self._graphs, masks=self.head.mask_width > 0)
+            self._graphs = StoredGraphs.of(self._graphs, masks=self.head.mask_width > 0)
         return OnnxBackend, (self._graphs, self.head, weights, self.state_size)
 
     @property
@@ -166,19 +152,6 @@ class OnnxBackend:
         """P, the number of policies."""
         return self._stacks.policies
 
-    @property
-    def weight_names(self) -> Sequence[str]:
-        """The names that `set_weights` needs, sorted."""
-        return tuple(self._stacks.shapes)
-
-    def act(self, obs: Rows, mask: Flags | None, noise: Floats, which: Which = None) -> Actions:
-        """See `ActingBackend.act`."""
-        return self._decide("act", obs, mask, noise, which, None).actions
-
-    def greedy(self, obs: Rows, mask: Flags | None, which: Which = None) -> Actions:
-        """See `ActingBackend.greedy`."""
-        return self._decide("greedy", obs, mask, None, which, None).actions
-
     def decide(
         self,
         obs: Rows,
@@ -188,17 +161,7 @@ class OnnxBackend:
         state: Floats | None = None,
     ) -> Decision:
         """See `ActingBackend.decide`."""
-        return self._decide("greedy" if noise is None else "act", obs, mask, noise, which, state)
-
-    def _decide(
-        self,
-        kind: GraphKind,
-        obs: Rows,
-        mask: Flags | None,
-        noise: Floats | None,
-        which: Which,
-        state: Floats | None,
-    ) -> Decision:
+        kind: GraphKind = "greedy" if noise is None else "act"
         if which is None or isinstance(which, int):
             return self._answer(kind, which or 0, obs, mask, noise, None, state)
         return self._mixed(kind, which, obs, mask, noise, state)
@@ -208,51 +171,36 @@ class OnnxBackend:
         kind: GraphKind = "act" if explore else "greedy"
         runner = self._fixed_batches.get((kind, policy, masked, rows))
         if runner is None:
-            runner = LazyOutputs(partial(self.decide, which=policy))
             if 0 < rows * (self.obs_size + self._numbers_a_row) <= _BOUND_NUMBERS:
-                runner = FixedBatchSession(self._runner(kind, policy, masked), rows)
+                runner = BoundSession(self._runner(kind, policy, masked), rows)
+            else:
+                runner = super().fixed_batch(policy, rows, masked=masked, explore=explore)
             self._fixed_batches[kind, policy, masked, rows] = runner
         return runner
 
-    def evaluate(
-        self, policy: int, obs: Rows, mask: Flags | None, actions: Actions, state: Floats | None = None
+    def _evaluated(
+        self, policy: int, obs: Rows, mask: Flags | None, actions: Actions, state: Floats | None
     ) -> ForwardOutputs:
-        """Return [N, D] distribution inputs and [N] log-probabilities of `actions`."""
         rows = len(obs)
         if rows == 0:
             return ForwardOutputs(np.empty((0, self.head.inputs), np.float32), np.empty(0, np.float32))
-        if rows == 1:
-            inputs, logp = self.evaluate(
-                policy, _twice(obs), _maybe(_twice, mask), _twice(actions), _maybe(_twice, state)
-            )
-            return ForwardOutputs(inputs[:1], logp[:1])
-        parts_of = portions(obs)
-        if len(parts_of) > 1:
-            parts = [
-                self.evaluate(policy, obs[part], _taken(mask, part), actions[part], _taken(state, part))
-                for part in parts_of
-            ]
-            return ForwardOutputs(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
         runner = self._runner("evaluate", policy, mask is not None)
-        runner.feed["obs"] = obs
-        runner.feed["actions"] = actions
+        runner.feed["obs"] = _two_or_more(obs)
+        runner.feed["actions"] = _two_or_more(actions)
         if mask is not None:
-            runner.feed["mask"] = mask
+            runner.feed["mask"] = _two_or_more(mask)
         if state is not None:
-            runner.feed["state"] = state
-        return ForwardOutputs(*runner.run())
+            runner.feed["state"] = _two_or_more(state)
+        inputs, logp = runner.run()
+        return ForwardOutputs(inputs[:rows], logp[:rows])
 
-    def values(self, policy: int, obs: Rows, state: Floats | None = None) -> Floats:
-        """Return the [N] state values of one policy's critic."""
+    def _valued(self, policy: int, obs: Rows, state: Floats | None) -> Floats:
         if len(obs) == 0:
             return np.empty(0, np.float32)
-        parts = portions(obs)
-        if len(parts) > 1:
-            return np.concatenate([self.values(policy, obs[part], _taken(state, part)) for part in parts])
         runner = self._runner("values", policy, False)
-        runner.feed["obs"] = obs if len(obs) > 1 else _twice(obs)
+        runner.feed["obs"] = _two_or_more(obs)
         if state is not None:
-            runner.feed["state"] = state if len(obs) > 1 else _twice(state)
+            runner.feed["state"] = _two_or_more(state)
         values: Floats = runner.run()[0]
         return values[: len(obs)]
 
@@ -309,7 +257,7 @@ class OnnxBackend:
     def _bind(self, key: BoundKey) -> BoundSession:
         kind, policy, unmasked, rows, depth = key
         runner = self._runner(kind, policy, not unmasked)
-        bound = (RecurrentSession if self.state_size else BoundSession)(runner, rows, depth)
+        bound = BoundSession(runner, rows, depth)
         self._bound[key] = bound
         if len(self._bound) > _BOUND_RUNNERS:
             del self._bound[next(iter(self._bound))]
@@ -359,20 +307,14 @@ class OnnxBackend:
                 kind,
                 int(own[begin]),
                 obs[rows],
-                _taken(mask, rows),
-                _taken(noise, rows),
+                taken(mask, rows),
+                taken(noise, rows),
                 None,
-                _taken(state, rows),
+                taken(state, rows),
             )
             fill_in(found, rows, part)
             finite, begin = finite and part.is_finite, end
         return found._replace(is_finite=finite)
-
-    def _empty(self, rows: int) -> Decision:
-        head, width = self.head, self.state_size
-        inputs = np.empty((rows, head.inputs), np.float32) if head.returns_dist_inputs else None
-        state = np.empty((rows, width), np.float32) if width else None
-        return Decision(head.empty_actions(rows), inputs, state)
 
     def _runner(self, kind: GraphKind, policy: int | None, masked: bool) -> GraphSession:
         """Return the runner of one policy, or of all of them stacked if `policy` is None."""
@@ -401,20 +343,6 @@ class OnnxBackend:
             self._sessions[key] = open_session(self._graphs.build(kind, stacked, masked))
         return self._sessions[key]
 
-    def _require_policy(self, policy: int) -> None:
-        if not 0 <= policy < self._stacks.policies:
-            raise ConfigError(
-                f"OnnxBackend: policy {policy}, expected 0 to {self.policies - 1}; call add_policy first"
-            )
 
-
-def _maybe(change: Callable[[Any], Any], array: Any) -> Any:
-    return None if array is None else change(array)
-
-
-def _taken(array: Any, rows: Any) -> Any:
-    return None if array is None else array[rows]
-
-
-def _twice(row: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.concatenate((row, row))
+def _two_or_more(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.concatenate((rows, rows)) if len(rows) == 1 else rows

@@ -98,26 +98,6 @@ class BoundSession:
     `runner`, because an `OrtValue` need not keep its array alive. `depth` is that of the lanes, 0 without lanes.
     """
 
-    __slots__ = (
-        "_answer",
-        "_buffers",
-        "_draws",
-        "_held",
-        "_inputs",
-        "_is_finite",
-        "_mask",
-        "_mask_shape",
-        "_noise",
-        "_noise_shape",
-        "_obs",
-        "_obs_dtype",
-        "_obs_shape",
-        "_pick",
-        "_results",
-        "_run",
-        "_which",
-    )
-
     def __init__(self, runner: GraphSession, rows: int, depth: int = 0) -> None:
         session = runner.session
         computed = max(rows, 2)
@@ -128,21 +108,22 @@ class BoundSession:
             if given.name not in runner.shared
         }
         results = {given.name: _buffer(given, sizes) for given in session.get_outputs()}
-        self._buffers, self._results = buffers, results
         self._run, self._held = bound_run(runner, buffers, results)
 
         self._answer = results["action"][:rows]
         self._inputs: Floats | None = results["dist_inputs"][:rows] if "dist_inputs" in results else None
+        self._after: Floats | None = results["state_after"][:rows] if "state_after" in results else None
         self._is_finite = _finite_check(results)
         nothing = np.empty(0)
-        self._obs, self._mask, self._noise, self._pick, self._which = (
-            buffers.get(name, nothing) for name in ("obs", "mask", "noise", "pick", "which")
+        self._obs, self._mask, self._noise, self._pick, self._which, self._state = (
+            buffers.get(name, nothing) for name in ("obs", "mask", "noise", "pick", "which", "state")
         )
         self._draws = "noise" in buffers
         self._obs_shape = (rows, self._obs.shape[-1])
         self._obs_dtype = self._obs.dtype
         self._mask_shape = (rows, *self._mask.shape[1:])
         self._noise_shape = (rows, *self._noise.shape[1:])
+        self._state_shape = (rows, self._state.shape[-1])
 
     def __call__(
         self,
@@ -152,17 +133,33 @@ class BoundSession:
         lanes: PolicyBatches | None = None,
         state: Floats | None = None,
     ) -> Decision:
-        """Return the decision on R rows, in new arrays; the arguments are copied.
-
-        obs is [R, F] with any strides, mask [R, choices] and noise [R, width] as the graph has them, `lanes` where the
-        rows are computed, None if the graph is of one policy.
-        """
-        self._fill(obs, mask, noise, lanes)
+        """Return the decision on R rows, in new arrays; the arguments are those of `load`."""
+        self.load(obs, mask, noise, lanes, state)
         self._run()
         inputs = None if self._inputs is None else self._inputs.copy()
-        return Decision(self._answer.copy(), inputs, None, self._is_finite())
+        after = None if self._after is None else self._after.copy()
+        return Decision(self._answer.copy(), inputs, after, self._is_finite())
 
-    def _fill(self, obs: Rows, mask: Flags | None, noise: Floats | None, lanes: PolicyBatches | None) -> None:
+    def decide(self) -> Decision:
+        """See `FixedBatchRunner.decide`."""
+        self._run()
+        return Decision(self._answer.copy(), self._inputs, None, self._is_finite())
+
+    def load(
+        self,
+        obs: Rows,
+        mask: Flags | None,
+        noise: Floats | None,
+        lanes: PolicyBatches | None = None,
+        state: Floats | None = None,
+    ) -> None:
+        """Copy the inputs of R rows.
+
+        obs is [R, F] with any strides, mask [R, choices], noise [R, width] and state [R, S] as the graph has them,
+        `lanes` where the rows are computed, None if the graph is of one policy.
+        """
+        if self._state.size:
+            self._load_state(state, lanes)
         # Assignment alone would silently convert types and broadcast columns.
         if obs.shape != self._obs_shape or obs.dtype != self._obs_dtype:
             raise _unfit("obs", obs, self._obs_shape, self._obs_dtype)
@@ -182,50 +179,13 @@ class BoundSession:
                 raise _unfit("noise", noise, self._noise_shape, _FLOAT)
             self._noise[...] = noise
 
-
-class FixedBatchSession(BoundSession):
-    """A `BoundSession` that is a `FixedBatchRunner`; not for recurrent networks."""
-
-    __slots__ = ()
-
-    def load(self, obs: Rows, mask: Flags | None, noise: Floats | None) -> None:
-        """See `FixedBatchRunner.load`."""
-        self._fill(obs, mask, noise, None)
-
-    def decide(self) -> Decision:
-        """See `FixedBatchRunner.decide`."""
-        self._run()
-        return Decision(self._answer.copy(), self._inputs, None, self._is_finite())
-
-
-class RecurrentSession(BoundSession):
-    """A `BoundSession` of a recurrent network: the state [R, S] before each row goes in, the one after it comes out."""
-
-    __slots__ = ("_after", "_state", "_state_shape")
-
-    def __init__(self, runner: GraphSession, rows: int, depth: int = 0) -> None:
-        super().__init__(runner, rows, depth)
-        self._state = self._buffers["state"]
-        self._state_shape = (rows, self._state.shape[-1])
-        self._after = self._results["state_after"][:rows]
-
-    def __call__(
-        self,
-        obs: Rows,
-        mask: Flags | None,
-        noise: Floats | None,
-        lanes: PolicyBatches | None = None,
-        state: Floats | None = None,
-    ) -> Decision:
-        """Return the decision on R rows with `state` [R, S]; see `BoundSession`."""
+    def _load_state(self, state: Floats | None, lanes: PolicyBatches | None) -> None:
         if state is None or state.shape != self._state_shape or state.dtype != _FLOAT:
             raise _unfit("state", state, self._state_shape, _FLOAT)
         if lanes is None:
             self._state[...] = state
         else:
             lanes.put(state, self._state)
-        actions, inputs, _, finite = super().__call__(obs, mask, noise, lanes)
-        return Decision(actions, inputs, self._after.copy(), finite)
 
 
 def open_session(model: bytes) -> ort.InferenceSession:

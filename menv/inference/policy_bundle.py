@@ -17,9 +17,8 @@ import secrets
 import shutil
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import gymnasium as gym
 import msgspec
@@ -42,13 +41,13 @@ from menv.connectors.pipeline import (
     leaf_connectors,
 )
 from menv.errors import ConfigError, UnknownNameError
-from menv.inference.acting_graphs import ActingGraphs, GraphKind, StoredGraphs
+from menv.inference.acting_graphs import GraphKind, StoredGraphs
 from menv.inference.action_heads import ActionHead
-from menv.inference.backend import ActingBackend, Floats, check_weights
+from menv.inference.backend import Floats, check_weights
 from menv.inference.connector_path import plain
 from menv.inference.golden import MOST_ROWS, answer, difference, golden_backend, make_golden
 from menv.inference.model_check import refuse_costly_model, refuse_unsafe_model
-from menv.inference.network_policy import NetworkGroup, NetworkPolicy, SingleNetwork
+from menv.inference.network_policy import NetworkPolicy, SingleNetwork
 from menv.inference.onnx_backend import OnnxBackend
 from menv.policy_spec import check_policy_id
 from menv.serialization import HEADER_SIZE, SpaceDecoder, check_header, read_json, space_to_json
@@ -231,45 +230,15 @@ _FULL_NAMES = {
 P = TypeVar("P", AgentConnectorPipeline, ActionConnectorPipeline)
 
 
-@dataclass
-class StoredNetworks(SingleNetwork):
-    """The network of a policy from disk."""
-
-    stored: StoredGraphs
-
-    @property
-    def row_width(self) -> int:
-        """F, the numbers in a row of the network's input."""
-        return self.backend.obs_size
-
-    @functools.cached_property
-    def row_dtype(self) -> np.dtype[Any]:
-        """Type of these rows."""
-        return self.connectors[0].rows_of(self.observation_space).row_dtype
-
-    def graphs(self) -> ActingGraphs:
-        """Return the stored graphs."""
-        return self.stored
+ExportCache: TypeAlias = dict[int, tuple[dict[GraphKind, bytes], OnnxBackend]]
+"""Graphs and a back-end for each network, by its `id`, shared by policies that are exported one after the other."""
 
 
-class ExportCache:
-    """Graphs and a back-end for each network, shared by policies that are exported one after the other.
-
-    Its networks must stay alive.
-    """
-
-    def __init__(self) -> None:
-        self._made: dict[int, tuple[dict[GraphKind, bytes], OnnxBackend]] = {}
-
-    def of(
-        self, networks: NetworkGroup, graphs: ActingGraphs, weights: Mapping[str, Floats]
-    ) -> tuple[dict[GraphKind, bytes], OnnxBackend]:
-        """Return serialised models by kind, and a back-end whose policy 0 may have any weights."""
-        if id(networks) not in self._made:
-            masked = networks.preprocess is not None and networks.preprocess.mask_width > 0
-            models = {kind: graphs.build(kind, False, masked) for kind in _GRAPHS}
-            self._made[id(networks)] = models, golden_backend(networks, StoredGraphs(models), weights)
-        return self._made[id(networks)]
+def _stored(models: Mapping[GraphKind, bytes]) -> StoredGraphs:
+    """Return the graphs of one policy; each has a mask if the observations have one."""
+    return StoredGraphs(
+        False, {(kind, False, masked): models[kind] for kind in models for masked in (False, True)}
+    )
 
 
 def write_policy(
@@ -293,14 +262,17 @@ def policy_files(
             "conv_filters, use_lstm or custom_model, or save get_weights() with safetensors"
         )
     weights = networks.backend.get_weights(policy.index)
-    models, acting = (export_cache or ExportCache()).of(networks, graphs, weights)
+    cache = {} if export_cache is None else export_cache
+    if id(networks) not in cache:
+        masked = networks.preprocess is not None and networks.preprocess.mask_width > 0
+        built = {kind: graphs.build(kind, False, masked) for kind in _GRAPHS}
+        cache[id(networks)] = built, golden_backend(networks, _stored(built), weights)
+    models, acting = cache[id(networks)]
     for kind, model in models.items():
         refuse_costly_model(model, f"{where}, {_GRAPHS[kind]}")
     output = networks.connectors[policy.index].output(networks.action_space)
     golden = make_golden(networks, acting, weights, output=output)
-    wrong = difference(
-        golden, answer(networks, _BundledPolicy(networks.backend, policy.index), golden, output)
-    )
+    wrong = difference(golden, answer(networks, networks.backend, golden, output, policy.index))
     if wrong:
         raise ConfigError(
             f"{where}: its ONNX graphs disagree with what runs it now ({wrong}), expected equal answers; train it with "
@@ -353,20 +325,6 @@ def policy_of(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
     return policy
 
 
-class _BundledPolicy:
-    """Policy 0 of it is policy `index` of another back-end."""
-
-    def __init__(self, backend: ActingBackend, index: int) -> None:
-        self._backend = backend
-        self._index = index
-
-    def decide(self, obs: Any, mask: Any, noise: Any, which: int, state: Any) -> Any:
-        return self._backend.decide(obs, mask, noise, self._index, state)
-
-    def evaluate(self, policy: int, obs: Any, mask: Any, actions: Any, state: Any) -> Any:
-        return self._backend.evaluate(self._index, obs, mask, actions, state)
-
-
 def _manifest(policy: NetworkPolicy, trained: Mapping[str, Any]) -> dict[str, Any]:
     networks = policy.networks
     own = networks.connectors[policy.index]
@@ -395,7 +353,7 @@ def _manifest(policy: NetworkPolicy, trained: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: str) -> StoredNetworks:
+def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: str) -> SingleNetwork:
     missing = {"policy_id", "head", "mask_width", "seed"} - set(manifest)
     if missing or type(manifest["seed"]) is not int:
         raise ConfigError(
@@ -417,14 +375,14 @@ def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
     _require(where, "head", _fits(head, output.space))
     _require(where, "mask_width", manifest["mask_width"] == preprocess.mask_width)
     _require(where, "mask_width", preprocess.mask_width in (0, head.mask_width))
-    graphs = StoredGraphs({kind: files[name] for kind, name in _GRAPHS.items()})
+    graphs = _stored({kind: files[name] for kind, name in _GRAPHS.items()})
     weights: dict[str, Floats] = load(files[WEIGHTS])
     _require(where, "weights", all(value.dtype == np.float32 for value in weights.values()))
     check_weights(f"{manifest['policy_id']!s:.60}", weights)
     backend = OnnxBackend(graphs, head, [weights], sum(state_sizes))
     _require(where, "row_width", manifest.get("row_width") == backend.obs_size)
     _require(where, "agent_connectors", _widens_to(connectors, observation_space, backend.obs_size))
-    return StoredNetworks(
+    return SingleNetwork(
         policy_ids=[check_policy_id(manifest["policy_id"])],
         observation_space=observation_space,
         action_space=action_space,
@@ -434,7 +392,9 @@ def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
         state_sizes=state_sizes,
         connectors=[connectors],
         built=plan,
-        stored=graphs,
+        row_width=backend.obs_size,
+        row_dtype=connectors.rows_of(observation_space).row_dtype,
+        graphs=functools.partial(StoredGraphs, False, graphs.models),
     )
 
 

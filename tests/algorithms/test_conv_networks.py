@@ -136,8 +136,8 @@ def test_torch_and_onnx_agree_on_everything(head: ActionHead, share: bool, pixel
         spec = spec_of(shape, filters, head, "tanh", pixels, share)
         mine, reference = onnx_acting(spec), torch_acting(spec)
         obs, mask, noise = random_rows(spec, 40)
-        actions = mine.act(obs, mask, noise)
-        np.testing.assert_allclose(reference.act(obs, mask, noise), actions, rtol=1e-4, atol=1e-4)
+        actions = mine.decide(obs, mask, noise).actions
+        np.testing.assert_allclose(reference.decide(obs, mask, noise).actions, actions, rtol=1e-4, atol=1e-4)
         for ours, theirs in zip(
             mine.evaluate(0, obs, mask, actions), reference.evaluate(0, obs, mask, actions), strict=True
         ):
@@ -200,13 +200,13 @@ def test_a_rows_answer_does_not_depend_on_the_batch_size_to_the_last_bit(
     spec = spec_of(shape, filters, HEADS[2], activation)
     acting = onnx_acting(spec)
     obs, _, noise = random_rows(spec, 67)
-    actions = acting.act(obs, None, noise)
+    actions = acting.decide(obs, None, noise).actions
     expected = [actions, *acting.evaluate(0, obs, None, actions), acting.values(0, obs)]
     for size in (1, 2, 3, 5, 8, 13, 31, 66):
         for start in (0, 67 - size):
             part = slice(start, start + size)
             found = [
-                acting.act(obs[part], None, noise[part]),
+                acting.decide(obs[part], None, noise[part]).actions,
                 *acting.evaluate(0, obs[part], None, actions[part]),
                 acting.values(0, obs[part]),
             ]
@@ -236,19 +236,24 @@ def test_many_policies_in_one_batch_answer_as_each_alone_to_the_last_bit(head: A
     for rows in (0, 1, 2, 7, 50):
         obs, mask, noise = random_rows(spec, rows)
         which = np.random.default_rng(rows).integers(0, 3, rows)
-        drawn, best = acting.act(obs, mask, noise, which), acting.greedy(obs, mask, which)
+        drawn, best = (
+            acting.decide(obs, mask, noise, which).actions,
+            acting.decide(obs, mask, None, which).actions,
+        )
         for policy in range(3):
             mine = which == policy
-            np.testing.assert_array_equal(drawn[mine], acting.act(obs, mask, noise, policy)[mine])
-            np.testing.assert_array_equal(best[mine], acting.greedy(obs, mask, policy)[mine])
-        np.testing.assert_allclose(reference.greedy(obs, mask, which), best, rtol=1e-4, atol=1e-4)
+            np.testing.assert_array_equal(drawn[mine], acting.decide(obs, mask, noise, policy).actions[mine])
+            np.testing.assert_array_equal(best[mine], acting.decide(obs, mask, None, policy).actions[mine])
+        np.testing.assert_allclose(
+            reference.decide(obs, mask, None, which).actions, best, rtol=1e-4, atol=1e-4
+        )
 
 
 def test_more_rows_than_are_computed_at_a_time_are_answered_alike() -> None:
     spec = spec_of((84, 84, 3), SHAPES[3][1])
     acting, reference = onnx_acting(spec), torch_acting(spec)
     obs, mask, noise = random_rows(spec, 230)
-    actions = acting.act(obs, mask, noise)
+    actions = acting.decide(obs, mask, noise).actions
     for backend in (acting, reference):
         values, (inputs, logp) = backend.values(0, obs), backend.evaluate(0, obs, mask, actions)
         for part in (slice(0, 20), slice(190, 230)):
@@ -285,7 +290,7 @@ def test_bytes_and_floats_are_not_mistaken_for_each_other() -> None:
     acting = onnx_acting(spec_of(*SHAPES[2]))
     obs, mask, noise = random_rows(spec_of(*SHAPES[2]), 3)
     with pytest.raises(ConfigError, match=r"obs is float32 \[3, 624\], expected uint8"):
-        acting.act(obs.astype(np.float32), mask, noise)
+        acting.decide(obs.astype(np.float32), mask, noise)
 
 
 def test_names_and_shapes_of_weights_and_which_trunk_they_belong_to() -> None:

@@ -110,8 +110,8 @@ def test_it_acts_with_the_weights_of_each_policy_and_masks_choices(head: ActionH
         module.load_state_dict(named)
         with torch.no_grad():
             outputs, values = (found.numpy() for found in module(torch.from_numpy(obs)))
-        greedy = acting.greedy(obs, None, which)[which == policy]
-        evaluation = acting.evaluate(policy, obs, None, acting.greedy(obs, None, policy))
+        greedy = acting.decide(obs, None, None, which).actions[which == policy]
+        evaluation = acting.evaluate(policy, obs, None, acting.decide(obs, None, None, policy).actions)
         np.testing.assert_allclose(evaluation.dist_inputs, outputs, rtol=1e-5, atol=1e-6)
         if head.kind == "q_values":
             values = outputs.max(axis=1)
@@ -120,7 +120,7 @@ def test_it_acts_with_the_weights_of_each_policy_and_masks_choices(head: ActionH
             np.testing.assert_array_equal(greedy, outputs.argmax(1)[which == policy])
             mask = np.ones((40, 3), np.bool_)
             mask[np.arange(40), outputs.argmax(1)] = False
-            assert mask[np.arange(40), acting.greedy(obs, mask, policy)].all()
+            assert mask[np.arange(40), acting.decide(obs, mask, None, policy).actions].all()
 
 
 def test_new_weights_of_one_policy_change_its_answers_only() -> None:

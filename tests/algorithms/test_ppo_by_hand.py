@@ -61,7 +61,7 @@ def batch_for(spec: StockSpec, weights: Weights, rows: int, masked: bool = False
         mask = rng.random((rows, head.mask_width)) < 0.6
         mask[:, np.cumsum((0, *head.choices[:-1]))] = True
     acting = OnnxBackend(StockGraphs(spec), head, [{name: 0.7 * value for name, value in weights.items()}])
-    actions = acting.act(obs, mask, head.sample_noise(rng, rows))
+    actions = acting.decide(obs, mask, head.sample_noise(rng, rows)).actions
     told = acting.evaluate(0, obs, mask, actions)
     columns: Columns = {
         "obs": obs,

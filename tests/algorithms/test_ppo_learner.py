@@ -50,7 +50,7 @@ def batch_for(
         mask = rng.random((rows, head.mask_width)) < 0.8
         mask[:, np.cumsum((0, *head.sizes[:-1]))] = True
     draw = rng.standard_normal if head.noise == "normal" else rng.random
-    actions = acting.act(obs, mask, draw((rows, head.noise_width), np.float32))
+    actions = acting.decide(obs, mask, draw((rows, head.noise_width), np.float32)).actions
     evaluation = acting.evaluate(0, obs, mask, actions)
     first = actions.reshape(rows, -1)[:, 0]
     good = first > 0.0 if head.kind == "gaussian" else first == 1

@@ -51,8 +51,8 @@ def rows(count: int, members: int = 2) -> Any:
 def test_each_member_explores_by_draws_of_its_own(kind: str) -> None:
     acting = constant_q([0.0, 3.0, 1.0, 2.0], 0.25, kind)
     noise = np.array([[0.0, 0.0, 0.25, 0.9], [0.9, 0.0, 0.2, 0.6], [0.1, LARGEST, 0.24, 0.3]], np.float32)
-    assert acting.act(rows(3), None, noise).tolist() == [[0, 1], [1, 2], [3, 1]]
-    assert acting.greedy(rows(3), None).tolist() == [[1, 1]] * 3
+    assert acting.decide(rows(3), None, noise).actions.tolist() == [[0, 1], [1, 2], [3, 1]]
+    assert acting.decide(rows(3), None, None).actions.tolist() == [[1, 1]] * 3
 
 
 @KINDS
@@ -64,7 +64,7 @@ def test_a_member_never_does_what_it_may_not(kind: str, draw: float, epsilon: fl
     obs, mask, _ = random_rows(spec, 200)
     assert not mask.all()
     noise = np.full((200, 2 * MEMBERS), draw, np.float32)
-    for actions in (acting.act(obs, mask, noise), acting.greedy(obs, mask)):
+    for actions in (acting.decide(obs, mask, noise).actions, acting.decide(obs, mask, None).actions):
         assert np.take_along_axis(mask.reshape(200, MEMBERS, 5), actions[..., None], 2).all()
 
 
@@ -73,7 +73,7 @@ def test_exploring_counts_the_legal_choices_of_each_member(kind: str) -> None:
     acting = constant_q([0.0, 3.0, 1.0, 2.0], 1.0, kind)
     mask = np.tile([False, True, False, True, True, False, False, False], (4, 1))
     noise = np.array([[0.0, at, 0.0, at] for at in (0.0, 0.49, 0.5, LARGEST)], np.float32)
-    assert acting.act(rows(4), mask, noise).tolist() == [[1, 0], [1, 0], [3, 0], [3, 0]]
+    assert acting.decide(rows(4), mask, noise).actions.tolist() == [[1, 0], [1, 0], [3, 0], [3, 0]]
 
 
 @KINDS
@@ -119,8 +119,13 @@ def test_torch_and_onnx_agree(spec: GroupSpec, masked: bool) -> None:
 
 
 def outputs_of(acting: ActingBackend, obs: Any, mask: Any, noise: Any) -> list[Any]:
-    actions = acting.act(obs, mask, noise)
-    return [actions, acting.greedy(obs, mask), *acting.evaluate(0, obs, mask, actions), acting.values(0, obs)]
+    actions = acting.decide(obs, mask, noise).actions
+    return [
+        actions,
+        acting.decide(obs, mask, None).actions,
+        *acting.evaluate(0, obs, mask, actions),
+        acting.values(0, obs),
+    ]
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -146,11 +151,14 @@ def test_many_groups_in_one_batch_answer_as_each_alone(kind: str, count: int) ->
     acting = acting_of(spec, kind, *(lively_weights(spec, seed) for seed in range(3)))
     obs, mask, noise = random_rows(spec, count, seed=count)
     which = np.random.default_rng(count).integers(0, 3, count)
-    drawn, best = acting.act(obs, mask, noise, which), acting.greedy(obs, mask, which)
+    drawn, best = (
+        acting.decide(obs, mask, noise, which).actions,
+        acting.decide(obs, mask, None, which).actions,
+    )
     for policy in range(3):
         mine = which == policy
-        np.testing.assert_array_equal(drawn[mine], acting.act(obs, mask, noise, policy)[mine])
-        np.testing.assert_array_equal(best[mine], acting.greedy(obs, mask, policy)[mine])
+        np.testing.assert_array_equal(drawn[mine], acting.decide(obs, mask, noise, policy).actions[mine])
+        np.testing.assert_array_equal(best[mine], acting.decide(obs, mask, None, policy).actions[mine])
 
 
 @KINDS
@@ -158,7 +166,7 @@ def test_no_rows_are_answered_with_no_actions(kind: str) -> None:
     spec = spec_of()
     acting = acting_of(spec, kind, lively_weights(spec))
     obs, mask, noise = random_rows(spec, 0)
-    for actions in (acting.act(obs, mask, noise), acting.greedy(obs, None)):
+    for actions in (acting.decide(obs, mask, noise).actions, acting.decide(obs, None, None).actions):
         assert actions.shape == (0, MEMBERS)
         assert actions.dtype == np.int64
     assert acting.evaluate(0, obs, mask, actions).logp.shape == acting.values(0, obs).shape == (0,)

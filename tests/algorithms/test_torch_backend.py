@@ -64,10 +64,13 @@ def test_torch_and_onnx_agree_on_everything(head: ActionHead, activation: Activa
     onnx, torch = both_backends(spec)
     obs, mask, noise = random_rows(spec, 100)
     for allowed in (mask, None):
-        actions = onnx.act(obs, allowed, noise)
-        np.testing.assert_allclose(torch.act(obs, allowed, noise), actions, rtol=1e-5, atol=1e-5)
+        actions = onnx.decide(obs, allowed, noise).actions
+        np.testing.assert_allclose(torch.decide(obs, allowed, noise).actions, actions, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(
-            torch.greedy(obs, allowed), onnx.greedy(obs, allowed), rtol=1e-5, atol=1e-5
+            torch.decide(obs, allowed, None).actions,
+            onnx.decide(obs, allowed, None).actions,
+            rtol=1e-5,
+            atol=1e-5,
         )
         for mine, theirs in zip(
             torch.evaluate(0, obs, allowed, actions), onnx.evaluate(0, obs, allowed, actions), strict=True
@@ -85,8 +88,8 @@ def test_rows_of_several_policies_are_answered_by_their_own(head: ActionHead, ro
     obs, mask, noise = random_rows(spec, rows)
     which = np.random.default_rng(0).integers(0, 3, rows)
     for mine, theirs in (
-        (torch.act(obs, mask, noise, which), onnx.act(obs, mask, noise, which)),
-        (torch.greedy(obs, mask, which), onnx.greedy(obs, mask, which)),
+        (torch.decide(obs, mask, noise, which).actions, onnx.decide(obs, mask, noise, which).actions),
+        (torch.decide(obs, mask, None, which).actions, onnx.decide(obs, mask, None, which).actions),
     ):
         assert mine.shape == theirs.shape
         assert mine.dtype == theirs.dtype
@@ -99,7 +102,7 @@ def test_a_masked_choice_is_never_drawn(head: ActionHead, draw: float) -> None:
     spec = spec_of(6, head)
     _, torch = both_backends(spec)
     obs, mask, _ = random_rows(spec, 80)
-    drawn = torch.act(obs, mask, np.full((80, head.noise_width), draw, np.float32))
+    drawn = torch.decide(obs, mask, np.full((80, head.noise_width), draw, np.float32)).actions
     assert mask[np.arange(80), drawn].all()
 
 
@@ -111,7 +114,9 @@ def test_weights_go_in_and_out_by_copy_and_new_policies_start_as_policy_0() -> N
     torch.set_weights(0, mine)
     mine["policy.out.bias"][:] = 0.0
     assert torch.add_policy() == 1
-    np.testing.assert_array_equal(torch.greedy(obs, None, 1), torch.greedy(obs, None, 0))
+    np.testing.assert_array_equal(
+        torch.decide(obs, None, None, 1).actions, torch.decide(obs, None, None, 0).actions
+    )
     assert torch.get_weights(1)["policy.out.bias"].any()
     torch.get_weights(1)["policy.out.bias"][:] = 0.0
     assert torch.get_weights(1)["policy.out.bias"].any()

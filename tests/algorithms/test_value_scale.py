@@ -45,7 +45,7 @@ def batch_for(spec: StockSpec, rows: int = 60) -> Columns:
     acting = TorchBackend(spec.torch_network, head, [spec.first_weights(1)])
     obs = rng.standard_normal((rows, spec.obs_size), np.float32)
     draw = rng.standard_normal if head.noise == "normal" else rng.random
-    actions = acting.act(obs, None, draw((rows, head.noise_width), np.float32))
+    actions = acting.decide(obs, None, draw((rows, head.noise_width), np.float32)).actions
     told = acting.evaluate(0, obs, None, actions)
     columns = {
         "obs": obs,

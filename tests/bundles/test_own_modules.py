@@ -115,7 +115,7 @@ def test_the_file_of_a_module_does_what_the_policy_does_and_rllink_clients_have_
         session = ort.InferenceSession(RLlinkGraph(policy).model())
         (logits,) = session.run(None, {session.get_inputs()[0].name: whole})
         wanted = policy.networks.backend.evaluate(
-            0, rows, mask, policy.networks.backend.greedy(rows, mask, 0)
+            0, rows, mask, policy.networks.backend.decide(rows, mask, None, 0).actions
         )
     (found,) = ort.InferenceSession(tmp_path / "policy.onnx").run(None, feed_of(policy, shown))
     assert found.tolist() == list(actions)

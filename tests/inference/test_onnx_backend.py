@@ -67,7 +67,7 @@ def bias_only(logits: list[float], head: ActionHead) -> OnnxBackend:
 def test_a_draw_falls_where_the_cumulated_probabilities_pass_it() -> None:
     acting = bias_only([np.log(0.25), np.log(0.5), np.log(0.25)], ActionHead("categorical", (3,)))
     noise = np.array([[0.0], [0.24], [0.26], [0.74], [0.76], [ALMOST_ONE]], np.float32)
-    assert acting.act(np.zeros((6, 1), np.float32), None, noise).tolist() == [0, 0, 1, 1, 2, 2]
+    assert acting.decide(np.zeros((6, 1), np.float32), None, noise).actions.tolist() == [0, 0, 1, 1, 2, 2]
 
 
 def test_each_component_of_a_multi_discrete_action_reads_its_own_draw_and_logits() -> None:
@@ -76,8 +76,8 @@ def test_each_component_of_a_multi_discrete_action_reads_its_own_draw_and_logits
     )
     noise = np.array([[0.4, 0.8], [0.6, 0.92], [ALMOST_ONE, ALMOST_ONE]], np.float32)
     obs = np.zeros((3, 1), np.float32)
-    assert acting.act(obs, None, noise).tolist() == [[0, 0], [1, 1], [1, 2]]
-    assert acting.greedy(obs, None).tolist() == [[0, 0]] * 3
+    assert acting.decide(obs, None, noise).actions.tolist() == [[0, 0], [1, 1], [1, 2]]
+    assert acting.decide(obs, None, None).actions.tolist() == [[0, 0]] * 3
 
 
 def test_a_continuous_action_is_the_mean_plus_the_scaled_draw() -> None:
@@ -88,8 +88,8 @@ def test_a_continuous_action_is_the_mean_plus_the_scaled_draw() -> None:
     acting = OnnxBackend(StockGraphs(spec), spec.head, [weights])
     obs = np.array([[3.0], [0.0]], np.float32)
     noise = np.array([[1.0, 1.0], [-1.0, 4.0]], np.float32)
-    np.testing.assert_allclose(acting.act(obs, None, noise), [[5.0, -2.5], [-2.0, 2.0]], rtol=1e-6)
-    np.testing.assert_allclose(acting.greedy(obs, None), [[3.0, -3.0], [0.0, 0.0]])
+    np.testing.assert_allclose(acting.decide(obs, None, noise).actions, [[5.0, -2.5], [-2.0, 2.0]], rtol=1e-6)
+    np.testing.assert_allclose(acting.decide(obs, None, None).actions, [[3.0, -3.0], [0.0, 0.0]])
     # log N(5; 3, 2) + log N(-2.5; -3, 0.5), both one standard deviation from the mean.
     logp = acting.evaluate(0, obs[:1], None, np.array([[5.0, -2.5]], np.float32)).logp
     np.testing.assert_allclose(logp, [-1.0 - np.log(2.0 * np.pi)], rtol=1e-6)
@@ -106,7 +106,10 @@ def test_a_masked_choice_is_never_drawn_nor_greedy(head: ActionHead, draw: float
     starts = np.cumsum((0, *head.choices[:-1]))
     chosen = np.flatnonzero(head.sizes)
     for which in (0, np.arange(60) % 2):
-        for actions in (acting.act(obs, mask, noise, which), acting.greedy(obs, mask, which)):
+        for actions in (
+            acting.decide(obs, mask, noise, which).actions,
+            acting.decide(obs, mask, None, which).actions,
+        ):
             flat = actions.reshape(60, -1)[:, chosen].astype(np.int64) + starts
             assert np.take_along_axis(mask, flat, 1).all()
 
@@ -119,18 +122,18 @@ def test_the_largest_draw_never_picks_a_choice_of_probability_zero(choices: int)
     for legal in range(0, choices, max(1, choices // 7)):
         mask = np.zeros((50, choices), np.bool_)
         mask[:, : legal + 1] = True
-        drawn = acting.act(obs, mask, np.full((50, 1), ALMOST_ONE, np.float32))
+        drawn = acting.decide(obs, mask, np.full((50, 1), ALMOST_ONE, np.float32)).actions
         assert drawn.max() <= legal
         only = np.zeros((50, choices), np.bool_)
         only[:, legal] = True
-        assert (acting.act(obs, only, np.zeros((50, 1), np.float32)) == legal).all()
+        assert (acting.decide(obs, only, np.zeros((50, 1), np.float32)).actions == legal).all()
 
 
 def test_draws_follow_the_probabilities() -> None:
     acting = bias_only([np.log(0.1), np.log(0.6), np.log(0.3)], ActionHead("categorical", (3,)))
     rows = 20_000
     noise = np.random.default_rng(1).random((rows, 1), np.float32)
-    drawn = acting.act(np.zeros((rows, 1), np.float32), None, noise)
+    drawn = acting.decide(np.zeros((rows, 1), np.float32), None, noise).actions
     np.testing.assert_allclose(np.bincount(drawn) / rows, [0.1, 0.6, 0.3], atol=0.012)
 
 
@@ -147,13 +150,20 @@ def test_a_mask_that_allows_everything_changes_nothing() -> None:
     acting = backend(spec)
     obs, _, noise = random_rows(spec, 30)
     everything = np.ones((30, 9), np.bool_)
-    np.testing.assert_array_equal(acting.act(obs, everything, noise), acting.act(obs, None, noise))
+    np.testing.assert_array_equal(
+        acting.decide(obs, everything, noise).actions, acting.decide(obs, None, noise).actions
+    )
 
 
 def outputs_of(acting: OnnxBackend, spec: StockSpec, rows: Rows) -> list[npt.NDArray[Any]]:
     obs, mask, noise = rows
-    actions = acting.act(obs, mask, noise)
-    return [actions, acting.greedy(obs, mask), *acting.evaluate(0, obs, mask, actions), acting.values(0, obs)]
+    actions = acting.decide(obs, mask, noise).actions
+    return [
+        actions,
+        acting.decide(obs, mask, None).actions,
+        *acting.evaluate(0, obs, mask, actions),
+        acting.values(0, obs),
+    ]
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -193,12 +203,12 @@ def test_many_policies_in_one_batch_answer_as_each_alone_to_the_last_bit(
 def check_each_alone(acting: OnnxBackend, given: Rows, which: npt.NDArray[np.int64]) -> None:
     """See that rows of several policies are answered as by each policy alone."""
     obs, mask, noise = given
-    found, best = acting.decide(obs, mask, noise, which), acting.greedy(obs, mask, which)
+    found, best = acting.decide(obs, mask, noise, which), acting.decide(obs, mask, None, which).actions
     for policy in np.unique(which).tolist():
         mine = which == policy
         alone = acting.decide(obs, mask, noise, policy)
         np.testing.assert_array_equal(found.actions[mine], alone.actions[mine])
-        np.testing.assert_array_equal(best[mine], acting.greedy(obs, mask, policy)[mine])
+        np.testing.assert_array_equal(best[mine], acting.decide(obs, mask, None, policy).actions[mine])
         if alone.dist_inputs is not None and found.dist_inputs is not None:
             np.testing.assert_array_equal(found.dist_inputs[mine], alone.dist_inputs[mine])
 
@@ -209,7 +219,7 @@ def test_no_rows_are_answered_with_no_actions(head: ActionHead) -> None:
     acting = backend(spec, policies=2)
     obs, mask, noise = random_rows(spec, 0)
     for which in (None, 1, np.empty(0, np.int64)):
-        actions = acting.act(obs, mask, noise, which)
+        actions = acting.decide(obs, mask, noise, which).actions
         assert actions.shape == (0, *head.action_shape)
         assert actions.dtype == head.action_dtype
     assert acting.values(0, obs).shape == (0,)
@@ -220,13 +230,15 @@ def test_new_weights_change_the_next_answer_of_that_policy_only() -> None:
     spec = StockSpec(4, ActionHead("gaussian", (2,)))
     acting = backend(spec, policies=2)
     obs, _, _ = random_rows(spec, 8)
-    before = [acting.greedy(obs, None, policy) for policy in (0, 1)]
-    stacked = acting.greedy(obs, None, np.zeros(8, np.int64))
+    before = [acting.decide(obs, None, None, policy).actions for policy in (0, 1)]
+    stacked = acting.decide(obs, None, None, np.zeros(8, np.int64)).actions
     acting.set_weights(0, lively_weights(spec, 7))
-    assert not np.array_equal(acting.greedy(obs, None, np.zeros(8, np.int64)), stacked)
-    assert not np.array_equal(acting.greedy(obs, None, 0), before[0])
-    np.testing.assert_array_equal(acting.greedy(obs, None, 1), before[1])
-    np.testing.assert_array_equal(acting.greedy(obs, None, np.arange(8) % 2)[1::2], before[1][1::2])
+    assert not np.array_equal(acting.decide(obs, None, None, np.zeros(8, np.int64)).actions, stacked)
+    assert not np.array_equal(acting.decide(obs, None, None, 0).actions, before[0])
+    np.testing.assert_array_equal(acting.decide(obs, None, None, 1).actions, before[1])
+    np.testing.assert_array_equal(
+        acting.decide(obs, None, None, np.arange(8) % 2).actions[1::2], before[1][1::2]
+    )
 
 
 def test_weights_are_copied_in_and_out() -> None:
@@ -246,10 +258,10 @@ def test_a_policy_added_later_copies_policy_0_or_brings_its_own_weights() -> Non
     spec = StockSpec(4, ActionHead("categorical", (5,)))
     acting = backend(spec)
     obs, mask, noise = random_rows(spec, 16)
-    first = acting.act(obs, mask, noise)
+    first = acting.decide(obs, mask, noise).actions
     assert (acting.add_policy(), acting.add_policy(lively_weights(spec, 9)), acting.policies) == (1, 2, 3)
-    np.testing.assert_array_equal(acting.act(obs, mask, noise, 1), first)
-    np.testing.assert_array_equal(acting.act(obs, mask, noise, np.zeros(16, np.int64)), first)
+    np.testing.assert_array_equal(acting.decide(obs, mask, noise, 1).actions, first)
+    np.testing.assert_array_equal(acting.decide(obs, mask, noise, np.zeros(16, np.int64)).actions, first)
     assert not np.array_equal(acting.values(2, obs), acting.values(1, obs))
 
 
@@ -267,12 +279,12 @@ def test_a_row_of_an_unknown_policy_is_an_error(rows: int) -> None:
     obs, mask, noise = random_rows(spec, rows)
     for unknown in (2, -1):
         with pytest.raises(ConfigError, match=f"policy {unknown}, expected 0 to 1"):
-            acting.act(obs, mask, noise, unknown)
+            acting.decide(obs, mask, noise, unknown)
     which = np.full(rows, 2)
     which.flags.writeable = False
     for _ in range(6):
         with pytest.raises(Exception, match=r"policy 2|out of bounds|out of data bounds"):
-            acting.act(obs, mask, noise, which)
+            acting.decide(obs, mask, noise, which)
 
 
 FLOAT = np.float32
@@ -287,7 +299,6 @@ FLOAT = np.float32
         (np.zeros((3, 4), FLOAT), np.ones((1, 2), bool), np.zeros((3, 1), FLOAT), r"mask is bool \[1, 2\]"),
         (np.zeros((3, 4), FLOAT), np.ones((3, 2), np.int8), np.zeros((3, 1), FLOAT), "mask is int8"),
         (np.zeros((3, 4), FLOAT), None, np.zeros((1, 1), FLOAT), r"noise is float32 \[1, 1\]"),
-        (np.zeros((3, 4), FLOAT), None, None, "noise is missing"),
     ],
 )
 def test_rows_of_the_wrong_shape_or_type_are_refused_and_the_next_rows_are_answered(
@@ -296,20 +307,20 @@ def test_rows_of_the_wrong_shape_or_type_are_refused_and_the_next_rows_are_answe
     spec = StockSpec(4, ActionHead("categorical", (2,)))
     acting = backend(spec, policies=2)
     good = random_rows(spec, 3)
-    expected = acting.act(*good)
+    expected = acting.decide(*good).actions
     for which in (0, np.array([0, 1, 0])):
         with pytest.raises(ConfigError, match=wrong):
-            acting.act(obs, mask, noise, which)
-    np.testing.assert_array_equal(acting.act(*good), expected)
+            acting.decide(obs, mask, noise, which)
+    np.testing.assert_array_equal(acting.decide(*good).actions, expected)
 
 
 def test_large_batches_of_the_wrong_width_or_type_are_an_error_of_the_runtime() -> None:
     acting = backend(StockSpec(4, ActionHead("categorical", (2,))))
     noise = np.zeros((9000, 1), np.float32)
     with pytest.raises(Exception, match="obs"):
-        acting.act(np.zeros((9000, 5), np.float32), None, noise)
+        acting.decide(np.zeros((9000, 5), np.float32), None, noise)
     with pytest.raises(Exception, match="float"):
-        acting.act(np.zeros((9000, 4), np.float64), None, noise)
+        acting.decide(np.zeros((9000, 4), np.float64), None, noise)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -321,9 +332,9 @@ def test_the_actions_of_an_earlier_call_are_not_overwritten_by_a_later_one(
     acting = backend(spec, policies=2)
     for which in (0, np.arange(rows) % 2):
         for seed in range(3):
-            first = acting.act(*random_rows(spec, rows, seed), which)
+            first = acting.decide(*random_rows(spec, rows, seed), which).actions
             kept = first.copy()
-            acting.act(*random_rows(spec, rows, seed + 10), which)
+            acting.decide(*random_rows(spec, rows, seed + 10), which)
             np.testing.assert_array_equal(first, kept)
             assert first.flags.writeable
 
@@ -339,9 +350,11 @@ def test_read_only_and_scattered_rows_are_read_and_left_alone(rows: int) -> None
         array.setflags(write=False)
     before = [array.tolist() for array in scattered]
     for which in (1, np.arange(rows) % 2):
-        expected = acting.act(obs, mask, np.ascontiguousarray(noise[:, ::-1]), which)
-        np.testing.assert_array_equal(acting.act(*scattered, which), expected)
-        np.testing.assert_array_equal(acting.greedy(*scattered[:2], which), acting.greedy(obs, mask, which))
+        expected = acting.decide(obs, mask, np.ascontiguousarray(noise[:, ::-1]), which).actions
+        np.testing.assert_array_equal(acting.decide(*scattered, which).actions, expected)
+        np.testing.assert_array_equal(
+            acting.decide(*scattered[:2], None, which).actions, acting.decide(obs, mask, None, which).actions
+        )
     assert [array.tolist() for array in scattered] == before
 
 
@@ -349,12 +362,12 @@ def test_row_counts_that_change_all_the_time_do_not_pile_up_buffers() -> None:
     spec = StockSpec(4, ActionHead("categorical", (3,)), hiddens=(8,))
     acting = backend(spec)
     obs, mask, noise = random_rows(spec, 1200)
-    expected = acting.act(obs, mask, noise)
+    expected = acting.decide(obs, mask, noise).actions
 
     def meet(sizes: range) -> None:
         for size in sizes:
             assert mask is not None
-            actions = acting.act(obs[:size], mask[:size], noise[:size])
+            actions = acting.decide(obs[:size], mask[:size], noise[:size]).actions
             np.testing.assert_array_equal(actions, expected[:size])
 
     tracemalloc.start()

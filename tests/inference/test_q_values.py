@@ -38,8 +38,8 @@ def rows(count: int) -> Floats:
 def test_a_first_draw_below_epsilon_explores_and_the_second_picks_uniformly(kind: str) -> None:
     acting = constant_q([0.0, 3.0, 1.0, 2.0], 0.25, kind)
     noise = np.array([[0.0, 0.0], [0.2, 0.3], [0.24, LARGEST], [0.25, 0.0], [LARGEST, 0.9]], np.float32)
-    assert acting.act(rows(5), None, noise).tolist() == [0, 1, 3, 1, 1]
-    assert acting.greedy(rows(5), None).tolist() == [1] * 5
+    assert acting.decide(rows(5), None, noise).actions.tolist() == [0, 1, 3, 1, 1]
+    assert acting.decide(rows(5), None, None).actions.tolist() == [1] * 5
 
 
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
@@ -47,7 +47,7 @@ def test_exploring_counts_legal_choices_only(kind: str) -> None:
     acting = constant_q([0.0, 3.0, 1.0, 2.0], 1.0, kind)
     mask = np.tile([False, True, False, True], (4, 1))
     noise = np.array([[0.0, 0.0], [0.0, 0.49], [0.0, 0.5], [0.0, LARGEST]], np.float32)
-    assert acting.act(rows(4), mask, noise).tolist() == [1, 1, 3, 3]
+    assert acting.decide(rows(4), mask, noise).actions.tolist() == [1, 1, 3, 3]
 
 
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
@@ -56,22 +56,22 @@ def test_exploring_counts_legal_choices_only(kind: str) -> None:
 def test_no_draw_picks_an_illegal_or_missing_choice(kind: str, choices: int, draw: float) -> None:
     acting = constant_q([0.0] * choices, 1.0, kind)
     noise = np.full((50, 2), draw, np.float32)
-    assert acting.act(rows(50), None, noise).max() < choices
+    assert acting.decide(rows(50), None, noise).actions.max() < choices
     rng = np.random.default_rng(choices)
     mask = rng.random((50, choices)) < 0.3
     mask[np.arange(50), rng.integers(0, choices, 50)] = True
-    drawn = acting.act(rows(50), mask, noise)
+    drawn = acting.decide(rows(50), mask, noise).actions
     assert mask[np.arange(50), drawn].all()
     only = np.zeros((50, choices), np.bool_)
     only[np.arange(50), np.arange(50) % choices] = True
-    np.testing.assert_array_equal(acting.act(rows(50), only, noise), np.arange(50) % choices)
+    np.testing.assert_array_equal(acting.decide(rows(50), only, noise).actions, np.arange(50) % choices)
 
 
 def test_draws_follow_epsilon() -> None:
     acting = constant_q([0.0, 1.0, 0.0, 0.0], 0.4)
     noise = np.random.default_rng(0).integers(0, 2**23, (40_000, 2)).astype(np.float32) * np.float32(2.0**-23)
     mask = np.tile([True, True, False, True], (40_000, 1))
-    shares = np.bincount(acting.act(rows(40_000), mask, noise), minlength=4) / 40_000
+    shares = np.bincount(acting.decide(rows(40_000), mask, noise).actions, minlength=4) / 40_000
     np.testing.assert_allclose(shares, [0.4 / 3, 0.6 + 0.4 / 3, 0.0, 0.4 / 3], atol=0.01)
 
 
@@ -81,7 +81,7 @@ def test_every_policy_of_a_batch_explores_by_its_own_epsilon(kind: str) -> None:
     which = np.arange(10) % 2
     noise = np.full((10, 2), 0.9, np.float32)
     for mask in (None, np.ones((10, 2), np.bool_)):
-        assert acting.act(rows(10), mask, noise, which).tolist() == which.tolist()
+        assert acting.decide(rows(10), mask, noise, which).actions.tolist() == which.tolist()
 
 
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
@@ -118,4 +118,4 @@ def test_dueling_adds_the_value_to_advantages_about_their_mean(kind: str) -> Non
     # Advantages (1, 2, 6) have mean 3 and value 10; (0, 6, 0) have mean 2 and value -2.
     wanted = [[8.0, 9.0, 13.0], [-4.0, 2.0, -4.0]]
     np.testing.assert_allclose(acting.evaluate(0, obs, None, np.zeros(2, np.int64)).dist_inputs, wanted)
-    assert acting.greedy(obs, None).tolist() == [2, 1]
+    assert acting.decide(obs, None, None).actions.tolist() == [2, 1]

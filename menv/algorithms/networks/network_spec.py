@@ -83,13 +83,6 @@ class TorchNetwork(Protocol):
         """Return distribution inputs and values in one pass."""
 
 
-class RecurrentNetwork(TorchNetwork, Protocol):
-    """A network with a recurrent state."""
-
-    def step(self, obs: Tensor, mask: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return distribution inputs and the state [B, S] after the sequences."""
-
-
 _BYTES = 16
 """Bytes per trained weight: the weight, its gradient, and two moments of Adam."""
 _OF_A_GRAPH = 2**29 - 2**18
