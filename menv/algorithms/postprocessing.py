@@ -6,7 +6,7 @@ hook or a central critic, samplers keep no episodes for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -65,13 +65,11 @@ class Postprocessing:
     def run_hooks(self, batch: MultiAgentBatch, episodes: Episodes, beside: Beside = ()) -> None:
         """Call `postprocess_trajectory` of the policies that override it, for each trajectory chunk."""
         hooked = [name for name in batch if self._hooked(name)]
-        if hooked:
-            fragment = _FragmentPolicies(batch, episodes, beside)
-            for name in hooked:
-                before, pieces = broken_columns(batch[name]), fragment.pieces[name]
-                done = [self._postprocessed(piece, fragment.of(piece)) for piece in pieces]
-                joined = batch.policy_batches[name] = self._joined(name, pieces, done)
-                refuse_broken("postprocess_trajectory", name, joined, before, pieces)
+        for name, shown in (_with_others(hooked, batch, episodes, beside) if hooked else {}).items():
+            before, pieces = broken_columns(batch[name]), [piece for piece, _ in shown]
+            done = [self._postprocessed(piece, others) for piece, others in shown]
+            joined = batch.policy_batches[name] = self._joined(name, pieces, done)
+            refuse_broken("postprocess_trajectory", name, joined, before, pieces)
 
     def critic_rows(
         self, batch: MultiAgentBatch, episodes: Episodes, beside: Beside = ()
@@ -80,12 +78,10 @@ class Postprocessing:
         asked = {name: self._critic_of(name) for name in batch}
         own = {name: critic for name, critic in asked.items() if callable(critic)}
         found = {}
-        if own:
-            fragment = _FragmentPolicies(batch, episodes, beside)
-            for name, critic in own.items():
-                size = getattr(self._configs[name], "critic_obs_size", 0)
-                parts = [_called(critic, piece, fragment.of(piece), size) for piece in fragment.pieces[name]]
-                found[name] = CriticRows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        for name, shown in (_with_others(own, batch, episodes, beside) if own else {}).items():
+            size = getattr(self._configs[name], "critic_obs_size", 0)
+            parts = [_called(own[name], piece, others, size) for piece, others in shown]
+            found[name] = CriticRows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
         everybody = [name for name, critic in asked.items() if critic == "all_agents"]
         if everybody:
             names = (*batch, *(name for name, _ in beside))
@@ -137,28 +133,29 @@ class Postprocessing:
         return SampleBatch.concat_samples(done)
 
 
-class _FragmentPolicies:
-    """The trajectory chunks of a fragment, and the other agents of each."""
+def _with_others(
+    names: Iterable[str], batch: MultiAgentBatch, episodes: Episodes, beside: Beside
+) -> dict[str, list[tuple[AgentTrajectory, dict[AgentId, SampleBatch]]]]:
+    """Return the trajectory chunks of some policies, each with the rows of every other agent of its episode.
 
-    def __init__(self, batch: MultiAgentBatch, episodes: Episodes, beside: Beside) -> None:
-        self.pieces = {
-            name: agent_trajectories(name, own, episodes) for name, own in batch.policy_batches.items()
-        }
-        self._by_episode: dict[int, dict[AgentId, list[SampleBatch]]] = {}
-        seen = [agent_trajectories(name, own, episodes) for name, own in beside]
-        for piece in chain(*self.pieces.values(), *seen):
-            agents = self._by_episode.setdefault(piece.episode.episode_id, {})
-            agents.setdefault(piece.agent_id, []).append(piece.batch)
-        self._joined: dict[int, dict[AgentId, SampleBatch]] = {}
-
-    def of(self, piece: AgentTrajectory) -> dict[AgentId, SampleBatch]:
-        """Return the rows of every other agent of an episode, in order of appearance."""
-        key = piece.episode.episode_id
-        if key not in self._joined:
-            lives = self._by_episode[key]
-            present = [agent for agent in piece.episode.get_agents() if agent in lives]
-            self._joined[key] = {agent: SampleBatch.concat_samples(lives[agent]) for agent in present}
-        return {agent: rows for agent, rows in self._joined[key].items() if agent != piece.agent_id}
+    The agents are in order of appearance; `beside` are more batches that they are looked up in.
+    """
+    pieces = {name: agent_trajectories(name, own, episodes) for name, own in batch.policy_batches.items()}
+    lives: dict[int, dict[AgentId, list[SampleBatch]]] = {}
+    for piece in chain(*pieces.values(), *(agent_trajectories(name, own, episodes) for name, own in beside)):
+        lives.setdefault(piece.episode.episode_id, {}).setdefault(piece.agent_id, []).append(piece.batch)
+    found: dict[str, list[tuple[AgentTrajectory, dict[AgentId, SampleBatch]]]] = {}
+    joined: dict[int, dict[AgentId, SampleBatch]] = {}
+    for name in names:
+        found[name] = []
+        for piece in pieces[name]:
+            key = piece.episode.episode_id
+            if key not in joined:
+                present = [agent for agent in piece.episode.get_agents() if agent in lives[key]]
+                joined[key] = {agent: SampleBatch.concat_samples(lives[key][agent]) for agent in present}
+            others = {agent: rows for agent, rows in joined[key].items() if agent != piece.agent_id}
+            found[name].append((piece, others))
+    return found
 
 
 def add_critic_values(batch: SampleBatch, seen: CriticRows, backend: ActingBackend, index: int) -> None:

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -30,29 +31,25 @@ _SWITCH_S = 0.001
 _RESETS = (errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE)
 
 
-class _ShortTurns:
-    """Makes threads switch more often while any server runs: clients are answered while another thread learns."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._count = 0
-        self._usual = 0.0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._count:
-                self._usual = sys.getswitchinterval()
-                sys.setswitchinterval(min(self._usual, _SWITCH_S))
-            self._count += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._count -= 1
-            if not self._count:
-                sys.setswitchinterval(self._usual)
+_SWITCHING = threading.Lock()
+_USUAL: list[float] = []
+"""The switch interval at the start of each server that runs; the first one is restored after the last server."""
 
 
-_SHORT_TURNS = _ShortTurns()
+@contextmanager
+def _short_turns() -> Iterator[None]:
+    """Make threads switch more often while any server runs: clients are answered while another thread learns."""
+    with _SWITCHING:
+        _USUAL.append(sys.getswitchinterval())
+        if len(_USUAL) == 1:
+            sys.setswitchinterval(min(_USUAL[0], _SWITCH_S))
+    try:
+        yield
+    finally:
+        with _SWITCHING:
+            usual = _USUAL.pop()
+            if not _USUAL:
+                sys.setswitchinterval(usual)
 
 
 class Server:
@@ -249,7 +246,7 @@ class Server:
         loop = self._loop = asyncio.SelectorEventLoop()
         asyncio.set_event_loop(loop)
         loop.set_exception_handler(self._on_loop_error)
-        with _SHORT_TURNS:
+        with _short_turns():
             main = loop.create_task(self._serve(started))
             main.add_done_callback(self._leave)
             while True:
