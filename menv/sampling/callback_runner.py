@@ -183,8 +183,11 @@ class CallbackRunner:
             }
             before, broken = _original_batches(trajectories, policies), broken_of_each(batch.policy_batches)
             for policy_id, pieces in trajectories.items():
-                for piece in pieces:
-                    self._call_postprocess(piece, policies, before[piece.episode.episode_id])
+                for _, agent_id, episode, own in pieces:
+                    self.callbacks.on_postprocess_trajectory(
+                        worker=self._worker, episode=episode, agent_id=agent_id, policy_id=policy_id, policies=policies,
+                        postprocessed_batch=own, original_batches=before[episode.episode_id],
+                    )  # fmt: skip
                 whole = SampleBatch.concat_samples([piece.batch for piece in pieces])
                 batch.policy_batches[policy_id] = whole
                 refuse_broken("on_postprocess_trajectory", policy_id, whole, broken[policy_id], pieces)
@@ -199,13 +202,6 @@ class CallbackRunner:
         self.callbacks.on_sample_end(worker=self._worker, samples=batch)
         for policy_id in broken.keys() & batch.policy_batches.keys():
             refuse_broken("on_sample_end", policy_id, batch.policy_batches[policy_id], broken[policy_id])
-
-    def _call_postprocess(self, piece: AgentTrajectory, policies: Any, before: Mapping[Any, Any]) -> None:
-        policy_id, agent_id, episode, batch = piece
-        self.callbacks.on_postprocess_trajectory(
-            worker=self._worker, episode=episode, agent_id=agent_id, policy_id=policy_id, policies=policies,
-            postprocessed_batch=batch, original_batches=before,
-        )  # fmt: skip
 
     def _call(self, hook: str, episode: Episode, env_index: int) -> None:
         worker = self._worker

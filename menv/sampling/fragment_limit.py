@@ -96,17 +96,15 @@ class FragmentLimit:
             steps = self._rows.sum() if self._by_rows else (env_steps - self._target).sum()
             goal = self.length * len(env_steps) if self._by_rows else 0
             return np.ones(len(env_steps), np.bool_) if steps >= goal else None
-        done: Flags = self._full_of_rows(env_steps) if self._by_rows else env_steps >= self._target
+        done: Flags = env_steps >= self._target
+        if self._by_rows:
+            self._seen[:] = env_steps
+            done = (self._rows >= self.length) & (env_steps > self._asked)
         if self._complete:
             self._check_endless(env_steps)
             done &= self._boundary
         # Counting takes a quarter of the time of a reduction.
         return done if np.count_nonzero(done) else None
-
-    def _full_of_rows(self, env_steps: Column) -> Flags:
-        self._seen[:] = env_steps
-        done: Flags = (self._rows >= self.length) & (env_steps > self._asked)
-        return done
 
     def _check_endless(self, env_steps: Column) -> None:
         beyond = env_steps - self._target

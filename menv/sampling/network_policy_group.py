@@ -86,7 +86,7 @@ class NetworkPolicyGroup(PolicyGroup):
             list(self.policy_ids), self.observation_space, self.action_space, self.backend, self.output,
             self.state_sizes, list(self.connectors),
         )  # fmt: skip
-        return _unpickled, (*parts, self.built)
+        return NetworkPolicyGroup, parts, {"built": self.built}
 
     def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor:
         return ObsPreprocessor(space, self.action_space)
@@ -330,11 +330,3 @@ class NetworkPolicyGroup(PolicyGroup):
                 assert decision.state is not None
                 after = decision.state
         buffer.set_states(rows, slots, before, np.broadcast_to(after, before.shape))
-
-
-def _unpickled(*parts: Any) -> NetworkPolicyGroup:
-    *arguments, built = parts
-    group = NetworkPolicyGroup(*arguments)
-    group.built = built
-    group.connect()
-    return group
