@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from menv.base_env import Column, End
 from menv.connectors.action_connector import ActionConnectorDataType
-from menv.connectors.agent_connector import AgentConnector, AgentRows, as_network_dtype
+from menv.connectors.agent_connector import AgentRows, as_network_dtype
 from menv.connectors.clip_reward import ClipRewardAgentConnector
 from menv.connectors.frame_stack import FrameStackAgentConnector
 from menv.connectors.pipeline import (
@@ -36,38 +36,6 @@ from menv.spaces import OutsideSpaceError, own_copy
 
 # Connectors that see ends, and either change rewards without the observation or do not change them.
 _KNOWN = (ClipRewardAgentConnector, FrameStackAgentConnector)
-
-
-class LastObservations:
-    """Copies of the last observation by slot, for connectors that may change the reward of an end without one.
-
-    Only of policies that have such a connector.
-    """
-
-    def __init__(self, leaves: Sequence[Sequence[AgentConnector]]) -> None:
-        self._custom = [any(leaf.at_ends and type(leaf) not in _KNOWN for leaf in own) for own in leaves]
-        self._obs: dict[int, Any] = {}
-
-    def record(self, index: int, slots: Column, obs: Sequence[Any]) -> None:
-        """Store the raw observations of slots [R] of a policy."""
-        if self._custom[index]:
-            self._obs.update(zip(slots.tolist(), map(own_copy, obs), strict=True))
-
-    def of(self, slots: Sequence[int]) -> list[Any]:
-        """Return the last observation of each slot, None without one."""
-        return [self._obs.get(slot) for slot in slots]
-
-    def put(self, slots: Sequence[int], obs: Sequence[Any]) -> None:
-        """Store the observations that `of` returned in another process."""
-        self._obs.update((slot, one) for slot, one in zip(slots, obs, strict=True) if one is not None)
-
-    def follow(self, before: LastObservations) -> None:
-        """Continue with the observations of another instance, which policies had with other connectors."""
-        self._obs = before._obs
-
-    def pop(self, slot: int) -> Any:
-        """Remove and return the last observation of a slot that ends; None without one."""
-        return self._obs.pop(slot, None)
 
 
 Mask = npt.NDArray[np.bool_]
@@ -103,7 +71,8 @@ class ConnectorPath:
         at_ends: By policy index, whether connectors must see final observations as soon as they come.
         acts: Whether custom connectors see or change the actions of each agent.
         outputs: By policy index, the action connectors on whole batches.
-        shown: The last raw observations.
+        shown: Copies of the last raw observation by slot, of policies with connectors that may change the reward of an
+            end without one.
     """
 
     def __init__(
@@ -127,7 +96,8 @@ class ConnectorPath:
         # Connectors that are called agent by agent.
         self._custom = [[leaf for leaf in own if not leaf.takes_rows] for own in leaves]
         self._clips = [[leaf for leaf in own if isinstance(leaf, ClipRewardAgentConnector)] for own in leaves]
-        self.shown = LastObservations(leaves)
+        self._keeps = [any(leaf.at_ends and type(leaf) not in _KNOWN for leaf in own) for own in leaves]
+        self.shown: dict[int, Any] = {}
         self._observers = [[leaf for leaf in own if observes_output(leaf)] for own in leaves]
         self.acts = any(bool(plan.rest) for plan in self._plans) or any(self._observers)
         self._groups: tuple[Any, list[tuple[int, Column | None]]] = (None, [])
@@ -209,7 +179,7 @@ class ConnectorPath:
 
     def _connected_end(self, index: int, end: End) -> End:
         """Return an end after the connectors; an end without observation keeps none."""
-        shown = self.shown.pop(end.slot)
+        shown = self.shown.pop(end.slot, None)
         obs = shown if end.obs is None else end.obs
         if obs is None:
             # There is only the reward.
@@ -345,8 +315,8 @@ class ConnectorPath:
         rows = AgentRows(
             obs, rewards, slots=slots, infos=infos, truncated=final, learning=self._learning, over=over
         )
-        if seats is not None and slots is not None:
-            self.shown.record(index, slots, obs)
+        if self._keeps[index] and seats is not None and slots is not None:
+            self.shown.update(zip(slots.tolist(), map(own_copy, obs), strict=True))
         if self._custom[index] and seats is not None and slots is not None:
             rows.seats = [seats[slot] for slot in slots.tolist()]
         return self._run(index, rows)

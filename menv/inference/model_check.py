@@ -1,7 +1,7 @@
 """Checks of ONNX files from untrusted sources, before ONNX Runtime sees their bytes.
 
-`refuse_unsafe_model` walks the protobuf fields, without the onnx package, and refuses whatever can reach beyond the
-graph: data in other files, operators of other domains, functions, and graphs within nodes. `refuse_costly_model` then
+`refuse_unsafe_model` reads the protobuf fields, without the onnx package, and refuses whatever can reach beyond the
+graph: data in other files, operators of other domains, functions, and graphs within nodes. `refuse_costly_model` also
 bounds the work, from shapes alone: each operator has a rule for the shapes of its outputs, small integer constants are
 computed because `Reshape` and `Expand` take shapes as numbers, and an operator without a rule is refused.
 """
@@ -114,8 +114,8 @@ class Graph:
     constants: dict[str, Tensor] = dataclasses.field(default_factory=dict)
 
 
-class _UnknownError(Exception):
-    """The size of an output is unknown."""
+class _RefusedError(Exception):
+    """Why a model is refused; of an operator, what about the size of its outputs is unknown."""
 
 
 def problem_of_cost(graph: Graph) -> str:
@@ -126,13 +126,13 @@ def problem_of_cost(graph: Graph) -> str:
         return "has a constant with the name of an input"
     try:
         values = {**_given(graph), **graph.constants}
-    except _UnknownError as error:
+    except _RefusedError as error:
         return str(error)
     work, numbers = 0, sum(math.prod(one.shape) for one in graph.constants.values())
     for node in graph.nodes:
         try:
             outputs, cost = _outputs(node, [values.get(name) for name in node.inputs])
-        except (_UnknownError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        except (_RefusedError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             return f"operator {node.op!r:.40} has outputs of unknown size ({error!s:.60})"
         values.update(zip(node.outputs, outputs, strict=False))
         numbers, work = numbers + sum(math.prod(one.shape) for one in outputs), work + cost
@@ -154,7 +154,7 @@ def _given(graph: Graph) -> dict[str, Tensor]:
             shape = (tried, *shape[1:])
         sizes = tuple(size for size in shape or () if size is not None)
         if shape is None or len(sizes) < len(shape) or not _is_shape(sizes):
-            raise _UnknownError(f"has an input {name!r:.60} of unknown size")
+            raise _RefusedError(f"has an input {name!r:.60} of unknown size")
         found[name] = Tensor(sizes, kind not in _FLOATS)
     return found
 
@@ -167,7 +167,7 @@ def _outputs(node: Node, given: list[Tensor | None]) -> tuple[list[Tensor], int]
     """Return the outputs of a node, all of one shape unless a rule says otherwise, and its cost."""
     parts = [one for one in given if one is not None]
     if len(parts) < sum(map(bool, node.inputs)):
-        raise _UnknownError("an input without a source")
+        raise _RefusedError("an input without a source")
     if node.op == "Constant":
         (value,) = node.attributes.values()
         return [value if isinstance(value, Tensor) else _constant(value)], 0
@@ -180,9 +180,9 @@ def _outputs(node: Node, given: list[Tensor | None]) -> tuple[list[Tensor], int]
     elif node.op in _RULES:
         shapes, cost = _RULES[node.op](node, given)
     else:
-        raise _UnknownError("no rule for it")
+        raise _RefusedError("no rule for it")
     if not all(map(_is_shape, shapes)):
-        raise _UnknownError("an impossible shape")
+        raise _RefusedError("an impossible shape")
     whole = _may_be_whole(node, parts)
     shapes = shapes if len(shapes) > 1 else shapes * max(len(node.outputs), 1)
     outputs = [
@@ -205,7 +205,7 @@ def _may_be_whole(node: Node, parts: list[Tensor]) -> bool:
     if node.op in ("Div", "Mod"):
         by = parts[1].known
         if parts[0].whole and (by is None or (by <= 0).any()):
-            raise _UnknownError("integers are divided by what is not known to be positive")
+            raise _RefusedError("integers are divided by what is not known to be positive")
     if node.op in ("Cast", "ConstantOfShape"):
         value = node.attributes.get("value")
         kind = node.number("to", 1)
@@ -255,14 +255,14 @@ def _ints(node: Node, name: str, given: Sequence[Tensor | None], place: int) -> 
     if one is None:
         return None
     if one.known is None:
-        raise _UnknownError(f"{name} is computed")
+        raise _RefusedError(f"{name} is computed")
     return [int(number) for number in one.known.reshape(-1)]
 
 
 def _needed(node: Node, name: str, given: Sequence[Tensor | None], place: int) -> list[int]:
     found = _ints(node, name, given, place)
     if found is None:
-        raise _UnknownError(f"no {name}")
+        raise _RefusedError(f"no {name}")
     return found
 
 
@@ -367,7 +367,7 @@ def _slice(node: Node, given: list[Any]) -> tuple[list[Shape], int]:
     shape = given[0].shape
     try:
         places = _places(node, given, shape)
-    except _UnknownError:
+    except _RefusedError:
         return [shape], 0
     return [tuple(len(range(*place.indices(size))) for place, size in zip(places, shape, strict=True))], 0
 
@@ -413,7 +413,7 @@ def _recurrent(node: Node, given: list[Any]) -> tuple[list[Shape], int]:
 def _einsum(node: Node, given: list[Any]) -> tuple[list[Shape], int]:
     sides, arrow, out = str(node.attributes["equation"]).replace(" ", "").partition("->")
     if not arrow or "." in sides:
-        raise _UnknownError("an equation without -> or with ...")
+        raise _RefusedError("an equation without -> or with ...")
     sizes: dict[str, int] = {}
     for labels, one in zip(sides.split(","), given, strict=True):
         for label, size in zip(labels, one.shape, strict=True):
@@ -449,11 +449,10 @@ _RULES: dict[str, Rule] = {
 _MODEL_GRAPH, _MODEL_OPSETS, _MODEL_TRAINING, _MODEL_FUNCTIONS = 7, 8, 20, 25
 _OPSET_DOMAIN = 1
 _GRAPH_NODE, _GRAPH_NAME, _GRAPH_INITIALIZER, _GRAPH_SPARSE = 1, 2, 5, 15
-_GRAPH_VALUES, _VALUE_NAME = (11, 12, 13), 1
-_NODE_OP, _NODE_ATTRIBUTE, _NODE_DOMAIN = 4, 5, 7
-_NODE_NAMES = (1, 2, 3)
-_ATTRIBUTE_TENSOR, _ATTRIBUTE_GRAPH, _ATTRIBUTE_TENSORS, _ATTRIBUTE_GRAPHS = 5, 6, 10, 11
-_ATTRIBUTE_SPARSE = (22, 23)
+_GRAPH_INPUT, _GRAPH_VALUES, _VALUE_NAME = 11, (12, 13), 1
+_NODE_NAME, _NODE_OP, _NODE_ATTRIBUTE, _NODE_DOMAIN = 3, 4, 5, 7
+_ATTRIBUTE_TENSOR, _ATTRIBUTE_TENSORS = 5, 10
+_NO_ATTRIBUTES = {6: "a graph", 11: "a graph", 22: "sparse tensors", 23: "sparse tensors"}
 _TENSOR_NAME, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 8, 13, 14
 
 _DOMAINS = (b"", b"ai.onnx")
@@ -468,118 +467,65 @@ _here = threading.local()
 
 def refuse_unsafe_model(model: bytes, where: str) -> None:
     """Raise ConfigError for a model that needs more than its own bytes and ONNX's own operators."""
-    _here.left = _MOST_FIELDS
-    try:
-        problem = _problem_of_model(memoryview(model))
-    except (IndexError, ValueError) as error:
-        raise ConfigError(
-            f"{where}: its {len(model)} bytes are no ONNX model, expected a serialised one; write the file again"
-        ) from error
-    if problem:
-        raise ConfigError(
-            f"{where}: {problem}, expected ONNX's own operators and no other file; do not use this file"
-        )
+    _read(model, where)
 
 
 def refuse_costly_model(model: bytes, where: str) -> None:
-    """Raise ConfigError for a model that costs more than any policy, after `refuse_unsafe_model`; runs nothing."""
-    _here.left = _MOST_FIELDS
-    try:
-        problem = problem_of_cost(_graph(memoryview(model)))
-    except (IndexError, ValueError) as error:
-        raise ConfigError(
-            f"{where}: its nodes cannot be read ({error!s:.60}), expected a serialised ONNX model; write the file again"
-        ) from error
+    """Raise ConfigError for a model that is unsafe, or costs more than any policy; runs nothing."""
+    problem = problem_of_cost(_read(model, where))
     if problem:
         raise ConfigError(
             f"{where}: {problem}, expected little work of known size; use a smaller network or other operators"
         )
 
 
-def _problem_of_model(model: memoryview) -> str:
-    for field, value in _fields(model):
-        problem = ""
-        if field == _MODEL_GRAPH:
-            problem = _problem_of_graph(_message(value))
-        elif field == _MODEL_OPSETS:
-            domains = [
-                bytes(_message(part)) for name, part in _fields(_message(value)) if name == _OPSET_DOMAIN
-            ]
-            problem = next((_foreign(domain) for domain in domains if domain not in _DOMAINS), "")
-        elif field in (_MODEL_TRAINING, _MODEL_FUNCTIONS):
-            problem = "holds functions or training code"
-        if problem:
-            return problem
-    return ""
-
-
-def _problem_of_graph(graph: memoryview) -> str:
-    for field, value in _fields(graph):
-        problem = ""
-        if field == _GRAPH_NODE:
-            problem = _problem_of_node(_message(value))
-        elif field == _GRAPH_INITIALIZER:
-            problem = _problem_of_tensor(_message(value))
-        elif field == _GRAPH_NAME:
-            _text(value)
-        elif field in _GRAPH_VALUES:
-            _check_names(_message(value), (_VALUE_NAME,))
-        elif field == _GRAPH_SPARSE:
-            problem = "holds sparse tensors"
-        if problem:
-            return problem
-    return ""
-
-
-def _problem_of_node(node: memoryview) -> str:
-    op = ""
-    _check_names(node, _NODE_NAMES)
-    for field, value in _fields(node):
-        if field == _NODE_OP:
-            op = _text(value)
-        elif field == _NODE_DOMAIN and bytes(_message(value)) not in _DOMAINS:
-            return _foreign(bytes(_message(value)))
-        elif field == _NODE_ATTRIBUTE:
-            problem = _problem_of_attribute(_message(value))
-            if problem:
-                return f"operator {op!r:.40} {problem}"
-    return ""
-
-
-def _problem_of_attribute(attribute: memoryview) -> str:
-    for field, value in _fields(attribute):
-        if field in (_ATTRIBUTE_GRAPH, _ATTRIBUTE_GRAPHS):
-            return "holds a graph"
-        if field in _ATTRIBUTE_SPARSE:
-            return "holds sparse tensors"
-        if field in (_ATTRIBUTE_TENSOR, _ATTRIBUTE_TENSORS):
-            problem = _problem_of_tensor(_message(value))
-            if problem:
-                return problem
-    return ""
-
-
-def _problem_of_tensor(tensor: memoryview) -> str:
-    _check_names(tensor, (_TENSOR_NAME,))
-    for field, value in _fields(tensor):
-        if field == _TENSOR_EXTERNAL or (field == _TENSOR_LOCATION and value):
-            return "holds numbers in another file"
-    return ""
+def _read(model: bytes, where: str) -> Graph:
+    _here.left = _MOST_FIELDS
+    try:
+        return _graph(memoryview(model))
+    except _RefusedError as error:
+        raise ConfigError(
+            f"{where}: {error}, expected ONNX's own operators and no other file; do not use this file"
+        ) from error
+    except (IndexError, ValueError, ArithmeticError) as error:
+        raise ConfigError(
+            f"{where}: its {len(model)} bytes are no ONNX model ({error!s:.60}), expected a serialised one; write the "
+            "file again"
+        ) from error
 
 
 def _graph(model: memoryview) -> Graph:
     graph = Graph()
-    parts = [_message(value) for field, value in _fields(model) if field == _MODEL_GRAPH]
-    for field, value in [pair for part in parts for pair in _fields(part)]:
+    for field, value in _fields(model):
+        if field == _MODEL_GRAPH:
+            _add_parts(graph, _message(value))
+        elif field == _MODEL_OPSETS:
+            for part, domain in _fields(_message(value)):
+                if part == _OPSET_DOMAIN:
+                    _check_domain(domain)
+        elif field in (_MODEL_TRAINING, _MODEL_FUNCTIONS):
+            raise _RefusedError("holds functions or training code")
+    return graph
+
+
+def _add_parts(graph: Graph, message: memoryview) -> None:
+    for field, value in _fields(message):
         if field == _GRAPH_INITIALIZER:
             name, tensor = _tensor(_message(value))
             graph.constants[name] = tensor
-        elif field == _GRAPH_VALUES[0]:
+        elif field == _GRAPH_INPUT:
             name, kind, shape = _input(_message(value))
             graph.inputs[name] = kind, shape
         elif field == _GRAPH_NODE:
             graph.nodes.append(_node(_message(value)))
-    return graph
+        elif field == _GRAPH_NAME:
+            _text(value)
+        elif field in _GRAPH_VALUES:
+            for part, name_of_value in _fields(_message(value)):
+                if part == _VALUE_NAME:
+                    _text(name_of_value)
+        elif field == _GRAPH_SPARSE:
+            raise _RefusedError("holds sparse tensors")
 
 
 def _node(message: memoryview) -> Node:
@@ -589,12 +535,24 @@ def _node(message: memoryview) -> Node:
             node.op = _text(value)
         elif field in (1, 2):
             (node.inputs if field == 1 else node.outputs).append(_text(value))
+        elif field == _NODE_NAME:
+            _text(value)
+        elif field == _NODE_DOMAIN:
+            _check_domain(value)
         elif field == _NODE_ATTRIBUTE:
             _add_attribute(node, _message(value))
     return node
 
 
 def _add_attribute(node: Node, message: memoryview) -> None:
+    try:
+        name, value = _attribute(message)
+    except _RefusedError as error:
+        raise _RefusedError(f"operator {node.op!r:.40} {error}") from error
+    node.attributes[name] = value
+
+
+def _attribute(message: memoryview) -> tuple[str, Any]:
     name = ""
     found: Any = None
     listed: list[Any] = []
@@ -607,13 +565,16 @@ def _add_attribute(node: Node, message: memoryview) -> None:
             found = _signed(value)
         elif field == 4:
             found = bytes(_message(value)).decode("utf-8", "replace")
-        elif field == _ATTRIBUTE_TENSOR:
-            found = _tensor(_message(value))[1]
+        elif field in (_ATTRIBUTE_TENSOR, _ATTRIBUTE_TENSORS):
+            tensor = _tensor(_message(value))[1]
+            found = tensor if field == _ATTRIBUTE_TENSOR else found
+        elif field in _NO_ATTRIBUTES:
+            raise _RefusedError(f"holds {_NO_ATTRIBUTES[field]}")
         elif field == 7:
             listed += np.frombuffer(_message(value), "<f4").tolist()
         elif field == 8:
             listed += _numbers(value)
-    node.attributes[name] = listed or found
+    return name, listed or found
 
 
 def _input(message: memoryview) -> tuple[str, int, tuple[int | None, ...] | None]:
@@ -648,6 +609,8 @@ def _tensor(message: memoryview) -> tuple[str, Tensor]:
             numbers += _numbers(value)
         elif field == 9 and len(message) <= _FEW_BYTES:
             raw = bytes(_message(value))
+        elif field == _TENSOR_EXTERNAL or (field == _TENSOR_LOCATION and value):
+            raise _RefusedError("holds numbers in another file")
     return name, Tensor.of(tuple(dims), kind, raw, numbers)
 
 
@@ -669,18 +632,14 @@ def _signed(value: memoryview | int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def _foreign(domain: bytes) -> str:
-    return f"needs operators of the domain {domain.decode('utf-8', 'replace')!r:.60}"
-
-
-def _check_names(message: memoryview, names: tuple[int, ...]) -> None:
-    """Raise for names that are not UTF-8: ONNX Runtime prints a message when it cannot decode them."""
-    for field, value in _fields(message):
-        if field in names:
-            _text(value)
+def _check_domain(value: memoryview | int) -> None:
+    domain = bytes(_message(value))
+    if domain not in _DOMAINS:
+        raise _RefusedError(f"needs operators of the domain {domain.decode('utf-8', 'replace')!r:.60}")
 
 
 def _text(value: memoryview | int) -> str:
+    # Also of names that nothing reads: ONNX Runtime prints a message when it cannot decode one.
     return bytes(_message(value)).decode("utf-8")
 
 

@@ -110,31 +110,6 @@ class SingleNetwork:
         )  # fmt: skip
 
 
-class AgentView:
-    """The network's input for N agents: obs [N, F], mask [N, M] or None, state [N, S] or None.
-
-    `inputs` has the other columns of each agent, which action connectors see.
-    """
-
-    def __init__(
-        self,
-        agents: Sequence[AgentConnectorDataType],
-        networks: NetworkGroup,
-        mask_width: int,
-    ) -> None:
-        found = [agent.data for agent in agents]
-        views: list[Any] = [
-            data.sample_batch if isinstance(data, AgentConnectorsOutput) else _one_row(data) for data in found
-        ]
-        self.inputs = [data.raw_dict if isinstance(data, AgentConnectorsOutput) else data for data in found]
-        self.obs = as_network_dtype(_stacked(views, SampleBatch.OBS, networks.row_width), networks.row_dtype)
-        self.mask = _stacked(views, MASK, mask_width).astype(np.bool_) if mask_width else None
-        state_sizes = networks.state_sizes
-        names = [SampleBatch.STATE_IN.format(number) for number in range(len(state_sizes))]
-        parts = [_stacked(views, name, size) for name, size in zip(names, state_sizes, strict=True)]
-        self.state = np.concatenate(parts, 1).astype(np.float32) if parts else None
-
-
 @contextmanager
 def frozen_statistics(pipeline: AgentConnectorPipeline) -> Iterator[None]:
     """Freeze the statistics of connectors for a while."""
@@ -146,36 +121,6 @@ def frozen_statistics(pipeline: AgentConnectorPipeline) -> Iterator[None]:
         pipeline.is_training = True
         for leaf, was_training in before:
             leaf.is_training = was_training
-
-
-def answered(
-    agents: Sequence[AgentConnectorDataType],
-    shown: AgentView,
-    decision: Decision,
-    states: Sequence[Column],
-    logp: Column,
-    connectors: PolicyConnectors,
-    action_space: Any,
-) -> list[PolicyOutput]:
-    """Return `(action, states, fetches)` for each agent, after the action connectors."""
-    plan = action_plan(connectors.action)
-    ready = connectors.output(action_space)(decision.actions)
-    outputs = []
-    for row, agent in enumerate(agents):
-        rows = {SampleBatch.OBS: shown.obs[row], **({} if shown.mask is None else {MASK: shown.mask[row]})}
-        whose = (agent.env_id, agent.agent_id, {**shown.inputs[row], **rows})
-        own, fetches = [part[row] for part in states], {"action_logp": logp[row]}
-        seen = shown.inputs[row]
-        if not (seen.get(SampleBatch.TERMINATEDS) or seen.get(SampleBatch.TRUNCATEDS)):
-            # The answer to a final observation must not become state of the next agent episode.
-            connectors.agent.on_policy_output(
-                ActionConnectorDataType(*whose, (decision.actions[row], own, fetches))
-            )
-        answer = ActionConnectorDataType(*whose, (ready[row], own, fetches))
-        for connector in plan.rest:
-            answer = connector(answer)
-        outputs.append(answer.output)
-    return outputs
 
 
 def _one_row(data: Any) -> dict[str, Any]:
@@ -202,17 +147,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class FairLock:
-    """A reentrant lock that is new, and free, in a pickle, in a copy and in a forked process."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        _LOCKS.add(self)
-
-    def __reduce__(self) -> tuple[type[FairLock], tuple[()]]:
-        return FairLock, ()
-
-
 def locked(
     method: Callable[Concatenate[NetworkPolicy, P], R],
 ) -> Callable[Concatenate[NetworkPolicy, P], R]:
@@ -220,19 +154,19 @@ def locked(
 
     @functools.wraps(method)
     def alone(self: NetworkPolicy, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self.turn.lock:
+        with self.turn:
             return method(self, *args, **kwargs)
 
     return alone
 
 
-_LOCKS: weakref.WeakSet[FairLock] = weakref.WeakSet()
+_POLICIES: weakref.WeakSet[NetworkPolicy] = weakref.WeakSet()
 
 
 def _renew() -> None:
     # In a forked process other threads, which may hold locks, are gone.
-    for one in list(_LOCKS):
-        one.lock = threading.RLock()
+    for policy in list(_POLICIES):
+        policy.turn = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -268,7 +202,7 @@ class NetworkPolicy(Policy):
         index: Its index in the group.
         seed: Of actions sampled outside the sampler.
         explore: Whether `compute_actions` and `answer_agents` sample actions unless they are passed `explore`.
-        turn: Lock that its methods hold.
+        turn: Lock that its methods hold; new, and free, in a pickle, in a copy and in a forked process.
     """
 
     stock = True
@@ -288,10 +222,16 @@ class NetworkPolicy(Policy):
         self._path: ConnectorPath | None = None
         self._key = rng.key(seed, rng.stable_hash(self.policy_id))
         self._calls = 0
-        self.turn = FairLock()
+        self.turn = threading.RLock()
+        _POLICIES.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_version": None, "_path": None}
+        return {**self.__dict__, "_version": None, "_path": None, "turn": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.turn = threading.RLock()
+        _POLICIES.add(self)
 
     @property
     def agent_connectors(self) -> AgentConnectorPipeline:
@@ -433,19 +373,48 @@ class NetworkPolicy(Policy):
         try:
             with frozen_statistics(own.agent):
                 connected = own.agent(list(agents))
-            shown = AgentView(connected, networks, networks.preprocess.mask_width)
+            inputs, obs, mask, state = self._shown(connected, networks.preprocess.mask_width)
         except OutsideSpaceError as error:
             # Connectors see single agents, so the error's row says nothing.
             raise ContractError(
                 f"policy {self.policy_id!r}: {error.with_advice('pass observations of policy.observation_space')}"
             ) from error
         noise = self._noise_for(explore, len(connected))
-        decision = self._decision(shown.obs, shown.mask, noise, shown.state)
-        logp = networks.backend.evaluate(
-            self.index, shown.obs, shown.mask, decision.actions, shown.state
-        ).logp
+        decision = self._decision(obs, mask, noise, state)
+        logp = networks.backend.evaluate(self.index, obs, mask, decision.actions, state).logp
         states = [] if decision.state is None else self._parts(decision.state)
-        return answered(connected, shown, decision, states, logp, own, networks.action_space)
+        plan = action_plan(own.action)
+        ready = own.output(networks.action_space)(decision.actions)
+        outputs = []
+        for row, agent in enumerate(connected):
+            rows = {SampleBatch.OBS: obs[row], **({} if mask is None else {MASK: mask[row]})}
+            whose = (agent.env_id, agent.agent_id, {**inputs[row], **rows})
+            after, fetches = [part[row] for part in states], {"action_logp": logp[row]}
+            if not (inputs[row].get(SampleBatch.TERMINATEDS) or inputs[row].get(SampleBatch.TRUNCATEDS)):
+                # The answer to a final observation must not become state of the next agent episode.
+                own.agent.on_policy_output(
+                    ActionConnectorDataType(*whose, (decision.actions[row], after, fetches))
+                )
+            answer = ActionConnectorDataType(*whose, (ready[row], after, fetches))
+            for connector in plan.rest:
+                answer = connector(answer)
+            outputs.append(answer.output)
+        return outputs
+
+    def _shown(self, agents: Sequence[AgentConnectorDataType], mask_width: int) -> tuple[Any, Any, Any, Any]:
+        """Return for N agents what action connectors see of each, and obs [N, F], mask [N, M] and state [N, S]."""
+        networks, found = self.networks, [agent.data for agent in agents]
+        inputs = [data.raw_dict if isinstance(data, AgentConnectorsOutput) else data for data in found]
+        views: list[Any] = [
+            data.sample_batch if isinstance(data, AgentConnectorsOutput) else _one_row(data) for data in found
+        ]
+        obs = as_network_dtype(_stacked(views, SampleBatch.OBS, networks.row_width), networks.row_dtype)
+        mask = _stacked(views, MASK, mask_width).astype(np.bool_) if mask_width else None
+        parts = [
+            _stacked(views, SampleBatch.STATE_IN.format(number), size)
+            for number, size in enumerate(networks.state_sizes)
+        ]
+        return inputs, obs, mask, np.concatenate(parts, 1).astype(np.float32) if parts else None
 
     def connectors_state(self) -> list[Any] | None:
         """Return the states of both pipelines, JSON; None if they are the default ones, which have none."""

@@ -46,7 +46,7 @@ from menv.inference.action_heads import ActionHead
 from menv.inference.backend import Floats, check_weights
 from menv.inference.connector_path import plain
 from menv.inference.golden import MOST_ROWS, answer, difference, golden_backend, make_golden
-from menv.inference.model_check import refuse_costly_model, refuse_unsafe_model
+from menv.inference.model_check import refuse_costly_model
 from menv.inference.network_policy import NetworkPolicy, SingleNetwork
 from menv.inference.onnx_backend import OnnxBackend
 from menv.policy_spec import check_policy_id
@@ -294,7 +294,6 @@ def read_policy(folder: Path) -> NetworkPolicy:
 def policy_of(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: str) -> NetworkPolicy:
     """Return the policy in files whose hashes have been checked; `where` begins the messages."""
     for name in _GRAPHS.values():
-        refuse_unsafe_model(files[name], f"{where}/{name}")
         refuse_costly_model(files[name], f"{where}/{name}")
     try:
         for name in (WEIGHTS, GOLDEN):

@@ -161,7 +161,7 @@ class NetworkPolicyGroup(PolicyGroup):
         form = self.row_width, self.row_dtype
         path, before = ConnectorPath(mine, self.action_space, *form, learning=not self._evaluates), self.path
         if before is not None:
-            path.shown.follow(before.shown)
+            path.shown = before.shown
         self.path = path
 
     def use_vector_buffer(
@@ -183,7 +183,11 @@ class NetworkPolicyGroup(PolicyGroup):
 
     def carried_state(self) -> dict[str, Any]:
         state, path = super().carried_state(), self.path
-        return state if path is None else {**state, "shown": path.shown.of(state["slot"].tolist())}
+        return (
+            state
+            if path is None
+            else {**state, "shown": [path.shown.get(slot) for slot in state["slot"].tolist()]}
+        )
 
     def _connector_states(self, slots: Sequence[int], policies: Sequence[int]) -> list[Any]:
         if self.path is None or not (self.path.keeps_lives and self.can_replay):
@@ -197,7 +201,8 @@ class NetworkPolicyGroup(PolicyGroup):
             import_lives(self.connectors[index].agent, [slot], [life])
         self.connect()
         if self.path is not None:
-            self.path.shown.put(slots, state.get("shown", [None] * len(slots)))
+            shown = zip(slots, state.get("shown", [None] * len(slots)), strict=True)
+            self.path.shown.update((slot, one) for slot, one in shown if one is not None)
         return first
 
     def clone(self) -> NetworkPolicyGroup:

@@ -91,7 +91,7 @@ class PPOPolicy(NetworkPolicy):
         return {**super().__getstate__(), "_network": None, "_learning": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        super().__setstate__(state)
         if isinstance(self.settings, AlgorithmConfig):
             self.config = SpecConfig(self.config, self.settings)
 
