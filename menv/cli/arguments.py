@@ -15,7 +15,7 @@ import signal
 import sys
 import tomllib
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -27,30 +27,35 @@ _FILES = {".json", ".toml"}
 _EXPECTED = "expected a JSON object, a .json or .toml file, or KEY=VALUE"
 
 
-class CommandSettings(argparse.Action):
-    """Merges a `--config` argument over the earlier ones."""
+def stop_bounds(text: str) -> dict[str, Any]:
+    """Return the bounds of one `--stop`, by result key."""
+    key, _, bound = text.partition("=")
+    try:
+        bounds = _json_object(text) if text.lstrip().startswith("{") else {key: float(bound)}
+        if not all(isinstance(one, int | float) and one == one for one in bounds.values()):
+            raise ValueError
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}, expected KEY=NUMBER, such as episode_reward_mean=450"
+        ) from None
+    return bounds
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        try:
-            read = read_settings(values)
-        except ConfigError as error:
-            raise argparse.ArgumentError(self, str(error)) from None
-        setattr(namespace, self.dest, merge(getattr(namespace, self.dest), read))
+
+def settings_argument(text: str) -> dict[str, Any]:
+    """Return the settings of one `--config`."""
+    return _or_usage(read_settings, text)
 
 
-class StopBounds(argparse.Action):
-    """Collects the bounds of `--stop` by result key."""
+def json_settings(text: str) -> dict[str, Any]:
+    """Return the JSON object of a command-line option."""
+    return _or_usage(_json_object, text)
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        key, _, bound = values.partition("=")
-        try:
-            bounds = _json_object(values) if values.lstrip().startswith("{") else {key: float(bound)}
-            if not all(isinstance(one, int | float) and one == one for one in bounds.values()):
-                raise ValueError
-        except ValueError:
-            message = f"{values!r}, expected KEY=NUMBER, such as episode_reward_mean=450"
-            raise argparse.ArgumentError(self, message) from None
-        setattr(namespace, self.dest, {**getattr(namespace, self.dest), **bounds})
+
+def _or_usage(read: Callable[[str], dict[str, Any]], text: str) -> dict[str, Any]:
+    try:
+        return read(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def read_settings(text: str) -> dict[str, Any]:
@@ -94,7 +99,7 @@ def _json_object(text: str) -> dict[str, Any]:
             f"{text!r} is no JSON ({error}), expected an object with keys in double quotes"
         ) from None
     if not isinstance(settings, dict):
-        raise ConfigError(f"{text!r} is no JSON object, {_EXPECTED}")
+        raise ConfigError(f"{text!r} is no JSON object, expected one with keys in double quotes")
     return settings
 
 
@@ -149,6 +154,24 @@ def run_command(program: str, command: Callable[[], int]) -> int:
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def run_parsed(
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str] | None,
+    command: Callable[[argparse.Namespace], int],
+) -> int:
+    """Parse arguments, import `--import` modules, run a command and return its exit status."""
+    args = parser.parse_args(arguments)
+
+    def run() -> int:
+        try:
+            import_modules(args.modules)
+            return command(args)
+        except ConfigError as error:
+            parser.error(and_how_to_import(error))
+
+    return run_command(parser.prog, run)
 
 
 class Parser(argparse.ArgumentParser):
@@ -231,17 +254,11 @@ def take_imports(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def json_settings(text: str) -> dict[str, Any]:
-    """Return the JSON object of a command-line option."""
-    try:
-        settings = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no JSON ({error}), expected an object with keys in double quotes"
-        ) from None
-    if not isinstance(settings, dict):
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
-    return settings
+def import_modules(modules: Sequence[str]) -> None:
+    """Import the modules and files of `--import`."""
+    from menv.registry import import_first
+
+    import_first(modules, IMPORT)
 
 
 def and_how_to_import(error: MenvError) -> str:

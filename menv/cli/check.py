@@ -9,37 +9,22 @@ import sys
 from collections.abc import Sequence
 
 from menv.checking.check import ENV_STEPS, check_env
-from menv.cli.arguments import (
-    IMPORT,
-    Parser,
-    and_how_to_import,
-    json_settings,
-    print_text,
-    run_command,
-    take_imports,
-)
-from menv.errors import ConfigError
-from menv.registry import import_first
+from menv.cli.arguments import Parser, json_settings, print_text, run_parsed, take_imports
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.checking") -> int:
     """Check the environment of the arguments and return the exit status."""
     parser = _parser(program)
-    args = parser.parse_args(arguments)
-    return run_command(program, lambda: _check(parser, args))
+    return run_parsed(parser, arguments, lambda args: _check(parser.prog, args))
 
 
-def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    try:
-        import_first(args.modules, IMPORT)
-        findings = check_env(args.name, args.config, ignore=args.ignore, seed=args.seed, env_steps=args.steps)
-    except ConfigError as error:
-        parser.error(and_how_to_import(error))
+def _check(program: str, args: argparse.Namespace) -> int:
+    findings = check_env(args.name, args.config, ignore=args.ignore, seed=args.seed, env_steps=args.steps)
     if args.json:
         lines = [json.dumps([dataclasses.asdict(finding) for finding in findings])]
     else:
         lines = [str(finding) for finding in findings] or [f"{args.name}: nothing found"]
-    print_text("\n".join(lines), parser.prog)
+    print_text("\n".join(lines), program)
     return int(any(finding.severity == "error" for finding in findings))
 
 

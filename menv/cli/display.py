@@ -18,50 +18,13 @@ from menv.cli.arguments import discard_output
 _SAMPLING = {"env_time_s": "environments", "act_time_s": "deciding", "complete_time_s": "completing batches"}
 
 
-class TimeSpent:
-    """Sums up the timers in results, for a summary at the end of a run."""
-
-    def __init__(self) -> None:
-        self._seconds: Counter[str] = Counter()
-        self._workers = False
-
-    def add(self, result: Mapping[str, Any]) -> None:
-        """Add the result of an iteration."""
-        self._seconds.update(result["sampler_perf"])
-        self._seconds["all"] += result["time_this_iter_s"]
-        self._workers = "num_worker_restarts" in result
-
-    @property
-    def line(self) -> str:
-        """The share of each activity, for workers and the main process separately; empty before the first result."""
-        seconds = self._seconds
-        if not seconds["all"]:
-            return ""
-        sampling = {name: seconds[key] for key, name in _SAMPLING.items()}
-        learning = {"learning": seconds["learn_time_s"]}
-        if not self._workers:
-            return "time: " + _shares({**sampling, **learning}, seconds["all"], "everything else")
-        own = {"waiting for workers": seconds["sample_time_s"], **learning}
-        return (
-            f"time of workers: {_shares(sampling, sum(sampling.values()) or 1.0)}; "
-            f"of this process: {_shares(own, seconds['all'], 'everything else')}"
-        )
-
-
-def _shares(seconds: Mapping[str, float], whole: float, rest: str = "") -> str:
-    shares = {name: round(100 * part / whole) for name, part in seconds.items()}
-    if rest:
-        shares[rest] = max(0, 100 - sum(shares.values()))
-    return ", ".join(f"{share} % {name}" for name, share in shares.items())
-
-
 _HEADS = ("iteration", "env steps", "steps/s", "episodes", "mean return", "mean length", "seconds")
 _OF_A_POLICY = ("mean return", "entropy", "kl", "loss", "learning rate")
 _ROWS = 12
 _KEYS = (str, int, float, type(None))
 
 
-def display(as_json: bool) -> PlainLines | LiveTable:
+def display(as_json: bool) -> PlainLines:
     """Return JSON lines, a live table on a terminal if rich is installed, or plain lines."""
     if as_json:
         return JsonLines()
@@ -70,108 +33,96 @@ def display(as_json: bool) -> PlainLines | LiveTable:
     return PlainLines()
 
 
-class SafeDisplay:
-    """A display whose errors do not end the run; `failed` is the first one."""
+class PlainLines:
+    """Prints a line per iteration and a summary of the time spent.
 
-    def __init__(self, shown: PlainLines | LiveTable) -> None:
+    An error of the display does not end the run; `failed` is the first one.
+    """
+
+    def __init__(self) -> None:
         self.failed: Exception | None = None
-        self._shown = shown
+        self._began = False
+        self._workers = False
+        self._seconds: Counter[str] = Counter()
 
     def __enter__(self) -> Self:
-        self._try(self._shown.__enter__)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._try(self._shown.__exit__, kind, error, trace)
+        if self._seconds["all"]:
+            self._try(lambda: self._print(_time_spent(self._seconds, self._workers)))
 
     def result(self, result: Mapping[str, Any]) -> None:
         """Show the result of an iteration."""
-        self._try(self._shown.result, result)
+        self._try(lambda: self._show(result))
 
     def saved(self, folder: Path) -> None:
         """Show that a checkpoint was written."""
-        self._try(self._shown.saved, folder)
+        self._try(lambda: self._print(f"saved {folder}"))
 
-    def _try(self, show: Callable[..., Any], *given: Any) -> None:
+    def _show(self, result: Mapping[str, Any]) -> None:
+        self._add_time(result)
+        if not self._began:
+            print("  ".join(f"{head:>11}" for head in _HEADS))
+            self._began = True
+        print("  ".join(f"{cell:>11}" for cell in cells(result)), *_by_policy(result), flush=True)
+
+    def _print(self, text: str) -> None:
+        print(text, flush=True)
+
+    def _add_time(self, result: Mapping[str, Any]) -> None:
+        self._seconds.update(result["sampler_perf"])
+        self._seconds["all"] += result["time_this_iter_s"]
+        self._workers = "num_worker_restarts" in result
+
+    def _try(self, show: Callable[[], object]) -> None:
         try:
-            show(*given)
+            show()
         except Exception as error:
             self.failed = self.failed or error
             if isinstance(error, OSError):
                 discard_output(sys.stdout)
 
 
-class PlainLines:
-    """Prints a line per iteration and a summary of the time spent."""
-
-    def __init__(self) -> None:
-        self._began = False
-        self._spent = TimeSpent()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._spent.line:
-            print(self._spent.line, flush=True)
-
-    def result(self, result: Mapping[str, Any]) -> None:
-        """Show the result of an iteration."""
-        self._spent.add(result)
-        if not self._began:
-            print("  ".join(f"{head:>11}" for head in _HEADS))
-            self._began = True
-        print("  ".join(f"{cell:>11}" for cell in cells(result)), *_by_policy(result), flush=True)
-
-    def saved(self, folder: Path) -> None:
-        """Show that a checkpoint was written."""
-        print(f"saved {folder}", flush=True)
-
-
 class JsonLines(PlainLines):
     """Prints the result of each iteration as a JSON object."""
 
-    def result(self, result: Mapping[str, Any]) -> None:
-        """Show the result of an iteration."""
-        print(as_json(result), flush=True)
+    def _show(self, result: Mapping[str, Any]) -> None:
+        self._print(as_json(result))
 
     def saved(self, folder: Path) -> None:
         """Show that a checkpoint was written."""
-        print(json.dumps({"saved": str(folder)}), flush=True)
+        self._try(lambda: self._print(json.dumps({"saved": str(folder)})))
 
 
-class LiveTable:
+class LiveTable(PlainLines):
     """Shows tables of the latest iterations and of the policies, and a summary of the time spent at the end."""
 
     def __init__(self, console: Any = None) -> None:
         from rich.console import Console
         from rich.live import Live
 
+        super().__init__()
         self._rows: deque[tuple[str, ...]] = deque(maxlen=_ROWS)
-        self._spent = TimeSpent()
         self._live = Live(console=console or Console(), auto_refresh=False)
 
     def __enter__(self) -> Self:
-        self._live.__enter__()
+        self._try(self._live.__enter__)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._spent.line:
-            self._live.console.print(self._spent.line, highlight=False, markup=False)
-        self._live.__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)
+        self._try(lambda: self._live.__exit__(kind, error, trace))
 
-    def result(self, result: Mapping[str, Any]) -> None:
-        """Show the result of an iteration."""
+    def _show(self, result: Mapping[str, Any]) -> None:
         from rich.console import Group
 
         self._rows.append(cells(result))
-        self._spent.add(result)
+        self._add_time(result)
         info = result["info"]
         # A policy may be named "learner" too.
         learned = [name for name in info if name != "learner" or name in info["learner"]]
@@ -179,9 +130,28 @@ class LiveTable:
         tables = (_table(_HEADS, self._rows), _table(("policy", *_OF_A_POLICY), policies))
         self._live.update(Group(*tables), refresh=True)
 
-    def saved(self, folder: Path) -> None:
-        """Show that a checkpoint was written."""
-        self._live.console.print(f"saved {folder}", highlight=False, markup=False)
+    def _print(self, text: str) -> None:
+        self._live.console.print(text, highlight=False, markup=False)
+
+
+def _time_spent(seconds: Counter[str], workers: bool) -> str:
+    """Return the share of each activity, for workers and the main process separately."""
+    sampling = {name: seconds[key] for key, name in _SAMPLING.items()}
+    learning = {"learning": seconds["learn_time_s"]}
+    if not workers:
+        return "time: " + _shares({**sampling, **learning}, seconds["all"], "everything else")
+    own = {"waiting for workers": seconds["sample_time_s"], **learning}
+    return (
+        f"time of workers: {_shares(sampling, sum(sampling.values()) or 1.0)}; "
+        f"of this process: {_shares(own, seconds['all'], 'everything else')}"
+    )
+
+
+def _shares(seconds: Mapping[str, float], whole: float, rest: str = "") -> str:
+    shares = {name: round(100 * part / whole) for name, part in seconds.items()}
+    if rest:
+        shares[rest] = max(0, 100 - sum(shares.values()))
+    return ", ".join(f"{share} % {name}" for name, share in shares.items())
 
 
 def cells(result: Mapping[str, Any]) -> tuple[str, ...]:

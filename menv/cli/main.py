@@ -9,11 +9,20 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import reduce
 from importlib import import_module
-from typing import cast
+from typing import Any, cast
 
 import menv
-from menv.cli.arguments import IMPORT, CommandSettings, Parser, StopBounds, run_command, take_imports
+from menv.cli.arguments import (
+    Parser,
+    import_modules,
+    merge,
+    run_command,
+    settings_argument,
+    stop_bounds,
+    take_imports,
+)
 
 _CONFIG = (
     "settings of the algorithm: a JSON object, a .json or .toml file, or KEY=VALUE with dots for sections, such as "
@@ -43,9 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _own(args: argparse.Namespace) -> int:
-    from menv.registry import import_first
-
-    import_first(args.modules, IMPORT)
+    import_modules(args.modules)
+    for option in ("config", "stop"):
+        merged: dict[str, Any] = {}
+        setattr(args, option, reduce(merge, getattr(args, option, []), merged))
     if args.command == "train":
         args.env = args.named if args.env is None else args.env
     return _imported(_COMMANDS[args.command])(args)
@@ -88,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         help="one policy for all agents, or one for each of possible_agents, named after it (%(default)s)",
     )  # fmt: skip
     train.add_argument(
-        "--stop", metavar="KEY=VALUE", action=StopBounds, default={},
+        "--stop", metavar="KEY=VALUE", type=stop_bounds, action="append", default=[],
         help="stop when this result reaches VALUE, such as evaluation/episode_reward_mean=450; may be repeated, the "
         "first bound that is reached counts; without it, train until Ctrl-C",
     )  # fmt: skip
@@ -109,7 +119,9 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--episodes", type=_count, default=100, help="number of episodes (%(default)s)")
     evaluate.add_argument("--record", metavar="FOLDER", help="record each rendered episode in FOLDER")
     for command in (train, evaluate):
-        command.add_argument("--config", metavar="SETTINGS", action=CommandSettings, default={}, help=_CONFIG)
+        command.add_argument(
+            "--config", metavar="SETTINGS", type=settings_argument, action="append", default=[], help=_CONFIG
+        )
         command.add_argument("--json", action="store_true", help="print results as JSON, one object per line")
     show = commands.add_parser(
         "show",

@@ -15,7 +15,7 @@ from menv import algorithms
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.config.stored_config import NamedOnlyError
 from menv.cli.arguments import merge, print_error, stdout_error, with_objects
-from menv.cli.display import SafeDisplay, display
+from menv.cli.display import display
 from menv.env_context import EnvContext
 from menv.errors import ConfigError
 from menv.inference.checkpoint_folder import MANIFEST, find_checkpoint, numbered, read_manifest, try_root
@@ -118,7 +118,7 @@ def _no_number(key: str, value: Any) -> str:
 def train(args: argparse.Namespace) -> int:
     """Train until a bound is reached or the user stops the run, and return the exit status."""
     folder = _folder(args)
-    with algorithm_of(args) as algo, SafeDisplay(display(args.json)) as shown, StopSignal() as ending:
+    with algorithm_of(args) as algo, display(args.json) as shown, StopSignal() as ending:
         # A resumed run is already saved, unless it saves to another folder.
         saved = None if args.resume and not _same_folder(folder, args.resume) else algo.iteration
         bounds = Bounds(args.stop, evaluates=algo.config.evaluation_interval is not None)

@@ -10,17 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from menv.cli.arguments import (
-    IMPORT,
-    Parser,
-    and_how_to_import,
-    json_settings,
-    print_text,
-    run_command,
-    take_imports,
-)
-from menv.errors import ConfigError
-from menv.registry import import_first
+from menv.cli.arguments import Parser, json_settings, print_text, run_parsed, take_imports
 from menv.verify.backends import ROWS, play_here
 from menv.verify.task import Task
 from menv.verify.verify import ENV_STEPS, NUM_ENVS, verify_backends
@@ -29,23 +19,18 @@ from menv.verify.verify import ENV_STEPS, NUM_ENVS, verify_backends
 def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.verify") -> int:
     """Compare the back-ends for the environment of the arguments and return the exit status."""
     parser = _parser(program)
-    args = parser.parse_args(arguments)
-    return run_command(program, lambda: _verify(parser, args))
+    return run_parsed(parser, arguments, lambda args: _verify(parser.prog, args))
 
 
-def _verify(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    try:
-        import_first(args.modules, IMPORT)
-        if args.rows is not None:
-            play_here(Task(args.env, args.config, args.envs, args.steps, args.seed)).save(args.rows)
-            return 0
-        report = verify_backends(
-            args.env, args.config, num_envs=args.envs, env_steps=args.steps, seed=args.seed,
-            ray=args.ray or None, modules=args.modules,
-        )  # fmt: skip
-    except ConfigError as error:
-        parser.error(and_how_to_import(error))
-    print_text(str(report), parser.prog)
+def _verify(program: str, args: argparse.Namespace) -> int:
+    if args.rows is not None:
+        play_here(Task(args.env, args.config, args.envs, args.steps, args.seed)).save(args.rows)
+        return 0
+    report = verify_backends(
+        args.env, args.config, num_envs=args.envs, env_steps=args.steps, seed=args.seed,
+        ray=args.ray or None, modules=args.modules,
+    )  # fmt: skip
+    print_text(str(report), program)
     return int(not report.same)
 
 
