@@ -11,7 +11,6 @@ import asyncio
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -56,7 +55,6 @@ _TYPED: dict[WireFormat, Callable[[bytes], _Requests]] = {
     WireFormat.JSON: msgspec.json.Decoder(_Requests).decode,
     WireFormat.MSGPACK: msgspec.msgpack.Decoder(_Requests).decode,
 }
-_JSON_FIELDS: Callable[[bytes], list[dict[str, Raw]]] = msgspec.json.Decoder(list[dict[str, Raw]]).decode
 
 
 def read_action_requests(bodies: Sequence[bytes], wire_format: WireFormat) -> list[GetAction | None]:
@@ -75,8 +73,6 @@ def read_action_requests(bodies: Sequence[bytes], wire_format: WireFormat) -> li
         found = [
             one if type(one) is GetAction and one.done is None and not one.info else None for one in asked
         ]
-        if wire_format is WireFormat.JSON:
-            return found if _all_plain(whole, found) else unread
         return [
             one if one is not None and is_plain(body, wire_format, _keys(one), strings=2) else None
             for one, body in zip(found, bodies, strict=True)
@@ -98,25 +94,6 @@ def _apart(whole: bytes, bodies: Sequence[bytes], count: int, wire_format: WireF
 def _keys(asked: GetAction) -> int:
     """Return the number of known keys; type, id and observation are always there."""
     return 3 + bool(asked.reward) + (asked.seq is not None)
-
-
-def _all_plain(whole: bytes, asked: Sequence[GetAction | None]) -> bool:
-    """Return whether each object of a JSON list surely has no key twice.
-
-    No object has fewer colons than keys, so counting the colons of the whole list is enough.
-    """
-    colons = whole.count(b":")
-    known = [one for one in asked if one is not None]
-    # The sum of `_keys`.
-    numbers = len(known) - [one.seq for one in known].count(None)
-    if colons == 3 * len(known) + numbers + sum([len(one.reward) > 0 for one in known]):
-        return True
-    found = _JSON_FIELDS(whole)
-    if colons == sum(map(len, found)):
-        return True
-    # Values may hold colons. They may hold quotes, too, but these can be counted.
-    values = b"".join(chain.from_iterable([one.values() for one in found]))
-    return whole.count(b'"') == 2 * sum(map(len, found)) + values.count(b'"')
 
 
 _MAX_BYTES = 65_536

@@ -7,10 +7,10 @@ small pieces, so that reading never holds up the event loop for long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 import msgspec
@@ -37,7 +37,6 @@ from menv.serving.number_reader import (
     ROWS,
     TIMES,
     Floats,
-    NumberReader,
     gaussian,
     log_probabilities,
     matrix,
@@ -46,7 +45,7 @@ from menv.serving.number_reader import (
     times,
 )
 from menv.serving.protocol import Count, Id
-from menv.serving.value_readers import Column, ColumnReader, ElementReader, Space, reader_of, reward
+from menv.serving.value_readers import Column, ElementReader, Space, reader_of, reward
 from menv.spaces import leaves
 
 SpacesOf = Callable[[str | None], tuple[Space, Space] | None]
@@ -139,7 +138,7 @@ _GROUP_FIELDS: list[tuple[str, Any, Any]] = [
     ("env_steps", Count | None | UnsetType, UNSET),
 ]
 _WHOLE = TypedDecoder(msgspec.defstruct("Whole", [*_HEADER_FIELDS, *_GROUP_FIELDS]))
-_REWARDS = ColumnReader(NumberReader(np.dtype(np.float64)))
+_REWARDS = reader_of(gym.spaces.Box(-np.inf, np.inf, (), np.float64))
 _OPTIONAL: dict[str, tuple[str, Callable[[Any, str, int], npt.NDArray[Any]]]] = {
     "logp": ("action_logp", log_probabilities),
     "dist_inputs": ("action_dist_inputs", matrix),
@@ -153,8 +152,7 @@ class EpisodeReader:
     """Reads episodes of one agent."""
 
     def __init__(self, observations: ElementReader, actions: ElementReader) -> None:
-        self._readers = (observations, actions)
-        self._obs, self._actions = observations.columns, actions.columns
+        self._obs, self._actions = observations, actions
         box = isinstance(actions.space, gym.spaces.Box)
         self._shape: tuple[int, ...] | None = actions.space.shape if box else None
         self._is_discrete = not any(isinstance(leaf, gym.spaces.Box) for leaf in leaves(actions.space))
@@ -176,9 +174,9 @@ class EpisodeReader:
     def read(self, raw: Data, wire_format: WireFormat, where: str) -> WireEpisode:
         """Return the episode, or raise `BadMessageError`."""
         found = _declared(self._typed, raw, wire_format, where, _NEEDED)
-        rewards: Any = _REWARDS.build(found.rewards, f"{where}.rewards")
-        actions = self._actions.build(found.actions, f"{where}.actions")
-        obs = self._obs.build(found.obs, f"{where}.obs")
+        rewards: Any = _REWARDS.column(found.rewards, f"{where}.rewards")
+        actions = self._actions.column(found.actions, f"{where}.actions")
+        obs = self._obs.column(found.obs, f"{where}.obs")
         steps = len(rewards)
         if len(actions) != steps or len(obs) != steps + 1:
             raise BadMessageError(
@@ -187,7 +185,7 @@ class EpisodeReader:
                 "actions and one obs more; end with the obs after the last action",
             )
         about = _about(found)
-        if self._readers[0].masks:
+        if self._obs.masks:
             self._check_masks(obs, actions, about["terminated"] or about["truncated"], where)
         for name, (column, build) in _OPTIONAL.items():
             values = getattr(found, column)
@@ -200,12 +198,12 @@ class EpisodeReader:
         return WireEpisode(**about, obs=obs, actions=actions, rewards=rewards)
 
     def _check_masks(self, obs: Column, actions: Column, ended: bool, where: str) -> None:
-        observations, acts = self._readers
+        masks, space = self._obs.masks, self._actions.space
         column = "obs"
         try:
-            observations.masks.check(obs, len(actions) if ended else len(obs), acts.space)
+            masks.check(obs, len(actions) if ended else len(obs), space)
             column = "actions"
-            observations.masks.check_actions(obs, actions, acts.space)
+            masks.check_actions(obs, actions, space)
         except BadValueError as error:
             raise error.in_message(f"{where}.{column}") from None
 
@@ -266,131 +264,85 @@ def _about(found: Any) -> dict[str, Any]:
 _PIECE_BYTES = 16_384
 
 
-class _EpisodeBlock(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """An array, or other rows in pieces."""
-
-    dtype: str = ""
-    shape: list[int] = []
-    data: bytes = b""
-    pieces: list[Raw] | None = None
-
-    def array(self) -> Array:
-        return np.frombuffer(self.data, self.dtype).reshape(self.shape)
-
-
-class _FlatEpisode(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One `WireEpisode`."""
-
-    id: str | None
-    env: str | None
-    t: int
-    terminated: bool
-    truncated: bool
-    weights_seq_no: int | None
-    rewards: _EpisodeBlock
-    obs: _EpisodeBlock
-    actions: _EpisodeBlock
-    logp: _EpisodeBlock | None
-    dist_inputs: _EpisodeBlock | None
-    state_in: _EpisodeBlock | None
-    env_t: _EpisodeBlock | None
-    agents: dict[str, Raw] | None
-    unclaimed: dict[str, float] | None
-    env_steps: int | None
-
-
+_Block: TypeAlias = tuple[str, Sequence[int], Any]
+"""Dtype, shape and bytes of an array; other rows have an empty dtype and are encoded lists of them."""
 _FLAT_HEADER = ("id", "env", "t", "terminated", "truncated", "weights_seq_no", "unclaimed", "env_steps")
-_FLAT_OPTIONAL = ("logp", "dist_inputs", "state_in", "env_t")
+_FLAT_ARRAYS = ("rewards", "logp", "dist_inputs", "state_in", "env_t")
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(_FlatEpisode)
 
 
 def write_flat(episode: WireEpisode) -> Raw:
     """Encode a checked episode."""
-    agents = episode.agents
-    columns: dict[str, Any] = {name: _optional(getattr(episode, name)) for name in _FLAT_OPTIONAL}
-    about: dict[str, Any] = {name: getattr(episode, name) for name in _FLAT_HEADER}
-    flat = _FlatEpisode(
-        **about,
-        **columns,
-        rewards=_block(episode.rewards),
-        obs=_column(episode.obs),
-        actions=_column(episode.actions),
-        agents=None if agents is None else {name: write_flat(one) for name, one in agents.items()},
-    )
+    flat: dict[str, Any] = {name: getattr(episode, name) for name in _FLAT_HEADER}
+    if episode.agents is not None:
+        flat["agents"] = {name: bytes(write_flat(one)) for name, one in episode.agents.items()}
+    else:
+        arrays = {name: getattr(episode, name) for name in _FLAT_ARRAYS}
+        flat |= {name: _block(array) for name, array in arrays.items() if array is not None}
+        flat |= {"obs": _column(episode.obs), "actions": _column(episode.actions)}
     return Raw(_ENCODER.encode(flat))
 
 
-def read_flat(raw: Raw, spaces_of: SpacesOf, agent: str | None = None) -> Iterator[WireEpisode | None]:
+def read_flat(
+    raw: bytes | Raw, spaces_of: SpacesOf, agent: str | None = None
+) -> Iterator[WireEpisode | None]:
     """Read an episode from `write_flat` in small steps: yield None in between, and the episode at the end."""
-    flat = _DECODER.decode(raw)
-    yield from (
-        _alone(flat, spaces_of, agent) if flat.agents is None else _together(flat, flat.agents, spaces_of)
-    )
-
-
-def _together(flat: _FlatEpisode, parts: dict[str, Raw], spaces_of: SpacesOf) -> Iterator[WireEpisode | None]:
-    agents: dict[str, WireEpisode] = {}
-    for name, part in parts.items():
-        for one in read_flat(part, spaces_of, name):
-            if one is not None:
-                agents[name] = one
-            yield None
-    yield WireEpisode(**_flat_about(flat), obs=[], actions=[], rewards=np.empty(0), agents=agents)
-
-
-def _alone(flat: _FlatEpisode, spaces_of: SpacesOf, agent: str | None) -> Iterator[WireEpisode | None]:
+    flat = msgspec.msgpack.decode(raw)
+    about = {name: flat[name] for name in _FLAT_HEADER}
+    if "agents" in flat:
+        agents: dict[str, WireEpisode] = {}
+        for name, part in flat["agents"].items():
+            for one in read_flat(part, spaces_of, name):
+                if one is not None:
+                    agents[name] = one
+                yield None
+        yield WireEpisode(**about, obs=[], actions=[], rewards=np.empty(0), agents=agents)
+        return
     spaces = spaces_of(agent)
     assert spaces is not None
-    columns: dict[str, Any] = {name: _array(getattr(flat, name)) for name in _FLAT_OPTIONAL}
+    columns: dict[str, Any] = {name: _array(flat[name]) for name in _FLAT_ARRAYS if name in flat}
     for name, space, bounded in (("obs", spaces[0], True), ("actions", spaces[1], False)):
-        for column in _rows(getattr(flat, name), space, bounded):
+        for column in _rows(flat[name], space, bounded):
             columns[name] = column
             if column is None:
                 yield None
-    yield WireEpisode(**_flat_about(flat), **columns, rewards=flat.rewards.array())
+    yield WireEpisode(**about, **columns)
 
 
-def _flat_about(flat: _FlatEpisode) -> dict[str, Any]:
-    return {name: getattr(flat, name) for name in _FLAT_HEADER}
+def _array(block: _Block) -> Array:
+    dtype, shape, data = block
+    return np.frombuffer(data, dtype).reshape(shape)
 
 
-def _array(block: _EpisodeBlock | None) -> Array | None:
-    return None if block is None else block.array()
+def _block(array: Array) -> _Block:
+    return array.dtype.str, array.shape, np.ascontiguousarray(array).tobytes()
 
 
-def _optional(array: Array | None) -> _EpisodeBlock | None:
-    return None if array is None else _block(array)
-
-
-def _block(array: Array) -> _EpisodeBlock:
-    return _EpisodeBlock(array.dtype.str, list(array.shape), np.ascontiguousarray(array).tobytes())
-
-
-def _column(column: Column) -> _EpisodeBlock:
+def _column(column: Column) -> _Block:
     """Return a column of numbers as a block, others as lists of rows in pieces."""
     if isinstance(column, np.ndarray):
         return _block(column)
-    pieces: list[Raw] = []
+    pieces: list[bytes] = []
     rows: list[Raw] = []
     size = 0
     for row in column:
         rows.append(to_raw(row, WireFormat.MSGPACK))
         size += len(memoryview(rows[-1]))
         if size > _PIECE_BYTES:
-            pieces.append(Raw(_ENCODER.encode(rows)))
+            pieces.append(_ENCODER.encode(rows))
             rows, size = [], 0
-    return _EpisodeBlock(pieces=[*pieces, Raw(_ENCODER.encode(rows))])
+    return "", (), [*pieces, _ENCODER.encode(rows)]
 
 
-def _rows(found: _EpisodeBlock, space: Space, bounded: bool) -> Iterator[Column | None]:
+def _rows(block: _Block, space: Space, bounded: bool) -> Iterator[Column | None]:
     """Yield None for each piece of a column, and the column at the end."""
-    if found.pieces is None:
-        yield found.array()
+    dtype, _, pieces = block
+    if dtype:
+        yield _array(block)
         return
-    reader = reader_of(space, bounded).columns
+    reader = reader_of(space, bounded)
     column: list[Any] = []
-    for piece in found.pieces:
-        column.extend(reader.read(piece, WireFormat.MSGPACK, "translated"))
+    for piece in pieces:
+        column.extend(reader.read_column(piece, WireFormat.MSGPACK, "translated"))
         yield None
     yield column

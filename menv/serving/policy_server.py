@@ -5,6 +5,7 @@ Set `config["input"] = lambda ioctx: PolicyServerInput(ioctx, address, port)`.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -109,21 +110,17 @@ class RLlinkInput(PolicyServerInput):
         super().connect(trainer)
 
 
+_TRANSPORTS = {"http": "HttpTransport", "tcp": "TcpTransport", "websocket": "WebSocketTransport"}
+
+
 def _make_transport(transport: object, port: int) -> Transport:
     if isinstance(transport, Transport):
         return transport
-    if transport == "http":
-        from menv.serving.transports.http import HttpTransport
-
-        return HttpTransport(port)
-    if transport == "tcp":
-        from menv.serving.transports.tcp import TcpTransport
-
-        return TcpTransport(port)
-    if transport == "websocket":
-        from menv.serving.transports.websocket import WebSocketTransport
-
-        return WebSocketTransport(port)
+    if isinstance(transport, str) and transport in _TRANSPORTS:
+        # Some of the modules need an extra.
+        module = importlib.import_module(f"menv.serving.transports.{transport}")
+        made: Transport = getattr(module, _TRANSPORTS[transport])(port)
+        return made
     raise ConfigError(
         f'transport: {transport!r}, expected "http", "tcp", "websocket" or a Transport; choose one of these'
     )

@@ -254,26 +254,37 @@ _MAX_SPACES = 65_536
 _MAX_READERS = 1024
 
 
-class ColumnReader:
-    """Reads columns of one kind of element.
+class ElementReader:
+    """Reads single elements and columns of one space; `masks` checks the action masks of observations.
 
     Attributes:
         json: Type of a column in JSON, for msgspec.
         msgpack: The same in msgpack, where numbers may be packed together.
     """
 
-    def __init__(self, reader: SpaceReader) -> None:
-        self._reader = reader
+    def __init__(self, space: Space, bounded: bool) -> None:
+        self.space = space
+        self.masks = MaskCheck(space)
+        reader = self._reader = space_reader(space, bounded)
         self.json: Any = list[reader.json]  # type: ignore[name-defined]
         rows: Any = list[reader.msgpack]  # type: ignore[name-defined]
         self.msgpack: Any = rows | PackedArray if isinstance(reader, NumberReader) else rows
-        self._typed = TypedDecoder(self.json, self.msgpack)
+        self._element = TypedDecoder(reader.json, reader.msgpack)
+        self._column = TypedDecoder(self.json, self.msgpack)
 
-    def read(self, raw: Data, wire_format: WireFormat, where: str) -> Column:
+    def read(self, raw: Raw, wire_format: WireFormat, where: str) -> Any:
+        """Return one element."""
+        value = self._element.read(raw, wire_format, where)
+        try:
+            return self._reader.column([value])[0]
+        except BadValueError as error:
+            raise error.in_message(where, is_column=False) from None
+
+    def read_column(self, raw: Data, wire_format: WireFormat, where: str) -> Column:
         """Return a column of any length."""
-        return self.build(self._typed.read(raw, wire_format, where), where)
+        return self.column(self._column.read(raw, wire_format, where), where)
 
-    def build(self, values: Any, where: str) -> Column:
+    def column(self, values: Any, where: str) -> Column:
         """Return the column of decoded values."""
         try:
             if isinstance(values, PackedArray):
@@ -282,25 +293,6 @@ class ColumnReader:
             return self._reader.column(values)
         except BadValueError as error:
             raise error.in_message(where) from None
-
-
-class ElementReader:
-    """Reads single elements and columns of one space; `masks` checks the action masks of observations."""
-
-    def __init__(self, space: Space, bounded: bool) -> None:
-        self.space = space
-        self._reader = space_reader(space, bounded)
-        self._typed = TypedDecoder(self._reader.json, self._reader.msgpack)
-        self.columns = ColumnReader(self._reader)
-        self.masks = MaskCheck(space)
-
-    def read(self, raw: Raw, wire_format: WireFormat, where: str) -> Any:
-        """Return one element."""
-        value = self._typed.read(raw, wire_format, where)
-        try:
-            return self._reader.column([value])[0]
-        except BadValueError as error:
-            raise error.in_message(where, is_column=False) from None
 
 
 _by_id: dict[tuple[int, bool], tuple[Space, ElementReader]] = {}
@@ -332,7 +324,7 @@ def element(raw: Raw, space: Space, wire_format: WireFormat, where: str, bounded
 
 def column(raw: Raw, space: Space, wire_format: WireFormat, where: str, bounded: bool = True) -> Column:
     """Return any number of elements of a space."""
-    return reader_of(space, bounded).columns.read(raw, wire_format, where)
+    return reader_of(space, bounded).read_column(raw, wire_format, where)
 
 
 def observation(
@@ -359,7 +351,7 @@ def observations(
 ) -> Column:
     """Return R observations of R messages, on each of which the agent acts; `spaces` are (observation, action)."""
     reader = reader_of(spaces[0])
-    found = reader.columns.read(listed(raws, wire_format), wire_format, where)
+    found = reader.read_column(listed(raws, wire_format), wire_format, where)
     if reader.masks:
         try:
             reader.masks.check(found, len(raws), spaces[1])

@@ -17,7 +17,7 @@ import ssl
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from menv.errors import ConfigError, MissingExtraError
@@ -402,44 +402,9 @@ _MSGPACK = "application/msgpack"
 _PROXY_STATUSES = (502, 503, 504)
 
 
-class ClientConnection(Protocol):
-    """One connection, used by one thread at a time; `close` may come from any thread and wakes a waiting one.
-
-    `answers_all` is True where the server answers every body. Failures are `ConnectionError`.
-    """
-
-    answers_all: bool
-
-    def send(self, body: bytes) -> None:
-        """Send a body."""
-
-    def receive(self) -> bytes:
-        """Wait for the next body."""
-
-    def close(self) -> None:
-        """End the connection."""
-
-
 def new_session_name() -> str:
     """Return a name for a conversation over HTTP, which may use several connections."""
     return secrets.token_hex(16)
-
-
-def connect(address: ClientAddress, token: str | None, timeout: float, name: str) -> ClientConnection:
-    """Open a connection; `name` identifies the conversation over HTTP.
-
-    Raises ConnectionError where no server answers, ConfigError for a wrong token or scheme, and MissingExtraError for
-    WebSocket without its package.
-    """
-    try:
-        if address.scheme == "tcp":
-            return TcpClientConnection(address, timeout)
-        if address.scheme == "http":
-            return HttpClientConnection(address, token, timeout, name)
-        return WebSocketClientConnection(address, token, timeout)
-    except OSError as error:
-        check_tls_error(address, error)
-        raise as_connection_error(error) from error
 
 
 class TcpClientConnection:
@@ -539,3 +504,27 @@ def _body_of(response: http.client.HTTPResponse) -> bytes:
     if not body:
         raise ConnectionResetError("an empty response is none of a server of menv")
     return body
+
+
+ClientConnection: TypeAlias = TcpClientConnection | HttpClientConnection | WebSocketClientConnection
+"""Used by one thread at a time; `close` may come from any thread and wakes a waiting one.
+
+`answers_all` is True where the server answers every body. Failures are `ConnectionError`.
+"""
+
+
+def connect(address: ClientAddress, token: str | None, timeout: float, name: str) -> ClientConnection:
+    """Open a connection; `name` identifies the conversation over HTTP.
+
+    Raises ConnectionError where no server answers, ConfigError for a wrong token or scheme, and MissingExtraError for
+    WebSocket without its package.
+    """
+    try:
+        if address.scheme == "tcp":
+            return TcpClientConnection(address, timeout)
+        if address.scheme == "http":
+            return HttpClientConnection(address, token, timeout, name)
+        return WebSocketClientConnection(address, token, timeout)
+    except OSError as error:
+        check_tls_error(address, error)
+        raise as_connection_error(error) from error
