@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -269,60 +269,42 @@ CAR_OBS = 8
 LIGHT_OBS = 9
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrafficSettings:
-    """What `MultiAgentTrafficEnv` takes, as keywords or in its config.
-
-    Raises:
-        ConfigError: A number is out of its range.
-    """
-
-    num_cars: int = 2
-    """Cars that are on the road at the start."""
-    num_traffic_lights: int = 1
-    """Crossings, each with a light."""
-    max_cars: int | None = None
-    """Cars that may appear in one episode; twice `num_cars` if None."""
-    entry_rate: float = 0.1
-    """Chance per step that the next car enters, if there is room for it."""
-    horizon: int = 100
-    """Steps after which the episode is truncated."""
-    render_mode: str = "ansi"
-    """`"ansi"` for text, `"rgb_array"` for a picture."""
-
-    def __post_init__(self) -> None:
-        most = 2 * self.num_cars if self.max_cars is None else self.max_cars
-        object.__setattr__(self, "max_cars", most)
-        _expect("num_cars", self.num_cars, self.num_cars >= 0, "0 or more")
-        _expect("num_traffic_lights", self.num_traffic_lights, self.num_traffic_lights >= 0, "0 or more")
-        _expect("max_cars", most, most >= max(1, self.num_cars), f"at least 1 and num_cars ({self.num_cars})")
-        _expect("entry_rate", self.entry_rate, 0.0 <= self.entry_rate <= 1.0, "a chance from 0 to 1")
-        _expect("horizon", self.horizon, self.horizon >= 1, "1 or more")
-        _expect(
-            "render_mode", self.render_mode, self.render_mode in _RENDER_MODES, " or ".join(_RENDER_MODES)
-        )
-
-
 _RENDER_MODES = ("ansi", "rgb_array")
+_SETTINGS: dict[str, Any] = {
+    "num_cars": 2,
+    "num_traffic_lights": 1,
+    "max_cars": None,
+    "entry_rate": 0.1,
+    "horizon": 100,
+    "render_mode": "ansi",
+}
 
 
-def _expect(name: str, value: object, holds: bool, rule: str) -> None:
-    if not holds:
-        raise ConfigError(
-            f"MultiAgentTrafficEnv: {name} is {value!r}, expected {rule}; change the setting of that name"
-        )
-
-
-def _settings(given: Mapping[str, Any]) -> TrafficSettings:
-    known = [one.name for one in fields(TrafficSettings)]
+def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
+        if name not in _SETTINGS:
+            near = difflib.get_close_matches(str(name), _SETTINGS, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "remove it"
             raise ConfigError(
-                f"MultiAgentTrafficEnv: unknown setting {name!r}, expected some of {', '.join(known)}; {hint}"
+                f"MultiAgentTrafficEnv: unknown setting {name!r}, expected some of {', '.join(_SETTINGS)}; {hint}"
             )
-    return TrafficSettings(**given)
+    settings = {**_SETTINGS, **given}
+    num_cars = settings["num_cars"]
+    if settings["max_cars"] is None:
+        settings["max_cars"] = 2 * num_cars
+    for name, holds, rule in (
+        ("num_cars", num_cars >= 0, "0 or more"),
+        ("num_traffic_lights", settings["num_traffic_lights"] >= 0, "0 or more"),
+        ("max_cars", settings["max_cars"] >= max(1, num_cars), f"at least 1 and num_cars ({num_cars})"),
+        ("entry_rate", 0.0 <= settings["entry_rate"] <= 1.0, "a chance from 0 to 1"),
+        ("horizon", settings["horizon"] >= 1, "1 or more"),
+        ("render_mode", settings["render_mode"] in _RENDER_MODES, " or ".join(_RENDER_MODES)),
+    ):
+        if not holds:
+            raise ConfigError(
+                f"MultiAgentTrafficEnv: {name} is {settings[name]!r}, expected {rule}; change the setting of that name"
+            )
+    return settings
 
 
 class MultiAgentTrafficEnv(MultiAgentEnv):
@@ -360,13 +342,13 @@ class MultiAgentTrafficEnv(MultiAgentEnv):
 
     def __init__(self, config: Mapping[str, Any] | None = None, **settings: Any) -> None:
         super().__init__()
-        self.settings = _settings({**(config or {}), **settings})
-        self.render_mode = self.settings.render_mode
-        num_lights, num_cars = self.settings.num_traffic_lights, self.settings.num_cars
+        self.settings = _checked({**(config or {}), **settings})
+        self.render_mode = self.settings["render_mode"]
+        num_lights, num_cars = self.settings["num_traffic_lights"], self.settings["num_cars"]
         first = [_lane_number(car, num_lights) for car in range(num_cars)]
         self.road = Road(num_lights, [first.count(lane) for lane in range(num_lights + 1)])
         self._lights = [f"traffic_light_{number + 1}" for number in range(num_lights)]
-        self._car_names = [f"car_{number + 1}" for number in range(self.settings.max_cars or 0)]
+        self._car_names = [f"car_{number + 1}" for number in range(self.settings["max_cars"])]
         self.possible_agents = [*self._car_names, *self._lights]
         car_space, light_space = _unit_box(CAR_OBS), _unit_box(LIGHT_OBS)
         pedals, colours = gym.spaces.Discrete(3), gym.spaces.Discrete(2)
@@ -397,7 +379,7 @@ class MultiAgentTrafficEnv(MultiAgentEnv):
         self.road.clear()
         self._cars.clear()
         self._num_entered = 0
-        self._steps_left = self.settings.horizon
+        self._steps_left = self.settings["horizon"]
         self._place_first_cars()
         self.agents = [*self._cars, *self._lights]
         return self._observe(), {}
@@ -436,14 +418,14 @@ class MultiAgentTrafficEnv(MultiAgentEnv):
 
     def _place_first_cars(self) -> None:
         places: dict[int, list[int]] = {}
-        for number in range(self.settings.num_cars):
+        for number in range(self.settings["num_cars"]):
             places.setdefault(_lane_number(number, len(self._lights)), []).append(number)
         for lane, numbers in sorted(places.items()):
             cells = self._rng.choice(self.road.approaches[lane], len(numbers), replace=False)
             for number, cell in zip(numbers, sorted(cells.tolist(), reverse=True), strict=True):
                 self._enter(number, self.road.lanes[lane], cell)
         # Lanes were filled one after another, but agents are listed by number.
-        self._cars = {name: self._cars[name] for name in self._car_names[: self.settings.num_cars]}
+        self._cars = {name: self._cars[name] for name in self._car_names[: self.settings["num_cars"]]}
 
     def _enter(self, number: int, lane: Lane, cell: int) -> None:
         car = self.road.enter(self._car_names[number], lane, cell)
@@ -452,7 +434,7 @@ class MultiAgentTrafficEnv(MultiAgentEnv):
             self._num_entered += 1
 
     def _let_in(self) -> None:
-        if self._num_entered < len(self._car_names) and self._rng.random() < self.settings.entry_rate:
+        if self._num_entered < len(self._car_names) and self._rng.random() < self.settings["entry_rate"]:
             number = self._num_entered
             self._enter(number, self.road.lanes[_lane_number(number, len(self._lights))], 0)
 

@@ -10,6 +10,7 @@ import copy
 import importlib.util
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -331,22 +332,18 @@ def parallel_stepper(env: Any) -> Callable[[Any], Any]:
     if (kind.__module__, kind.__name__) != ("pettingzoo.utils.conversions", "aec_to_parallel_wrapper"):
         return step
     inner = without_order_checks(env.aec_env)
-    return step if inner is env.aec_env or "step" in vars(env) else _WithoutOrderChecks(env, inner).step
+    if inner is env.aec_env or "step" in vars(env):
+        return step
+    unchecked = copy.copy(env)
+    unchecked.aec_env = inner
+    return partial(_step_unchecked, env, unchecked)
 
 
-class _WithoutOrderChecks:
-    """Steps a shallow copy of an `aec_to_parallel_wrapper` that holds the game without its order checks."""
-
-    def __init__(self, env: Any, inner: Any) -> None:
-        self._env = env
-        self._copy = copy.copy(env)
-        self._copy.aec_env = inner
-
-    def step(self, actions: Any) -> Any:
-        result = self._copy.step(actions)
-        # The wrapper's own step sets them too.
-        self._env.agents = self._copy.agents
-        return result
+def _step_unchecked(env: Any, unchecked: Any, actions: Any) -> Any:
+    result = unchecked.step(actions)
+    # The wrapper's own step sets them too.
+    env.agents = unchecked.agents
+    return result
 
 
 def _is_transparent(env: Any) -> bool:

@@ -6,7 +6,7 @@ Each steps the game's own interface, without PettingZoo's conversions. `pettingz
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from menv.base_env import ALL, AgentId
 from menv.errors import CallOrderError, ContractError
@@ -24,15 +24,8 @@ from menv.wrappers.pettingzoo_base import (
 
 _MAX_DEAD_STEPS = 100_000
 
-
-class _Turn(NamedTuple):
-    """The selected agent's view, as returned by PettingZoo's `last`."""
-
-    obs: Any
-    reward: Any
-    terminated: bool
-    truncated: bool
-    info: Any
+_Turn: TypeAlias = tuple[Any, Any, bool, bool, Any]
+"""What PettingZoo's `last` returns: observation, reward, terminated, truncated and info of the selected agent."""
 
 
 class PettingZooEnv(PettingZooBase):
@@ -156,12 +149,13 @@ class PettingZooEnv(PettingZooBase):
                 break
             agent = game.agent_selection
             turn = self._turn_of(agent)
-            if not (turn.terminated or turn.truncated):
+            _, _, terminated, truncated, _ = turn
+            if not (terminated or truncated):
                 self._select(agent, turn, out)
                 return out
             if agent not in self._ended:
                 self._record(agent, turn, out)
-                self._set_ended(agent, turn.terminated, turn.truncated, out)
+                self._set_ended(agent, terminated, truncated, out)
             self._dead_step(None)
         else:
             raise ContractError(
@@ -188,18 +182,19 @@ class PettingZooEnv(PettingZooBase):
         state = self._state
         try:
             if state is None:
-                return _Turn(*self.env.last())
-            dead = state.terminations[agent], state.truncations[agent]
+                obs, reward, terminated, truncated, info = self.env.last()
+                return obs, reward, terminated, truncated, info
+            terminated, truncated = state.terminations[agent], state.truncations[agent]
             reward, info = state._cumulative_rewards[agent], state.infos[agent]
         except KeyError as error:
             raise ContractError(self._error_text(f"selected {agent!r}, of which it has no record")) from error
-        return _Turn(self._observe(agent), reward, *dead, info)
+        return self._observe(agent), reward, terminated, truncated, info
 
     def _record(self, agent: AgentId, turn: _Turn, out: StepDicts) -> None:
-        obs = turn.obs
-        if self._uses_masks or MASK in turn.info:
-            obs = self._masked_obs(agent, obs, turn.info)
-        out[0][agent], out[1][agent], out[4][agent] = obs, turn.reward, dict(turn.info)
+        obs, reward, _, _, info = turn
+        if self._uses_masks or MASK in info:
+            obs = self._masked_obs(agent, obs, info)
+        out[0][agent], out[1][agent], out[4][agent] = obs, reward, dict(info)
 
     def _set_ended(self, agent: AgentId, terminated: Any, truncated: Any, out: StepDicts) -> None:
         self._ended.add(agent)
