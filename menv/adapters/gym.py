@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from menv.base_env import (
     SINGLE_AGENT,
     AgentId,
     End,
-    EnvId,
     EpisodeEnd,
     IntArray,
     Join,
@@ -28,28 +27,18 @@ from menv.base_env import (
     VectorStep,
 )
 from menv.errors import ContractError, MenvError, raised_by_envs
+from menv.serialization import digest
 from menv.spaces import OR_MANY_AGENTS, as_flag, as_reward, how_many, last_obs, many_agents, own_copy
 
 Step = Callable[[Any], Any]
 
 
-class FinishedCopy(NamedTuple):
-    """The end of an episode: row `place` of a step; `obs` is a copy, `flags` are terminated and truncated."""
-
-    place: int
-    env_index: int
-    obs: Any
-    reward: Any
-    info: Mapping[str, Any]
-    flags: tuple[bool, bool]
-
-
 @dataclass(slots=True)
 class SteppedCopies:
-    """The results of R steps, in order: rewards (0.0 for copies that raised), ends, and what copies raised."""
+    """The results of R steps, in order: rewards (0.0 for copies that raised), ends by row, and what copies raised."""
 
     rewards: list[Any] = field(default_factory=list)
-    finished: list[FinishedCopy] = field(default_factory=list)
+    finished: dict[int, End] = field(default_factory=dict)
     raised: list[tuple[int, BaseException]] = field(default_factory=list)
 
 
@@ -61,7 +50,7 @@ class GymEnvs(LocalEnvs):
         # [E] slots of all copies; answers to this very array need no lookup.
         self.all_slots = np.arange(num_envs)
         self._order = range(num_envs)
-        self._seats = [(index, SINGLE_AGENT) for index in range(num_envs)]
+        self.seats = [(index, SINGLE_AGENT) for index in range(num_envs)]
         self._steps = [env.step for env in self._envs]
         self._episode_start = [0] * num_envs
         # The last row of each copy, and whether its episode has had no step yet.
@@ -103,8 +92,8 @@ class GymEnvs(LocalEnvs):
             slots = np.array(order, np.int64)
             obs, infos = [self._obs[i] for i in order], [self._infos[i] for i in order]
         ready = Ready(
-            slots, obs, as_rewards(rewards, lambda: map(_reward_label, order), OR_MANY_AGENTS), self._env_steps,
-            events.joined, events.ended, events.episodes, events.unclaimed, infos, {}, self._seats,
+            slots, obs, as_rewards(rewards, lambda: map(_reward_label, order), OR_MANY_AGENTS), self.env_steps,
+            events.joined, events.ended, events.episodes, events.unclaimed, infos, {}, self.seats,
             (), events.faults,
         )  # fmt: skip
         self._events, self._in_poll = PollEvents(), False
@@ -122,14 +111,14 @@ class GymEnvs(LocalEnvs):
         self._answers = ((), ())
         taken = self._take_steps(order, actions)
         # A reset that raises counts as a step too.
-        now = self._env_steps.copy()
-        begun = [self._next_episode(end.env_index) for end in taken.finished]
+        now = self.env_steps.copy()
+        begun = [self._next_episode(end.slot) for end in taken.finished.values()]
         if taken.raised or self._events.faults:
             self._report(taken, now, begun)
             self._stepped = taken.rewards
             return None
-        for end, row in zip(taken.finished, begun, strict=True):
-            self._set_first_row(end.env_index, *row)
+        for end, row in zip(taken.finished.values(), begun, strict=True):
+            self._set_first_row(end.slot, *row)
         self._waiting = self._all
         return self._vector_step(taken)
 
@@ -141,11 +130,12 @@ class GymEnvs(LocalEnvs):
         )  # fmt: skip
         if taken.finished:
             step.done, step.terminated, step.truncated = no_flags.copy(), no_flags.copy(), no_flags.copy()
-            for end in taken.finished:
-                step.done[end.env_index] = True
-                step.terminated[end.env_index], step.truncated[end.env_index] = end.flags
-            step.finals = [end.obs for end in taken.finished]
-            step.final_infos = [end.info for end in taken.finished]
+            ends = taken.finished.values()
+            for end in ends:
+                step.done[end.slot] = True
+                step.terminated[end.slot], step.truncated[end.slot] = end.terminated, end.truncated
+            step.finals = [end.obs for end in ends]
+            step.final_infos = [end.info for end in ends]
         return step
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
@@ -176,19 +166,15 @@ class GymEnvs(LocalEnvs):
         """Return the slot of a copy's agent, which waits."""
         return self.slots_of(index), np.array([index])
 
-    @property
-    def seats(self) -> Sequence[tuple[EnvId, AgentId]]:
-        """The seats by slot."""
-        return self._seats
-
     def _moved(self, index: int) -> bool:
         return index in self._answers[0] or not self._fresh[index]
 
     def _first_row(self, index: int) -> tuple[dict[AgentId, Any], dict[AgentId, Any]]:
         return {SINGLE_AGENT: self._obs[index]}, {SINGLE_AGENT: dict(self._infos[index])}
 
-    def _waiting_rows(self, index: int) -> Any:
-        return self._obs[index]
+    def shown(self, index: int) -> str | None:
+        """Return a digest of a copy's last observation, None if it cannot be stored in a file."""
+        return digest(self._obs[index])
 
     def _clear(self, seats: Any) -> None:
         self._events, self._answers, self._due = PollEvents(), ((), ()), frozenset()
@@ -196,7 +182,7 @@ class GymEnvs(LocalEnvs):
         self._waiting = self._all
 
     def _replay(self, index: int, recorded: EpisodeReplay) -> bool:
-        self._env_steps[index] = self._episode_start[index] = recorded.start
+        self.env_steps[index] = self._episode_start[index] = recorded.start
         self._obs[index], self._infos[index] = self._reset_once(index, recorded.seed)
         self._steps[index] = self._envs[index].step
         self._fresh[index] = recorded.stop == recorded.start
@@ -204,7 +190,7 @@ class GymEnvs(LocalEnvs):
             action = next(recorded.actions[SINGLE_AGENT])
             obs, _, terminated, truncated, info = self._steps[index](action)
             self._obs[index], self._infos[index] = obs, info
-            self._env_steps[index] += 1
+            self.env_steps[index] += 1
             if terminated or truncated:
                 return False
         return True
@@ -240,7 +226,7 @@ class GymEnvs(LocalEnvs):
             check_info(info, f"env {index} reset")
         self._obs[index], self._infos[index] = obs, info
         self._steps[index] = self._envs[index].step
-        self._episode_start[index] = self._env_steps.item(index)
+        self._episode_start[index] = self.env_steps.item(index)
         self._fresh[index] = True
 
     def _truncate(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
@@ -249,8 +235,9 @@ class GymEnvs(LocalEnvs):
             kept = [(i, action) for i, action in zip(order, actions, strict=True) if i != index]
             self._answers = ([i for i, _ in kept], [action for _, action in kept])
         if not self._drop_join(index):
-            length = int(self._env_steps[index]) - self._episode_start[index]
-            self._end(index, own_copy(self._obs[index]), 0.0, (False, True), self._infos[index], length)
+            length = int(self.env_steps[index]) - self._episode_start[index]
+            final, info = own_copy(self._obs[index]), self._infos[index]
+            self._end(End(index, index, SINGLE_AGENT, 0.0, False, True, final, info), length)
         self._reset_and_begin(index, seed, options)
 
     def _drop_join(self, index: int) -> bool:
@@ -262,7 +249,7 @@ class GymEnvs(LocalEnvs):
 
     def _lose(self, index: int, error: BaseException) -> None:
         # The step that raised does not belong to the episode.
-        length = int(self._env_steps[index]) - 1 - self._episode_start[index]
+        length = int(self.env_steps[index]) - 1 - self._episode_start[index]
         if not self._drop_join(index):
             lost = End(index, index, SINGLE_AGENT, 0.0, False, True, None, {}, withdrawn=True)
             self._events.ended.append(lost)
@@ -272,8 +259,8 @@ class GymEnvs(LocalEnvs):
     def _step(self, order: Sequence[int], actions: Sequence[Any]) -> list[Any]:
         """Step the copies in `order`, reset finished copies, replace crashed ones, return their rewards."""
         taken = self._take_steps(order, actions)
-        now = self._env_steps.copy()
-        self._report(taken, now, [self._next_episode(end.env_index) for end in taken.finished])
+        now = self.env_steps.copy()
+        self._report(taken, now, [self._next_episode(end.slot) for end in taken.finished.values()])
         return taken.rewards
 
     def _take_steps(self, order: Sequence[int], actions: Sequence[Any]) -> SteppedCopies:
@@ -293,7 +280,7 @@ class GymEnvs(LocalEnvs):
                 taken.rewards.append(0.0)
         # The error's traceback holds this frame: without this line only the garbage collector would free them.
         error = None
-        self._env_steps[slice(None) if all_copies else list(order)] += 1
+        self.env_steps[slice(None) if all_copies else list(order)] += 1
         return taken
 
     def _step_until_one_raises(
@@ -308,10 +295,9 @@ class GymEnvs(LocalEnvs):
                     check_info(info, f"env {index} step")
                 if terminated or truncated:
                     flags = _flag(index, "terminated", terminated), _flag(index, "truncated", truncated)
-                    taken.finished.append(
-                        FinishedCopy(
-                            len(rewards), index, last_obs(obs, f"env {index} step"), reward, info, flags
-                        )
+                    final = last_obs(obs, f"env {index} step")
+                    taken.finished[len(rewards)] = End(
+                        index, index, SINGLE_AGENT, reward, *flags, final, info
                     )
                 all_obs[index], all_infos[index], fresh[index] = obs, info, False
                 rewards.append(reward)
@@ -328,31 +314,22 @@ class GymEnvs(LocalEnvs):
 
     def _report(self, taken: SteppedCopies, now: IntArray, begun: Sequence[tuple[Any, Any]]) -> None:
         """Report the ends at env steps [E] `now`, the first rows in `begun`, and the copies that raised."""
-        for end in taken.finished:
+        for place, end in taken.finished.items():
             # The last reward belongs to the end, not to the next row.
-            taken.rewards[end.place] = 0.0
-            length = now.item(end.env_index) - self._episode_start[end.env_index]
-            self._end(end.env_index, end.obs, end.reward, end.flags, end.info, length)
-        for end, row in zip(taken.finished, begun, strict=True):
-            self._begin(end.env_index, *row)
+            taken.rewards[place] = 0.0
+            self._end(end, now.item(end.slot) - self._episode_start[end.slot])
+        for end, row in zip(taken.finished.values(), begun, strict=True):
+            self._begin(end.slot, *row)
         # Popped, because the tracebacks of these errors hold this frame.
         while taken.raised:
             self._lose(*taken.raised.pop(0))
 
-    def _end(
-        self,
-        index: int,
-        obs: Any,
-        reward: Any,
-        flags: tuple[bool, bool],
-        info: Mapping[str, Any],
-        length: int,
-    ) -> None:
+    def _end(self, end: End, length: int) -> None:
         # Most rewards are valid, and building the label costs more than this check.
-        valid = type(reward) is float and math.isfinite(reward)
-        number = reward if valid else as_reward(reward, _reward_label(index), OR_MANY_AGENTS)
-        self._events.ended.append(End(index, index, SINGLE_AGENT, number, *flags, obs, info))
-        self._events.episodes.append(EpisodeEnd(index, *flags, length, index))
+        if type(end.reward) is not float or not math.isfinite(end.reward):
+            end = end._replace(reward=as_reward(end.reward, _reward_label(end.slot), OR_MANY_AGENTS))
+        self._events.ended.append(end)
+        self._events.episodes.append(EpisodeEnd(end.slot, end.terminated, end.truncated, length, end.slot))
 
     def _answer(self, indices: list[int], actions: list[Any], waiting: frozenset[int]) -> None:
         stray = [index for index in indices if index not in waiting]

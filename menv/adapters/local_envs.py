@@ -29,7 +29,6 @@ from menv.errors import (
     WorkerLostError,
     raised_by_envs,
 )
-from menv.serialization import digest
 from menv.spaces import call_method, close_env, close_unused, reset_env
 
 TOLERATED = 2
@@ -65,17 +64,16 @@ class CreatedEnvs(NumberedEnvs):
     `menv.sampling.episode_checkpoint` reads their state for a checkpoint and lets them resume from one.
 
     Attributes:
+        env_steps: [E] env steps of each sub-environment since its start.
+        seats: The seats by slot; see `Ready.seats`.
         on_created: Called with the index and the sub-environment whenever one is replaced.
     """
 
+    env_steps: IntArray
+    seats: list[tuple[EnvId, AgentId]]
     on_created: Callable[[int, Any], None] | None = None
     _seed: int | None = None
     _first_index: int = 0
-
-    @property
-    @abstractmethod
-    def env_steps(self) -> IntArray:
-        """[E] env steps of each sub-environment since its start."""
 
     @abstractmethod
     def episode_start(self, index: int) -> int:
@@ -94,11 +92,6 @@ class CreatedEnvs(NumberedEnvs):
     @abstractmethod
     def shown(self, index: int) -> str | None:
         """Return a digest of the rows that wait in a sub-environment, None if they cannot be stored in a file."""
-
-    @property
-    @abstractmethod
-    def seats(self) -> Any:
-        """The seats by slot; see `Ready.seats`."""
 
     @property
     @abstractmethod
@@ -233,7 +226,7 @@ class LocalEnvs(CreatedEnvs):
                 )
             self._envs.append(env)
         self.num_envs = num_envs
-        self._env_steps = np.zeros(num_envs, np.int64)
+        self.env_steps = np.zeros(num_envs, np.int64)
         self._started = False
         self._stopped = False
         self._events = PollEvents()
@@ -318,18 +311,9 @@ class LocalEnvs(CreatedEnvs):
             if self._started:
                 self._truncate(index, None, None)
 
-    @property
-    def env_steps(self) -> IntArray:
-        """[E] env steps of each sub-environment since its start."""
-        return self._env_steps
-
     @abstractmethod
     def present(self, index: int) -> tuple[Mapping[Any, int], IntArray]:
         """Return the slots of a sub-environment's agents that are alive, and the slots of the waiting ones."""
-
-    def shown(self, index: int) -> str | None:
-        """Return a digest of the rows that wait in a sub-environment, None if they cannot be stored in a file."""
-        return digest(self._waiting_rows(index))
 
     def resume(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any) -> set[int]:
         """Resume from a checkpoint; see `CreatedEnvs.resume`."""
@@ -344,7 +328,7 @@ class LocalEnvs(CreatedEnvs):
                     replayed = (
                         self._replay(index, recorded[index]) and self.shown(index) == recorded[index].shown
                     )
-            self._env_steps[index] = env_steps[index]
+            self.env_steps[index] = env_steps[index]
             if not replayed:
                 self._begin_new(index, {} if index not in recorded else recorded[index].slots)
                 new.add(index)
@@ -360,7 +344,7 @@ class LocalEnvs(CreatedEnvs):
             self._started = True
             self._clear(([], []))
         for index, steps in env_steps.items():
-            self._env_steps[index] = steps
+            self.env_steps[index] = steps
             self._begin_new(index, {})
 
     @property
@@ -383,10 +367,6 @@ class LocalEnvs(CreatedEnvs):
     @abstractmethod
     def _truncate(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
         """End the running episode of a sub-environment as truncated and reset it."""
-
-    @abstractmethod
-    def _waiting_rows(self, index: int) -> Any:
-        """Return the rows that wait in a sub-environment as a tree."""
 
     @abstractmethod
     def _clear(self, seats: Any) -> None:
@@ -428,7 +408,7 @@ class LocalEnvs(CreatedEnvs):
     ) -> tuple[Any, Any]:
         """Reset a sub-environment with its own seed and return `(obs, info)`; may raise anything."""
         if seed is None and self._seed is not None:
-            seed = rng.reset_seed(self._seed, self._first_index + index, int(self._env_steps[index]))
+            seed = rng.reset_seed(self._seed, self._first_index + index, int(self.env_steps[index]))
         result = reset_env(self._envs[index], index, seed, options)
         self._was_reset[index] = True
         return result
@@ -451,7 +431,7 @@ class LocalEnvs(CreatedEnvs):
         self._crashes.note(index, self._crash_text(index, where, error), error, steps)
         self._events.faults.append(EnvFault.of(index, index, where, error))
         # A reset that raised counts as an env step, as a step that raised does: the next one gets another seed.
-        self._env_steps[index] += where == "reset"
+        self.env_steps[index] += where == "reset"
         last = error
         for pause in PAUSES:
             time.sleep(pause)
@@ -482,7 +462,7 @@ class LocalEnvs(CreatedEnvs):
         except MenvError:
             raise
         except raised_by_envs() as error:
-            self._env_steps[index] += 1
+            self.env_steps[index] += 1
             return error
 
     def _report_created(self, index: int) -> None:
@@ -509,4 +489,4 @@ class LocalEnvs(CreatedEnvs):
         self._in_poll = True
 
     def _crash_text(self, index: int, where: str, error: BaseException) -> str:
-        return f"env {index} {where}, env step {int(self._env_steps[index])}: raised {type(error).__name__}: {error}"
+        return f"env {index} {where}, env step {int(self.env_steps[index])}: raised {type(error).__name__}: {error}"

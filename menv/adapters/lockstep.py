@@ -47,7 +47,7 @@ class LockstepEnvs(NumberedEnvs):
         self._all_slots = np.arange(num_envs)
         self._no_infos: list[Mapping[str, Any]] = [{}] * num_envs
         self._seats = [(index, SINGLE_AGENT) for index in range(num_envs)]
-        self._env_steps = np.zeros(num_envs, np.int64)
+        self.env_steps = np.zeros(num_envs, np.int64)
         self._episode_start = np.zeros(num_envs, np.int64)
         # The rows of the last step.
         self._slots: IntArray = self._all_slots
@@ -102,7 +102,7 @@ class LockstepEnvs(NumberedEnvs):
         self._renewed.clear()
         events, self._events = self._events, PollEvents()
         return Ready(
-            slots, obs, rewards, self._env_steps,
+            slots, obs, rewards, self.env_steps,
             events.joined, events.ended, events.episodes, events.unclaimed, infos, {}, self._seats,
         )  # fmt: skip
 
@@ -186,7 +186,7 @@ class LockstepEnvs(NumberedEnvs):
         self._some_actions.clear()
         self._renewed.clear()
         self._events = PollEvents()
-        self._env_steps[:] = env_steps
+        self.env_steps[:] = env_steps
 
     @property
     def resetting(self) -> Flags:
@@ -195,11 +195,6 @@ class LockstepEnvs(NumberedEnvs):
         if step is None or step.done is None or step.finals is not None:
             return np.zeros(self.num_envs, np.bool_)
         return step.done
-
-    @property
-    def env_steps(self) -> IntArray:
-        """[E] env steps of each sub-environment since its start."""
-        return self._env_steps
 
     def get_agent_ids(self) -> set[AgentId]:
         """Return the one agent id."""
@@ -234,7 +229,7 @@ class LockstepEnvs(NumberedEnvs):
 
     def _count(self, step: VectorStep) -> None:
         """Count an env step of each sub-environment that was not reset."""
-        self._env_steps += 1 if step.begun is None else ~step.begun
+        self.env_steps += 1 if step.begun is None else ~step.begun
 
     def _reset_one(self, index: int, seed: int | None, options: dict[str, Any] | None) -> None:
         """Reset a sub-environment that has moved; raises where that is impossible."""
@@ -262,7 +257,7 @@ class LockstepEnvs(NumberedEnvs):
 
     def _begin(self, indices: IntArray) -> None:
         self._fresh[indices] = True
-        self._episode_start[indices] = self._env_steps[indices]
+        self._episode_start[indices] = self.env_steps[indices]
         self._events.joined += [Join(index, index, SINGLE_AGENT, index) for index in indices.tolist()]
 
     def _truncate(self, indices: IntArray) -> None:
@@ -274,7 +269,7 @@ class LockstepEnvs(NumberedEnvs):
             # An episode whose begin was not reported is dropped, and one that is over was reported.
             if index not in unreported and index in places:
                 place = places[index]
-                length = int(self._env_steps[index] - self._episode_start[index])
+                length = int(self.env_steps[index] - self._episode_start[index])
                 final, info = own_copy(self._obs[place]), self._infos[place]
                 events.ended.append(End(index, index, SINGLE_AGENT, 0.0, False, True, final, info))
                 events.episodes.append(EpisodeEnd(index, False, True, length, index))
@@ -323,7 +318,7 @@ class LockstepEnvs(NumberedEnvs):
         if finals is None:
             finals = [own_copy(step.obs[i]) for i in indices]
             infos = [(step.infos or self._no_infos)[i] for i in indices]
-        lengths = (self._env_steps[done] - self._episode_start[done]).tolist()
+        lengths = (self.env_steps[done] - self._episode_start[done]).tolist()
         for place, index in enumerate(indices):
             flags = bool(step.terminated[index]), bool(step.truncated[index])
             reward = float(step.rewards[index])
@@ -361,7 +356,7 @@ class LockstepEnvs(NumberedEnvs):
 
     def _crash(self, where: str, error: BaseException) -> EnvCrashError:
         return EnvCrashError(
-            f"{where}, env step {int(self._env_steps.max())}: raised {type(error).__name__}: {error}; "
+            f"{where}, env step {int(self.env_steps.max())}: raised {type(error).__name__}: {error}; "
             "the environment's own traceback is above (its sub-environments cannot be created again one by one)"
         )
 

@@ -28,6 +28,7 @@ from menv.adapters.validation import (
 )
 from menv.base_env import AgentId, EnvId, IntArray, Ready
 from menv.errors import MenvError, raised_by_envs
+from menv.serialization import digest
 
 
 class MultiAgentEnvs(LocalEnvs):
@@ -36,6 +37,7 @@ class MultiAgentEnvs(LocalEnvs):
     def _prepare(self) -> None:
         num_envs = self.num_envs
         self._allocator = SlotAllocator()
+        self.seats = self._allocator.seats
         self._trackers = [
             AgentTracker(index, index, self._allocator, possible_agents(env))
             for index, env in enumerate(self._envs)
@@ -71,10 +73,10 @@ class MultiAgentEnvs(LocalEnvs):
             as_rewards(
                 [*chain.from_iterable([tracker.rewards for tracker in trackers])], lambda: reward_labels(trackers)
             ),
-            self._env_steps,
+            self.env_steps,
             events.joined, events.ended, events.episodes, events.unclaimed,
             list(chain.from_iterable([tracker.infos for tracker in trackers])) if informed else [{}] * len(slots),
-            {}, self._allocator.seats, (), events.faults, events.shared_infos,
+            {}, self.seats, (), events.faults, events.shared_infos,
         )  # fmt: skip
         self._events, self._in_poll = PollEvents(), False
         return ready
@@ -90,7 +92,7 @@ class MultiAgentEnvs(LocalEnvs):
         ):
             self._answer_all(actions)
             return
-        by_env = by_sub_environment(slots, actions, self._allocator.seats)
+        by_env = by_sub_environment(slots, actions, self.seats)
         by_index = {self._index(env_id): answers for env_id, answers in by_env.items()}
         # After `try_reset` rows may be answered before a poll has delivered them.
         self._answer(by_index, self._waiting if actions is not None else self._waiting | self._due)
@@ -123,7 +125,7 @@ class MultiAgentEnvs(LocalEnvs):
 
     def episode_start(self, index: int) -> int:
         """Return the env steps of a copy at its last reset."""
-        return int(self._env_steps[index]) - self._trackers[index].episode_steps
+        return int(self.env_steps[index]) - self._trackers[index].episode_steps
 
     def slots_of(self, index: int) -> dict[AgentId, int]:
         """Return the slot of each agent that a copy knows."""
@@ -133,11 +135,6 @@ class MultiAgentEnvs(LocalEnvs):
         """Return the slots of the agents that are alive in a copy, and the slots of the waiting ones."""
         tracker = self._trackers[index]
         return {agent: tracker.slots[agent] for agent in tracker.alive()}, tracker.waiting.slots
-
-    @property
-    def seats(self) -> list[tuple[EnvId, AgentId]]:
-        """The seats by slot."""
-        return self._allocator.seats
 
     @property
     def free_slots(self) -> list[int]:
@@ -150,14 +147,11 @@ class MultiAgentEnvs(LocalEnvs):
     def _first_row(self, index: int) -> tuple[dict[AgentId, Any], dict[AgentId, Any]]:
         return self._trackers[index].by_agent()
 
-    def _waiting_rows(self, index: int) -> Any:
+    def shown(self, index: int) -> str | None:
+        """Return a digest of the rows that wait in a copy, None if they cannot be stored in a file."""
         tracker = self._trackers[index]
-        return [
-            tracker.waiting.agents,
-            tracker.obs,
-            [float(reward) for reward in tracker.rewards],
-            tracker.held,
-        ]
+        rewards = [float(reward) for reward in tracker.rewards]
+        return digest([tracker.waiting.agents, tracker.obs, rewards, tracker.held])
 
     def _clear(self, seats: Any) -> None:
         self._events, self._answers = PollEvents(), [None] * len(self._envs)
@@ -178,15 +172,15 @@ class MultiAgentEnvs(LocalEnvs):
     def _replay(self, index: int, recorded: EpisodeReplay) -> bool:
         self._replace_trackers([index], recorded.slots)
         tracker, step, events = self._trackers[index], self._envs[index].step, PollEvents()
-        self._env_steps[index] = recorded.start
+        self.env_steps[index] = recorded.start
         with self._allocator.restored_afterwards():
             tracker.begin(*self._reset_once(index, recorded.seed), events)
-            while self._env_steps[index] < recorded.stop:
+            while self.env_steps[index] < recorded.stop:
                 answers = {agent: next(recorded.actions[agent]) for agent in tracker.waiting.agents}
                 tracker.answered |= bool(answers)
                 if tracker.step(step(answers), events):
                     return False
-                self._env_steps[index] += 1
+                self.env_steps[index] += 1
         return tracker.slots == recorded.slots
 
     def _begin_new(self, index: int, slots: Mapping[AgentId, int]) -> None:
@@ -206,7 +200,7 @@ class MultiAgentEnvs(LocalEnvs):
     def _step_answered(self) -> None:
         answers, self._answers = self._answers, [None] * len(self._envs)
         stepped = [index for index, by_agent in enumerate(answers) if by_agent is not None]
-        self._env_steps[stepped if len(stepped) < len(answers) else slice(None)] += 1
+        self.env_steps[stepped if len(stepped) < len(answers) else slice(None)] += 1
         trackers, events = self._trackers, self._events
         outcomes: Any = self._outcomes(stepped, answers)
         if self._separate:
@@ -270,7 +264,7 @@ class MultiAgentEnvs(LocalEnvs):
 
     def _step_once(self, index: int) -> None:
         """Take one env step in which no agent acts, and reset the copy if its episode ended."""
-        self._env_steps[index] += 1
+        self.env_steps[index] += 1
         self._events.count_step(index)
         try:
             result = self._envs[index].step({})

@@ -111,7 +111,7 @@ class VectorEnvs(LockstepEnvs):
 
     def _seed_of(self, index: int, more: int = 0) -> int:
         assert self._seed is not None
-        return rng.reset_seed(self._seed, self._first_index + index, int(self._env_steps[index]) + more)
+        return rng.reset_seed(self._seed, self._first_index + index, int(self.env_steps[index]) + more)
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         try:

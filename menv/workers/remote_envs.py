@@ -55,10 +55,11 @@ class RemoteEnvs(CreatedEnvs):
         )
         self._seed, self._first_index = settings.seed, settings.first_index
         self._handles = [RemoteEnv(self, index) for index in range(num_envs)]
-        self._env_steps = np.zeros(num_envs, np.int64)
+        self.env_steps = np.zeros(num_envs, np.int64)
         self._started = self._stopped = False
         self._delivered = CombinedPoll((), ())
         self._servers = EnvServerGroup(make_env, num_envs, engine, settings, self._tell_created)
+        self.seats = self._servers.seats
 
     def poll(self, timeout: float | None = None) -> Ready:
         """Return the rows of servers that have answered; the first poll waits for all."""
@@ -67,9 +68,7 @@ class RemoteEnvs(CreatedEnvs):
             self._servers.gather(timeout)
         else:
             self._start()
-        ready, self._delivered = combined_ready(
-            self._servers, self._env_steps, self._delivered, self._servers.seats
-        )
+        ready, self._delivered = combined_ready(self._servers, self.env_steps, self._delivered, self.seats)
         for _, layout in self._delivered.parts:
             self._servers.waiting.update(layout.by_env)
         return ready
@@ -89,7 +88,7 @@ class RemoteEnvs(CreatedEnvs):
                 self._answer(server, layout, actions[start:stop])
                 start = stop
             return
-        by_env = by_sub_environment(slots, actions, self._servers.seats)
+        by_env = by_sub_environment(slots, actions, self.seats)
         actions_by_env = {self._index(env_id): answers for env_id, answers in by_env.items()}
         self._answer_some(actions_by_env, self._servers.waiting)
 
@@ -123,7 +122,7 @@ class RemoteEnvs(CreatedEnvs):
 
     def get_agent_ids(self) -> set[AgentId]:
         """Return the agents that the environment lists and those seen so far."""
-        return {*self._listed, *(agent for _, agent in self._servers.seats)}
+        return {*self._listed, *(agent for _, agent in self.seats)}
 
     def call(self, env_id: EnvId, method: str, *args: Any) -> Any:
         """Call a method of one sub-environment in its process; arguments and result are pickled.
@@ -145,16 +144,6 @@ class RemoteEnvs(CreatedEnvs):
         if not self._stopped:
             self._stopped = True
             self._servers.stop()
-
-    @property
-    def env_steps(self) -> IntArray:
-        """[E] env steps of each sub-environment since its start, as of the last poll."""
-        return self._env_steps
-
-    @property
-    def seats(self) -> list[tuple[EnvId, AgentId]]:
-        """Sub-environment and agent by slot."""
-        return self._servers.seats
 
     @property
     def free_slots(self) -> list[int]:
@@ -186,9 +175,9 @@ class RemoteEnvs(CreatedEnvs):
             self._servers.settle(server)
         self._servers.waiting.clear()
         self._delivered = CombinedPoll((), ())
-        self._env_steps[:] = env_steps
+        self.env_steps[:] = env_steps
         taken, free = seats
-        self._servers.seats[:] = taken
+        self.seats[:] = taken
         for server in self._servers:
             server.resume(env_steps, recorded, free)
         fresh = set()
@@ -230,7 +219,7 @@ class RemoteEnvs(CreatedEnvs):
         rows: dict[int, list[int]] = {}
         for index, answers in by_env.items():
             slots = waiting[index].tolist() if index in waiting else []
-            agents = [self._servers.seats[slot][1] for slot in slots]
+            agents = [self.seats[slot][1] for slot in slots]
             if set(answers) != set(agents):
                 check_answers(index, agents, answers)
             if answers:
@@ -244,7 +233,7 @@ class RemoteEnvs(CreatedEnvs):
             slots = [slot for index in indices_here if index not in lost for slot in rows[index]]
             if slots:
                 server.undelivered.drop(set(slots))
-                actions = [by_env[self._env_of(slot)][self._servers.seats[slot][1]] for slot in slots]
+                actions = [by_env[self._env_of(slot)][self.seats[slot][1]] for slot in slots]
                 server.ask("update", "step", server.own_slots(slots), pack_stack(actions))
             for index in indices_here:
                 self._servers.waiting.pop(index, None)
@@ -282,7 +271,7 @@ class RemoteEnvs(CreatedEnvs):
             self.on_created(index, self._handles[index])
 
     def _env_of(self, slot: int) -> int:
-        return self._index(self._servers.seats[slot][0])
+        return self._index(self.seats[slot][0])
 
     def _check_running(self, what: str) -> None:
         if self._stopped:
