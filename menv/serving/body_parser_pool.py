@@ -38,61 +38,44 @@ _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """The process does not compute; threads of numerical libraries would only use memory."""
 
 
-class BodyParserProcess:
-    """One process. All methods but `kill` block, and are called in one thread."""
+_Answer = tuple[PipeFrameKind, bytes]
 
-    def __init__(self) -> None:
-        if not sys.executable or getattr(sys, "frozen", False):
-            raise OSError("no interpreter that could be started, only a program that has one inside")
-        self._process = subprocess.Popen(
-            # -P: import no modules from the working directory.
-            [sys.executable, "-P", "-m", _MODULE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=_environment(),
-        )
 
-    def start(self, setup: bytes) -> bool:
-        """Send spaces and limits; return whether the process is ready then."""
-        late = Timer(_START_S, self.kill)
-        late.start()
-        try:
-            answer = self._exchange(PipeFrameKind.SETUP, setup)
-        finally:
-            late.cancel()
-        return answer is not None and answer[0] is PipeFrameKind.READY
+def _start_process() -> subprocess.Popen[bytes]:
+    if not sys.executable or getattr(sys, "frozen", False):
+        raise OSError("no interpreter that could be started, only a program that has one inside")
+    return subprocess.Popen(
+        # -P: import no modules from the working directory.
+        [sys.executable, "-P", "-m", _MODULE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=_environment(),
+    )
 
-    def ask(self, body: bytes) -> tuple[PipeFrameKind, bytes] | None:
-        """Have a body parsed; return the answer, None if the process ended instead."""
-        return self._exchange(PipeFrameKind.BODY, body)
 
-    def kill(self) -> None:
-        """End it at once; from any thread."""
-        self._process.kill()
+def _exchange(process: subprocess.Popen[bytes], kind: PipeFrameKind, data: bytes) -> _Answer | None:
+    """Wait for the answer to a frame; None if the process ended instead."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with contextlib.suppress(OSError, ValueError):
+        write_frame(process.stdin, kind, data)
+        return read_frame(process.stdout)
+    return None
 
-    def end(self) -> None:
-        """Wait for its end and free its resources."""
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        for pipe in (process.stdin, process.stdout):
-            # Closing flushes, which fails if the process is gone.
-            with contextlib.suppress(OSError):
-                pipe.close()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
-    def _exchange(self, kind: PipeFrameKind, data: bytes) -> tuple[PipeFrameKind, bytes] | None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(OSError, ValueError):
-            write_frame(self._process.stdin, kind, data)
-            return read_frame(self._process.stdout)
-        return None
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of a process and free its resources."""
+    for pipe in (process.stdin, process.stdout):
+        # Closing flushes, which fails if the process is gone.
+        with contextlib.suppress(OSError):
+            assert pipe is not None
+            pipe.close()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _environment() -> dict[str, str]:
@@ -102,7 +85,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, **dict.fromkeys(_THREADS, "1"), "PYTHONPATH": os.pathsep.join(paths)}
 
 
-Outcome = tuple[PipeFrameKind, bytes] | BadMessageError | None
+Outcome = _Answer | BadMessageError | None
 """The answer of the process, an error, or None if the body has to be parsed in the event loop."""
 Then = Callable[[Outcome], None]
 
@@ -167,7 +150,7 @@ class BodyParserPool:
         self._thread: threading.Thread | None = None
         # Guards the process and its current body, which several threads use.
         self._lock = threading.Lock()
-        self._process: BodyParserProcess | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._current: ParseJob | None = None
         self._watching = False
         self._stopping = threading.Event()
@@ -252,7 +235,7 @@ class BodyParserPool:
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
-            process.end()
+            _end(process)
 
     def _outcome(self, job: ParseJob) -> Outcome:
         """Have a body parsed, by a second process if the first one dies."""
@@ -273,17 +256,17 @@ class BodyParserPool:
                 )
         return BadMessageError(ErrorCode.INTERNAL, _NO_ANSWER)
 
-    def _ask(self, process: BodyParserProcess, job: ParseJob) -> tuple[PipeFrameKind, bytes] | None:
+    def _ask(self, process: subprocess.Popen[bytes], job: ParseJob) -> _Answer | None:
         with self._lock:
             job.tries += 1
             job.since = time.monotonic()
             self._current = job
-        answer = process.ask(job.body)
+        answer = _exchange(process, PipeFrameKind.BODY, job.body)
         with self._lock:
             self._current = None
         return answer
 
-    def _ready(self) -> BodyParserProcess | None:
+    def _ready(self) -> subprocess.Popen[bytes] | None:
         if self._process is not None:
             return self._process
         assert self._setup is not None
@@ -293,10 +276,16 @@ class BodyParserPool:
             if self._stopping.is_set():
                 return None
             with contextlib.suppress(OSError):
-                self._process = BodyParserProcess()
+                self._process = _start_process()
             process = self._process
         if process is not None:
-            if process.start(self._setup):
+            late = Timer(_START_S, process.kill)
+            late.start()
+            try:
+                answer = _exchange(process, PipeFrameKind.SETUP, self._setup)
+            finally:
+                late.cancel()
+            if answer is not None and answer[0] is PipeFrameKind.READY:
                 self._was_ready = True
                 return process
             self._discard(process)
@@ -304,10 +293,10 @@ class BodyParserPool:
         self.usable = self._was_ready
         return None
 
-    def _discard(self, process: BodyParserProcess) -> None:
+    def _discard(self, process: subprocess.Popen[bytes]) -> None:
         with self._lock:
             self._process = None
-        process.end()
+        _end(process)
         self.deaths += 1
         self._deaths_in_a_row += 1
 

@@ -21,7 +21,6 @@ from msgspec import UNSET, Raw, UnsetType
 from menv.serving.codec import (
     Array,
     BadMessageError,
-    BadValueError,
     Data,
     ErrorCode,
     PackedArray,
@@ -185,8 +184,10 @@ class EpisodeReader:
                 "actions and one obs more; end with the obs after the last action",
             )
         about = _about(found)
-        if self._obs.masks:
-            self._check_masks(obs, actions, about["terminated"] or about["truncated"], where)
+        acting = steps if about["terminated"] or about["truncated"] else len(obs)
+        masks, space = self._obs.masks, self._actions.space
+        masks.check(obs, acting, space, f"{where}.obs")
+        masks.check_actions(obs, actions, space, f"{where}.actions")
         for name, (column, build) in _OPTIONAL.items():
             values = getattr(found, column)
             if name == "dist_inputs" and self._shape:
@@ -196,16 +197,6 @@ class EpisodeReader:
         if self._is_discrete and "logp" in about:
             refuse_positive(about["logp"], f"{where}.action_logp")
         return WireEpisode(**about, obs=obs, actions=actions, rewards=rewards)
-
-    def _check_masks(self, obs: Column, actions: Column, ended: bool, where: str) -> None:
-        masks, space = self._obs.masks, self._actions.space
-        column = "obs"
-        try:
-            masks.check(obs, len(actions) if ended else len(obs), space)
-            column = "actions"
-            masks.check_actions(obs, actions, space)
-        except BadValueError as error:
-            raise error.in_message(f"{where}.{column}") from None
 
 
 _MAX_READERS = 1024

@@ -31,8 +31,6 @@ _LONGEST_TUPLE = 128
 _CASTS = {"f": "fiu", "i": "iub", "u": "iub", "b": "iub"}
 """Kinds of packed numbers that can be cast to each kind of dtype."""
 
-_FEW = 16
-
 
 class NumberReader:
     """Reads arrays of numbers of one dtype and shape.
@@ -59,11 +57,6 @@ class NumberReader:
         self._low, self._high = low, high
         if dtype.kind == "f" and low is not None and high is not None and np.isinf([low, high]).all():
             self._low = self._high = None
-        # Comparing a few numbers one by one is faster than comparing arrays.
-        self._bounds: list[tuple[Any, Any]] = []
-        if self._low is not None and self._high is not None and 0 < self._size <= _FEW:
-            bounds = (np.broadcast_to(bound, shape).ravel().tolist() for bound in (self._low, self._high))
-            self._bounds = list(zip(*bounds, strict=True))
         # Integers with the same bounds everywhere are checked by msgspec.
         self._checked_by_type = dtype.kind in "biu" and all(
             b is None or np.unique(b).size <= 1 for b in (low, high)
@@ -176,10 +169,6 @@ class NumberReader:
     def _check_bounds(self, array: Array) -> None:
         if self._low is None or self._high is None:
             return
-        if self._bounds and len(array) == 1:
-            numbers = zip(array.ravel().tolist(), self._bounds, strict=True)
-            if all(low <= number <= high for number, (low, high) in numbers):
-                return
         good = (array >= self._low) & (array <= self._high)
         if np.count_nonzero(good) != good.size:
             row, at = _first(~good)

@@ -283,7 +283,7 @@ class Session:
                 self._handle(request, responder)
         except (BadMessageError, CallOrderError) as error:
             action_requests.flush()
-            self._fail(error, responder, request)
+            self._sessions.refuse(error, responder, getattr(request, "seq", None))
 
     def refuse(self, error: BadMessageError, responder: Responder) -> None:
         """Answer a body that is not a request."""
@@ -298,9 +298,6 @@ class Session:
         self._sessions.action_requests.flush()
         self._reader.lost()
         self._sessions.lost(self)
-
-    def _fail(self, error: BadMessageError | CallOrderError, responder: Responder, request: Request) -> None:
-        self._sessions.refuse(error, responder, getattr(request, "seq", None))
 
     def _handle(self, request: Request, responder: Responder) -> None:
         if isinstance(request, Ping):
@@ -360,7 +357,7 @@ class Session:
 
         def then(error: Exception | None) -> None:
             if isinstance(error, BadMessageError | CallOrderError):
-                self._fail(error, responder, request)
+                sessions.refuse(error, responder, getattr(request, "seq", None))
                 return
             if error is not None:
                 raise error

@@ -154,7 +154,7 @@ Path: TypeAlias = tuple[int, ...]
 
 
 class MaskCheck:
-    """Checks action masks in the observations of one space; false if the space has none.
+    """Checks action masks in the observations of one space, if it has any.
 
     A mask is an entry of a Dict, or of each Dict in the Tuple of an agent group, see
     `menv.connectors.obs_preprocessor`.
@@ -163,11 +163,10 @@ class MaskCheck:
     def __init__(self, space: gym.Space[Any]) -> None:
         self._members = _paths(space)
 
-    def __bool__(self) -> bool:
-        return bool(self._members)
-
-    def check(self, obs: Column, acting: int, space: gym.Space[Any] | None = None) -> None:
-        """Raise `BadValueError` if one of the first `acting` masks allows no action, or no choice of a component."""
+    def check(
+        self, obs: Column, acting: int, space: gym.Space[Any] | None, where: str, is_column: bool = True
+    ) -> None:
+        """Raise `BadMessageError` if one of the first `acting` masks allows no action, or no choice of a component."""
         for member in self._members:
             actions = _part(space, member)
             nothing = _allow_nothing(self._mask(obs[:acting], member, actions), actions)
@@ -175,10 +174,12 @@ class MaskCheck:
                 raise BadValueError(
                     ErrorCode.MASKED, "got a mask that allows nothing, expected one action at least",
                     int(np.argmax(nothing)), f"{_path_text(member)}[{MASK_KEY!r}]",
-                )  # fmt: skip
+                ).in_message(where, is_column)  # fmt: skip
 
-    def check_actions(self, obs: Column, actions: Column, space: gym.Space[Any]) -> None:
-        """Raise `BadValueError` if an action is forbidden by the mask of its observation."""
+    def check_actions(
+        self, obs: Column, actions: Column, space: gym.Space[Any], where: str, is_column: bool = True
+    ) -> None:
+        """Raise `BadMessageError` if an action is forbidden by the mask of its observation."""
         for member in self._members:
             part = _part(space, member)
             if part is None or not len(actions):
@@ -193,7 +194,7 @@ class MaskCheck:
                 raise BadValueError(
                     ErrorCode.MASKED, "got an action that the mask of its observation forbids, expected an allowed one",
                     int(np.argmax(forbidden)), _path_text(member),
-                )  # fmt: skip
+                ).in_message(where, is_column)  # fmt: skip
 
     def _mask(self, obs: Column, member: Path, actions: gym.Space[Any] | None) -> Mask:
         """Return [R, M], True where an action is allowed."""
@@ -338,11 +339,8 @@ def observation(
     """Return one observation; with `final` its action mask may allow nothing. `actions` is the action space."""
     reader = reader_of(space)
     value = reader.read(raw, wire_format, where)
-    if reader.masks and not final:
-        try:
-            reader.masks.check([value], 1, actions)
-        except BadValueError as error:
-            raise error.in_message(where, is_column=False) from None
+    if not final:
+        reader.masks.check([value], 1, actions, where, is_column=False)
     return value
 
 
@@ -352,11 +350,7 @@ def observations(
     """Return R observations of R messages, on each of which the agent acts; `spaces` are (observation, action)."""
     reader = reader_of(spaces[0])
     found = reader.read_column(listed(raws, wire_format), wire_format, where)
-    if reader.masks:
-        try:
-            reader.masks.check(found, len(raws), spaces[1])
-        except BadValueError as error:
-            raise error.in_message(where) from None
+    reader.masks.check(found, len(raws), spaces[1], where)
     return found
 
 
@@ -367,12 +361,7 @@ def action(raw: Raw, space: Space, wire_format: WireFormat, where: str = "action
 
 def check_mask(spaces: tuple[Space, Space], obs: Any, action: Any, where: str = "action") -> None:
     """Refuse an action that is forbidden by the mask of its observation; `spaces` are (observation, action)."""
-    masks = reader_of(spaces[0]).masks
-    if masks:
-        try:
-            masks.check_actions([obs], [action], spaces[1])
-        except BadValueError as error:
-            raise error.in_message(where, is_column=False) from None
+    reader_of(spaces[0]).masks.check_actions([obs], [action], spaces[1], where, is_column=False)
 
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)

@@ -57,7 +57,7 @@ class Receiving:
     def pid(self) -> int:
         """Return the process that reads large bodies, once there is one."""
         wait_for(lambda: self.parsers._process is not None)
-        return int(self.parsers._process._process.pid)
+        return int(self.parsers._process.pid)
 
     def client(self, door: Door = TCP) -> Client:
         return Client(door, self.server.addresses[0])
