@@ -30,6 +30,7 @@ except ImportError as error:
     ) from error
 
 import menv
+from menv.algorithms.networks.graph_builder import renamed
 from menv.connectors.action_output import ActionOutput, is_discrete
 from menv.connectors.agent_connector import AgentConnector, AgentRows
 from menv.connectors.frame_stack import FrameStackAgentConnector
@@ -177,11 +178,12 @@ class GraphEnds:
                 self.add("Identity", given.name, name=PREFIX + given.name)
         for constant in graph.initializer:
             if constant.name not in weights:
-                renamed = onnx.TensorProto()
-                renamed.CopyFrom(constant)
-                renamed.name = PREFIX + constant.name
-                self.constants.append(renamed)
-        self.nodes.extend(_renamed(node) for node in graph.node)
+                self.constants.append(onnx.TensorProto())
+                self.constants[-1].CopyFrom(constant)
+                self.constants[-1].name = PREFIX + constant.name
+        for node in graph.node:
+            self.nodes.append(renamed(node, lambda name: name and PREFIX + name))
+            self.nodes[-1].name = PREFIX + node.name
         for result in graph.output:
             if result.name == "state_after":
                 self._pass_on(result, self.outputs)
@@ -231,19 +233,17 @@ class GraphEnds:
         x = self.add("Max", x, self.constant(least, exact))
         return self.add("Min", x, self.constant(most, exact))
 
+    def model(self, inner: onnx.ModelProto, about: Mapping[str, str]) -> onnx.ModelProto:
+        """Return the model around that of the acting graph, with metadata."""
+        graph = helper.make_graph(self.nodes, "policy", self.inputs, self.outputs, self.constants)
+        model = helper.make_model(
+            graph, opset_imports=list(inner.opset_import), ir_version=inner.ir_version, producer_name="menv"
+        )
+        helper.set_model_props(model, dict(about))
+        return model
+
     def _given(self, name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> None:
         self.inputs.append(helper.make_tensor_value_info(name, _element(dtype), [ROWS, *shape]))
-
-
-def _renamed(node: onnx.NodeProto) -> onnx.NodeProto:
-    own = onnx.NodeProto()
-    own.CopyFrom(node)
-    own.name = PREFIX + node.name
-    for names in (own.input, own.output):
-        prefixed = [name and PREFIX + name for name in names]
-        del names[:]
-        names.extend(prefixed)
-    return own
 
 
 def dotted(first: str, keys: Sequence[Any]) -> str:
@@ -336,14 +336,6 @@ def _filtered(ends: GraphEnds, rows: str, one: MeanStdObservationFilterAgentConn
     return rows
 
 
-try:
-    from onnx import ModelProto, helper, load_from_string
-except ImportError as error:
-    raise MissingExtraError(
-        "export_onnx: the package onnx is not installed, expected it; run: pip install 'menv[train]'"
-    ) from error
-
-
 def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> Path:
     """Write a policy as one self-contained ONNX file and check it against the policy.
 
@@ -401,7 +393,7 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
     answers = f"{'action' if explore else 'greedy'}."
     ends = GraphEnds()
     ends.observe(networks.preprocess, functools.partial(steps.add, ends), steps.frames)
-    inner = load_from_string(graphs.build(kind, False, networks.preprocess.mask_width > 0))
+    inner = onnx.load_from_string(graphs.build(kind, False, networks.preprocess.mask_width > 0))
     ends.embed(inner, weights)
     samples = [golden[f"{answers}{index}"] for index in range(len(leaves(networks.action_space)))]
     ends.act(networks.action_space, networks.output, samples)
@@ -433,12 +425,8 @@ def _framed(golden: Golden, preprocess: ObsPreprocessor, steps: ConnectorNodes) 
     return {**golden, **stacked}
 
 
-def _model(ends: GraphEnds, inner: ModelProto, policy: NetworkPolicy, told: Mapping[str, Any]) -> bytes:
-    graph = helper.make_graph(ends.nodes, "policy", ends.inputs, ends.outputs, ends.constants)
+def _model(ends: GraphEnds, inner: onnx.ModelProto, policy: NetworkPolicy, told: Mapping[str, Any]) -> bytes:
     networks = policy.networks
-    model = helper.make_model(
-        graph, opset_imports=list(inner.opset_import), ir_version=inner.ir_version, producer_name="menv"
-    )
     about = {
         "menv": menv.__version__,
         "policy_id": policy.policy_id,
@@ -446,8 +434,7 @@ def _model(ends: GraphEnds, inner: ModelProto, policy: NetworkPolicy, told: Mapp
         "observation_space": json.dumps(space_to_json(networks.observation_space)),
         "action_space": json.dumps(space_to_json(networks.action_space)),
     }
-    helper.set_model_props(model, about)
-    return bytes(model.SerializeToString())
+    return bytes(ends.model(inner, about).SerializeToString())
 
 
 def _difference(model: bytes, policy: NetworkPolicy, golden: Golden, answers: str) -> str:

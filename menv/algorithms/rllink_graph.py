@@ -255,12 +255,8 @@ def _epsilon_greedy(ends: GraphEnds, worth: str, head: ActionHead, epsilon: Arra
 
 
 def _file(ends: GraphEnds, inner: onnx.ModelProto, policy: NetworkPolicy) -> onnx.ModelProto:
-    graph = helper.make_graph(ends.nodes, "policy", ends.inputs, ends.outputs, ends.constants)
-    model = helper.make_model(
-        graph, opset_imports=list(inner.opset_import), ir_version=inner.ir_version, producer_name="menv"
-    )
     about = {"menv": menv.__version__, "policy_id": policy.policy_id, _PADDING: ""}
-    helper.set_model_props(model, about)
+    model = ends.model(inner, about)
     missing = LEAST_BYTES - model.ByteSize()
     if missing > 0:
         about[_PADDING] = "0" * missing

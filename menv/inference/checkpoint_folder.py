@@ -136,7 +136,7 @@ def _written(
         # Until `folder` has its name, readers use this one.
         os.replace(target, root / f".replaced-{name}-{tag}")
     os.replace(folder, target)
-    _sync(root)
+    policy_bundle.sync(root)
     _point(root, name, tag)
     return target
 
@@ -155,13 +155,13 @@ def _fill(
             path.write_bytes(_json_bytes(path, content))
         else:
             _write_arrays(path, content)
-        _sync(path)
+        policy_bundle.sync(path)
         hashes[file_name] = {"sha256": _sha256(path), "bytes": path.stat().st_size}
     more = {} if add is None else add(folder)
     complete = {"format": FORMAT, **manifest, **more, "files": hashes}
     (folder / MANIFEST).write_text(_manifest_text(complete), "utf-8")
-    _sync(folder / MANIFEST)
-    _sync(folder)
+    policy_bundle.sync(folder / MANIFEST)
+    policy_bundle.sync(folder)
 
 
 def _json_bytes(path: Path, content: Mapping[str, Any]) -> bytes:
@@ -327,9 +327,9 @@ def _damaged(path: Path, what: str) -> ConfigError:
 def _point(root: Path, name: str, tag: str) -> None:
     temporary = root / f".latest-{tag}"
     temporary.write_text(f"{name}\n", "ascii")
-    _sync(temporary)
+    policy_bundle.sync(temporary)
     os.replace(temporary, root / LATEST)
-    _sync(root)
+    policy_bundle.sync(root)
 
 
 @contextmanager
@@ -380,17 +380,6 @@ def _sha256(path: Path) -> str:
         while block := file.read(_BLOCK):
             found.update(block)
     return found.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    if path.is_dir() and os.name == "nt":
-        # Windows cannot open folders, and does not delay renames.
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 T = TypeVar("T")

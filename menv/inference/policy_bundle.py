@@ -81,14 +81,14 @@ def write_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
         for name in FILES:
             _write(draft / name, contents[name])
         _write(draft / MANIFEST, contents[MANIFEST])
-        _sync(draft)
+        sync(draft)
         # An empty folder that was created meanwhile is replaced; a non-empty one makes this fail.
         refuse_existing(folder)
         os.rename(draft, folder)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
-    _sync(folder.parent)
+    sync(folder.parent)
 
 
 def manifest_text(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> bytes:
@@ -206,11 +206,12 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync(folder: Path) -> None:
-    """Sync the entries of a folder, where the system can open folders."""
-    if not hasattr(os, "O_DIRECTORY"):
+def sync(path: Path) -> None:
+    """Wait until a file, or the entries of a folder, are on disk."""
+    if path.is_dir() and not hasattr(os, "O_DIRECTORY"):
+        # Windows cannot open folders, and does not delay renames.
         return
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -127,13 +127,6 @@ def test_an_unknown_activation_is_refused() -> None:
         network_for(IMAGE, conv_activation="swish")
 
 
-def test_a_description_whose_image_is_of_another_size_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"image of shape \(36, 24, 3\) with obs_size 5, expected 2592"):
-        StockSpec(
-            5, ActionHead("categorical", (3,)), conv=ConvStack((36, 24, 3), default_filters((36, 24, 3)))
-        )
-
-
 def test_bad_filters_are_refused_when_the_algorithm_is_built() -> None:
     with pytest.raises(ConfigError, match="conv_filters for the observation space"):
         PPO(env="CartPole-v1", config={"model": {"conv_filters": [[16, [8, 8], 4]]}})

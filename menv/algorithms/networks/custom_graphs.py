@@ -164,10 +164,8 @@ def _rename(graph: onnx.GraphProto, learned_names: Mapping[str, str]) -> None:
 
     for node in graph.node:
         node.name = f"{_BODY}{node.name}"
-        for names in (node.input, node.output):
-            renamed = [own(name) for name in names]
-            del names[:]
-            names.extend(renamed)
+        for ends in (node.input, node.output):
+            ends[:] = [own(name) for name in ends]
     for constant in graph.initializer:
         constant.name = own(constant.name)
 

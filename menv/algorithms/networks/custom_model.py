@@ -115,6 +115,13 @@ def _without(space: gym.Space[Any], masks: set[tuple[Any, ...]], keys: tuple[Any
     return space
 
 
+def _torch_custom() -> Any:
+    """Return the module of the torch form, which imports torch."""
+    from menv.algorithms.networks import torch_custom
+
+    return torch_custom
+
+
 @dataclass(frozen=True, eq=False)
 class CustomSpec:
     """The description of a network that the module of `model(..., **config)` computes."""
@@ -162,9 +169,9 @@ class CustomSpec:
     @cached_property
     def initial_state(self) -> tuple[npt.NDArray[np.float32], ...]:
         """The parts of the initial recurrent state, () without one."""
-        from menv.algorithms.networks.torch_custom import build_module, initial_state
-
-        return tuple(part.numpy() for part in initial_state(build_module(self, 0)))
+        torch_custom = _torch_custom()
+        parts = torch_custom.initial_state(torch_custom.build_module(self, 0))
+        return tuple(part.numpy() for part in parts)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every learned parameter by its name in the module, and of epsilon for Q-values."""
@@ -172,10 +179,10 @@ class CustomSpec:
 
     def first_weights(self, seed: int) -> dict[str, npt.NDArray[np.float32]]:
         """Return the parameters of a module built with this seed; epsilon is 1."""
-        from menv.algorithms.networks.torch_custom import build_module, learned
-
+        torch_custom = _torch_custom()
+        params = torch_custom.learned(torch_custom.build_module(self, seed))
         weights: dict[str, npt.NDArray[np.float32]] = {
-            name: param.detach().numpy().copy() for name, param in learned(build_module(self, seed)).items()
+            name: param.detach().numpy().copy() for name, param in params.items()
         }
         if self.head.kind == "q_values":
             weights[EPSILON] = np.ones(1, np.float32)
@@ -187,15 +194,13 @@ class CustomSpec:
 
     @cached_property
     def _unit_weights(self) -> UnitWeights:
-        from menv.algorithms.networks.torch_custom import unit_weights
-
-        return unit_weights(self)
+        found: UnitWeights = _torch_custom().unit_weights(self)
+        return found
 
     def torch_network(self, params: Mapping[str, Any]) -> TorchNetwork:
         """Return the network over `params`."""
-        from menv.algorithms.networks.torch_custom import TorchCustom
-
-        return TorchCustom(self, params)
+        network: TorchNetwork = _torch_custom().TorchCustom(self, params)
+        return network
 
     def graphs(self, defaults: Mapping[str, npt.NDArray[np.float32]]) -> None:
         """Return None: torch runs the module."""

@@ -7,8 +7,7 @@ row among the [P * D] results.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -278,7 +277,7 @@ class GraphBuilder:
                 names[source] = name
             else:
                 kept.append(node)
-        self.nodes = [_renamed(node, names) for node in kept]
+        self.nodes = [renamed(node, lambda name: names.get(name, name)) for node in kept]
 
     def _drop_unused(self) -> None:
         read = {output.name for output in self.outputs}
@@ -294,11 +293,10 @@ class GraphBuilder:
         }
 
 
-def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
-    if not any(name in names for name in chain(node.input, node.output)):
-        return node
-    renamed = onnx.NodeProto()
-    renamed.CopyFrom(node)
-    for ends in (renamed.input, renamed.output):
-        ends[:] = [names.get(name, name) for name in ends]
-    return renamed
+def renamed(node: onnx.NodeProto, rename: Callable[[str], str]) -> onnx.NodeProto:
+    """Return a node with other names of its inputs and outputs."""
+    changed = onnx.NodeProto()
+    changed.CopyFrom(node)
+    for ends in (changed.input, changed.output):
+        ends[:] = [rename(name) for name in ends]
+    return changed

@@ -99,7 +99,7 @@ def add_policy(graph: GraphBuilder, head: ActionHead, kind: GraphKind, masked: b
     if kind == "evaluate":
         actions = graph.given("actions", *action_type(head))
         graph.result("dist_inputs", TensorProto.FLOAT, ["R", head.inputs], outputs)
-        graph.result("logp", TensorProto.FLOAT, ["R"], tail.logp(outputs, actions))
+        graph.result("logp", TensorProto.FLOAT, ["R"], tail.logp(actions))
         return
     if kind == "act":
         action = tail.sample(graph.given("noise", TensorProto.FLOAT, ["R", head.noise_width]))
@@ -185,7 +185,7 @@ class _Choices:
     def _first_highest(self, x: str) -> str:
         return self.graph.add("ArgMax", x, axis=-1, keepdims=0)
 
-    def logp(self, dist_inputs: str, actions: str) -> str:
+    def logp(self, actions: str) -> str:
         graph = self.graph
         last = graph.constant([-1])
         logs = graph.add("LogSoftmax", self.by_component(), axis=-1)
@@ -197,22 +197,31 @@ class _Choices:
 
 
 class _Gaussian:
-    """The tail of a diagonal normal distribution with a free log_std."""
+    """The tail of a diagonal normal distribution, whose log_std is a weight, or an output of the network."""
 
     def __init__(self, graph: GraphBuilder, head: ActionHead) -> None:
         self.graph = graph
         self.head = head
-        self.means = ""
+        self.outputs = self.means = ""
         self.log_std = ""
 
     def dist_inputs(self, outputs: str, masked: bool) -> str:
         assert not masked, "continuous actions have no mask"
-        self.means = outputs
-        return outputs if self.graph.stacked else self.complete()
+        graph, size = self.graph, self.head.sizes[0]
+        self.outputs = self.means = outputs
+        if not graph.own_deviations:
+            return outputs if graph.stacked else self.complete()
+        self.means, self.log_std = (
+            graph.add("Gather", outputs, graph.constant(np.arange(start, start + size)), axis=1)
+            for start in (0, size)
+        )
+        return outputs
 
     def complete(self) -> str:
         """Return means and log_std of each row."""
         graph = self.graph
+        if graph.own_deviations:
+            return self.outputs
         rows = self.log_std = self.deviations()
         if not graph.stacked:
             rows = graph.add("Expand", rows, graph.add("Shape", self.means))
@@ -223,39 +232,19 @@ class _Gaussian:
         return graph.add("Add", self.means, graph.add("Mul", graph.add("Exp", self.deviations()), draws))
 
     def deviations(self) -> str:
-        return self.graph.of_each_row(LOG_STD, (self.head.outputs,))
+        own = self.graph.own_deviations
+        return self.log_std if own else self.graph.of_each_row(LOG_STD, (self.head.outputs,))
 
     def mode(self) -> str:
         return self.means
 
-    def logp(self, dist_inputs: str, actions: str) -> str:
+    def logp(self, actions: str) -> str:
         graph = self.graph
         z = graph.add("Div", graph.add("Sub", actions, self.means), graph.add("Exp", self.log_std))
         terms = graph.add("Mul", graph.add("Mul", z, z), graph.constant(-0.5, np.float32))
         terms = graph.add("Sub", terms, self.log_std)
         terms = graph.add("Sub", terms, graph.constant(0.5 * np.log(2.0 * np.pi), np.float32))
         return graph.add("Squeeze", graph.row_sum(terms, self.head.outputs), graph.constant([-1]))
-
-
-class _OwnDeviations(_Gaussian):
-    """The tail of a diagonal normal distribution whose log_std the network computes for each row."""
-
-    outputs = ""
-
-    def dist_inputs(self, outputs: str, masked: bool) -> str:
-        assert not masked, "continuous actions have no mask"
-        graph, size, self.outputs = self.graph, self.head.sizes[0], outputs
-        self.means, self.log_std = (
-            graph.add("Gather", outputs, graph.constant(np.arange(start, start + size)), axis=1)
-            for start in (0, size)
-        )
-        return outputs
-
-    def complete(self) -> str:
-        return self.outputs
-
-    def deviations(self) -> str:
-        return self.log_std
 
 
 class _Mixed:
@@ -266,7 +255,7 @@ class _Mixed:
         self.head = head
         choices, numbers = (part.head for part in head.parts)
         self.choices = _Choices(graph, choices)
-        self.numbers = (_OwnDeviations if graph.own_deviations else _Gaussian)(graph, numbers)
+        self.numbers = _Gaussian(graph, numbers)
 
     def dist_inputs(self, outputs: str, masked: bool) -> str:
         graph, choices = self.graph, sum(self.head.choices)
@@ -282,11 +271,11 @@ class _Mixed:
     def mode(self) -> str:
         return self._joined(self.choices.mode(), self.numbers.mode())
 
-    def logp(self, dist_inputs: str, actions: str) -> str:
+    def logp(self, actions: str) -> str:
         graph, (choices, numbers) = self.graph, self.head.parts
         chosen = graph.add("Cast", self._columns(actions, choices.columns), to=TensorProto.INT64)
-        of_choices = self.choices.logp("", chosen)
-        return graph.add("Add", of_choices, self.numbers.logp("", self._columns(actions, numbers.columns)))
+        of_choices = self.choices.logp(chosen)
+        return graph.add("Add", of_choices, self.numbers.logp(self._columns(actions, numbers.columns)))
 
     def _columns(self, x: str, places: npt.NDArray[np.int64]) -> str:
         return self.graph.add("Gather", x, self.graph.constant(places), axis=1)
@@ -301,7 +290,10 @@ class _Mixed:
 
 
 class _QValues:
-    """The tail of one choice by Q-value: the best one or, with probability epsilon, any legal one."""
+    """The tail of choices by Q-value: the best one or, with probability epsilon, any legal one.
+
+    Of several components the graph computes [R * components, choices].
+    """
 
     def __init__(self, graph: GraphBuilder, head: ActionHead) -> None:
         self.graph = graph
@@ -313,32 +305,30 @@ class _QValues:
         graph, self.q_values = self.graph, outputs
         if masked:
             mask = graph.given("mask", TensorProto.BOOL, ["R", self.head.mask_width])
-            self.mask = self.by_component(mask, self.head.sizes[0])
+            self.mask = self.laid_out(mask, self.head.sizes[0])
             self.q_values = graph.add("Where", self.mask, self.q_values, graph.constant(ILLEGAL, np.float32))
-        return self.by_row(self.q_values, self.head.inputs)
+        return self.laid_out(self.q_values, self.head.inputs)
 
-    def by_component(self, x: str, width: int) -> str:
-        """Return rows of values per component, `width` each, in the layout of the Q-values."""
-        return x
-
-    def by_row(self, x: str, width: int) -> str:
-        """Return values per component as rows of `width`."""
-        return x
+    def laid_out(self, x: str, width: int) -> str:
+        """Return values as rows of `width`: per component, or of all components."""
+        if self.head.kind == "q_values":
+            return x
+        return self.graph.add("Reshape", x, self.graph.constant([-1, width]))
 
     def mode(self) -> str:
-        return self.by_row(self._best(), len(self.head.sizes))
+        return self.laid_out(self._best(), len(self.head.sizes))
 
     def _best(self) -> str:
         return self.graph.add("ArgMax", self.q_values, axis=-1, keepdims=0)
 
     def sample(self, draws: str) -> str:
         graph = self.graph
-        draws = self.by_component(draws, 2)
+        draws = self.laid_out(draws, 2)
         whether, what = (graph.add("Gather", draws, graph.constant([place]), axis=1) for place in (0, 1))
         explores = graph.add("Less", whether, graph.of_each_row(EPSILON, (1,)))
         explores = graph.add("Squeeze", explores, graph.constant([1]))
         chosen = graph.add("Where", explores, self._any_legal(what), self._best())
-        return self.by_row(chosen, len(self.head.sizes))
+        return self.laid_out(chosen, len(self.head.sizes))
 
     def _any_legal(self, draw: str) -> str:
         # A draw of at most 1 - 2**-23 times a count stays below the count in float32, so that the first choice
@@ -356,8 +346,16 @@ class _QValues:
     def _legal(self) -> str:
         return self.graph.add("Cast", self.mask, to=TensorProto.FLOAT)
 
-    def logp(self, dist_inputs: str, actions: str) -> str:
+    def logp(self, actions: str) -> str:
         graph, last = self.graph, self.graph.constant([-1])
+        if self.head.kind == "q_values":
+            return self._logp(actions, last)
+        logs = self._logp(graph.add("Reshape", actions, last), last)
+        members = len(self.head.sizes)
+        return graph.add("Squeeze", graph.row_sum(self.laid_out(logs, members), members), last)
+
+    def _logp(self, actions: str, last: str) -> str:
+        graph = self.graph
         epsilon = graph.weight(EPSILON, (1,))
         one = graph.constant(1.0, np.float32)
         share = graph.add("Mul", epsilon, graph.constant(1.0 / self.head.sizes[0], np.float32))
@@ -378,31 +376,12 @@ class _QValues:
         )
 
 
-class _MultiQValues(_QValues):
-    """The tail of several choices by Q-value; the graph computes [R * components, choices]."""
-
-    def by_component(self, x: str, width: int) -> str:
-        return self.graph.add("Reshape", x, self.graph.constant([-1, width]))
-
-    def by_row(self, x: str, width: int) -> str:
-        return self.graph.add("Reshape", x, self.graph.constant([-1, width]))
-
-    def logp(self, dist_inputs: str, actions: str) -> str:
-        graph, last = self.graph, self.graph.constant([-1])
-        logs = super().logp(dist_inputs, graph.add("Reshape", actions, last))
-        members = len(self.head.sizes)
-        return graph.add("Squeeze", graph.row_sum(self.by_row(logs, members), members), last)
-
-
 Tail: TypeAlias = _Choices | _Gaussian | _Mixed | _QValues
 
 
 def tail_of(graph: GraphBuilder, head: ActionHead) -> Tail:
     """Return the tail of a head."""
     tails: dict[str, type[Tail]] = {
-        "gaussian": _OwnDeviations if graph.own_deviations else _Gaussian,
-        "mixed": _Mixed,
-        "q_values": _QValues,
-        "multi_q_values": _MultiQValues,
-    }
+        "gaussian": _Gaussian, "mixed": _Mixed, "q_values": _QValues, "multi_q_values": _QValues,
+    }  # fmt: skip
     return tails.get(head.kind, _Choices)(graph, head)

@@ -57,22 +57,10 @@ class StockSpec:
     pixels: bool = False
 
     def __post_init__(self) -> None:
-        _check_activation(self.activation, "fcnet_activation")
-        if self.conv is not None:
-            _check_activation(self.conv.activation, "conv_activation")
-            if math.prod(self.conv.shape) != self.obs_size:
-                raise ConfigError(
-                    f"StockSpec: convolutions over an image of shape {self.conv.shape} with obs_size {self.obs_size}, "
-                    f"expected {math.prod(self.conv.shape)}; describe the image that the observations hold"
-                )
         if min((self.obs_size, *self.hiddens)) < 1:
             raise ConfigError(
                 f"StockSpec: obs_size {self.obs_size} and hiddens {self.hiddens}, expected positive numbers; "
                 "check the observation space and model.fcnet_hiddens"
-            )
-        if self.dueling and self.head.kind != "q_values":
-            raise ConfigError(
-                f"StockSpec: dueling with a head of kind {self.head.kind!r}, expected 'q_values'; leave dueling out"
             )
         if self.critic_size and (self.vf_share_layers or self.head.kind == "q_values"):
             raise ConfigError(
@@ -273,13 +261,6 @@ class Cell:
     kind: CellKind
     size: int
 
-    def __post_init__(self) -> None:
-        if self.kind not in ("lstm", "gru") or self.size < 1:
-            raise ConfigError(
-                f"Cell: {self.kind!r} of {self.size} units, expected 'lstm' or 'gru' of at least 1; "
-                "correct model.lstm_cell_size"
-            )
-
     @property
     def gates(self) -> int:
         """Number of gates, so that each affine layer has gates * H outputs."""
@@ -479,8 +460,6 @@ _FORGET_BIAS = 1.0
 
 Activation: TypeAlias = Literal["tanh", "relu", "silu", "elu", "linear"]
 
-ACTIVATIONS: tuple[Activation, ...] = ("tanh", "relu", "silu", "elu", "linear")
-
 Role: TypeAlias = Literal["policy", "value"]
 
 ROLES: tuple[Role, ...] = ("policy", "value")
@@ -498,11 +477,3 @@ _HIDDEN_GAIN = math.sqrt(2.0)
 _POLICY_GAIN = 0.01
 
 _VALUE_GAIN = 1.0
-
-
-def _check_activation(activation: str, setting: str) -> None:
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise ConfigError(
-            f"StockSpec: activation {activation!r}, expected one of {', '.join(ACTIVATIONS)}; "
-            f"set model.{setting} to one of them"
-        )

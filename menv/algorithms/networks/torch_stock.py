@@ -6,7 +6,7 @@ whose bookkeeping costs more than the arithmetic at 64 rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from menv.algorithms.networks.stock_spec import (
     VALUE_OUT,
     Activation,
     Cell,
-    ConvLayer,
     Role,
     StockSpec,
 )
@@ -49,16 +48,11 @@ class TorchStock:
             role: [_weight_and_bias(params, layer.name) for layer in spec.hidden_layers(role)]
             for role in spec.roles
         }
-        self._convolved = {
-            role: TorchConv(
-                spec.conv.shape,
-                spec.conv_layers(role),
-                params,
-                _ACTIVATIONS.get(spec.conv.activation),
-                spec.pixels,
-            )
+        self._conv = spec.conv
+        self._conv_activation = None if spec.conv is None else _ACTIVATIONS.get(spec.conv.activation)
+        self._convolutions = {
+            role: [(layer, *_weight_and_bias(params, layer.name)) for layer in spec.conv_layers(role)]
             for role in spec.roles
-            if spec.conv is not None and spec.conv_layers(role)
         }
         self._pixels = spec.pixels
         self._policy_out = _weight_and_bias(params, "policy.out")
@@ -105,9 +99,8 @@ class TorchStock:
         return cell(features, state[:, part])[0]
 
     def _hidden_features(self, role: Role, x: Tensor) -> Tensor:
-        convolved = self._convolved.get(role)
-        if convolved is not None:
-            x = convolved(x)
+        if self._conv is not None and self._convolutions[role]:
+            x = self._convolved(role, self._conv.shape, x)
         elif self._pixels:
             x = x.float()
         for weight, bias in self._hidden[role]:
@@ -115,6 +108,22 @@ class TorchStock:
             if self._activation is not None:
                 x = self._activation(x)
         return x
+
+    def _convolved(self, role: Role, shape: tuple[int, ...], rows: Tensor) -> Tensor:
+        """Return features [N, D], channels first, from images as rows [N, F]."""
+        if self._pixels:
+            # Multiplying bytes by a float32 converts them in the same pass.
+            rows = rows * constant(1.0 / 255.0, rows.device)
+        x = rows.view(-1, *shape).permute(0, 3, 1, 2)
+        for layer, weight, bias in self._convolutions[role]:
+            top, left, bottom, right = layer.pads
+            if (top, left) != (bottom, right):
+                x = functional.pad(x, (left, right, top, bottom))
+                top = left = 0
+            x = functional.conv2d(x, weight, bias, layer.stride, (top, left))
+            if self._conv_activation is not None:
+                x = self._conv_activation(x)
+        return x.flatten(1)
 
     def _policy_head(self, features: Tensor, mask: Tensor | None) -> Tensor:
         weight, bias = self._policy_out
@@ -165,50 +174,6 @@ class TorchCell:
             out, h = torch.gru(sequences, state[None].contiguous(), weights, True, 1, 0.0, True, False, True)
             after = h[0]
         return out.reshape(len(x), cell.size), after
-
-
-PIXEL = 1.0 / 255.0
-
-
-class TorchConv:
-    """One trunk of convolutions.
-
-    Args:
-        pixels: Whether rows hold bytes, which are scaled to [0, 1].
-    """
-
-    def __init__(
-        self,
-        shape: tuple[int, int, int],
-        layers: Sequence[ConvLayer],
-        params: Mapping[str, Tensor],
-        activation: Callable[[Tensor], Tensor] | None,
-        pixels: bool,
-    ) -> None:
-        self._shape = shape
-        self._layers = [
-            (layer, params[f"{layer.name}.weight"], params[f"{layer.name}.bias"]) for layer in layers
-        ]
-        self._activation = activation
-        self._pixels = pixels
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Return features [N, D], channels first, from images as rows [N, F]."""
-        # Multiplying bytes by a float32 converts them in the same pass.
-        x = (
-            (rows * constant(PIXEL, rows.device) if self._pixels else rows)
-            .view(-1, *self._shape)
-            .permute(0, 3, 1, 2)
-        )
-        for layer, weight, bias in self._layers:
-            top, left, bottom, right = layer.pads
-            if (top, left) != (bottom, right):
-                x = functional.pad(x, (left, right, top, bottom))
-                top = left = 0
-            x = functional.conv2d(x, weight, bias, layer.stride, (top, left))
-            if self._activation is not None:
-                x = self._activation(x)
-        return x.flatten(1)
 
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
