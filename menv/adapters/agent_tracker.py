@@ -497,8 +497,6 @@ class AgentTracker:
             check_info(info, f"{self._where('step')}, agent {agent!r}")
 
     def _number(self, agent: AgentId, reward: Any) -> float:
-        if type(reward) is float and math.isfinite(reward):
-            return reward
         return as_reward(reward, self.reward_label(agent))
 
     def reward_label(self, agent: AgentId) -> str:

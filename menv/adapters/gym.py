@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -33,13 +32,8 @@ from menv.spaces import OR_MANY_AGENTS, as_flag, as_reward, how_many, last_obs, 
 Step = Callable[[Any], Any]
 
 
-@dataclass(slots=True)
-class SteppedCopies:
-    """The results of R steps, in order: rewards (0.0 for copies that raised), ends by row, and what copies raised."""
-
-    rewards: list[Any] = field(default_factory=list)
-    finished: dict[int, End] = field(default_factory=dict)
-    raised: list[tuple[int, BaseException]] = field(default_factory=list)
+Results: TypeAlias = tuple[list[Any], dict[int, End], list[tuple[int, BaseException]]]
+"""Of R steps, in order: rewards (0.0 for copies that raised), ends by row, and what copies raised."""
 
 
 class GymEnvs(LocalEnvs):
@@ -109,28 +103,27 @@ class GymEnvs(LocalEnvs):
         if order is not self._order or self._due:
             return None
         self._answers = ((), ())
-        taken = self._take_steps(order, actions)
+        results = rewards, ends, raised = self._take_steps(order, actions)
         # A reset that raises counts as a step too.
         now = self.env_steps.copy()
-        begun = [self._next_episode(end.slot) for end in taken.finished.values()]
-        if taken.raised or self._events.faults:
-            self._report(taken, now, begun)
-            self._stepped = taken.rewards
+        begun = [self._next_episode(end.slot) for end in ends.values()]
+        if raised or self._events.faults:
+            self._report(results, now, begun)
+            self._stepped = rewards
             return None
-        for end, row in zip(taken.finished.values(), begun, strict=True):
+        for end, row in zip(ends.values(), begun, strict=True):
             self._set_first_row(end.slot, *row)
         self._waiting = self._all
-        return self._vector_step(taken)
+        return self._vector_step(rewards, list(ends.values()))
 
-    def _vector_step(self, taken: SteppedCopies) -> VectorStep:
+    def _vector_step(self, rewards: list[Any], ends: list[End]) -> VectorStep:
         no_flags = self._no_flags
         step = VectorStep(
-            self._obs, as_rewards(taken.rewards, lambda: map(_reward_label, self._order), OR_MANY_AGENTS), no_flags,
+            self._obs, as_rewards(rewards, lambda: map(_reward_label, self._order), OR_MANY_AGENTS), no_flags,
             no_flags, list(self._infos) if any(self._infos) else (),
         )  # fmt: skip
-        if taken.finished:
+        if ends:
             step.done, step.terminated, step.truncated = no_flags.copy(), no_flags.copy(), no_flags.copy()
-            ends = taken.finished.values()
             for end in ends:
                 step.done[end.slot] = True
                 step.terminated[end.slot], step.truncated[end.slot] = end.terminated, end.truncated
@@ -258,12 +251,12 @@ class GymEnvs(LocalEnvs):
 
     def _step(self, order: Sequence[int], actions: Sequence[Any]) -> list[Any]:
         """Step the copies in `order`, reset finished copies, replace crashed ones, return their rewards."""
-        taken = self._take_steps(order, actions)
+        results = rewards, ends, _ = self._take_steps(order, actions)
         now = self.env_steps.copy()
-        self._report(taken, now, [self._next_episode(end.slot) for end in taken.finished.values()])
-        return taken.rewards
+        self._report(results, now, [self._next_episode(end.slot) for end in ends.values()])
+        return rewards
 
-    def _take_steps(self, order: Sequence[int], actions: Sequence[Any]) -> SteppedCopies:
+    def _take_steps(self, order: Sequence[int], actions: Sequence[Any]) -> Results:
         """Step copies one after another, even if some of them raise.
 
         Raises:
@@ -271,22 +264,24 @@ class GymEnvs(LocalEnvs):
         """
         all_copies = order is self._order
         steps = self._steps if all_copies else [self._steps[index] for index in order]
-        taken = SteppedCopies()
+        rewards: list[Any] = []
+        ends: dict[int, End] = {}
+        raised: list[tuple[int, BaseException]] = []
         todo = zip(order, steps, actions, strict=True)
-        while len(taken.rewards) < len(order):
-            error = self._step_until_one_raises(todo, taken)
+        while len(rewards) < len(order):
+            error = self._step_until_one_raises(todo, rewards, ends)
             if error is not None:
-                taken.raised.append((order[len(taken.rewards)], error))
-                taken.rewards.append(0.0)
+                raised.append((order[len(rewards)], error))
+                rewards.append(0.0)
         # The error's traceback holds this frame: without this line only the garbage collector would free them.
         error = None
         self.env_steps[slice(None) if all_copies else list(order)] += 1
-        return taken
+        return rewards, ends, raised
 
     def _step_until_one_raises(
-        self, todo: Iterator[tuple[int, Step, Any]], taken: SteppedCopies
+        self, todo: Iterator[tuple[int, Step, Any]], rewards: list[Any], ends: dict[int, End]
     ) -> BaseException | None:
-        all_obs, all_infos, fresh, rewards = self._obs, self._infos, self._fresh, taken.rewards
+        all_obs, all_infos, fresh = self._obs, self._infos, self._fresh
         index, terminated, truncated = 0, False, False
         try:
             for index, step, action in todo:
@@ -296,9 +291,7 @@ class GymEnvs(LocalEnvs):
                 if terminated or truncated:
                     flags = _flag(index, "terminated", terminated), _flag(index, "truncated", truncated)
                     final = last_obs(obs, f"env {index} step")
-                    taken.finished[len(rewards)] = End(
-                        index, index, SINGLE_AGENT, reward, *flags, final, info
-                    )
+                    ends[len(rewards)] = End(index, index, SINGLE_AGENT, reward, *flags, final, info)
                 all_obs[index], all_infos[index], fresh[index] = obs, info, False
                 rewards.append(reward)
             if terminated is None or truncated is None:
@@ -312,17 +305,18 @@ class GymEnvs(LocalEnvs):
             return error
         return None
 
-    def _report(self, taken: SteppedCopies, now: IntArray, begun: Sequence[tuple[Any, Any]]) -> None:
+    def _report(self, results: Results, now: IntArray, begun: Sequence[tuple[Any, Any]]) -> None:
         """Report the ends at env steps [E] `now`, the first rows in `begun`, and the copies that raised."""
-        for place, end in taken.finished.items():
+        rewards, ends, raised = results
+        for place, end in ends.items():
             # The last reward belongs to the end, not to the next row.
-            taken.rewards[place] = 0.0
+            rewards[place] = 0.0
             self._end(end, now.item(end.slot) - self._episode_start[end.slot])
-        for end, row in zip(taken.finished.values(), begun, strict=True):
+        for end, row in zip(ends.values(), begun, strict=True):
             self._begin(end.slot, *row)
         # Popped, because the tracebacks of these errors hold this frame.
-        while taken.raised:
-            self._lose(*taken.raised.pop(0))
+        while raised:
+            self._lose(*raised.pop(0))
 
     def _end(self, end: End, length: int) -> None:
         # Most rewards are valid, and building the label costs more than this check.

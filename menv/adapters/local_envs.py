@@ -94,9 +94,9 @@ class CreatedEnvs(NumberedEnvs):
         """Return a digest of the rows that wait in a sub-environment, None if they cannot be stored in a file."""
 
     @property
-    @abstractmethod
     def free_slots(self) -> list[int]:
         """Freed slots, in the order in which they were freed."""
+        return []
 
     @abstractmethod
     def resume(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any) -> set[int]:
@@ -346,11 +346,6 @@ class LocalEnvs(CreatedEnvs):
         for index, steps in env_steps.items():
             self.env_steps[index] = steps
             self._begin_new(index, {})
-
-    @property
-    def free_slots(self) -> list[int]:
-        """Freed slots, in the order in which they were freed."""
-        return []
 
     @abstractmethod
     def _start(self) -> None:

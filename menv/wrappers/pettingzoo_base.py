@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv.base_env import AgentId
-from menv.errors import ConfigError, ContractError, MissingExtraError
+from menv.errors import CallOrderError, ConfigError, ContractError, MissingExtraError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv
 from menv.spaces import flags_of, flat_mask
 
@@ -101,7 +101,7 @@ class PettingZooBase(MultiAgentEnv):
         # The caller's option, and the decision: None until the first reset.
         self._mask_option = action_mask_from_infos
         self._uses_masks = action_mask_from_infos
-        self._closed = False
+        self._closed = self._running = False
         self._spaces: dict[AgentId, tuple[gym.Space[Any], gym.spaces.Dict]] = {}
 
     @property
@@ -250,6 +250,14 @@ class PettingZooBase(MultiAgentEnv):
             f"{type(self).__name__}.get_{kind}_space: {self._game} has no {kind} space for agent {agent!r}, expected "
             f"one from {kind}_space(agent) or {kind}_spaces; known agents: {_listed(self.possible_agents)}"
         )
+
+    def _check_answers(self, asked: Iterable[AgentId], answers: AgentDict) -> None:
+        where = f"{_WRAPPERS[self.interface]}.step"
+        if not self._running:
+            raise CallOrderError(
+                f'{where}: no episode is running, expected reset first and again after "__all__"; call reset'
+            )
+        check_answers(where, asked, answers)
 
     @property
     def _game(self) -> str:

@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from menv.base_env import ALL, AgentId
-from menv.errors import CallOrderError, ContractError
+from menv.errors import ContractError
 from menv.multi_agent_env import AgentDict, StepDicts
 from menv.spaces import how_many
 from menv.wrappers.pettingzoo_base import (
     MASK,
     PettingZooBase,
-    check_answers,
     observer,
     parallel_stepper,
     state_owner,
@@ -68,7 +67,6 @@ class PettingZooEnv(PettingZooBase):
         self._dead_step = self._step if self._state is None else self._state.step
         # The agent that acts next; None before the first reset and after the end.
         self._selected: AgentId | None = None
-        self._running = False
         # The game's agents after the last step, and the agents that were reported as ended and did not return.
         self._known_agents: list[AgentId] = []
         self._ended: set[AgentId] = set()
@@ -119,7 +117,7 @@ class PettingZooEnv(PettingZooBase):
         """
         agent = self._selected
         if agent is None or len(action_dict) != 1 or agent not in action_dict:
-            self._check_answer(action_dict)
+            self._check_answers([] if agent is None else [agent], action_dict)
             return self._advance()
         self._step(action_dict[agent])
         state = self._state
@@ -215,14 +213,6 @@ class PettingZooEnv(PettingZooBase):
             self._set_ended(agent, game.terminations.get(agent) or not truncated, truncated, out)
         self._known_agents = agents
 
-    def _check_answer(self, action_dict: AgentDict) -> None:
-        if not self._running:
-            raise CallOrderError(
-                "PettingZooEnv.step: no episode is running, expected reset first and again after "
-                '"__all__"; call reset'
-            )
-        check_answers("PettingZooEnv.step", [] if self._selected is None else [self._selected], action_dict)
-
     def _error_text(self, what: str) -> str:
         return (
             f"PettingZooEnv.step: {self._game} {what}, expected a living agent in agent_selection or an empty "
@@ -270,7 +260,6 @@ class ParallelPettingZooEnv(PettingZooBase):
         super().__init__(env, action_mask_from_infos)
         self._step = parallel_stepper(env)
         self._acting: AgentDict = {}
-        self._running = False
         self._ended: set[AgentId] = set()
 
     def reset(
@@ -308,7 +297,7 @@ class ParallelPettingZooEnv(PettingZooBase):
             ContractError: The actions are not exactly the ones of these agents, or the game broke PettingZoo's rules.
         """
         if not self._running or action_dict.keys() != self._acting.keys():
-            self._check_answers(action_dict)
+            self._check_answers(self._acting, action_dict)
         if not self.agents:
             return self._end_episode(({}, {}, {}, {}, {}))
         result = self._step(dict(action_dict))
@@ -370,14 +359,6 @@ class ParallelPettingZooEnv(PettingZooBase):
                 agent: self._masked_obs(agent, value, infos.get(agent) or {}) for agent, value in obs.items()
             }
         return obs
-
-    def _check_answers(self, action_dict: AgentDict) -> None:
-        if not self._running:
-            raise CallOrderError(
-                "ParallelPettingZooEnv.step: no episode is running, expected reset first and again after "
-                '"__all__"; call reset'
-            )
-        check_answers("ParallelPettingZooEnv.step", self._acting, action_dict)
 
     def _invalid_result_text(self, result: Any) -> str:
         if not isinstance(result, tuple) or len(result) != 5:
