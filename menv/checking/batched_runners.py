@@ -37,42 +37,6 @@ from menv.checking.values import (
 from menv.errors import ConfigError, ContractError
 from menv.spaces import how_many, own_copy
 
-
-class LastObs:
-    """Reports final observations that are overwritten later or belong to the next episode."""
-
-    def __init__(self, collector: FindingCollector) -> None:
-        self._collector = collector
-        # By sub-environment: a final observation, and a copy of it.
-        self._kept: dict[int, tuple[Any, Any]] = {}
-        # By sub-environment: the first observation that was equal to the final one before it.
-        self._firsts: dict[int, Any] = {}
-        self._differed = False
-
-    def check(self, step: int, finals: Any, done: Sequence[int], rows: Sequence[Any]) -> None:
-        """Compare the final observations of `done` with the next first observations `rows`, both by index."""
-        for index, (final, then) in self._kept.items():
-            if not same(final, then):
-                self._add(index, "changes with the next step", step)
-        self._kept.clear()
-        for index in done:
-            self._kept[index] = finals[index], own_copy(finals[index])
-            if not same(finals[index], rows[index]):
-                self._differed = True
-                continue
-            first = self._firsts.setdefault(index, own_copy(rows[index]))
-            # Equal by chance is possible; equal at each end while first observations differ is not.
-            if not self._differed and not same(first, rows[index]):
-                self._add(index, "is what the next episode begins with, at each end so far", step)
-
-    def _add(self, index: int, what: str, step: int) -> None:
-        self._collector.add(
-            "ME101",
-            f"env {index}: infos['final_obs'] {what}, expected the last observation of the episode",
-            step,
-        )
-
-
 _STEPS_BEFORE_RESET = 5
 
 
@@ -83,7 +47,11 @@ class GymVectorRunner(EnvRunner):
         super().__init__(env, collector)
         self._keys: list[Key] = [(index, SINGLE_AGENT) for index in range(number_of(env))]
         self._mode = ""
-        self._last_obs = LastObs(collector)
+        # By sub-environment: the last final observation, and a copy of it.
+        self._finals: dict[int, tuple[Any, Any]] = {}
+        # By sub-environment: the first observation that was equal to the final one before it.
+        self._firsts: dict[int, Any] = {}
+        self._finals_differed = False
         self._tried_sub_env = False
 
     def check_spaces(self) -> None:
@@ -156,7 +124,30 @@ class GymVectorRunner(EnvRunner):
             self._try_sub_env()
         # By sub-environment, as gymnasium has them; a batch of a nested space shares no buffer.
         known = over if isinstance(finals, np.ndarray | list | tuple) else ()
-        self._last_obs.check(self.env_steps, finals, known, list(timestep.shown.values()))
+        self._compare_finals(finals, known, list(timestep.shown.values()))
+
+    def _compare_finals(self, finals: Any, done: Sequence[int], rows: Sequence[Any]) -> None:
+        """Report final observations that are overwritten later, or equal the next first ones, `rows`."""
+        for index, (final, then) in self._finals.items():
+            if not same(final, then):
+                self._add_final(index, "changes with the next step")
+        self._finals.clear()
+        for index in done:
+            self._finals[index] = finals[index], own_copy(finals[index])
+            if not same(finals[index], rows[index]):
+                self._finals_differed = True
+                continue
+            first = self._firsts.setdefault(index, own_copy(rows[index]))
+            # Equal by chance is possible; equal at each end while first observations differ is not.
+            if not self._finals_differed and not same(first, rows[index]):
+                self._add_final(index, "is what the next episode begins with, at each end so far")
+
+    def _add_final(self, index: int, what: str) -> None:
+        self.collector.add(
+            "ME101",
+            f"env {index}: infos['final_obs'] {what}, expected the last observation of the episode",
+            self.env_steps,
+        )
 
     def _try_sub_env(self) -> None:
         """Report a sub-environment whose reset writes into the observation that its last step returned.

@@ -14,9 +14,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -165,24 +164,13 @@ _ENDED = (b"Z", b"X", b"x")
 """States of processes that ended and wait to be reaped."""
 
 
-@dataclass(frozen=True)
-class _Child:
-    """A child process from the system's list. The start time tells apart processes with a reused id."""
-
-    pid: int
-    started: int
-    program: str = field(compare=False)
-
-    @property
-    def name(self) -> str:
-        return f"{self.program} (process {self.pid})"
-
-
-def running() -> set[object]:
-    """Return the threads and child processes of this process; `subprocess` and `os.fork` children on Linux only."""
+def running() -> dict[object, str]:
+    """Return the names of this process's threads and children; `subprocess` and `os.fork` children on Linux only."""
     known = multiprocessing.active_children()
     apart = {os.getpid(), *(one.pid for one in known), *_helpers()}
-    return {*threading.enumerate(), *known, *(one for one in _children() if one.pid not in apart)}
+    named: dict[object, str] = {thread: thread.name for thread in threading.enumerate()}
+    named |= {process: process.name for process in known}
+    return named | {child: name for child, name in _children() if child[0] not in apart}
 
 
 def _helpers() -> Iterator[int | None]:
@@ -190,17 +178,21 @@ def _helpers() -> Iterator[int | None]:
         yield getattr(getattr(sys.modules.get(module), owner, None), number, None)
 
 
-def _children() -> Iterator[_Child]:
+def _children() -> Iterator[tuple[tuple[int, int], str]]:
+    """Yield id and start time, and the name, of each child. The start time tells apart processes with a reused id."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             head, _, rest = stat.read_bytes().rpartition(b")")
             pid, _, program = head.partition(b" (")
             state, parent, *more = rest.split()
             if int(parent) == os.getpid() and state not in _ENDED:
-                yield _Child(int(pid), int(more[17]), program.decode(errors="replace"))
+                name = f"{program.decode(errors='replace')} (process {int(pid)})"
+                yield (int(pid), int(more[17])), name
 
 
-def check_closing(collector: FindingCollector, runners: Iterable[EnvRunner], before: set[object]) -> None:
+def check_closing(
+    collector: FindingCollector, runners: Iterable[EnvRunner], before: Collection[object]
+) -> None:
     """Close every runner, the first one twice; `before` is what `running` returned before the check."""
     for number, runner in enumerate(runners):
         try:
@@ -213,19 +205,15 @@ def check_closing(collector: FindingCollector, runners: Iterable[EnvRunner], bef
                 runner.close()
             except (Exception, SystemExit) as error:
                 collector.add("ME081", f"the second close raised {describe(error)}")
-    left = _still_running(before)
-    if left:
-        names = sorted(str(getattr(one, "name", one)) for one in left)[:4]
-        collector.add("ME082", f"still running after close: {', '.join(names)}")
-
-
-def _still_running(before: set[object]) -> set[object]:
     deadline = time.monotonic() + _CLOSE_TIMEOUT
-    left = running() - before
-    while left and time.monotonic() < deadline:
+    while (left := _started_since(before)) and time.monotonic() < deadline:
         time.sleep(0.02)
-        left = running() - before
-    return left
+    if left:
+        collector.add("ME082", f"still running after close: {', '.join(sorted(left)[:4])}")
+
+
+def _started_since(before: Collection[object]) -> list[str]:
+    return [name for one, name in running().items() if one not in before]
 
 
 ENV_STEPS = 500

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, reduce
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -138,29 +139,12 @@ Host = Callable[[Task, MakeEnv, int, int], BaseEnv]
 """`(task, make_env, size, first_index)`: hosts `size` sub-environments."""
 
 
-class Share(NamedTuple):
-    """The sub-environments of one sampler.
-
-    Attributes:
-        size: Number of sub-environments.
-        first_index: Index of the first one among all.
-        worker: Its number and the number of workers; the driver is number 0 of 0.
-    """
-
-    size: int
-    first_index: int
-    worker: tuple[int, int]
-
-
-def shares(task: Task, samplers: int) -> list[Share]:
-    """Divide the sub-environments among at most `samplers` samplers, each with at least one."""
-    found, first = [], 0
+def shares(task: Task, samplers: int) -> list[range]:
+    """Divide the indices of sub-environments among at most `samplers` samplers, each with at least one."""
     samplers = min(samplers, task.num_envs)
-    for number in range(samplers):
-        size = task.num_envs // samplers + (number < task.num_envs % samplers)
-        found.append(Share(size, first, (0, 0) if samplers == 1 else (number + 1, samplers)))
-        first += size
-    return found
+    size, more = divmod(task.num_envs, samplers)
+    firsts = [number * size + min(number, more) for number in range(samplers + 1)]
+    return [range(first, end) for first, end in pairwise(firsts)]
 
 
 def host_copies(task: Task, make_env: MakeEnv, size: int, first_index: int) -> BaseEnv:
@@ -169,16 +153,20 @@ def host_copies(task: Task, make_env: MakeEnv, size: int, first_index: int) -> B
     return to_local_base_env(make_env(0), make_env, size, seed=task.seed, first_index=first_index)
 
 
-def play_share(task: Task, share: Share, record: RunRecord, host: Host = host_copies) -> None:
-    """Sample one share into `record` and close the environments."""
-    base_env = host(task, partial(_make, task, share.worker), share.size, share.first_index)
+def play_share(task: Task, samplers: int, number: int, record: RunRecord, host: Host = host_copies) -> None:
+    """Sample the share of sampler `number` into `record` and close the environments."""
+    parts = shares(task, samplers)
+    # A sampler of its own is the driver, number 0 of 0.
+    worker = (number + 1, len(parts)) if len(parts) > 1 else (0, 0)
+    first_index = parts[number].start
+    base_env = host(task, partial(_make, task, worker), len(parts[number]), first_index)
     try:
-        sampler = task.sampler(base_env, share.first_index)
+        sampler = task.sampler(base_env, first_index)
         if not base_env.lockstep:
             # Episodes date timesteps and name agents. Lockstep environments need neither and use the faster loop.
             sampler.keep_episodes()
         batch = sampler.sample()
-        record.add_batch(sampler, batch, share.first_index)
+        record.add_batch(sampler, batch, first_index)
         sampler.finish(batch)
     finally:
         base_env.stop()
@@ -222,7 +210,7 @@ class _Worker:
     def play(self) -> Any:
         """Return the record of this worker's share."""
         record = RunRecord()
-        play_share(self._task, shares(self._task, _WORKERS)[self._number], record)
+        play_share(self._task, _WORKERS, self._number, record)
         return record
 
 
@@ -332,8 +320,8 @@ def host_remotely(task: Task, make_env: MakeEnv, size: int, first_index: int, en
 def play_here(task: Task, host: Host = host_copies, samplers: int = 1) -> RunRecord:
     """Play a task in this process with one or several samplers, one after another."""
     record = RunRecord()
-    for share in shares(task, samplers):
-        play_share(task, share, record, host)
+    for number in range(min(samplers, task.num_envs)):
+        play_share(task, samplers, number, record, host)
     return record
 
 
