@@ -39,10 +39,6 @@ HEADER_SIZE, MOST_HEADER = 8, 1 << 23
 """Bytes that hold the size of a safetensors header, and the largest size that is read."""
 
 
-class NotPlainError(ConfigError):
-    """A value cannot be stored in a file; leave it out or convert it to a plain one."""
-
-
 def read_json(data: bytes, most_values: int = MOST_VALUES) -> Any:
     """Return the content of a JSON text.
 
@@ -78,7 +74,7 @@ def to_plain(value: Any, arrays: Arrays) -> Any:
     """Return a tree as JSON values; its arrays are added to `arrays` under new names.
 
     Raises:
-        NotPlainError: It holds a value that is not plain.
+        ConfigError: It holds a value that is not plain.
     """
     kind = type(value)
     if value is None or kind in (bool, int, str):
@@ -99,7 +95,7 @@ def to_plain(value: Any, arrays: Arrays) -> Any:
         return {"$bytes": value.hex()}
     if isinstance(value, np.ndarray | np.generic):
         return _plain_array(value, arrays)
-    raise NotPlainError(
+    raise ConfigError(
         f"{kind.__module__}.{kind.__qualname__}: not a plain value, expected numbers, strings, arrays, and lists, "
         "tuples and dicts of them; turn it into those"
     )
@@ -109,7 +105,7 @@ def from_plain(value: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
     """Return the tree from which `to_plain` made `value` and `arrays`.
 
     Raises:
-        NotPlainError: `to_plain` did not write it.
+        ConfigError: `to_plain` did not write it.
     """
     if isinstance(value, list):
         return [from_plain(item, arrays) for item in value]
@@ -125,7 +121,7 @@ def is_plain(value: Any) -> bool:
     """Return whether `to_plain` accepts a tree."""
     try:
         to_plain(value, {})
-    except NotPlainError:
+    except ConfigError:
         return False
     return True
 
@@ -135,7 +131,7 @@ def digest(value: Any) -> str | None:
     arrays: Arrays = {}
     try:
         text = json.dumps(to_plain(value, arrays))
-    except NotPlainError:
+    except ConfigError:
         return None
     found = hashlib.blake2b(text.encode(), digest_size=16)
     for array in arrays.values():
@@ -154,7 +150,7 @@ def _plain_array(value: Any, arrays: Arrays) -> Any:
     if isinstance(value, np.ndarray) and value.dtype == object:
         return {"$objects": [list(value.shape), [to_plain(item, arrays) for item in value.ravel()]]}
     if value.dtype.kind not in _KINDS or value.dtype.itemsize > 8:
-        raise NotPlainError(
+        raise ConfigError(
             f"array of {value.dtype}: not a plain value, expected booleans, integers or floats; convert it"
         )
     name = str(len(arrays))
@@ -179,10 +175,10 @@ def _marked(mark: str, held: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any
             return float(held)
         array = arrays[held]
         return {"$array": np.array(array), "$scalar": array[()]}[mark]
-    except NotPlainError:
+    except ConfigError:
         raise
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise NotPlainError(
+        raise ConfigError(
             f"plain data: {mark!r} with {str(held)[:60]!r}, expected what to_plain writes; the file was written by "
             "something else"
         ) from error

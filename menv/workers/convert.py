@@ -23,7 +23,7 @@ from menv.vector_env import VectorEnv
 from menv.workers.engine import Engine, EngineName
 from menv.workers.env_server_group import RemoteSettings
 from menv.workers.pipe_channel import SealedValue
-from menv.workers.registered_envs import RemoteCopiesSpec, RemoteEnvSpec
+from menv.workers.registered_envs import RemoteEnvSpec, remote_creator
 from menv.workers.remote_envs import RemoteEnvs
 
 
@@ -118,7 +118,7 @@ def _creator(env: Any, make_env: Callable[[int], Any] | None, num_envs: int) -> 
         raise ConfigError(
             f"num_envs: {num_envs!r}, expected at least 1; set num_envs_per_worker to 1 or more"
         )
-    return make_env if isinstance(make_env, RemoteEnvSpec) else RemoteCopiesSpec(make_env)
+    return make_env if isinstance(make_env, RemoteEnvSpec) else remote_creator(make_env)
 
 
 def _check_agents(env: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import marshal
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -52,18 +53,13 @@ class PickledCreator:
         return getattr(unpack(self._parts), name)
 
 
-class UnsentCreator:
-    """Stands for a creator that was too large to send; calling it raises ConfigError."""
-
-    def __init__(self, name: str, size: int) -> None:
-        self._name, self._size = name, size
-
-    def __call__(self, context: Any) -> Any:
-        raise ConfigError(
-            f"env {self._name!r}: its creator holds {self._size / 1e6:.0f} MB and was not sent to this process, "
-            "because nothing that was names it, expected less; load inside the creator what it needs, or name it in "
-            "env_config"
-        )
+def _refuse_unsent(name: str, size: int, _context: Any) -> Any:
+    """Stand for a creator that was too large to send."""
+    raise ConfigError(
+        f"env {name!r}: its creator holds {size / 1e6:.0f} MB and was not sent to this process, "
+        "because nothing that was names it, expected less; load inside the creator what it needs, or name it in "
+        "env_config"
+    )
 
 
 def known_here(env: Any, settings: Any = None) -> RegisteredEnv:
@@ -88,7 +84,7 @@ def known_here(env: Any, settings: Any = None) -> RegisteredEnv:
             pickled_creators,
         )
     creators: dict[str, Callable[..., Any]] = {
-        name: UnsentCreator(name, one.size) if name in large else one
+        name: partial(_refuse_unsent, name, one.size) if name in large else one
         for name, one in pickled_creators.items()
     }
     return RegisteredEnv({**creators, **own.creators}, {**_sendable(specs), **own.gym_specs})
@@ -166,13 +162,11 @@ class RemoteEnvSpec:
         return make_env(self._env, self._context.copy_with_overrides(vector_index=vector_index, remote=True))
 
 
-class RemoteCopiesSpec:
-    """Creates sub-environments in another process by a user's `make_env`, with the names registered here."""
+def remote_creator(make_env: Callable[[int], Any]) -> Callable[[int], Any]:
+    """Return what calls a user's `make_env` in another process, with the names registered here."""
+    return partial(_make_registered, known_here(make_env), make_env)
 
-    def __init__(self, make_env: Callable[[int], Any]) -> None:
-        self._make_env = make_env
-        self._known = known_here(make_env)
 
-    def __call__(self, vector_index: int) -> Any:
-        self._known.register()
-        return self._make_env(vector_index)
+def _make_registered(known: RegisteredEnv, make_env: Callable[[int], Any], vector_index: int) -> Any:
+    known.register()
+    return make_env(vector_index)

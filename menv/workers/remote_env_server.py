@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -152,14 +152,6 @@ class UndeliveredRows:
 Kind = Literal["created", "begun", "update", "value"]
 
 
-class _PendingReset(NamedTuple):
-    """State of a lost episode whose rows wait for their answers."""
-
-    env_steps: int
-    start: int
-    held: Mapping[AgentId, float]
-
-
 class RemoteEnvServer:
     """One env server with `size` sub-environments, beginning at number `first`.
 
@@ -185,8 +177,8 @@ class RemoteEnvServer:
         self.env_steps: IntArray = np.zeros(size, np.int64)
         self._starts: list[int] = [0] * size
         self._held: dict[int, Mapping[AgentId, float]] = {}
-        # Lost episodes that are reported when their rows are answered.
-        self.held_back: dict[int, _PendingReset] = {}
+        # Env steps and held rewards of lost episodes that are reported when their rows are answered.
+        self.held_back: dict[int, tuple[int, Mapping[AgentId, float]]] = {}
         # Slots of all servers by the server's slot, the inverse, and free slots of all servers.
         self._slots: IntArray = np.zeros(0, np.int64)
         self._own: dict[int, int] = {}
@@ -210,7 +202,7 @@ class RemoteEnvServer:
     @property
     def held(self) -> dict[int, Mapping[AgentId, float]]:
         """Rewards that wait for their agents' next rows, by sub-environment and agent."""
-        return self._held | {index: left.held for index, left in self.held_back.items() if left.held}
+        return self._held | {index: held for index, (_, held) in self.held_back.items() if held}
 
     def attach(self, actor: RemoteActor) -> None:
         """Use another process, of which only the creation was requested."""
@@ -244,8 +236,8 @@ class RemoteEnvServer:
         """Hold a lost episode back until its agents are answered."""
         place = index - self.first
         if index not in self.held_back:
-            steps = int(self.env_steps[place])
-            self.held_back[index] = _PendingReset(steps, self._starts[place], self._held.get(index, {}))
+            steps = int(self.env_steps[place]) - self._starts[place]
+            self.held_back[index] = (steps, self._held.get(index, {}))
 
     def ask(
         self, kind: Kind, method: str, *args: Any, begins: Collection[int] = (), more_steps: int = 0
@@ -308,20 +300,14 @@ class RemoteEnvServer:
         faults: list[EnvFault] = []
         for index in indices:
             self.hold_back(index)
-            left = self.held_back.pop(index)
-            unclaimed += [
-                Unclaimed(index, agent, reward, index) for agent, reward in left.held.items() if reward
-            ]
+            steps, held = self.held_back.pop(index)
+            unclaimed += [Unclaimed(index, agent, reward, index) for agent, reward in held.items() if reward]
             for slot in [slot for slot, join in self._alive.items() if join.env_index == index]:
                 join = self._alive.pop(slot)
                 if slot not in self._own:
                     self._free.append(slot)
                 ended.append(End(slot, index, join.agent_id, 0.0, False, True, None, {}, withdrawn=withdrawn))
-            episodes.append(
-                EpisodeEnd(
-                    index, False, True, left.env_steps - left.start, index, len(unclaimed), faulty=True
-                )
-            )
+            episodes.append(EpisodeEnd(index, False, True, steps, index, len(unclaimed), faulty=True))
             if reason is not None:
                 line, kind = reason
                 faults.append(EnvFault(index, index, "step", f"{line} in step of env {index}", (kind, "", 0)))

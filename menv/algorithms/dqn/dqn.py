@@ -49,16 +49,14 @@ class DQNRecipe(OffPolicyRecipe):
         seed: int,
     ) -> Learner:
         """Return a `DQNLearner`, a `RecurrentDQNLearner` if the network is recurrent."""
+        from menv.algorithms.dqn import learner, recurrent_learner
+
         device = learning_device(config.num_gpus)
         if network.state_sizes:
-            from menv.algorithms.dqn.recurrent_learner import RecurrentDQNLearner
-
-            return RecurrentDQNLearner(
+            return recurrent_learner.RecurrentDQNLearner(
                 network, config, weights, seed, config.model.max_seq_len, device=device
             )
-        from menv.algorithms.dqn.learner import DQNLearner
-
-        return DQNLearner(network, config, weights, seed, device=device)
+        return learner.DQNLearner(network, config, weights, seed, device=device)
 
 
 DEFAULT_CONFIG = DQNConfig()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +23,14 @@ from menv.algorithms.networks.stock_spec import UnitWeights
 from menv.algorithms.ppo.config import PPOSettings
 from menv.algorithms.ppo.gradients import ColumnRows, PPOGradientStep, can_learn
 from menv.algorithms.ppo.loss import FIELDS, LossWeights, Minibatch, adapted_kl_coeff, clip_bounds, ppo_loss
-from menv.algorithms.ppo.policy import PPOPolicy
 from menv.algorithms.return_scaling import ReturnNormalizer
 from menv.algorithms.sequences import sequences, state_before
 from menv.algorithms.torch_runtime import CPU, repeatable, tensor_of
 from menv.errors import ConfigError, ContractError
 from menv.sample_batch import SampleBatch
+
+if TYPE_CHECKING:
+    from menv.algorithms.ppo.policy import PPOPolicy
 
 Columns = Mapping[str, npt.NDArray[Any]]
 

@@ -19,6 +19,7 @@ from menv import rng
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.ppo.config import PPOSettings
+from menv.algorithms.ppo.learner import PPOLearner
 from menv.algorithms.ppo.loss import LossWeights, Minibatch, ppo_loss
 from menv.algorithms.torch_runtime import array_of
 from menv.algorithms.torch_threads import learning_device
@@ -30,7 +31,6 @@ from menv.sampling.network_policy_group import NetworkPolicyGroup
 
 if TYPE_CHECKING:
     from menv.algorithms.networks.network_spec import TorchNetwork
-    from menv.algorithms.ppo.learner import PPOLearner
 
 
 class PPOPolicy(NetworkPolicy):
@@ -205,8 +205,6 @@ class PPOPolicy(NetworkPolicy):
 
     def make_learner(self, seed: int) -> PPOLearner:
         """Return the learner of this policy."""
-        from menv.algorithms.ppo.learner import PPOLearner
-
         owned = {id(param) for _, param in self.module_params()}
         for name, value in vars(self).items():
             params = value.parameters() if isinstance(value, nn.Module) else ()
