@@ -37,6 +37,10 @@ Word = Annotated[str, Meta(max_length=4096)]
 """A string that is kept in memory: a token, the name of a client."""
 
 
+EXTENSION = "menv-1"
+"""The protocol extension that clients request in GET_CONFIG to use more than RLlink."""
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", gc=False):
     """Base of all messages. Fields with a default may be omitted or null.
 

@@ -22,6 +22,7 @@ from menv.serving.body_parser_pool import Outcome, ParseJob, parsed_request
 from menv.serving.client_state import ClientState, Responder
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, wire_format_of
 from menv.serving.protocol import (
+    EXTENSION,
     EpisodeMessage,
     Episodes,
     EpisodesAndGetState,
@@ -240,8 +241,6 @@ def _wire_format_of(body: bytes) -> WireFormat:
         return WireFormat.JSON
 
 
-EXTENSION = "menv-1"
-"""The protocol extension that clients request in GET_CONFIG to use more than RLlink."""
 STILL_PLAYING_S = 5.0
 """A client counts as playing for this many seconds after its last EPISODES."""
 _MAX_PENDING = 64

@@ -61,7 +61,7 @@ def test_what_a_client_says_it_did_is_the_networks_own_action_for_the_server() -
     group, local = policy.networks, LocalPolicy(pack_bundle(policy), 1)
     drawn = np.array([[0.25, -0.5], [3.0, 1.0]], np.float32)
     group.connect()
-    np.testing.assert_array_equal(group.network_form(local.outer(drawn), 0), drawn)
+    np.testing.assert_array_equal(group.network_form(local.policy.networks.output.unclipped(drawn), 0), drawn)
 
 
 def test_an_episode_that_goes_on_was_given_what_it_is_given_again(tmp_path: Path) -> None:

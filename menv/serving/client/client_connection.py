@@ -11,7 +11,6 @@ import contextlib
 import http.client
 import io
 import logging
-import secrets
 import socket
 import ssl
 import threading
@@ -263,6 +262,7 @@ class WebSocketClientConnection:
     def __init__(self, address: ClientAddress, token: str | None, timeout: float) -> None:
         try:
             from websockets.client import ClientProtocol
+            from websockets.frames import DATA_OPCODES
             from websockets.uri import parse_uri
         except ImportError as error:
             raise MissingExtraError(
@@ -271,6 +271,7 @@ class WebSocketClientConnection:
             ) from error
         uri = parse_uri(f"ws{'s' * address.tls}://{address.authority}{address.path}")
         self._protocol = ClientProtocol(uri, max_size=MOST_ANSWER_BYTES, logger=_SILENT_LOGGER)
+        self._data_opcodes = DATA_OPCODES
         self._bodies: list[bytes] = []
         self._fragments: list[bytes] = []
         self._is_refusal_reported = False
@@ -381,9 +382,7 @@ class WebSocketClientConnection:
 
     def _add_frame(self, frame: Any) -> bool:
         """Keep a frame; return whether it is part of a message, not a control frame."""
-        from websockets.frames import Opcode
-
-        if frame.opcode not in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+        if frame.opcode not in self._data_opcodes:
             return False
         self._fragments.append(bytes(frame.data))
         if frame.fin:
@@ -400,11 +399,6 @@ class WebSocketClientConnection:
 
 _MSGPACK = "application/msgpack"
 _PROXY_STATUSES = (502, 503, 504)
-
-
-def new_session_name() -> str:
-    """Return a name for a conversation over HTTP, which may use several connections."""
-    return secrets.token_hex(16)
 
 
 class TcpClientConnection:

@@ -1,15 +1,17 @@
 """A client's session with a policy server: the greeting, then one request after the other.
 
 `ClientSession` replaces a connection that fails and sends the lost request again; the server recognises a message that
-it has already processed. `ClientSpaces`, `to_wire` and `element_of` convert the application's values to and from
+it has already processed. `action_spaces`, `to_wire` and `element_of` convert the application's values to and from
 messages.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -27,9 +29,10 @@ from menv.errors import (
 )
 from menv.inference.action_heads import in_a_line
 from menv.serialization import space_from_json
-from menv.serving.client.client_connection import ClientAddress, ClientConnection, connect, new_session_name
+from menv.serving.client.client_connection import ClientAddress, ClientConnection, connect
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, to_raw
 from menv.serving.protocol import (
+    EXTENSION,
     Action,
     Answer,
     Episodes,
@@ -51,8 +54,6 @@ from menv.serving.protocol import (
     decode_answer,
     encode,
 )
-
-EXTENSION = "menv-1"
 
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
@@ -95,7 +96,8 @@ class ClientSession:
         self._address, self._token, self._name, self.timeout = address, token, name, timeout
         self._lock = threading.RLock()
         self._connection: ClientConnection | None = None
-        self._conversation = new_session_name()
+        # A conversation over HTTP may use several connections.
+        self._conversation = secrets.token_hex(16)
         self._closed = False
         self._process = os.getpid()
         self.config = SetConfig(env_steps_per_sample=0, force_on_policy=False)
@@ -279,21 +281,15 @@ def _printable(text: str) -> str:
 Space = gym.Space[Any]
 
 
-class ClientSpaces:
-    """The spaces in the server's greeting. `multi_agent` says whether observations are dicts by agent."""
-
-    def __init__(self, config: SetConfig) -> None:
-        self.multi_agent = bool(config.multi_agent)
-        own = config.action_space
-        self._shared = None if own is None else space_from_json(own, "SET_CONFIG.action_space")
-        self._own = {
-            agent: space_from_json(one, f"SET_CONFIG.action_spaces[{agent!a:.40}]")
-            for agent, one in (config.action_spaces or {}).items()
-        }
-
-    def action_space(self, agent: str) -> Space | None:
-        """Return the action space of an agent, None if the server did not send it."""
-        return self._own.get(agent, self._shared)
+def action_spaces(config: SetConfig) -> Callable[[str], Space | None]:
+    """Return a function that looks up the action space of an agent, None if the server did not send it."""
+    sent = config.action_space
+    shared = None if sent is None else space_from_json(sent, "SET_CONFIG.action_space")
+    own = {
+        agent: space_from_json(one, f"SET_CONFIG.action_spaces[{agent!a:.40}]")
+        for agent, one in (config.action_spaces or {}).items()
+    }
+    return lambda agent: own.get(agent, shared)
 
 
 _SMALL = 64

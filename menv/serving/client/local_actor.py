@@ -119,10 +119,6 @@ class LocalPolicy:
             return np.array(obs, space.dtype)
         return obs
 
-    def first_state(self) -> Column | None:
-        """Return the [1, S] state before the first step, None for a network that is not recurrent."""
-        return np.zeros((1, self.state_size), np.float32) if self.state_size else None
-
     def act(
         self,
         obs: Sequence[Any],
@@ -182,10 +178,6 @@ class LocalPolicy:
         if networks.backend.head.is_value_based:
             return None, logp
         return output.outer_inputs(found.dist_inputs), logp
-
-    def outer(self, actions: Column) -> Any:
-        """Return N network actions as actions of the environment; Box values are not clipped."""
-        return self.policy.networks.output.unclipped(actions)
 
 
 def _signature(policy: NetworkPolicy) -> Any:

@@ -48,7 +48,8 @@ class LocalTrajectory:
 
     def __init__(self, policy: LocalPolicy, generator: ClientGenerator, t: int, where: str) -> None:
         self.policy, self.generator, self.t, self._where = policy, generator, t, where
-        self.state = policy.first_state()
+        size = policy.state_size
+        self.state = np.zeros((1, size), np.float32) if size else None
         self.connector_state: Any = None
         self.reward = 0.0
         self.terminated = self.truncated = False
@@ -185,7 +186,7 @@ class LocalTrajectory:
     def _action_columns(self, steps: int) -> dict[str, Any]:
         logp = np.concatenate(self._logp)
         found = {
-            "actions": self.policy.outer(np.concatenate(self._actions[:steps])),
+            "actions": self.policy.policy.networks.output.unclipped(np.concatenate(self._actions[:steps])),
             "action_logp": logp[:steps],
             "weights_seq_no": min(self._weights_numbers[:steps]),
         }

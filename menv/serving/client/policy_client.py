@@ -21,7 +21,14 @@ from menv.base_env import SINGLE_AGENT
 from menv.errors import ConfigError, ContractError, EpisodeError, MenvError, RefusedError, ServerGoneError
 from menv.external_env import check_told_info, done_flags, truncation
 from menv.serving.client.client_connection import check_token, read_address
-from menv.serving.client.client_session import ClientSession, ClientSpaces, NotNowError, element_of, to_wire
+from menv.serving.client.client_session import (
+    ClientSession,
+    NotNowError,
+    Space,
+    action_spaces,
+    element_of,
+    to_wire,
+)
 from menv.serving.codec import ErrorCode
 from menv.serving.protocol import EndEpisode, GetAction, LogAction, LogReturns, StartEpisode
 
@@ -141,14 +148,15 @@ class RemoteEpisode:
     def __init__(
         self,
         session: ClientSession,
-        spaces: ClientSpaces,
+        multi_agent: bool,
+        action_space: Callable[[str], Space | None],
         episode_id: str,
         seq: int | None = None,
         trained: bool = True,
     ) -> None:
         self.episode_id = episode_id
         self._session = session
-        self._spaces = spaces
+        self._multi_agent, self._action_space = multi_agent, action_space
         self._seq = seq or 0
         self._rewards: dict[str, float] = {}
         self._info: dict[str, Any] = {}
@@ -163,8 +171,8 @@ class RemoteEpisode:
 
     def act(self, observation: Any) -> Any:
         answer = self._ask(GetAction, observation=to_wire(observation, "get_action"))
-        space_of = self._spaces.action_space
-        if not self._spaces.multi_agent:
+        space_of = self._action_space
+        if not self._multi_agent:
             return element_of(space_of(SINGLE_AGENT), answer.action)
         if not isinstance(answer.action, dict):
             raise ContractError(
@@ -185,7 +193,7 @@ class RemoteEpisode:
         """Add rewards, infos and done flags, which the next message carries."""
         if info:
             to_wire(info, "log_returns")
-        if self._spaces.multi_agent:
+        if self._multi_agent:
             for agent, amount in reward.items():
                 self._rewards[agent] = self._rewards.get(agent, 0.0) + amount
         else:
@@ -198,7 +206,7 @@ class RemoteEpisode:
     def flush(self) -> None:
         """Send pending rewards, infos and done flags, unless the server accepts no message of the episode now."""
         if self._rewards or self._info or self._done:
-            if not self._rewards and not self._spaces.multi_agent:
+            if not self._rewards and not self._multi_agent:
                 self._rewards[SINGLE_AGENT] = 0.0
             with contextlib.suppress(EpisodeError):
                 self._ask(LogReturns)
@@ -217,7 +225,7 @@ class RemoteEpisode:
 
     def _attach(self) -> dict[str, Any]:
         """Return everything pending as fields of the next message."""
-        multi, fields = self._spaces.multi_agent, dict[str, Any]()
+        multi, fields = self._multi_agent, dict[str, Any]()
         if self._rewards or (multi and (self._info or self._done)):
             fields["reward"] = to_wire(self._rewards if multi else self._rewards[SINGLE_AGENT], "log_returns")
         if self._info:
@@ -280,7 +288,7 @@ class RemoteEpisode:
     def _send_by_agent(self, refusal: RefusedError) -> None:
         """Send the pending values of a refused message agent by agent, and drop those refused again."""
         held = self._rewards, self._info, self._done
-        agents = sorted(set().union(*held)) if self._spaces.multi_agent else [None] * any(held)
+        agents = sorted(set().union(*held)) if self._multi_agent else [None] * any(held)
         dropped = []
         for agent in agents:
             parts = [_split(one, agent) for one in (self._rewards, self._info, self._done)]
@@ -296,7 +304,7 @@ class RemoteEpisode:
                 self._rewards, self._info, self._done = rest
                 dropped.append(agent)
         if dropped:
-            whose = f" of {dropped[:20]!a}" if self._spaces.multi_agent else ""
+            whose = f" of {dropped[:20]!a}" if self._multi_agent else ""
             raise DroppedError(
                 f"{refusal}; rewards, infos and done flags{whose} since the last message are dropped, and the episode "
                 "continues: call again",
@@ -378,11 +386,11 @@ class PolicyClient:
         self._per_thread = threading.local()
         self._first = self._per_thread.session = self._new_session(session)
         try:
-            self._spaces = ClientSpaces(self._first.config)
+            self._action_space = action_spaces(self._first.config)
         except BaseException:
             self._disconnect()
             raise
-        self._multi_agent = self._spaces.multi_agent
+        self._multi_agent = bool(self._first.config.multi_agent)
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._actor: LocalActor | None = None
         if inference_mode == "local":
@@ -391,7 +399,9 @@ class PolicyClient:
             self._actor = LocalActor(self._first, update_interval, seed)
         for name, where in (self._first.config.resume or {}).items() if session else ():
             if isinstance(where, dict) and type(where.get("seq")) is int:
-                self._episodes[name] = RemoteEpisode(self._first, self._spaces, name, where["seq"])
+                self._episodes[name] = RemoteEpisode(
+                    self._first, self._multi_agent, self._action_space, name, where["seq"]
+                )
 
     def __enter__(self) -> PolicyClient:
         return self
@@ -502,10 +512,7 @@ class PolicyClient:
             ContractError: The reward has another type or is not finite, the info is not a dict, or one of them cannot
                 be sent (remote inference). The call has no effect then.
         """
-        try:
-            episode = self._episodes[episode_id]
-        except (KeyError, TypeError):
-            raise self._unknown("log_returns", episode_id) from None
+        episode = self._episode("log_returns", episode_id)
         if isinstance(reward, dict) is not self._multi_agent:
             kind = "a dict of numbers by agent" if self._multi_agent else "a number"
             raise ContractError(
@@ -589,15 +596,11 @@ class PolicyClient:
             session.close()
 
     def _episode(self, call: str, episode_id: str) -> RemoteEpisode | LocalEpisode:
-        try:
+        with contextlib.suppress(KeyError, TypeError):
             return self._episodes[episode_id]
-        except (KeyError, TypeError):
-            raise self._unknown(call, episode_id) from None
-
-    def _unknown(self, call: str, episode_id: Any) -> EpisodeError:
         self._first.check_open()
         why = "is completed" if isinstance(episode_id, str) and episode_id in self._ended else "was not found"
-        return EpisodeError(
+        raise EpisodeError(
             f"{call}: episode {episode_id!r:.80} {why}, expected one that is open; call start_episode first"
         )
 
@@ -610,22 +613,26 @@ class PolicyClient:
 
     def _new_episode(self, name: str, trained: bool) -> RemoteEpisode | LocalEpisode:
         if self._actor is None:
-            return RemoteEpisode(self._thread_session(), self._spaces, name, trained=trained)
+            return RemoteEpisode(
+                self._thread_session(), self._multi_agent, self._action_space, name, trained=trained
+            )
         from menv.serving.client.local_episode import LocalEpisode
 
-        episode = LocalEpisode(self._actor, name, trained, self._spaces.multi_agent)
+        episode = LocalEpisode(self._actor, name, trained, self._multi_agent)
         self._actor.opened(episode)
         return episode
 
     def _make_remote(self, episode: LocalEpisode) -> RemoteEpisode:
         assert self._actor is not None
         episode.check_interactive()
-        remote = RemoteEpisode(self._first, self._spaces, episode.episode_id, trained=episode.trained)
+        remote = RemoteEpisode(
+            self._first, self._multi_agent, self._action_space, episode.episode_id, trained=episode.trained
+        )
         # After the request: if the server has no room, the episode stays local.
         self._actor.forget(episode)
         early = episode.early_rewards
         if early:
-            remote.add_returns(early if self._spaces.multi_agent else sum(early.values()), None, None)
+            remote.add_returns(early if self._multi_agent else sum(early.values()), None, None)
         self._episodes[episode.episode_id] = remote
         return remote
 
