@@ -136,13 +136,14 @@ class LockstepEnvs(NumberedEnvs):
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer rows, all of them before the next poll; see `BaseEnv.send_actions`."""
-        if slots is self._slots and self._delivered and self._actions is None and not self._some_actions:
-            self._check_count(len(slots), len(actions))
-            self._actions = actions
-        elif actions is None:
+        if actions is None:
             self._answer(of_only_agents(slots, self._index, self._waiting()))
+            return
+        if len(slots) != len(actions):
+            raise wrong_count(len(actions), len(slots))
+        if slots is self._slots and self._delivered and self._actions is None and not self._some_actions:
+            self._actions = actions
         else:
-            self._check_count(len(slots), len(actions))
             indices = [int(slot) for slot in slots]
             if len(set(indices)) != len(indices):
                 raise self._stray(indices)
@@ -344,10 +345,6 @@ class LockstepEnvs(NumberedEnvs):
 
     def _stray(self, indices: Sequence[int]) -> ContractError:
         return stray_answers(indices, [] if self._actions is not None else self._slots.tolist())
-
-    def _check_count(self, rows: int, actions: int) -> None:
-        if rows != actions:
-            raise wrong_count(actions, rows)
 
     def _wrong(self, method: str, got: Any, expected: str) -> ContractError:
         return ContractError(

@@ -51,6 +51,7 @@ class TableEnvs(InnerEnvs):
         self.idle_timeout = inner.idle_timeout
         self._where = f"{type(inner).__name__}.poll"
         self._slots = SlotTracker(self._where)
+        self._wrong = self._slots.wrong
         # [E] env steps when the inner environment began, and now.
         self._before: IntArray = np.zeros(self.num_envs, np.int64)
         self._now = self._before
@@ -223,9 +224,6 @@ class TableEnvs(InnerEnvs):
         env_id, agent_id = self._slots.seats[slot]
         return f"{self._where}: the reward of agent {agent_id!r} of env {env_id!r}"
 
-    def _wrong(self, part: str, got: str, expected: str, fix: str) -> ContractError:
-        return ContractError(f"{self._where}: {part}: {got}, expected {expected}; {fix}")
-
 
 class SlotTracker:
     """Checks the slots, joins and ends of a user's tables: which trajectories run, and which agents wait.
@@ -261,7 +259,7 @@ class SlotTracker:
     def end(self, end: Any) -> End:
         """Process the end of a trajectory; return it with a float reward and a copy of the observation."""
         if not isinstance(end, End):
-            raise self._wrong("ended", f"{type(end).__name__}", "menv.End", "return one for each trajectory")
+            raise self.wrong("ended", f"{type(end).__name__}", "menv.End", "return one for each trajectory")
         slot = self._slot_of_end("ended", end.slot, end.env_id, end.agent_id)
         self._check_end(end, slot)
         self._num_waiting -= int(self._waits[slot])
@@ -279,7 +277,7 @@ class SlotTracker:
     def end_episode(self, episode: Any, num_envs: int, unclaimed: int) -> EpisodeEnd:
         """Process the end of an episode, whose agents have ended before."""
         if not isinstance(episode, EpisodeEnd):
-            raise self._wrong(
+            raise self.wrong(
                 "episodes", type(episode).__name__, "menv.EpisodeEnd", "return one for each episode"
             )
         index = self._index("episodes", episode.env_index, num_envs)
@@ -287,12 +285,12 @@ class SlotTracker:
             left = [
                 self.seats[slot][1] for slot in np.flatnonzero(self._alive & (self._env_of == index)).tolist()
             ]
-            raise self._wrong(
+            raise self.wrong(
                 "episodes", f"the episode of env {episode.env_id!r} ended while agents {left[:8]} live on",
                 "a menv.End for each of them in `ended`", "end all agents in the poll in which the episode ends",
             )  # fmt: skip
         if not 0 <= episode.unclaimed <= unclaimed:
-            raise self._wrong(
+            raise self.wrong(
                 "episodes", f"{episode.unclaimed} entries of `unclaimed` before the end of env {episode.env_id!r}",
                 f"0 to {unclaimed}", "count the entries of this episode and of earlier ones",
             )  # fmt: skip
@@ -303,7 +301,7 @@ class SlotTracker:
         self._set_index(episode.env_id, index)
         length = episode.env_steps
         if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 0:
-            raise self._wrong(
+            raise self.wrong(
                 "episodes", f"the episode of env {episode.env_id!r} has length {length!r}", "an integer from 0",
                 "count the env steps of this episode alone",
             )  # fmt: skip
@@ -312,7 +310,7 @@ class SlotTracker:
     def check_unclaimed(self, unclaimed: Any, num_envs: int) -> Unclaimed:
         """Check a reward that belongs to no action."""
         if not isinstance(unclaimed, Unclaimed):
-            raise self._wrong(
+            raise self.wrong(
                 "unclaimed", type(unclaimed).__name__, "menv.Unclaimed", "return one for each such reward"
             )
         index = self._index("unclaimed", unclaimed.env_index, num_envs)
@@ -323,15 +321,13 @@ class SlotTracker:
     def join(self, join: Any, num_envs: int) -> Join:
         """Process the begin of a trajectory."""
         if not isinstance(join, Join):
-            raise self._wrong(
-                "joined", type(join).__name__, "menv.Join", "return one for each new trajectory"
-            )
+            raise self.wrong("joined", type(join).__name__, "menv.Join", "return one for each new trajectory")
         slot = self._number("joined", join.slot)
         index = self._index("joined", join.env_index, num_envs)
         seat = join.env_id, join.agent_id
         self._check_key("joined", seat)
         if join.agent_id in (ALL, COMMON):
-            raise self._wrong(
+            raise self.wrong(
                 "joined", f"an agent is called {join.agent_id!r}", "another name", "rename the agent"
             )
         self._check_id("joined", join.env_id, index)
@@ -339,13 +335,13 @@ class SlotTracker:
         if slot >= len(self._alive):
             self._grow(slot + 1)
         if self._alive[slot]:
-            raise self._wrong(
+            raise self.wrong(
                 "joined", f"agent {join.agent_id!r} of env {join.env_id!r} joins on slot {slot}, on which agent "
                 f"{self.seats[slot][1]!r} of env {self.seats[slot][0]!r} lives", "a free slot",
                 "end that agent in the same poll or before, or use another number",
             )  # fmt: skip
         if other is not None:
-            raise self._wrong(
+            raise self.wrong(
                 "joined", f"{self._name(other)} joins again, on slot {slot}", "one life at a time",
                 "end the first one before, or use another id for the other agent",
             )  # fmt: skip
@@ -370,14 +366,14 @@ class SlotTracker:
             self.slots = self.slots if same else slots.copy()
         if self._waits[self.slots].any():
             slot = int(self.slots[np.argmax(self._waits[self.slots])])
-            raise self._wrong(
+            raise self.wrong(
                 "slots", f"{self._name(slot)} waits already", "each row once, and no other before it is answered",
                 "leave out agents that were not answered",
             )  # fmt: skip
         stuck = env_steps[self._envs] <= self._had_rows[self._envs]
         if stuck.any():
             index = int(self._envs[np.argmax(stuck)])
-            raise self._wrong(
+            raise self.wrong(
                 "env_steps", f"sub-environment {index} has new rows and {env_steps[index]} env steps, as with its rows "
                 "before", "more than then", "count one for each step of a sub-environment; random draws depend on it",
             )  # fmt: skip
@@ -420,19 +416,19 @@ class SlotTracker:
     def _check_rows(self, slots: IntArray, joined: Sequence[Join]) -> None:
         unknown = self._unknown_slot(slots)
         if unknown is not None:
-            raise self._wrong(
+            raise self.wrong(
                 "slots", f"there is a row for slot {unknown}, on which no agent lives", "slots of menv.Join entries",
                 "put a Join into `joined` with the first row of each trajectory, and no row after its End",
             )  # fmt: skip
         counts = np.bincount(slots, minlength=1)
         if counts.max() > 1:
-            raise self._wrong(
+            raise self.wrong(
                 "slots", f"{self._name(int(np.argmax(counts)))} has {counts.max()} rows", "one",
                 "deliver each agent once a poll",
             )  # fmt: skip
         for join in joined:
             if join.slot >= len(counts) or not counts[join.slot]:
-                raise self._wrong(
+                raise self.wrong(
                     "joined", f"{self._name(join.slot)} joins and has no row", "a row in the same poll",
                     "let agents join when they wait for their first action",
                 )  # fmt: skip
@@ -440,19 +436,19 @@ class SlotTracker:
     def _check_end(self, end: End, slot: int) -> None:
         """Raise if an end has no flag, or comes while the agent waits for an answer."""
         if not (end.terminated or end.truncated):
-            raise self._wrong(
+            raise self.wrong(
                 "ended", f"{self._name(slot)} is neither terminated nor truncated", "one of both",
                 "set truncated where it was cut short, terminated where the rules ended it",
             )  # fmt: skip
         if not isinstance(end.info, Mapping):
-            raise self._wrong(
+            raise self.wrong(
                 "ended",
                 f"the info of {self._name(slot)} is {type(end.info).__name__}",
                 "a dict",
                 "give {} for nothing",
             )
         if self._waits[slot] and not (end.withdrawn or self.reset):
-            raise self._wrong(
+            raise self.wrong(
                 "ended", f"{self._name(slot)} ends while it waits for an action", "an answer first",
                 "let sub-environments wait until they have been answered",
             )  # fmt: skip
@@ -460,14 +456,14 @@ class SlotTracker:
     def _check_id(self, part: str, env_id: EnvId, index: int) -> None:
         if index in self._ids:
             if self._ids[index] != env_id:
-                raise self._wrong(
+                raise self.wrong(
                     part, f"env {env_id!r} has env_index {index}, where the episode of env {self._ids[index]!r} runs",
                     "the index of each sub-environment's own", "end the episode that runs there, or fix the index",
                 )  # fmt: skip
             return
         self._check_key(part, env_id)
         if env_id in self._running:
-            raise self._wrong(
+            raise self.wrong(
                 part, f"env {env_id!r} has env_index {index}, and its episode runs at {self._running[env_id]}",
                 "the same index until it ends", "end the episode first, or fix the index",
             )  # fmt: skip
@@ -476,7 +472,7 @@ class SlotTracker:
         try:
             hash(key)
         except TypeError:
-            raise self._wrong(
+            raise self.wrong(
                 part,
                 f"the id {key!r}",
                 "ids that can be keys of a dict",
@@ -510,7 +506,7 @@ class SlotTracker:
     def _as_slots(self, slots: Any) -> IntArray:
         numbers = np.asarray(slots)
         if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
-            raise self._wrong(
+            raise self.wrong(
                 "slots", f"{numbers.dtype} of shape {numbers.shape}", "[R] integers", "return one slot a row"
             )
         return numbers.astype(np.int64, copy=False)
@@ -519,12 +515,12 @@ class SlotTracker:
         number = self._number(part, slot)
         who = f"agent {agent_id!r} of env {env_id!r}"
         if number >= len(self._alive) or not self._alive[number]:
-            raise self._wrong(
+            raise self.wrong(
                 part, f"{who} ends on slot {number}, on which no agent lives", "the slot of its Join",
                 "end each trajectory once, and only after its Join",
             )  # fmt: skip
         if self.seats[number] != (env_id, agent_id):
-            raise self._wrong(
+            raise self.wrong(
                 part, f"{who} ends on slot {number}, on which {self._name(number)} lives", "the slot of its Join",
                 "look up the slot that the agent joined on",
             )  # fmt: skip
@@ -532,7 +528,7 @@ class SlotTracker:
 
     def _number(self, part: str, slot: Any) -> int:
         if isinstance(slot, bool) or not isinstance(slot, int | np.integer) or not 0 <= slot < _MAX_SLOTS:
-            raise self._wrong(
+            raise self.wrong(
                 part, f"slot {slot!r}", f"an integer from 0 to {_MAX_SLOTS - 1}", "number trajectories from 0, and "
                 "use the numbers of ended ones again",
             )  # fmt: skip
@@ -540,7 +536,7 @@ class SlotTracker:
 
     def _index(self, part: str, index: Any, num_envs: int) -> int:
         if isinstance(index, bool) or not isinstance(index, int | np.integer) or not 0 <= index < num_envs:
-            raise self._wrong(
+            raise self.wrong(
                 part, f"env_index {index!r}", f"an integer from 0 to {num_envs - 1}",
                 "give the place of the sub-environment in env_steps",
             )  # fmt: skip
@@ -559,5 +555,6 @@ class SlotTracker:
         env_id, agent_id = self.seats[slot]
         return f"agent {agent_id!r} of env {env_id!r} (slot {slot})"
 
-    def _wrong(self, part: str, got: str, expected: str, fix: str) -> ContractError:
+    def wrong(self, part: str, got: str, expected: str, fix: str) -> ContractError:
+        """Return the error for a part of a table."""
         return ContractError(f"{self._where}: {part}: {got}, expected {expected}; {fix}")
