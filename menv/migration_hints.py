@@ -75,7 +75,6 @@ _TABLE: dict[str, dict[str, str]] = {
         "get_config": "read config",
         "get_module policy": "call get_policy(policy_id)",
         "get_state set_state": "call save(folder) and restore(folder), or get_weights() and set_weights()",
-        "learn": 'call train() until result["timesteps_total"] is enough',
         "learner_group": "call get_weights() and set_weights(weights)",
         "load load_checkpoint restore_from_path": "call restore(folder), or from_checkpoint(folder) of the class",
         "logdir": "set callbacks=TensorBoardCallbacks, or keep what train() returns",

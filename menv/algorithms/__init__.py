@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from menv.algorithms.ppo.ppo import PPO as PPO
     from menv.algorithms.qmix.config import QMIXConfig as QMIXConfig
     from menv.algorithms.qmix.qmix import QMIX as QMIX
-    from menv.algorithms.tensorboard import TensorBoardCallbacks as TensorBoardCallbacks
-    from menv.algorithms.tensorboard import TensorBoardWriter as TensorBoardWriter
+    from menv.tracking.tensorboard import TensorBoardCallbacks as TensorBoardCallbacks
+    from menv.tracking.tensorboard import TensorBoardWriter as TensorBoardWriter
 
 __all__, __getattr__, __dir__ = lazy_names(__name__)

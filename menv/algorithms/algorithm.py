@@ -9,10 +9,11 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
+from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -22,6 +23,7 @@ from menv.algorithms.checkpoints import Checkpoints, TrainingProgress, TrainingS
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import evaluation_settings, read_config
 from menv.algorithms.evaluation_workers import EvaluationRunner
+from menv.algorithms.learn import learn
 from menv.algorithms.learners import learner_info, merged
 from menv.algorithms.policy_set import PolicyAccess, PolicySet
 from menv.algorithms.recipe import Recipe
@@ -37,6 +39,7 @@ from menv.policy_map import PolicyMap
 from menv.sample_batch import MultiAgentBatch
 from menv.sampling.infer_policies import AgentSpaces, resolve_agents, resolve_specs
 from menv.sampling.sampler import Sampler
+from menv.tracking.tracker import Tracker
 
 
 class ExternalClients:
@@ -295,6 +298,43 @@ class Algorithm(PolicyAccess, Checkpoints):
             self._attach_evaluation(result)
             self._callbacks.on_train_result(algorithm=self, result=result)
         return result
+
+    def learn(
+        self,
+        total_timesteps: int | None = None,
+        *,
+        stop: Mapping[str, float] | None = None,
+        run_dir: str | PathLike[str] | None = None,
+        progress_bar: bool = False,
+        save_every: int | None = None,
+        trackers: Sequence[Tracker] = (),
+    ) -> dict[str, Any]:
+        """Train until a number of env steps or another bound is reached, and return the last result.
+
+            PPO(env="CartPole-v1").learn(100_000, run_dir="runs/cartpole")
+            algo.learn(stop={"episode_reward_mean": 450, "time_total_s": 600}, progress_bar=True)
+
+        Whole iterations are trained. A bound that is reached already trains nothing. Ctrl-C and exceptions end the
+        run too, and what was learned by then is saved first.
+
+        Args:
+            total_timesteps: Env steps of the whole run, including those before it was resumed.
+            stop: Bounds by result key, `a/b` for nested results. The first one that is reached ends the run.
+            run_dir: A new folder for settings, results, curves and checkpoints, see `menv.tracking.RunFolder`. An
+                algorithm from `from_checkpoint` may go into the folder of its run. None writes nothing.
+            progress_bar: Show a table of the progress; needs the package rich.
+            save_every: Save a checkpoint after every `save_every`-th iteration; None saves about once a minute and
+                keeps the last three. The end of the run is always saved.
+            trackers: More trackers of the run, such as your own subclass of `menv.tracking.Tracker`.
+
+        Raises:
+            ConfigError: There is no bound, a bound can never be reached, or `run_dir` holds something else.
+            NotWrittenError: The run folder or the last checkpoint cannot be written.
+        """
+        return learn(
+            self, total_timesteps, stop=stop, run_dir=run_dir, progress_bar=progress_bar, save_every=save_every,
+            trackers=trackers,
+        )  # fmt: skip
 
     def _train_once(self) -> dict[str, Any]:
         began = time.perf_counter()

@@ -174,6 +174,17 @@ def run_parsed(
     return run_command(parser.prog, run)
 
 
+def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse arguments, import `--import` modules, and merge the repeatable options into one dict each."""
+    args = parser.parse_args(arguments)
+    import_modules(args.modules)
+    for option in ("config", "stop"):
+        if hasattr(args, option):
+            merged: dict[str, Any] = {}
+            setattr(args, option, functools.reduce(merge, getattr(args, option), merged))
+    return args
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that handles a closed stdout when it prints help."""
 
@@ -252,6 +263,27 @@ def take_imports(parser: argparse.ArgumentParser) -> None:
         IMPORT, metavar="MODULE", dest="modules", action="append", default=[],
         help="a module or .py file to import first, which may call register_env",
     )  # fmt: skip
+
+
+_CONFIG = (
+    "settings of the algorithm: a JSON object, a .json or .toml file, or KEY=VALUE with dots for sections, such as "
+    "model.fcnet_hiddens=[64,64]; may be repeated, later settings override earlier ones; a value @module:name is a "
+    "Python object, such as multiagent.policy_mapping_fn=@my_game:policy_for"
+)
+
+
+def take_settings(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--config`, stored as one dict."""
+    parser.add_argument(
+        "--config", metavar="SETTINGS", type=settings_argument, action="append", default=[], help=_CONFIG
+    )
+
+
+def count(text: str) -> int:
+    """Return the whole number from 1 of an option."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number from 1")
+    return int(text)
 
 
 def import_modules(modules: Sequence[str]) -> None:

@@ -3,29 +3,47 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from menv.algorithms.algorithm import Algorithm
-from menv.cli.arguments import merge, print_text, with_objects
-from menv.cli.display import as_json
+from menv.cli.arguments import (
+    Parser,
+    count,
+    merge,
+    parsed,
+    print_text,
+    take_imports,
+    take_settings,
+    with_objects,
+)
 from menv.cli.train import from_checkpoint, known_env
 from menv.env_context import EnvContext
 from menv.registry import is_ready_made, make_env
+from menv.tracking.run_folder import json_text
 from menv.wrappers import RecordEpisodes
 
 
-def evaluate(args: argparse.Namespace) -> int:
+def main(arguments: Sequence[str] | None = None, program: str = "menv evaluate") -> int:
     """Evaluate the policies of a checkpoint in this process and return the exit status."""
+    parser = Parser(prog=program, description="Evaluate the policies of a run without learning.")
+    parser.add_argument("folder", help="a run folder, or a folder of checkpoints")
+    parser.add_argument("--env", help="the environment, as for train, if the checkpoint cannot name it")
+    parser.add_argument("--episodes", type=count, default=100, help="number of episodes (%(default)s)")
+    parser.add_argument("--record", metavar="FOLDER", help="record each rendered episode in FOLDER")
+    take_settings(parser)
+    parser.add_argument("--json", action="store_true", help="print the result as a JSON object")
+    take_imports(parser)
+    args = parsed(parser, arguments)
     asked = {"evaluation_duration": args.episodes, "evaluation_duration_unit": "episodes", "num_workers": 0}
     config = merge(asked, with_objects(args.config))
     if args.record is not None:
         config = merge(_recording(args, config), config)
     with from_checkpoint(Algorithm, args.folder, config, args.env, "--env ") as algo:
         result = algo.evaluate()["evaluation"]
-    print_text(as_json(result) if args.json else "\n".join(_lines(result)), "menv evaluate")
+    print_text(json_text(result) if args.json else "\n".join(_lines(result)), program)
     return 0
 
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from menv.cli.arguments import print_text
+from menv.cli.arguments import Parser, parsed, print_text, take_imports
 from menv.inference import checkpoint_folder, policy_bundle
 from menv.policy import Policy
 from menv.serialization import folder_given
 
 
-def show(args: argparse.Namespace) -> int:
+def main(arguments: Sequence[str] | None = None, program: str = "menv show") -> int:
     """Print the contents of a folder and return the exit status."""
-    path = folder_given("show", args.folder)
+    parser = Parser(
+        prog=program,
+        description="Show the contents of a run, a checkpoint or a policy, and check their files.",
+    )
+    parser.add_argument("folder", help="a run folder, a folder of checkpoints, or a policy")
+    take_imports(parser)
+    args = parsed(parser, arguments)
+    path = checkpoint_folder.checkpoint_root(folder_given("show", args.folder))
     policies: Any = Policy.from_checkpoint(path)
     if not isinstance(policies, dict):
         policies = {policies.policy_id: policies}
@@ -25,7 +32,7 @@ def show(args: argparse.Namespace) -> int:
             f"  observations  {policy.observation_space}",
             f"  actions       {policy.action_space}",
         ]
-    print_text("\n".join(lines), "menv show")
+    print_text("\n".join(lines), program)
     return 0
 
 

@@ -3,221 +3,159 @@
 from __future__ import annotations
 
 import argparse
-import difflib
+import shlex
 import signal
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from numbers import Real
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from menv import algorithms
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.config.stored_config import NamedOnlyError
-from menv.cli.arguments import merge, print_error, stdout_error, with_objects
-from menv.cli.display import display
+from menv.algorithms.learn import Saving, StopRule, env_name, folder_trackers, run_folder, train_until
+from menv.cli.arguments import (
+    Parser,
+    count,
+    discard_output,
+    merge,
+    parsed,
+    print_error,
+    stdout_error,
+    stop_bounds,
+    take_imports,
+    take_settings,
+    with_objects,
+)
 from menv.env_context import EnvContext
 from menv.errors import ConfigError
-from menv.inference.checkpoint_folder import MANIFEST, find_checkpoint, numbered, read_manifest, try_root
+from menv.inference.checkpoint_folder import RUN_CHECKPOINTS, find_checkpoint, read_manifest
 from menv.registry import is_known, make_env
+from menv.tracking.progress import progress
+from menv.tracking.run_folder import next_run_dir
 
-_WHOLE = {"evaluation", "external", "sampler_perf", "sampler_results", "staleness"}
-"""Sections of a result whose keys never change; in other sections agents and policies may still join."""
-
-_RARE = "skipped_updates"
-"""A statistic that appears only after a problem."""
-
-_NO_EVALUATION = (
-    "this run makes no evaluations, expected an evaluation_interval; add --config evaluation_interval=5"
-)
-
-
-class Bounds:
-    """Bounds of a run by result key, `a/b/c` for nested results."""
-
-    def __init__(self, bounds: Mapping[str, float], evaluates: bool) -> None:
-        self._bounds = bounds
-        self._evaluates = evaluates
-        # A key that has appeared once may be missing in later results.
-        self._unseen = list(bounds)
-
-    def reached(self, result: Mapping[str, Any]) -> str:
-        """Return the key of the first bound that a result has reached, or ""."""
-        keys = (key for key, bound in self._bounds.items() if _reaches(result, key.split("/"), bound))
-        return next(keys, "")
-
-    def impossible(self, result: Mapping[str, Any]) -> str:
-        """Return why a bound can never be reached, or "" as far as this result shows."""
-        unseen = []
-        for key in self._unseen:
-            first = key.partition("/")[0]
-            if first == "evaluation" and first not in result:
-                value, wrong = None, "" if self._evaluates else _NO_EVALUATION
-            else:
-                value, wrong = _found(result, key)
-            if wrong:
-                return f"--stop {key}: {wrong}"
-            if value is None:
-                unseen.append(key)
-        self._unseen = unseen
-        return ""
+_EXAMPLES = """\
+examples:
+  menv train CartPole-v1 --stop episode_reward_mean=450
+  menv train tictactoe --policies each --config gamma=1.0 --stop time_total_s=60
+  menv train my_game:Corridor --run DQN --config settings.toml --stop num_env_steps_sampled=100000
+  menv train --resume runs/tictactoe-PPO-001 --stop training_iteration=200"""
 
 
-def _reaches(result: Any, parts: Iterable[str], bound: float) -> bool:
-    value = result
-    for part in parts:
-        value = _texts(value).get(part) if isinstance(value, Mapping) else None
-    return isinstance(value, Real) and float(value) >= bound
+def main(arguments: Sequence[str] | None = None, program: str = "menv train") -> int:
+    """Train as the arguments say and return the exit status."""
+    return train(parsed(_parser(program), arguments))
 
 
-def _texts(mapping: Mapping[Any, Any]) -> dict[str, Any]:
-    return {str(key): value for key, value in mapping.items()}
-
-
-def _found(result: Mapping[str, Any], key: str) -> tuple[Any, str]:
-    value: Any = result
-    path: list[str] = []
-    for part in key.split("/"):
-        if value is None:
-            return None, ""
-        there = _texts(value) if isinstance(value, Mapping) else {}
-        if part not in there:
-            may_come = isinstance(value, Mapping) and not _has_all(path, there, part)
-            return None, "" if may_come else _no_such_key(path, there, part)
-        value = there[part]
-        path.append(part)
-    return value, _no_number(key, value)
-
-
-def _has_all(path: list[str], there: Mapping[str, Any], wanted: str) -> bool:
-    if path[:1] != ["info"]:
-        return not path or path[-1] in _WHOLE
-    is_of_a_policy = path[-1] == "learner_stats" or (len(path) == 2 and path[1] != "learner")
-    # Statistics of gradients appear with the first gradient step.
-    return is_of_a_policy and wanted != _RARE and there.get("updates", 1) > 0
-
-
-def _no_such_key(path: list[str], there: Mapping[str, Any], part: str) -> str:
-    near = ["/".join((*path, name)) for name in difflib.get_close_matches(part, there, n=3)]
-    if path and not there:
-        near = ["/".join(path)]
-    hint = f"did you mean {' or '.join(near)}?" if near else "docs/results.md lists them"
-    return f"results have no such key, expected an existing one; {hint}"
-
-
-def _no_number(key: str, value: Any) -> str:
-    if value is None or isinstance(value, Real):
-        return ""
-    if isinstance(value, Mapping):
-        inner = [f"{key}/{name}" for name in list(_texts(value))[:3]]
-        such = f", such as {' or '.join(inner)}" if inner else ""
-        return f"results have several values there, expected a key of one number; name one of them{such}"
-    return f"results have a {type(value).__name__} there, expected a number; docs/results.md lists them"
+def _parser(program: str) -> Parser:
+    parser = Parser(
+        prog=program, description="Train policies in an environment.", epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    env = parser.add_mutually_exclusive_group()
+    env.add_argument(
+        "env",
+        nargs="?",
+        help="a built-in name, a gymnasium id, or package.module:Class; optional with --resume",
+    )
+    env.add_argument("--env", dest="named", metavar="ENV", help="the same")
+    parser.add_argument("--run", choices=("PPO", "DQN", "QMIX"), help="the algorithm (PPO)")
+    parser.add_argument(
+        "--policies", choices=("shared", "each"), default="shared",
+        help="one policy for all agents, or one for each of possible_agents, named after it (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--stop", metavar="KEY=VALUE", type=stop_bounds, action="append", default=[],
+        help="stop when this result reaches VALUE, such as evaluation/episode_reward_mean=450; may be repeated, the "
+        "first bound that is reached counts; without it, train until Ctrl-C",
+    )  # fmt: skip
+    parser.add_argument("--run-dir", metavar="DIR", help="the run folder (runs/ENV-ALGORITHM-NNN)")
+    parser.add_argument("--no-save", action="store_true", help="write no run folder")
+    parser.add_argument(
+        "--save-every", metavar="N", type=count,
+        help="save a checkpoint after every N iterations (about once a minute, keeping 3); the end is always saved",
+    )  # fmt: skip
+    parser.add_argument("--keep", metavar="N", type=count, help="keep only the N latest checkpoints")
+    parser.add_argument(
+        "--resume",
+        metavar="RUN",
+        help="resume the run of a run folder, or start a new run from a folder of checkpoints",
+    )
+    take_settings(parser)
+    parser.add_argument("--json", action="store_true", help="print results as JSON, one object per line")
+    take_imports(parser)
+    return parser
 
 
 def train(args: argparse.Namespace) -> int:
     """Train until a bound is reached or the user stops the run, and return the exit status."""
-    folder = _folder(args)
-    with algorithm_of(args) as algo, display(args.json) as shown, StopSignal() as ending:
-        # A resumed run is already saved, unless it saves to another folder.
-        saved = None if args.resume and not _same_folder(folder, args.resume) else algo.iteration
-        bounds = Bounds(args.stop, evaluates=algo.config.evaluation_interval is not None)
-        result: Mapping[str, Any] = algo.counts()
-        wrong = ""
-        if done := bounds.reached(result):
-            print_error(
-                f"menv train: nothing to train: {done} is {result[done]} already, the bound of --stop"
-            )
-        while not (ending.signal or shown.failed or wrong or bounds.reached(result)):
-            result = algo.train()
-            shown.result(result)
-            # An impossible bound may show late, after progress that is worth saving.
-            wrong = bounds.impossible(result)
-            if args.every and algo.iteration % args.every == 0:
-                shown.saved(algo.save(folder, keep_last=args.keep))
-                saved = algo.iteration
-        if folder is not None and saved != algo.iteration:
-            shown.saved(algo.save(folder, keep_last=args.keep))
-    if wrong:
-        raise ConfigError(wrong)
-    return _status(ending.signal, shown.failed)
+    if args.no_save and (args.run_dir or args.save_every or args.keep):
+        raise ConfigError("--no-save: given with an option about saving, expected one of them; leave one out")
+    with algorithm_of(args) as algo, TerminationAsInterrupt() as termination:
+        folder = None if args.no_save else run_folder(algo, _run_dir(args, algo))
+        shown = progress(args.json)
+        rule = StopRule(args.stop, evaluates=algo.config.evaluation_interval is not None)
+        saving = Saving(None if folder is None else folder.checkpoints, args.save_every, args.keep)
+        if done := rule.reached(algo.counts()):
+            print_error(f"menv train: nothing to train: {done} already, the bound of --stop")
+        trackers = [*folder_trackers(folder), shown]
+        status = 0
+        try:
+            train_until(algo, rule, saving, trackers, lambda: "stdout is closed" if shown.failed else "")
+        except KeyboardInterrupt:
+            status = 128 + (termination.signal or signal.SIGINT)
+    if status == 0 and shown.failed is not None:
+        return _not_shown(shown.failed)
+    if folder is not None:
+        print_error("\n".join(_next_steps(folder.path, interrupted=status != 0)))
+    return status
 
 
-def _status(number: int, failed: Exception | None) -> int:
-    if failed is not None and not isinstance(failed, OSError):
-        raise failed
-    if failed is not None and not number:
-        print_error(f"menv train: error: {stdout_error(failed)}; stopped after the current iteration")
-        return 1
-    return 128 + number if number else 0
+def _run_dir(args: argparse.Namespace, algo: Algorithm) -> str | Path:
+    if args.run_dir is not None:
+        return str(args.run_dir)
+    if args.resume is not None and (Path(args.resume) / RUN_CHECKPOINTS).is_dir():
+        return str(args.resume)
+    return next_run_dir(env_name(algo.config.env), algo.recipe.name)
 
 
-def _folder(args: argparse.Namespace) -> str | None:
-    folder: str | None = args.resume if args.save is None else args.save
-    if folder is None and (args.every or args.keep):
-        raise ConfigError("--every and --keep: no folder is given, expected --save FOLDER; add it")
-    if args.save == "":
-        raise ConfigError("--save: an empty name, expected the name of a folder; write --save FOLDER")
-    if args.save is not None:
-        try_root(Path(args.save))
-        _refuse_others(Path(args.save), args.resume)
-    elif folder is not None and (Path(folder) / MANIFEST).is_file():
-        raise ConfigError(
-            f"--resume {folder}: one checkpoint of a run, whose later ones would be replaced, expected --save too; add "
-            f"--save and another folder, or --save {Path(folder).parent}"
-        )
-    elif folder is not None and Path(folder).is_dir():
-        try_root(Path(folder))
-    return folder
+def _not_shown(error: Exception) -> int:
+    if not isinstance(error, OSError):
+        raise error
+    discard_output(sys.stdout)
+    print_error(f"menv train: error: {stdout_error(error)}; stopped after the current iteration")
+    return 1
 
 
-def _refuse_others(folder: Path, resumed: str | None) -> None:
-    there = numbered(folder) if folder.is_dir() else []
-    own = resumed is not None and folder.resolve() in (
-        Path(resumed).resolve(),
-        Path(resumed).resolve().parent,
-    )
-    if there and not own:
-        raise ConfigError(
-            f"--save {folder}: holds checkpoints of another run, {there[-1].name} for one, that would be replaced, "
-            f"expected a new folder; choose another, delete it, or resume the run with --resume {folder}"
-        )
+def _next_steps(path: Path, *, interrupted: bool) -> list[str]:
+    where = shlex.quote(str(path))
+    lines = [f"run folder: {where}"]
+    if interrupted:
+        lines.append(f"  resume: menv train --resume {where}")
+    return [*lines, f"  evaluate: menv evaluate {where}"]
 
 
-def _same_folder(one: str | None, other: str) -> bool:
-    return one is not None and Path(one).resolve() == Path(other).resolve()
-
-
-class StopSignal:
-    """Lets the current iteration finish after Ctrl-C or SIGTERM (`signal`, else 0); a second one raises."""
+class TerminationAsInterrupt:
+    """A context that turns SIGTERM into Ctrl-C, so that a run is saved; `signal` is SIGTERM afterwards, else 0."""
 
     def __init__(self) -> None:
         self.signal = 0
-        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {
-            number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        self._before = signal.signal(signal.SIGTERM, self._interrupt)
         return self
 
     def __exit__(self, *raised: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGTERM, self._before)
 
-    def _note(self, number: int, frame: Any) -> None:
-        if self.signal:
-            raise KeyboardInterrupt
+    def _interrupt(self, number: int, frame: Any) -> None:
         self.signal = number
-        # Ctrl-C also ends the reader of stderr, and a line that is being written cannot be interrupted.
-        with suppress(RuntimeError):
-            print_error(
-                "menv train: finishing this iteration, then stopping; press Ctrl-C again to abort now"
-            )
+        signal.raise_signal(signal.SIGINT)
 
 
 def algorithm_of(args: argparse.Namespace) -> Algorithm:
     """Return a new algorithm, or one resumed from a checkpoint."""
+    args.env = args.named if args.env is None else args.env
     config = with_objects(args.config)
     if args.resume is not None:
         if args.policies != "shared":

@@ -39,6 +39,8 @@ FORMAT = 1
 
 MANIFEST = "manifest.json"
 LATEST = "LATEST"
+RUN_CHECKPOINTS = "checkpoints"
+"""The folder of checkpoints in a run folder."""
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -201,9 +203,16 @@ def as_written(root: Path) -> list[Path]:
     return sorted(numbered(root), key=when)
 
 
+def checkpoint_root(path: Any) -> Path:
+    """Return the folder of checkpoints: `checkpoints/` of a run folder, else `path` itself."""
+    folder = folder_given("checkpoint", path)
+    inner = folder / RUN_CHECKPOINTS
+    return inner if (inner / LATEST).is_file() and not (folder / MANIFEST).is_file() else folder
+
+
 def find_checkpoint(path: Any) -> Path:
     """Return `path` if it is a numbered folder, or the one that its `LATEST` names; ConfigError without one."""
-    folder = folder_given("checkpoint", path)
+    folder = checkpoint_root(path)
     if (folder / MANIFEST).is_file():
         return folder
     if not (folder / LATEST).is_file():
@@ -391,7 +400,7 @@ def read_checkpoint(path: Any, read: Callable[[Path], T]) -> T:
 
     A save may delete the folder meanwhile; then the next latest one is read.
     """
-    root = folder_given("checkpoint", path)
+    root = checkpoint_root(path)
     for left in reversed(range(_TRIES)):
         named = _named(root)
         try:
@@ -456,6 +465,7 @@ def read_policies(path: Path, policy_ids: Iterable[str] | None) -> Policy | dict
     """Return the policy in a folder, or the policies of several folders; see `Policy.from_checkpoint`."""
     if (path / policy_bundle.MANIFEST).exists():
         return read_policy(path)
+    path = checkpoint_root(path)
     chosen = None if policy_ids is None else ids_given("from_checkpoint", policy_ids)
     is_checkpoint = (path / MANIFEST).exists()
     folders = {} if is_checkpoint else _side_by_side(path)

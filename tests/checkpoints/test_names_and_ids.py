@@ -86,7 +86,7 @@ def test_a_name_that_no_file_system_takes_is_refused_in_one_line(
                     ConfigError, match=r"characters \(.*\), expected a name that the system takes; ch"
                 ):
                     call(path)
-    assert main(["train", "CartPole-v1", "--save", str(tmp_path / LONG)]) == 2
+    assert main(["train", "CartPole-v1", "--run-dir", str(tmp_path / LONG)]) == 2
     assert main(["evaluate", str(tmp_path / LONG)]) == 2
     assert "Traceback" not in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -194,7 +194,15 @@ def test_a_checkpoint_with_right_hashes_runs_no_code_however_it_is_loaded(
         PPO.from_checkpoint(folder)
     for command in (
         ["evaluate", str(folder), "--episodes", "1"],
-        ["train", "--resume", str(folder), "--save", str(tmp_path / "run"), "--stop", "training_iteration=1"],
+        [
+            "train",
+            "--resume",
+            str(folder),
+            "--run-dir",
+            str(tmp_path / "run"),
+            "--stop",
+            "training_iteration=1",
+        ],
     ):
         assert main(command) == 2, command
         assert "expected" in capsys.readouterr().err

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from menv.algorithms import DQN
+from menv.algorithms.learn import StopRule
 from menv.cli.main import main
-from menv.cli.train import Bounds
 
 SMALL = ["--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64"]
 OFTEN = ["--config", "evaluation_interval=2", "--config", "evaluation_duration=2"]
 
 
 def never(result: dict[str, Any], key: str) -> str:
-    return Bounds({key: 1.0}, evaluates=True).impossible(result)
+    return StopRule({key: 1.0}, evaluates=True).impossible(result)
 
 
 @pytest.mark.parametrize(
@@ -40,17 +40,17 @@ def test_a_bound_that_no_result_comes_to_is_refused(
 ) -> None:
     assert main(["train", "tictactoe", *SMALL, "--stop", f"{key}=-5"]) == 2
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith(f"menv train: error: --stop {key}: ")
+    assert said.startswith(f"menv train: error: stop {key}: ")
     assert why in said
 
 
 def test_a_bound_that_an_evaluation_shows_to_be_wrong_costs_no_iteration(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wrong = ["--stop", "evaluation/episode_rewards_mean=5", "--save", "run"]
+    wrong = ["--stop", "evaluation/episode_rewards_mean=5", "--run-dir", "run"]
     assert main(["train", "tictactoe", *SMALL, *OFTEN, *wrong]) == 2
     assert "did you mean evaluation/episode_reward_mean" in capsys.readouterr().err
-    assert Path("run/LATEST").read_text().strip() == "000002"
+    assert Path("run/checkpoints/LATEST").read_text().strip() == "000002"
 
 
 def test_a_bound_on_evaluations_is_waited_for(folder: Path) -> None:
@@ -63,14 +63,14 @@ def test_agents_that_are_called_by_numbers_are_found(folder: Path) -> None:
 
 
 def test_numbers_of_numpy_that_a_callback_adds_are_bounds_too() -> None:
-    bounds = Bounds({"own": 3.0}, evaluates=False)
+    bounds = StopRule({"own": 3.0}, evaluates=False)
     assert bounds.impossible({"own": np.float32(2)}) == ""
     assert not bounds.reached({"own": np.float32(2)})
     assert bounds.reached({"own": np.int64(3)})
 
 
 def test_a_key_that_was_there_may_be_missing_now_and_then() -> None:
-    bounds = Bounds({"own": 3.0}, evaluates=False)
+    bounds = StopRule({"own": 3.0}, evaluates=False)
     assert bounds.impossible({"own": 1}) == ""
     assert bounds.impossible({"other": 1}) == ""
 

@@ -12,14 +12,14 @@ from rich.console import Console
 import menv
 from menv import registry
 from menv.algorithms import PPO
-from menv.cli.display import LiveTable
 from menv.cli.main import main
+from menv.tracking.progress import LiveTable
 from tests.house.test_importing import heavy_modules_after, python
 
 
 def trained(folder: str, *arguments: str) -> None:
     small = ["--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64"]
-    assert main(["train", *arguments, *small, "--stop", "training_iteration=1", "--save", folder]) == 0
+    assert main(["train", *arguments, *small, "--stop", "training_iteration=1", "--run-dir", folder]) == 0
 
 
 def test_evaluate_plays_as_many_episodes_as_it_is_asked_to(
@@ -31,7 +31,7 @@ def test_evaluate_plays_as_many_episodes_as_it_is_asked_to(
     told = json.loads(capsys.readouterr().out)
     assert told["episodes_this_iter"] == 7
     assert len(told["hist_stats"]["policy_player1_reward"]) == 7
-    assert main(["evaluate", "run/000001", "--episodes", "7"]) == 0
+    assert main(["evaluate", "run/checkpoints/000001", "--episodes", "7"]) == 0
     first, *policies = capsys.readouterr().out.splitlines()
     assert first.startswith("7 episodes, mean return 0.00 (0.00 to 0.00)")
     assert [line.split()[0] for line in policies] == ["player1", "player2"]
@@ -101,11 +101,11 @@ def test_show_tells_of_a_run_and_of_a_policy(folder: Path, capsys: pytest.Captur
     capsys.readouterr()
     assert main(["show", "run"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "checkpoint run/000001"
+    assert lines[0] == "checkpoint run/checkpoints/000001"
     assert "PPO, 1 iterations" in lines[1]
     assert lines[2].split() == ["environment", "tictactoe"]
     assert [line for line in lines if line.startswith("policy")] == ["policy player1", "policy player2"]
-    assert main(["show", "run/000001/policies/player2"]) == 0
+    assert main(["show", "run/checkpoints/000001/policies/player2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "policy player2"
     assert lines[2].split() == ["actions", "Discrete(9)"]
@@ -182,10 +182,13 @@ def test_on_a_terminal_figures_stand_in_tables_and_names_are_no_markup() -> None
             "policy_mapping_fn": lambda agent: name if agent == "player1" else "learner",
         },
     }  # fmt: skip
-    with PPO(env="tictactoe", config=config) as algo, LiveTable(Console(file=screen, width=100)) as shown:
+    with PPO(env="tictactoe", config=config) as algo:
+        shown = LiveTable(Console(file=screen, width=100))
+        shown.begin(algo)
         shown.result(algo.train())
         shown.result(algo.train())
         shown.saved(Path("run/[2]"))
+        shown.end("")
     text = screen.getvalue()
     assert "mean return" in text
     assert "learning rate" in text

@@ -19,7 +19,7 @@ def test_the_commands_run_as_printed(folder: Path, capsys: pytest.CaptureFixture
         program, *arguments = shlex.split(line)
         assert (program, main(arguments)) == ("menv", 0)
     said = capsys.readouterr().out
-    assert "saved run/000005" in said
+    assert "saved run/checkpoints/000005" in said
     assert "50 episodes, mean return" in said
     assert "tictactoe: nothing found" in said
 

@@ -1,7 +1,7 @@
 """The direction of imports in menv, as tables, and what breaks it.
 
     cli -> verify -> checking -> algorithms -> serving, workers -> sampling -> inference
-    inference -> adapters, connectors -> the nouns;  wrappers, envs -> the nouns
+    algorithms -> tracking -> the nouns;  inference -> adapters, connectors -> the nouns;  wrappers, envs -> the nouns
 
 The nouns are the modules that lie directly in `menv/`. Imports for type checking count like all others: a
 reader has to follow them just the same.
@@ -20,7 +20,7 @@ FLOORS = (
     {"adapters", "connectors", "wrappers", "envs"},
     {"inference"},
     {"sampling"},
-    {"serving", "workers"},
+    {"serving", "workers", "tracking"},
     {"algorithms"},
     {"checking"},
     {"verify"},
@@ -45,7 +45,7 @@ CONFINED = {
     "torch": {"algorithms"},
     "onnx": {"algorithms"},
     "onnxscript": {"algorithms"},
-    "tensorboard": {"algorithms"},
+    "tensorboard": {"tracking"},
     "PIL": {"algorithms", "wrappers"},
     "onnxruntime": {"inference"},
     "ray": {"workers"},
@@ -56,7 +56,7 @@ CONFINED = {
     "websockets": {"serving"},
     "starlette": {"serving"},
     "uvicorn": {"serving"},
-    "rich": {"cli"},
+    "rich": {"tracking"},
     "msgspec": {"serving", "workers", "inference", "sampling", "checking", "algorithms"},
     "safetensors": {"serving", "inference", "algorithms"},
 }

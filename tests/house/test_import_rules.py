@@ -87,7 +87,7 @@ def test_an_import_against_the_direction_is_found(
             "sampling/sampler.py",
             "from menv.adapters.gym import GymAdapter\nfrom menv.errors import MenvError",
         ),
-        ("cli/main.py", "import menv.algorithms, menv.envs, rich"),
+        ("cli/main.py", "import menv.algorithms, menv.envs"),
         ("algorithms/ppo.py", "import torch\nfrom menv.algorithms import learner"),
     ],
 )

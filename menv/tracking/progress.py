@@ -1,19 +1,18 @@
-"""The output of `menv train`: a live table, plain lines, or JSON."""
+"""What a run shows on stdout: a live table, plain lines, or JSON."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from menv.cli.arguments import discard_output
+from menv.tracking.run_folder import json_text
+from menv.tracking.tracker import Tracker
 
 _SAMPLING = {"env_time_s": "environments", "act_time_s": "deciding", "complete_time_s": "completing batches"}
 
@@ -21,10 +20,9 @@ _SAMPLING = {"env_time_s": "environments", "act_time_s": "deciding", "complete_t
 _HEADS = ("iteration", "env steps", "steps/s", "episodes", "mean return", "mean length", "seconds")
 _OF_A_POLICY = ("mean return", "entropy", "kl", "loss", "learning rate")
 _ROWS = 12
-_KEYS = (str, int, float, type(None))
 
 
-def display(as_json: bool) -> PlainLines:
+def progress(as_json: bool = False) -> PlainLines:
     """Return JSON lines, a live table on a terminal if rich is installed, or plain lines."""
     if as_json:
         return JsonLines()
@@ -33,7 +31,7 @@ def display(as_json: bool) -> PlainLines:
     return PlainLines()
 
 
-class PlainLines:
+class PlainLines(Tracker):
     """Prints a line per iteration and a summary of the time spent.
 
     An error of the display does not end the run; `failed` is the first one.
@@ -45,12 +43,8 @@ class PlainLines:
         self._workers = False
         self._seconds: Counter[str] = Counter()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def end(self, reason: str) -> None:
+        """Show how the time was spent."""
         if self._seconds["all"]:
             self._try(lambda: self._print(_time_spent(self._seconds, self._workers)))
 
@@ -78,19 +72,19 @@ class PlainLines:
         self._workers = "num_worker_restarts" in result
 
     def _try(self, show: Callable[[], object]) -> None:
+        if self.failed is not None:
+            return
         try:
             show()
         except Exception as error:
             self.failed = self.failed or error
-            if isinstance(error, OSError):
-                discard_output(sys.stdout)
 
 
 class JsonLines(PlainLines):
     """Prints the result of each iteration as a JSON object."""
 
     def _show(self, result: Mapping[str, Any]) -> None:
-        self._print(as_json(result))
+        self._print(json_text(result))
 
     def saved(self, folder: Path) -> None:
         """Show that a checkpoint was written."""
@@ -108,15 +102,14 @@ class LiveTable(PlainLines):
         self._rows: deque[tuple[str, ...]] = deque(maxlen=_ROWS)
         self._live = Live(console=console or Console(), auto_refresh=False)
 
-    def __enter__(self) -> Self:
-        self._try(self._live.__enter__)
-        return self
+    def begin(self, algorithm: Any) -> None:
+        """Show the table."""
+        self._try(self._live.start)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
-        self._try(lambda: self._live.__exit__(kind, error, trace))
+    def end(self, reason: str) -> None:
+        """Show how the time was spent, below the table."""
+        super().end(reason)
+        self._try(self._live.stop)
 
     def _show(self, result: Mapping[str, Any]) -> None:
         from rich.console import Group
@@ -170,22 +163,6 @@ def of_policy(result: Mapping[str, Any], policy_id: str) -> tuple[str, ...]:
     loss = stats.get("total_loss", stats.get("loss"))
     figures = (result["policy_reward_mean"].get(policy_id), stats.get("entropy"), stats.get("kl"), loss)
     return (*map(_figure, figures), _figure(stats.get("cur_lr")))
-
-
-def as_json(result: Mapping[str, Any]) -> str:
-    """Return a result as one line of JSON, with null for non-finite numbers and text for other unknown values."""
-    try:
-        return json.dumps(result, default=str, allow_nan=False)
-    except (ValueError, TypeError):
-        return json.dumps(_plain(result), default=str)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key if isinstance(key, _KEYS) else str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _by_policy(result: Mapping[str, Any]) -> list[str]:

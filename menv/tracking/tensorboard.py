@@ -1,26 +1,24 @@
 """Results as curves in TensorBoard: each number of a result is a scalar, at the step that it was reached.
 
 Name `TensorBoardCallbacks("folder")` as `callbacks`, or write results yourself with a `TensorBoardWriter`. Needs the
-package tensorboard, when the first result is written; knows no algorithm.
+package tensorboard, when the first result is written. Run folders use the tracker `TensorBoard`.
 """
 
 from __future__ import annotations
 
-import math
+import re
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from os import PathLike
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
 from menv.callbacks import DefaultCallbacks
 from menv.errors import MissingExtraError
 from menv.serialization import path_given, writing
-
-_REPEATED = ("sampler_results",)
+from menv.tracking.run_folder import scalars
+from menv.tracking.tracker import Tracker
 
 
 class TensorBoardWriter:
@@ -99,32 +97,43 @@ class TensorBoardCallbacks(DefaultCallbacks):
         self.writer.write(result, result["num_env_steps_sampled"])
 
 
-def scalars(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield tag and value of each number in a result."""
-    info = result.get("info")
-    if isinstance(info, Mapping) and isinstance(info.get("learner"), Mapping):
-        # Each policy's statistics are at `info[policy]` as well.
-        result = {
-            **result,
-            "info": {key: info[key] for key in info if key == "learner" or key not in info["learner"]},
-        }
-    yield from _numbers(result, "")
+class TensorBoard(Tracker):
+    """Writes the numbers of each result over env steps, with tags in groups such as `return/` and `learner/<policy>/`.
+
+    Args:
+        logdir: A folder for this run.
+    """
+
+    def __init__(self, logdir: str | PathLike[str]) -> None:
+        self._writer = TensorBoardWriter(logdir)
+
+    def result(self, result: Mapping[str, Any]) -> None:
+        """Write a result."""
+        grouped = {grouped_tag(key): value for key, value in scalars(result)}
+        self._writer.write(grouped, result["num_env_steps_sampled"])
+
+    def end(self, reason: str) -> None:
+        """Close the file."""
+        self._writer.close()
 
 
-def _numbers(values: Mapping[Any, Any], path: str) -> Iterator[tuple[str, float]]:
-    for key, value in values.items():
-        if key in _REPEATED:
-            continue
-        # Halves of characters have no place in the file.
-        tag = f"{path}{key}".encode("utf-8", "backslashreplace").decode("utf-8")
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{tag}/")
-        elif _is_number(value) and math.isfinite(value):
-            yield tag, float(value)
+_GROUPS = (
+    (r"info/learner/(.+)/learner_stats/(.+)", r"learner/\1/\2"),
+    (r"info/learner/(.+)", r"learner/\1"),
+    (r"(evaluation/)?episode_reward_(mean|min|max)", r"\1return/\2"),
+    (r"(evaluation/)?(policy|agent|group)_reward_(mean|min|max)/(.+)", r"\1return/\2/\4/\3"),
+    (r"(evaluation/)?episode_len_mean", r"\1return/episode_length"),
+    (r"(?:sampler_perf/|time_)(.+)", r"time/\1"),
+    (r"(num_.+|.*episodes.*|training_iteration|.*timesteps_total)", r"counts/\1"),
+)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+def grouped_tag(key: str) -> str:
+    """Return the tag of a result key, such as `return/policy/cars/mean` for `policy_reward_mean/cars`."""
+    for pattern, tag in _GROUPS:
+        if found := re.fullmatch(pattern, key):
+            return found.expand(tag)
+    return key
 
 
 def _tensorboard() -> tuple[Any, Any, Any]:

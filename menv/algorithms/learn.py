@@ -1,0 +1,273 @@
+"""`learn`: trains until a bound is reached, and tells trackers and the run folder about it.
+
+`Algorithm.learn` and `menv train` call it. `StopRule` holds the bounds.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from numbers import Real
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import menv
+from menv.algorithms.config.stored_config import stored_config
+from menv.errors import ConfigError, NotWrittenError
+from menv.tracking.progress import progress
+from menv.tracking.run_folder import RunFolder
+from menv.tracking.tensorboard import TensorBoard
+from menv.tracking.tracker import Tracker, Trackers
+
+if TYPE_CHECKING:
+    from menv.algorithms.algorithm import Algorithm
+
+_log = logging.getLogger("menv")
+
+TIMESTEPS = "num_env_steps_sampled"
+"""The result that `total_timesteps` bounds."""
+
+_SAVE_SECONDS = 60.0
+_SAVE_SHARE = 100.0
+"""Without `save_every`, a checkpoint is due after a minute, and after 100 times the time that the last one took."""
+_KEPT = 3
+
+_WHOLE = {"evaluation", "external", "sampler_perf", "sampler_results", "staleness"}
+"""Sections of a result whose keys never change; in other sections agents and policies may still join."""
+
+_RARE = "skipped_updates"
+"""A statistic that appears only after a problem."""
+
+_NO_EVALUATION = (
+    "this run makes no evaluations, expected an evaluation_interval; add --config evaluation_interval=5"
+)
+
+
+def run_folder(algo: Algorithm, path: str | PathLike[str]) -> RunFolder:
+    """Return the run folder of a new algorithm, or of one that was resumed from a checkpoint in it."""
+    content = {
+        "menv_version": menv.__version__,
+        "algorithm": algo.recipe.name,
+        "env": env_name(algo.config.env),
+        "config": stored_config(algo.config, algo._policy_set.policy_map),
+    }
+    return RunFolder(path, content, iteration=algo.iteration)
+
+
+def folder_trackers(folder: RunFolder | None) -> list[Tracker]:
+    """Return the trackers that write a run folder, [] without one."""
+    if folder is None:
+        return []
+    return [folder, TensorBoard(folder.path)] if find_spec("tensorboard") is not None else [folder]
+
+
+def env_name(env: Any) -> str:
+    """Return a name of an environment, for people and for folders."""
+    return env if isinstance(env, str) else str(getattr(env, "__qualname__", type(env).__qualname__))
+
+
+class StopRule:
+    """Bounds of a run by result key, `a/b/c` for nested results: the first one that is reached ends the run."""
+
+    def __init__(self, bounds: Mapping[str, float], evaluates: bool) -> None:
+        self._bounds = bounds
+        self._evaluates = evaluates
+        # A key that has appeared once may be missing in later results.
+        self._unseen = list(bounds)
+
+    def reached(self, result: Mapping[str, Any]) -> str:
+        """Return a sentence about the first bound that a result has reached, or ""."""
+        for key, bound in self._bounds.items():
+            value = _value(result, key)
+            if isinstance(value, Real) and float(value) >= bound:
+                return f"{key} is {value:,.6g}"
+        return ""
+
+    def impossible(self, result: Mapping[str, Any]) -> str:
+        """Return why a bound can never be reached, or "" as far as this result shows."""
+        unseen = []
+        for key in self._unseen:
+            first = key.partition("/")[0]
+            if first == "evaluation" and first not in result:
+                value, wrong = None, "" if self._evaluates else _NO_EVALUATION
+            else:
+                value, wrong = _found(result, key)
+            if wrong:
+                return f"stop {key}: {wrong}"
+            if value is None:
+                unseen.append(key)
+        self._unseen = unseen
+        return ""
+
+
+def _value(result: Mapping[str, Any], key: str) -> Any:
+    value: Any = result
+    for part in key.split("/"):
+        value = _texts(value).get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _texts(mapping: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(key): value for key, value in mapping.items()}
+
+
+def _found(result: Mapping[str, Any], key: str) -> tuple[Any, str]:
+    value: Any = result
+    path: list[str] = []
+    for part in key.split("/"):
+        if value is None:
+            return None, ""
+        there = _texts(value) if isinstance(value, Mapping) else {}
+        if part not in there:
+            may_come = isinstance(value, Mapping) and not _has_all(path, there, part)
+            return None, "" if may_come else _no_such_key(path, there, part)
+        value = there[part]
+        path.append(part)
+    return value, _no_number(key, value)
+
+
+def _has_all(path: list[str], there: Mapping[str, Any], wanted: str) -> bool:
+    if path[:1] != ["info"]:
+        return not path or path[-1] in _WHOLE
+    is_of_a_policy = path[-1] == "learner_stats" or (len(path) == 2 and path[1] != "learner")
+    # Statistics of gradients appear with the first gradient step.
+    return is_of_a_policy and wanted != _RARE and there.get("updates", 1) > 0
+
+
+def _no_such_key(path: list[str], there: Mapping[str, Any], part: str) -> str:
+    near = ["/".join((*path, name)) for name in difflib.get_close_matches(part, there, n=3)]
+    if path and not there:
+        near = ["/".join(path)]
+    hint = f"did you mean {' or '.join(near)}?" if near else "docs/results.md lists them"
+    return f"results have no such key, expected an existing one; {hint}"
+
+
+def _no_number(key: str, value: Any) -> str:
+    if value is None or isinstance(value, Real):
+        return ""
+    if isinstance(value, Mapping):
+        inner = [f"{key}/{name}" for name in list(_texts(value))[:3]]
+        such = f", such as {' or '.join(inner)}" if inner else ""
+        return f"results have several values there, expected a key of one number; name one of them{such}"
+    return f"results have a {type(value).__name__} there, expected a number; docs/results.md lists them"
+
+
+def learn(
+    algo: Algorithm,
+    total_timesteps: int | None,
+    *,
+    stop: Mapping[str, float] | None,
+    run_dir: str | PathLike[str] | None,
+    progress_bar: bool,
+    save_every: int | None,
+    trackers: Sequence[Tracker],
+) -> dict[str, Any]:
+    """See `Algorithm.learn`."""
+    bounds = dict(stop or {})
+    if total_timesteps is not None:
+        bounds[TIMESTEPS] = total_timesteps
+    if not bounds:
+        raise ConfigError(
+            "learn: no bound is given, expected one; call learn(100_000), or learn(stop={'episode_reward_mean': 450})"
+        )
+    if save_every is not None and run_dir is None:
+        raise ConfigError("learn: save_every without run_dir, expected a folder; pass run_dir='runs/my-run'")
+    rule = StopRule(bounds, evaluates=algo.config.evaluation_interval is not None)
+    folder = None if run_dir is None else run_folder(algo, run_dir)
+    saving = Saving(None if folder is None else folder.checkpoints, save_every)
+    own = [*folder_trackers(folder), *([progress()] if progress_bar else []), *trackers]
+    return train_until(algo, rule, saving, own)
+
+
+@dataclass
+class Saving:
+    """When checkpoints are written, and how many stay.
+
+    Attributes:
+        folder: Where, None for nowhere.
+        every: Save after every `every`-th iteration; about once a minute if it is None.
+        keep_last: How many stay; None keeps all of them, or 3 of those that are written once a minute.
+    """
+
+    folder: Path | None = None
+    every: int | None = None
+    keep_last: int | None = None
+
+    def begin(self, iteration: int) -> None:
+        """Start a run; nothing has to be saved at this iteration."""
+        self._saved = iteration
+        self._due = time.monotonic() + _SAVE_SECONDS
+
+    def is_due(self, iteration: int) -> bool:
+        """Return whether a checkpoint is due between two iterations."""
+        return iteration % self.every == 0 if self.every else time.monotonic() >= self._due
+
+    def save(self, algo: Algorithm, trackers: Tracker) -> None:
+        """Write a checkpoint, unless this iteration has one."""
+        if self.folder is None or algo.iteration == self._saved:
+            return
+        began = time.monotonic()
+        keep = self.keep_last or (None if self.every else _KEPT)
+        trackers.saved(algo.save(self.folder, keep_last=keep))
+        self._saved = algo.iteration
+        now = time.monotonic()
+        self._due = now + max(_SAVE_SECONDS, _SAVE_SHARE * (now - began))
+
+
+def train_until(
+    algo: Algorithm,
+    rule: StopRule,
+    saving: Saving,
+    trackers: Sequence[Tracker] = (),
+    stopped: Callable[[], str] = lambda: "",
+) -> dict[str, Any]:
+    """Train until the rule or `stopped` gives a reason, save at the end, and return the last result.
+
+    An exception, Ctrl-C too, ends the run as well: what was learned so far is saved first.
+
+    Raises:
+        ConfigError: A bound can never be reached.
+        NotWrittenError: The last checkpoint cannot be written; an earlier failure is only logged.
+    """
+    followers = Trackers(trackers)
+    saving.begin(algo.iteration)
+    followers.begin(algo)
+    reason = "interrupted"
+    try:
+        reason = _train(algo, rule, saving, followers, stopped)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        try:
+            saving.save(algo, followers)
+        finally:
+            followers.end(reason)
+    return dict(algo.last_result)
+
+
+def _train(
+    algo: Algorithm, rule: StopRule, saving: Saving, trackers: Tracker, stopped: Callable[[], str]
+) -> str:
+    warned = False
+    reason = rule.reached(algo.counts())
+    while not reason:
+        result = algo.train()
+        trackers.result(result)
+        # That a bound is impossible may show late, after progress that is worth saving.
+        if wrong := rule.impossible(result):
+            raise ConfigError(wrong)
+        reason = rule.reached(result) or stopped()
+        if not reason and saving.is_due(algo.iteration):
+            try:
+                saving.save(algo, trackers)
+            except NotWrittenError as error:
+                if not warned:
+                    _log.warning("%s; training continues without this checkpoint", error)
+                warned = True
+    return reason

@@ -1,0 +1,355 @@
+"""A run on disk: `RunFolder` writes it during training, `Run` reads it.
+
+    runs/tictactoe-PPO-001/
+        config.json     settings, algorithm, environment, version of menv
+        command.txt     the command that started the run
+        progress.csv    the numbers of each result, a column per key
+        results.jsonl   each result, a JSON object per line
+        digest.txt      the digest of everything sampled so far
+        events.out.*    the same numbers for TensorBoard
+        checkpoints/    what `Algorithm.save` writes
+        videos/         recorded episodes
+
+Each line is flushed when its iteration is over, so a process that is killed loses the running iteration at most.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import json
+import math
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from menv.errors import ConfigError
+from menv.serialization import folder_given, path_given, writing
+from menv.tracking.tracker import Tracker
+
+CHECKPOINTS = "checkpoints"
+VIDEOS = "videos"
+_CONFIG = "config.json"
+_COMMAND = "command.txt"
+_RESULTS = "results.jsonl"
+_PROGRESS = "progress.csv"
+_DIGEST = "digest.txt"
+_KIND = "menv run"
+_LEFT_OUT = ("sampler_results", "hist_stats", "episode_media")
+"""Parts of a result that are repeated in it, or hold pictures."""
+
+
+def next_run_dir(env: str, algorithm: str, root: str | os.PathLike[str] = "runs") -> Path:
+    """Return the next free `root/<env>-<algorithm>-<NNN>`; nothing is created."""
+    words = re.sub(r"[^\w.]+", "-", env.removesuffix(".py")).strip("-.") or "env"
+    stem = f"{words}-{algorithm}-"
+    folder = path_given("run_dir", root)
+    taken = [path.name[len(stem) :] for path in folder.glob(f"{stem}*")] if folder.is_dir() else []
+    return folder / f"{stem}{max((int(one) for one in taken if one.isdecimal()), default=0) + 1:03d}"
+
+
+def command_line() -> str:
+    """Return the command that started this process, as a shell reads it."""
+    program, *arguments = sys.argv
+    name = Path(program).name
+    start = [name] if name == "menv" else ["python", program]
+    return shlex.join([*start, *arguments])
+
+
+class RunFolder(Tracker):
+    """Writes a run folder.
+
+    Args:
+        path: The folder. It must be new, empty, or the folder of the run that is resumed.
+        config: What `config.json` holds: a JSON object.
+        command: The command that started the run; that of this process by default.
+        iteration: Iterations that were done before; later lines of a resumed run are removed.
+
+    Raises:
+        ConfigError: The folder holds something else, or another process is writing this run.
+        NotWrittenError: It cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        config: Mapping[str, Any],
+        *,
+        command: str | None = None,
+        iteration: int = 0,
+    ) -> None:
+        self.path = path_given("run_dir", path)
+        self.checkpoints = self.path / CHECKPOINTS
+        self._columns: list[str] = []
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"run_dir {self.path}: a file, expected a folder; choose another name")
+        if self.path.is_dir() and any(self.path.iterdir()) and not (iteration and _holds_run(self.path)):
+            raise ConfigError(
+                f"run_dir {self.path}: not empty, expected a new folder; choose another name, or resume the run in it "
+                f"with menv train --resume {self.path}"
+            )
+        with writing("run_dir", f"the run folder {self.path}"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(self.path)
+            if iteration:
+                _cut_after(self.path, iteration)
+                self._columns = _header(self.path / _PROGRESS)
+            _replace(self.path / _CONFIG, json.dumps({"kind": _KIND, **config}, indent=2))
+            with (self.path / _COMMAND).open("a", encoding="utf-8") as file:
+                file.write(f"{command or command_line()}\n")
+
+    def result(self, result: Mapping[str, Any]) -> None:
+        """Write one line to each file."""
+        kept = {key: value for key, value in result.items() if key not in _LEFT_OUT}
+        with writing("run_dir", f"results in {self.path}"):
+            _append(self.path / _RESULTS, f"{json_text(kept)}\n")
+            self._append_numbers(dict(scalars(kept)))
+            _replace(self.path / _DIGEST, f"{result['digest']}\n")
+
+    def _append_numbers(self, numbers: Mapping[str, float]) -> None:
+        path = self.path / _PROGRESS
+        new = [key for key in numbers if key not in self._columns]
+        if new:
+            rows = list(_rows(path)) if self._columns else []
+            columns = [*self._columns, *new]
+            _replace(path, _csv(columns, *([*row, *[""] * (len(columns) - len(row))] for row in rows)))
+            self._columns = columns
+        _append(path, _csv([_figure(numbers.get(key)) for key in self._columns]))
+
+    def end(self, reason: str) -> None:
+        """Let other processes write the folder."""
+        self.close()
+
+    def close(self) -> None:
+        """Let other processes write the folder."""
+        self._lock.close()
+
+
+class Run:
+    """A run folder, to read.
+
+    Args:
+        path: The folder.
+
+    Attributes:
+        path: The folder.
+        config: Content of `config.json`: `algorithm`, `env`, `menv_version` and `config`.
+        name: The folder's name.
+
+    Raises:
+        ConfigError: It is no run folder, or its `config.json` is damaged.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = folder_given("run", path)
+        self.name = self.path.resolve().name
+        if not _holds_run(self.path):
+            raise ConfigError(
+                f"run {self.path}: no {_CONFIG} of a run in it, expected a folder that `menv train` or `learn` wrote; "
+                "pass a folder in runs/"
+            )
+        self.config: dict[str, Any] = _read_config(self.path)
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / CHECKPOINTS
+
+    @property
+    def command(self) -> str:
+        """The commands that started and resumed the run, a line each; "" if none is known."""
+        with suppress(OSError):
+            return (self.path / _COMMAND).read_text("utf-8").strip()
+        return ""
+
+    @property
+    def digest(self) -> str:
+        """The digest of everything sampled, "" before the first result."""
+        with suppress(OSError):
+            return (self.path / _DIGEST).read_text("utf-8").strip()
+        return ""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process is writing the folder."""
+        try:
+            _locked(self.path).close()
+        except ConfigError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def progress(self) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
+        """Return the columns of `progress.csv`, NaN where an iteration has no value.
+
+        Raises:
+            ConfigError: The file is damaged.
+        """
+        path = self.path / _PROGRESS
+        columns = _header(path)
+        rows = list(_rows(path))
+        try:
+            table = np.array([[float(cell or "nan") for cell in row] for row in rows], np.float64)
+            return dict(zip(columns, table.reshape(len(rows), len(columns)).T, strict=True))
+        except ValueError as error:
+            raise ConfigError(
+                f"{path}: damaged ({error}), expected a number per column in each line; restore the file, or delete "
+                "the run"
+            ) from None
+
+    def results(self) -> Iterator[dict[str, Any]]:
+        """Yield the results; a line that was being written is left out."""
+        with suppress(FileNotFoundError), (self.path / _RESULTS).open(encoding="utf-8") as file:
+            for line in file:
+                with suppress(ValueError):
+                    yield json.loads(line)
+
+
+def scalars(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield each number of a result with its keys joined by "/"; each value once, finite ones only."""
+    info = result.get("info")
+    if isinstance(info, Mapping) and isinstance(info.get("learner"), Mapping):
+        # Each policy's statistics are at `info[policy]` too.
+        result = {
+            **result,
+            "info": {key: info[key] for key in info if key == "learner" or key not in info["learner"]},
+        }
+    yield from _numbers(result, "")
+
+
+def json_text(value: Any) -> str:
+    """Return one line of JSON: null for numbers that are not finite, text for keys and values JSON does not have."""
+    try:
+        return json.dumps(value, default=str, allow_nan=False)
+    except (ValueError, TypeError):
+        return json.dumps(_plain(value), default=str)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        keys = (str, int, float, type(None))
+        return {key if isinstance(key, keys) else str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _numbers(values: Mapping[Any, Any], path: str) -> Iterator[tuple[str, float]]:
+    for key, value in values.items():
+        if key in _LEFT_OUT:
+            continue
+        # Halves of characters have no place in a file.
+        tag = f"{path}{key}".encode("utf-8", "backslashreplace").decode("utf-8")
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{tag}/")
+        elif isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
+            number = float(value)
+            if math.isfinite(number):
+                yield tag, number
+
+
+def _holds_run(folder: Path) -> bool:
+    with suppress(ConfigError):
+        return _read_config(folder).get("kind") == _KIND
+    return (folder / _CONFIG).is_file()
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / _CONFIG
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}), expected the JSON of a run") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: no JSON object, expected the JSON of a run")
+    return content
+
+
+def _locked(folder: Path) -> BinaryIO:
+    """Return a file that is locked until it is closed or the process ends."""
+    file = (folder / ".lock").open("ab")
+    if os.name == "nt":
+        return file
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ConfigError(
+            f"run {folder}: another process is writing it, expected a run that has ended; wait for it, or stop it"
+        ) from None
+    except OSError:
+        # Some file systems have no locks.
+        pass
+    return file
+
+
+def _cut_after(folder: Path, iteration: int) -> None:
+    """Remove the lines of iterations after `iteration`, which a resumed run writes again."""
+    path = folder / _RESULTS
+    if path.is_file():
+        kept = [one for one in Run(folder).results() if one.get("training_iteration", 0) <= iteration]
+        _replace(path, "".join(f"{json_text(one)}\n" for one in kept))
+    path = folder / _PROGRESS
+    columns = _header(path)
+    if "training_iteration" in columns:
+        place = columns.index("training_iteration")
+        rows = [
+            row for row in _rows(path) if len(row) == len(columns) and float(row[place] or 0) <= iteration
+        ]
+        _replace(path, _csv(columns, *rows))
+
+
+def _header(path: Path) -> list[str]:
+    with suppress(FileNotFoundError), path.open(newline="", encoding="utf-8") as file:
+        return next(csv.reader(file), [])
+    return []
+
+
+def _rows(path: Path) -> Iterator[list[str]]:
+    """Yield the rows below the header; a last line without its end was not written completely."""
+    with suppress(FileNotFoundError):
+        text = path.read_text("utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        yield from list(csv.reader(io.StringIO(whole)))[1:]
+
+
+def _csv(*rows: list[str]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.10g}"
+
+
+def _append(path: Path, line: str) -> None:
+    """Append a line; if the disk is full, none of it stays."""
+    data = line.encode()
+    with path.open("ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            written = file.write(data)
+            if written != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with suppress(OSError):
+                os.truncate(path, size)
+            raise
+
+
+def _replace(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_text(text, "utf-8")
+    draft.replace(path)
