@@ -72,34 +72,31 @@ class _WholeEpisodes(FragmentLimit):
             )
 
 
-class EpisodeLimit(_WholeEpisodes):
-    """A number of whole episodes of each sub-environment, so that short episodes are not preferred.
+class ShareLimit(_WholeEpisodes):
+    """A share of each sub-environment, in whole episodes or env steps, so that short episodes are not preferred.
 
-    An episode that a fault ends does not count: another one is run.
+    An episode that a fault ends does not count: another one is run. In lockstep all sub-environments continue until
+    all are done, and `FirstEpisodes` leaves out the surplus.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, in_episodes: bool, lockstep: bool) -> None:
         super().__init__(1)
-        self.shares: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self.shares: Shares = np.zeros(0, np.int64)
+        self._in_episodes = in_episodes
+        self._in_lockstep = lockstep
 
     def end_episodes(self, ends: Sequence[EpisodeEnd]) -> None:
-        """Count episodes that ended."""
+        """Count episode ends."""
         super().end_episodes(ends)
         for end in ends:
-            self.shares[end.env_index] -= not end.faulty
+            counts = self._in_lockstep or not end.faulty
+            self.shares[end.env_index] -= counts if self._in_episodes else end.env_steps
 
     def closed(self, env_steps: Column) -> Flags | None:
-        """Return [E] True where a sub-environment has played its episodes."""
+        """Return [E] True where a sub-environment has played its share, in lockstep once all have."""
         self._check_endless(env_steps)
         done: Flags = self.shares <= 0
-        return done if done.any() else None
-
-
-class StepLimit(_WholeEpisodes):
-    """A number of env steps of each sub-environment, extended to the end of its episode."""
-
-    def __init__(self) -> None:
-        super().__init__(1, "complete_episodes")
+        return done if (done.all() if self._in_lockstep else done.any()) else None
 
 
 class JointEpisodeLimit(_WholeEpisodes, ExternalFragmentLimit):
@@ -118,29 +115,6 @@ class JointEpisodeLimit(_WholeEpisodes, ExternalFragmentLimit):
         """Return [E] True once all episodes have been played, None before."""
         self._check_endless(env_steps)
         return np.ones(len(env_steps), np.bool_) if self.remaining <= 0 else None
-
-
-class LockstepEpisodeLimit(_WholeEpisodes):
-    """A share for each sub-environment, in episodes or env steps; all continue until all are done.
-
-    `FirstEpisodes` then leaves out the surplus.
-    """
-
-    def __init__(self, in_episodes: bool) -> None:
-        super().__init__(1)
-        self.shares: Shares = np.zeros(0, np.int64)
-        self._in_episodes = in_episodes
-
-    def end_episodes(self, ends: Sequence[EpisodeEnd]) -> None:
-        """Count episodes that ended."""
-        super().end_episodes(ends)
-        for end in ends:
-            self.shares[end.env_index] -= 1 if self._in_episodes else end.env_steps
-
-    def closed(self, env_steps: Column) -> Flags | None:
-        """Return [E] True once every sub-environment has played its share, None before."""
-        self._check_endless(env_steps)
-        return np.ones(len(env_steps), np.bool_) if (self.shares <= 0).all() else None
 
 
 class FirstEpisodes(Metrics):
@@ -197,7 +171,9 @@ class Evaluation:
         self.metrics = Metrics(0)
         self._base_env: BaseEnv | None = None
         self._sampler: Sampler | None = None
-        self._limit: FragmentLimit = EpisodeLimit() if self._in_episodes else StepLimit()
+        self._limit: FragmentLimit = (
+            ShareLimit(True, lockstep=False) if self._in_episodes else _WholeEpisodes(1, "complete_episodes")
+        )
         # Environments sample independently in training and in evaluations.
         self._generators = (
             None
@@ -256,7 +232,7 @@ class Evaluation:
             if isinstance(self.metrics, FirstEpisodes):
                 # Several may end at once.
                 self.metrics.shares = np.array([limit.remaining])
-        elif isinstance(limit, EpisodeLimit | LockstepEpisodeLimit):
+        elif isinstance(limit, ShareLimit):
             # The remainder is spread evenly over the workers.
             shares = -(-(index + 1) * duration // total) + -index * duration // total
             limit.shares = shares if self._in_episodes else np.full(num_envs, -(-duration // total))
@@ -302,7 +278,7 @@ class Evaluation:
         if self._base_env is None:
             self._base_env = self._make_base_env(self._settings)
             if self._base_env.lockstep:
-                self._limit = LockstepEpisodeLimit(self._in_episodes)
+                self._limit = ShareLimit(self._in_episodes, lockstep=True)
                 self.metrics = FirstEpisodes(self._in_episodes, self._index_of)
             elif not self._base_env.num_envs:
                 self._limit = ExternalFragmentLimit(1, "complete_episodes")

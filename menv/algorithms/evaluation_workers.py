@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from menv.adapters.convert import check_number
 from menv.adapters.validation import Declared, check_worker, declared
@@ -24,7 +24,7 @@ from menv.algorithms.fragments import (
     create_evaluation_envs,
 )
 from menv.algorithms.policy_set import PolicySet
-from menv.algorithms.rollout_worker import WorkerSlot, collect_warnings, open_settings
+from menv.algorithms.rollout_worker import collect_warnings, open_settings
 from menv.algorithms.rollouts import PolicyView
 from menv.algorithms.worker_group import PolicySync, WorkerGroup, sealed_settings
 from menv.base_env import BaseEnv
@@ -215,13 +215,8 @@ def _prefixed_errors() -> Iterator[None]:
         raise type(error)(f"evaluation_config: {error}") from (error.__cause__ or error)
 
 
-class EvaluationShare(NamedTuple):
-    """Episodes and steps of one worker, with warnings for the driver."""
-
-    metrics: MetricsSnapshot
-    env_steps: int
-    agent_steps: int
-    warnings: Sequence[str]
+EvaluationShare = tuple[MetricsSnapshot, int, int, Sequence[str]]
+"""Episodes, env steps and agent steps of one worker, with warnings for the driver."""
 
 
 class EvaluationWorker:
@@ -255,7 +250,7 @@ class EvaluationWorker:
         self._worker_policies.take(update, ())
         with collect_warnings() as faults:
             steps = self._evaluation.play()
-        return EvaluationShare(self._evaluation.metrics.take(), *steps, faults)
+        return self._evaluation.metrics.take(), *steps, faults
 
     def state(self) -> Any:
         """Return the sampler's state; see `Evaluation.state`."""
@@ -274,13 +269,6 @@ class EvaluationWorker:
             first, base_env = create_evaluation_envs(config, None, self._placement)
         check_worker(f"evaluation worker {self._placement.worker_index}", base_env, first, self._declared)
         return base_env
-
-
-class EvalWorkerBootstrap(WorkerSlot):
-    """Creates evaluation workers."""
-
-    def _made(self, worker_init: WorkerInit) -> EvaluationWorker:
-        return EvaluationWorker(worker_init)
 
 
 class EvaluationWorkers:
@@ -347,10 +335,10 @@ class EvaluationWorkers:
         if not self.begun:
             self.begin()
         env_steps = agent_steps = 0
-        for own in self._all_played():
-            self._metrics.absorb(own.metrics)
-            self._warn(own)
-            env_steps, agent_steps = env_steps + own.env_steps, agent_steps + own.agent_steps
+        for metrics, more_env_steps, more_agent_steps, lines in self._all_played():
+            self._metrics.absorb(metrics)
+            self._warn(lines)
+            env_steps, agent_steps = env_steps + more_env_steps, agent_steps + more_agent_steps
         self._played = None
         return as_result(self._metrics, env_steps, agent_steps)
 
@@ -402,7 +390,7 @@ class EvaluationWorkers:
         if self._workers is None:
             self._workers = WorkerGroup(
                 self._settings, self._policy_sync, self._seed, self._metrics, self._engine,
-                self._settings.num_envs_per_worker, seat=EvalWorkerBootstrap, label="evaluation worker",
+                self._settings.num_envs_per_worker, make=EvaluationWorker, label="evaluation worker",
                 first=self._first, declared=self._declared,
             )  # fmt: skip
         elif self._interrupted or policy_map is not self._playing:
@@ -413,8 +401,8 @@ class EvaluationWorkers:
         self._playing = policy_map
         return self._workers
 
-    def _warn(self, played: EvaluationShare) -> None:
-        for line in played.warnings:
+    def _warn(self, lines: Sequence[str]) -> None:
+        for line in lines:
             if line not in self._warned:
                 self._warned.add(line)
                 warnings.warn(line, EnvFaultWarning, stacklevel=2)

@@ -281,12 +281,8 @@ def synced_filters(policy: Policy) -> dict[int, SyncedFilterAgentConnector]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingSettings:
-    """The settings for workers, and the environments that are registered by name."""
-
-    config: AlgorithmConfig
-    known: RegisteredEnv
+WorkerSettings = tuple[AlgorithmConfig, RegisteredEnv]
+"""The settings for workers, and the environments that are registered by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +292,7 @@ class WorkerInit:
     `declared` are the spaces of the driver's environment; `num_envs` is the number of sub-environments of each worker.
     """
 
-    settings: SamplingSettings | SealedValue
+    settings: WorkerSettings | SealedValue
     placement: WorkerPlacement
     worker_policies: WorkerPolicies
     seed: int

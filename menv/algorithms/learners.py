@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -36,13 +36,6 @@ from menv.sampling.callback_runner import broken_columns, refuse_broken
 
 _ALGORITHMS = ("DQN", "PPO")
 _ALONE = 'give it config={"model": {"shared_layers": None}}'
-
-
-class SharingLearner(Protocol):
-    """A learner of a policy that shares layers."""
-
-    def take(self, weights: Weights) -> None:
-        """Copy in shared layers that another policy has learned."""
 
 
 class SharedLayers:
@@ -310,7 +303,7 @@ class Learners:
         else:
             built.group.backend.set_weights(index, {**built.group.backend.get_weights(index), **part})
         if policy_id in self._learners:
-            cast(SharingLearner, self._learners[policy_id]).take(part)
+            cast(Any, self._learners[policy_id]).take(part)
 
     def _network_of(self, policy_id: str) -> tuple[BuiltPolicies, int]:
         built = next(built for built in self.nets if policy_id in built.group.policy_ids)

@@ -38,18 +38,6 @@ from menv.sampling.network_policy_group import NetworkPolicyGroup
 from menv.sampling.policy_group import PolicyGroup
 
 
-@dataclass(slots=True)
-class _FreeSlot:
-    """A slot of a removed policy.
-
-    `named_by` holds the ids of episodes that may still use it, None before `update_running` was called.
-    """
-
-    group: PolicyGroup
-    index: int
-    named_by: set[int] | None = None
-
-
 class FreePolicySlots:
     """Slots that removed policies have left in their groups.
 
@@ -58,27 +46,30 @@ class FreePolicySlots:
     """
 
     def __init__(self) -> None:
-        self._places: list[_FreeSlot] = []
+        # Group, index, and the ids of episodes that may still use it, None before `update_running` was called.
+        self._places: list[tuple[PolicyGroup, int, set[int] | None]] = []
 
     def __bool__(self) -> bool:
         return bool(self._places)
 
     def release(self, group: PolicyGroup, index: int) -> None:
         """Add the slot of a removed policy."""
-        self._places.append(_FreeSlot(group, index))
+        self._places.append((group, index, None))
 
     def update_running(self, running: Iterable[int]) -> None:
         """Update the episodes that run between two fragments, while no other rows are held."""
         now = set(running)
-        for place in self._places:
-            place.named_by = now if place.named_by is None else place.named_by & now
+        self._places = [
+            (group, index, now if named_by is None else named_by & now)
+            for group, index, named_by in self._places
+        ]
 
     def claim(self, fits: Callable[[PolicyGroup, int], bool]) -> tuple[PolicyGroup, int] | None:
         """Return and remove an unused slot that `fits`, None without one."""
-        for place in self._places:
-            if place.named_by is not None and not place.named_by and fits(place.group, place.index):
-                self._places.remove(place)
-                return place.group, place.index
+        for number, (group, index, named_by) in enumerate(self._places):
+            if named_by is not None and not named_by and fits(group, index):
+                del self._places[number]
+                return group, index
         return None
 
 

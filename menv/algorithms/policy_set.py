@@ -188,7 +188,7 @@ class PolicySet:
         self._resolved(changed)
         self.learners.shared.check_frozen(changed)
         self.learners.forget(policy_id)
-        self.postprocessor.postprocessing.forget(policy_id)
+        self.postprocessor.forget(policy_id)
         policy, group = self.policies.pop(policy_id), _group_of(policy_id, self.groups)
         self.free_slots.release(group, group.policy_ids.index(policy_id))
         if isinstance(policy, NetworkPolicy):
@@ -274,7 +274,7 @@ class PolicySet:
     def _withdraw(self, policy_id: str, group: PolicyGroup) -> None:
         learners = self.learners
         learners.forget(policy_id)
-        self.postprocessor.postprocessing.forget(policy_id)
+        self.postprocessor.forget(policy_id)
         if group in self.groups:
             self.free_slots.release(group, group.policy_ids.index(policy_id))
         group.retire(policy_id)

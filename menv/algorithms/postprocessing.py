@@ -38,101 +38,6 @@ Beside = Sequence[tuple[str, SampleBatch]]
 _SOMETIMES = {SampleBatch.OFF_POLICY, SampleBatch.ACTION_LOGP, SampleBatch.ACTION_DIST_INPUTS}
 
 
-class Postprocessing:
-    """Shows trajectories of an agent and of the others to hooks and central critics."""
-
-    def __init__(
-        self,
-        policies: Mapping[str, Policy],
-        configs: Mapping[str, AlgorithmConfig],
-        joint: Callable[[], JointObs],
-    ) -> None:
-        self._policies = policies
-        self._configs = configs
-        self._joint = joint
-        # The columns that each policy's hook returned first; they must stay the same.
-        self._columns: dict[str, list[str]] = {}
-
-    @property
-    def wanted(self) -> bool:
-        """Whether any policy has a hook or a critic, for which samplers must keep episodes."""
-        return any(self._hooked(name) or self._critic_of(name) is not None for name in self._policies)
-
-    def forget(self, policy_id: str) -> None:
-        """Forget a removed policy; a new one under its id may leave other columns."""
-        self._columns.pop(policy_id, None)
-
-    def run_hooks(self, batch: MultiAgentBatch, episodes: Episodes, beside: Beside = ()) -> None:
-        """Call `postprocess_trajectory` of the policies that override it, for each trajectory chunk."""
-        hooked = [name for name in batch if self._hooked(name)]
-        for name, shown in (_with_others(hooked, batch, episodes, beside) if hooked else {}).items():
-            before, pieces = broken_columns(batch[name]), [piece for piece, _ in shown]
-            done = [self._postprocessed(piece, others) for piece, others in shown]
-            joined = batch.policy_batches[name] = self._joined(name, pieces, done)
-            refuse_broken("postprocess_trajectory", name, joined, before, pieces)
-
-    def critic_rows(
-        self, batch: MultiAgentBatch, episodes: Episodes, beside: Beside = ()
-    ) -> dict[str, CriticRows]:
-        """Return the inputs of central critics, by policy."""
-        asked = {name: self._critic_of(name) for name in batch}
-        own = {name: critic for name, critic in asked.items() if callable(critic)}
-        found = {}
-        for name, shown in (_with_others(own, batch, episodes, beside) if own else {}).items():
-            size = getattr(self._configs[name], "critic_obs_size", 0)
-            parts = [_called(own[name], piece, others, size) for piece, others in shown]
-            found[name] = CriticRows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-        everybody = [name for name, critic in asked.items() if critic == "all_agents"]
-        if everybody:
-            names = (*batch, *(name for name, _ in beside))
-            outside = [name for name in names if not isinstance(self._policies[name], NetworkPolicy)]
-            joint = JointFragment(self._joint(), batch, episodes, outside, beside)
-            for name in everybody:
-                policy = self._policies[name]
-                found[name] = joint.of(name, policy.observation_space, policy.action_space)
-        return found
-
-    def _hooked(self, name: str) -> bool:
-        return type(self._policies[name]).postprocess_trajectory is not Policy.postprocess_trajectory
-
-    def _critic_of(self, name: str) -> Any:
-        return getattr(self._configs.get(name), "critic_obs", None)
-
-    def _postprocessed(self, piece: AgentTrajectory, others: dict[AgentId, SampleBatch]) -> SampleBatch:
-        # A copy, because the other agents see the original rows.
-        found = self._policies[piece.policy_id].postprocess_trajectory(
-            piece.batch.copy(), others, piece.episode
-        )
-        what = type(found).__name__
-        if isinstance(found, SampleBatch):
-            lost = sorted(set(piece.batch.stored()) - set(found.stored()))
-            if found.count == piece.batch.count and not lost:
-                return found
-            what = f"{found.count} rows" + (f" without {lost[0]!r}" if lost else "")
-        raise ContractError(
-            f"{_where(piece)}: returned {what}, expected a SampleBatch of the same {piece.batch.count} rows and their "
-            "columns; change the batch that was given and return it"
-        )
-
-    def _joined(self, name: str, pieces: list[AgentTrajectory], done: list[SampleBatch]) -> SampleBatch:
-        for piece, one in zip(pieces, done, strict=True):
-            columns = sorted(set(one.stored()) - _SOMETIMES)
-            expected = self._columns.setdefault(name, columns)
-            if columns != expected:
-                raise ContractError(
-                    f"{_where(piece)}: columns {sorted(set(columns) ^ set(expected))} are in some batches and not in "
-                    "others, expected the same columns each time; add zeros where there is nothing to say"
-                )
-            for column in columns:
-                first, this = done[0][column], one[column]
-                if first.shape[1:] != this.shape[1:]:
-                    raise ContractError(
-                        f"{_where(piece)}: column {column!r} has rows of shape {this.shape[1:]}, expected "
-                        f"{first.shape[1:]} as before; make them equally long for all agents"
-                    )
-        return SampleBatch.concat_samples(done)
-
-
 def _with_others(
     names: Iterable[str], batch: MultiAgentBatch, episodes: Episodes, beside: Beside
 ) -> dict[str, list[tuple[AgentTrajectory, dict[AgentId, SampleBatch]]]]:
@@ -224,7 +129,8 @@ class BatchPostprocessor:
         self._recipes = recipes
         self._configs = configs
         self._joint = joint
-        self.postprocessing = Postprocessing(policies, configs, joint)
+        # The columns that each policy's hook returned first; they must stay the same.
+        self._columns: dict[str, list[str]] = {}
         self.left_out = 0
 
     def __reduce__(self) -> Any:
@@ -261,8 +167,8 @@ class BatchPostprocessor:
         that hooks and critics see. With `later`, `complete_deferred` follows in the learning process.
         """
         self._leave_out(batch)
-        self.postprocessing.run_hooks(batch, episodes, beside)
-        critics = self.postprocessing.critic_rows(batch, episodes, beside)
+        self._run_hooks(batch, episodes, beside)
+        critics = self._critic_rows(batch, episodes, beside)
         for policy_id, rows in batch.policy_batches.items():
             steps = self._policies[policy_id].given_steps
             if isinstance(steps, CustomSteps):
@@ -280,6 +186,85 @@ class BatchPostprocessor:
             self._recipes[policy_id].complete(
                 batch[policy_id], group.backend, index, self._configs[policy_id]
             )
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any policy has a hook or a critic, for which samplers must keep episodes."""
+        return any(self._hooked(name) or self._critic_of(name) is not None for name in self._policies)
+
+    def forget(self, policy_id: str) -> None:
+        """Forget a removed policy; a new one under its id may leave other columns."""
+        self._columns.pop(policy_id, None)
+
+    def _run_hooks(self, batch: MultiAgentBatch, episodes: Episodes, beside: Beside = ()) -> None:
+        """Call `postprocess_trajectory` of the policies that override it, for each trajectory chunk."""
+        hooked = [name for name in batch if self._hooked(name)]
+        for name, shown in (_with_others(hooked, batch, episodes, beside) if hooked else {}).items():
+            before, pieces = broken_columns(batch[name]), [piece for piece, _ in shown]
+            done = [self._postprocessed(piece, others) for piece, others in shown]
+            joined = batch.policy_batches[name] = self._joined(name, pieces, done)
+            refuse_broken("postprocess_trajectory", name, joined, before, pieces)
+
+    def _critic_rows(
+        self, batch: MultiAgentBatch, episodes: Episodes, beside: Beside = ()
+    ) -> dict[str, CriticRows]:
+        """Return the inputs of central critics, by policy."""
+        asked = {name: self._critic_of(name) for name in batch}
+        own = {name: critic for name, critic in asked.items() if callable(critic)}
+        found = {}
+        for name, shown in (_with_others(own, batch, episodes, beside) if own else {}).items():
+            size = getattr(self._configs[name], "critic_obs_size", 0)
+            parts = [_called(own[name], piece, others, size) for piece, others in shown]
+            found[name] = CriticRows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        everybody = [name for name, critic in asked.items() if critic == "all_agents"]
+        if everybody:
+            names = (*batch, *(name for name, _ in beside))
+            outside = [name for name in names if not isinstance(self._policies[name], NetworkPolicy)]
+            joint = JointFragment(self._joint(), batch, episodes, outside, beside)
+            for name in everybody:
+                policy = self._policies[name]
+                found[name] = joint.of(name, policy.observation_space, policy.action_space)
+        return found
+
+    def _hooked(self, name: str) -> bool:
+        return type(self._policies[name]).postprocess_trajectory is not Policy.postprocess_trajectory
+
+    def _critic_of(self, name: str) -> Any:
+        return getattr(self._configs.get(name), "critic_obs", None)
+
+    def _postprocessed(self, piece: AgentTrajectory, others: dict[AgentId, SampleBatch]) -> SampleBatch:
+        # A copy, because the other agents see the original rows.
+        found = self._policies[piece.policy_id].postprocess_trajectory(
+            piece.batch.copy(), others, piece.episode
+        )
+        what = type(found).__name__
+        if isinstance(found, SampleBatch):
+            lost = sorted(set(piece.batch.stored()) - set(found.stored()))
+            if found.count == piece.batch.count and not lost:
+                return found
+            what = f"{found.count} rows" + (f" without {lost[0]!r}" if lost else "")
+        raise ContractError(
+            f"{_where(piece)}: returned {what}, expected a SampleBatch of the same {piece.batch.count} rows and their "
+            "columns; change the batch that was given and return it"
+        )
+
+    def _joined(self, name: str, pieces: list[AgentTrajectory], done: list[SampleBatch]) -> SampleBatch:
+        for piece, one in zip(pieces, done, strict=True):
+            columns = sorted(set(one.stored()) - _SOMETIMES)
+            expected = self._columns.setdefault(name, columns)
+            if columns != expected:
+                raise ContractError(
+                    f"{_where(piece)}: columns {sorted(set(columns) ^ set(expected))} are in some batches and not in "
+                    "others, expected the same columns each time; add zeros where there is nothing to say"
+                )
+            for column in columns:
+                first, this = done[0][column], one[column]
+                if first.shape[1:] != this.shape[1:]:
+                    raise ContractError(
+                        f"{_where(piece)}: column {column!r} has rows of shape {this.shape[1:]}, expected "
+                        f"{first.shape[1:]} as before; make them equally long for all agents"
+                    )
+        return SampleBatch.concat_samples(done)
 
     def _of(self, batch: MultiAgentBatch) -> Iterator[tuple[NetworkPolicyGroup, int, str]]:
         for group in self._groups:

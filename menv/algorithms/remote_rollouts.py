@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from time import perf_counter
 from typing import Any
@@ -22,7 +23,7 @@ from menv.adapters.validation import Declared, declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.fragments import Fragment, WorkerCounters, check_input_settings, create_envs, split_state
 from menv.algorithms.policy_set import PolicySet
-from menv.algorithms.rollout_worker import WorkerBootstrap
+from menv.algorithms.rollout_worker import RolloutWorker, WorkerSlot
 from menv.algorithms.rollouts import LocalRollouts, PolicyView, Rollouts, Tree
 from menv.algorithms.torch_threads import set_torch_threads
 from menv.algorithms.worker_group import FragmentQueue, PolicySync, WorkerGroup, locked
@@ -323,7 +324,7 @@ class WorkerGroupFactory:
         if config.num_workers and config.input is None:
             self._engine = make_engine(config.engine, patience=config.worker_start_timeout_s)
             self._seats = [
-                self._engine.start(WorkerBootstrap, label=f"worker {number}")
+                self._engine.start(partial(WorkerSlot, RolloutWorker), label=f"worker {number}")
                 for number in range(1, config.num_workers + 1)
             ]
 
@@ -344,7 +345,8 @@ class WorkerGroupFactory:
             return create_envs(config)
         agents = _agents_of(config)
         if agents is not None:
-            stub = _NotCreated(agents)
+            stub = MultiAgentEnv()
+            stub.possible_agents = agents
             given = {name: getattr(config, name) for name in ("observation_space", "action_space")}
             self._declared = {name: space for name, space in given.items() if isinstance(space, gym.Space)}
             return stub, to_base_env(stub)
@@ -421,14 +423,6 @@ class WorkerGroupFactory:
             self._config, policy_set, seed, metrics, self._engine,
             own or self._config.num_envs_per_worker, self._seats, self._declared,
         )  # fmt: skip
-
-
-class _NotCreated(MultiAgentEnv):
-    """A stand-in for the environment where none is created: its agents, without spaces."""
-
-    def __init__(self, agents: list[AgentId]) -> None:
-        super().__init__()
-        self.possible_agents = agents
 
 
 def _agents_of(config: AlgorithmConfig) -> list[AgentId] | None:

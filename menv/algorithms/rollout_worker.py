@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -37,22 +36,19 @@ Filters = dict[str, list[tuple[int, Any]]]
 _ALWAYS = ("always", None, EnvFaultWarning)
 
 
-class WorkerSlot(ABC):
+class WorkerSlot:
     """A process that has imported what a worker needs, and the worker once `take` has created it."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[WorkerInit], Any]) -> None:
         import menv.inference.onnx_backend  # noqa: F401 - the slowest import, while no worker is needed yet
 
+        self._make = make
         self._worker: Any = None
 
     def take(self, worker_init: WorkerInit) -> None:
         """Create the worker, replacing the current one."""
         self.stop()
-        self._worker = self._made(worker_init)
-
-    @abstractmethod
-    def _made(self, worker_init: WorkerInit) -> Any:
-        """Return a new worker."""
+        self._worker = self._make(worker_init)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._worker, name)
@@ -60,13 +56,6 @@ class WorkerSlot(ABC):
     def stop(self) -> None:
         if self._worker is not None:
             self._worker.stop()
-
-
-class WorkerBootstrap(WorkerSlot):
-    """Creates rollout workers."""
-
-    def _made(self, worker_init: WorkerInit) -> RolloutWorker:
-        return RolloutWorker(worker_init)
 
 
 class RolloutWorker:
@@ -196,11 +185,11 @@ def open_settings(worker_init: WorkerInit) -> AlgorithmConfig:
         if isinstance(worker_init.settings, SealedValue)
         else worker_init.settings
     )
-    config = settings.config
+    config, registered = settings
     if worker_init.placement.recreated and config.seed is not None:
         config = replace(config, seed=worker_init.seed)
     set_log_level(config.log_level)
-    settings.known.register()
+    registered.register()
     return config
 
 

@@ -241,7 +241,7 @@ class LocalRollouts:
 
     def follow(self, added: Sequence[PolicyGroup] = ()) -> None:
         self.sampler.change_policies(self._policy_view.policy_map, added)
-        if self._policy_view.postprocessor.postprocessing.wanted:
+        if self._policy_view.postprocessor.wanted:
             self.sampler.keep_episodes()
 
     def retire(self, policy_id: str) -> None:
@@ -314,7 +314,7 @@ class LocalRollouts:
         )  # fmt: skip
         sampler.explore = config.explore
         sampler.policies = policy_view.policies
-        if policy_view.postprocessor.postprocessing.wanted:
+        if policy_view.postprocessor.wanted:
             sampler.keep_episodes()
         return sampler
 

@@ -21,14 +21,14 @@ from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.fragments import (
     Fragment,
     PolicyUpdate,
-    SamplingSettings,
     WorkerCounters,
     WorkerInit,
     WorkerPlacement,
     WorkerPolicies,
+    WorkerSettings,
     synced_filters,
 )
-from menv.algorithms.rollout_worker import WorkerBootstrap, WorkerSlot
+from menv.algorithms.rollout_worker import RolloutWorker, WorkerSlot
 from menv.algorithms.rollouts import PolicyView
 from menv.connectors.pipeline import PolicyConnectors
 from menv.errors import CallOrderError, EnvFaultWarning, NoRoomError, WorkerLostError
@@ -228,7 +228,7 @@ class WorkerGroup:
         num_envs: int,
         early: Sequence[RemoteActor] = (),
         *,
-        seat: Callable[[], WorkerSlot] = WorkerBootstrap,
+        make: Callable[[WorkerInit], Any] = RolloutWorker,
         label: str = "worker",
         first: SealedValue | None = None,
         declared: Declared | None = None,
@@ -249,7 +249,9 @@ class WorkerGroup:
         self._each = num_envs
         self._stopped = False
         self._first = first
-        self._group = ActorGroup(engine, seat, self._worker_init, config.num_workers, label, early)
+        self._group = ActorGroup(
+            engine, functools.partial(WorkerSlot, make), self._worker_init, config.num_workers, label, early
+        )
         self._first = first or sealed_settings(config)
 
     def __len__(self) -> int:
@@ -446,7 +448,7 @@ class WorkerGroup:
 
     def _worker_init(self, index: int, times: int) -> tuple[Any, ...]:
         """Return the call that creates a worker; a replacement samples with another seed."""
-        settings: SamplingSettings | SealedValue = _settings(self._config)
+        settings: WorkerSettings | SealedValue = _settings(self._config)
         if self._first is not None and not can_be_pickled(settings):
             # Callbacks may hold the algorithm or open files by now, which workers do not need.
             settings = self._first
@@ -508,9 +510,9 @@ def sealed_settings(config: AlgorithmConfig) -> SealedValue:
     return SealedValue(_settings(config))
 
 
-def _settings(config: AlgorithmConfig) -> SamplingSettings:
+def _settings(config: AlgorithmConfig) -> WorkerSettings:
     config = replace(config, evaluation_config=None, input=None)
-    return SamplingSettings(config, known_here(config.env, config.env_config))
+    return config, known_here(config.env, config.env_config)
 
 
 F = TypeVar("F", bound=Callable[..., Any])
