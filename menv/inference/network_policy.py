@@ -19,6 +19,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, Type
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 
 from menv import rng
 from menv.base_env import Column
@@ -289,6 +290,31 @@ class NetworkPolicy(Policy):
         if state is None:
             return action
         return action, [] if decision.state is None else [part[0] for part in self._parts(decision.state)]
+
+    @locked
+    def action_probabilities(
+        self, obs: Any, state: Sequence[Any] | None = None
+    ) -> npt.NDArray[np.float32] | None:
+        """Return the [A] probability of each action for one observation.
+
+        Args:
+            obs: An element of the observation space.
+            state: Hidden state of a recurrent policy before it; None means the initial one.
+
+        Returns:
+            The probabilities, of epsilon-greedy actions for Q-values; None unless the actions are one choice, or if
+            connectors depend on past observations.
+        """
+        head = self.networks.backend.head
+        if head.kind not in ("categorical", "q_values") or not self.whole:
+            return None
+        actions = np.arange(head.sizes[0])
+        rows, mask = self._rows([obs] * len(actions))
+        parts = None if state is None else [np.repeat(part[None], len(actions), 0) for part in state]
+        logp = self.networks.backend.evaluate(
+            self.index, rows, mask, actions, self._state(parts, len(actions))
+        ).logp
+        return np.exp(logp)
 
     @locked
     def decide(

@@ -173,6 +173,18 @@ def restored_config(
     return read_config(config_class, values)
 
 
+def stored_env(stored: Mapping[str, Any]) -> tuple[Any, Tree]:
+    """Return the environment of stored settings, None if this process does not know it, and its `env_config`.
+
+    Raises:
+        NamedOnlyError: The `env_config` holds objects by name only.
+    """
+    values = _read(_looked_up({name: stored.get(name) for name in ("env", "env_config")}))
+    env = values.pop("env")
+    _check_given(values)
+    return (None if isinstance(env, Mapping) else env), values["env_config"] or {}
+
+
 def _bound_costs(values: Tree, given: Mapping[str, Any]) -> None:
     most = max(_PROCESSES, _PROCESSES_EACH * (os.cpu_count() or 1))
     for name in ("num_workers", "evaluation_num_workers"):

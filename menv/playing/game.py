@@ -1,0 +1,417 @@
+"""`Game`: the policies of a run and at most one person, in one copy of the run's environment, one move at a time.
+
+    with Game("runs/tictactoe-PPO-001", human="player1") as game:
+        position = game.start()
+        while not position.done:
+            position = game.step(chosen_from(position)) if position.agent == "player1" else game.advance()
+
+Policies come from `Policy.from_checkpoint`, so neither torch nor the sampler is needed. Agents that act at the same
+time choose one after another, the person first, and the environment steps once all have chosen.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any, Self
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from menv import rng
+from menv.adapters.validation import MAX_EMPTY_STEPS, empty_steps_error, validate_step
+from menv.algorithms.config.stored_config import stored_env
+from menv.base_env import ALL, SINGLE_AGENT, AgentId
+from menv.env_context import EnvContext
+from menv.errors import CallOrderError, ConfigError, ContractError, MenvError
+from menv.inference.checkpoint_folder import find_checkpoint, read_manifest
+from menv.inference.network_policy import NetworkPolicy
+from menv.multi_agent_env import MultiAgentEnv
+from menv.policy import MASK_KEY, Policy
+from menv.registry import make_env
+from menv.sampling.local_inference import local_policy_inference
+from menv.spaces import as_flag, as_reward, close_env, close_unused, flat_mask, reset_env
+
+Picture = str | npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A moment of a game.
+
+    Attributes:
+        picture: What the environment renders: a text, or uint8 [height, width, 3]; None if it renders nothing.
+        agent: The agent that acts next; None at the end.
+        legal: Its legal actions, as the mask says; () unless its action space is Discrete.
+        names: The name of each of them.
+        probabilities: Probability of each action under the agent's policy, also for the person's agent; None if the
+            agent has no policy, or one whose probabilities depend on frames of past observations.
+        last_actions: Last action of each agent that has acted.
+        returns: Sum of the rewards of each agent so far.
+        steps: Env steps so far.
+        done: Whether the episode is over.
+        outcome: What the end means: the winner of a zero-sum game, else the returns; "" before.
+    """
+
+    picture: Picture | None
+    agent: AgentId | None
+    legal: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    probabilities: Mapping[int, float] | None = None
+    last_actions: Mapping[AgentId, Any] = field(default_factory=dict)
+    returns: Mapping[AgentId, float] = field(default_factory=dict)
+    steps: int = 0
+    done: bool = False
+    outcome: str = ""
+
+
+class Game:
+    """Plays episodes of an environment with policies from disk, and optionally a person.
+
+    Args:
+        run: A run folder, a checkpoint, or a folder of exported policies.
+        human: The agent whose actions `step` gets; None lets policies play all agents.
+        env: The environment, as for `make_env`; by default the run's, if this process knows its name.
+        env_config: Settings over those of the run.
+        policies: Ids of the policies of agents, by agent. Other agents have the policy of their own name, or the only
+            one.
+        seed: Of the first reset, and of sampled actions.
+        greedy: Whether policies take their most likely action; False samples.
+        render_mode: "ansi" or "rgb_array"; None takes the first of them that the environment has.
+
+    Attributes:
+        agents: Ids of all agents that the environment lists.
+        human: The person's agent, as the environment calls it.
+        policies: The policies by id.
+        position: The current position; None before `start`.
+
+    Raises:
+        ConfigError: The environment or an agent is unknown, the person's actions are not Discrete, or it is open which
+            policy plays an agent.
+    """
+
+    def __init__(
+        self,
+        run: str | PathLike[str],
+        *,
+        human: AgentId | None = None,
+        env: Any = None,
+        env_config: Mapping[str, Any] | None = None,
+        policies: Mapping[str, str] | None = None,
+        seed: int = 0,
+        greedy: bool = True,
+        render_mode: str | None = None,
+    ) -> None:
+        found: Any = Policy.from_checkpoint(run)  # type: ignore[arg-type]
+        self.policies: dict[str, NetworkPolicy] = (
+            found if isinstance(found, dict) else {found.policy_id: found}
+        )
+        for name, policy in self.policies.items():
+            policy.set_draws_state([rng.key(seed, rng.stable_hash(name)), 0])
+        self._chosen = dict(policies or {})
+        self._seed: int | None = seed
+        self._greedy = greedy
+        self.position: Position | None = None
+        self._episode = 0
+        self.env = _made(*_env_of(run, env, env_config), render_mode)
+        try:
+            self._single = not isinstance(self.env, MultiAgentEnv)
+            self.agents = [SINGLE_AGENT] if self._single else _listed(self.env)
+            self.human = None if human is None else self._agent(human)
+            self._check()
+        except BaseException:
+            close_unused(self.env)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def start(self) -> Position:
+        """Reset the environment and return the first position."""
+        for policy in self.policies.values():
+            policy.agent_connectors.reset(self._episode)
+        self._episode += 1
+        obs, infos = reset_env(self.env, 0, self._seed)
+        self._seed = None
+        self._obs: dict[AgentId, Any] = {}
+        self._returns: dict[AgentId, float] = dict.fromkeys(self.agents, 0.0)
+        self._last_actions: dict[AgentId, Any] = {}
+        self._states: dict[AgentId, Any] = {}
+        self._rewards: dict[AgentId, float] = {}
+        self._steps, self._over = 0, False
+        self._wait_for({SINGLE_AGENT: obs} if self._single else obs, {} if self._single else infos)
+        return self._now()
+
+    def step(self, action: Any) -> Position:
+        """Let the agent that acts next take this action and return the next position.
+
+        Raises:
+            CallOrderError: No game is running.
+            ContractError: The action is not legal.
+        """
+        position = self._running("step")
+        if position.legal and (isinstance(action, bool) or action not in position.legal):
+            raise ContractError(
+                f"Game.step: {position.agent!r} chose {action!r:.100}, expected one of its legal actions "
+                f"{list(position.legal)[:20]}; choose again"
+            )
+        return self._take(position.agent, action)
+
+    def advance(self, moves: int | None = None) -> Position:
+        """Let policies act until it is the person's turn or the end, or for a number of moves."""
+        position = self._running("advance")
+        while not position.done and position.agent != self.human and moves != 0:
+            position = self._take(position.agent, self._action(position.agent))
+            moves = None if moves is None else moves - 1
+        return position
+
+    def close(self) -> None:
+        """Close the environment."""
+        close_env(self.env)
+
+    def policy_of(self, agent: AgentId) -> str | None:
+        """Return the id of an agent's policy; None if it is open which one that is."""
+        name: str = self._chosen.get(str(agent), str(agent))
+        if name not in self.policies and len(self.policies) == 1 and str(agent) not in self._chosen:
+            name = next(iter(self.policies))
+        return name if name in self.policies else None
+
+    def action_space(self, agent: AgentId) -> gym.Space[Any]:
+        """Return the action space of an agent."""
+        space: gym.Space[Any] = self.env.action_space if self._single else self.env.get_action_space(agent)
+        return space
+
+    def _agent(self, name: AgentId) -> AgentId:
+        by_name = {str(agent): agent for agent in self.agents}
+        if by_name and str(name) not in by_name:
+            raise ConfigError(
+                f"agent {name!r}: not in the environment, expected one of {list(by_name)[:20]}; name one of them"
+            )
+        return by_name.get(str(name), name)
+
+    def _check(self) -> None:
+        for chosen_for, name in self._chosen.items():
+            self._agent(chosen_for)
+            if name not in self.policies:
+                raise ConfigError(
+                    f"policy {name!r} of {chosen_for!r}: not in the run, expected one of {sorted(self.policies)[:20]}; "
+                    "name one of them"
+                )
+        for agent in self.agents:
+            if agent != self.human and self.policy_of(agent) is None:
+                raise self._no_policy(agent)
+        if self.human is not None and not isinstance(self.action_space(self.human), gym.spaces.Discrete):
+            raise ConfigError(
+                f"agent {self.human!r}: its action space is {str(self.action_space(self.human))[:80]}, expected "
+                "Discrete actions to play; menv watch shows the policies"
+            )
+
+    def _no_policy(self, agent: AgentId) -> ConfigError:
+        return ConfigError(
+            f"agent {str(agent)!r}: the policy mapping function of the run is not stored, expected the policy of each "
+            f"agent, of {sorted(self.policies)[:20]}; add --policy {agent}={min(self.policies, default='POLICY')}"
+        )
+
+    def _running(self, method: str) -> Position:
+        if self.position is None or self.position.done:
+            raise CallOrderError(f"Game.{method}: no game is running, expected start first; call start")
+        return self.position
+
+    def _action(self, agent: AgentId) -> Any:
+        """Return the action of the agent's policy."""
+        name = self.policy_of(agent)
+        if name is None:
+            raise self._no_policy(agent)
+        reward, info = self._rewards.pop(agent, 0.0), self._infos.get(agent)
+        (action, state, _), *_ = local_policy_inference(
+            self.policies[name],
+            self._episode,
+            agent,
+            self._obs[agent],
+            reward,
+            info=info,
+            explore=not self._greedy,
+        )
+        self._states[agent] = state
+        return action
+
+    def _take(self, agent: AgentId, action: Any) -> Position:
+        self._answers[agent] = action
+        if len(self._answers) == len(self._obs):
+            answers = self._answers
+            self._step({name: answers[name] for name in self._obs})
+        return self._now()
+
+    def _step(self, answers: dict[AgentId, Any]) -> None:
+        plain = {agent: one.item() if isinstance(one, np.generic) else one for agent, one in answers.items()}
+        self._last_actions |= plain
+        self._steps += 1
+        if self._single:
+            obs, reward, terminated, truncated, info = self.env.step(answers[SINGLE_AGENT])
+            over = as_flag(terminated, "step: terminated") | as_flag(truncated, "step: truncated")
+            result: Any = (
+                {SINGLE_AGENT: obs},
+                {SINGLE_AGENT: reward},
+                {ALL: over},
+                {ALL: False},
+                {SINGLE_AGENT: info},
+            )
+        else:
+            result = self.env.step(answers)
+        obs, rewards, terminateds, truncateds, infos = validate_step(result, self._wrong)
+        for agent, reward in rewards.items():
+            number = as_reward(reward, f"step: the reward of {agent!r}")
+            self._returns[agent] = self._returns.get(agent, 0.0) + number
+            self._rewards[agent] = self._rewards.get(agent, 0.0) + number
+        gone = [agent for flags in (terminateds, truncateds) for agent, flag in flags.items() if flag]
+        self._over = ALL in gone
+        self._wait_for({agent: one for agent, one in obs.items() if agent not in gone}, infos)
+
+    def _wait_for(self, obs: Mapping[AgentId, Any], infos: Mapping[AgentId, Any]) -> None:
+        self._answers: dict[AgentId, Any] = {}
+        self._obs, self._infos, self._picture = dict(obs), infos, _picture(self.env)
+        self._empty = 0 if obs else getattr(self, "_empty", 0) + 1
+        if self._empty > MAX_EMPTY_STEPS:
+            raise empty_steps_error("Game.step")
+        if not obs and not self._over:
+            self._step({})
+
+    def _wrong(self, method: str, got: str, expected: str, fix: str = "fix the environment") -> ContractError:
+        return ContractError(f"{type(self.env).__name__}.{method}: {got}, expected {expected}; {fix}")
+
+    def _now(self) -> Position:
+        """Return the current position, and keep it."""
+        last, returns = dict(self._last_actions), dict(self._returns)
+        if self._over:
+            outcome = _outcome(returns, self.human)
+            self.position = Position(
+                self._picture, None, (), (), None, last, returns, self._steps, True, outcome
+            )
+            return self.position
+        in_order = sorted(self._obs, key=lambda one: one != self.human)
+        agent = next(one for one in in_order if one not in self._answers)
+        legal, names = self._legal(agent)
+        self.position = Position(
+            self._picture, agent, legal, names, self._probabilities(agent, legal), last, returns, self._steps
+        )
+        return self.position
+
+    def _legal(self, agent: AgentId) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        space, obs = self.action_space(agent), self._obs[agent]
+        if not isinstance(space, gym.spaces.Discrete):
+            return (), ()
+        mask = obs.get(MASK_KEY) if isinstance(obs, Mapping) else None
+        allowed = np.flatnonzero(flat_mask(mask, space)).tolist()
+        names = _action_names(self.env, agent, int(space.n))
+        start = int(space.start)
+        return tuple(one + start for one in allowed), tuple(
+            names[one] if names else str(one + start) for one in allowed
+        )
+
+    def _probabilities(self, agent: AgentId, legal: tuple[int, ...]) -> dict[int, float] | None:
+        name = self.policy_of(agent)
+        if name is None or not legal:
+            return None
+        found = self.policies[name].action_probabilities(self._obs[agent], self._states.get(agent))
+        start = int(getattr(self.action_space(agent), "start", 0))
+        return None if found is None else {one: float(found[one - start]) for one in legal}
+
+
+def _env_of(run: Any, env: Any, env_config: Mapping[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+    """Return the environment to make and its settings."""
+    stored: Any = {}
+    try:
+        stored = read_manifest(find_checkpoint(run)).get("config") or {}
+    except ConfigError:
+        # A folder of exported policies names no environment.
+        if env is None:
+            raise
+    known, config = stored_env(stored)
+    if env is None and known is None:
+        raise ConfigError(
+            f"env: {run} names {str(stored.get('env'))[:100]}, which this process does not know, expected a registered "
+            "name; pass the environment (--env NAME)"
+        )
+    return known if env is None else env, {**config, **(env_config or {})}
+
+
+def _made(env: Any, env_config: Mapping[str, Any], render_mode: str | None) -> Any:
+    """Return a new environment that renders, if it can."""
+    made = make_env(env, EnvContext(env_config))
+    if not isinstance(made, gym.Env | MultiAgentEnv):
+        raise ConfigError(
+            f"env {env}: a {type(made).__name__}, expected a gymnasium.Env or a MultiAgentEnv, of which one copy can "
+            "be stepped; pass such an environment (--env NAME)"
+        )
+    wanted = ("ansi", "rgb_array") if render_mode is None else (render_mode,)
+    offered = (getattr(made, "metadata", None) or {}).get("render_modes") or ()
+    mode = next((one for one in wanted if one in offered), None)
+    if mode is None or getattr(made, "render_mode", None) in wanted:
+        return made
+    try:
+        again = make_env(env, EnvContext({**env_config, "render_mode": mode}))
+    except MenvError:
+        # Its creator takes no render_mode.
+        return made
+    close_unused(made)
+    return again
+
+
+def _listed(env: Any) -> list[AgentId]:
+    return list(getattr(env, "possible_agents", None) or sorted(env.get_agent_ids(), key=str))
+
+
+def _picture(env: Any) -> Picture | None:
+    """Return what the environment renders; None if it renders neither text nor pictures."""
+    if getattr(env, "render_mode", None) in (None, "human"):
+        return None
+    try:
+        found = env.render()
+    except NotImplementedError:
+        return None
+    except gym.error.DependencyNotInstalled as error:
+        raise ConfigError(f"render: {error}, expected the packages that it needs; install them") from error
+    if isinstance(found, list):
+        found = found[-1] if found else None
+    if isinstance(found, io.StringIO):
+        found = found.getvalue()
+    is_picture = isinstance(found, np.ndarray) and found.dtype == np.uint8 and found.shape[2:] == (3,)
+    return found if isinstance(found, str) or is_picture else None
+
+
+def _action_names(env: Any, agent: AgentId, count: int) -> list[str] | None:
+    """Return the environment's name of each action, None if it has none."""
+    inner = getattr(env, "unwrapped", env)
+    for holder in (env, inner):
+        named = getattr(holder, "get_action_meanings", None) or getattr(holder, "action_meanings", None)
+        named = named() if callable(named) else named
+        if named is None:
+            named = (getattr(holder, "metadata", None) or {}).get("action_names")
+        if isinstance(named, Mapping):
+            named = named.get(agent)
+        if named is not None and len(named) == count:
+            return [str(one) for one in named]
+    return None
+
+
+def _outcome(returns: Mapping[AgentId, float], human: AgentId | None) -> str:
+    most = max(returns.values(), default=0.0)
+    if len(returns) < 2 or abs(sum(returns.values())) > 1e-6:
+        parts = [f"{agent} {value:.2f}" for agent, value in returns.items()]
+        return (
+            f"return {returns.get(SINGLE_AGENT, 0.0):.2f}"
+            if SINGLE_AGENT in returns
+            else f"returns: {', '.join(parts)}"
+        )
+    winners = [agent for agent, value in returns.items() if value == most]
+    if len(winners) == len(returns):
+        return "draw"
+    if human is not None:
+        return "you win" if human in winners else "you lose"
+    return f"{' and '.join(map(str, winners))} win{'s' if len(winners) == 1 else ''}"

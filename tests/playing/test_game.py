@@ -1,0 +1,192 @@
+"""A game of policies and a person: turns, legal actions, probabilities, outcomes, and what cannot be played."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv.algorithms import PPO
+from menv.errors import CallOrderError, ConfigError, ContractError
+from menv.multi_agent_env import MultiAgentEnv
+from menv.playing import Game, Position
+
+SMALL: dict[str, Any] = {"train_batch_size": 64, "sgd_minibatch_size": 64, "num_sgd_iter": 1}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "tictactoe"
+    by_name = {"policies": ["player1", "player2"], "policy_mapping_fn": lambda agent, *rest, **more: agent}
+    with PPO(config={**SMALL, "multiagent": by_name}, env="tictactoe") as algo:
+        algo.save(folder)
+    return folder
+
+
+def test_a_person_and_a_policy_take_turns_until_the_end(run: Path) -> None:
+    with Game(run, human="player2") as game:
+        position = game.start()
+        assert position.agent == "player1"
+        turns = 0
+        while not position.done:
+            position = game.advance()
+            if not position.done:
+                assert position.agent == "player2"
+                assert position.last_actions["player1"] not in position.legal
+                position = game.step(position.legal[0])
+                turns += 1
+        assert turns >= 2
+        assert position.outcome in ("you win", "you lose", "draw")
+        assert sum(position.returns.values()) == 0
+        assert position.agent is None
+        assert isinstance(position.picture, str)
+
+
+def test_probabilities_are_those_of_the_legal_actions(run: Path) -> None:
+    with Game(run) as game:
+        game.start()
+        position = game.advance(3)
+        assert position.steps == 3
+        assert position.probabilities is not None
+        assert tuple(position.probabilities) == position.legal
+        assert sum(position.probabilities.values()) == pytest.approx(1.0)
+        best = max(position.probabilities, key=position.probabilities.__getitem__)
+        assert game.advance(1).last_actions["player2"] == best
+
+
+def test_the_same_seed_samples_the_same_game(run: Path) -> None:
+    def actions(seed: int) -> list[Any]:
+        with Game(run, seed=seed, greedy=False) as game:
+            game.start()
+            return [dict(game.advance(1).last_actions) for _ in range(5)]
+
+    assert actions(3) == actions(3)
+    assert any(actions(3) != actions(seed) for seed in (4, 5, 6))
+
+
+def test_an_illegal_action_changes_nothing(run: Path) -> None:
+    with Game(run, human="player1") as game:
+        game.start()
+        game.step(4)
+        game.advance()
+        with pytest.raises(ContractError, match=r"'player1' chose 4, expected one of its legal actions \["):
+            game.step(4)
+        assert game.position is not None
+        assert game.position.steps == 2
+
+
+def test_calls_out_of_order_are_refused(run: Path) -> None:
+    with Game(run) as game:
+        with pytest.raises(CallOrderError, match="call start"):
+            game.advance()
+        assert game.start().steps == 0
+        assert game.advance().done
+        with pytest.raises(CallOrderError, match="call start"):
+            game.step(0)
+        assert game.start().legal == tuple(range(9))
+
+
+def test_pictures_come_in_the_form_that_is_asked_for(run: Path) -> None:
+    with Game(run, render_mode="rgb_array") as game:
+        picture = game.start().picture
+        assert isinstance(picture, np.ndarray)
+        assert picture.shape == (192, 192, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"human": "player3"}, r"agent 'player3'.*expected one of \['player1', 'player2'\]"),
+        ({"policies": {"player1": "best"}}, r"policy 'best' of 'player1'.*\['player1', 'player2'\]"),
+        ({"env": "CartPole-v1"}, "agent 'agent0'.*add --policy agent0=player1"),
+        ({"env": "no_such_game"}, "'no_such_game' is not known"),
+    ],
+)
+def test_wrong_arguments_get_a_message(run: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Game(run, **arguments)
+
+
+def test_a_policy_can_be_chosen_for_each_agent(run: Path) -> None:
+    with Game(run, policies={"player1": "player2", "player2": "player1"}) as game:
+        assert [game.policy_of(agent) for agent in game.agents] == ["player2", "player1"]
+        assert game.start().probabilities is not None
+
+
+class Throws(MultiAgentEnv):
+    """Two agents throw at the same time, twice; "b" is out after the first throw, then one step has no agent."""
+
+    observation_space = gym.spaces.Discrete(4)
+    action_space = gym.spaces.Discrete(2, start=1)
+    metadata: ClassVar[dict[str, Any]] = {
+        "render_modes": [],
+        "action_names": {"a": ["low", "high"], "b": ["left", "right"]},
+    }
+
+    def __init__(self, context: Any) -> None:
+        super().__init__()
+        self.possible_agents = ["a", "b"]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.count = 0
+        return {"a": 0, "b": 0}, {}
+
+    def step(self, actions: dict[Any, Any]) -> Any:
+        self.count += 1
+        obs = {"a": self.count} if self.count != 2 else {}
+        if self.count == 1:
+            obs["b"] = 1
+        rewards = {"a": 1.0, "b": -0.5 * self.count}
+        return obs, rewards, {"b": self.count == 1, "__all__": self.count == 3}, {"__all__": False}, {}
+
+
+def test_agents_that_act_together_choose_one_after_another_the_person_first(tmp_path: Path) -> None:
+    with PPO(config=SMALL, env=Throws) as algo:
+        algo.save(tmp_path / "run")
+    with pytest.raises(ConfigError, match="pass the environment"):
+        Game(tmp_path / "run")
+    with Game(tmp_path / "run", human="b", env=Throws) as game:
+        first = game.start()
+        assert (first.agent, first.legal, first.names) == ("b", (1, 2), ("left", "right"))
+        second = game.step(2)
+        assert (second.agent, second.names, second.steps) == ("a", ("low", "high"), 0)
+        assert second.last_actions == {}
+        third = game.advance(1)
+        assert (third.agent, third.steps, third.last_actions["b"]) == ("a", 1, 2)
+        end = game.advance()
+        assert end.done
+        assert end.returns == {"a": 3.0, "b": -3.0}
+        assert end.outcome == "you lose"
+
+
+@pytest.mark.parametrize("model", [{"use_lstm": True}, {}])
+def test_an_environment_of_one_agent_is_watched(tmp_path: Path, model: dict[str, Any]) -> None:
+    with PPO(config={**SMALL, "model": model}, env="CartPole-v1") as algo:
+        algo.save(tmp_path / "run")
+    with Game(tmp_path / "run", render_mode="ansi") as game:
+        assert game.agents == ["agent0"]
+        position: Position = game.start()
+        assert position.picture is None
+        for _ in range(3):
+            assert position.probabilities is not None
+            assert sum(position.probabilities.values()) == pytest.approx(1.0)
+            position = game.advance(1)
+        assert game.advance().outcome == f"return {game.position.steps:.2f}" if game.position else False
+
+
+def test_a_person_cannot_play_without_discrete_actions(tmp_path: Path) -> None:
+    with PPO(config=SMALL, env="Pendulum-v1") as algo:
+        algo.save(tmp_path / "run")
+    with pytest.raises(ConfigError, match="expected Discrete actions to play"):
+        Game(tmp_path / "run", human="agent0")
+    with Game(tmp_path / "run") as game:
+        assert game.start().legal == ()
+        assert game.advance(1).steps == 1
+
+
+def test_a_game_needs_no_torch(run: Path) -> None:
+    code = f"import sys, menv.playing as p; p.Game({str(run)!r}).start(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
