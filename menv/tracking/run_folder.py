@@ -195,12 +195,11 @@ class Run:
             ConfigError: The file is damaged.
         """
         path = self.path / _PROGRESS
-        columns = _header(path)
-        rows = list(_rows(path))
         try:
+            columns, rows = _header(path), list(_rows(path))
             table = np.array([[float(cell or "nan") for cell in row] for row in rows], np.float64)
             return dict(zip(columns, table.reshape(len(rows), len(columns)).T, strict=True))
-        except ValueError as error:
+        except (ValueError, csv.Error) as error:
             raise ConfigError(
                 f"{path}: damaged ({error}), expected a number per column in each line; restore the file, or delete "
                 "the run"
@@ -208,9 +207,12 @@ class Run:
 
     def results(self) -> Iterator[dict[str, Any]]:
         """Yield the results; a line that was being written is left out."""
-        with suppress(FileNotFoundError), (self.path / _RESULTS).open(encoding="utf-8") as file:
+        with (
+            suppress(FileNotFoundError),
+            (self.path / _RESULTS).open(encoding="utf-8", errors="replace") as file,
+        ):
             for line in file:
-                with suppress(ValueError):
+                with suppress(ValueError, RecursionError):
                     yield json.loads(line)
 
 

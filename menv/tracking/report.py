@@ -1,0 +1,483 @@
+"""Reports of runs: the content of `page.html` as JSON, and the page as one HTML file that opens offline.
+
+Runs that differ by their seed alone are one group. Its curves have the mean, the interquartile mean (IQM) and the
+quartiles over seeds at each env step, and its last returns a bootstrap interval (Agarwal et al. 2021, "Deep
+Reinforcement Learning at the Edge of the Statistical Precipice"). The dashboard and `menv plot` use the same numbers.
+"""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import json
+import math
+import os
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+import menv
+from menv.errors import ConfigError
+from menv.serialization import path_given, writing
+from menv.tracking.run_folder import VIDEOS, Run
+
+Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
+Curve: TypeAlias = tuple[Floats, Floats]
+"""Env steps and values, without NaN."""
+
+STEPS = "num_env_steps_sampled"
+_POINTS = 300
+"""Points of a curve; of a longer one the means of neighbours are shown."""
+_LINES = 10
+_LAST = 0.1
+"""The share of a run's env steps whose mean is its last return."""
+_RESAMPLES = 2000
+_MOST_VIDEOS, _MOST_TEXT = 1_200_000, 4_000
+"""Bytes of all pictures in a page, and characters of a recorded text."""
+
+_OWN = r"(?P<line>.+)"
+_CHARTS = (
+    ("Returns", "Return per episode, by policy", rf"policy_reward_mean/{_OWN}"),
+    ("Returns", "Return per episode, all agents", "episode_reward_mean"),
+    ("Returns", "Evaluation: return by policy", rf"evaluation/policy_reward_mean/{_OWN}"),
+    ("Returns", "Evaluation: return, all agents", "evaluation/episode_reward_mean"),
+    ("Returns", "Win rate", rf"win_rate/{_OWN}"),
+    ("Returns", "Elo", rf"elo/{_OWN}"),
+    ("Episodes", "Env steps per episode", "episode_len_mean"),
+    ("Episodes", "{chart}", "custom_metrics/(?P<chart>.+)_mean"),
+    ("Learning", "{chart}", rf"info/learner/{_OWN}/learner_stats/(?P<chart>.+)"),
+    ("Speed", "Env steps per second", "steps_per_second"),
+    ("Clients", "{chart}", "external/(?P<chart>.+)"),
+    ("Clients", "Staleness of weights, {chart}", "staleness/(?P<chart>.+)"),
+)
+"""Section, title and result keys of each kind of chart."""
+
+_TITLES = {
+    "policy_loss": "Policy loss", "vf_loss": "Value loss", "entropy": "Entropy", "kl": "KL divergence",
+    "total_loss": "Total loss", "loss": "Loss", "mean_q": "Mean Q-value", "mean_td_error": "Mean TD error",
+    "grad_gnorm": "Gradient norm", "vf_explained_var": "Explained variance of values", "cur_lr": "Learning rate",
+    "epsilon": "Exploration (epsilon)",
+}  # fmt: skip
+
+
+@dataclass
+class Group:
+    """Runs with the same settings but for the seed.
+
+    Attributes:
+        name: What sets it apart from the other groups.
+        runs: One run for each seed.
+        tables: The columns of each run's `progress.csv`.
+    """
+
+    name: str
+    runs: list[Run]
+    tables: list[dict[str, Floats]]
+
+    def curves(self, key: str) -> list[Curve]:
+        """Return the curve of a result key for each run that has a value of it."""
+        found = []
+        for table in self.tables:
+            if key in table and STEPS in table:
+                there = np.isfinite(table[key]) & np.isfinite(table[STEPS])
+                if there.any():
+                    found.append((table[STEPS][there], table[key][there]))
+        return found
+
+    def result_keys(self) -> list[str]:
+        """Return the result keys of all runs, in order."""
+        return list(dict.fromkeys(key for table in self.tables for key in table))
+
+
+def groups_of(runs: Sequence[Run]) -> list[Group]:
+    """Return the runs of one environment, grouped by their settings.
+
+    Raises:
+        ConfigError: They have different environments, or a `progress.csv` is damaged.
+    """
+    envs = {str(run.config.get("env")): run for run in runs}
+    if len(envs) > 1:
+        named = ", ".join(f"{env} ({run.name})" for env, run in envs.items())
+        raise ConfigError(
+            f"runs of {len(envs)} different environments: {named:.300}, expected runs of one; pass the runs of one "
+            "environment at a time"
+        )
+    by_settings: dict[str, list[Run]] = {}
+    for run in runs:
+        settings = {key: value for key, value in settings_of(run).items() if key != "seed"}
+        by_settings.setdefault(json.dumps(settings, sort_keys=True), []).append(run)
+    kinds = list(by_settings.values())
+    different = differences([kind[0] for kind in kinds])
+    names = [_group_name(kind, different) for kind in kinds]
+    if len(set(names)) < len(names):
+        names = [kind[0].name for kind in kinds]
+    return [
+        Group(name, kind, [_with_speed(run.progress()) for run in kind])
+        for name, kind in zip(names, kinds, strict=True)
+    ]
+
+
+def _group_name(runs: Sequence[Run], different: Sequence[str]) -> str:
+    if not different:
+        return str(runs[0].config.get("algorithm")) if len(runs) > 1 else runs[0].name
+    settings = settings_of(runs[0])
+    return ", ".join(
+        f"{settings.get(key)}" if key == "algorithm" else f"{key}={settings.get(key)}"
+        for key in different[:3]
+    )[:80]
+
+
+def _with_speed(table: dict[str, Floats]) -> dict[str, Floats]:
+    steps, seconds = (table.get(key) for key in ("num_env_steps_sampled_this_iter", "time_this_iter_s"))
+    if steps is not None and seconds is not None:
+        table["steps_per_second"] = steps / np.maximum(seconds, 1e-9)
+    return table
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """Return the settings of a run, `model.fcnet_hiddens` for nested ones."""
+    config = run.config.get("config")
+    return {
+        "algorithm": run.config.get("algorithm"),
+        **dict(_flat(config if isinstance(config, dict) else {})),
+    }
+
+
+def _flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value and not any(one.startswith("$") for one in value):
+            yield from _flat(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def differences(runs: Sequence[Run]) -> list[str]:
+    """Return the settings that are not the same in all runs."""
+    settings = [settings_of(run) for run in runs]
+    keys = dict.fromkeys(key for one in settings for key in one)
+    missing = object()
+    return [
+        key for key in keys if any(one.get(key, missing) != settings[0].get(key, missing) for one in settings)
+    ]
+
+
+def interquartile_mean(values: Floats) -> Floats:
+    """Return the mean over the first axis without the lowest and the highest quarter of the values."""
+    cut = len(values) // 4
+    return np.asarray(np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0), np.float64)
+
+
+def summary(curves: Sequence[Curve]) -> dict[str, Floats]:
+    """Return env steps and, over the curves, `mean`, `iqm` and the quartiles `low` and `high`.
+
+    Curves are interpolated linearly; the range is where all of them have values.
+    """
+    first, last = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    steps = np.unique(np.concatenate([x for x, _ in curves]))
+    steps = steps[(steps >= first) & (steps <= last)]
+    values = np.array([np.interp(steps, x, y) for x, y in curves]).reshape(len(curves), len(steps))
+    low, high = np.percentile(values, (25, 75), axis=0)
+    return {
+        "x": steps, "mean": values.mean(axis=0), "iqm": interquartile_mean(values), "low": low, "high": high
+    }  # fmt: skip
+
+
+def last_values(curves: Sequence[Curve]) -> dict[str, float]:
+    """Return `mean`, `iqm`, quartiles, and a 95 % bootstrap interval of the IQM, of the last tenth of each curve."""
+    last = np.array([y[x >= x[-1] * (1 - _LAST)].mean() for x, y in curves])
+    drawn = np.random.default_rng(0).choice(last, (len(last), _RESAMPLES))
+    low, high = np.percentile(last, (25, 75))
+    start, end = np.percentile(interquartile_mean(drawn), (2.5, 97.5))
+    figures = {"mean": last.mean(), "iqm": interquartile_mean(last), "low": low, "high": high, "start": start}
+    return {name: float(figure) for name, figure in {**figures, "end": end}.items()}
+
+
+def matching(groups: Sequence[Group], pattern: str) -> dict[str, dict[str, str]]:
+    """Return the result keys that match, by title and by name of the line; "" where the pattern names none."""
+    found: dict[str, dict[str, str]] = {}
+    for key in dict.fromkeys(key for group in groups for key in group.result_keys()):
+        if match := re.fullmatch(pattern, key):
+            names = match.groupdict()
+            found.setdefault(names.get("chart") or "", {})[names.get("line") or ""] = key
+    return found
+
+
+def lines_of(groups: Sequence[Group], keys: Mapping[str, str]) -> list[tuple[str, list[Curve]]]:
+    """Return the curves of result keys by the name of their line, which holds the group's where there are several."""
+    lines = []
+    for name, key in keys.items():
+        for group in groups:
+            shown = [name] if name and len(groups) == 1 else [group.name, name]
+            if curves := group.curves(key):
+                lines.append((" · ".join(filter(None, shown)), curves))
+    return lines
+
+
+def report_data(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return what the page shows, as JSON values.
+
+    Raises:
+        ConfigError: The runs have different environments, or a file of one is damaged.
+    """
+    groups = groups_of(runs)
+    videos, left_out = _videos(runs)
+    return {
+        "title": str(runs[0].config.get("env")),
+        "version": menv.__version__,
+        "runs": [
+            _about(run, table)
+            for group in groups
+            for run, table in zip(group.runs, group.tables, strict=True)
+        ],
+        "last": _last(groups),
+        "sections": _sections(groups),
+        "time": [bar for group in groups for bar in _time(group)],
+        "win_rates": [table for group in groups for table in _win_rates(group)],
+        "settings": _settings([run for group in groups for run in group.runs]),
+        "videos": videos,
+        "videos_left_out": left_out,
+    }
+
+
+def page(data: Mapping[str, Any]) -> str:
+    """Return the page with this content."""
+    # Nothing in a script element ends it but "</", and names of runs and agents may hold anything.
+    text = json.dumps(data, separators=(",", ":"), default=str).replace("<", "\\u003c")
+    return Path(__file__).with_name("page.html").read_text("utf-8").replace("{{data}}", text)
+
+
+def runs_of(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
+    """Return the runs of folders, each once."""
+    return list({run.path.resolve(): run for run in map(Run, paths)}.values())
+
+
+def output_path(where: str, path: str | os.PathLike[str]) -> Path:
+    """Return the path of a file that can be made; `where` begins the message.
+
+    Raises:
+        ConfigError: It is a folder, or its folder does not exist.
+    """
+    found = path_given(where, path)
+    if found.is_dir():
+        raise ConfigError(f"{where}: {found} is a folder, expected a file; choose another name")
+    if not found.absolute().parent.is_dir():
+        raise ConfigError(f"{where}: there is no folder {found.parent}, expected one; create it first")
+    return found
+
+
+def write_report(
+    paths: Sequence[str | os.PathLike[str]], output: str | os.PathLike[str] | None = None
+) -> Path:
+    """Write a report of run folders as one HTML file.
+
+    Args:
+        paths: The run folders, all of one environment.
+        output: The file; by default `report.html` in the run folder, or in the working folder for several runs.
+
+    Returns:
+        Path of the file.
+
+    Raises:
+        ConfigError: A folder is no run or is damaged, or the environments differ.
+        NotWrittenError: The file cannot be written.
+    """
+    runs = runs_of(paths)
+    default = runs[0].path / "report.html" if len(runs) == 1 else "report.html"
+    path = output_path("report", default if output is None else output)
+    text = page(report_data(runs))
+    with writing("report", f"the report {path}"):
+        draft = path.with_name(f".{path.name}.draft")
+        draft.write_text(text, "utf-8")
+        draft.replace(path)
+    return path
+
+
+def curves_of_key(groups: Sequence[Group], key: str) -> list[tuple[str, list[Curve]]]:
+    """Return the curves of a result key, or of all policies for a key such as `policy_reward_mean`.
+
+    Raises:
+        ConfigError: No run has the key.
+    """
+    keys = matching(groups, f"{re.escape(key)}(/{_OWN})?").get("", {})
+    if found := lines_of(groups, keys):
+        return found
+    known = [one for group in groups for one in group.result_keys()]
+    near = difflib.get_close_matches(key, known, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else "the first line of progress.csv lists them"
+    raise ConfigError(f"key {key!r:.100}: no run has numbers of it, expected a result key; {hint}")
+
+
+def _about(run: Run, table: Mapping[str, Floats]) -> dict[str, Any]:
+    counts = {
+        "iterations": "training_iteration",
+        "steps": STEPS,
+        "episodes": "episodes_total",
+        "seconds": "time_total_s",
+    }
+    return {
+        "name": run.name,
+        "algorithm": str(run.config.get("algorithm")),
+        "menv": str(run.config.get("menv_version")),
+        "running": run.is_running,
+        "command": run.command,
+        "digest": run.digest,
+        **{name: _figure(table[key][-1]) if len(table.get(key, ())) else 0 for name, key in counts.items()},
+    }
+
+
+def _last(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    keys = matching(groups, rf"policy_reward_mean/{_OWN}").get("", {})
+    return [
+        {
+            "name": name,
+            "seeds": len(curves),
+            **{one: _figure(value) for one, value in last_values(curves).items()},
+        }
+        for name, curves in lines_of(groups, keys)
+    ]
+
+
+def _sections(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    sections: dict[str, list[dict[str, Any]]] = {}
+    for section, title, pattern in _CHARTS:
+        for chart, keys in matching(groups, pattern).items():
+            named = title.format(chart=_TITLES.get(chart, chart.replace("_", " ").capitalize()))
+            for name, lines in _split(named, groups, keys):
+                level = all(np.ptp(y) == 0 for _, curves in lines for _, y in curves)
+                # A zero-sum game returns 0 for ever, and many statistics are settings.
+                if not (level and (section == "Learning" or title.endswith("all agents"))):
+                    shown = [_line(*line) for line in lines[:_LINES]]
+                    more = {"title": name, "lines": shown, "left_out": len(lines) - len(shown)}
+                    sections.setdefault(section, []).append(more)
+    return [{"title": title, "charts": charts} for title, charts in sections.items()]
+
+
+def _split(
+    title: str, groups: Sequence[Group], keys: Mapping[str, str]
+) -> Iterator[tuple[str, list[tuple[str, list[Curve]]]]]:
+    """Yield the charts of result keys: one for each policy where groups are compared, so that lines stay few."""
+    parts = [{name: key} for name, key in keys.items()] if len(groups) > 1 and len(keys) > 1 else [dict(keys)]
+    for part in parts:
+        if lines := lines_of(groups, part if len(parts) == 1 else {"": next(iter(part.values()))}):
+            yield title if len(parts) == 1 else f"{title}: {next(iter(part))}", lines
+
+
+def _line(name: str, curves: Sequence[Curve]) -> dict[str, Any]:
+    if len(curves) == 1:
+        x, y = curves[0]
+        return {"name": name, "x": _thin(x), "mean": _thin(y)}
+    seeds = [[_thin(x), _thin(y)] for x, y in curves]
+    return {"name": name, "seeds": seeds, **{key: _thin(values) for key, values in summary(curves).items()}}
+
+
+def _thin(values: Floats) -> list[float | None]:
+    """Return at most `_POINTS` values, each the mean of neighbours."""
+    if len(values) > _POINTS:
+        values = np.array([part.mean() for part in np.array_split(values, _POINTS)])
+    return [_figure(value) for value in values]
+
+
+def _figure(value: Any) -> float | int | None:
+    """Return a number with the digits that a picture shows."""
+    number = float(value)
+    if not math.isfinite(number):
+        return None
+    short = float(f"{number:.5g}") if abs(number) < 1e5 else round(number)
+    return int(short) if short == int(short) else short
+
+
+def _time(group: Group) -> Iterator[dict[str, Any]]:
+    """Yield seconds by activity; with workers, theirs and those of the main process apart."""
+
+    def seconds(key: str) -> float:
+        return float(sum(np.nansum(table[key]) for table in group.tables if key in table))
+
+    sampling = {
+        "environments": seconds("sampler_perf/env_time_s"),
+        "deciding": seconds("sampler_perf/act_time_s"),
+        "completing batches": seconds("sampler_perf/complete_time_s"),
+    }
+    sampled, learning = seconds("sampler_perf/sample_time_s"), seconds("sampler_perf/learn_time_s")
+    whole = seconds("time_this_iter_s")
+    rest = {"learning": learning, "everything else": max(0.0, whole - sampled - learning)}
+    if "num_worker_restarts" in group.result_keys():
+        bars = {
+            f"{group.name}: workers": sampling,
+            f"{group.name}: main process": {"waiting for workers": sampled, **rest},
+        }
+    else:
+        other = max(0.0, sampled - sum(sampling.values()))
+        bars = {group.name: {**sampling, "other sampling": other, **rest}}
+    for name, parts in bars.items() if whole else ():
+        yield {"name": name, "parts": list(parts.items())}
+
+
+def _win_rates(group: Group) -> Iterator[dict[str, Any]]:
+    """Yield the mean over seeds of the last `win_rate/<policy>/<opponent>`, with those of evaluations apart."""
+    results = [result for run in group.runs for result in deque(run.results(), maxlen=1)]
+    for title in ("", "evaluation"):
+        last: dict[str, dict[str, list[float]]] = {}
+        for result in results:
+            rates = _section(_section(result, title) if title else result, "win_rate")
+            for policy in rates:
+                for opponent, rate in _section(rates, policy).items():
+                    if isinstance(rate, int | float):
+                        last.setdefault(policy, {}).setdefault(opponent, []).append(rate)
+        if last:
+            against = list(dict.fromkeys(name for row in last.values() for name in row))
+            yield {
+                "name": " · ".join(filter(None, (group.name, title))),
+                "policies": list(last),
+                "against": against,
+                "rates": [
+                    [_figure(np.mean(row.get(name, [math.nan]))) for name in against] for row in last.values()
+                ],
+            }
+
+
+def _section(result: Any, key: str) -> Mapping[str, Any]:
+    found = result.get(key) if isinstance(result, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _settings(runs: Sequence[Run]) -> dict[str, Any]:
+    settings = [settings_of(run) for run in runs]
+    different = dict.fromkeys(differences(runs))
+    keys = [*different, *sorted({key for one in settings for key in one} - set(different))]
+    rows = [
+        [key, key in different, [json.dumps(one[key])[:200] if key in one else "" for one in settings]]
+        for key in keys
+    ]
+    return {"runs": [run.name for run in runs], "rows": rows}
+
+
+def _videos(runs: Sequence[Run]) -> tuple[list[dict[str, str]], int]:
+    """Return the latest recorded episodes that fit into a page, and the number of the others."""
+    files = [
+        (path, run)
+        for run in runs
+        for path in (run.path / VIDEOS).rglob("*")
+        if path.suffix in (".gif", ".txt")
+    ]
+    shown, room, left_out = [], _MOST_VIDEOS, 0
+    for path, run in sorted(files, key=lambda one: one[0].name, reverse=True):
+        with suppress(OSError):
+            size = path.stat().st_size
+            if size > room:
+                left_out += 1
+                continue
+            data = path.read_bytes()
+            room -= size
+            entry = {"run": run.name, "name": path.name}
+            if path.suffix == ".gif":
+                entry["gif"] = base64.b64encode(data).decode()
+            else:
+                entry["text"] = data.decode("utf-8", "replace")[:_MOST_TEXT]
+            shown.append(entry)
+    return shown, left_out

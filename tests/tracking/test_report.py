@@ -1,0 +1,220 @@
+"""Reports of runs: their numbers by hand, their size, and the page in a browser."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv.cli.main import main
+from menv.tracking import Run, RunFolder
+from menv.tracking.report import interquartile_mean, last_values, report_data, summary, write_report
+from tests.chromium import shown
+
+GIF = base64.b64decode("R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7")
+
+
+def result(iteration: int, returns: Mapping[str, float], seed: int = 0) -> dict[str, Any]:
+    """Return a result of an iteration, as `train()` does."""
+    noise = np.random.default_rng((seed, iteration)).normal(size=8).tolist()
+    stats = {"policy_loss": noise[0], "vf_loss": noise[1], "entropy": noise[2], "kl": noise[3], "cur_lr": 0.1}
+    return {
+        "episode_reward_mean": sum(returns.values()),
+        "episode_len_mean": 7 + noise[4],
+        "episodes_total": 10 * iteration,
+        "policy_reward_mean": dict(returns),
+        "sampler_perf": {"sample_time_s": 0.6, "env_time_s": 0.3, "act_time_s": 0.1, "learn_time_s": 0.3},
+        "info": {"learner": {name: {"learner_stats": stats} for name in returns}},
+        "training_iteration": iteration,
+        "num_env_steps_sampled": 100 * iteration,
+        "num_env_steps_sampled_this_iter": 100,
+        "time_this_iter_s": 1.0,
+        "time_total_s": float(iteration),
+        "digest": f"digest-of-{seed}",
+    }
+
+
+def run_folder(
+    path: Path,
+    results: list[dict[str, Any]],
+    *,
+    seed: int = 0,
+    env: str = "tictactoe",
+    command: str = "menv train tictactoe",
+    **settings: Any,
+) -> Path:
+    """Write the folder of a run that had these results."""
+    config = {"algorithm": "PPO", "env": env, "config": {"seed": seed, "gamma": 0.9, **settings}}
+    folder = RunFolder(path, config, command=command)
+    for one in results:
+        folder.result(one)
+    folder.close()
+    return path
+
+
+def seeds(root: Path, returns: Mapping[int, list[float]], **settings: Any) -> list[Path]:
+    """Write one run for each seed; `returns` are those of policy `p`."""
+    return [
+        run_folder(
+            root / f"seed-{seed}",
+            [result(number, {"p": value}, seed) for number, value in enumerate(values, 1)],
+            seed=seed,
+            **settings,
+        )
+        for seed, values in returns.items()
+    ]
+
+
+def test_the_interquartile_mean_leaves_out_a_quarter_of_the_values_at_each_end() -> None:
+    assert interquartile_mean(np.array([[8.0], [1.0], [3.0], [100.0]])).tolist() == [5.5]
+    # A quarter of five is one value.
+    assert interquartile_mean(np.array([-50.0, 1.0, 2.0, 6.0, 99.0])).item() == 3.0
+    assert interquartile_mean(np.array([1.0, 2.0, 6.0])).item() == 3.0
+
+
+def test_curves_of_seeds_are_summarized_at_common_steps() -> None:
+    first = np.array([0.0, 10.0, 20.0]), np.array([0.0, 10.0, 20.0])
+    second = np.array([5.0, 15.0]), np.array([1.0, 1.0])
+    found = summary([first, second])
+    assert found["x"].tolist() == [5, 10, 15]
+    assert found["mean"].tolist() == [3, 5.5, 8]
+    assert found["low"].tolist() == [2, 3.25, 4.5]
+    assert found["high"].tolist() == [4, 7.75, 11.5]
+
+
+def test_the_last_tenth_of_each_seed_counts() -> None:
+    steps = np.arange(1.0, 101.0)
+    curves = [(steps, np.where(steps >= 90, level, -1000.0)) for level in (1.0, 2.0, 3.0, 10.0)]
+    found = last_values(curves)
+    assert (found["mean"], found["iqm"]) == (4, 2.5)
+    assert (found["low"], found["high"]) == (1.75, 4.75)
+    assert 1 <= found["start"] < 2.5 < found["end"] <= 10
+
+
+def test_seeds_are_one_line_with_a_band_and_settings_are_compared(tmp_path: Path) -> None:
+    slow = seeds(tmp_path / "slow", {1: [0, 2, 4], 2: [2, 4, 6]}, lr=0.1)
+    fast = seeds(tmp_path / "fast", {1: [9, 9, 9]}, lr=0.5)
+    data = report_data([Run(path) for path in (*slow, *fast)])
+    by_policy, *_ = data["sections"][0]["charts"]
+    first, second = by_policy["lines"]
+    assert (first["name"], second["name"]) == ("lr=0.1 · p", "lr=0.5 · p")
+    assert (first["x"], first["mean"]) == ([100, 200, 300], [1, 3, 5])
+    assert (first["low"], first["high"]) == ([0.5, 2.5, 4.5], [1.5, 3.5, 5.5])
+    assert second["mean"] == [9, 9, 9]
+    rows = {key: (differs, values) for key, differs, values in data["settings"]["rows"]}
+    assert rows["lr"] == (True, ["0.1", "0.1", "0.5"])
+    assert rows["seed"] == (True, ["1", "2", "1"])
+    assert rows["gamma"] == (False, ["0.9", "0.9", "0.9"])
+    assert data["time"][0]["parts"][-1] == ("everything else", pytest.approx(0.6))
+
+
+def test_win_rates_are_the_mean_over_seeds(tmp_path: Path) -> None:
+    rates = (
+        {"p": {"q": 1.0}, "q": {"p": 0.0, "random": 0.5}},
+        {"p": {"q": 0.5}, "q": {"p": 0.5, "random": 0.5}},
+    )
+    runs = [
+        run_folder(tmp_path / str(seed), [{**result(1, {"p": 0, "q": 0}), "win_rate": one}], seed=seed)
+        for seed, one in enumerate(rates)
+    ]
+    (table,) = report_data([Run(path) for path in runs])["win_rates"]
+    assert (table["policies"], table["against"]) == (["p", "q"], ["q", "p", "random"])
+    assert table["rates"] == [[0.75, None, None], [None, 0.25, 0.5]]
+
+
+@pytest.mark.slow
+def test_five_seeds_of_1000_iterations_open_quickly_and_are_small(tmp_path: Path) -> None:
+    one = seeds(tmp_path, {0: np.random.default_rng(0).normal(size=1000).tolist()})[0]
+    table, lines = (one / "progress.csv").read_text(), (one / "results.jsonl").read_text()
+    paths = [run_folder(tmp_path / f"more-{seed}", [result(1, {"p": 0.0})], seed=seed) for seed in range(5)]
+    for path in paths:
+        (path / "progress.csv").write_text(table)
+        (path / "results.jsonl").write_text(lines)
+    output = write_report(paths, tmp_path / "report.html")
+    assert output.stat().st_size < 1_000_000
+    began = time.monotonic()
+    page = shown(output.as_uri(), tmp_path)
+    # With the start of the browser.
+    assert time.monotonic() - began < 20
+    assert len(re.findall('<polyline class="curve"', page)) >= 8
+
+
+def test_the_page_shows_curves_videos_commands_and_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (path,) = seeds(tmp_path, {3: [0, 1]}, command="menv train tictactoe --config seed=3")
+    (path / "videos").mkdir()
+    (path / "videos" / "episode-000000.gif").write_bytes(GIF)
+    (path / "videos" / "episode-000001.txt").write_text("x o\n o ")
+    (path / "videos" / "episode-000002.gif").write_bytes(GIF + bytes(2_000_000))
+    assert main(["report", str(path)]) == 0
+    assert capsys.readouterr().out == f"wrote {path / 'report.html'}\n"
+    page = shown((path / "report.html").as_uri(), tmp_path)
+    for text in (
+        "<title>tictactoe · menv</title>", "Return per episode, by policy", "Policy loss", "Env steps per second",
+        "learning 30 %", "menv train tictactoe --config seed=3", "digest-of-3", "x o\n o ", "data:image/gif;base64,",
+        "1 more are in the folders videos/", "<code>0.9</code>",
+    ):  # fmt: skip
+        assert text in page, text
+    # The learning rate never changes, and is a setting.
+    assert "Learning rate" not in page
+
+
+def test_names_that_hold_html_are_shown_as_text(tmp_path: Path) -> None:
+    evil = "</script><img src=x onerror=\"document.title='owned'\"><b id=evil>"
+    path = run_folder(
+        tmp_path / "<b id=evil>",
+        [result(1, {evil: 1.0}), result(2, {evil: 2.0})],
+        env=evil,
+        command=evil,
+        note=evil,
+    )
+    page = shown(write_report([path]).as_uri(), tmp_path)
+    assert "<title>owned" not in page
+    assert not re.search(r"<(b|img)[^>]*(id|src)=[\"']?(evil|x)", page.split('id="data"')[0])
+    assert "&lt;b id=evil&gt;" in page
+
+
+@pytest.mark.slow
+def test_a_run_without_an_iteration_has_a_page_too(tmp_path: Path) -> None:
+    path = run_folder(tmp_path / "new", [])
+    assert "No iteration has ended yet." in shown(write_report([path]).as_uri(), tmp_path)
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the line that a command prints before it ends with exit status 2."""
+    assert main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_wrong_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_folder(tmp_path / "a", [result(1, {"p": 0.0})])
+    other = run_folder(tmp_path / "b", [result(1, {"p": 0.0})], env="CartPole-v1")
+    assert "runs of 2 different environments: tictactoe (a), CartPole-v1 (b)" in refused(
+        ["report", str(run), str(other)], capsys
+    )
+    assert "no config.json of a run in it" in refused(["report", str(tmp_path)], capsys)
+    assert "there is no folder" in refused(["report", str(tmp_path / "none")], capsys)
+    assert "is a folder, expected a file" in refused(["report", str(run), "-o", str(tmp_path)], capsys)
+    assert "there is no folder" in refused(
+        ["report", str(run), "-o", str(tmp_path / "no" / "r.html")], capsys
+    )
+    for damage in (
+        b"training_iteration,loss\n1,what\n",
+        b"\xff\xfe\n1\n",
+        b"a,b\n1\n",
+        b"a\n" + b"1" * 200_000 + b"\n",
+    ):
+        (run / "progress.csv").write_bytes(damage)
+        assert "progress.csv: damaged" in refused(["report", str(run)], capsys)
+    (run / "config.json").write_text(json.dumps({"kind": "menv run", "env": ["x"], "config": [1]}))
+    (run / "progress.csv").unlink()
+    assert main(["report", str(run)]) == 0
