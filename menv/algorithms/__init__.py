@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from menv.algorithms.algorithm import Algorithm as Algorithm
     from menv.algorithms.config.algorithm_config import ModelConfig as ModelConfig
     from menv.algorithms.config.algorithm_config import MultiAgentConfig as MultiAgentConfig
-    from menv.algorithms.curves import plot_curves as plot_curves
     from menv.algorithms.dqn.config import DQNConfig as DQNConfig
     from menv.algorithms.dqn.dqn import DQN as DQN
     from menv.algorithms.ppo.advantages import compute_advantages as compute_advantages
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from menv.algorithms.ppo.ppo import PPO as PPO
     from menv.algorithms.qmix.config import QMIXConfig as QMIXConfig
     from menv.algorithms.qmix.qmix import QMIX as QMIX
+    from menv.tracking.curves import plot_curves as plot_curves
     from menv.tracking.tensorboard import TensorBoardCallbacks as TensorBoardCallbacks
     from menv.tracking.tensorboard import TensorBoardWriter as TensorBoardWriter
 

@@ -17,6 +17,7 @@ COMMANDS = {
     "train": "train policies in an environment",
     "evaluate": "evaluate trained policies",
     "show": "show the contents of a run, a checkpoint or a policy",
+    "plot": "draw curves of runs as a PNG or SVG picture",
     "report": "write an HTML report of runs",
     "check": "find errors in an environment",
     "verify": "check reproducibility across back-ends",

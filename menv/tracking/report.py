@@ -352,7 +352,7 @@ def _sections(groups: Sequence[Group]) -> list[dict[str, Any]]:
                 level = all(np.ptp(y) == 0 for _, curves in lines for _, y in curves)
                 # A zero-sum game returns 0 for ever, and many statistics are settings.
                 if not (level and (section == "Learning" or title.endswith("all agents"))):
-                    shown = [_line(*line) for line in lines[:_LINES]]
+                    shown = [line_of(*line) for line in lines[:_LINES]]
                     more = {"title": name, "lines": shown, "left_out": len(lines) - len(shown)}
                     sections.setdefault(section, []).append(more)
     return [{"title": title, "charts": charts} for title, charts in sections.items()]
@@ -368,7 +368,8 @@ def _split(
             yield title if len(parts) == 1 else f"{title}: {next(iter(part))}", lines
 
 
-def _line(name: str, curves: Sequence[Curve]) -> dict[str, Any]:
+def line_of(name: str, curves: Sequence[Curve]) -> dict[str, Any]:
+    """Return the points of a line as JSON values; of several seeds `summary` and each seed's own."""
     if len(curves) == 1:
         x, y = curves[0]
         return {"name": name, "x": _thin(x), "mean": _thin(y)}

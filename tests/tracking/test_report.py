@@ -188,6 +188,22 @@ def test_a_run_without_an_iteration_has_a_page_too(tmp_path: Path) -> None:
     assert "No iteration has ended yet." in shown(write_report([path]).as_uri(), tmp_path)
 
 
+def test_plot_draws_a_curve_of_each_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [*map(str, seeds(tmp_path, {1: [0, 2], 2: [2, 4]}))]
+    picture = tmp_path / "curves.svg"
+    assert main(["plot", *runs, "-o", str(picture)]) == 0
+    assert capsys.readouterr().out == f"wrote {picture}\n"
+    text = picture.read_text()
+    assert (text.count("<polygon"), text.count(">p</text>")) == (1, 1)
+    assert main(["plot", runs[0], "-o", str(picture.with_suffix(".png")), "--key", "episode_len_mean"]) == 0
+    assert picture.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
+    capsys.readouterr()
+    assert "did you mean episode_len_mean" in refused(
+        ["plot", *runs, "-o", "a.png", "--key", "episode_len"], capsys
+    )
+    assert "expected a name that ends with .png or .svg" in refused(["plot", *runs, "-o", "a.pdf"], capsys)
+
+
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Return the line that a command prints before it ends with exit status 2."""
     assert main(arguments) == 2

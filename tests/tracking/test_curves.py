@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +13,12 @@ import pytest
 from PIL import Image
 
 from menv.algorithms import plot_curves
-from menv.algorithms.curves import COLOURS, ticks
 from menv.errors import ConfigError
+from menv.tracking.curves import COLOURS, ticks
 from tests.bad_input.broken_envs import checked
 
 
-def drawn(tmp_path: Path, series: Any, **texts: str) -> npt.NDArray[np.uint8]:
+def drawn(tmp_path: Path, series: Any, **texts: Any) -> npt.NDArray[np.uint8]:
     """Return the pixels [H, W, 3] of a picture."""
     path = tmp_path / "curves.png"
     plot_curves(path, series, **texts)
@@ -110,3 +111,28 @@ def test_a_picture_of_nothing_is_refused(tmp_path: Path, series: Any) -> None:
         plot_curves(tmp_path / "curves.png", series)
     checked(str(caught.value))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_band_is_a_lighter_area_around_its_line(tmp_path: Path) -> None:
+    line = {"a": [(0.0, 5.0), (10.0, 5.0)]}
+    bands = {"a": [(0.0, 0.0, 10.0), (10.0, 0.0, 10.0)]}
+    plot_curves(tmp_path / "curves.png", line, bands=bands)
+    with Image.open(tmp_path / "curves.png") as image:
+        pixels = np.asarray(image.convert("RGB"))
+    lighter = [round(255 - (255 - value) * 0.2) for value in COLOURS[0]]
+    assert (np.abs(pixels.astype(int) - lighter).max(-1) <= 2).sum() > 100_000
+
+
+def test_an_svg_has_the_same_lines_and_texts(tmp_path: Path) -> None:
+    name = "<b>\x00\ud800&"
+    points = [(0.0, 0.0), (1.0, 1.0)]
+    plot_curves(
+        tmp_path / "curves.svg", {name: points, "dot": [(0.5, 0.5)]}, bands={name: [(0, 0, 1), (1, 0, 1)]}
+    )
+    root = ElementTree.parse(tmp_path / "curves.svg").getroot()
+    kinds = [element.tag.rpartition("}")[2] for element in root.iter()]
+    colours = [element.get("stroke") for element in root.iter() if element.get("stroke-width")]
+    assert colours == [f"rgb{COLOURS[0]}"] * 2 + [f"rgb{COLOURS[1]}"] * 2
+    assert kinds.count("polygon") == 1
+    texts = [element.text for element in root.iter() if element.text and element.text.strip()]
+    assert {"<b>\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}&", "dot", "env steps"} <= set(texts)
