@@ -5,10 +5,15 @@ A string is looked up in this order, and the first match decides:
 1. a name given to `register_env`;
 2. a name given to `ray.tune.register_env`, if the program has imported that;
 3. the name of a built-in environment (`BUILT_IN`);
-4. `"package.module:Name"`, after the module is imported: an attribute of the module (`"shop.games:Corridor"`,
+4. `"pettingzoo:classic/tictactoe_v3"` or `"openspiel:leduc_poker"`, from the package that brings it;
+5. `"package.module:Name"`, after the module is imported: an attribute of the module (`"shop.games:Corridor"`,
    `"shop.games:Outer.Inner"`), else the gymnasium id that the import registered (`"shop:Corridor-v0"`);
-5. a gymnasium id, with or without its version (`"CartPole-v1"`, `"Pendulum"`);
-6. `"package.module.Name"`, the same as `"package.module:Name"`.
+   `"shop/games.py:Corridor"` imports that file;
+6. a gymnasium id, with or without its version (`"CartPole-v1"`, `"Pendulum"`);
+7. `"package.module.Name"`, the same as `"package.module:Name"`.
+
+A class or function with a parameter for the `EnvContext` is called with that; without one, `env_config` gives its
+keywords.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
@@ -44,16 +50,23 @@ BUILT_IN: Final[Mapping[str, str]] = {
 _registered: dict[str, EnvCreator] = {}
 _HOW_TO_REGISTER: Final = "register_env({name!r}, lambda context: ...) makes a name known"
 _WHAT_IS_TAKEN: Final = (
-    "expected a registered name, a gymnasium id, 'package.module:Class', a class, "
-    "or a function that takes one EnvContext"
+    "expected a registered name, a gymnasium id, 'package.module:Class', 'file.py:Class', "
+    "'pettingzoo:family/name', 'openspiel:game', a class, or a function that takes one EnvContext"
 )
-_WORDS_FOR_CONTEXTS: Final = ("conf", "cfg", "context", "ctx", "setting", "option", "param", "arg")
+_FOR_CONTEXTS: Final = re.compile("(^|_)(env)?_?(conf|cfg|context|ctx|setting|option|param|arg)")
 
 _VERSIONED: Final = re.compile(r"-v\d+$")
+_FILE: Final = re.compile(r"(.*\.py):(.*)", re.DOTALL)
+_FOREIGN: Final = ("pettingzoo", "openspiel")
+"""What stands before the colon in the names of other libraries' environments."""
 
 
 class NotCallableError(ConfigError, TypeError):
     """A registered creator cannot be called; pass a class or a function."""
+
+
+class _KeywordsError(ConfigError):
+    """The keys of `env_config` are not the keywords of the creator."""
 
 
 def register_env(name: str, creator: EnvCreator) -> None:
@@ -61,7 +74,8 @@ def register_env(name: str, creator: EnvCreator) -> None:
 
     Args:
         name: The name for `env=` and `config["env"]`.
-        creator: A class or function of one `EnvContext` that returns a new environment.
+        creator: A class or function of one `EnvContext`, or of the keywords in `env_config`, that returns a new
+            environment.
 
     Raises:
         ConfigError: `name` is not a string, or is empty.
@@ -97,6 +111,9 @@ class RegisteredEnv:
         tuned = _from_tune(env)
         if tuned is not None:
             return cls({env: tuned}, {})
+        if (named := _FILE.fullmatch(env)) is not None:
+            # The other process may have another working directory, and another path for modules.
+            return cls({env: functools.partial(_make_from_file, Path(named[1]).resolve(), named[2])}, {})
         return cls({}, {name: spec for name, spec in gym.registry.items() if _is_of(name, env)})
 
     @classmethod
@@ -116,8 +133,9 @@ class RegisteredEnv:
 
 
 def is_ready_made(name: str) -> bool:
-    """Return whether a name means an environment of menv or gymnasium."""
-    return name not in _registered and (name in BUILT_IN or (":" not in name and _is_gym_id(name)))
+    """Return whether a name means an environment of menv, gymnasium or PettingZoo, which have a `render_mode`."""
+    stock = name in BUILT_IN or name.startswith("pettingzoo:") or (":" not in name and _is_gym_id(name))
+    return name not in _registered and stock
 
 
 def is_known(name: str) -> bool:
@@ -127,12 +145,16 @@ def is_known(name: str) -> bool:
 
 
 def names_module(text: str) -> bool:
-    """Return whether a string reads as `"module:Name"` of an importable module; the module is not imported.
+    """Return whether a string reads as `"module:Name"` of an importable module, or as another name that imports one.
+
+    Nothing is imported.
 
     An `env_config` of a file may reach a creator that accepts such names, and `gymnasium.make("module:Id-v0")` imports
     the module.
     """
     module, colon, _ = text.partition(":")
+    if _FILE.fullmatch(text) or (colon and module in _FOREIGN):
+        return True
     first = module.partition(".")[0]
     if not colon or not first or text.startswith("http://"):
         return False
@@ -147,16 +169,16 @@ def resolve_env(env: Any) -> EnvCreator:
 
     Args:
         env: A string (the module docstring says how it is read), a class, or a callable; the latter two are called with
-            the `EnvContext`. A gymnasium id becomes `gymnasium.make(id, **context)`.
+            the `EnvContext`, or with keywords. A gymnasium id becomes `gymnasium.make(id, **context)`.
 
     Raises:
-        ConfigError: `env` is None, an existing environment, no creator, or a callable that cannot accept one
-            `EnvContext`.
+        ConfigError: `env` is None, an existing environment, no creator, or a callable of which it is not clear how to
+            pass the settings.
         EnvCrashError: The module that `env` names raised while it was imported.
         UnknownNameError: The name is unknown; near names are listed.
     """
     if isinstance(env, str):
-        return checked_creator(f"env {describe_env(env)}", _resolve_name(env))
+        return _env_creator(f"env {describe_env(env)}", named_creator(env))
     if env is None:
         raise ConfigError(f"env: got None, {_WHAT_IS_TAKEN}; pass env=...")
     if not isinstance(env, type) and (not callable(env) or _acts_like_an_env(env)):
@@ -165,7 +187,7 @@ def resolve_env(env: Any) -> EnvCreator:
             "is newly created; pass the class, `lambda context: ...`, or a name after "
             "register_env('my_env', lambda context: ...)"
         )
-    return checked_creator(f"env {describe_env(env)}", env)
+    return _env_creator(f"env {describe_env(env)}", env)
 
 
 def make_env(env: Any, context: Mapping[str, Any] | None = None) -> Any:
@@ -176,10 +198,10 @@ def make_env(env: Any, context: Mapping[str, Any] | None = None) -> Any:
         context: An `EnvContext`, or the settings alone. The creator gets a copy, which it may change.
 
     Returns:
-        The environment.
+        The environment; one of PettingZoo or OpenSpiel in its wrapper.
 
     Raises:
-        ConfigError: As for `resolve_env`; or its base class is RLlib's.
+        ConfigError: As for `resolve_env`; or its base class is RLlib's; or the settings are not the creator's keywords.
         ContractError: The creator returned None, or a class.
         EnvCrashError: The creator raised; its exception is the cause.
         UnknownNameError: As for `resolve_env`.
@@ -189,6 +211,8 @@ def make_env(env: Any, context: Mapping[str, Any] | None = None) -> Any:
     where = f"env {describe_env(env)} (worker_index={own.worker_index}, vector_index={own.vector_index})"
     try:
         created = creator(own)
+    except _KeywordsError:
+        raise
     except raised_by_envs() as error:
         raise EnvCrashError(
             f"{where}: its creator raised {type(error).__name__}: {_first_line(error)}, expected it to "
@@ -201,7 +225,29 @@ def make_env(env: Any, context: Mapping[str, Any] | None = None) -> Any:
             "fix the creator (is a `return` or a pair of parentheses missing?)"
         )
     refuse_rllib(created, where)
-    return created
+    return wrapped_if_foreign(created)
+
+
+def wrapped_if_foreign(env: Any) -> Any:
+    """Return an environment of PettingZoo or a game of OpenSpiel in its wrapper, anything else as it is."""
+    packages = {base.__module__.partition(".")[0] for base in type(env).__mro__}
+    if not packages & {"pettingzoo", "pyspiel"} or "menv" in packages or isinstance(env, gym.Env):
+        return env
+    from menv.wrappers.foreign_envs import wrapped
+
+    return wrapped(env)
+
+
+def env_names() -> dict[str, list[str]]:
+    """Return the names that `env` may have, by where they come from; modules and files may have more."""
+    from menv.wrappers.foreign_envs import NAMES
+
+    found = {
+        "registered": sorted(_registered),
+        "built-in": sorted(BUILT_IN),
+        "gymnasium": sorted(gym.registry),
+    }
+    return found | {kind: [f"{kind}:{name}" for name in NAMES[kind]()] for kind in _FOREIGN}
 
 
 def refuse_rllib(env: Any, where: str) -> None:
@@ -224,21 +270,27 @@ def describe_env(env: Any) -> str:
     return str(getattr(env, "__qualname__", type(env).__qualname__))
 
 
-def _resolve_name(name: str) -> EnvCreator:
+def named_creator(name: str) -> EnvCreator:
+    """Return what a name means: a class or a function, as it was registered or defined."""
     if name in _registered:
         return _registered[name]
     if (creator := _from_tune(name)) is not None:
         return creator
     name = BUILT_IN.get(name, name)
-    module_name, colon, inner = name.partition(":")
+    scheme, colon, inner = name.partition(":")
+    if colon and scheme in _FOREIGN:
+        return _foreign(name, scheme, inner)
+    module_name, colon, inner = name.rpartition(":")
     if colon:
         return _from_module(name, module_name, inner)
+    if name.endswith(".py"):
+        raise unknown_name(name, "a file alone is no environment", advice=f"write '{name}:Class'")
     if _is_gym_id(name):
         return functools.partial(_make_gym, name)
     module_name, _, inner = name.rpartition(".")
     if all(part.isidentifier() for part in name.split(".")) and module_name:
         return _from_module(name, module_name, inner)
-    raise _unknown(name)
+    raise unknown_name(name)
 
 
 def _from_tune(name: str) -> EnvCreator | None:
@@ -260,7 +312,7 @@ def _from_module(name: str, module_name: str, inner: str) -> EnvCreator:
         if _is_gym_id(inner):
             return functools.partial(_make_gym, inner)
         makers = [key for key, value in vars(module).items() if callable(value)]
-        raise _unknown(name, f"module {module_name!r} has no {inner!r}", inner, makers) from None
+        raise unknown_name(name, f"module {module_name!r} has no {inner!r}", inner, makers) from None
     if not callable(found):
         raise ConfigError(
             f"env {name!r}: {inner} is a {type(found).__name__}, expected a class or a function that takes "
@@ -271,21 +323,56 @@ def _from_module(name: str, module_name: str, inner: str) -> EnvCreator:
 
 
 def _import(name: str, module_name: str) -> Any:
+    path = Path(module_name) if module_name.endswith(".py") else None
     why = f"there is no module {module_name!r}"
-    if module_name.endswith(".py"):
-        module = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
-        why += f"; a file {module_name} is module {module!r}"
-    if not module_name or module_name.startswith("."):
-        raise _unknown(name, why if module_name else "")
+    if path is not None:
+        if not path.is_file():
+            raise unknown_name(name, f"there is no file {path.resolve()}")
+        module_name = _module_of(path)
+    elif not module_name or module_name.startswith("."):
+        raise unknown_name(name, why if module_name else "")
     try:
-        return importlib.import_module(module_name)
+        module = importlib.import_module(module_name)
     except raised_by_envs() as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
-            raise _unknown(name, why) from error
+            raise unknown_name(name, why) from error
         raise EnvCrashError(
             f"env {name!r}: importing {module_name} raised {type(error).__name__}: {_first_line(error)}, "
             "expected a module that can be imported; the traceback of the cause leads to the line"
         ) from error
+    _check_file(f"env {name!r}", path, module)
+    return module
+
+
+def _module_of(path: Path) -> str:
+    """Return the name by which a .py file is imported; its folder, or that of its package, is added to the path."""
+    folder, parts = path.resolve().parent, [path.stem]
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    return ".".join(parts)
+
+
+def _make_from_file(path: Path, inner: str, context: EnvContext) -> Any:
+    return resolve_env(f"{path}:{inner}")(context)
+
+
+def _check_file(where: str, path: Path | None, module: Any) -> None:
+    """Refuse a file that Python does not import because another module has its name."""
+    found = getattr(module, "__file__", None)
+    if path is not None and (found is None or Path(found).resolve() != path.resolve()):
+        raise ConfigError(
+            f"{where}: {module.__name__} is the name of another module ({found or 'of Python'}), expected a name for "
+            f"{path} that no other has; rename the file"
+        )
+
+
+def _foreign(name: str, scheme: str, inner: str) -> EnvCreator:
+    from menv.wrappers.foreign_envs import creator_of
+
+    return creator_of(name, scheme, inner)
 
 
 def _is_gym_id(name: str) -> bool:
@@ -327,10 +414,54 @@ def checked_creator(label: str, creator: EnvCreator, kind: str = "EnvContext") -
     return creator
 
 
+def _env_creator(label: str, creator: Callable[..., Any]) -> EnvCreator:
+    """Return a creator that is called with the context: `creator`, or one that passes the settings by keyword.
+
+    Raises:
+        ConfigError: A parameter seems to be meant for the context, but others are needed or come first.
+    """
+    try:
+        signature = inspect.signature(creator)
+    except (TypeError, ValueError):  # some built-in callables do not tell
+        return creator
+    parameters = list(signature.parameters.values())
+    with suppress(TypeError):
+        signature.bind(None)
+        if not _is_setting(parameters[0]):
+            return creator
+    for one in parameters:
+        if (
+            _FOR_CONTEXTS.search(one.name.lower())
+            and one.kind not in _VARIABLE
+            and one.default in (one.empty, None)
+        ):
+            raise ConfigError(
+                f"{label}: takes {signature}, expected one argument, the EnvContext, or settings alone, and {one.name} "
+                "reads as either; pass `lambda context: ...` and pick from the context what it needs"
+            )
+    return functools.partial(_call_by_keyword, label, creator, signature)
+
+
+def _call_by_keyword(
+    label: str, creator: Callable[..., Any], signature: inspect.Signature, context: EnvContext
+) -> Any:
+    try:
+        signature.bind(**context)
+    except TypeError as error:
+        raise _KeywordsError(
+            f"{label}: env_config has the keys {sorted(map(str, context))}: {error}, expected keywords of "
+            f"{signature!s:.300}; change env_config"
+        ) from None
+    return creator(**context)
+
+
+_VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
 def _is_setting(parameter: inspect.Parameter) -> bool:
     """Return whether a parameter is not meant for a context: its default is a number or a text."""
     name = parameter.name.lower()
-    if name.startswith("_") or any(word in name for word in _WORDS_FOR_CONTEXTS):
+    if name.startswith("_") or _FOR_CONTEXTS.search(name):
         return False
     return name == "render_mode" or isinstance(parameter.default, int | float | str)
 
@@ -344,16 +475,30 @@ def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "")[: 1000 if isinstance(error, MenvError) else 200]
 
 
-def _unknown(
-    name: str, why: str = "", asked: str | None = None, inside: Iterable[str] = ()
+def unknown_name(
+    name: str, why: str = "", asked: str | None = None, inside: Iterable[str] = (), advice: str = ""
 ) -> UnknownNameError:
+    """Return the error for a name without an environment.
+
+    Args:
+        name: The whole name.
+        why: What is missing.
+        asked: The part at its end that is compared with `inside`.
+        inside: What could stand there.
+        advice: What to do, if there is something better than a near name.
+    """
     asked = name if asked is None else asked
-    known = [*gym.registry, *BUILT_IN, *_registered]
-    by_lower_case = {candidate.lower(): candidate for candidate in known}
+    known = {one: one for one in (*gym.registry, *BUILT_IN, *_registered)}
+    if ":" not in name:
+        foreign = env_names()
+        known = {
+            one.rpartition("/")[2].rpartition(":")[2]: one for kind in _FOREIGN for one in foreign[kind]
+        } | known
+    by_lower_case = {candidate.lower(): whole for candidate, whole in known.items()}
     by_lower_case |= {candidate.lower(): name.removesuffix(asked) + candidate for candidate in inside}
     near = [by_lower_case[match] for match in difflib.get_close_matches(asked.lower(), by_lower_case, n=3)]
-    hint = ""
-    if near:
+    hint = f"{advice}; " if advice else ""
+    if near and not advice:
         hint = f"did you mean {' or '.join(map(repr, near))}? "
     elif not why and _VERSIONED.search(name):
         hint = f"where a package brings it, 'package:{name}' imports that first; "
@@ -369,17 +514,12 @@ def import_first(modules: Sequence[str], where: str) -> None:
         ConfigError: There is no such module or file. Errors of the module itself are not changed.
     """
     for name in modules:
-        path = Path(name)
-        if path.suffix == ".py":
+        where, path = f"{where} {name}", Path(name) if name.endswith(".py") else None
+        if path is not None:
             if not path.is_file():
-                raise ConfigError(
-                    f"{where} {name}: no such file, expected a module or a .py file; check the path"
-                )
-            folder = str(path.resolve().parent)
-            if folder not in sys.path:
-                sys.path.append(folder)
-            name = path.stem
-        import_named(name, f"{where} {name}")
+                raise ConfigError(f"{where}: no such file, expected a module or a .py file; check the path")
+            name = _module_of(path)
+        _check_file(where, path, import_named(name, where))
 
 
 def import_named(name: str, where: str) -> Any:

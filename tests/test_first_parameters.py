@@ -1,4 +1,4 @@
-"""Creators whose first parameter is a setting, and would be given the context for it."""
+"""Creators without a parameter for the context, which get the settings as keywords."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 from menv import registry
 from menv.env_context import EnvContext
 from menv.errors import ConfigError
-from menv.registry import make_env, register_env, resolve_env
+from menv.registry import make_env, register_env
 
 
 @pytest.fixture(autouse=True)
@@ -38,18 +38,55 @@ class Configured(Game):
         super().__init__(EnvContext())
 
 
-@pytest.mark.parametrize(
-    ("kind", "named"), [(Sized, "size: int = 5"), (Shown, "render_mode: str | None = None")]
-)
-def test_a_class_whose_first_parameter_is_a_setting_is_refused(kind: Any, named: str) -> None:
+def of_size(*, size: int) -> Game:
+    return Game(EnvContext({"size": size}))
+
+
+def of_any_size(**settings: int) -> Game:
+    return Game(EnvContext(settings))
+
+
+def of_sides(width: int, target_height: int) -> Game:
+    return Game(EnvContext({"size": width * target_height}))
+
+
+@pytest.mark.parametrize("kind", [Sized, Shown, of_size, of_any_size])
+def test_a_creator_without_a_parameter_for_the_context_gets_the_settings_as_keywords(kind: Any) -> None:
     register_env("set_up", kind)
     for env in (kind, "set_up"):
-        with pytest.raises(ConfigError) as caught:
-            resolve_env(env)
-        assert f"its first parameter is {named}, which would be given the EnvContext" in str(caught.value)
-        assert f"pass `lambda context: {kind.__name__}(**context)`" in str(caught.value)
-    made = make_env(lambda context: kind(**context), {"size": 3})
-    assert made.context == {"size": 3}
+        assert make_env(env, {"size": 3}).context == {"size": 3}
+
+
+def test_parameters_without_defaults_may_be_settings() -> None:
+    assert make_env(of_sides, {"width": 2, "target_height": 3}).context == {"size": 6}
+    assert isinstance(make_env(lambda: Game(EnvContext())), Game)
+
+
+@pytest.mark.parametrize(
+    ("env", "settings", "why"),
+    [
+        (
+            Sized,
+            {"colour": 1},
+            r"\['colour'\]: got an unexpected keyword argument 'colour', .* \(size: int = 5\)",
+        ),
+        (
+            of_sides,
+            {"width": 2},
+            r"\['width'\]: missing a required argument: 'target_height', .*; change env_c",
+        ),
+        (
+            lambda: Game(EnvContext()),
+            {"size": 3},
+            r"unexpected keyword argument 'size', expected keywords of \(\)",
+        ),
+        (of_size, {3: 4}, "keywords must be strings"),
+    ],
+)
+def test_settings_that_are_not_the_keywords_are_refused(env: Any, settings: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as caught:
+        make_env(env, settings)
+    assert "\n" not in str(caught.value)
 
 
 def test_what_is_called_like_a_context_may_have_any_default() -> None:

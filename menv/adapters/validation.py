@@ -17,6 +17,7 @@ import numpy as np
 from menv.base_env import ALL, SINGLE_AGENT, AgentId, BaseEnv, EnvId, FloatArray
 from menv.errors import ContractError
 from menv.multi_agent_env import MultiAgentEnv
+from menv.registry import wrapped_if_foreign
 from menv.spaces import alike, as_flag, as_reward, how_many
 from menv.vector_env import VectorEnv
 
@@ -280,11 +281,11 @@ def check_worker(label: str, base_env: BaseEnv, first: Any, like: Declared, num_
 
 
 def same_spaces(make_env: Callable[[int], Any], first: Any) -> Callable[[int], Any]:
-    """Return `make_env` with a check that each copy declares the spaces of `first`."""
+    """Return `make_env` with wrapped environments of PettingZoo, and a check that each has the spaces of `first`."""
     like = declared(first)
 
     def make(vector_index: int) -> Any:
-        env = make_env(vector_index)
+        env = wrapped_if_foreign(make_env(vector_index))
         check_spaces(f"env {vector_index}", env, like)
         return env
 

@@ -32,7 +32,7 @@ from menv.checking.seeds import SeedProbe
 from menv.env_context import EnvContext
 from menv.errors import ConfigError, EnvCrashError, UnknownNameError
 from menv.multi_agent_env import MultiAgentEnv
-from menv.registry import resolve_env
+from menv.registry import resolve_env, wrapped_if_foreign
 from menv.vector_env import VectorEnv
 
 # A class may be of two kinds; its agents are lost if it is taken for a single-agent one.
@@ -55,6 +55,7 @@ class EnvUnderTest:
         self._env = env
         self._config = config
         self._contexts: list[tuple[EnvContext, EnvContext]] = []
+        self._created: list[Any] = []
         if self.is_instance and config is not None:
             raise ConfigError(
                 "check_env: config is given with an environment that exists, expected None; pass the class instead"
@@ -64,12 +65,13 @@ class EnvUnderTest:
     def new_runner(self, collector: FindingCollector, vector_index: int) -> EnvRunner:
         """Return a runner of a new copy, or of the existing instance."""
         env = self._env if self._creator is None else self._create(self._creator, vector_index)
-        if self._creator is not None and any(runner.given is env for runner in self.runners):
+        if self._creator is not None and any(one is env for one in self._created):
             raise Broken(
                 "ME077", "two calls of the creator returned the same object, expected a new one each time"
             )
+        self._created.append(env)
         self.ignored = getattr(env, "menv_ignore", None) or getattr(_inner(env), "menv_ignore", self.ignored)
-        runner = _runner_class(env)(env, collector)
+        runner = _runner_class(env := wrapped_if_foreign(env))(env, collector)
         self.runners.append(runner)
         return runner
 
@@ -131,7 +133,7 @@ def _runner_class(env: Any) -> type[EnvRunner]:
     spaces_are_methods = callable(getattr(env, "observation_space", None)) and not isinstance(
         env.observation_space, gym.Space
     )
-    if "pettingzoo" in packages or (spaces_are_methods and hasattr(env, "possible_agents")):
+    if spaces_are_methods and hasattr(env, "possible_agents"):
         wrapper = "PettingZooEnv" if callable(getattr(env, "agent_iter", None)) else "ParallelPettingZooEnv"
         raise Broken(
             "ME008", f"{name} is a PettingZoo environment, expected it wrapped",

@@ -23,7 +23,7 @@ import numpy as np
 from menv.adapters.convert import to_local_base_env
 from menv.base_env import SINGLE_AGENT, BaseEnv, Column
 from menv.errors import MenvError
-from menv.registry import RegisteredEnv, describe_env, resolve_env
+from menv.registry import RegisteredEnv, describe_env, named_creator
 from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.digest import Digest, row_hashes
 from menv.sampling.sampler import Sampler
@@ -246,10 +246,10 @@ def play_in_another_process(task: Task) -> RunRecord:
 def _name_of(task: Task) -> str:
     """Return the name by which another process finds the environment."""
     env = task.env
-    creator = resolve_env(env)
+    creator = named_creator(env) if isinstance(env, str) else env
     module, name = getattr(creator, "__module__", None), getattr(creator, "__qualname__", "")
     if isinstance(creator, partial) and isinstance(env, str):
-        # A gymnasium id; the other process reports one that only this process registered.
+        # A gymnasium id, or a name of another library; the other process reports an id that only this one registered.
         return env
     with suppress(AttributeError, KeyError):
         found: Any = sys.modules[str(module)]

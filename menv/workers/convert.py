@@ -18,6 +18,7 @@ from menv.base_env import BaseEnv
 from menv.errors import ConfigError, ContractError
 from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
 from menv.multi_agent_env import MultiAgentEnv
+from menv.registry import wrapped_if_foreign
 from menv.spaces import close_unused
 from menv.vector_env import VectorEnv
 from menv.workers.engine import Engine, EngineName
@@ -46,8 +47,8 @@ def to_base_env(
 
     Args:
         env: A BaseEnv, VectorEnv or gymnasium.vector.VectorEnv, which brings its sub-environments along, or a
-            MultiAgentEnv or gymnasium.Env, which becomes sub-environment 0. With `remote_envs` it only provides spaces
-            and agents, and is closed.
+            MultiAgentEnv or gymnasium.Env, which becomes sub-environment 0. An environment of PettingZoo and a game of
+            OpenSpiel are wrapped. With `remote_envs` it only provides spaces and agents, and is closed.
         make_env: Creates sub-environment number `vector_index`. With `remote_envs` it creates all of them in other
             processes, where it can use the names that `register_env` and `gymnasium.register` know here at this time.
         num_envs: Number of sub-environments.
@@ -72,6 +73,7 @@ def to_base_env(
             `remote_envs`, an agent id does not equal its copy from another process.
     """
     _check(remote_envs, remote_env_batch_wait_ms, env_timeout, remote_envs_per_process)
+    env = wrapped_if_foreign(env)
     if not remote_envs:
         make_env = same_spaces(make_env, env) if callable(make_env) else make_env
         return convert.to_local_base_env(

@@ -18,7 +18,7 @@ import gymnasium as gym
 
 from menv.env_context import EnvContext
 from menv.errors import ConfigError
-from menv.registry import RegisteredEnv, make_env, resolve_env
+from menv.registry import RegisteredEnv, make_env, named_creator
 from menv.workers.pipe_channel import UnsendableError, can_be_pickled, dumps, pack, unpack
 from menv.workers.worker_process import set_log_level
 
@@ -75,7 +75,7 @@ def known_here(env: Any, settings: Any = None) -> RegisteredEnv:
     specs = {name: _light(spec) for name, spec in every.gym_specs.items() if not _is_built_in(spec)}
     large = {name for name, one in pickled_creators.items() if one.size > _LARGE}
     if large:
-        creator = resolve_env(env) if isinstance(env, str) else env
+        creator = named_creator(env) if isinstance(env, str) else env
         small = [others[name] for name in pickled_creators.keys() - large]
         sent = [_pickled((env, own, settings)), *map(_code_of, [creator, *small])]
         large -= _named(

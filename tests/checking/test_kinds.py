@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -429,10 +429,18 @@ def test_a_gymnasium_environment_with_an_old_reset_is_told_about_the_wrapper_too
     assert "menv.wrappers.LegacyGym" in found.fix
 
 
-def test_environments_of_pettingzoo_are_sent_to_their_wrappers() -> None:
-    from pettingzoo import AECEnv, ParallelEnv
+class LikeParallel:
+    possible_agents: ClassVar[list[str]] = ["a"]
 
-    for kind, wrapper in ((AECEnv, "PettingZooEnv"), (ParallelEnv, "ParallelPettingZooEnv")):
-        (found,) = check_env(lambda context, kind=kind: kind())
+    def observation_space(self, agent: str) -> Any: ...
+
+
+class LikeTurns(LikeParallel):
+    def agent_iter(self) -> None: ...
+
+
+def test_what_looks_like_an_environment_of_pettingzoo_is_sent_to_its_wrapper() -> None:
+    for kind, wrapper in ((LikeTurns, "PettingZooEnv"), (LikeParallel, "ParallelPettingZooEnv")):
+        (found,) = check_env(kind)
         assert (found.code, found.severity) == ("ME008", "error")
         assert f"menv.wrappers.{wrapper}(" in found.fix

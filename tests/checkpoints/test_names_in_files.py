@@ -45,6 +45,10 @@ NAMES: list[Any] = [
     f"{CANARY}.Thing",
     f"{CANARY}:Thing-v0",
     f"@{CANARY}:thing",
+    f"path/{CANARY}.py:Thing",
+    f"./path/{CANARY}.py:Thing",
+    "pettingzoo:classic/tictactoe_v3",
+    "openspiel:leduc_poker",
     {"$named": f"class {CANARY}:Thing"},
     {"$named": f"function {CANARY}:thing"},
     {"$tuple": [f"{CANARY}:Thing", {}], "$named": "a tuple"},
@@ -67,6 +71,7 @@ def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / f"{CANARY}.py").write_text(CODE)
     monkeypatch.syspath_prepend(str(tmp_path / "path"))
+    monkeypatch.chdir(tmp_path)
     importlib.invalidate_caches()
     yield tmp_path / "path"
     sys.modules.pop(CANARY, None)
@@ -117,7 +122,13 @@ def put(tree: dict[str, Any], keys: list[str], value: Any) -> dict[str, Any]:
     return changed
 
 
-@pytest.mark.parametrize("name", ["a-script:Thing-v0", f"{CANARY}:Thing", "subprocess:Popen"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a-script:Thing-v0", f"{CANARY}:Thing", "subprocess:Popen", f"./path/{CANARY}.py:Thing", "gone.py:Thing",
+        "pettingzoo:classic/tictactoe_v3", "openspiel:leduc_poker",
+    ],
+)  # fmt: skip
 def test_a_setting_names_a_module_where_a_file_of_that_name_can_be_imported(name: str, canary: Path) -> None:
     (canary / "a-script.py").write_text(CODE)
     importlib.invalidate_caches()
@@ -153,12 +164,15 @@ def test_no_field_of_a_config_imports_what_a_file_names(
             with suppress(MenvError, TypeError, ValueError, AttributeError, KeyError):
                 accepted.append(repr(restored_config(kind.recipe.config_class, tree, None)))
             assert woken(canary) == [], f"{place} = {name}"
-    assert not [one for one in accepted if f"'{CANARY}:" in one or ".PPO'" in one]
+    forms = (f"'{CANARY}:", f"{CANARY}.py:", "pettingzoo:", "openspiel:", ".PPO'")
+    assert not [one for one in accepted if any(form in one for form in forms)]
 
 
 HARM: dict[str, tuple[list[Any], Any]] = {
     "an env": (["env"], "subprocess:Popen"),
     "an env of an evaluation": (["evaluation_config"], TOUCH),
+    "an env in a file": (["env"], f"path/{CANARY}.py:Thing"),
+    "an env of another library": (["env"], "openspiel:leduc_poker"),
     "an evaluation of an evaluation": (["evaluation_config"], {"evaluation_config": TOUCH, **TOUCH}),
     "an algorithm as an env": (["env"], {"$named": "class menv.algorithms.ppo.ppo:PPO"}),
     "an id behind an id": (["evaluation_config"], {"env_config": {"id": f"{CANARY}:A-v0"}}),

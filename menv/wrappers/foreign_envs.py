@@ -1,0 +1,127 @@
+"""Environments of PettingZoo and OpenSpiel by name, and the wrapper that each needs.
+
+`menv.registry` asks for them; nothing of either library is imported before.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import warnings
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from menv.errors import ConfigError
+from menv.multi_agent_env import MultiAgentEnv
+from menv.registry import EnvCreator, unknown_name
+from menv.wrappers.open_spiel_env import OpenSpielEnv
+from menv.wrappers.pettingzoo_base import kind_of
+from menv.wrappers.pettingzoo_env import ParallelPettingZooEnv, PettingZooEnv
+
+_OWN_PACKAGES: Final[Mapping[str, str]] = {"mpe": "mpe2", "magent": "magent2.environments"}
+"""Families of PettingZoo that moved into a package of their own."""
+
+
+def wrapped(env: Any) -> MultiAgentEnv:
+    """Return an environment of PettingZoo or a game of OpenSpiel in its wrapper.
+
+    Raises:
+        ConfigError: It is another object of these libraries.
+    """
+    if type(env).__module__.partition(".")[0] == "pyspiel":
+        return OpenSpielEnv(env)
+    return PettingZooEnv(env) if kind_of(env) == "AEC" else ParallelPettingZooEnv(env)
+
+
+def creator_of(name: str, library: str, inner: str) -> EnvCreator:
+    """Return the creator of `inner` in `library`, of which `name` is made up.
+
+    Raises:
+        UnknownNameError: There is no such environment, or what it needs is not installed.
+    """
+    return _pettingzoo(name, inner) if library == "pettingzoo" else _open_spiel(name, inner)
+
+
+def _pettingzoo(name: str, inner: str) -> EnvCreator:
+    family, _, module_name = inner.partition("/")
+    package = _OWN_PACKAGES.get(family, "pettingzoo").partition(".")[0]
+    if find_spec(package) is None:
+        install = "'menv[pettingzoo]'" if package == "pettingzoo" else package
+        raise unknown_name(name, f"{package} is not installed", advice=f"run pip install {install}")
+    known = pettingzoo_names()
+    if inner not in known:
+        raise unknown_name(name, "PettingZoo has no such environment", inner, known)
+    try:
+        with warnings.catch_warnings():
+            # PettingZoo 1.27 recommends its own registry.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            module = importlib.import_module(
+                f"{_OWN_PACKAGES.get(family, f'pettingzoo.{family}')}.{module_name}"
+            )
+    except ImportError as error:
+        said = next(iter(str(error).splitlines()), "")
+        raise unknown_name(name, said, advice=f"run pip install 'pettingzoo[{family}]'") from error
+    return functools.partial(_with_keywords, getattr(module, "parallel_env", None) or module.env)
+
+
+def _with_keywords(make: Callable[..., Any], context: Mapping[str, Any]) -> Any:
+    return make(**context)
+
+
+def pettingzoo_names() -> list[str]:
+    """Return the installed environments of PettingZoo, `family/name`; only files are looked for."""
+    own = _folder("pettingzoo")
+    families: dict[str, Path | None] = (
+        {} if own is None else {folder.name: folder for folder in own.iterdir() if folder.is_dir()}
+    )
+    families |= {family: _folder(package) for family, package in _OWN_PACKAGES.items()}
+    return sorted(
+        f"{family}/{path.stem}"
+        for family, folder in families.items()
+        if folder is not None
+        for path in folder.glob("*_v[0-9]*.py")
+    )
+
+
+def _folder(package: str) -> Path | None:
+    first, *rest = package.split(".")
+    found = find_spec(first)
+    return None if found is None or found.origin is None else Path(found.origin).parent.joinpath(*rest)
+
+
+def _open_spiel(name: str, inner: str) -> EnvCreator:
+    if find_spec("pyspiel") is None:
+        raise unknown_name(name, "OpenSpiel is not installed", advice="run pip install open_spiel")
+    game, known = inner.partition("(")[0], open_spiel_names()
+    if game not in known:
+        raise unknown_name(name, "OpenSpiel has no such game", inner, known)
+    return functools.partial(_make_game, inner)
+
+
+def _make_game(game: str, context: Mapping[str, Any]) -> OpenSpielEnv:
+    settings = dict(context)
+    tensor = settings.pop("tensor", None)
+    if settings and "(" in game:
+        raise ConfigError(
+            f"env 'openspiel:{game}': parameters in the name and {sorted(settings)} in env_config, expected one of "
+            "them; put all into env_config"
+        )
+    given = ",".join(f"{key}={value}" for key, value in settings.items())
+    return OpenSpielEnv(f"{game}({given})" if given else game, tensor)
+
+
+def open_spiel_names() -> list[str]:
+    """Return the games of OpenSpiel, [] if it is not installed."""
+    if find_spec("pyspiel") is None:
+        return []
+    import pyspiel
+
+    return sorted(pyspiel.registered_names())
+
+
+NAMES: Final[Mapping[str, Callable[[], list[str]]]] = {
+    "pettingzoo": pettingzoo_names, "openspiel": open_spiel_names,
+}  # fmt: skip
+"""What lists the environments of each library."""
