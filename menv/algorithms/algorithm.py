@@ -292,8 +292,11 @@ class Algorithm(PolicyAccess, Checkpoints):
         if self._stopped:
             raise CallOrderError("train: this algorithm was stopped; build a new one")
         with self._operation_guard.call("train", whole=True):
-            with self._operation_guard.in_progress("an iteration is being trained"):
-                result = self._train_once()
+            try:
+                with self._operation_guard.in_progress("an iteration is being trained"):
+                    result = self._train_once()
+            finally:
+                self._progress.enter("")
             self.last_result = result
             self._attach_evaluation(result)
             self._callbacks.on_train_result(algorithm=self, result=result)
@@ -346,9 +349,11 @@ class Algorithm(PolicyAccess, Checkpoints):
         times = {"sample_time_s": 0.0, "learn_time_s": 0.0}
         rollouts.timers.take()
         stats: dict[str, list[dict[str, Any]]] = {}
-        taken = 0
-        while taken < max(1, self.config.iteration_size(rollouts.num_envs)):
-            before = time.perf_counter()
+        taken, progress = 0, self._progress
+        progress.first_step = self._steps_sampled()
+        while taken < self._iteration_size:
+            progress.enter("sampling")
+            before = progress.phase_at
             sampled_before = rollouts.env_steps, rollouts.agent_steps
             batch, more = self._accumulator.batch(
                 self._policy_set.sample_size(rollouts.num_envs), self.sample
@@ -357,6 +362,7 @@ class Algorithm(PolicyAccess, Checkpoints):
             if batch is None:
                 times["sample_time_s"] += sampled - before
                 break
+            progress.enter("learning")
             with rollouts.lock:
                 per_step = rollouts.agent_steps - sampled_before[1]
                 ratio = (rollouts.env_steps - sampled_before[0]) / per_step if per_step else 1.0
@@ -394,6 +400,38 @@ class Algorithm(PolicyAccess, Checkpoints):
             }
         )
 
+    @property
+    def _iteration_size(self) -> int:
+        return max(1, self.config.iteration_size(self._rollouts.num_envs))
+
+    def _steps_sampled(self) -> int:
+        """Return the steps since the start, in the unit of `train_batch_size`."""
+        rollouts = self._rollouts
+        if self._accumulator.by_rows:
+            return rollouts.agent_steps
+        return rollouts.env_steps + rollouts.steps_under_way
+
+    def under_way(self) -> dict[str, Any]:
+        """Return how far the run is within its iteration; any thread may ask at any time.
+
+        Returns:
+            `counts()`, where `num_env_steps_sampled` includes unfinished fragments of this process and finished ones of
+            workers; `time_total_s`; `phase`, which is "sampling", "learning", "evaluating", or "" between iterations,
+            and `phase_s`, its seconds so far; `steps` of this iteration and `steps_due`, both as `train_batch_size`
+            counts them.
+        """
+        progress, rollouts, now = self._progress, self._rollouts, time.perf_counter()
+        steps, due = self._steps_sampled() - progress.first_step, self._iteration_size
+        return {
+            **self.counts(),
+            "num_env_steps_sampled": rollouts.env_steps + rollouts.steps_under_way,
+            "time_total_s": now - progress.started_at,
+            "phase": progress.phase,
+            "phase_s": now - progress.phase_at,
+            "steps": max(0, min(steps, due)),
+            "steps_due": due,
+        }
+
     def counts(self) -> dict[str, int]:
         """Return the counters of the run, including the parts before it was resumed.
 
@@ -427,7 +465,11 @@ class Algorithm(PolicyAccess, Checkpoints):
         # Policies must not change meanwhile; an external environment may wait for the thread that changes them.
         lock = nullcontext() if self._base_env.external else self._rollouts.lock
         with self._operation_guard.call("evaluate"), lock:
-            return self._evaluation_runner.run(self, self._operation_guard)
+            self._progress.enter("evaluating")
+            try:
+                return self._evaluation_runner.run(self, self._operation_guard)
+            finally:
+                self._progress.enter("")
 
     def _attach_evaluation(self, result: dict[str, Any]) -> None:
         if self._evaluation_runner.due(self.iteration):

@@ -81,12 +81,20 @@ _OF_USERS = (
 class TrainingProgress:
     """Seed and counters of a run.
 
-    `started_at` is of `time.perf_counter`, as if the run had never been interrupted.
+    `started_at` is of `time.perf_counter`, as if the run had never been interrupted. `phase`, what the run is doing,
+    began at `phase_at`; the running iteration began after `first_step` steps.
     """
 
     seed: int
     iteration: int = 0
     started_at: float = field(default_factory=time.perf_counter)
+    phase: str = ""
+    phase_at: float = 0.0
+    first_step: int = 0
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase."""
+        self.phase, self.phase_at = phase, time.perf_counter()
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,14 @@ def env_name(env: Any) -> str:
     return env if isinstance(env, str) else str(getattr(env, "__qualname__", type(env).__qualname__))
 
 
+def headline(algo: Algorithm, folder: RunFolder | None) -> str:
+    """Return a line about what is trained, and where it is written."""
+    names = list(algo._policy_set.policies)
+    policies = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    where = "" if folder is None else f", run folder {folder.path}"
+    return f"{algo.recipe.name} in {env_name(algo.config.env)}, policies: {policies}{where}"
+
+
 class StopRule:
     """Bounds of a run by result key, `a/b/c` for nested results: the first one that is reached ends the run."""
 
@@ -180,7 +188,10 @@ def learn(
     rule = StopRule(bounds, evaluates=algo.config.evaluation_interval is not None)
     folder = None if run_dir is None else run_folder(algo, run_dir)
     saving = Saving(None if folder is None else folder.checkpoints, save_every)
-    own = [*folder_trackers(folder), *([progress()] if progress_bar else []), *trackers]
+    own = [*folder_trackers(folder), *trackers]
+    if progress_bar:
+        own.append(shown := progress(stop=bounds))
+        shown.announce(headline(algo, folder))
     return train_until(algo, rule, saving, own)
 
 

@@ -99,6 +99,10 @@ class RemoteRollouts:
         return self._total.env_steps
 
     @property
+    def steps_under_way(self) -> int:
+        return sum(queue.waiting_steps for queue in self._workers.queues)
+
+    @property
     def agent_steps(self) -> int:
         return self._total.agent_steps
 

@@ -74,6 +74,10 @@ class Rollouts(Protocol):
         """Env steps of all sub-environments since the start."""
 
     @property
+    def steps_under_way(self) -> int:
+        """Env steps since then that `env_steps` lacks, as far as they are known; any thread may ask."""
+
+    @property
     def agent_steps(self) -> int:
         """Agent steps since the start."""
 
@@ -175,6 +179,10 @@ class LocalRollouts:
     @property
     def env_steps(self) -> int:
         return self.sampler.env_steps
+
+    @property
+    def steps_under_way(self) -> int:
+        return self.sampler.steps_under_way
 
     @property
     def agent_steps(self) -> int:
@@ -335,7 +343,7 @@ class BatchAccumulator:
 
     def __init__(self, rollouts: Rollouts, *, by_rows: bool) -> None:
         self._rollouts = rollouts
-        self._by_rows = by_rows
+        self.by_rows = by_rows
         # Each with the steps that it counts.
         self._fragments: list[tuple[MultiAgentBatch, int]] = []
 
@@ -354,7 +362,7 @@ class BatchAccumulator:
                 if rollouts.idle:
                     return None, 0
                 # Agent steps count, although a few rows are held back until their reward is complete.
-                steps = rollouts.agent_steps - before if self._by_rows else batch.env_steps()
+                steps = rollouts.agent_steps - before if self.by_rows else batch.env_steps()
                 fragments.append((batch, steps))
             taken += fragments[-1][1]
         batches, self._fragments = [batch for batch, _ in fragments], []

@@ -164,6 +164,11 @@ class FragmentQueue:
         return len(self._waiting)
 
     @property
+    def waiting_steps(self) -> int:
+        """Env steps of the fragments that wait; any thread may ask."""
+        return sum(fragment.batch.env_steps() for fragment, _ in list(self._waiting))
+
+    @property
     def before(self) -> WorkerCounters:
         """Counters of the workers before the current one, as far as their fragments were consumed."""
         total = WorkerCounters()

@@ -10,10 +10,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import menv
 from menv import algorithms
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.config.stored_config import NamedOnlyError
-from menv.algorithms.learn import Saving, StopRule, env_name, folder_trackers, run_folder, train_until
+from menv.algorithms.learn import (
+    Saving,
+    StopRule,
+    env_name,
+    folder_trackers,
+    headline,
+    run_folder,
+    train_until,
+)
 from menv.cli.arguments import (
     Parser,
     count,
@@ -91,9 +100,16 @@ def train(args: argparse.Namespace) -> int:
     """Train until a bound is reached or the user stops the run, and return the exit status."""
     if args.no_save and (args.run_dir or args.save_every or args.keep):
         raise ConfigError("--no-save: given with an option about saving, expected one of them; leave one out")
+    shown = progress(args.json, args.stop)
+    what = (
+        f"resuming {args.resume}"
+        if args.resume
+        else f"starting {args.run or 'PPO'} in {args.env or args.named}"
+    )
+    shown.announce(f"menv {menv.__version__}, {what}")
     with algorithm_of(args) as algo, TerminationAsInterrupt() as termination:
         folder = None if args.no_save else run_folder(algo, _run_dir(args, algo))
-        shown = progress(args.json)
+        shown.announce(headline(algo, folder))
         rule = StopRule(args.stop, evaluates=algo.config.evaluation_interval is not None)
         saving = Saving(None if folder is None else folder.checkpoints, args.save_every, args.keep)
         if done := rule.reached(algo.counts()):

@@ -127,6 +127,8 @@ class Sampler:
         self._next_unroll_id = 0
         # [E] env steps at the start of an unfinished fragment.
         self._fragment_start: Column | None = None
+        # Env steps of all sub-environments when the vector loop began its fragment.
+        self._vector_start = 0
 
     def sample(self) -> MultiAgentBatch:
         """Return one fragment; it contains only rows whose reward is complete.
@@ -177,9 +179,11 @@ class Sampler:
 
     def _sample_vector_loop(self, loop: VectorRolloutLoop) -> MultiAgentBatch:
         self.polled = True
+        self._vector_start = int(loop.env_steps.sum())
         env_steps = loop.sample(self._limit, self.explore)
         self.agent_steps += env_steps
         batch = self._close(env_steps)
+        self._vector_start = int(loop.env_steps.sum())
         loop.record(self.metrics)
         return batch
 
@@ -293,6 +297,14 @@ class Sampler:
         self.leave_vector_loop()
         self._callbacks.keep(self._tracker.running.values())
         self.external_writer.adds_env_t = True
+
+    @property
+    def steps_under_way(self) -> int:
+        """Env steps of the unfinished fragment; another thread may ask, and gets a recent number."""
+        loop, start = self._vector_loop, self._fragment_start
+        if loop is not None:
+            return max(0, int(loop.env_steps.sum()) - self._vector_start)
+        return 0 if start is None else max(0, int(self._loop.env_steps.sum() - start.sum()))
 
     @property
     def agent_steps(self) -> int:

@@ -183,7 +183,7 @@ def test_on_a_terminal_figures_stand_in_tables_and_names_are_no_markup() -> None
         },
     }  # fmt: skip
     with PPO(env="tictactoe", config=config) as algo:
-        shown = LiveTable(Console(file=screen, width=100))
+        shown = LiveTable(console=Console(file=screen, width=100))
         shown.begin(algo)
         shown.result(algo.train())
         shown.result(algo.train())

@@ -82,7 +82,7 @@ def test_ctrl_c_that_ends_the_reader_too_leaves_a_checkpoint(folder: Path) -> No
         ENDLESS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENV
     ) as run:
         assert run.stdout is not None
-        seen = [run.stdout.readline() for _ in range(3)]
+        seen = [run.stdout.readline() for _ in range(5)]
         # While it stands still, so that both are there when it goes on.
         run.send_signal(signal.SIGSTOP)
         run.stdout.close()

@@ -39,11 +39,12 @@ def test_no_file_of_menv_unpickles_but_the_one_between_a_driver_and_its_own_work
     assert [path for path, calls in found.items() if calls] == ["menv/workers/pipe_channel.py"]
 
 
-def test_no_file_of_menv_prints_or_configures_logging_but_the_command_line_and_workers() -> None:
+def test_no_file_of_menv_prints_or_configures_logging_but_the_command_line_progress_and_workers() -> None:
     library = [path for path in library_files() if "cli" not in path.relative_to(ROOT).parts]
     found = {str(path.relative_to(ROOT)): speaking(tree_of(path)) for path in library}
+    printing = ["menv/tracking/progress.py", "menv/workers/worker_process.py"]
     # Workers and remote environments have processes of their own, whose driver was told a log level for them.
-    assert [path for path, calls in found.items() if calls] == ["menv/workers/worker_process.py"]
+    assert [path for path, calls in found.items() if calls] == printing
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,108 @@
+"""What a run shows: lines, a table that moves within an iteration, and JSON."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from rich.console import Console
+
+from menv.algorithms import PPO
+from menv.tracking import Tracker
+from menv.tracking.progress import LiveTable, Pace, PlainLines, progress, sparkline
+
+
+class Slow(gym.Env[Any, Any]):
+    """Takes 5 ms a step."""
+
+    observation_space, action_space = gym.spaces.Box(0, 99, (1,), np.float32), gym.spaces.Discrete(2)
+
+    def __init__(self, context: Any = None) -> None:
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Any]:
+        time.sleep(0.005)
+        self.steps += 1
+        return np.zeros(1, np.float32), 1.0, self.steps == 10, False, {}
+
+
+def under_way(**more: Any) -> dict[str, Any]:
+    now = {"training_iteration": 0, "num_env_steps_sampled": 0, "time_total_s": 0.0, "phase": "sampling"}
+    return {**now, "phase_s": 0.0, "steps": 0, "steps_due": 100, **more}
+
+
+def test_lines_move_within_an_iteration(capsys: pytest.CaptureFixture[str]) -> None:
+    class Often(PlainLines):
+        _pause = 0.05
+
+    config = {"train_batch_size": 100, "sgd_minibatch_size": 100, "rollout_fragment_length": 100}
+    with PPO(env=Slow, config=config) as algo:
+        algo.learn(100, trackers=[Often({"num_env_steps_sampled": 100})])
+    lines = [line.split(", ") for line in capsys.readouterr().out.splitlines()]
+    done = [int(line[1].split()[0]) for line in lines if line[0] == "iteration 1"]
+    assert len(set(done)) >= 3
+    assert done == sorted(done)
+    assert lines[2][1].endswith(" of 100 steps")
+    assert lines[2][-1].endswith(" left")
+    assert any(line[0] == "slowest: environments" for line in lines)
+
+
+@pytest.mark.parametrize("width", [40, 120])
+def test_a_table_has_room_in_a_terminal_of_any_width(width: int) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, width=width)
+    with PPO(env="tictactoe", config={"train_batch_size": 64, "sgd_minibatch_size": 64}) as algo:
+        algo.learn(stop={"training_iteration": 3}, trackers=[LiveTable(console=console)])
+    lines = screen.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert any("mean return" in line for line in lines)
+    assert any("learning rate" in line for line in lines) == (width == 120)
+    assert any(line.split()[:2] == ["3", "192"] for line in lines)
+
+
+def test_the_time_left_is_that_to_the_first_bound() -> None:
+    pace = Pace({"num_env_steps_sampled": 1000, "training_iteration": 4}, under_way())
+    line = pace.line(under_way(num_env_steps_sampled=50, time_total_s=10.0, steps=50))
+    assert line == "iteration 1, 50 of 100 steps, 5 steps/s, sampling for 0 s, 0:01:10 left"
+    assert Pace({"episode_reward_mean": 3}, under_way()).line(under_way(steps=1)).endswith("sampling for 0 s")
+
+
+def test_a_trend_has_a_character_for_each_value() -> None:
+    assert sparkline([0.0, 7.0, 3.5]) == "▁█▅"
+    assert sparkline([2.0, 2.0]) == "▁▁"
+    assert sparkline([]) == ""
+
+
+def test_what_is_under_way_is_seen_from_callbacks_and_other_threads() -> None:
+    phases: list[str] = []
+
+    class Asks(Tracker):
+        def begin(self, algorithm: Any) -> None:
+            phases.append(algorithm.under_way()["phase"])
+
+        def result(self, result: Any) -> None:
+            now = algo.under_way()
+            phases.append(now["phase"])
+            assert (now["steps"], now["steps_due"], now["num_env_steps_sampled"]) == (64, 64, 64)
+
+    with PPO(env="CartPole-v1", config={"train_batch_size": 64, "sgd_minibatch_size": 64}) as algo:
+        algo.learn(64, trackers=[Asks()])
+    assert phases == ["", ""]
+
+
+def test_without_a_terminal_there_are_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert type(progress()) is PlainLines
+    with PPO(env="tictactoe", config={"train_batch_size": 64, "sgd_minibatch_size": 64}) as algo:
+        algo.learn(64, progress_bar=True, run_dir=tmp_path / "run")
+    assert capsys.readouterr().out.startswith(
+        f"PPO in tictactoe, policies: default_policy, run folder {tmp_path / 'run'}\n"
+    )
