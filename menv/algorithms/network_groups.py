@@ -88,9 +88,7 @@ class BuiltPolicies:
     @property
     def inference(self) -> str:
         """The backend, "onnx" or "torch"."""
-        from menv.inference.onnx_backend import OnnxBackend
-
-        return "onnx" if isinstance(self.group.backend, OnnxBackend) else "torch"
+        return self.group.backend.name
 
     def check_backend(self) -> bool:
         """Check the backend, the first time; return whether it was replaced."""
@@ -324,26 +322,34 @@ def _backend(
         raise ConfigError(
             'inference: "onnx" for a network that has no acting graph, expected "auto" or "torch"; choose one'
         )
-    from menv.algorithms.torch_backend import TorchBackend
-
     device = learning_device(config.num_gpus)
-    return TorchBackend(network.torch_network, network.head, weights, state_size, device), None
+    return _torch_backend().TorchBackend(
+        network.torch_network, network.head, weights, state_size, device
+    ), None
+
+
+def _torch_backend() -> Any:
+    """Return the module that imports torch, which acting by ONNX Runtime does not need."""
+    from menv.algorithms import torch_backend
+
+    return torch_backend
 
 
 def _checked(
     onnx: ActingBackend, network: NetworkSpec, seed: int, preprocessor: ObsPreprocessor
 ) -> ActingBackend | None:
     """Return a torch backend with the same weights if ONNX Runtime disagrees with it."""
-    from menv.algorithms.torch_backend import TorchBackend, check_against
-
+    torch_backend = _torch_backend()
     weights = [onnx.get_weights(policy) for policy in range(onnx.policies)]
-    reference = TorchBackend(network.torch_network, network.head, weights, sum(network.state_sizes))
+    reference: ActingBackend = torch_backend.TorchBackend(
+        network.torch_network, network.head, weights, sum(network.state_sizes)
+    )
     try:
         rng, masked = np.random.default_rng(seed), preprocessor.mask_width > 0
         critic_size = network.critic_size if isinstance(network, StockSpec) else 0
         # Convolutions divide bytes by 255.
         brightest = 3 if isinstance(network, StockSpec) and network.conv is None else 255
-        check_against(
+        torch_backend.check_against(
             onnx,
             reference,
             rng,

@@ -113,6 +113,8 @@ class TorchBackend(ActingBackend):
     Pickled, it acts on the processor of wherever it arrives.
     """
 
+    name = "torch"
+
     def __init__(
         self,
         make_network: MakeNetwork,

@@ -130,10 +130,8 @@ def _one(key: str, text: str) -> dict[str, Any]:
 
 
 def _object(text: str, module: str, name: str) -> Any:
-    from menv.registry import import_named
-
     try:
-        return functools.reduce(getattr, name.split("."), import_named(module, text))
+        return functools.reduce(getattr, name.split("."), _registry().import_named(module, text))
     except AttributeError:
         raise ConfigError(
             f"{text}: {module} has no {name}, expected a name that it defines; check it"
@@ -288,9 +286,14 @@ def count(text: str) -> int:
 
 def import_modules(modules: Sequence[str]) -> None:
     """Import the modules and files of `--import`."""
-    from menv.registry import import_first
+    _registry().import_first(modules, IMPORT)
 
-    import_first(modules, IMPORT)
+
+def _registry() -> Any:
+    """Return the module that imports gymnasium and numpy, which a wrong command does not need."""
+    from menv import registry
+
+    return registry
 
 
 def and_how_to_import(error: MenvError) -> str:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +72,9 @@ class ActingBackend(ABC):
         state_size: S, numbers in a row of recurrent state; 0 for a network without one.
         shapes: Shapes of one policy's weights, by sorted name.
     """
+
+    name: ClassVar[str]
+    """The value of the setting `inference` that asks for it."""
 
     def __init__(self, head: ActionHead, first: Weights, state_size: int) -> None:
         self.head = head

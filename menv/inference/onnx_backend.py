@@ -119,6 +119,8 @@ class OnnxBackend(ActingBackend):
     policies are a ConfigError.
     """
 
+    name = "onnx"
+
     def __init__(
         self, graphs: ActingGraphs, head: ActionHead, weights: Sequence[Weights], state_size: int = 0
     ) -> None:

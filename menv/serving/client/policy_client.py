@@ -394,9 +394,10 @@ class PolicyClient:
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._actor: LocalActor | None = None
         if inference_mode == "local":
-            from menv.serving.client.local_actor import LocalActor
+            from menv.serving.client import local_actor, local_episode
 
-            self._actor = LocalActor(self._first, update_interval, seed)
+            self._actor = local_actor.LocalActor(self._first, update_interval, seed)
+            self._make_local_episode = local_episode.LocalEpisode
         for name, where in (self._first.config.resume or {}).items() if session else ():
             if isinstance(where, dict) and type(where.get("seq")) is int:
                 self._episodes[name] = RemoteEpisode(
@@ -616,9 +617,7 @@ class PolicyClient:
             return RemoteEpisode(
                 self._thread_session(), self._multi_agent, self._action_space, name, trained=trained
             )
-        from menv.serving.client.local_episode import LocalEpisode
-
-        episode = LocalEpisode(self._actor, name, trained, self._multi_agent)
+        episode = self._make_local_episode(self._actor, name, trained, self._multi_agent)
         self._actor.opened(episode)
         return episode
 
