@@ -2,6 +2,7 @@
 
 The adapters of dict environments (`multi_agent`, `custom`, `external`) keep one `AgentTracker` per sub-environment and
 pass it what the environment returned; it turns the dicts into rows, joins and ends. It never calls an environment.
+A reward for a dead agent, or for one that has no further row, is reported as unclaimed.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from menv import rng
-from menv.adapters.lockstep import LockstepEnvs, VectorInfos, by_name, info_of
 from menv.adapters.validation import as_rewards, env_reward_labels
+from menv.adapters.vector_base import LockstepEnvs, VectorInfos, by_name, info_of
 from menv.base_env import EnvId, Flags, IntArray, VectorStep
 from menv.errors import ConfigError, ContractError, MenvError, raised_by_envs
 from menv.spaces import as_flag, close_env, has_order, how_many, last_obs, own_copy

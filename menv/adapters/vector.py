@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from menv import rng
-from menv.adapters.lockstep import LockstepEnvs
 from menv.adapters.poll_events import check_info
 from menv.adapters.validation import as_rewards, env_reward_labels
+from menv.adapters.vector_base import LockstepEnvs
 from menv.base_env import EnvId, IntArray, VectorStep
 from menv.errors import ContractError, MenvError, raised_by_envs
 from menv.spaces import as_flag, close_env, how_many, last_obs

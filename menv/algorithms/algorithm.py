@@ -22,7 +22,7 @@ from menv.adapters.external import ExternalEnvs
 from menv.algorithms.checkpoints import Checkpoints, TrainingProgress, TrainingState
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import evaluation_settings, read_config
-from menv.algorithms.evaluation_workers import EvaluationRunner
+from menv.algorithms.evaluation_runner import EvaluationRunner
 from menv.algorithms.learn import learn
 from menv.algorithms.learners import learner_info, merged
 from menv.algorithms.policy_set import PolicyAccess, PolicySet

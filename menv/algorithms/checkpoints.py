@@ -20,7 +20,7 @@ import menv
 from menv import algorithms
 from menv.algorithms.config.field_checks import check_stored
 from menv.algorithms.config.stored_config import check_connectors, restored_config, stored_config
-from menv.algorithms.evaluation_workers import EvaluationRunner
+from menv.algorithms.evaluation_runner import EvaluationRunner
 from menv.algorithms.networks.network_spec import weights_in_file
 from menv.algorithms.policy_set import PolicySet
 from menv.algorithms.recipe import recipe_named

@@ -17,9 +17,9 @@ from menv import rng
 from menv.adapters.local_envs import CreatedEnvs
 from menv.adapters.table import TableEnvs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.fragments import WorkerPlacement, env_context, joined_state, split_state
 from menv.algorithms.postprocessing import BatchPostprocessor
 from menv.algorithms.rollouts import PolicyView
+from menv.algorithms.worker_messages import WorkerPlacement, env_context, joined_state, split_state
 from menv.base_env import BaseEnv, Column, EpisodeEnd
 from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode

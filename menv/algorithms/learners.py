@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.network_groups import BuiltPolicies, first_weights
+from menv.algorithms.network_group_builder import BuiltPolicies, first_weights
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock_spec import StockSpec, Trunk
 from menv.algorithms.recipe import (

@@ -18,7 +18,7 @@ from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import adopt, override
 from menv.algorithms.dqn.config import OffPolicyConfig
 from menv.algorithms.learners import Learners
-from menv.algorithms.network_groups import (
+from menv.algorithms.network_group_builder import (
     BuiltPolicies,
     FreePolicySlots,
     add_to_groups,

@@ -21,12 +21,18 @@ import numpy as np
 from menv.adapters.local_envs import CreatedEnvs
 from menv.adapters.validation import Declared, declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.fragments import Fragment, WorkerCounters, check_input_settings, create_envs, split_state
 from menv.algorithms.policy_set import PolicySet
 from menv.algorithms.rollout_worker import RolloutWorker, WorkerSlot
 from menv.algorithms.rollouts import LocalRollouts, PolicyView, Rollouts, Tree
 from menv.algorithms.torch_threads import set_torch_threads
 from menv.algorithms.worker_group import FragmentQueue, PolicySync, WorkerGroup, locked
+from menv.algorithms.worker_messages import (
+    Fragment,
+    WorkerCounters,
+    check_input_settings,
+    create_envs,
+    split_state,
+)
 from menv.base_env import AgentId, BaseEnv, Column
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError, EnvFaultWarning

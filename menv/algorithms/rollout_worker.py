@@ -14,7 +14,8 @@ from typing import Any
 from menv import rng
 from menv.adapters.validation import check_worker
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.fragments import (
+from menv.algorithms.rollouts import LocalRollouts, Tree, freeze
+from menv.algorithms.worker_messages import (
     Fragment,
     PolicyUpdate,
     WorkerInit,
@@ -22,7 +23,6 @@ from menv.algorithms.fragments import (
     create_envs,
     synced_filters,
 )
-from menv.algorithms.rollouts import LocalRollouts, Tree, freeze
 from menv.callbacks import overrides, read_callbacks
 from menv.errors import EnvFaultWarning
 from menv.inference.network_policy import NetworkPolicy
@@ -185,11 +185,11 @@ def open_settings(worker_init: WorkerInit) -> AlgorithmConfig:
         if isinstance(worker_init.settings, SealedValue)
         else worker_init.settings
     )
-    config, registered = settings
+    config: AlgorithmConfig = settings.config
     if worker_init.placement.recreated and config.seed is not None:
         config = replace(config, seed=worker_init.seed)
     set_log_level(config.log_level)
-    registered.register()
+    settings.registered.register()
     return config
 
 

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 from menv import rng
 from menv.adapters.local_envs import CreatedEnvs
-from menv.adapters.lockstep import LockstepEnvs
+from menv.adapters.vector_base import LockstepEnvs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.fragments import WorkerPlacement, env_context, joined_state, make_fragment_limit
 from menv.algorithms.postprocessing import BatchPostprocessor
+from menv.algorithms.worker_messages import WorkerPlacement, env_context, joined_state, make_fragment_limit
 from menv.base_env import BaseEnv
 from menv.callbacks import DefaultCallbacks
 from menv.errors import CallOrderError, ConfigError

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from menv.algorithms import distributions
+from menv.algorithms import torch_distributions
 from menv.algorithms.networks.network_spec import TorchNetwork
 from menv.algorithms.networks.stock_spec import EPSILON
 from menv.algorithms.torch_runtime import CPU, array_of, repeatable, tensor_of
@@ -177,7 +177,7 @@ class TorchBackend(ActingBackend):
             epsilon = self._params[policy][EPSILON]
             logp = epsilon_greedy_logp(self.head, inputs, allowed, epsilon, chosen)
         else:
-            logp = distributions.logp(self.head, inputs, chosen)
+            logp = torch_distributions.logp(self.head, inputs, chosen)
         return ForwardOutputs(array_of(inputs), array_of(logp))
 
     @torch.inference_mode()

@@ -18,7 +18,9 @@ import numpy as np
 from menv import rng
 from menv.adapters.validation import Declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.fragments import (
+from menv.algorithms.rollout_worker import RolloutWorker, WorkerSlot
+from menv.algorithms.rollouts import PolicyView
+from menv.algorithms.worker_messages import (
     Fragment,
     PolicyUpdate,
     WorkerCounters,
@@ -28,8 +30,6 @@ from menv.algorithms.fragments import (
     WorkerSettings,
     synced_filters,
 )
-from menv.algorithms.rollout_worker import RolloutWorker, WorkerSlot
-from menv.algorithms.rollouts import PolicyView
 from menv.connectors.pipeline import PolicyConnectors
 from menv.errors import CallOrderError, EnvFaultWarning, NoRoomError, WorkerLostError
 from menv.inference.network_policy import NetworkPolicy
@@ -517,7 +517,7 @@ def sealed_settings(config: AlgorithmConfig) -> SealedValue:
 
 def _settings(config: AlgorithmConfig) -> WorkerSettings:
     config = replace(config, evaluation_config=None, input=None)
-    return config, known_here(config.env, config.env_config)
+    return WorkerSettings(config, known_here(config.env, config.env_config))
 
 
 F = TypeVar("F", bound=Callable[..., Any])

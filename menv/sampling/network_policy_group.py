@@ -1,7 +1,7 @@
 """The policy group of neural networks, run by an acting back-end.
 
 It puts connectors before and behind the network: `path` runs them row by row unless the preprocessor and `output` do
-the same for whole arrays. `menv.algorithms.network_groups` creates it.
+the same for whole arrays. `menv.algorithms.network_group_builder` creates it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpy as np
 
 from menv.adapters.custom import InnerEnvs
 from menv.adapters.local_envs import CreatedEnvs
-from menv.adapters.lockstep import LockstepEnvs
+from menv.adapters.vector_base import LockstepEnvs
 from menv.base_env import BaseEnv, Column, EnvId
 from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode

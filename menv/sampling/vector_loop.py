@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from menv.adapters.gym import GymEnvs
-from menv.adapters.lockstep import LockstepEnvs
+from menv.adapters.vector_base import LockstepEnvs
 from menv.base_env import SINGLE_AGENT, BaseEnv, Column, VectorStep
 from menv.inference.action_sampler import AHEAD, TrajectoryTable
 from menv.inference.backend import FixedBatchRunner

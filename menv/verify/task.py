@@ -11,7 +11,7 @@ import gymnasium as gym
 
 from menv.adapters.convert import to_local_base_env
 from menv.algorithms.config.read_config import override, read_config
-from menv.algorithms.network_groups import build_groups
+from menv.algorithms.network_group_builder import build_groups
 from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.ppo import PPORecipe
 from menv.base_env import AgentId, BaseEnv

@@ -1,6 +1,7 @@
 """`to_base_env` with sub-environments in this process or in others.
 
-`env.to_base_env(...)` and `menv.algorithms.fragments` call it. `menv.adapters.convert` handles local environments.
+`env.to_base_env(...)` and `menv.algorithms.worker_messages` call it. `menv.adapters.convert` handles local
+environments.
 """
 
 from __future__ import annotations

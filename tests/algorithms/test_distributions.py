@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from menv.algorithms import distributions
+from menv.algorithms import torch_distributions
 from menv.inference.action_heads import ActionHead
 
 COIN_AND_DIE = ActionHead("multi_categorical", (2, 3))
@@ -21,32 +21,40 @@ def logs(*chances: float) -> list[float]:
 def test_categorical_numbers_worked_out_by_hand() -> None:
     new = torch.tensor([logs(0.5, 0.25, 0.25)]) + 7.0
     old = torch.tensor([logs(0.25, 0.5, 0.25)]) - 2.0
-    assert distributions.logp(THREE, new, torch.tensor([2])).item() == pytest.approx(math.log(0.25), rel=1e-6)
-    assert distributions.entropy(THREE, new).item() == pytest.approx(1.5 * math.log(2.0), rel=1e-6)
+    assert torch_distributions.logp(THREE, new, torch.tensor([2])).item() == pytest.approx(
+        math.log(0.25), rel=1e-6
+    )
+    assert torch_distributions.entropy(THREE, new).item() == pytest.approx(1.5 * math.log(2.0), rel=1e-6)
     # 0.25 log(0.25 / 0.5) + 0.5 log(0.5 / 0.25) + 0 = 0.25 log 2
-    assert distributions.kl(THREE, old, new).item() == pytest.approx(0.25 * math.log(2.0), rel=1e-5)
+    assert torch_distributions.kl(THREE, old, new).item() == pytest.approx(0.25 * math.log(2.0), rel=1e-5)
 
 
 def test_components_of_a_multi_discrete_action_add_up() -> None:
     new = torch.tensor([logs(0.5, 0.5, 0.5, 0.25, 0.25)]) + 1.0
     old = torch.tensor([logs(0.5, 0.5, 0.25, 0.5, 0.25)])
     action = torch.tensor([[1, 2]])
-    assert distributions.logp(COIN_AND_DIE, new, action).item() == pytest.approx(math.log(0.125), rel=1e-6)
-    assert distributions.entropy(COIN_AND_DIE, new).item() == pytest.approx(2.5 * math.log(2.0), rel=1e-6)
-    assert distributions.kl(COIN_AND_DIE, old, new).item() == pytest.approx(0.25 * math.log(2.0), rel=1e-5)
+    assert torch_distributions.logp(COIN_AND_DIE, new, action).item() == pytest.approx(
+        math.log(0.125), rel=1e-6
+    )
+    assert torch_distributions.entropy(COIN_AND_DIE, new).item() == pytest.approx(
+        2.5 * math.log(2.0), rel=1e-6
+    )
+    assert torch_distributions.kl(COIN_AND_DIE, old, new).item() == pytest.approx(
+        0.25 * math.log(2.0), rel=1e-5
+    )
 
 
 def test_gaussian_numbers_worked_out_by_hand() -> None:
     new = torch.tensor([[0.0, 1.0, math.log(2.0), 0.0]])
     old = torch.tensor([[1.0, 1.0, math.log(1.0), 0.0]])
     # z = (1, 2): -(1 + 4) / 2 - log 2 - log(2 pi)
-    logp = distributions.logp(PLANE, new, torch.tensor([[2.0, 3.0]])).item()
+    logp = torch_distributions.logp(PLANE, new, torch.tensor([[2.0, 3.0]])).item()
     assert logp == pytest.approx(-2.5 - math.log(2.0) - math.log(2.0 * math.pi), rel=1e-6)
     # log 2 + 2 * (1 + log(2 pi)) / 2
-    entropy = distributions.entropy(PLANE, new).item()
+    entropy = torch_distributions.entropy(PLANE, new).item()
     assert entropy == pytest.approx(math.log(2.0) + 1.0 + math.log(2.0 * math.pi), rel=1e-6)
     # log(2 / 1) + (1 + 1) / (2 * 4) - 1 / 2 in the first dimension, 0 in the second
-    assert distributions.kl(PLANE, old, new).item() == pytest.approx(math.log(2.0) - 0.25, rel=1e-5)
+    assert torch_distributions.kl(PLANE, old, new).item() == pytest.approx(math.log(2.0) - 0.25, rel=1e-5)
 
 
 def test_of_a_mixed_action_the_choices_and_the_numbers_add_up() -> None:
@@ -54,26 +62,26 @@ def test_of_a_mixed_action_the_choices_and_the_numbers_add_up() -> None:
     old = torch.tensor([[*logs(0.25, 0.5, 0.25), 3.0, 0.0]])
     half = 0.5 * math.log(2.0 * math.pi)
     # The choice 2, and a number one deviation above the mean.
-    logp = distributions.logp(CAR, new, torch.tensor([[3.0, 2.0]])).item()
+    logp = torch_distributions.logp(CAR, new, torch.tensor([[3.0, 2.0]])).item()
     assert logp == pytest.approx(math.log(0.25) - 0.5 - math.log(2.0) - half, rel=1e-6)
-    entropy = distributions.entropy(CAR, new).item()
+    entropy = torch_distributions.entropy(CAR, new).item()
     assert entropy == pytest.approx(1.5 * math.log(2.0) + math.log(2.0) + 0.5 + half, rel=1e-6)
     # Of the choice 0.25 log 2; of the number log(2 / 1) + (1 + 2 ** 2) / (2 * 4) - 1 / 2.
-    divergence = distributions.kl(CAR, old, new).item()
+    divergence = torch_distributions.kl(CAR, old, new).item()
     assert divergence == pytest.approx(0.25 * math.log(2.0) + math.log(2.0) + 0.125, rel=1e-5)
 
 
 @pytest.mark.parametrize("head", [THREE, COIN_AND_DIE, PLANE, CAR])
 def test_the_divergence_of_a_policy_from_itself_is_zero(head: ActionHead) -> None:
     inputs = torch.randn(20, head.inputs, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(distributions.kl(head, inputs, inputs), torch.zeros(20))
+    torch.testing.assert_close(torch_distributions.kl(head, inputs, inputs), torch.zeros(20))
 
 
 def test_masked_choices_add_nothing_to_entropy_divergence_and_gradients() -> None:
     old = torch.tensor([[0.0, 0.0, -1e9]])
     new = torch.tensor([[math.log(3.0), 0.0, -1e9]], requires_grad=True)
-    entropy = distributions.entropy(THREE, new)
-    kl = distributions.kl(THREE, old, new)
+    entropy = torch_distributions.entropy(THREE, new)
+    kl = torch_distributions.kl(THREE, old, new)
     assert entropy.item() == pytest.approx(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)), rel=1e-5)
     assert kl.item() == pytest.approx(0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25), rel=1e-5)
     (gradient,) = torch.autograd.grad((entropy + kl).sum(), new)
@@ -86,7 +94,9 @@ def test_gaussian_entropy_and_divergence_are_means_of_log_probabilities() -> Non
     old = torch.tensor([[0.3, -1.0, 0.2, -0.4]]).expand(100_000, 4)
     new = torch.tensor([[0.1, -0.7, 0.0, -0.1]]).expand(100_000, 4)
     actions = old[:, :2] + old[:, 2:].exp() * torch.randn(100_000, 2, generator=generator)
-    old_logp, new_logp = (distributions.logp(PLANE, inputs, actions) for inputs in (old, new))
-    assert distributions.entropy(PLANE, old)[0].item() == pytest.approx(-old_logp.mean().item(), abs=0.02)
-    kl = distributions.kl(PLANE, old, new)[0].item()
+    old_logp, new_logp = (torch_distributions.logp(PLANE, inputs, actions) for inputs in (old, new))
+    assert torch_distributions.entropy(PLANE, old)[0].item() == pytest.approx(
+        -old_logp.mean().item(), abs=0.02
+    )
+    kl = torch_distributions.kl(PLANE, old, new)[0].item()
     assert kl == pytest.approx((old_logp - new_logp).mean().item(), abs=0.02)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from menv import PolicySpec, SampleBatch
-from menv.algorithms import DQN, PPO, QMIX, PPOPolicy, network_groups
+from menv.algorithms import DQN, PPO, QMIX, PPOPolicy, network_group_builder
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.ppo import policy, ppo
 from menv.envs import TicTacToe
@@ -123,7 +123,7 @@ def test_a_policy_that_is_lent_what_learns_comes_to_the_same(
 ) -> None:
     wanted = trained(kind)
     # Another name for the processor: whoever learns there has parameters apart from those of the policy.
-    for module in (network_groups, policy, ppo):
+    for module in (network_group_builder, policy, ppo):
         monkeypatch.setattr(module, "learning_device", lambda num_gpus: torch.device("cpu:0"))
     found = trained(kind)
     for name in wanted:

@@ -178,6 +178,7 @@ def test_weights_of_another_network_are_refused_by_the_policy(small: tuple[bytes
         policy_from_bytes(small[0]).set_weights(other)
 
 
+@pytest.mark.slow
 def test_policies_without_a_form_on_disk_are_not_packed() -> None:
     with PPO(env="CartPole-v1", config={"model": {"custom_model": Moody}}) as algorithm:
         policy: Any = algorithm.get_policy()

@@ -107,6 +107,7 @@ def test_what_is_written_into_an_argument_stays_there(there: RemoteActor) -> Non
     assert all(value.all() for value in mine.values())
 
 
+@pytest.mark.slow_unless("process*")
 def test_a_parcel_is_packed_once_and_given_to_many(engine: Engine) -> None:
     peers = [started(engine, label=f"worker {index}") for index in range(3)]
     array = np.arange(100_000)

@@ -184,7 +184,7 @@ def cycle(engine: Engine, number: int) -> None:
             peer.answer()
 
 
-@pytest.mark.slow_unless("process*")
+@pytest.mark.slow
 def test_starting_and_killing_leaves_nothing_open(engine: Engine) -> None:
     for number in range(2):
         cycle(engine, number)

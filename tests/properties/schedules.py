@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from menv.adapters.convert import to_local_base_env
 from menv.algorithms.config.algorithm_config import ModelConfig
-from menv.algorithms.network_groups import build_groups
+from menv.algorithms.network_group_builder import build_groups
 from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.ppo import PPORecipe
 from menv.algorithms.sequences import state_before

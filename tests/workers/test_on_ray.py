@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("running_ray")
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({}, id="gym"),
+        pytest.param({}, id="gym", marks=pytest.mark.slow),
         pytest.param({"env": "tictactoe", "multiagent": PLAYERS}, id="turns", marks=pytest.mark.slow),
     ],
 )

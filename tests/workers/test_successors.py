@@ -40,6 +40,7 @@ def test_a_successor_whose_environment_cannot_begin_is_followed_by_another_one(
     assert "ConnectionRefusedError: the simulator has no seat free" in told[1]
 
 
+@pytest.mark.slow
 def test_successors_that_can_never_begin_end_the_run_with_both_causes_and_it_goes_on_when_they_can(
     tmp_path: Path,
 ) -> None:

@@ -50,6 +50,7 @@ class Agree(MultiAgentEnv):
         return self.observe(), rewards, {ALL: self.at == 10}, {ALL: False}, {}
 
 
+@pytest.mark.slow
 def test_a_group_learns_to_agree_and_never_does_what_a_member_may_not() -> None:
     envs: list[Agree] = []
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from menv.algorithms.distributions import masked
 from menv.algorithms.networks.stock_spec import UnitWeights
+from menv.algorithms.torch_distributions import masked
 from menv.errors import ConfigError
 from menv.migration_hints import warn_of_uncalled
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from menv.algorithms.distributions import masked
 from menv.algorithms.networks.stock_spec import (
     INPUT,
     LOG_STD,
@@ -23,6 +22,7 @@ from menv.algorithms.networks.stock_spec import (
     Role,
     StockSpec,
 )
+from menv.algorithms.torch_distributions import masked
 from menv.algorithms.torch_runtime import constant
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from menv.algorithms import distributions
+from menv.algorithms import torch_distributions
 from menv.algorithms.config.field_checks import LARGEST, LEARNERS, check_stored
 from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
@@ -186,7 +186,7 @@ class PPOLearner:
             mask=None if mask is None else self._tensor(mask, np.bool_),
             actions=self._tensor(columns["actions"], self._head.action_dtype),
             old_logp=self._tensor(columns["action_logp"], np.float32),
-            old_inputs=distributions.standard(self._head, old_inputs).contiguous(),
+            old_inputs=torch_distributions.standard(self._head, old_inputs).contiguous(),
             advantages=advantages,
             bounds=clip_bounds(advantages, self._settings.clip_param),
             value_targets=self._tensor(targets, np.float32),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from menv.algorithms import distributions
+from menv.algorithms import torch_distributions
 from menv.algorithms.config.field_checks import LARGEST
 from menv.algorithms.ppo.config import PPOSettings
 from menv.algorithms.torch_runtime import constant
@@ -147,8 +147,8 @@ def ppo_loss(
 
     dist_inputs [B, D], after masking, and values [B] come from the network that is being trained.
     """
-    inputs = distributions.standard(head, dist_inputs)
-    log_ratio = distributions.standard_logp(head, inputs, rows.actions) - rows.old_logp
+    inputs = torch_distributions.standard(head, dist_inputs)
+    log_ratio = torch_distributions.standard_logp(head, inputs, rows.actions) - rows.old_logp
     ratio = clipped_ratio(log_ratio, rows.advantages, weights.clip_param, rows.bounds)
     policy_loss = torch.dot(ratio, rows.advantages) * (-1.0 / len(ratio))
     vf_loss = value_loss(values, rows.value_targets, weights.vf_clip_param)
@@ -157,11 +157,15 @@ def ppo_loss(
     still = inputs.detach()
     entropy = kl = constant(math.nan, still.device)
     if report or weights.entropy_coeff:
-        entropy = distributions.standard_entropy(head, inputs if weights.entropy_coeff else still).mean()
+        entropy = torch_distributions.standard_entropy(
+            head, inputs if weights.entropy_coeff else still
+        ).mean()
     if weights.entropy_coeff:
         total = torch.sub(total, entropy, alpha=weights.entropy_coeff)
     if report or weights.kl_coeff:
-        kl = distributions.standard_kl(head, rows.old_inputs, inputs if weights.kl_coeff else still).mean()
+        kl = torch_distributions.standard_kl(
+            head, rows.old_inputs, inputs if weights.kl_coeff else still
+        ).mean()
     if weights.kl_coeff:
         total = torch.add(total, kl, alpha=weights.kl_coeff)
     return LossTerms(total, policy_loss, vf_loss, entropy, kl)

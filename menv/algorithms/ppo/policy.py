@@ -119,8 +119,8 @@ class PPOPolicy(NetworkPolicy):
                 terminateds, truncateds, `action_mask` [B, M] if there is one, `action_logp`, `vf_preds`,
                 `value_targets`, and your columns. `advantages` have mean 0 and variance 1 over the train batch.
                 `action_dist_inputs` [B, D] parameterize the distribution that acted; see
-                `menv.algorithms.distributions`. Floats are float32. With `num_gpus` the columns, the network and the
-                modules are on the GPU while the loss is computed.
+                `menv.algorithms.torch_distributions`. Floats are float32. With `num_gpus` the columns, the network and
+                the modules are on the GPU while the loss is computed.
 
         Returns:
             A scalar, or a scalar and a dict of scalar statistics. A statistic "kl" adapts `kl_coeff`.

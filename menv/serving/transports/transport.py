@@ -1,6 +1,7 @@
 """The interface between transports, which carry bodies, and sessions, which understand them; and the limits of peers.
 
 A transport receives whole bodies from its peers and hands each to a session, which replies. `Server` runs transports.
+Transports over sockets extend `Listener`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Log-probability, entropy and KL divergence of the action distributions, as bare torch operations.
 
-The losses call it. The choices and the numbers of mixed actions are independent of each other, so that all three are
-sums over both. `dist_inputs` [N, D] are what a network returns after masking; actions are as the
-acting back-ends return them. Functions named `standard_*` take inputs that went through `standard` once,
-for callers that need several numbers of one distribution.
+The losses call it. `menv.inference.action_heads` defines the distributions; a new one begins there. The choices and
+the numbers of mixed actions are independent of each other, so all three are sums over both. `dist_inputs` [N, D] are
+what a network returns after masking; actions are as the acting back-ends return them. Functions named `standard_*`
+take inputs that went through `standard` once, for callers that need several numbers of one distribution.
 
 Several categorical components lie side by side in one row, so gathering and summing over the
 row treats one and many alike. A masked choice has probability 0 and adds exactly 0 to every sum.

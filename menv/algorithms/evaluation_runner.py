@@ -16,17 +16,17 @@ from menv.adapters.validation import Declared, check_worker, declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import evaluation_settings
 from menv.algorithms.evaluation import EvalPolicies, Evaluation, as_result
-from menv.algorithms.fragments import (
+from menv.algorithms.policy_set import PolicySet
+from menv.algorithms.rollout_worker import collect_warnings, open_settings
+from menv.algorithms.rollouts import PolicyView
+from menv.algorithms.worker_group import PolicySync, WorkerGroup, sealed_settings
+from menv.algorithms.worker_messages import (
     PolicyUpdate,
     WorkerCounters,
     WorkerInit,
     check_evaluable,
     create_evaluation_envs,
 )
-from menv.algorithms.policy_set import PolicySet
-from menv.algorithms.rollout_worker import collect_warnings, open_settings
-from menv.algorithms.rollouts import PolicyView
-from menv.algorithms.worker_group import PolicySync, WorkerGroup, sealed_settings
 from menv.base_env import BaseEnv
 from menv.callbacks import DefaultCallbacks, read_callbacks
 from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError, EnvFaultWarning

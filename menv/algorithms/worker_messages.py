@@ -281,8 +281,15 @@ def synced_filters(policy: Policy) -> dict[int, SyncedFilterAgentConnector]:
     }
 
 
-WorkerSettings = tuple[AlgorithmConfig, RegisteredEnv]
-"""The settings for workers, and the environments that are registered by name."""
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """The settings for workers, and the environments that are registered by name.
+
+    Errors about settings that cannot be pickled name these fields.
+    """
+
+    config: AlgorithmConfig
+    registered: RegisteredEnv
 
 
 @dataclass(frozen=True, slots=True)
