@@ -21,7 +21,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(IN_VENV) -m pytest
 ALONE = $$(grep -rl --include="*.py" --exclude-dir=house "mark\.alone" tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-soak check bench format clean
+.PHONY: help setup demo test test-slow test-timed test-soak check bench format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -48,12 +48,10 @@ else
 endif
 
 test-slow: setup  ## run the slow tests only: learning curves, long enumerations, and the like of what `make test` runs
-ifeq ($(strip $(ARGS)),)
-	$(PYTEST) -rs -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not alone"
+	$(PYTEST) -rs -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not alone" $(ARGS)
+
+test-timed: setup  ## run the slow tests that measure time, one by one, on a machine that does nothing else
 	$(PYTEST) -rs -m "slow and alone" $(ALONE)
-else
-	$(PYTEST) -rs -m slow $(ARGS)
-endif
 
 test-soak: setup  ## run the tests that repeat a fault many times, such as processes killed while they save
 	PYTHONDONTWRITEBYTECODE= $(IN_VENV) -m pytest -m soak $(ARGS)
