@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 import tomllib
@@ -173,8 +174,13 @@ def run_parsed(
 
 
 def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse arguments, import `--import` modules, and merge the repeatable options into one dict each."""
+    """Parse arguments, import `--import` modules, and merge the repeatable options into one dict each.
+
+    `typed` is the command as a shell reads it.
+    """
     args = parser.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    args.typed = shlex.join([*parser.prog.split(), *given])
     import_modules(args.modules)
     for option in ("config", "stop"):
         if hasattr(args, option):

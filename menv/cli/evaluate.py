@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from menv.algorithms.algorithm import Algorithm
@@ -19,7 +18,8 @@ from menv.cli.arguments import (
     take_settings,
     with_objects,
 )
-from menv.cli.train import from_checkpoint, known_env
+from menv.cli.reopen import env_of_run, take_trust
+from menv.cli.train import from_checkpoint
 from menv.env_context import EnvContext
 from menv.registry import is_ready_made, make_env
 from menv.tracking.run_folder import json_text
@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv evaluate")
     parser.add_argument("--episodes", type=count, default=100, help="number of episodes (%(default)s)")
     parser.add_argument("--record", metavar="FOLDER", help="record each rendered episode in FOLDER")
     take_settings(parser)
+    take_trust(parser)
     parser.add_argument("--json", action="store_true", help="print the result as a JSON object")
     take_imports(parser)
     args = parsed(parser, arguments)
@@ -41,21 +42,19 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv evaluate")
     config = merge(asked, with_objects(args.config))
     if args.record is not None:
         config = merge(_recording(args, config), config)
-    with from_checkpoint(Algorithm, args.folder, config, args.env, "--env ") as algo:
+    with from_checkpoint(Algorithm, args, args.folder, config, learns=False) as algo:
         result = algo.evaluate()["evaluation"]
     print_text(json_text(result) if args.json else "\n".join(_lines(result)), program)
     return 0
 
 
-def _recorded(env: str, folder: str, context: EnvContext) -> Any:
+def _recorded(env: Any, folder: str, context: EnvContext) -> Any:
     return RecordEpisodes(make_env(env, context), folder)
 
 
 def _recording(args: argparse.Namespace, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    env = args.env or config.get("env") or known_env(Path(args.folder))
-    if not isinstance(env, str):
-        return {}
-    settings = {"render_mode": "rgb_array"} if is_ready_made(env) else {}
+    env = args.env or config.get("env") or env_of_run(args, args.folder)[0]
+    settings = {"render_mode": "rgb_array"} if isinstance(env, str) and is_ready_made(env) else {}
     return {"evaluation_config": {"env": partial(_recorded, env, args.record), "env_config": settings}}
 
 

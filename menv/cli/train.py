@@ -7,13 +7,13 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import menv
 from menv import algorithms
 from menv.algorithms.algorithm import Algorithm
-from menv.algorithms.config.stored_config import NamedOnlyError
 from menv.algorithms.learn import (
     Saving,
     StopRule,
@@ -36,10 +36,11 @@ from menv.cli.arguments import (
     take_settings,
     with_objects,
 )
+from menv.cli.reopen import reopened, take_trust
 from menv.env_context import EnvContext
 from menv.errors import ConfigError
-from menv.inference.checkpoint_folder import RUN_CHECKPOINTS, find_checkpoint, read_manifest
-from menv.registry import is_known, make_env
+from menv.inference.checkpoint_folder import RUN_CHECKPOINTS
+from menv.registry import make_env
 from menv.tracking.progress import progress
 from menv.tracking.run_folder import next_run_dir
 
@@ -91,6 +92,7 @@ def _parser(program: str) -> Parser:
         help="resume the run of a run folder, or start a new run from a folder of checkpoints",
     )
     take_settings(parser)
+    take_trust(parser)
     parser.add_argument("--json", action="store_true", help="print results as JSON, one object per line")
     take_imports(parser)
     return parser
@@ -180,7 +182,7 @@ def algorithm_of(args: argparse.Namespace) -> Algorithm:
                 "policies; leave it out"
             )
         kind = Algorithm if args.run is None else _class(args.run)
-        return from_checkpoint(kind, args.resume, config, args.env, "")
+        return from_checkpoint(kind, args, args.resume, config, learns=True)
     env = args.env or config.get("env")
     if env is None:
         raise ConfigError(
@@ -195,11 +197,6 @@ def algorithm_of(args: argparse.Namespace) -> Algorithm:
 def _class(name: str) -> type[Algorithm]:
     kind: type[Algorithm] = getattr(algorithms, name)
     return kind
-
-
-_NAMED = "$named"
-_DEEPEST = 2
-"""Maximum number of keys in a path that `--config` can set."""
 
 
 def own_name(agent_id: Any, *unused: Any, **more: Any) -> str:
@@ -222,39 +219,10 @@ def policies_by_name(env: Any, env_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_checkpoint(
-    kind: type[Algorithm], folder: str, config: Mapping[str, Any], env: str | None, env_option: str
+    kind: type[Algorithm], args: argparse.Namespace, folder: str, config: Mapping[str, Any], *, learns: bool
 ) -> Algorithm:
-    """Return an algorithm resumed from a checkpoint; the error lists objects to pass again as arguments."""
-    try:
-        return kind.from_checkpoint(folder, _with_own_name(Path(folder), config), env)
-    except NamedOnlyError as error:
-        missing = sorted(error.missing, key=lambda one: one[0] != ("env",))
-        typed = (_as_argument(path, was.rpartition(" ")[2], env_option) for path, was in missing)
-        raise ConfigError(f"{error.summary}; add {' '.join(dict.fromkeys(typed))}") from error
-
-
-def _as_argument(path: tuple[Any, ...], was: str, env_option: str) -> str:
-    whole = ":" in was and "<" not in was and not was.startswith("__main__:") and len(path) <= _DEEPEST
-    name = was if whole else "module:name"
-    if path != ("env",):
-        return f"--config {'.'.join(map(str, path[:_DEEPEST]))}=@{name}"
-    return f"{env_option}{name}" if ":" in was else f"--import and the module that registers {was!r}"
-
-
-def known_env(folder: Path) -> str | None:
-    """Return the name of a checkpoint's environment if it is registered here, else None."""
-    env = _stored(folder).get("env")
-    return env if isinstance(env, str) and is_known(env) else None
-
-
-def _stored(folder: Path) -> Mapping[str, Any]:
-    config = read_manifest(find_checkpoint(folder)).get("config")
-    return config if isinstance(config, Mapping) else {}
-
-
-def _with_own_name(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    multi = _stored(folder).get("multiagent")
-    stored = multi.get("policy_mapping_fn") if isinstance(multi, Mapping) else None
-    if stored != {_NAMED: f"function {own_name.__module__}:{own_name.__qualname__}"}:
-        return dict(config)
-    return merge({"multiagent": {"policy_mapping_fn": own_name}}, config)
+    """Return an algorithm resumed from a checkpoint, with what the run names if the user consents."""
+    known = {f"function {own_name.__module__}:{own_name.__qualname__}": own_name}
+    option = "" if learns else "--env "
+    load = partial(kind.from_checkpoint, folder, config, args.env)
+    return reopened(args, folder, load, known, learns=learns, env_option=option)

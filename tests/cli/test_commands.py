@@ -206,22 +206,11 @@ def test_the_path_of_a_program_that_calls_it_stays(folder: Path) -> None:
     assert sys.path in (before, [*before, str(folder)])
 
 
-@pytest.mark.parametrize(("command", "before"), [("evaluate", "--env "), ("train --resume", "")])
-def test_what_has_to_be_given_again_is_told_as_it_is_typed(
-    folder: Path, capsys: pytest.CaptureFixture[str], command: str, before: str
-) -> None:
-    trained("run", "corridors:Corridor", "--config", "callbacks=@corridors:Note")
-    assert main([*command.split(), "run"]) == 2
-    told = capsys.readouterr().err.strip().rpartition("; add ")[2]
-    assert told == f"{before}corridors:Corridor --config callbacks=@corridors:Note"
-    more = ["--episodes", "2"] if command == "evaluate" else ["--stop", "training_iteration=2"]
-    assert main([*command.split(), "run", *told.split(), *more]) == 0
-
-
 def test_a_name_that_a_module_registers_is_told_with_how_to_import_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained("run", "corridor", "--import", "corridors")
     del registry._registered["corridor"]
+    Path("run/command.txt").unlink()
     assert main(["evaluate", "run"]) == 2
     assert capsys.readouterr().err.endswith("add --import and the module that registers 'corridor'\n")

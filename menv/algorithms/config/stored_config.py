@@ -11,6 +11,7 @@ import math
 import os
 import warnings
 from collections.abc import Collection, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import fields, is_dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -54,6 +55,9 @@ _OF_A_SPEC = ("policy_class", "observation_space", "action_space", "config", "al
 
 Tree = dict[str, Any]
 
+_named: ContextVar[Mapping[str, Any]] = ContextVar("_named", default={})  # noqa: B039 - never changed
+"""Objects of `named_objects`."""
+
 
 class NamedOnlyError(ConfigError):
     """Settings that a checkpoint holds only by name were not passed again.
@@ -74,6 +78,16 @@ class NamedOnlyError(ConfigError):
             f"expected {them} to be given again"
         )
         super().__init__(f"{self.summary}; pass {them} in config")
+
+
+@contextlib.contextmanager
+def named_objects(objects: Mapping[str, Any]) -> Iterator[None]:
+    """Let settings that are read within use these objects, by what a checkpoint calls them: `class shop:Log`."""
+    token = _named.set(objects)
+    try:
+        yield
+    finally:
+        _named.reset(token)
 
 
 def as_json(value: Any, theirs: bool = False) -> Any:
@@ -319,13 +333,15 @@ def _looked_up(value: Any, field: str = "", data: bool = False) -> Any:
         return [_looked_up(item, field, data) for item in value]
     if isinstance(value, str):
         foreign = not is_known(value) if field == "env" and not data else names_module(value)
-        return {_NAMED: value} if foreign else value
+        return {_NAMED: value} if foreign and value not in _named.get() else value
     if not isinstance(value, dict) or _SPACE in value:
         return value
     if _NAMED in value and _TUPLE not in value:
+        if (known := _named.get().get(str(value[_NAMED]))) is not None:
+            return known
         return (None if data else _offered(value, field)) or {_NAMED: str(value[_NAMED])}
     inner = data or field in _DATA
-    named = next(filter(names_module, value), None)
+    named = next((key for key in value if names_module(key) and key not in _named.get()), None)
     if named is not None:
         return {_NAMED: named}
     return {key: _looked_up(item, field if key == _TUPLE else key, inner) for key, item in value.items()}

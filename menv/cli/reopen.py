@@ -1,0 +1,164 @@
+"""Own environments, classes and functions of a run: shown, and imported only with `--trust` or a yes on the terminal.
+
+A run folder and its checkpoints hold names, no code, and reading them imports nothing. `reopened` asks for consent to
+import these names, so that they do not have to be typed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+from menv.algorithms.config.stored_config import NamedOnlyError, named_objects, stored_env
+from menv.callbacks import DefaultCallbacks
+from menv.cli.arguments import IMPORT, import_modules, print_error, with_objects
+from menv.errors import ConfigError
+from menv.inference.checkpoint_folder import find_checkpoint, read_manifest
+from menv.tracking.run_folder import Run
+
+T = TypeVar("T")
+Missing = tuple[tuple[Any, ...], str]
+"""The path of a setting, and what it was."""
+
+_NAME = re.compile(r"(class |function )?((?:[\w.]+|[^:]+\.py)[:.]\w+(?:\.\w+)*)")
+_MODULE = re.compile(r"[\w.]+|.+\.py")
+_DEEPEST = 2
+"""Maximum number of keys in a path that `--config` can set."""
+
+
+def take_trust(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--trust`."""
+    parser.add_argument(
+        "--trust", action="store_true",
+        help="import the environment, classes and functions that the run names",
+    )  # fmt: skip
+
+
+def reopened(
+    args: argparse.Namespace,
+    run: str,
+    load: Callable[[], T],
+    known: Mapping[str, Any] | None = None,
+    *,
+    learns: bool = False,
+    env_option: str = "--env ",
+) -> T:
+    """Return what `load` makes of a run, with the objects that the run names if the user consents to import them.
+
+    Args:
+        args: Of `parsed`, with `trust`, which a yes on the terminal sets.
+        run: The run folder, or a checkpoint.
+        load: Reads the run; called again after the imports.
+        known: Objects that need no consent, by what a checkpoint calls them.
+        learns: Whether callbacks are needed. Otherwise those that are not imported are left out.
+        env_option: What comes before an environment on this command line.
+
+    Raises:
+        ConfigError: Names are missing; it says which, and the command that imports them.
+    """
+    known = dict(known or {})
+    try:
+        with named_objects(known):
+            return load()
+    except NamedOnlyError as error:
+        missing = error.missing
+    missing.sort(key=lambda one: one[0] != ("env",))
+    spare = [] if learns else [one for one in missing if one[0][-1] == "callbacks"]
+    needed = [one for one in missing if one not in spare]
+    known |= {was: DefaultCallbacks for _, was in spare}
+    if (needed or args.trust) and (names := [*_imports(Path(run)), *_importable(missing)]):
+        if not _consents(args, names):
+            raise ConfigError(_advice(args, needed, names, env_option))
+        import_modules([name for name in names if name not in _importable(missing)])
+        known |= {was: _object(was) for _, was in missing if was in _importable(missing).values()}
+    try:
+        with named_objects(known):
+            return load()
+    except NamedOnlyError as error:
+        raise ConfigError(_advice(args, error.missing, [], env_option)) from None
+
+
+def env_of_run(args: argparse.Namespace, run: str, env: Any = None) -> tuple[Any, dict[str, Any]]:
+    """Return the environment of a run, or `env` if it is given, and its `env_config`; see `reopened`."""
+
+    def load() -> tuple[Any, dict[str, Any]]:
+        stored = read_manifest(find_checkpoint(run)).get("config")
+        own = stored if isinstance(stored, Mapping) else {}
+        found, env_config = stored_env(own)
+        if env is None and found is None:
+            was = own.get("env")
+            raise NamedOnlyError([(("env",), str(was["$named"] if isinstance(was, Mapping) else was))])
+        return found if env is None else env, env_config
+
+    return reopened(args, run, load)
+
+
+def _imports(run: Path) -> Iterator[str]:
+    """Yield the modules of `--import` in the commands of a run."""
+    for folder in (run, *run.resolve().parents[:2]):
+        with suppress(ConfigError, ValueError):
+            words = shlex.split(" ".join(Run(folder).command.splitlines()))
+            named = [word.partition("=")[2] for word in words if word.startswith(f"{IMPORT}=")]
+            named += [name for word, name in pairwise(words) if word == IMPORT]
+            yield from dict.fromkeys(name for name in named if name.isprintable() and _MODULE.fullmatch(name))
+            return
+
+
+def _importable(missing: list[Missing]) -> dict[str, str]:
+    """Return the names that can be imported, and what the checkpoint calls them."""
+    found = {}
+    for _, was in missing:
+        named = _NAME.fullmatch(was)
+        if named is not None and was.isprintable() and not named[2].startswith("__main__"):
+            found[named[2]] = was
+    return found
+
+
+def _object(was: str) -> Any:
+    """Return the object of a name in a checkpoint; a string is the setting itself."""
+    kind, _, name = was.rpartition(" ")
+    return with_objects(f"@{name}") if kind in ("class", "function") else was
+
+
+def _consents(args: argparse.Namespace, names: list[str]) -> bool:
+    asks = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+    if asks and not args.trust:
+        sys.stderr.write(f"Import {', '.join(names)} from this run? [y/N] ")
+        sys.stderr.flush()
+        args.trust = sys.stdin.readline().strip().lower() in ("y", "yes")
+    elif args.trust:
+        print_error(f"importing {', '.join(names)}, which the run names")
+    return bool(args.trust)
+
+
+def _advice(args: argparse.Namespace, missing: list[Missing], names: list[str], env_option: str) -> str:
+    by_name = {*_importable(missing).values()} if names else set()
+    typed = dict.fromkeys(
+        _as_argument(path, env_option, was)
+        for path, was in missing
+        if was not in by_name and not (names and _is_registered(path, was))
+    )
+    advice = " ".join(typed)
+    if names:
+        command = " ".join([args.typed, "--trust", *typed])
+        advice = f"--trust to import {', '.join(names)}: {command}"
+    return f"{NamedOnlyError(missing).summary}; add {advice}"
+
+
+def _is_registered(path: tuple[Any, ...], was: str) -> bool:
+    return path == ("env",) and ":" not in was
+
+
+def _as_argument(path: tuple[Any, ...], env_option: str, was: str) -> str:
+    if path != ("env",):
+        return f"--config {'.'.join(map(str, path[:_DEEPEST]))}=@module:name"
+    if _is_registered(path, was):
+        return f"{IMPORT} and the module that registers {was!r}"
+    return f"{env_option}module:name"
