@@ -199,9 +199,9 @@ class Parser(argparse.ArgumentParser):
         super().exit(status, message)
 
 
-def print_text(text: str, program: str) -> None:
+def print_text(text: str, program: str, end: str = "\n") -> None:
     """Print text to stdout; exit with status 1 if it cannot be written, silently for a closed pipe as of `| head`."""
-    _write_or_exit(f"{text}\n", program)
+    _write_or_exit(f"{text}{end}", program)
 
 
 def flush(program: str) -> None:

@@ -16,6 +16,8 @@ from menv.cli.arguments import Parser, run_command
 COMMANDS = {
     "train": "train policies in an environment",
     "evaluate": "evaluate trained policies",
+    "watch": "show trained policies in the terminal, as GIF or as video",
+    "play": "play against trained policies",
     "show": "show the contents of a run, a checkpoint or a policy",
     "plot": "draw curves of runs as a PNG or SVG picture",
     "report": "write an HTML report of runs",

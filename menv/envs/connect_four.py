@@ -133,9 +133,9 @@ class ConnectFour(BoardGame):
 
 
 def text_of(board: Sequence[int]) -> str:
-    """Return six lines; X is player1, O player2."""
-    marks = [".XO"[owner] for owner in board]
-    return "\n".join(" ".join(marks[first : first + COLUMNS]) for first in range(0, CELLS, COLUMNS))
+    """Return six lines and one of the columns' actions; X is player1, O player2."""
+    marks = [*(".XO"[owner] for owner in board), *map(str, range(COLUMNS))]
+    return "\n".join(" ".join(marks[first : first + COLUMNS]) for first in range(0, CELLS + 1, COLUMNS))
 
 
 def picture_of(board: Sequence[int]) -> npt.NDArray[np.uint8]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,11 @@ from menv.multi_agent_env import AgentDict, StepDicts
 
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 """The squares of each line that wins; squares are counted from the top left, row by row."""
+
+SQUARES = (
+    "top left", "top", "top right", "left", "middle", "right", "bottom left", "bottom", "bottom right",
+)  # fmt: skip
+"""The name of each square."""
 
 Board = tuple[int, ...]
 """Nine squares: 0 is empty, 1 and 2 are the stones of player1 and player2."""
@@ -60,6 +65,8 @@ class TicTacToe(BoardGame):
     Raises:
         ConfigError: The render mode is unknown.
     """
+
+    metadata: ClassVar[dict[str, Any]] = {**BoardGame.metadata, "action_names": SQUARES}
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, 9, 9)
@@ -112,9 +119,9 @@ class TicTacToe(BoardGame):
 
 
 def text_of(board: Sequence[int]) -> str:
-    """Return three lines; X is player1, O player2."""
-    marks = [".XO"[square] for square in board]
-    return "\n".join(" ".join(marks[row : row + 3]) for row in (0, 3, 6))
+    """Return five lines; X is player1, O player2, and empty squares show their action."""
+    marks = [f" {'XO'[owner - 1] if owner else square} " for square, owner in enumerate(board)]
+    return "\n---+---+---\n".join("|".join(marks[row : row + 3]) for row in (0, 3, 6))
 
 
 def picture_of(board: Sequence[int]) -> npt.NDArray[np.uint8]:

@@ -3,7 +3,9 @@
     with Game("runs/tictactoe-PPO-001", human="player1") as game:
         position = game.start()
         while not position.done:
-            position = game.step(chosen_from(position)) if position.agent == "player1" else game.advance()
+            position = game.advance()
+            if not position.done:
+                position = game.step(position.legal[0])
 
 Policies come from `Policy.from_checkpoint`, so neither torch nor the sampler is needed. Agents that act at the same
 time choose one after another, the person first, and the environment steps once all have chosen.
@@ -14,6 +16,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from os import PathLike
 from typing import Any, Self
 
@@ -49,7 +52,7 @@ class Position:
         names: The name of each of them.
         probabilities: Probability of each action under the agent's policy, also for the person's agent; None if the
             agent has no policy, or one whose probabilities depend on frames of past observations.
-        last_actions: Last action of each agent that has acted.
+        last_actions: Last action of each agent that has acted, the latest ones last.
         returns: Sum of the rewards of each agent so far.
         steps: Env steps so far.
         done: Whether the episode is over.
@@ -76,8 +79,8 @@ class Game:
         human: The agent whose actions `step` gets; None lets policies play all agents.
         env: The environment, as for `make_env`; by default the run's, if this process knows its name.
         env_config: Settings over those of the run.
-        policies: Ids of the policies of agents, by agent. Other agents have the policy of their own name, or the only
-            one.
+        policies: Ids of the policies of agents, by agent or by a pattern such as `"car_*"`. Other agents have the
+            policy of their own name, or the only one.
         seed: Of the first reset, and of sampled actions.
         greedy: Whether policies take their most likely action; False samples.
         render_mode: "ansi" or "rgb_array"; None takes the first of them that the environment has.
@@ -164,8 +167,12 @@ class Game:
         return self._take(position.agent, action)
 
     def advance(self, moves: int | None = None) -> Position:
-        """Let policies act until it is the person's turn or the end, or for a number of moves."""
-        position = self._running("advance")
+        """Let policies act until it is the person's turn or the end, or for a number of moves.
+
+        Raises:
+            CallOrderError: No game was started.
+        """
+        position = self.position or self._running("advance")
         while not position.done and position.agent != self.human and moves != 0:
             position = self._take(position.agent, self._action(position.agent))
             moves = None if moves is None else moves - 1
@@ -177,15 +184,22 @@ class Game:
 
     def policy_of(self, agent: AgentId) -> str | None:
         """Return the id of an agent's policy; None if it is open which one that is."""
-        name: str = self._chosen.get(str(agent), str(agent))
-        if name not in self.policies and len(self.policies) == 1 and str(agent) not in self._chosen:
-            name = next(iter(self.policies))
-        return name if name in self.policies else None
+        only = next(iter(self.policies)) if len(self.policies) == 1 else None
+        default = str(agent) if str(agent) in self.policies else only
+        return next((name for key, name in self._chosen.items() if fnmatchcase(str(agent), key)), default)
 
     def action_space(self, agent: AgentId) -> gym.Space[Any]:
         """Return the action space of an agent."""
         space: gym.Space[Any] = self.env.action_space if self._single else self.env.get_action_space(agent)
         return space
+
+    def action_name(self, agent: AgentId, action: Any) -> str:
+        """Return the environment's name of an action, or the action as text."""
+        space = self.action_space(agent)
+        if not isinstance(space, gym.spaces.Discrete):
+            return str(action)
+        names = _action_names(self.env, agent, int(space.n))
+        return names[action - int(space.start)] if names else str(action)
 
     def _agent(self, name: AgentId) -> AgentId:
         by_name = {str(agent): agent for agent in self.agents}
@@ -197,7 +211,8 @@ class Game:
 
     def _check(self) -> None:
         for chosen_for, name in self._chosen.items():
-            self._agent(chosen_for)
+            if not any(fnmatchcase(str(agent), chosen_for) for agent in self.agents):
+                self._agent(chosen_for)
             if name not in self.policies:
                 raise ConfigError(
                     f"policy {name!r} of {chosen_for!r}: not in the run, expected one of {sorted(self.policies)[:20]}; "
@@ -250,7 +265,10 @@ class Game:
 
     def _step(self, answers: dict[AgentId, Any]) -> None:
         plain = {agent: one.item() if isinstance(one, np.generic) else one for agent, one in answers.items()}
-        self._last_actions |= plain
+        # The latest ones last.
+        self._last_actions = {
+            agent: one for agent, one in self._last_actions.items() if agent not in plain
+        } | plain
         self._steps += 1
         if self._single:
             obs, reward, terminated, truncated, info = self.env.step(answers[SINGLE_AGENT])
@@ -308,11 +326,8 @@ class Game:
             return (), ()
         mask = obs.get(MASK_KEY) if isinstance(obs, Mapping) else None
         allowed = np.flatnonzero(flat_mask(mask, space)).tolist()
-        names = _action_names(self.env, agent, int(space.n))
-        start = int(space.start)
-        return tuple(one + start for one in allowed), tuple(
-            names[one] if names else str(one + start) for one in allowed
-        )
+        legal = tuple(one + int(space.start) for one in allowed)
+        return legal, tuple(self.action_name(agent, one) for one in legal)
 
     def _probabilities(self, agent: AgentId, legal: tuple[int, ...]) -> dict[int, float] | None:
         name = self.policy_of(agent)

@@ -13,6 +13,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 
 from menv.base_env import ALL, AgentId
 from menv.errors import ConfigError, ContractError, MissingExtraError
@@ -222,10 +223,7 @@ class _EpisodeRecorder:
                 if is_text:
                     path.write_text("\n\n".join(frames) + "\n", "utf-8")
                 else:
-                    duration = max(round(1000 / self._fps), 20)
-                    frames[0].save(
-                        path, "GIF", save_all=True, append_images=frames[1:], duration=duration, loop=0
-                    )
+                    write_gif(frames, path, self._fps)
             except OSError:
                 path.unlink(missing_ok=True)
                 raise
@@ -260,13 +258,24 @@ class _EpisodeRecorder:
                 f"{self._where}: render returned {size[0]} x {size[1]} pixels after {was}, expected the same in all "
                 "steps of an episode; fix its render"
             )
-        try:
-            from PIL import Image
-        except ImportError as error:
-            raise MissingExtraError(
-                f"{self._where}: the package pillow is not installed, expected it; run: pip install 'menv[train]'"
-            ) from error
-        return Image.fromarray(one).quantize()
+        return quantized(one, self._where)
+
+
+def quantized(picture: npt.NDArray[np.uint8], where: str) -> Any:
+    """Return a picture for `write_gif`, with a palette; `where` begins the message if pillow is not installed."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{where}: the package pillow is not installed, expected it; run: pip install 'menv[train]'"
+        ) from error
+    return Image.fromarray(picture).quantize()
+
+
+def write_gif(frames: list[Any], path: Path, fps: float) -> None:
+    """Write pictures of `quantized` into an animated GIF."""
+    duration = max(round(1000 / fps), 20)
+    frames[0].save(path, "GIF", save_all=True, append_images=frames[1:], duration=duration, loop=0)
 
 
 def _any_set(flags: Iterable[Any]) -> bool:

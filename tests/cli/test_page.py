@@ -1,5 +1,6 @@
 """The page of the command line: its commands run as printed, its settings are read."""
 
+import io
 import shlex
 from pathlib import Path
 
@@ -13,15 +14,19 @@ PAGE = "docs/command_line.md"
 
 
 @pytest.mark.slow
-def test_the_commands_run_as_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = blocks(PAGE, "sh")
-    for line in block.splitlines():
+def test_the_commands_run_as_printed(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("3\n"))
+    for line in "".join(blocks(PAGE, "sh")).splitlines():
         program, *arguments = shlex.split(line)
         assert (program, main(arguments)) == ("menv", 0)
     said = capsys.readouterr().out
     assert "saved run/checkpoints/000005" in said
     assert "50 episodes, mean return" in said
     assert "tictactoe: nothing found" in said
+    assert "wrote four.gif" in said
+    assert "player1, your move: 0 1" in said
 
 
 def test_the_file_of_settings_means_what_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

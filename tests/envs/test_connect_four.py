@@ -232,7 +232,7 @@ def test_the_checker_finds_nothing() -> None:
 def test_the_text_shows_the_board() -> None:
     env, _ = play([0, 6, 0])
     lines = env.render().splitlines()
-    assert lines == [". . . . . . ."] * 4 + ["X . . . . . .", "X . . . . . O"]
+    assert lines == [". . . . . . ."] * 4 + ["X . . . . . .", "X . . . . . O", "0 1 2 3 4 5 6"]
     assert env.render() == text_of(env.board)
 
 

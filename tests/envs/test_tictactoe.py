@@ -148,7 +148,11 @@ def test_games_in_several_instances_do_not_touch_each_other() -> None:
 
 def test_the_text_shows_the_board() -> None:
     env, _ = play(0, 4, 8)
-    assert env.render() == "X . .\n. O .\n. . X" == text_of(env.board)
+    assert (
+        env.render()
+        == " X | 1 | 2 \n---+---+---\n 3 | O | 5 \n---+---+---\n 6 | 7 | X "
+        == text_of(env.board)
+    )
 
 
 def test_the_picture_shows_marks_of_two_kinds() -> None:

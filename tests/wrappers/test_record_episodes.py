@@ -147,8 +147,8 @@ def test_texts_are_written_as_texts(tmp_path: Path) -> None:
     env.close()
     boards = (tmp_path / "episode-000000.txt").read_text("utf-8").split("\n\n")
     assert len(boards) == 5
-    assert boards[0].split() == ["."] * 9
-    assert boards[-1].split() == ["X", "O", "X", "O", ".", ".", ".", ".", "."]
+    assert boards[0].split("\n")[0] == " 0 | 1 | 2 "
+    assert boards[-1].split("\n")[::2] == [" X | O | X ", " O | 4 | 5 ", " 6 | 7 | 8 "]
 
 
 def test_an_episode_that_is_broken_off_is_written_as_far_as_it_came(tmp_path: Path) -> None:

@@ -1,0 +1,81 @@
+"""`menv play`: a person plays an agent against the policies of a run, in the terminal."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+
+from menv.cli.arguments import Parser, import_modules, print_text
+from menv.cli.watch import game_of, take_game
+from menv.errors import ConfigError
+from menv.playing.game import Game, Position
+from menv.playing.terminal import chosen_action, picture_lines, question_lines, returns_text
+
+_QUIT = ("q", "quit")
+
+
+def main(arguments: Sequence[str] | None = None, program: str = "menv play") -> int:
+    """Play one game and return the exit status."""
+    parser = Parser(prog=program, description="Play an agent against the policies of a run.")
+    take_game(parser)
+    parser.add_argument("--as", metavar="AGENT", dest="human", help="the agent that you play")
+    parser.add_argument(
+        "--hints", action="store_true", help="show how likely the policy of your agent takes each move"
+    )
+    args = parser.parse_args(arguments)
+    import_modules(args.modules)
+    with game_of(args, args.human, None) as game:
+        if game.human is None:
+            raise ConfigError(
+                f"--as: no agent is given, expected one of {[str(agent) for agent in game.agents][:20]}; write "
+                f"--as {game.agents[0]}"
+            )
+        _play(game, program, hints=args.hints)
+    return 0
+
+
+def _play(game: Game, program: str, *, hints: bool) -> None:
+    game.start()
+    while True:
+        position = game.advance()
+        _show(game, position, program)
+        if position.done:
+            break
+        question = "\n".join(question_lines(position, shutil.get_terminal_size().columns, hints=hints))
+        action = _asked(position, question, program)
+        if action is None:
+            print_text("the game was left", program)
+            return
+        game.step(action)
+    print_text(f"{position.outcome} after {position.steps} moves", program)
+
+
+def _show(game: Game, position: Position, program: str) -> None:
+    columns, rows = shutil.get_terminal_size()
+    lines = [
+        f"{agent} plays {game.action_name(agent, action)}"
+        for agent, action in position.last_actions.items()
+        if agent != game.human
+    ]
+    colours = sys.stdout is not None and sys.stdout.isatty()
+    lines += ["", *picture_lines(position.picture, columns, rows - 4, colours=colours), ""]
+    if any(position.returns.values()) and not position.done:
+        lines.append(f"returns: {returns_text(position.returns)}")
+    print_text("\n".join(lines), program)
+
+
+def _asked(position: Position, question: str, program: str) -> int | None:
+    """Return the person's legal action; None if the game is left."""
+    print_text(question, program)
+    while True:
+        print_text("> ", program, end="")
+        typed = sys.stdin.readline() if sys.stdin is not None else ""
+        if not typed or typed.strip().lower() in _QUIT:
+            return None
+        action = chosen_action(position, typed)
+        if action is not None:
+            return action
+        print_text(
+            f"{typed.strip()[:40]!r} is no legal move; type a number or a name from the list, or q", program
+        )

@@ -1,0 +1,217 @@
+"""`menv watch` shows policies and `menv play` lets a person play against them, on terminals, in pipes and in files."""
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from menv.algorithms import PPO
+from menv.cli.main import main
+from menv.registry import register_env
+
+SMALL: dict[str, Any] = {"train_batch_size": 64, "sgd_minibatch_size": 64, "num_sgd_iter": 1}
+
+
+def named(agent: Any, *unused: Any, **more: Any) -> str:
+    return "boss" if agent == "player1" else "guest"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    by_role = {"multiagent": {"policies": ["boss", "guest"], "policy_mapping_fn": named}}
+    for name, env, more in (
+        ("tictactoe", "tictactoe", {}), ("roles", "tictactoe", by_role), ("four", "connect_four", {}),
+        ("cart", "CartPole-v1", {}), ("pendulum", "Pendulum-v1", {}),
+    ):  # fmt: skip
+        with PPO(config={**SMALL, **more}, env=env) as algo:
+            algo.save(root / name)
+    return root
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+
+
+def test_a_game_ends_with_its_result(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed(monkeypatch, *"012345678")
+    assert main(["play", str(runs / "tictactoe"), "--as", "player1", "--seed", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert " 0 | 1 | 2 \n---+---+---\n 3 | 4 | 5 " in shown
+    assert "player1, your move: 0 top left, 1 top, " in shown
+    assert re.search(r"player2 plays (top|middle|bottom|left|right)", shown)
+    assert re.fullmatch(r"(you win|you lose|draw) after \d moves", shown.splitlines()[-1])
+
+
+def test_names_are_moves_too_and_others_are_asked_again(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed(monkeypatch, "Top  LEFT", "0", "-1", "up", "", "q")
+    assert main(["play", str(runs / "tictactoe"), "--as", "player1", "--hints"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"0 top left 1\d%, 1 top 1\d%", shown)
+    for wrong in ("0", "-1", "up", ""):
+        assert f"'{wrong}' is no legal move; type a number or a name from the list, or q\n" in shown
+    assert " X | " in shown
+    assert shown.endswith("the game was left\n")
+
+
+def test_the_end_of_stdin_ends_a_game(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed(monkeypatch, "3")
+    assert main(["play", str(runs / "four"), "--as", "player2"]) == 0
+    shown = capsys.readouterr().out
+    assert "\n0 1 2 3 4 5 6\n" in shown
+    assert "player1 plays " in shown
+    assert shown.endswith("the game was left\n")
+
+
+def test_a_narrow_terminal_gets_narrow_lines(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    typed(monkeypatch, "0")
+    assert main(["play", str(runs / "tictactoe"), "--as", "player1", "--hints"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 40
+    assert main(["watch", str(runs / "tictactoe")]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 40
+
+
+def test_texts_are_printed_one_below_the_other_without_a_terminal(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["watch", str(runs / "roles"), "--policy", "boss", "--policy", "player2=guest", "--sample"]
+    assert main([*arguments, "--episodes", "2", "--seed", "5"]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert shown.count("step 0  return 0 0\n") == 2
+    assert re.search(r"step 2  player1: \w+( \w+)?  player2: \w+( \w+)?  return 0 0\n", shown)
+    assert re.search(r"^episode 2: (player[12] wins|draw), [5-9] env steps$", shown, re.M)
+    main([*arguments, "--episodes", "2", "--seed", "5"])
+    assert capsys.readouterr().out == shown
+
+
+def in_terminal(arguments: list[str], columns: int = 40, rows: int = 24) -> str:
+    """Return what a command draws on a terminal of this size."""
+    ours, theirs = pty.openpty()
+    size = {"COLUMNS": str(columns), "LINES": str(rows), "SDL_VIDEODRIVER": "dummy"}
+    command = [sys.executable, "-m", "menv.cli", *arguments]
+    environment = {**os.environ, **size}
+    seen = b""
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, env=environment) as process:
+        os.close(theirs)
+        # On Linux the end of the other side is an error.
+        with suppress(OSError):
+            while part := os.read(ours, 1 << 16):
+                seen += part
+        os.close(ours)
+        assert process.wait(60) == 0
+    return seen.decode()
+
+
+def test_pictures_are_drawn_in_place_in_half_blocks(runs: Path) -> None:
+    shown = in_terminal(["watch", str(runs / "cart"), "--fps", "1000", "--seed", "0"])
+    first = shown.split("\x1b[?7h")[0]
+    lines = first.replace("\r", "").split("\n")
+    # 600 x 400 pixels in 40 columns: 40 x 26 half blocks.
+    assert [line.count("▀") for line in lines] == [40] * 13 + [0]
+    assert lines[-1].startswith("step 0")
+    assert "\x1b[14A" in shown
+    assert re.search(r"episode 1: return \d+\.00, \d+ env steps\r?\n$", shown)
+
+
+def test_a_gif_holds_every_step(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "game.gif"
+    assert main(["watch", str(runs / "four"), "--gif", str(file), "--fps", "4"]) == 0
+    said = capsys.readouterr().out
+    steps = int(said.split(", ")[1].split()[0])
+    with Image.open(file) as film:
+        shown = 0
+        for number in range(getattr(film, "n_frames", 1)):
+            film.seek(number)
+            shown += film.info["duration"] // 250
+    # The last picture stays for a second.
+    assert shown == steps + 4
+    assert said.endswith(f"wrote {file}\n")
+
+
+def test_a_video_is_piped_to_ffmpeg(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    arguments = ["watch", str(runs / "tictactoe"), "--mp4", str(tmp_path / "game.mp4"), "--fps", "2"]
+    assert main(arguments) == 1
+    assert "neither imageio-ffmpeg nor ffmpeg is installed" in capsys.readouterr().err
+    program = tmp_path / "ffmpeg"
+    program.write_text('#!/bin/sh\nfor last; do :; done\n/bin/cat > "$last"\n')
+    program.chmod(0o755)
+    assert main(arguments) == 0
+    steps = int(capsys.readouterr().out.split(", ")[1].split()[0])
+    assert (tmp_path / "game.mp4").stat().st_size == (steps + 2) * 192 * 192 * 3
+    program.write_text("#!/bin/sh\necho cannot encode >&2\nexit 3\n")
+    assert main(arguments) == 2
+    assert "ffmpeg failed (cannot encode)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["play", "tictactoe"], r"--as: no agent is given, expected one of \['player1', 'player2'\]"),
+        (["play", "tictactoe", "--as", "me"], r"agent 'me': .* expected one of \['player1', 'player2'\]"),
+        (["play", "pendulum", "--as", "agent0"], "expected Discrete actions to play; menv watch shows"),
+        (["play", "roles", "--as", "player1"], r"add --policy player2=boss$"),
+        (["watch", "roles", "--policy", "chef"], r"policy 'chef' of '\*': .* of \['boss', 'guest'\]"),
+        (["watch", "cart"], "stdout: no terminal, .* --gif FILE$"),
+        (["watch", "cart", "--gif", "nowhere/film.gif"], "there is no folder nowhere"),
+        (["watch", "cart", "--fps", "0"], "argument --fps: '0', expected a number from 0.1"),
+        (["watch", "tictactoe", "--env", "tictactoo"], "did you mean 'tictactoe'"),
+        (["watch", "nothing"], "nothing"),
+    ],
+)
+def test_wrong_input_gets_one_line(
+    runs: Path,
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(runs)
+    try:
+        status = main(arguments)
+    except SystemExit as stop:
+        status = stop.code  # type: ignore[assignment]
+    assert status == 2
+    assert re.search(message, capsys.readouterr().err.strip().splitlines()[-1])
+
+
+def test_a_file_needs_pictures(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from menv.envs import TicTacToe
+
+    register_env("texts", lambda context: TicTacToe())
+    run, file = str(runs / "tictactoe"), tmp_path / "film.gif"
+    assert main(["watch", run, "--env", "texts", "--gif", str(file)]) == 2
+    assert "the environment renders text, expected pictures" in capsys.readouterr().err
+    assert not file.exists()
+
+
+def test_a_closed_stdout_ends_a_game(runs: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "menv.cli", "play", str(runs / "tictactoe"), "--as", "player1"]
+    done = subprocess.run(
+        command, stdin=subprocess.PIPE, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
