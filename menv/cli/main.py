@@ -19,6 +19,7 @@ COMMANDS = {
     "watch": "show trained policies in the terminal, as GIF or as video",
     "play": "play against trained policies",
     "show": "show the contents of a run, a checkpoint or a policy",
+    "dashboard": "show runs in a browser while they train",
     "plot": "draw curves of runs as a PNG or SVG picture",
     "report": "write an HTML report of runs",
     "check": "find errors in an environment",

@@ -190,7 +190,7 @@ class _Picture:
             ) from error
         self._image = Image.new("RGB", (_SIZE[0] * _SCALE, _SIZE[1] * _SCALE), _PAPER)
         self._draw = ImageDraw.Draw(self._image)
-        # Unlike the other one, it mixes colours with those that are there.
+        # Unlike the other one, it mixes a colour with the colours below.
         self._glaze = ImageDraw.Draw(self._image, "RGBA")
         self._font: Any = ImageFont.load_default(_TEXT * _SCALE)
 

@@ -394,7 +394,7 @@ def _figure(value: Any) -> float | int | None:
 
 
 def _time(group: Group) -> Iterator[dict[str, Any]]:
-    """Yield seconds by activity; with workers, theirs and those of the main process apart."""
+    """Yield seconds by activity; with workers, theirs apart from the main process."""
 
     def seconds(key: str) -> float:
         return float(sum(np.nansum(table[key]) for table in group.tables if key in table))
@@ -420,7 +420,7 @@ def _time(group: Group) -> Iterator[dict[str, Any]]:
 
 
 def _win_rates(group: Group) -> Iterator[dict[str, Any]]:
-    """Yield the mean over seeds of the last `win_rate/<policy>/<opponent>`, with those of evaluations apart."""
+    """Yield the mean over seeds of the last `win_rate/<policy>/<opponent>`, evaluations separately."""
     results = [result for run in group.runs for result in deque(run.results(), maxlen=1)]
     for title in ("", "evaluation"):
         last: dict[str, dict[str, list[float]]] = {}
