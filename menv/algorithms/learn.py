@@ -16,7 +16,10 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
+
 import menv
+from menv.adapters.local_envs import CreatedEnvs
 from menv.algorithms.config.stored_config import stored_config
 from menv.errors import ConfigError, NotWrittenError
 from menv.tracking.progress import progress
@@ -77,6 +80,16 @@ def headline(algo: Algorithm, folder: RunFolder | None) -> str:
     policies = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     where = "" if folder is None else f", run folder {folder.path}"
     return f"{algo.recipe.name} in {env_name(algo.config.env)}, policies: {policies}{where}"
+
+
+def playable_agents(algo: Algorithm) -> list[str] | None:
+    """Return the agents that a person can play against others; None if the environment cannot be watched either."""
+    if not isinstance(algo._base_env, CreatedEnvs):
+        return None
+    agents = sorted(map(str, algo._base_env.get_agent_ids()))
+    spaces = [policy.action_space for policy in algo._policy_set.policies.values()]
+    discrete = all(isinstance(space, gym.spaces.Discrete) for space in spaces)
+    return agents if discrete and len(agents) > 1 else []
 
 
 class StopRule:

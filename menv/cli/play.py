@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from menv.cli.arguments import Parser, import_modules, print_text
+from menv.cli.arguments import Parser, parsed, print_text
 from menv.cli.watch import game_of, take_game
 from menv.errors import ConfigError
 from menv.playing.game import Game, Position
@@ -23,8 +23,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv play") -> 
     parser.add_argument(
         "--hints", action="store_true", help="show how likely the policy of your agent takes each move"
     )
-    args = parser.parse_args(arguments)
-    import_modules(args.modules)
+    args = parsed(parser, arguments)
     with game_of(args, args.human, None) as game:
         if game.human is None:
             raise ConfigError(

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
-from menv.algorithms.config.stored_config import NamedOnlyError, named_objects, stored_env
+from menv.algorithms.config.stored_config import NamedOnlyError, named_objects, stored_setting
 from menv.callbacks import DefaultCallbacks
 from menv.cli.arguments import IMPORT, import_modules, print_error, with_objects
 from menv.errors import ConfigError
@@ -91,11 +91,8 @@ def env_of_run(args: argparse.Namespace, run: str, env: Any = None) -> tuple[Any
     def load() -> tuple[Any, dict[str, Any]]:
         stored = read_manifest(find_checkpoint(run)).get("config")
         own = stored if isinstance(stored, Mapping) else {}
-        found, env_config = stored_env(own)
-        if env is None and found is None:
-            was = own.get("env")
-            raise NamedOnlyError([(("env",), str(was["$named"] if isinstance(was, Mapping) else was))])
-        return found if env is None else env, env_config
+        found = stored_setting(own, "env") if env is None else env
+        return found, stored_setting(own, "env_config") or {}
 
     return reopened(args, run, load)
 
@@ -141,7 +138,7 @@ def _consents(args: argparse.Namespace, names: list[str]) -> bool:
 def _advice(args: argparse.Namespace, missing: list[Missing], names: list[str], env_option: str) -> str:
     by_name = {*_importable(missing).values()} if names else set()
     typed = dict.fromkeys(
-        _as_argument(path, env_option, was)
+        _as_argument(args, path, env_option, was)
         for path, was in missing
         if was not in by_name and not (names and _is_registered(path, was))
     )
@@ -156,7 +153,9 @@ def _is_registered(path: tuple[Any, ...], was: str) -> bool:
     return path == ("env",) and ":" not in was
 
 
-def _as_argument(path: tuple[Any, ...], env_option: str, was: str) -> str:
+def _as_argument(args: argparse.Namespace, path: tuple[Any, ...], env_option: str, was: str) -> str:
+    if path == ("multiagent", "policy_mapping_fn") and not hasattr(args, "config"):
+        return "--policy AGENT=POLICY"
     if path != ("env",):
         return f"--config {'.'.join(map(str, path[:_DEEPEST]))}=@module:name"
     if _is_registered(path, was):

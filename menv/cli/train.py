@@ -20,6 +20,7 @@ from menv.algorithms.learn import (
     env_name,
     folder_trackers,
     headline,
+    playable_agents,
     run_folder,
     train_until,
 )
@@ -117,7 +118,7 @@ def train(args: argparse.Namespace) -> int:
         if done := rule.reached(algo.counts()):
             print_error(f"menv train: nothing to train: {done} already, the bound of --stop")
         trackers = [*folder_trackers(folder), shown]
-        status = 0
+        status, agents = 0, playable_agents(algo)
         try:
             train_until(algo, rule, saving, trackers, lambda: "stdout is closed" if shown.failed else "")
         except KeyboardInterrupt:
@@ -125,7 +126,7 @@ def train(args: argparse.Namespace) -> int:
     if status == 0 and shown.failed is not None:
         return _not_shown(shown.failed)
     if folder is not None:
-        print_error("\n".join(_next_steps(folder.path, interrupted=status != 0)))
+        print_error("\n".join(_next_steps(folder.path, agents, interrupted=status != 0)))
     return status
 
 
@@ -145,12 +146,17 @@ def _not_shown(error: Exception) -> int:
     return 1
 
 
-def _next_steps(path: Path, *, interrupted: bool) -> list[str]:
+def _next_steps(path: Path, agents: list[str] | None, *, interrupted: bool) -> list[str]:
     where = shlex.quote(str(path))
     lines = [f"run folder: {where}"]
     if interrupted:
         lines.append(f"  resume: menv train --resume {where}")
-    return [*lines, f"  evaluate: menv evaluate {where}"]
+    lines.append(f"  evaluate: menv evaluate {where}")
+    if agents is not None:
+        lines.append(f"  watch: menv watch {where}")
+    if agents:
+        lines.append(f"  play: menv play {where} --as {shlex.quote(agents[0])}")
+    return lines
 
 
 class TerminationAsInterrupt:

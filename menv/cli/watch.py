@@ -18,7 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from menv.cli.arguments import Parser, count, import_modules, print_text, take_imports
+from menv.cli.arguments import Parser, count, parsed, print_text, take_imports
+from menv.cli.reopen import reopened, take_trust
 from menv.errors import ConfigError, MissingExtraError
 from menv.playing.game import Game, Position
 from menv.playing.terminal import picture_lines, status_line
@@ -38,8 +39,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv watch") ->
     file = parser.add_mutually_exclusive_group()
     file.add_argument("--gif", metavar="FILE", help="write an animated GIF")
     file.add_argument("--mp4", metavar="FILE", help="write a video; needs imageio-ffmpeg or ffmpeg")
-    args = parser.parse_args(arguments)
-    import_modules(args.modules)
+    args = parsed(parser, arguments)
     path = args.gif or args.mp4
     ffmpeg = _ffmpeg() if args.mp4 else ""
     if path and not Path(path).absolute().parent.is_dir():
@@ -85,6 +85,7 @@ def take_game(parser: argparse.ArgumentParser) -> None:
     chooses = parser.add_mutually_exclusive_group()
     chooses.add_argument("--greedy", action="store_true", help="take the most likely actions (the default)")
     chooses.add_argument("--sample", action="store_true", help="sample actions")
+    take_trust(parser)
     take_imports(parser)
 
 
@@ -93,10 +94,10 @@ def game_of(args: argparse.Namespace, human: str | None, render_mode: str | None
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     pairs = [one.rpartition("=") for one in args.policies]
     seed = secrets.randbelow(1 << 31) if args.seed is None else args.seed
-    return Game(
+    return reopened(args, args.run, lambda: Game(
         args.run, human=human, env=args.env, policies={agent or "*": name for agent, _, name in pairs},
         seed=seed, greedy=not args.sample, render_mode=render_mode,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 class _Shown(Protocol):

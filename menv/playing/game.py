@@ -26,14 +26,16 @@ import numpy.typing as npt
 
 from menv import rng
 from menv.adapters.validation import MAX_EMPTY_STEPS, empty_steps_error, validate_step
-from menv.algorithms.config.stored_config import stored_env
+from menv.algorithms.config.stored_config import NamedOnlyError, stored_setting
 from menv.base_env import ALL, SINGLE_AGENT, AgentId
 from menv.env_context import EnvContext
+from menv.episode import Episode
 from menv.errors import CallOrderError, ConfigError, ContractError, MenvError
 from menv.inference.checkpoint_folder import find_checkpoint, read_manifest
 from menv.inference.network_policy import NetworkPolicy
 from menv.multi_agent_env import MultiAgentEnv
 from menv.policy import MASK_KEY, Policy
+from menv.policy_map import adapt_mapping_fn
 from menv.registry import make_env
 from menv.sampling.local_inference import local_policy_inference
 from menv.spaces import as_flag, as_reward, close_env, close_unused, flat_mask, reset_env
@@ -80,7 +82,8 @@ class Game:
         env: The environment, as for `make_env`; by default the run's, if this process knows its name.
         env_config: Settings over those of the run.
         policies: Ids of the policies of agents, by agent or by a pattern such as `"car_*"`. Other agents have the
-            policy of their own name, or the only one.
+            policy that the run's `policy_mapping_fn` names; if that is not known here, the one of their own name, or
+            the only one.
         seed: Of the first reset, and of sampled actions.
         greedy: Whether policies take their most likely action; False samples.
         render_mode: "ansi" or "rgb_array"; None takes the first of them that the environment has.
@@ -92,8 +95,8 @@ class Game:
         position: The current position; None before `start`.
 
     Raises:
-        ConfigError: The environment or an agent is unknown, the person's actions are not Discrete, or it is open which
-            policy plays an agent.
+        ConfigError: An agent or a policy is unknown, or the person's actions are not Discrete.
+        NamedOnlyError: The run holds its environment, or the mapping function that is needed, by name only.
     """
 
     def __init__(
@@ -115,11 +118,22 @@ class Game:
         for name, policy in self.policies.items():
             policy.set_draws_state([rng.key(seed, rng.stable_hash(name)), 0])
         self._chosen = dict(policies or {})
+        self._policy_ids: dict[AgentId, str | None] = {}
+        stored = _stored(run, env)
+        self._unknown: NamedOnlyError | None = None
+        self._mapping = None
+        try:
+            mapping = stored_setting(stored, "multiagent", "policy_mapping_fn")
+            self._mapping = None if mapping is None else adapt_mapping_fn(mapping)
+        except NamedOnlyError as error:
+            # Only a problem if names do not say it.
+            self._unknown = error
         self._seed: int | None = seed
         self._greedy = greedy
         self.position: Position | None = None
         self._episode = 0
-        self.env = _made(*_env_of(run, env, env_config), render_mode)
+        settings = {**(stored_setting(stored, "env_config") or {}), **(env_config or {})}
+        self.env = _made(stored_setting(stored, "env") if env is None else env, settings, render_mode)
         try:
             self._single = not isinstance(self.env, MultiAgentEnv)
             self.agents = [SINGLE_AGENT] if self._single else _listed(self.env)
@@ -140,6 +154,7 @@ class Game:
         for policy in self.policies.values():
             policy.agent_connectors.reset(self._episode)
         self._episode += 1
+        self._policy_ids.clear()
         obs, infos = reset_env(self.env, 0, self._seed)
         self._seed = None
         self._obs: dict[AgentId, Any] = {}
@@ -184,9 +199,17 @@ class Game:
 
     def policy_of(self, agent: AgentId) -> str | None:
         """Return the id of an agent's policy; None if it is open which one that is."""
-        only = next(iter(self.policies)) if len(self.policies) == 1 else None
-        default = str(agent) if str(agent) in self.policies else only
-        return next((name for key, name in self._chosen.items() if fnmatchcase(str(agent), key)), default)
+        if agent not in self._policy_ids:
+            self._policy_ids[agent] = self._find_policy(agent)
+        return self._policy_ids[agent]
+
+    def _find_policy(self, agent: AgentId) -> str | None:
+        name = next((name for key, name in self._chosen.items() if fnmatchcase(str(agent), key)), None)
+        if name is None and self._mapping is not None:
+            name = self._mapping(agent, Episode(self._episode, 0), None)
+        elif name is None:
+            name = next(iter(self.policies)) if len(self.policies) == 1 else str(agent)
+        return name if name in self.policies else None
 
     def action_space(self, agent: AgentId) -> gym.Space[Any]:
         """Return the action space of an agent."""
@@ -228,9 +251,12 @@ class Game:
             )
 
     def _no_policy(self, agent: AgentId) -> ConfigError:
+        if self._unknown is not None:
+            self._unknown.add_note(f"or pass policies={{{str(agent)!r}: ...}} to Game")
+            return self._unknown
         return ConfigError(
-            f"agent {str(agent)!r}: the policy mapping function of the run is not stored, expected the policy of each "
-            f"agent, of {sorted(self.policies)[:20]}; add --policy {agent}={min(self.policies, default='POLICY')}"
+            f"agent {str(agent)!r}: none of the policies in the run is its policy, expected one of "
+            f"{sorted(self.policies)[:20]}; add --policy {agent}={min(self.policies, default='POLICY')}"
         )
 
     def _running(self, method: str) -> Position:
@@ -338,22 +364,14 @@ class Game:
         return None if found is None else {one: float(found[one - start]) for one in legal}
 
 
-def _env_of(run: Any, env: Any, env_config: Mapping[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-    """Return the environment to make and its settings."""
-    stored: Any = {}
+def _stored(run: Any, env: Any) -> dict[str, Any]:
+    """Return the settings of a run; a folder of exported policies has none."""
     try:
-        stored = read_manifest(find_checkpoint(run)).get("config") or {}
+        return read_manifest(find_checkpoint(run)).get("config") or {}
     except ConfigError:
-        # A folder of exported policies names no environment.
         if env is None:
             raise
-    known, config = stored_env(stored)
-    if env is None and known is None:
-        raise ConfigError(
-            f"env: {run} names {str(stored.get('env'))[:100]}, which this process does not know, expected a registered "
-            "name; pass the environment (--env NAME)"
-        )
-    return known if env is None else env, {**config, **(env_config or {})}
+        return {}
 
 
 def _made(env: Any, env_config: Mapping[str, Any], render_mode: str | None) -> Any:

@@ -4,6 +4,7 @@ import io
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import suppress
@@ -27,9 +28,13 @@ def named(agent: Any, *unused: Any, **more: Any) -> str:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
-    by_role = {"multiagent": {"policies": ["boss", "guest"], "policy_mapping_fn": named}}
+    by_role, halves = (
+        {"multiagent": {"policies": ["boss", "guest"], "policy_mapping_fn": fn}}
+        for fn in (named, lambda agent, *unused, **more: "boss" if agent < "player2" else "guest")
+    )
     for name, env, more in (
-        ("tictactoe", "tictactoe", {}), ("roles", "tictactoe", by_role), ("four", "connect_four", {}),
+        ("tictactoe", "tictactoe", {}), ("roles", "tictactoe", by_role), ("halves", "tictactoe", halves),
+        ("four", "connect_four", {}),
         ("cart", "CartPole-v1", {}), ("pendulum", "Pendulum-v1", {}),
     ):  # fmt: skip
         with PPO(config={**SMALL, **more}, env=env) as algo:
@@ -171,7 +176,11 @@ def test_a_video_is_piped_to_ffmpeg(
         (["play", "tictactoe"], r"--as: no agent is given, expected one of \['player1', 'player2'\]"),
         (["play", "tictactoe", "--as", "me"], r"agent 'me': .* expected one of \['player1', 'player2'\]"),
         (["play", "pendulum", "--as", "agent0"], "expected Discrete actions to play; menv watch shows"),
-        (["play", "roles", "--as", "player1"], r"add --policy player2=boss$"),
+        (["play", "roles", "--as", "player1"], r"import \S+:named: menv play roles --as player1 --trust"),
+        (
+            ["watch", "halves"],
+            r"\['policy_mapping_fn'\] was function \S+<lambda>.*; add --policy AGENT=POLICY$",
+        ),
         (["watch", "roles", "--policy", "chef"], r"policy 'chef' of '\*': .* of \['boss', 'guest'\]"),
         (["watch", "cart"], "stdout: no terminal, .* --gif FILE$"),
         (["watch", "cart", "--gif", "nowhere/film.gif"], "there is no folder nowhere"),
@@ -215,3 +224,30 @@ def test_a_closed_stdout_ends_a_game(runs: Path) -> None:
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_a_mapping_function_is_imported_with_trust(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", str(runs / "roles"), "--trust"]) == 0
+    assert re.search(r"^episode 1: (player[12] wins|draw)", capsys.readouterr().out, re.M)
+
+
+def test_the_last_lines_of_training_can_be_typed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = [
+        "--config",
+        "train_batch_size=64",
+        "--config",
+        "sgd_minibatch_size=64",
+        "--stop",
+        "training_iteration=1",
+    ]
+    for env, expected in (("connect_four", ["watch", "play"]), ("CartPole-v1", ["watch"])):
+        assert main(["train", env, *small]) == 0
+        lines = [line.strip() for line in capsys.readouterr().err.splitlines()]
+        commands = dict(line.split(": menv ") for line in lines if ": menv " in line)
+        assert [name for name in commands if name in ("watch", "play")] == expected
+        for name in expected:
+            typed(monkeypatch, "3")
+            more = ["--gif", "film.gif"] if name == "watch" else []
+            assert main([*shlex.split(commands[name]), *more]) == 0

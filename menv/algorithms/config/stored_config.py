@@ -187,16 +187,20 @@ def restored_config(
     return read_config(config_class, values)
 
 
-def stored_env(stored: Mapping[str, Any]) -> tuple[Any, Tree]:
-    """Return the environment of stored settings, None if this process does not know it, and its `env_config`.
+def stored_setting(stored: Mapping[str, Any], *path: str) -> Any:
+    """Return one of the stored settings, such as `"multiagent", "policies"`; None if it is missing.
 
     Raises:
-        NamedOnlyError: The `env_config` holds objects by name only.
+        NamedOnlyError: It holds objects by name only.
     """
-    values = _read(_looked_up({name: stored.get(name) for name in ("env", "env_config")}))
-    env = values.pop("env")
-    _check_given(values)
-    return (None if isinstance(env, Mapping) else env), values["env_config"] or {}
+    value: Any = stored
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    found = _read(_looked_up(value, path[-1]))
+    missing = list(_by_name_only(found, *path))
+    if missing:
+        raise NamedOnlyError(missing)
+    return found
 
 
 def _bound_costs(values: Tree, given: Mapping[str, Any]) -> None:
