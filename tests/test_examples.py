@@ -34,8 +34,9 @@ def outcome_of(
 
 
 @pytest.mark.slow
-def test_tictactoe_counts_the_losses_of_the_best_weights() -> None:
-    outcome, printed = outcome_of("tictactoe")
+def test_tictactoe_counts_the_losses_of_the_best_weights(tmp_path: Path) -> None:
+    outcome, printed = outcome_of("tictactoe", "--run-dir", str(tmp_path / "run"))
+    assert (tmp_path / "run" / "checkpoints" / "LATEST").is_file()
     assert outcome["games"] == 2000
     by_seat = [outcome[f"losses_vs_random_as_{seat}"] for seat in ("player1", "player2")]
     assert outcome["losses_vs_random"] == sum(by_seat)
@@ -47,8 +48,8 @@ def test_tictactoe_counts_the_losses_of_the_best_weights() -> None:
 
 
 @pytest.mark.slow
-def test_tictactoe_loses_at_most_one_game_in_a_hundred_after_half_a_minute() -> None:
-    outcome, _ = outcome_of("tictactoe", seconds="30")
+def test_tictactoe_loses_at_most_one_game_in_a_hundred_after_half_a_minute(tmp_path: Path) -> None:
+    outcome, _ = outcome_of("tictactoe", "--run-dir", str(tmp_path / "run"), seconds="30")
     assert outcome["losses_vs_random_as_player1"] <= 10
     assert outcome["losses_vs_random_as_player2"] <= 10
 
