@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
@@ -120,6 +121,7 @@ class ActionRequest(Struct, eq=False):
         paid: The reward, infos and ended agents that came with it.
         seq_before: The episode's `seq` before this message, restored if it is refused.
         answer_before: The episode's `answer` before this message.
+        since: When it was received, in seconds of `time.monotonic`.
     """
 
     episode: OpenEpisode
@@ -130,6 +132,7 @@ class ActionRequest(Struct, eq=False):
     decided: Decided
     seq_before: int
     answer_before: Answer | None
+    since: float
 
     @property
     def reward(self) -> float | None:
@@ -207,7 +210,17 @@ class ActionRequestBatcher:
         if not (self._added or self._decoding):
             asyncio.get_running_loop().call_soon(self.flush)
         self._added.append(
-            ActionRequest(episode, message, responder, size, paid, self._decided, episode.seq, episode.answer)
+            ActionRequest(
+                episode,
+                message,
+                responder,
+                size,
+                paid,
+                self._decided,
+                episode.seq,
+                episode.answer,
+                time.monotonic(),
+            )
         )
         if seq is not None:
             episode.seq = seq

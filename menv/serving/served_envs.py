@@ -224,6 +224,7 @@ class ServedEnvs(ExternalEnvs):
         return {
             "clients_connected": len(self._sessions.connected),
             **super().status(),
+            **self._sessions.latency(),
             "steps_sent_again": self._sessions.ingest.repeated,
             "messages_refused": self._sessions.refusals,
             "server_faults": self.server.faults.count,

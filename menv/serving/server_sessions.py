@@ -77,6 +77,8 @@ class ServerSessions:
         self.return_s = return_s
         # Decisions of the sampler's thread since the last `send_decisions`.
         self._decisions: deque[Decision] = deque()
+        # Number of actions sent since the last `latency`, and the sum and maximum of their seconds.
+        self._waited = (0, 0.0, 0.0)
         self.action_requests = ActionRequestHandler(
             broker, ioctx, limits, self._decisions.append, self.refuse
         )
@@ -153,12 +155,15 @@ class ServerSessions:
 
     def _send(self, decisions: list[Decision], number: int) -> None:
         replies: list[tuple[Reply, bytes]] = []
+        waited: list[float] = []
+        now = time.monotonic()
         for decision in decisions:
             if callable(decision):
                 decision()
                 continue
             requests, decided = decision
             messages = [request.message for request in requests]
+            waited += [now - request.since for request in requests]
             if isinstance(decided, BaseException):
                 code, why = str(ErrorCode.STOPPING), str(decided)
                 answers: list[Answer] = [Error(code=code, message=why, seq=one.seq) for one in messages]
@@ -173,9 +178,19 @@ class ServerSessions:
                 waiting, episode.waiting = episode.waiting, []
                 for responder in waiting:
                     replies.append((responder.reply, responder.body(answer)))
+        count, total, most = self._waited
+        self._waited = count + len(waited), total + sum(waited), max([most, *waited])
         # Encode everything first, then send: a peer that waits in between falls asleep, and waking it is expensive.
         for reply, body in replies:
             reply(body)
+
+    def latency(self) -> dict[str, float | None]:
+        """Return milliseconds from receiving a request to sending its action, since the last call."""
+        (count, total, most), self._waited = self._waited, (0, 0.0, 0.0)
+        return {
+            "latency_ms_mean": 1e3 * total / count if count else None,
+            "latency_ms_max": 1e3 * most if count else None,
+        }
 
     def _actions(self, decided: Any) -> Sequence[Any]:
         if isinstance(decided, Mapping):

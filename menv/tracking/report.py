@@ -373,8 +373,10 @@ def line_of(name: str, curves: Sequence[Curve]) -> dict[str, Any]:
     if len(curves) == 1:
         x, y = curves[0]
         return {"name": name, "x": _thin(x), "mean": _thin(y)}
-    seeds = [[_thin(x), _thin(y)] for x, y in curves]
-    return {"name": name, "seeds": seeds, **{key: _thin(values) for key, values in summary(curves).items()}}
+    found = {key: _thin(values) for key, values in summary(curves).items()}
+    # Most seeds have the env steps of their mean, which are not repeated.
+    own = [(_thin(x), _thin(y)) for x, y in curves]
+    return {"name": name, "seeds": [[None if x == found["x"] else x, y] for x, y in own], **found}
 
 
 def _thin(values: Floats) -> list[float | None]:

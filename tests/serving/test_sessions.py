@@ -113,6 +113,18 @@ def test_an_episode_goes_on_over_another_connection_whatever_it_waited_for(
         assert lengths == [2 + (state in (asked, answered, paid, logged))]
 
 
+@streams
+def test_the_latency_of_actions_is_reported_once(door: Door) -> None:
+    with served() as one, one.sampling():
+        turns = Turns(one.voice(door), "e")
+        assert one.status["latency_ms_mean"] is None
+        turns.act(obs_of(1))
+        turns.act(obs_of(2))
+        found = one.status
+        assert 0 < found["latency_ms_mean"] <= found["latency_ms_max"] < 10_000
+        assert one.status["latency_ms_max"] is None
+
+
 @pytest.mark.slow_unless("closed-*-tcp", "reset-*-websocket")
 @streams
 @every_state
