@@ -1,10 +1,12 @@
-"""`menv play`: a person plays an agent against the policies of a run, in the terminal."""
+"""`menv play`: a person plays an agent against the policies of a run, in the terminal or in a browser."""
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from menv.cli.arguments import Parser, parsed, print_text
 from menv.cli.watch import game_of, take_game
@@ -13,6 +15,8 @@ from menv.playing.game import Game, Position
 from menv.playing.terminal import chosen_action, picture_lines, question_lines, returns_text
 
 _QUIT = ("q", "quit")
+_PORT = 8765
+_MAX_PORT = 65535
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "menv play") -> int:
@@ -23,7 +27,15 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv play") -> 
     parser.add_argument(
         "--hints", action="store_true", help="show how likely the policy of your agent takes each move"
     )
+    parser.add_argument(
+        "--browser", action="store_true", help="play on a page that a browser on this machine shows"
+    )
+    parser.add_argument("--port", type=_port, help=f"of the page; 0 takes a free one ({_PORT})")
     args = parsed(parser, arguments)
+    if args.browser:
+        return _serve(args, program)
+    if args.port is not None:
+        raise ConfigError("--port: given without --browser, expected both; add --browser")
     with game_of(args, args.human, None) as game:
         if game.human is None:
             raise ConfigError(
@@ -32,6 +44,33 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv play") -> 
             )
         _play(game, program, hints=args.hints)
     return 0
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > _MAX_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number from 0 to {_MAX_PORT}")
+    return int(text)
+
+
+def _serve(args: argparse.Namespace, program: str) -> int:
+    """Serve the page until Ctrl-C and return the exit status."""
+    from menv.playing.browser import PlayServer
+
+    port = _PORT if args.port is None else args.port
+    server = PlayServer(lambda: _pictured(args), title=args.run, human=args.human, port=port)
+    print_text(f"{program}: open {server.url} in a browser; Ctrl-C ends", program)
+    with suppress(KeyboardInterrupt):
+        server.run()
+    return 0
+
+
+def _pictured(args: argparse.Namespace) -> Game:
+    """Return the game of the arguments, with pictures if the environment has any."""
+    game = game_of(args, args.human, "rgb_array")
+    if getattr(game.env, "render_mode", None) == "rgb_array":
+        return game
+    game.close()
+    return game_of(args, args.human, None)
 
 
 def _play(game: Game, program: str, *, hints: bool) -> None:

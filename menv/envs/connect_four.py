@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,8 @@ class ConnectFour(BoardGame):
     Raises:
         ConfigError: The render mode is unknown.
     """
+
+    metadata: ClassVar[dict[str, Any]] = {**BoardGame.metadata, "board": (ROWS, COLUMNS)}
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, CELLS, COLUMNS)

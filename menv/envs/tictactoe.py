@@ -66,7 +66,7 @@ class TicTacToe(BoardGame):
         ConfigError: The render mode is unknown.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {**BoardGame.metadata, "action_names": SQUARES}
+    metadata: ClassVar[dict[str, Any]] = {**BoardGame.metadata, "action_names": SQUARES, "board": (3, 3)}
 
     def __init__(self, config: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, 9, 9)

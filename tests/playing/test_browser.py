@@ -1,0 +1,340 @@
+"""The page of `menv play --browser`, in Chromium and over its WebSocket."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from menv.algorithms import PPO
+from menv.cli.main import main
+from menv.envs import ConnectFour, TicTacToe
+from menv.errors import ConfigError
+from menv.playing import Game
+from menv.playing.browser import PlayServer
+from tests.browser import Browser
+
+SMALL: dict[str, Any] = {"train_batch_size": 64, "sgd_minibatch_size": 64, "num_sgd_iter": 1, "seed": 1}
+CALM = "--force-prefers-reduced-motion"
+EVIL = "<img src=x onerror=\"document.title='broken'\">"
+
+
+class Corridor(gym.Env[Any, Any]):
+    """Three steps to the right win; its action names and its picture are hostile."""
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array", "ansi"], "action_names": ["left", EVIL]}  # noqa: RUF012
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+        self.observation_space = gym.spaces.Box(0.0, 9.0, (1,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+
+    def reset(self, **unused: Any) -> tuple[Any, dict[str, Any]]:
+        self.at = 3
+        return np.array([self.at], np.float32), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.at += 1 if action else -1
+        if self.at == 0:
+            raise RuntimeError("fell off the left end")
+        return np.array([self.at], np.float32), float(action), self.at == 6, False, {}
+
+    def render(self) -> Any:
+        if self.render_mode == "ansi":
+            return EVIL
+        picture = np.zeros((8, 60, 3), np.uint8)
+        picture[:, 6 * self.at : 6 * self.at + 6] = (250, 60, 20)
+        return picture
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[Any, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    for env in (TicTacToe, ConnectFour, Corridor):
+        with PPO(config=SMALL, env=env) as algo:
+            algo.save(folder / env.__name__)
+    return {env: folder / env.__name__ for env in (TicTacToe, ConnectFour, Corridor)}
+
+
+@contextmanager
+def served(runs: Mapping[Any, Path], env: Any, **settings: Any) -> Iterator[PlayServer]:
+    mode = settings.pop("render_mode", None)
+    server = PlayServer(lambda: Game(runs[env], env=env, render_mode=mode), title=str(runs[env]), **settings)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Browser]:
+    with Browser(CALM) as browser:
+        yield browser
+    assert browser.logged == []
+
+
+def cell(number: int) -> str:
+    return f".slot:nth-child({number + 1})"
+
+
+def settled(page: Browser) -> None:
+    page.wait_for("!waiting && position && (mine() || position.done)")
+
+
+def test_a_person_plays_a_whole_game_of_tictactoe_by_clicks(
+    runs: Mapping[Any, Path], page: Browser, tmp_path: Path
+) -> None:
+    with served(runs, TicTacToe) as server:
+        page.open(server.url)
+        settled(page)
+        assert page.text("#status") == "Your move"
+        assert page.text("h1") == "TicTacToe"
+        clicks = 0
+        while not page.evaluate("position.done"):
+            free = page.evaluate("position.actions[0].action")
+            shown = [int(word) for word in re.findall(r"(\d+) %", page.text("#board"))]
+            # Rounded shares of the free cells.
+            assert 95 <= sum(shown) <= 105
+            page.click(cell(free))
+            clicks += 1
+            settled(page)
+            assert page.evaluate(f"position.cells[{free}]") == 1
+        outcome = page.text("#status")
+        assert outcome in ("You win", "You lose", "Draw")
+        assert clicks >= 3
+        rewards = {"You win": "+1", "You lose": "-1", "Draw": "0"}[outcome]
+        assert page.text("#returns tr").split("\t") == ["player1 (you)", rewards]
+        counts = [int(outcome == one) for one in ("You win", "Draw", "You lose")]
+        assert page.text("#score") == "You won {}, drew {}, lost {}.".format(*counts)
+        page.screenshot(tmp_path / "page.png")
+        assert (tmp_path / "page.png").stat().st_size > 5000
+        page.click("#new")
+        page.wait_for("!position.done && !position.cells.some(Boolean)")
+
+
+def test_the_policy_begins_when_the_person_plays_the_second_player(
+    runs: Mapping[Any, Path], page: Browser
+) -> None:
+    with served(runs, TicTacToe, human="player2") as server:
+        page.open(server.url)
+        settled(page)
+        assert page.evaluate("position.cells.filter(Boolean)") == [1]
+        page.evaluate("document.querySelector('#seat').value = 'player1'; $('seat').onchange()")
+        page.wait_for("mine() && position.cells.every((owner) => owner === 0)")
+        assert page.text("#returns tr.turn td") == "player1 (you)"
+
+
+def test_discs_fall_into_the_column_that_is_clicked(runs: Mapping[Any, Path], page: Browser) -> None:
+    with served(runs, ConnectFour) as server:
+        page.open(server.url)
+        settled(page)
+        for height in range(2):
+            page.click(".slot:nth-child(3)")
+            settled(page)
+            assert page.evaluate("position.cells.filter((owner) => owner === 1).length") == height + 1
+        assert page.evaluate("position.cells[5 * 7 + 2]") == 1
+        assert page.evaluate("document.querySelectorAll('.disc').length") >= 4
+
+
+def test_other_environments_show_their_picture_and_a_button_per_action(
+    runs: Mapping[Any, Path], page: Browser
+) -> None:
+    with served(runs, Corridor, render_mode="rgb_array") as server:
+        page.open(server.url)
+        settled(page)
+        page.wait_for("$('picture').naturalWidth === 60 && $('picture').naturalHeight === 8")
+        before = page.evaluate("$('picture').src")
+        page.click(".action:nth-child(2)")
+        page.wait_for("position.steps === 1")
+        assert page.evaluate("$('picture').src") != before
+        page.send("Input.dispatchKeyEvent", type="keyDown", key="2", text="2")
+        page.wait_for("position.steps === 2")
+        page.click(".action:nth-child(2)")
+        page.wait_for("position.done")
+        assert page.text("#status") == "Return 3.00"
+
+
+def test_names_and_texts_of_environments_are_never_html(runs: Mapping[Any, Path], page: Browser) -> None:
+    with served(runs, Corridor, render_mode="ansi") as server:
+        page.open(server.url)
+        settled(page)
+        assert page.text("#text") == EVIL
+        assert EVIL in page.text(".action:nth-child(2)")
+        assert page.evaluate("document.images.length") == 1
+        assert "broken" not in page.evaluate("document.title")
+
+
+def test_a_crash_of_the_environment_ends_the_game_and_the_next_one_can_begin(
+    runs: Mapping[Any, Path], page: Browser
+) -> None:
+    with served(runs, Corridor) as server:
+        page.open(server.url)
+        settled(page)
+        for _ in range(3):
+            page.click(".action:nth-child(1)")
+            page.wait_for("!waiting")
+        page.wait_for("$('error').textContent.includes('fell off the left end')")
+        page.click("#new")
+        page.wait_for("position.steps === 0 && mine() && !$('error').textContent")
+
+
+def test_the_page_fits_a_phone(runs: Mapping[Any, Path], page: Browser) -> None:
+    with served(runs, ConnectFour) as server:
+        page.resize(360, 740, phone=True)
+        page.open(server.url)
+        settled(page)
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
+        assert page.evaluate("document.querySelector('.slot').getBoundingClientRect().width") >= 36
+        page.resize(1000, 760)
+
+
+@contextmanager
+def spoken(server: PlayServer, **headers: str) -> Iterator[ClientConnection]:
+    url = server.url.replace("http", "ws") + "play"
+    with connect(url, additional_headers=headers, proxy=None) as socket:
+        yield socket
+
+
+def told(socket: ClientConnection, message: Any) -> dict[str, Any]:
+    socket.send(message if isinstance(message, str | bytes) else json.dumps(message))
+    answer: dict[str, Any] = json.loads(socket.recv(20))
+    return answer
+
+
+def test_wrong_messages_are_refused_and_change_nothing(runs: Mapping[Any, Path]) -> None:
+    with served(runs, TicTacToe) as server, spoken(server) as socket:
+        assert json.loads(socket.recv())["game"]["board"] == {"rows": 3, "columns": 3, "by": "cell"}
+        assert "no game is running" in told(socket, {"do": "move", "turn": 0, "action": 0})["error"]
+        turn = told(socket, {"do": "new", "seat": "player1"})["position"]["turn"]
+        for message, error in {
+            "no json": "message: it is no JSON",
+            "[" * 4000: "message: it is no JSON",
+            "[]": "message: it is a list",
+            '{"do": "dance"}': "message: do is 'dance', expected new, move, advance or look",
+            '{"do": "new", "seat": "player9"}': "new: seat is 'player9', expected one of ['player1', 'player2']",
+            '{"do": "new", "seat": {}}': "new: seat is {}",
+            f'{{"do": "move", "turn": {turn + 1}, "action": 0}}': "earlier position",
+            f'{{"do": "move", "turn": {turn}, "action": 9}}': "move: 9 is not legal here, expected one of [0, 1,",
+            f'{{"do": "move", "turn": {turn}, "action": true}}': "move: True is not legal",
+            f'{{"do": "move", "turn": {turn}, "action": 1.0}}': "move: 1.0 is not legal",
+            f'{{"do": "move", "turn": {turn}, "action": "{"x" * 3000}"}}': "not legal here",
+        }.items():
+            answer = told(socket, message)
+            assert error in answer["error"], message
+            assert len(answer["error"]) < 300
+            assert answer["position"]["cells"] == [0] * 9
+        assert "no JSON" in told(socket, b"\xff\x00")["error"]
+        moved = told(socket, {"do": "move", "turn": turn, "action": 4})["position"]
+        assert moved["agent"] == "player2"
+        refused = told(socket, {"do": "move", "turn": moved["turn"], "action": 0})
+        assert "it is the turn of 'player2'" in refused["error"]
+        assert refused["position"] == moved
+
+
+def test_long_messages_end_the_connection(runs: Mapping[Any, Path]) -> None:
+    with served(runs, TicTacToe) as server, spoken(server) as socket:
+        socket.recv()
+        socket.send(json.dumps({"do": "x" * 5000}))
+        with pytest.raises(ConnectionClosed, match="1009"):
+            socket.recv(20)
+
+
+def test_other_pages_and_rebound_names_are_refused(runs: Mapping[Any, Path]) -> None:
+    with served(runs, TicTacToe) as server:
+        assert server.url.startswith("http://127.0.0.1:")
+        for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
+            with pytest.raises(urllib.error.HTTPError, match="403") as caught:
+                urllib.request.urlopen(urllib.request.Request(server.url, headers=headers))
+            caught.value.close()
+        with pytest.raises(InvalidStatus, match="403"), spoken(server, Origin="http://evil.example"):
+            pass
+        with spoken(server, Origin=server.url.rstrip("/")) as socket:
+            assert "game" in json.loads(socket.recv())
+
+
+def test_each_page_has_its_own_game_and_their_number_is_bounded(runs: Mapping[Any, Path]) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(served(runs, TicTacToe))
+        first, second = (stack.enter_context(spoken(server)) for _ in range(2))
+        for socket in (first, second):
+            socket.recv()
+            told(socket, {"do": "new", "seat": "player1"})
+        turn = told(first, {"do": "new", "seat": "player1"})["position"]["turn"]
+        assert told(first, {"do": "move", "turn": turn, "action": 0})["position"]["cells"][0] == 1
+        assert told(second, {"do": "advance", "turn": 1})["position"]["cells"] == [0] * 9
+        more = [stack.enter_context(spoken(server)) for _ in range(7)]
+        with pytest.raises(ConnectionClosed, match="8 games are open"):
+            more[-1].recv(20)
+
+
+def test_a_port_that_is_taken_and_actions_that_are_not_discrete_are_refused(
+    runs: Mapping[Any, Path], tmp_path: Path
+) -> None:
+    with served(runs, TicTacToe) as server:
+        port = int(server.url.rstrip("/").rpartition(":")[2])
+        with pytest.raises(ConfigError, match=f"port {port} at 127.0.0.1 is taken"):
+            PlayServer(lambda: Game(runs[TicTacToe]), title="x", port=port)
+    with PPO(config=SMALL, env="Pendulum-v1") as algo:
+        algo.save(tmp_path / "pendulum")
+    with pytest.raises(ConfigError, match="every agent has actions that are not Discrete"):
+        PlayServer(lambda: Game(tmp_path / "pendulum"), title="x")
+
+
+def test_boards_that_do_not_match_the_actions_are_refused(runs: Mapping[Any, Path]) -> None:
+    class Wrong(TicTacToe):
+        metadata: ClassVar[dict[str, Any]] = {**TicTacToe.metadata, "board": (3, 4)}
+
+    with pytest.raises(ConfigError, match=r"Wrong: metadata\['board'\] is \(3, 4\), board has 9 cells"):
+        PlayServer(lambda: Game(runs[TicTacToe], env=Wrong), title="x")
+
+
+def test_the_command_serves_the_page_until_ctrl_c(runs: Mapping[Any, Path]) -> None:
+    game = [str(runs[TicTacToe]), "--env", "menv.envs:TicTacToe"]
+    command = [sys.executable, "-m", "menv.cli", "play", *game, "--browser", "--port"]
+    with subprocess.Popen([*command, "0"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.fullmatch(
+            r"menv play: open (http://127\.0\.0\.1:(\d+)/) in a browser; Ctrl-C ends\n", line
+        )
+        assert found, line
+        with urllib.request.urlopen(found[1]) as page:
+            assert b"<title>menv play</title>" in page.read()
+        taken = subprocess.run([*command, found[2]], capture_output=True, text=True)
+        assert taken.returncode == 2
+        assert f"port {found[2]} at 127.0.0.1 is taken" in taken.stderr
+        assert taken.stderr.count("\n") == 1
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize("port", ["70000", "-1", "x"])
+def test_ports_are_checked(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["play", "run", "--browser", f"--port={port}"])
+    assert ended.value.code == 2
+    assert "expected a whole number from 0 to 65535" in capsys.readouterr().err
+
+
+def test_a_port_without_a_page_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["play", "run", "--port", "1"]) == 2
+    assert "--port: given without --browser, expected both; add --browser" in capsys.readouterr().err
