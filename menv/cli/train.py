@@ -151,7 +151,7 @@ def _next_steps(path: Path, agents: list[str] | None, *, interrupted: bool) -> l
     lines = [f"run folder: {where}"]
     if interrupted:
         lines.append(f"  resume: menv train --resume {where}")
-    lines.append(f"  evaluate: menv evaluate {where}")
+    lines += [f"  evaluate: menv evaluate {where}", f"  report: menv report {where}"]
     if agents is not None:
         lines.append(f"  watch: menv watch {where}")
     if agents:

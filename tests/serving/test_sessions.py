@@ -116,13 +116,15 @@ def test_an_episode_goes_on_over_another_connection_whatever_it_waited_for(
 @streams
 def test_the_latency_of_actions_is_reported_once(door: Door) -> None:
     with served() as one, one.sampling():
-        turns = Turns(one.voice(door), "e")
+        voice = one.voice(door)
+        turns = Turns(voice, "e")
         assert one.status["latency_ms_mean"] is None
         turns.act(obs_of(1))
         turns.act(obs_of(2))
         found = one.status
         assert 0 < found["latency_ms_mean"] <= found["latency_ms_max"] < 10_000
         assert one.status["latency_ms_max"] is None
+        voice.leave()
 
 
 @pytest.mark.slow_unless("closed-*-tcp", "reset-*-websocket")
