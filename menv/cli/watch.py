@@ -92,6 +92,9 @@ def take_game(parser: argparse.ArgumentParser) -> None:
 def game_of(args: argparse.Namespace, human: str | None, render_mode: str | None) -> Game:
     """Return the game of the arguments."""
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    if not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        # Without a display SDL prints an error.
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     pairs = [one.rpartition("=") for one in args.policies]
     seed = secrets.randbelow(1 << 31) if args.seed is None else args.seed
     return reopened(args, args.run, lambda: Game(

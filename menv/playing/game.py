@@ -48,7 +48,8 @@ class Position:
     """A moment of a game.
 
     Attributes:
-        picture: What the environment renders: a text, or uint8 [height, width, 3]; None if it renders nothing.
+        picture: What the environment renders: a text, or uint8 [height, width, 3]; None if it renders nothing. With a
+            person, what `render_for(agent)` returns where the environment has it, because agents see different things.
         agent: The agent that acts next; None at the end.
         legal: Its legal actions, as the mask says; () unless its action space is Discrete.
         names: The name of each of them.
@@ -157,13 +158,13 @@ class Game:
         self._policy_ids.clear()
         obs, infos = reset_env(self.env, 0, self._seed)
         self._seed = None
-        self._obs: dict[AgentId, Any] = {}
         self._returns: dict[AgentId, float] = dict.fromkeys(self.agents, 0.0)
         self._last_actions: dict[AgentId, Any] = {}
         self._states: dict[AgentId, Any] = {}
         self._rewards: dict[AgentId, float] = {}
         self._steps, self._over = 0, False
-        self._wait_for({SINGLE_AGENT: obs} if self._single else obs, {} if self._single else infos)
+        self._wait_for(*(({SINGLE_AGENT: obs}, {SINGLE_AGENT: infos}) if self._single else (obs, infos)))
+        self._step_until_waiting()
         return self._now()
 
     def step(self, action: Any) -> Position:
@@ -287,7 +288,15 @@ class Game:
         if len(self._answers) == len(self._obs):
             answers = self._answers
             self._step({name: answers[name] for name in self._obs})
+            self._step_until_waiting()
         return self._now()
+
+    def _step_until_waiting(self) -> None:
+        for _ in range(MAX_EMPTY_STEPS):
+            if self._obs or self._over:
+                return
+            self._step({})
+        raise empty_steps_error("Game.step")
 
     def _step(self, answers: dict[AgentId, Any]) -> None:
         plain = {agent: one.item() if isinstance(one, np.generic) else one for agent, one in answers.items()}
@@ -319,12 +328,7 @@ class Game:
 
     def _wait_for(self, obs: Mapping[AgentId, Any], infos: Mapping[AgentId, Any]) -> None:
         self._answers: dict[AgentId, Any] = {}
-        self._obs, self._infos, self._picture = dict(obs), infos, _picture(self.env)
-        self._empty = 0 if obs else getattr(self, "_empty", 0) + 1
-        if self._empty > MAX_EMPTY_STEPS:
-            raise empty_steps_error("Game.step")
-        if not obs and not self._over:
-            self._step({})
+        self._obs, self._infos, self._picture = dict(obs), infos, _picture(self.env, self.human)
 
     def _wrong(self, method: str, got: str, expected: str, fix: str = "fix the environment") -> ContractError:
         return ContractError(f"{type(self.env).__name__}.{method}: {got}, expected {expected}; {fix}")
@@ -353,7 +357,8 @@ class Game:
         mask = obs.get(MASK_KEY) if isinstance(obs, Mapping) else None
         allowed = np.flatnonzero(flat_mask(mask, space)).tolist()
         legal = tuple(one + int(space.start) for one in allowed)
-        return legal, tuple(self.action_name(agent, one) for one in legal)
+        names = _action_names(self.env, agent, int(space.n))
+        return legal, tuple(names[one] for one in allowed) if names else tuple(map(str, legal))
 
     def _probabilities(self, agent: AgentId, legal: tuple[int, ...]) -> dict[int, float] | None:
         name = self.policy_of(agent)
@@ -400,8 +405,11 @@ def _listed(env: Any) -> list[AgentId]:
     return list(getattr(env, "possible_agents", None) or sorted(env.get_agent_ids(), key=str))
 
 
-def _picture(env: Any) -> Picture | None:
-    """Return what the environment renders; None if it renders neither text nor pictures."""
+def _picture(env: Any, human: AgentId | None) -> Picture | None:
+    """Return what the environment renders, for a person where agents see different things; None for neither form."""
+    render_for = getattr(env, "render_for", None)
+    if human is not None and callable(render_for):
+        return str(render_for(human))
     if getattr(env, "render_mode", None) in (None, "human"):
         return None
     try:

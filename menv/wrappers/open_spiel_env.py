@@ -76,6 +76,7 @@ class OpenSpielEnv(MultiAgentEnv):
         self._returns = self._no_returns = np.zeros(len(self.possible_agents))
         # The players that act next, and the legal actions of each.
         self._legal: dict[int, list[int]] = {}
+        self._names = [[*map(str, range(self._num_actions))] for _ in self.possible_agents]
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -119,6 +120,19 @@ class OpenSpielEnv(MultiAgentEnv):
     def render(self) -> Any:
         """Return the state as text."""
         return str(self.state)
+
+    def render_for(self, agent_id: AgentId) -> str:
+        """Return the text that a player may see, without what the game hides from it."""
+        if self.game.get_type().information == self.game.get_type().Information.PERFECT_INFORMATION:
+            return str(self.state)
+        return str(getattr(self.state, f"{self._tensor}_string")(self.possible_agents.index(agent_id)))
+
+    def get_action_meanings(self) -> dict[AgentId, list[str]]:
+        """Return the names of the actions of each player, as they were when the action was last legal."""
+        for player, actions in self._legal.items():
+            for action in actions:
+                self._names[player][action] = self.state.action_to_string(player, action)
+        return {self._agent(player): names for player, names in enumerate(self._names)}
 
     def _advance(self) -> None:
         state = self.state

@@ -190,3 +190,36 @@ def test_a_person_cannot_play_without_discrete_actions(tmp_path: Path) -> None:
 def test_a_game_needs_no_torch(run: Path) -> None:
     code = f"import sys, menv.playing as p; p.Game({str(run)!r}).start(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_person_sees_only_what_the_game_shows_its_player(tmp_path: Path) -> None:
+    pytest.importorskip("pyspiel")
+    with PPO(config=SMALL, env="openspiel:leduc_poker") as algo:
+        algo.save(tmp_path / "run")
+    with Game(tmp_path / "run", human="player_1", env="openspiel:leduc_poker", seed=2) as game:
+        game.start()
+        position = game.advance()
+        assert isinstance(position.picture, str)
+        assert "[Observer: 1]" in position.picture
+        assert set(position.names) <= {"Fold", "Call", "Raise"}
+        assert position.names[-1] in ("Call", "Raise")
+        assert game.action_name("player_0", position.last_actions["player_0"]) in ("Call", "Raise")
+        game.human = None
+        assert "Cards (public player_0 player_1)" in str(game.start().picture)
+
+
+class Waits(Throws):
+    """No agent ever acts."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return {}, {}
+
+    def step(self, actions: dict[Any, Any]) -> Any:
+        return {}, {}, {"__all__": False}, {"__all__": False}, {}
+
+
+def test_an_environment_in_which_no_agent_acts_is_refused(tmp_path: Path) -> None:
+    with PPO(config=SMALL, env=Throws) as algo:
+        algo.save(tmp_path / "run")
+    with Game(tmp_path / "run", env=Waits) as game, pytest.raises(ContractError, match="no agent waited"):
+        game.start()
