@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from fractions import Fraction
-from itertools import islice
+from itertools import islice, permutations
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, Self, TypeAlias
 
@@ -28,6 +28,8 @@ AS_THEY_COME: When = (0, 0)
 
 # Environments in which agents never return have no end of ids.
 _MOST_AGENTS = 1_000
+_MOST_PLAYERS = 8
+"""Agents of a game whose results are compared in pairs."""
 
 
 class EpisodeSummary(NamedTuple):
@@ -259,6 +261,7 @@ class Metrics:
             **_mean_min_max("policy_reward", by_policy),
             **_mean_min_max("agent_reward", shown),
             **_mean_min_max("group_reward", by_group),
+            "win_rate": _win_rates(episodes),
             "agent_rewards_omitted": omitted,
             "unclaimed_rewards": self.unclaimed_rewards,
             "num_faulty_episodes": faulty,
@@ -340,6 +343,24 @@ def _apart(episodes: Sequence[EpisodeSummary]) -> tuple[Returns, Returns, Return
             for agent_id, reward in members.items():
                 by_agent.setdefault(agent_id, []).append(reward)
     return by_policy, by_agent, by_group
+
+
+def _win_rates(episodes: Sequence[EpisodeSummary]) -> dict[str, dict[str, float]]:
+    """Return the share of wins of each policy against each other one, a draw as half, {} if no game is zero-sum."""
+    duels: dict[str, dict[str, list[float]]] = {}
+    decided = False
+    for episode in episodes:
+        players = [(policy_id, reward) for (_, policy_id), reward in episode.rewards.items()]
+        returns = [reward for _, reward in players]
+        if not 2 <= len(players) <= _MOST_PLAYERS or not math.isclose(sum(returns), 0.0, abs_tol=1e-6):
+            return {}
+        decided = decided or any(returns)
+        for (one, reward), (other, its) in permutations(players, 2):
+            if one != other:
+                duels.setdefault(one, {}).setdefault(other, []).append((reward > its) + (reward == its) / 2)
+    if not decided:
+        return {}
+    return {one: {other: _mean(won) or 0.0 for other, won in row.items()} for one, row in duels.items()}
 
 
 def _without_strangers(by_agent: Returns) -> Returns:

@@ -56,6 +56,29 @@ def test_means_minima_and_maxima_are_over_episodes_and_policies() -> None:
     assert summary["hist_stats"]["episode_lengths"] == [4, 8]
 
 
+def test_win_rates_count_a_draw_as_half() -> None:
+    metrics = Metrics()
+    for reward in (1.0, 1.0, 0.0, -1.0):
+        metrics.record(episode({("a", "p"): reward, ("b", "q"): -reward}))
+    assert metrics.summary()["win_rate"] == {"p": {"q": 0.625}, "q": {"p": 0.375}}
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        {("a", "p"): 1.0, ("b", "q"): 1.0},
+        {("a", "p"): 0.0, ("b", "q"): 0.0},
+        {("a", "p"): 1.0, ("b", "p"): -1.0},
+        {("a", "p"): 0.0},
+        {(agent, f"p{agent}"): agent - 4.0 for agent in range(9)},
+    ],
+)
+def test_games_without_winners_have_no_win_rates(rewards: dict[tuple[Any, str], float]) -> None:
+    metrics = Metrics()
+    metrics.record(episode(rewards))
+    assert metrics.summary()["win_rate"] == {}
+
+
 def test_two_agents_of_one_policy_are_two_entries() -> None:
     metrics = Metrics()
     metrics.record(episode({("a", "p"): 1.0, ("b", "p"): 5.0}))
