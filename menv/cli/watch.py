@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -89,7 +89,9 @@ def take_game(parser: argparse.ArgumentParser) -> None:
     take_imports(parser)
 
 
-def game_of(args: argparse.Namespace, human: str | None, render_mode: str | None) -> Game:
+def game_of(
+    args: argparse.Namespace, human: str | None, render_mode: str | None, make: Callable[..., Game] = Game
+) -> Game:
     """Return the game of the arguments."""
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     if not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
@@ -97,7 +99,7 @@ def game_of(args: argparse.Namespace, human: str | None, render_mode: str | None
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     pairs = [one.rpartition("=") for one in args.policies]
     seed = secrets.randbelow(1 << 31) if args.seed is None else args.seed
-    return reopened(args, args.run, lambda: Game(
+    return reopened(args, args.run, lambda: make(
         args.run, human=human, env=args.env, policies={agent or "*": name for agent, _, name in pairs},
         seed=seed, greedy=not args.sample, render_mode=render_mode,
     ))  # fmt: skip

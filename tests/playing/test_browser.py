@@ -27,6 +27,7 @@ from menv.envs import ConnectFour, TicTacToe
 from menv.errors import ConfigError
 from menv.playing import Game
 from menv.playing.browser import PlayServer
+from menv.tracking import Run
 from tests.browser import Browser
 
 SMALL: dict[str, Any] = {"train_batch_size": 64, "sgd_minibatch_size": 64, "num_sgd_iter": 1, "seed": 1}
@@ -338,3 +339,64 @@ def test_ports_are_checked(port: str, capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_port_without_a_page_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["play", "run", "--port", "1"]) == 2
     assert "--port: given without --browser, expected both; add --browser" in capsys.readouterr().err
+
+
+@contextmanager
+def learning_page(run: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-m", "menv.cli", "play", str(run), "--browser", "--learn", "--port=0", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, process.stdout.readline().split()[3]
+        finally:
+            process.send_signal(signal.SIGINT)
+
+
+def test_the_policy_learns_from_games_that_are_played_on_the_page(page: Browser, tmp_path: Path) -> None:
+    run, small = tmp_path / "first", ["--config=train_batch_size=128", "--config=sgd_minibatch_size=128"]
+    assert (
+        main(["train", "tictactoe", "--stop=training_iteration=1", *small, f"--run-dir={run}", "--json"]) == 0
+    )
+    with learning_page(run) as (process, url):
+        page.open(url)
+        settled(page)
+        trained: list[int] = []
+        while len(trained) < 40 and max(trained, default=0) < 48:
+            page.click(cell(page.evaluate("position.actions[0].action")))
+            settled(page)
+            if page.evaluate("position.done"):
+                trained.append(page.evaluate("learned.trained"))
+                page.click("#new")
+                page.wait_for("!position.done && mine()")
+        assert trained == sorted(trained)
+        assert {16, 32, 48} <= set(trained)
+        page.wait_for("learned.updates === learned.trained / 16")
+        assert page.text("#learned").startswith(f"Moves learned from\n{page.evaluate('learned.trained')}")
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        said = process.stdout.read()
+        assert process.wait(20) == 0
+    folder = tmp_path / "tictactoe-PPO-001"
+    assert f"play: menv play {folder} --browser --learn" in said
+    before = next(Run(run).results())["num_env_steps_trained"]
+    counts = [result["num_env_steps_trained"] for result in Run(folder).results()]
+    assert counts[:3] == [before + 16, before + 32, before + 48]
+    assert policy_weights(folder) != policy_weights(run)
+    with learning_page(folder) as (process, url), urllib.request.urlopen(url) as answer:
+        assert answer.status == 200
+
+
+def policy_weights(run: Path) -> list[float]:
+    with Game(run) as game:
+        (policy,) = game.policies.values()
+        return [float(np.sum(value)) for value in policy.get_weights().values()]
+
+
+def test_nothing_can_learn_where_the_person_plays_the_only_agent(
+    runs: Mapping[Any, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, env = str(runs[Corridor]), "tests.playing.test_browser:Corridor"
+    assert main(["play", run, "--env", env, "--browser", "--learn", "--port=0"]) == 2
+    assert "--learn: the person plays the only agent" in capsys.readouterr().err
+    assert main(["play", run, "--learn"]) == 2
+    assert "--learn: given without --browser" in capsys.readouterr().err
