@@ -20,6 +20,7 @@ from menv.cli.main import main
 from menv.errors import ConfigError
 from menv.tracking import RunFolder
 from menv.tracking.dashboard import Dashboard
+from tests.browser import Browser
 from tests.house.sources import ROOT
 from tests.tracking.test_report import result, run_folder
 
@@ -86,6 +87,25 @@ def test_the_stream_follows_runs_and_ends_with_the_process(tmp_path: Path) -> No
         assert process.wait(10) == 130
         assert time.monotonic() - began < 2
         stream.close()
+
+
+@pytest.mark.slow
+def test_the_page_follows_the_run_that_is_chosen(tmp_path: Path) -> None:
+    run_folder(tmp_path / "old", [result(1, {"p": 5.0})])
+    os.utime(tmp_path / "old" / "progress.csv", (1, 1))
+    folder = RunFolder(tmp_path / "new", {"algorithm": "PPO", "env": "tictactoe", "config": {}}, command="x")
+    folder.result(result(1, {"p": 1.0}))
+    with dashboard(tmp_path) as (_, port), Browser() as browser:
+        browser.open(f"http://127.0.0.1:{port}/")
+        browser.wait_for("document.querySelector('h1')?.innerText === 'tictactoe'")
+        assert browser.text("#head p") == "new, PPO"
+        folder.result(result(2, {"p": 3.0}))
+        browser.wait_for("document.querySelector('.tiles').innerText.includes('200')")
+        browser.click(".runs input[value=old]")
+        browser.wait_for("document.querySelector('#head p').innerText.startsWith('2 runs')")
+        assert browser.evaluate("location.search") == "?run=new&run=old"
+        assert (browser.text(".error"), browser.logged) == ("", [])
+    folder.close()
 
 
 def test_runs_that_cannot_be_shown_are_a_sentence(tmp_path: Path) -> None:
