@@ -432,6 +432,14 @@ class Algorithm(PolicyAccess, Checkpoints):
             "steps_due": due,
         }
 
+    def break_off(self) -> None:
+        """After Ctrl-C, end what workers are doing, so that `save` does not wait for it.
+
+        Their running episodes are lost.
+        """
+        self._rollouts.break_off()
+        self._evaluation_runner.break_off()
+
     def counts(self) -> dict[str, int]:
         """Return the counters of the run, including the parts before it was resumed.
 

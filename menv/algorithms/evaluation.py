@@ -218,6 +218,9 @@ class Evaluation:
         self._interrupted = False
         return sampler.env_steps - env_steps, sampler.agent_steps - agent_steps
 
+    def break_off(self) -> None:
+        """Do nothing: the exception has ended the episodes."""
+
     def recreated(self) -> Sequence[int]:
         """Return nothing: there are no workers."""
         return ()

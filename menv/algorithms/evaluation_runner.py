@@ -156,6 +156,11 @@ class EvaluationRunner:
             self._callbacks.on_evaluate_start(algorithm=algorithm)
             self._ready().begin()
 
+    def break_off(self) -> None:
+        """End an evaluation that workers are running."""
+        if self._evaluation is not None:
+            self._evaluation.break_off()
+
     def due(self, iteration: int) -> bool:
         """Return whether an iteration ends with an evaluation."""
         interval = self._config.evaluation_interval
@@ -349,6 +354,11 @@ class EvaluationWorkers:
             self._played = self._workers.answers("play", parcel=self._parcel)
             self._interrupted = False
         return self._played
+
+    def break_off(self) -> None:
+        """End a running evaluation with its processes."""
+        if self._workers is not None and self._workers.kill_busy():
+            self._begun, self._interrupted = False, True
 
     def recreated(self) -> list[int]:
         """Return the numbers, from 1, of the workers that were replaced since the last call."""

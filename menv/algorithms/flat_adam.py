@@ -19,6 +19,7 @@ from torch import Tensor
 from menv.algorithms.config.field_checks import LARGEST, LEARNERS, check_stored
 from menv.algorithms.torch_runtime import CPU, array_of
 from menv.errors import ConfigError
+from menv.serving.interrupts import updates
 
 
 class FlatAdam:
@@ -67,6 +68,10 @@ class FlatAdam:
         counted in `skipped`.
         """
         grad = self._grad
+        if updates.due:
+            # The steps before this one are complete, with all that belongs to them.
+            grad.zero_()
+            updates.check()
         norm: Tensor = torch.linalg.vector_norm(grad)
         length = norm.item()
         if not (sound and math.isfinite(length)):

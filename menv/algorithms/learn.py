@@ -22,6 +22,8 @@ import menv
 from menv.adapters.local_envs import CreatedEnvs
 from menv.algorithms.config.stored_config import stored_config
 from menv.errors import ConfigError, NotWrittenError
+from menv.inference.checkpoint_folder import LATEST
+from menv.serving.interrupts import updates
 from menv.tracking.progress import progress
 from menv.tracking.run_folder import RunFolder
 from menv.tracking.tensorboard import TensorBoard
@@ -231,9 +233,11 @@ class Saving:
         """Return whether a checkpoint is due between two iterations."""
         return iteration % self.every == 0 if self.every else time.monotonic() >= self._due
 
-    def save(self, algo: Algorithm, trackers: Tracker) -> None:
-        """Write a checkpoint, unless this iteration has one."""
-        if self.folder is None or algo.iteration == self._saved:
+    def save(self, algo: Algorithm, trackers: Tracker, *, first: bool = False) -> None:
+        """Write a checkpoint, unless this iteration has one; `first` writes one into a folder without any."""
+        if self.folder is None or (
+            algo.iteration == self._saved and not (first and not (self.folder / LATEST).exists())
+        ):
             return
         began = time.monotonic()
         keep = self.keep_last or (None if self.every else _KEPT)
@@ -264,12 +268,20 @@ def train_until(
     reason = "interrupted"
     try:
         reason = _train(algo, rule, saving, followers, stopped)
+    except KeyboardInterrupt as error:
+        if saving.folder is not None:
+            error.add_note(
+                f"{algo.recipe.name}.from_checkpoint({str(saving.folder.parent)!r}) resumes the run"
+            )
+        raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         raise
     finally:
         try:
-            saving.save(algo, followers)
+            if reason == "interrupted":
+                algo.break_off()
+            saving.save(algo, followers, first=reason == "interrupted")
         finally:
             followers.end(reason)
     return dict(algo.last_result)
@@ -281,8 +293,16 @@ def _train(
     warned = False
     reason = rule.reached(algo.counts())
     while not reason:
-        result = algo.train()
-        trackers.result(result)
+        iteration = algo.iteration + 1
+        try:
+            result = algo.train()
+        except BaseException:
+            # An evaluation or a callback was interrupted: the iteration is complete.
+            if algo.last_result.get("training_iteration") == iteration:
+                trackers.result(algo.last_result)
+            raise
+        with updates:
+            trackers.result(result)
         # That a bound is impossible may show late, after progress that is worth saving.
         if wrong := rule.impossible(result):
             raise ConfigError(wrong)

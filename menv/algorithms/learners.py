@@ -33,6 +33,7 @@ from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.callback_runner import broken_columns, refuse_broken
+from menv.serving.interrupts import updates
 
 _ALGORITHMS = ("DQN", "PPO")
 _ALONE = 'give it config={"model": {"shared_layers": None}}'
@@ -213,13 +214,13 @@ class Learners:
             learner = self._learners.get(policy_id) or self._new(built, index, policy_id)
             policy = self._policies[policy_id]
             told = self._tell(policy_id, policy, own)
-            self._follow_policy(policy_id, learner)
-            with threads(self._threads_of(built, policy_id)):
+            with updates, threads(self._threads_of(built, policy_id)):
+                self._follow_policy(policy_id, learner)
                 stats[policy_id] = {**learner.learn(own, env_steps), **_plain(told)}
+                weights = learner.weights()
+                policy.set_weights(weights)
+                self._share_layers(policy_id, weights)
             self._warn_of_skipped(policy_id, stats[policy_id], own)
-            weights = learner.weights()
-            policy.set_weights(weights)
-            self._share_layers(policy_id, weights)
             if self.recipes[policy_id].off_policy:
                 rows = int(stats[policy_id]["updates"]) * self.configs[policy_id].rows_of_a_step()
                 replayed += rows

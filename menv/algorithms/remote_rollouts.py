@@ -212,6 +212,10 @@ class RemoteRollouts:
         return None if None in found else set().union(*found)
 
     @locked
+    def break_off(self) -> None:
+        self._workers.break_off()
+
+    @locked
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         self._follow_again()
         return list(chain.from_iterable(self._workers.sure_of_all("call_envs", method, args)))

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +30,7 @@ from menv.errors import EnvFaultWarning
 from menv.inference.network_policy import NetworkPolicy
 from menv.metrics import Metrics
 from menv.sampling.custom_policy_group import CustomPolicyGroup
+from menv.workers.engine import BREAK
 from menv.workers.pipe_channel import SealedValue
 from menv.workers.watchdog import Watchdog, creation_limit, limited
 from menv.workers.worker_process import set_log_level
@@ -56,6 +59,33 @@ class WorkerSlot:
     def stop(self) -> None:
         if self._worker is not None:
             self._worker.stop()
+
+
+class Breakable:
+    """A context that the signal `BREAK` ends with KeyboardInterrupt; sent outside of it, it ends the next one."""
+
+    def __init__(self) -> None:
+        self._inside = self._due = False
+        # An actor of Ray may call this in another thread.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(BREAK, self._on_signal)
+
+    def __enter__(self) -> None:
+        self._inside = True
+        if self._due:
+            self._break()
+
+    def __exit__(self, *_: object) -> None:
+        self._inside = False
+
+    def _on_signal(self, *_: Any) -> None:
+        self._due = True
+        if self._inside:
+            self._break()
+
+    def _break(self) -> None:
+        self._inside = self._due = False
+        raise KeyboardInterrupt
 
 
 class RolloutWorker:
@@ -91,12 +121,16 @@ class RolloutWorker:
         # Callbacks here must see complete batches.
         looked_at = any(overrides(callbacks, hook) for hook in ("on_postprocess_trajectory", "on_sample_end"))
         self._rollouts.later = config.overlap and not looked_at
+        self._rollouts.breakable = Breakable()
         self._rollouts.guard = Watchdog(seconds, self._progress)
 
     def sample(
         self, weights_seq_no: int | None, explore: bool, update: PolicyUpdate | None = None
-    ) -> Fragment:
-        """Return one fragment, after applying an update; rows carry `weights_seq_no` unless it is None."""
+    ) -> Fragment | None:
+        """Return one fragment, after applying an update; rows carry `weights_seq_no` unless it is None.
+
+        Return None if the driver has broken it off.
+        """
         if update is not None:
             self._worker_policies.take(update, range(self._rollouts.sampler.slots_used))
         # The statistics of a received filter already include its buffered changes.
@@ -108,7 +142,10 @@ class RolloutWorker:
             group.weights_seq_no = weights_seq_no
         rollouts.sampler.explore = explore
         with collect_warnings() as faults:
-            batch = rollouts.sample()
+            try:
+                batch = rollouts.sample()
+            except KeyboardInterrupt:
+                return None
         return Fragment(
             batch, rollouts.env_steps, rollouts.agent_steps, rollouts.digest.state(), rollouts.left_out,
             rollouts.num_envs, len(rollouts.sampler.running), self._metrics.take(), self._seen(), faults,

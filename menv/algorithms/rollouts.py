@@ -120,6 +120,9 @@ class Rollouts(Protocol):
     def running_ids(self) -> set[int] | None:
         """Return the ids of running episodes; None where other episodes may hold rows or arrive later."""
 
+    def break_off(self) -> None:
+        """End the fragments that workers are sampling; their running episodes are lost."""
+
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         """Call a method of each sub-environment; return the results."""
 
@@ -142,8 +145,8 @@ class Rollouts(Protocol):
 class LocalRollouts:
     """A sampler in this process.
 
-    `guard` is entered while environments are stepped. `later` leaves the values of networks to be added by the learning
-    process.
+    `guard` and `breakable` are entered while environments are stepped; `breakable` may raise KeyboardInterrupt. `later`
+    leaves the values of networks to be added by the learning process.
     """
 
     def __init__(
@@ -164,6 +167,7 @@ class LocalRollouts:
         self._placement = placement or WorkerPlacement()
         self.base_env = base_env
         self.guard: AbstractContextManager[Any] = nullcontext()
+        self.breakable: AbstractContextManager[Any] = nullcontext()
         self.lock = threading.RLock()
         self.uninterrupted: AbstractContextManager[Any] = nullcontext()
         self._sampling = False
@@ -240,7 +244,8 @@ class LocalRollouts:
         agent_steps = self.sampler.agent_steps
         with self.guard, self.base_env.unbroken():
             try:
-                return self.sampler.sample()
+                with self.breakable:
+                    return self.sampler.sample()
             except BaseException:
                 # A custom BaseEnv stays where it is.
                 if isinstance(self.base_env, CreatedEnvs | LockstepEnvs):
@@ -261,6 +266,9 @@ class LocalRollouts:
         if self.base_env.external or not all(group.buffer.closed for group in self._policy_view.groups):
             return None
         return {episode.episode_id for episode in self.sampler.running.values()}
+
+    def break_off(self) -> None:
+        """Do nothing: the exception has ended the fragment."""
 
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         env_ids = self.base_env.get_sub_environments(as_dict=True) or [0]

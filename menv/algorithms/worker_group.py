@@ -321,6 +321,8 @@ class WorkerGroup:
         for index, queue in enumerate(self.queues):
             # No fragment is consumed before all have arrived: if a worker raises, the others' wait for the next call.
             while not queue and index not in self.absent:
+                if not queue.asked:
+                    self.ask(index, parcel)
                 self.fetch(index)
         for index in set(range(len(self))) - self.absent:
             queue = self.queues[index]
@@ -359,9 +361,45 @@ class WorkerGroup:
                 queue.asked = queue.asked - 1 if self._group.is_initialized(index) else 0
                 raise
             asked -= 1
-            queue.put(fragment)
+            self._put(index, fragment)
             if not self.ahead:
                 return
+
+    def _put(self, index: int, fragment: Fragment | None) -> None:
+        queue = self.queues[index]
+        if fragment is not None:
+            queue.put(fragment)
+            return
+        # It was broken off.
+        queue.asked -= 1
+        self._metrics.episodes_not_resumed += queue.running or self._each
+
+    def break_off(self) -> None:
+        """End the fragments that workers are sampling, and wait for those that end anyway."""
+        for index in range(len(self)):
+            self._forget_taken(index)
+        # All of them are signalled before the first wait.
+        broken = [
+            index for index, queue in enumerate(self.queues) if queue.asked and self._group.signal(index)
+        ]
+        for index in broken:
+            queue = self.queues[index]
+            while queue.asked:
+                try:
+                    self._put(index, self._group.answer(index))
+                except Exception as error:
+                    queue.error = error
+                    break
+                # With `overlap` more than one is requested.
+                if queue.asked:
+                    self._group.signal(index)
+
+    def kill_busy(self) -> bool:
+        """End the processes that have not answered; return whether there are any."""
+        busy = [peer for peer in self._group.actors if peer.pending]
+        for peer in busy:
+            peer.kill()
+        return bool(busy)
 
     def _forget_taken(self, index: int) -> None:
         """Forget requests whose answers an interrupted call has already received."""

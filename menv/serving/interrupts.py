@@ -1,4 +1,4 @@
-"""Ctrl-C while clients are served in the main thread: held back until no step is half done."""
+"""Ctrl-C in the main thread, held back until no step is half done: while clients are served, while policies learn."""
 
 from __future__ import annotations
 
@@ -33,9 +33,14 @@ class Interrupts:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
         self.check()
 
+    @property
+    def due(self) -> bool:
+        """Whether this thread is the main thread and a KeyboardInterrupt was held back."""
+        return self._held and threading.current_thread() is threading.main_thread()
+
     def check(self) -> None:
         """Raise the KeyboardInterrupt that was held back, if any."""
-        if self._held:
+        if self.due:
             self._held = False
             raise KeyboardInterrupt
 
@@ -43,3 +48,7 @@ class Interrupts:
         self.check()
         self._held = True
         self._wake()
+
+
+updates = Interrupts(lambda: None)
+"""Entered while a policy learns, and while a result is written; optimizers call `check` between two gradient steps."""

@@ -91,7 +91,9 @@ class RunFolder(Tracker):
         self._columns: list[str] = []
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"run_dir {self.path}: a file, expected a folder; choose another name")
-        if self.path.is_dir() and any(self.path.iterdir()) and not (iteration and _holds_run(self.path)):
+        # A run that was interrupted in its first iteration has no results.
+        resumes = iteration or not _header(self.path / _PROGRESS)
+        if self.path.is_dir() and any(self.path.iterdir()) and not (resumes and _holds_run(self.path)):
             raise ConfigError(
                 f"run_dir {self.path}: not empty, expected a new folder; choose another name, or resume the run in it "
                 f"with menv train --resume {self.path}"

@@ -74,17 +74,27 @@ class ActorGroup:
         return value
 
     def _answer(self, index: int) -> Any:
-        actor = self.actors[index]
+        self._wait_until_initialized(index)
+        return self.actors[index].answer()
+
+    def _wait_until_initialized(self, index: int) -> None:
         while self._first[index]:
             try:
-                actor.answer()
+                self.actors[index].answer()
             except WorkerLostError:
                 raise
             except Exception:
                 self._unusable.add(index)
                 raise
             self._first[index] -= 1
-        return actor.answer()
+
+    def signal(self, index: int) -> bool:
+        """Let an actor break off what it is doing, once it is initialized; return whether it can."""
+        # The next request raises the error.
+        with suppress(Exception):
+            self._wait_until_initialized(index)
+            return self.actors[index].signal()
+        return False
 
     def settle(self, index: int) -> None:
         """Discard answers that no caller waits for any more; restart an actor that could not begin."""

@@ -7,6 +7,7 @@ can travel, too: a driver and the workers that it started trust each other, and 
 
 from __future__ import annotations
 
+import signal
 import traceback
 import warnings
 from abc import ABC, abstractmethod
@@ -16,6 +17,9 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from menv.errors import EnvFaultWarning, MenvError
 from menv.workers.pipe_channel import dumps, loads
+
+BREAK = signal.SIGUSR1
+"""Tells a process to break off the call that it is answering, if that call allows it."""
 
 EngineName: TypeAlias = Literal["process", "ray"]
 
@@ -56,6 +60,10 @@ class RemoteActor(ABC):
         NoRoomError if there is no room for the process or the answer, WorkerLostError if the process or machine is
         gone.
         """
+
+    def signal(self) -> bool:
+        """Send `BREAK` to its process, if it can break off a call; return whether it was sent."""
+        return False
 
     @abstractmethod
     def kill(self) -> None:

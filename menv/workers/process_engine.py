@@ -25,7 +25,7 @@ from io import BufferedReader
 from typing import Any, ClassVar
 
 from menv.errors import CallOrderError, NoRoomError, WorkerLostError
-from menv.workers.engine import Engine, EngineName, RemoteActor, warn_of_bad_end, warn_of_slow_end
+from menv.workers.engine import BREAK, Engine, EngineName, RemoteActor, warn_of_bad_end, warn_of_slow_end
 from menv.workers.pipe_channel import PackedMessage, PipeChannel, pack, unpack
 from menv.workers.watchdog import FATAL, last_of, where_it_hung
 from menv.workers.worker_process import CREATE, ONE_THREAD, import_paths, pack_request
@@ -157,6 +157,12 @@ class ProcessActor(RemoteActor):
         if not well:
             raise value.error(self.label)
         return value
+
+    def signal(self) -> bool:
+        if self._inherited() or self._process.poll() is not None:
+            return False
+        os.kill(self.pid, BREAK)
+        return True
 
     def kill(self) -> None:
         if self._inherited():

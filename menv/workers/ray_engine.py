@@ -42,6 +42,7 @@ except ImportError as error:
     ) from error
 
 from menv.workers.engine import (
+    BREAK,
     Engine,
     EngineName,
     RemoteActor,
@@ -279,6 +280,17 @@ class RayRemoteActor(RemoteActor):
         if not well:
             raise value.error(self.label)
         return value
+
+    def signal(self) -> bool:
+        # Ray cannot interrupt an actor; a process on another node ends its call first.
+        if (
+            self.is_gone()
+            or self._place is None
+            or self._place.node != ray.get_runtime_context().get_node_id()
+        ):
+            return False
+        os.kill(self._place.pid, BREAK)
+        return True
 
     def kill(self) -> None:
         if self.ended is None:
