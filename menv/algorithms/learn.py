@@ -9,6 +9,7 @@ import difflib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from numbers import Real
@@ -81,6 +82,8 @@ def headline(algo: Algorithm, folder: RunFolder | None) -> str:
     names = list(algo._policy_set.policies)
     policies = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     where = "" if folder is None else f", run folder {folder.path}"
+    with suppress(ConfigError):
+        where += ", listening at {}:{}".format(*algo.input_address)
     return f"{algo.recipe.name} in {env_name(algo.config.env)}, policies: {policies}{where}"
 
 

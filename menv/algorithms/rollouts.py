@@ -250,6 +250,8 @@ class LocalRollouts:
                 # A custom BaseEnv stays where it is.
                 if isinstance(self.base_env, CreatedEnvs | LockstepEnvs):
                     self._interrupted, self.sampler.agent_steps = True, agent_steps
+                # Saving drops the half-full fragment, as that of clients that do not call.
+                self.sampler.idle |= self.base_env.external
                 raise
 
     def follow(self, added: Sequence[PolicyGroup] = ()) -> None:

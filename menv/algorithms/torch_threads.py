@@ -43,6 +43,13 @@ def learning_device(num_gpus: float) -> torch.device:
     return torch.device("cuda")
 
 
+def gpu_names() -> list[str]:
+    """Return the names of the GPUs that torch finds."""
+    import torch
+
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
 def set_torch_threads(count: Threads) -> None:
     """Limit torch's threads in this process, because several of them wait for each other over small networks.
 

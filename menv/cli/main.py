@@ -22,6 +22,9 @@ COMMANDS = {
     "dashboard": "show runs in a browser while they train",
     "plot": "draw curves of runs as a PNG or SVG picture",
     "report": "write an HTML report of runs",
+    "export": "copy the policies of a run into folders of their own",
+    "serve": "answer external clients with the policies of a run",
+    "doctor": "check this installation",
     "check": "find errors in an environment",
     "verify": "check reproducibility across back-ends",
 }

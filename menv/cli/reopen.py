@@ -27,8 +27,9 @@ T = TypeVar("T")
 Missing = tuple[tuple[Any, ...], str]
 """The path of a setting, and what it was."""
 
-_NAME = re.compile(r"(class |function )?((?:[\w.]+|[^:]+\.py)[:.]\w+(?:\.\w+)*)")
+_NAME = re.compile(r"(class |function )?((?:[\w.]+|[^:]+\.py):[\w./-]+|[\w.]+\.\w+)")
 _MODULE = re.compile(r"[\w.]+|.+\.py")
+_SERVED = "an instance of menv.cli.serve:ServedPolicies"
 _DEEPEST = 2
 """Maximum number of keys in a path that `--config` can set."""
 
@@ -48,7 +49,6 @@ def reopened(
     known: Mapping[str, Any] | None = None,
     *,
     learns: bool = False,
-    env_option: str = "--env ",
 ) -> T:
     """Return what `load` makes of a run, with the objects that the run names if the user consents to import them.
 
@@ -58,12 +58,11 @@ def reopened(
         load: Reads the run; called again after the imports.
         known: Objects that need no consent, by what a checkpoint calls them.
         learns: Whether callbacks are needed. Otherwise those that are not imported are left out.
-        env_option: What comes before an environment on this command line.
 
     Raises:
         ConfigError: Names are missing; it says which, and the command that imports them.
     """
-    known = dict(known or {})
+    known = {_SERVED: "sampler", **(known or {})}
     try:
         with named_objects(known):
             return load()
@@ -75,14 +74,14 @@ def reopened(
     known |= {was: DefaultCallbacks for _, was in spare}
     if (needed or args.trust) and (names := [*_imports(Path(run)), *_importable(missing)]):
         if not _consents(args, names):
-            raise ConfigError(_advice(args, needed, names, env_option))
+            raise ConfigError(_advice(args, needed, names))
         import_modules([name for name in names if name not in _importable(missing)])
         known |= {was: _object(was) for _, was in missing if was in _importable(missing).values()}
     try:
         with named_objects(known):
             return load()
     except NamedOnlyError as error:
-        raise ConfigError(_advice(args, error.missing, [], env_option)) from None
+        raise ConfigError(_advice(args, error.missing, [])) from None
 
 
 def env_of_run(args: argparse.Namespace, run: str, env: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -135,10 +134,10 @@ def _consents(args: argparse.Namespace, names: list[str]) -> bool:
     return bool(args.trust)
 
 
-def _advice(args: argparse.Namespace, missing: list[Missing], names: list[str], env_option: str) -> str:
+def _advice(args: argparse.Namespace, missing: list[Missing], names: list[str]) -> str:
     by_name = {*_importable(missing).values()} if names else set()
     typed = dict.fromkeys(
-        _as_argument(args, path, env_option, was)
+        _as_argument(args, path, was)
         for path, was in missing
         if was not in by_name and not (names and _is_registered(path, was))
     )
@@ -153,11 +152,11 @@ def _is_registered(path: tuple[Any, ...], was: str) -> bool:
     return path == ("env",) and ":" not in was
 
 
-def _as_argument(args: argparse.Namespace, path: tuple[Any, ...], env_option: str, was: str) -> str:
+def _as_argument(args: argparse.Namespace, path: tuple[Any, ...], was: str) -> str:
     if path == ("multiagent", "policy_mapping_fn") and not hasattr(args, "config"):
         return "--policy AGENT=POLICY"
     if path != ("env",):
         return f"--config {'.'.join(map(str, path[:_DEEPEST]))}=@module:name"
     if _is_registered(path, was):
         return f"{IMPORT} and the module that registers {was!r}"
-    return f"{env_option}module:name"
+    return "--env module:name"

@@ -1,15 +1,28 @@
-"""`menv show`: prints the contents of a checkpoint or a policy folder, without torch, and checks every file."""
+"""`menv show`: prints the contents of a run, a checkpoint or a policy folder, without torch, and checks every file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from menv import algorithms
+from menv.algorithms.config.stored_config import as_json
 from menv.cli.arguments import Parser, parsed, print_text, take_imports
+from menv.errors import ConfigError
 from menv.inference import checkpoint_folder, policy_bundle
 from menv.policy import Policy
 from menv.serialization import folder_given
+from menv.tracking.report import flat_settings
+from menv.tracking.run_folder import Run, json_text, scalars
+
+_SHOWN = (
+    "training_iteration", "num_env_steps_sampled", "time_total_s", "episodes_total", "episode_reward_mean",
+    "episode_len_mean", "policy_reward_mean/", "evaluation/episode_reward_mean",
+)  # fmt: skip
+"""The last results that are shown; of those that end with a slash, all."""
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "menv show") -> int:
@@ -21,11 +34,17 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv show") -> 
     parser.add_argument("folder", help="a run folder, a folder of checkpoints, or a policy")
     take_imports(parser)
     args = parsed(parser, arguments)
-    path = checkpoint_folder.checkpoint_root(folder_given("show", args.folder))
-    policies: Any = Policy.from_checkpoint(path)
+    given = folder_given("show", args.folder)
+    path = checkpoint_folder.checkpoint_root(given)
+    policies: Any = {}
+    run = None
+    with suppress(ConfigError):
+        run = Run(given)
+    if run is None or run.checkpoints.is_dir():
+        policies = Policy.from_checkpoint(path)
     if not isinstance(policies, dict):
         policies = {policies.policy_id: policies}
-    lines = _run(path)
+    lines = [*(() if run is None else _run(run)), *_checkpoint(path)]
     for policy_id, policy in policies.items():
         lines += [
             f"policy {policy_id}",
@@ -36,7 +55,41 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv show") -> 
     return 0
 
 
-def _run(path: Path) -> list[str]:
+def _run(run: Run) -> Iterator[str]:
+    yield f"run {run.path}{' (is being written)' if run.is_running else ''}"
+    for command in run.command.splitlines():
+        yield f"  command       {_clean(command)}"
+    yield f"  digest        {_clean(run.digest) or 'no result yet'}"
+    for title, values in (("settings", _changed(run)), ("last results", _last(run))):
+        yield f"  {title}"
+        width = max(map(len, values), default=0)
+        yield from (f"    {_clean(key):<{width}}  {_clean(text)}" for key, text in values.items())
+
+
+def _changed(run: Run) -> dict[str, str]:
+    """Return the settings that differ from the defaults."""
+    config: Any = run.config.get("config")
+    kind: Any = getattr(algorithms, f"{run.config.get('algorithm')}Config", None)
+    default = dict(flat_settings(as_json(kind()) if kind is not None else {}))
+    own = dict(flat_settings(config if isinstance(config, dict) else {}))
+    return {
+        key: json_text(value) for key, value in own.items() if key not in default or default[key] != value
+    }
+
+
+def _last(run: Run) -> dict[str, str]:
+    last = deque(run.results(), maxlen=1)
+    numbers = dict(scalars(last[0] if last else {}))
+    return {
+        key: f"{value:,.6g}" for start in _SHOWN for key, value in numbers.items() if _is_shown(key, start)
+    }
+
+
+def _is_shown(key: str, start: str) -> bool:
+    return key.startswith(start) if start.endswith("/") else key == start
+
+
+def _checkpoint(path: Path) -> list[str]:
     if (path / policy_bundle.MANIFEST).exists():
         return []
     here = {checkpoint_folder.MANIFEST, checkpoint_folder.LATEST}
@@ -46,13 +99,16 @@ def _run(path: Path) -> list[str]:
     manifest = checkpoint_folder.read_manifest(folder)
     config: Any = manifest.get("config")
     env = config.get("env") if isinstance(config, dict) else None
+    others = [one.name for one in checkpoint_folder.numbered(path) if one.name != folder.name]
     return [
         f"checkpoint {folder}",
-        f"  algorithm     {_printable(manifest, 'algorithm')}, {_printable(manifest, 'iteration')} iterations, menv "
-        f"{_printable(manifest, 'menv_version')}",
-        f"  environment   {_printable({'env': env}, 'env') if isinstance(env, str) else 'given by the program'}",
+        *([f"  others        {', '.join(sorted(others)[-8:])}"] if others else []),
+        f"  algorithm     {_clean(manifest.get('algorithm'))}, {_clean(manifest.get('iteration'))} iterations, menv "
+        f"{_clean(manifest.get('menv_version'))}",
+        f"  environment   {_clean(env) if isinstance(env, str) else 'given by the program'}",
     ]
 
 
-def _printable(manifest: dict[str, Any], name: str) -> str:
-    return "".join(filter(str.isprintable, str(manifest.get(name))[:100]))
+def _clean(value: Any) -> str:
+    """Return the beginning of a text of a file, without what a terminal would obey."""
+    return "".join(filter(str.isprintable, str(value)[:200]))

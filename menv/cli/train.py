@@ -55,10 +55,11 @@ examples:
 
 def main(arguments: Sequence[str] | None = None, program: str = "menv train") -> int:
     """Train as the arguments say and return the exit status."""
-    return train(parsed(_parser(program), arguments))
+    return train(parsed(train_parser(program), arguments))
 
 
-def _parser(program: str) -> Parser:
+def train_parser(program: str) -> Parser:
+    """Return the parser of the arguments."""
     parser = Parser(
         prog=program, description="Train policies in an environment.", epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -229,6 +230,5 @@ def from_checkpoint(
 ) -> Algorithm:
     """Return an algorithm resumed from a checkpoint, with what the run names if the user consents."""
     known = {f"function {own_name.__module__}:{own_name.__qualname__}": own_name}
-    option = "" if learns else "--env "
     load = partial(kind.from_checkpoint, folder, config, args.env)
-    return reopened(args, folder, load, known, learns=learns, env_option=option)
+    return reopened(args, folder, load, known, learns=learns)

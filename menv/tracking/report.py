@@ -145,14 +145,15 @@ def settings_of(run: Run) -> dict[str, Any]:
     config = run.config.get("config")
     return {
         "algorithm": run.config.get("algorithm"),
-        **dict(_flat(config if isinstance(config, dict) else {})),
+        **dict(flat_settings(config if isinstance(config, dict) else {})),
     }
 
 
-def _flat(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def flat_settings(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield settings, with keys such as `model.fcnet_hiddens`."""
     for key, value in values.items():
         if isinstance(value, dict) and value and not any(one.startswith("$") for one in value):
-            yield from _flat(value, f"{path}{key}.")
+            yield from flat_settings(value, f"{path}{key}.")
         else:
             yield f"{path}{key}", value
 

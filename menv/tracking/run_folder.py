@@ -31,6 +31,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+import menv
 from menv.errors import ConfigError
 from menv.serialization import folder_given, path_given, writing
 from menv.tracking.tracker import Tracker
@@ -59,8 +60,8 @@ def next_run_dir(env: str, algorithm: str, root: str | os.PathLike[str] = "runs"
 def command_line() -> str:
     """Return the command that started this process, as a shell reads it."""
     program, *arguments = sys.argv
-    name = Path(program).name
-    start = [name] if name == "menv" else ["python", program]
+    by_module = Path(program) == Path(menv.__file__).parent / "cli" / "__main__.py"
+    start = ["menv"] if by_module or Path(program).name == "menv" else ["python", program]
     return shlex.join([*start, *arguments])
 
 

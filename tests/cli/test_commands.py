@@ -101,9 +101,10 @@ def test_show_tells_of_a_run_and_of_a_policy(folder: Path, capsys: pytest.Captur
     capsys.readouterr()
     assert main(["show", "run"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "checkpoint run/checkpoints/000001"
-    assert "PPO, 1 iterations" in lines[1]
-    assert lines[2].split() == ["environment", "tictactoe"]
+    assert lines[0] == "run run"
+    place = lines.index("checkpoint run/checkpoints/000001")
+    assert "PPO, 1 iterations" in lines[place + 1]
+    assert lines[place + 2].split() == ["environment", "tictactoe"]
     assert [line for line in lines if line.startswith("policy")] == ["policy player1", "policy player2"]
     assert main(["show", "run/checkpoints/000001/policies/player2"]) == 0
     lines = capsys.readouterr().out.splitlines()

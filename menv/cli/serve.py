@@ -1,0 +1,74 @@
+"""`menv serve`: answers external clients with the policies of a run, which learn from them unless they are frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from menv.cli.arguments import Parser, parsed, take_imports
+from menv.cli.reopen import take_trust
+from menv.cli.train import train, train_parser
+from menv.env_context import InputContext
+from menv.errors import ConfigError
+from menv.serving.policy_server import PolicyServerInput, TransportName
+
+
+class ServedPolicies:
+    """The setting `input` of a run that is served. Run folders hold its name alone, so not the token."""
+
+    def __init__(self, address: str, port: int, transport: TransportName, token: str | None) -> None:
+        self.address = address
+        self.port = port
+        self.transport = transport
+        self.token = token
+
+    def __call__(self, ioctx: InputContext) -> PolicyServerInput:
+        return PolicyServerInput(
+            ioctx,
+            self.address,
+            self.port,
+            transport=self.transport,
+            token=self.token,
+            idle_timeout=None,
+        )
+
+
+def main(arguments: Sequence[str] | None = None, program: str = "menv serve") -> int:
+    """Serve until Ctrl-C and return the exit status."""
+    parser = Parser(
+        prog=program, description="Serve the policies of a run to menv.serving.client.PolicyClient."
+    )
+    parser.add_argument("run", help="a run folder, or a checkpoint")
+    parser.add_argument(
+        "--frozen", action="store_true", help="only act; otherwise the run continues to learn"
+    )
+    parser.add_argument("--env", help="the environment of the clients, for its spaces (the run's)")
+    parser.add_argument("--address", default="127.0.0.1", help="%(default)s; any other needs a token")
+    parser.add_argument("--port", type=int, default=9900, help="%(default)s; 0 chooses a free one")
+    parser.add_argument("--transport", choices=("http", "tcp", "websocket"), default="http")
+    parser.add_argument("--token-file", metavar="FILE", help="a file with the token that clients must send")
+    parser.add_argument("--json", action="store_true", help="print results as JSON, one object per line")
+    take_trust(parser)
+    take_imports(parser)
+    args = parsed(parser, arguments)
+    served = ServedPolicies(args.address, args.port, args.transport, _token(args.token_file))
+    training = parsed(
+        train_parser(program), ["--resume", args.run, *(["--env", args.env] if args.env else [])]
+    )
+    training.config = {"input": served, "num_workers": 0}
+    if args.frozen:
+        training.config |= {"multiagent": {"policies_to_train": []}, "evaluation_interval": None}
+        training.no_save = True
+    training.trust, training.typed, training.json = args.trust, args.typed, args.json
+    return train(training)
+
+
+def _token(file: str | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return Path(file).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"--token-file {file}: cannot be read ({error}), expected a text file with the token; check the path"
+        ) from None

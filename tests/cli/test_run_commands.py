@@ -1,0 +1,190 @@
+"""`show`, `export`, `serve` and `doctor` on one trained run."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+
+import menv
+from menv import Policy
+from menv.cli.main import main
+from menv.inference.network_policy import NetworkPolicy
+from menv.serving.client.policy_client import PolicyClient
+from menv.tracking import Run
+from tests.house.test_importing import python
+
+LISTENING = re.compile(r"listening at 127\.0\.0\.1:(\d+)")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("trained") / "pole"
+    small = ["--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64", "--config", "lr=0.002"]
+    assert (
+        main(["train", "CartPole-v1", *small, "--stop", "training_iteration=2", "--run-dir", str(run)]) == 0
+    )
+    return run
+
+
+@pytest.fixture
+def run(trained: Path, folder: Path) -> str:
+    """The folder of a trained run in the working directory."""
+    shutil.copytree(trained, folder / "pole")
+    return "pole"
+
+
+def test_show_prints_settings_results_command_and_checkpoints(
+    run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (Path(run) / "command.txt").write_text("menv train CartPole-v1\n")
+    assert main(["show", run]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    for line in (
+        ["run", "pole"],
+        ["command", "menv", "train", "CartPole-v1"],
+        ["digest", Run(run).digest],
+        ["train_batch_size", "64"],
+        ["lr", "0.002"],
+        ["training_iteration", "2"],
+        ["num_env_steps_sampled", "128"],
+        ["checkpoint", "pole/checkpoints/000002"],
+        ["policy", "default_policy"],
+    ):
+        assert line in lines
+    assert not [line for line in lines if line[0] in ("gamma", "clip_param")]
+
+
+def test_export_copies_policies_that_need_no_torch(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", run]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "pole-policies"
+    assert main(shlex.split(shown[1].partition("menv ")[2])) == 0
+    assert main(["export", run, "-o", "one", "--policy", "default_policy"]) == 0
+    assert not list(Path().rglob("*.py"))[1:], "corridors.py is the fixture's"
+    policy = Policy.from_checkpoint("one")
+    assert isinstance(policy, NetworkPolicy)
+    obs = gym.make("CartPole-v1").reset(seed=0)[0]
+    several = Policy.from_checkpoint("pole-policies")
+    assert isinstance(several, dict)
+    assert policy.act(obs) == several["default_policy"].act(obs)
+    code = f"import os, sys; os.chdir({os.getcwd()!r}); from menv.cli.main import main"
+    done = python(
+        f"{code}; assert main(['export', 'pole', '-o', 'two']) == 0; assert 'torch' not in sys.modules"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["pole", "--policy", "blue"], "--policy blue: not in pole/checkpoints/000002, expected one of ['default_pol"),
+        (["pole", "-o", "pole"], "-o pole: exists, expected a name that is free"),
+        (["gone"], "there is no folder gone"),
+    ],
+)  # fmt: skip
+def test_export_refuses_what_cannot_be_copied(
+    run: str, capsys: pytest.CaptureFixture[str], arguments: list[str], error: str
+) -> None:
+    assert main(["export", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("menv export: error: ")
+    assert error in line
+
+
+@pytest.fixture
+def serving() -> Iterator[list[subprocess.Popen[str]]]:
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def played(address: str, token: str | None = None, steps: int = 80) -> None:
+    env = gym.make("CartPole-v1")
+    with PolicyClient(address, "remote", token=token) as client:
+        while steps > 0:
+            obs, _ = env.reset(seed=steps)
+            episode, over = client.start_episode(), False
+            while not over:
+                obs, reward, terminated, truncated, _ = env.step(client.get_action(episode, obs))
+                over, steps = terminated or truncated, steps - 1
+                client.log_returns(episode, float(reward))
+            client.end_episode(episode, obs)
+
+
+@pytest.mark.slow_unless("False")
+@pytest.mark.parametrize("frozen", [True, False])
+def test_serve_answers_clients_and_learns_unless_it_is_frozen(
+    run: str, serving: list[subprocess.Popen[str]], frozen: bool
+) -> None:
+    Path("token").write_text("a long secret\n")
+    command = ["menv.cli", "serve", run, "--port", "0", "--token-file", "token", *["--frozen"] * frozen]
+    environment = {**os.environ, "PYTHONPATH": str(Path(menv.__file__).parents[1])}
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=environment,
+    )  # fmt: skip
+    serving.append(process)
+    assert process.stdout is not None
+    port = next(found[1] for line in process.stdout if (found := LISTENING.search(line)))
+    played(f"http://127.0.0.1:{port}", "a long secret")
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=30)[0]
+    assert process.returncode == 130, said
+    iterations = [result["training_iteration"] for result in Run(run).results()]
+    assert iterations[:2] == [1, 2]
+    assert (len(iterations) > 2) is not frozen
+    if not frozen:
+        assert Run(run).command.endswith(f"menv serve {run} --port 0 --token-file token")
+        assert "a long secret" not in (Path(run) / "config.json").read_text()
+        assert main(["evaluate", run, "--episodes", "1"]) == 0
+
+
+def test_serve_refuses_a_port_that_is_taken_and_a_token_that_cannot_be_read(
+    run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", run, "--frozen", "--port", str(port)]) == 2
+    assert f"port {port} at 127.0.0.1 is taken by another program" in capsys.readouterr().err
+    assert main(["serve", run, "--token-file", "gone"]) == 2
+    assert "--token-file gone: cannot be read" in capsys.readouterr().err
+
+
+def test_doctor_reports_this_installation(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["menv"] == menv.__version__
+    assert report["packages"]["numpy"] == metadata.version("numpy")
+    assert report["extras"]["train"]["torch"] == metadata.version("torch")
+    assert "all" not in report["extras"]
+    assert report["conflicts"] == []
+    needed = ["numpy>=1.26,<3", "msgspec>=0.18", 'nowhere>=1; extra == "serve"']
+    versions = {"numpy": "3.0", "msgspec": "0.18"}
+    real = metadata.version
+
+    def version(name: str) -> str:
+        return versions.get(name) or real(name)
+
+    monkeypatch.setattr(metadata, "requires", lambda name: needed)
+    monkeypatch.setattr(metadata, "version", version)
+    assert main(["doctor"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == [
+        "missing     extra serve: pip install 'menv[serve]'",
+        "conflict    numpy 3.0, menv needs >=1.26,<3",
+    ]
