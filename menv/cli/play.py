@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import shlex
 import shutil
 import sys
@@ -108,6 +109,9 @@ def _pictured(args: argparse.Namespace, make: Callable[..., Game]) -> Game:
 
 
 def _play(game: Game, program: str, *, hints: bool) -> None:
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # Bytes that are no text are no legal move.
+        sys.stdin.reconfigure(errors="replace")
     game.start()
     while True:
         position = game.advance()

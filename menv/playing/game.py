@@ -121,6 +121,11 @@ class Game:
         self._chosen = dict(policies or {})
         self._policy_ids: dict[AgentId, str | None] = {}
         stored = _stored(run, env)
+        if (stored.get("multiagent") or {}).get("observation_fn") is not None:
+            raise ConfigError(
+                f"run {run}: policies see what its observation_fn makes of the observations, expected none; use menv "
+                "evaluate"
+            )
         self._unknown: NamedOnlyError | None = None
         self._mapping = None
         try:

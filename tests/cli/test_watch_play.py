@@ -71,6 +71,15 @@ def test_names_are_moves_too_and_others_are_asked_again(
     assert shown.endswith("the game was left\n")
 
 
+def test_bytes_that_are_no_text_are_no_move(runs: Path) -> None:
+    command = [sys.executable, "-m", "menv.cli", "play", str(runs / "tictactoe"), "--as", "player1"]
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(
+        command, input=b"\xff\nq\n", capture_output=True, env=strict, timeout=60, check=True
+    )
+    assert b" is no legal move" in done.stdout
+
+
 def test_the_end_of_stdin_ends_a_game(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -223,3 +223,21 @@ def test_an_environment_in_which_no_agent_acts_is_refused(tmp_path: Path) -> Non
         algo.save(tmp_path / "run")
     with Game(tmp_path / "run", env=Waits) as game, pytest.raises(ContractError, match="no agent waited"):
         game.start()
+
+
+def test_observations_of_an_observation_fn_cannot_be_made_here(tmp_path: Path) -> None:
+    unchanged = {"observation_fn": lambda agent_obs, **more: agent_obs}
+    with PPO(config={**SMALL, "multiagent": unchanged}, env="tictactoe") as algo:
+        algo.save(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"observation_fn.*use menv evaluate"):
+        Game(tmp_path / "run")
+
+
+def test_stacked_frames_are_kept_between_moves(tmp_path: Path) -> None:
+    frames = [("FrameStackAgentConnector", {"num_frames": 4})]
+    with PPO(config={**SMALL, "agent_connectors": frames}, env="tictactoe") as algo:
+        algo.save(tmp_path / "run")
+    with Game(tmp_path / "run") as game:
+        for _ in range(2):
+            assert game.start().probabilities is None
+            assert game.advance().done
