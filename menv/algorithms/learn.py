@@ -73,7 +73,9 @@ def folder_trackers(folder: RunFolder | None) -> list[Tracker]:
 
 
 def env_name(env: Any) -> str:
-    """Return a name of an environment, for people and for folders."""
+    """Return a name of an environment, for people and for folders; without one, external clients step theirs."""
+    if env is None:
+        return "external"
     return env if isinstance(env, str) else str(getattr(env, "__qualname__", type(env).__qualname__))
 
 

@@ -62,7 +62,8 @@ _TITLES = {
     "policy_loss": "Policy loss", "vf_loss": "Value loss", "entropy": "Entropy", "kl": "KL divergence",
     "total_loss": "Total loss", "loss": "Loss", "mean_q": "Mean Q-value", "mean_td_error": "Mean TD error",
     "grad_gnorm": "Gradient norm", "vf_explained_var": "Explained variance of values", "cur_lr": "Learning rate",
-    "epsilon": "Exploration (epsilon)",
+    "epsilon": "Exploration (epsilon)", "latency_ms_mean": "Mean latency of actions, ms",
+    "latency_ms_max": "Maximum latency of actions, ms",
 }  # fmt: skip
 
 
@@ -293,9 +294,12 @@ def write_report(
     path = output_path("report", default if output is None else output)
     text = page(report_data(runs))
     with writing("report", f"the report {path}"):
-        draft = path.with_name(f".{path.name}.draft")
+        # Only a file is replaced: the path may be a pipe or a device.
+        is_file = path.is_file() or not path.exists()
+        draft = path.with_name(f".{path.name}.draft") if is_file else path
         draft.write_text(text, "utf-8")
-        draft.replace(path)
+        if is_file:
+            draft.replace(path)
     return path
 
 
@@ -347,16 +351,37 @@ def _last(groups: Sequence[Group]) -> list[dict[str, Any]]:
 def _sections(groups: Sequence[Group]) -> list[dict[str, Any]]:
     sections: dict[str, list[dict[str, Any]]] = {}
     for section, title, pattern in _CHARTS:
+        if _repeats_a_policy(groups, pattern):
+            continue
         for chart, keys in matching(groups, pattern).items():
-            named = title.format(chart=_TITLES.get(chart, chart.replace("_", " ").capitalize()))
+            words = chart.removeprefix("num_").replace("_", " ").capitalize()
+            named = title.format(chart=_TITLES.get(chart, words))
             for name, lines in _split(named, groups, keys):
-                level = all(np.ptp(y) == 0 for _, curves in lines for _, y in curves)
-                # A zero-sum game returns 0 for ever, and many statistics are settings.
-                if not (level and (section == "Learning" or title.endswith("all agents"))):
+                if not _is_dull(section, [values for _, curves in lines for _, values in curves]):
                     shown = [line_of(*line) for line in lines[:_LINES]]
                     more = {"title": name, "lines": shown, "left_out": len(lines) - len(shown)}
                     sections.setdefault(section, []).append(more)
     return [{"title": title, "charts": charts} for title, charts in sections.items()]
+
+
+def _is_dull(section: str, values: Sequence[Floats]) -> bool:
+    """Return whether lines are settings, or counts that stayed 0."""
+    level = all(np.ptp(one) == 0 for one in values)
+    return level and (
+        section == "Learning" or (section in ("Returns", "Clients") and not any(map(np.any, values)))
+    )
+
+
+def _repeats_a_policy(groups: Sequence[Group], key: str) -> bool:
+    """Return whether the only policy has the returns of whole episodes."""
+    found = re.fullmatch("(evaluation/)?episode_reward_mean", key)
+    policies = matching(groups, rf"{found[1] or ''}policy_reward_mean/{_OWN}").get("", {}) if found else {}
+    return len(policies) == 1 and all(
+        np.array_equal(table.get(key, 0), table.get(policy, 0), equal_nan=True)
+        for group in groups
+        for table in group.tables
+        for policy in policies.values()
+    )
 
 
 def _split(
@@ -434,7 +459,11 @@ def _win_rates(group: Group) -> Iterator[dict[str, Any]]:
                     if isinstance(rate, int | float):
                         last.setdefault(policy, {}).setdefault(opponent, []).append(rate)
         if last:
-            against = list(dict.fromkeys(name for row in last.values() for name in row))
+            others = dict.fromkeys(name for row in last.values() for name in row)
+            against = [
+                *(name for name in last if name in others),
+                *(name for name in others if name not in last),
+            ]
             yield {
                 "name": " · ".join(filter(None, (group.name, title))),
                 "policies": list(last),

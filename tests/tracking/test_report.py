@@ -129,6 +129,20 @@ def test_seeds_are_one_line_with_a_band_and_settings_are_compared(tmp_path: Path
     assert data["time"][0]["parts"][-1] == ("everything else", pytest.approx(0.6))
 
 
+def test_lines_that_say_nothing_are_left_out(tmp_path: Path) -> None:
+    served = {"clients_connected": 2, "messages_refused": 0, "idle": None}
+    results = [{**result(number, {"p": 2.0, "q": -2.0}), "external": served} for number in (1, 2)]
+    data = report_data([Run(run_folder(tmp_path / "duel", results))])
+    titles = [chart["title"] for section in data["sections"] for chart in section["charts"]]
+    assert "Clients connected" in titles
+    # The sum of a zero-sum game, a count that stays 0, and a learning rate that is a setting.
+    assert not {"Return per episode, all agents", "Messages refused", "Learning rate"} & set(titles)
+    (alone,) = seeds(tmp_path, {1: [1, 2]})
+    returns, *_ = report_data([Run(alone)])["sections"]
+    # The only policy has the returns of the whole episode.
+    assert [chart["title"] for chart in returns["charts"]] == ["Return per episode, by policy"]
+
+
 def test_win_rates_are_the_mean_over_seeds(tmp_path: Path) -> None:
     rates = (
         {"p": {"q": 1.0}, "q": {"p": 0.0, "random": 0.5}},
@@ -139,8 +153,8 @@ def test_win_rates_are_the_mean_over_seeds(tmp_path: Path) -> None:
         for seed, one in enumerate(rates)
     ]
     (table,) = report_data([Run(path) for path in runs])["win_rates"]
-    assert (table["policies"], table["against"]) == (["p", "q"], ["q", "p", "random"])
-    assert table["rates"] == [[0.75, None, None], [None, 0.25, 0.5]]
+    assert (table["policies"], table["against"]) == (["p", "q"], ["p", "q", "random"])
+    assert table["rates"] == [[None, 0.75, None], [0.25, None, 0.5]]
 
 
 def test_five_seeds_of_1000_iterations_open_quickly_and_are_small(tmp_path: Path, browser: Browser) -> None:
@@ -156,7 +170,7 @@ def test_five_seeds_of_1000_iterations_open_quickly_and_are_small(tmp_path: Path
     page = shown(browser, output)
     # The aim is a second on a quiet machine.
     assert time.monotonic() - began < 10
-    assert len(re.findall('<polyline class="curve"', page)) >= 8
+    assert len(re.findall('<polyline class="curve"', page)) == 7
 
 
 def test_the_page_shows_curves_videos_commands_and_settings(
@@ -273,3 +287,14 @@ def test_wrong_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (run / "config.json").write_text(json.dumps({"kind": "menv run", "env": ["x"], "config": [1]}))
     (run / "progress.csv").unlink()
     assert main(["report", str(run)]) == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_file_without_room_is_an_error_that_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run_folder(tmp_path / "a", [result(1, {"p": 0.0})])
+    assert main(["report", str(path), "-o", "/dev/full"]) == 1
+    assert "No space left" in capsys.readouterr().err
+    assert Path("/dev/full").is_char_device()
+    assert main(["plot", str(path), "-o", str(tmp_path / "no" / "a.png")]) == 2
