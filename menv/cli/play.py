@@ -81,8 +81,8 @@ def _serve(args: argparse.Namespace, program: str) -> int:
         with suppress(KeyboardInterrupt):
             server.run()
         if learning is not None and learning.path is not None:
-            where = shlex.quote(str(learning.path))
-            print_text(f"run folder: {where}\n  play: menv play {where} --browser --learn", program)
+            again = [str(learning.path) if word == args.run else word for word in shlex.split(args.typed)]
+            print_text(f"run folder: {learning.path}\n  play: {shlex.join(again)}", program)
     return 0
 
 

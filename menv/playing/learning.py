@@ -52,16 +52,16 @@ def learning_settings(game: Game, stored: Mapping[str, Any]) -> dict[str, Any]:
     named = (stored.get("multiagent") or {}).get("policy_mapping_fn")
     if named is not None and not (by_name and named == _BY_NAME):
         settings["multiagent"] = {"policy_mapping_fn": lambda agent, *rest, **more: mapping[agent]}
-    if "sgd_minibatch_size" in stored:
-        settings["sgd_minibatch_size"] = BATCH
+    # The first two are PPO's; DQN learns from its replay buffer, in batches of its own size.
+    on_policy = ("train_batch_size", "sgd_minibatch_size") if "sgd_minibatch_size" in stored else ()
+    sizes = (*on_policy, "rollout_fragment_length", "min_sample_timesteps_per_iteration")
+    settings |= {name: BATCH for name in sizes if name in stored}
     return {
         **settings,
         "input": lambda context: PolicyServerInput(context, port=0, transport="tcp", idle_timeout=None),
         "num_workers": 0,
         "evaluation_interval": None,
         "batch_mode": "truncate_episodes",
-        "rollout_fragment_length": BATCH,
-        "train_batch_size": BATCH,
     }
 
 
@@ -84,7 +84,7 @@ class Learning:
         self.weights: Mapping[str, Any] = {}
         self.client = PolicyClient("tcp://{}:{}".format(*algo.input_address), "remote", client="menv play")
         self.num_asked = 0
-        self._first = self._trained = algo.counts()["num_env_steps_trained"]
+        self._before = self._counts = algo.counts()
         self._num_updates = 0
         self._failure = ""
         self._closed = False
@@ -93,12 +93,15 @@ class Learning:
 
     def status(self) -> dict[str, Any]:
         """Return what the page shows."""
-        trained = self._trained - self._first
+        sampled, trained = (
+            self._counts[name] - self._before[name]
+            for name in ("num_env_steps_sampled", "num_env_steps_trained")
+        )
         return {
             "trained": trained,
             "updates": self._num_updates,
             "batch": BATCH,
-            "waiting": min(max(self.num_asked - trained, 0), BATCH),
+            "waiting": min(max(self.num_asked - sampled, 0), BATCH),
             "failure": self._failure,
         }
 
@@ -125,7 +128,7 @@ class Learning:
                 folder.result(result)
                 algo.save(folder.checkpoints, keep_last=3)
                 self.path, self.weights = folder.path, algo.get_weights()
-                self._trained = result["num_env_steps_trained"]
+                self._counts = algo.counts()
                 self._num_updates += 1
         except Exception as error:
             # `close` stops the algorithm while it waits for the next game.
