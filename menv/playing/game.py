@@ -81,10 +81,10 @@ class Game:
         run: A run folder, a checkpoint, or a folder of exported policies.
         human: The agent whose actions `step` gets; None lets policies play all agents.
         env: The environment, as for `make_env`; by default the run's, if this process knows its name.
-        env_config: Settings over those of the run.
+        env_config: Settings that override the run's.
         policies: Ids of the policies of agents, by agent or by a pattern such as `"car_*"`. Other agents have the
-            policy that the run's `policy_mapping_fn` names; if that is not known here, the one of their own name, or
-            the only one.
+            policy that the run's `policy_mapping_fn` names; if that is not known here, the only policy, or the one
+            named after the agent.
         seed: Of the first reset, and of sampled actions.
         greedy: Whether policies take their most likely action; False samples.
         render_mode: "ansi" or "rgb_array"; None takes the first of them that the environment has.
