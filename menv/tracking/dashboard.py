@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from menv.errors import ConfigError, MissingExtraError
-from menv.serialization import folder_given
+from menv.serialization import path_given
 from menv.tracking.report import page, report_data
 from menv.tracking.run_folder import Run
 
@@ -55,7 +55,11 @@ class Dashboard:
                 "dashboard: the packages starlette and uvicorn are not installed, expected them; run: pip install "
                 "'menv[serve]', or write a report with menv report"
             ) from error
-        self._folder = folder_given("dashboard", folder)
+        self._folder = path_given("dashboard", folder)
+        if not self._folder.is_dir():
+            raise ConfigError(
+                f"dashboard: there is no folder {folder}, expected one with runs; train first, or pass another folder"
+            )
         self._known: dict[Path, tuple[int, Run]] = {}
         self._socket = _listening(port)
         self.url = f"http://{HOST}:{self._socket.getsockname()[1]}/"
