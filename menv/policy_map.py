@@ -6,8 +6,10 @@ possible agent before the first step. It knows no weights and no environments.
 
 from __future__ import annotations
 
+import fnmatch
 import inspect
 import itertools
+import re
 import warnings
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +28,8 @@ from menv.spaces import OR_MANY_AGENTS
 DEFAULT_POLICY = "default_policy"
 
 MappingFn = Callable[[AgentId, Episode, Any], str]
+MappingSetting = Callable[..., Any] | Sequence[Sequence[str]] | None
+"""A mapping function, or pairs of a pattern as of `fnmatch` and a policy id, which a checkpoint can hold."""
 
 _NUMBERS = itertools.count()
 _GIVEN = ("agent_id", "episode", "worker")
@@ -46,15 +50,16 @@ class PolicyMap:
     def __init__(
         self,
         policies: Mapping[str, Any] | Iterable[str] | None = None,
-        policy_mapping_fn: Callable[..., Any] | None = None,
+        policy_mapping_fn: MappingSetting = None,
         policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
     ) -> None:
         """Read RLlib's three settings.
 
         Args:
             policies: Specs by id, or ids alone; None means one policy, `default_policy`.
-            policy_mapping_fn: `(agent_id, episode, worker, **kwargs) -> policy id`; fewer parameters are fine. None is
-                allowed with one policy.
+            policy_mapping_fn: `(agent_id, episode, worker, **kwargs) -> policy id`; fewer parameters are fine. Or pairs
+                `(pattern, policy id)`, of which the first one whose pattern matches the agent's name counts; a `*` in
+                the policy id is that name. None is allowed with one policy.
             policies_to_train: Ids, or `(policy_id, batch) -> bool`; None means all that can learn.
 
         Raises:
@@ -107,7 +112,7 @@ class PolicyMap:
         *,
         add: Mapping[str, PolicySpec] = MappingProxyType({}),
         remove: Collection[str] = (),
-        policy_mapping_fn: Callable[..., Any] | None = None,
+        policy_mapping_fn: MappingSetting = None,
         policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
     ) -> PolicyMap:
         """Return a map with policies added or removed; None keeps a setting.
@@ -271,19 +276,16 @@ def _decided(fn: Callable[[str, Any], Any], policy_id: str, batch: Any) -> bool:
     return bool(answer)
 
 
-def adapt_mapping_fn(fn: Callable[..., Any]) -> MappingFn:
+def adapt_mapping_fn(fn: Callable[..., Any] | Sequence[Sequence[str]]) -> MappingFn:
     """Return `fn` as a function of exactly (agent_id, episode, worker).
 
     The signature is read once, here: functions of one or two parameters, keyword-only ones and `**kwargs` all work.
 
     Raises:
-        ConfigError: `fn` is not callable or needs another parameter.
+        ConfigError: `fn` is neither callable nor pairs of patterns and policy ids, or needs another parameter.
     """
     if not callable(fn):
-        raise ConfigError(
-            f"policy_mapping_fn: {type(fn).__name__}, expected a function "
-            "(agent_id, episode, worker, **kwargs) -> policy id; pass the function itself"
-        )
+        return _by_patterns(fn)
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):
@@ -308,6 +310,33 @@ def adapt_mapping_fn(fn: Callable[..., Any]) -> MappingFn:
         given = {"agent_id": agent_id, "episode": episode, "worker": worker}
         args = [given[name] for name in in_place]
         return fn(*args, **{name: given[name] for name in by_name})  # type: ignore[no-any-return]
+
+    return mapping
+
+
+def _by_patterns(pairs: Any) -> MappingFn:
+    """Return the mapping function of pairs (pattern, policy id)."""
+    listed = list(pairs) if isinstance(pairs, list | tuple) else []
+    if not listed or not all(
+        isinstance(one, list | tuple) and list(map(type, one)) == [str, str] for one in listed
+    ):
+        raise ConfigError(
+            f"policy_mapping_fn: {pairs!r:.200}, expected a function (agent_id, episode, worker, **kwargs) -> policy "
+            "id, or a list of pairs (pattern, policy id); pass the function itself"
+        )
+    patterns: list[tuple[re.Pattern[str], str]] = [
+        (re.compile(fnmatch.translate(pattern)), policy) for pattern, policy in listed
+    ]
+
+    def mapping(agent_id: AgentId, episode: Episode, worker: Any) -> str:
+        name = str(agent_id)
+        for pattern, policy in patterns:
+            if pattern.match(name):
+                return policy.replace("*", name)
+        raise ConfigError(
+            f"policy_mapping_fn: agent {agent_id!r} matches none of the patterns {[one for one, _ in listed]}, "
+            "expected one for each agent; add a pattern for it, such as '*' as the last one"
+        )
 
     return mapping
 

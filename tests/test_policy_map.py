@@ -205,3 +205,19 @@ def test_a_map_holds_no_policies_and_says_where_they_are(ask: Any) -> None:
 def test_a_policy_or_its_name_in_the_place_of_its_class_is_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"PolicySpec: policy_class is .*, expected a class"):
         PolicySpec(policy_class=given)
+
+
+@pytest.mark.parametrize("pairs", [[], "a=b", [("a",)], [("a", 3)], {"a": "b"}, [["a", "b"], None]])
+def test_what_is_neither_a_function_nor_pairs_is_refused(pairs: Any) -> None:
+    with pytest.raises(ConfigError, match=r"or a list of pairs \(pattern, policy id\)"):
+        PolicyMap(["b"], pairs)
+
+
+def test_the_first_pattern_that_matches_decides_and_a_star_is_the_name() -> None:
+    pairs = [("car_0", "first"), ("car_*", "cars"), ("[0-9]", "number_*")]
+    policies = PolicyMap(["first", "cars", "number_7"], pairs)
+    episode = Episode(0, 0)
+    found = [policies.policy_for(agent, episode, None) for agent in ("car_0", "car_1", 7)]
+    assert found == ["first", "cars", "number_7"]
+    with pytest.raises(ConfigError, match=r"agent 'truck' matches none of the patterns \['car_0', 'car_\*'"):
+        policies.policy_for("truck", episode, None)

@@ -26,7 +26,7 @@ from menv.episode import Episode
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.metrics import AS_THEY_COME, Metrics, When
 from menv.policy import Policy
-from menv.policy_map import PolicyMap
+from menv.policy_map import MappingSetting, PolicyMap
 from menv.sampling import fragment_limit
 from menv.sampling.fragment_limit import ExternalFragmentLimit, Flags, FragmentLimit
 from menv.sampling.infer_policies import AgentSpaces, resolve_agents
@@ -356,7 +356,7 @@ Kind: TypeAlias = Literal["observation", "action"]
 class EvalPolicies:
     """The policies of a run under the mapping of its evaluations; None maps agents as the run does."""
 
-    def __init__(self, policy_view: PolicyView, policy_mapping_fn: Callable[..., Any] | None = None) -> None:
+    def __init__(self, policy_view: PolicyView, policy_mapping_fn: MappingSetting = None) -> None:
         self._policy_view = policy_view
         self._mapping_fn = policy_mapping_fn
         # The run's map and the map with the other mapping function.

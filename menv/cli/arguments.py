@@ -290,6 +290,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def seed(text: str) -> int:
+    """Return the seed of an option."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number from 0")
+    return int(text)
+
+
 def import_modules(modules: Sequence[str]) -> None:
     """Import the modules and files of `--import`."""
     _registry().import_first(modules, IMPORT)

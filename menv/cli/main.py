@@ -25,6 +25,7 @@ COMMANDS = {
     "export": "copy the policies of a run into folders of their own",
     "serve": "answer external clients with the policies of a run",
     "doctor": "check this installation",
+    "envs": "list environments by name",
     "check": "find errors in an environment",
     "verify": "check reproducibility across back-ends",
 }

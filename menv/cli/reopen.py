@@ -27,7 +27,7 @@ T = TypeVar("T")
 Missing = tuple[tuple[Any, ...], str]
 """The path of a setting, and what it was."""
 
-_NAME = re.compile(r"(class |function )?((?:[\w.]+|[^:]+\.py):[\w./-]+|[\w.]+\.\w+)")
+_NAME = re.compile(r"(class |function )?((?:[\w.]+|[^:]+\.py):[\w./(),=-]+|[\w.]+\.\w+)")
 _MODULE = re.compile(r"[\w.]+|.+\.py")
 _SERVED = "an instance of menv.cli.serve:ServedPolicies"
 _DEEPEST = 2
@@ -46,7 +46,6 @@ def reopened(
     args: argparse.Namespace,
     run: str,
     load: Callable[[], T],
-    known: Mapping[str, Any] | None = None,
     *,
     learns: bool = False,
 ) -> T:
@@ -56,13 +55,12 @@ def reopened(
         args: Of `parsed`, with `trust`, which a yes on the terminal sets.
         run: The run folder, or a checkpoint.
         load: Reads the run; called again after the imports.
-        known: Objects that need no consent, by what a checkpoint calls them.
         learns: Whether callbacks are needed. Otherwise those that are not imported are left out.
 
     Raises:
         ConfigError: Names are missing; it says which, and the command that imports them.
     """
-    known = {_SERVED: "sampler", **(known or {})}
+    known: dict[str, Any] = {_SERVED: "sampler"}
     try:
         with named_objects(known):
             return load()

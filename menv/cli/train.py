@@ -31,24 +31,26 @@ from menv.cli.arguments import (
     merge,
     parsed,
     print_error,
+    seed,
     stdout_error,
     stop_bounds,
     take_imports,
     take_settings,
     with_objects,
 )
+from menv.cli.policies import ALGORITHMS, chosen_policies, take_policies
 from menv.cli.reopen import reopened, take_trust
-from menv.env_context import EnvContext
 from menv.errors import ConfigError
 from menv.inference.checkpoint_folder import RUN_CHECKPOINTS
-from menv.registry import make_env
 from menv.tracking.progress import progress
 from menv.tracking.run_folder import next_run_dir
 
 _EXAMPLES = """\
 examples:
   menv train CartPole-v1 --stop episode_reward_mean=450
-  menv train tictactoe --policies each --config gamma=1.0 --stop time_total_s=60
+  menv train tictactoe --policies per-agent --config gamma=1.0 --stop time_total_s=60
+  menv train pettingzoo:mpe/simple_tag_v3 --policies auto --seed 1
+  menv train my_traffic.py:Streets --policy 'car_*=cars' --policy 'light_*=lights:DQN'
   menv train my_game:Corridor --run DQN --config settings.toml --stop num_env_steps_sampled=100000
   menv train --resume runs/tictactoe-PPO-001 --stop training_iteration=200"""
 
@@ -68,14 +70,12 @@ def train_parser(program: str) -> Parser:
     env.add_argument(
         "env",
         nargs="?",
-        help="a built-in name, a gymnasium id, or package.module:Class; optional with --resume",
+        help="a name that menv envs lists, package.module:Class or file.py:Class; optional with --resume",
     )
     env.add_argument("--env", dest="named", metavar="ENV", help="the same")
-    parser.add_argument("--run", choices=("PPO", "DQN", "QMIX"), help="the algorithm (PPO)")
-    parser.add_argument(
-        "--policies", choices=("shared", "each"), default="shared",
-        help="one policy for all agents, or one for each of possible_agents, named after it (%(default)s)",
-    )  # fmt: skip
+    parser.add_argument("--run", choices=ALGORITHMS, help="the algorithm (PPO)")
+    take_policies(parser)
+    parser.add_argument("--seed", metavar="N", type=seed, help="the seed, for a run that can be repeated")
     parser.add_argument(
         "--stop", metavar="KEY=VALUE", type=stop_bounds, action="append", default=[],
         help="stop when this result reaches VALUE, such as evaluation/episode_reward_mean=450; may be repeated, the "
@@ -182,22 +182,23 @@ def algorithm_of(args: argparse.Namespace) -> Algorithm:
     """Return a new algorithm, or one resumed from a checkpoint."""
     args.env = args.named if args.env is None else args.env
     config = with_objects(args.config)
+    if args.seed is not None:
+        config = merge(config, {"seed": args.seed})
     if args.resume is not None:
-        if args.policies != "shared":
+        if args.policies is not None or args.policy:
             raise ConfigError(
-                "--policies: given with --resume, expected one of them, because a checkpoint has "
-                "policies; leave it out"
+                "--policies, --policy: given with --resume, expected neither, because a checkpoint has policies; leave "
+                "them out"
             )
         kind = Algorithm if args.run is None else _class(args.run)
         return from_checkpoint(kind, args, args.resume, config, learns=True)
     env = args.env or config.get("env")
     if env is None:
         raise ConfigError(
-            "env: none is given, expected a built-in name (tictactoe, connect_four, traffic), a gymnasium id, or "
-            "package.module:Class; write menv train CartPole-v1"
+            "env: none is given, expected a name that menv envs lists, package.module:Class or file.py:Class; write "
+            "menv train CartPole-v1"
         )
-    if args.policies == "each":
-        config = merge(policies_by_name(env, config.get("env_config", {})), config)
+    config = merge(chosen_policies(args.policies, args.policy, env, config), config)
     return _class(args.run or "PPO")(config=config, env=env)
 
 
@@ -206,29 +207,9 @@ def _class(name: str) -> type[Algorithm]:
     return kind
 
 
-def own_name(agent_id: Any, *unused: Any, **more: Any) -> str:
-    """Map an agent to the policy of the same name."""
-    return str(agent_id)
-
-
-def policies_by_name(env: Any, env_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with one policy for each of the environment's `possible_agents`."""
-    made = make_env(env, EnvContext(env_config))
-    agents = [str(agent) for agent in getattr(made, "possible_agents", None) or ()]
-    if callable(close := getattr(made, "close", None)):
-        close()
-    if not agents:
-        raise ConfigError(
-            f"--policies each: {env} lists no possible_agents, expected their ids; write multiagent.policies and "
-            "multiagent.policy_mapping_fn with --config"
-        )
-    return {"multiagent": {"policies": agents, "policy_mapping_fn": own_name}}
-
-
 def from_checkpoint(
     kind: type[Algorithm], args: argparse.Namespace, folder: str, config: Mapping[str, Any], *, learns: bool
 ) -> Algorithm:
     """Return an algorithm resumed from a checkpoint, with what the run names if the user consents."""
-    known = {f"function {own_name.__module__}:{own_name.__qualname__}": own_name}
     load = partial(kind.from_checkpoint, folder, config, args.env)
-    return reopened(args, folder, load, known, learns=learns)
+    return reopened(args, folder, load, learns=learns)

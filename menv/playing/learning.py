@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from glob import escape
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,6 @@ _log = logging.getLogger("menv")
 
 BATCH = 16
 """Actions of policies that an update learns from: some four games of TicTacToe."""
-_BY_NAME = {"$named": "function menv.cli.train:own_name"}
-"""The mapping function of `menv train --policies per-agent` in checkpoints."""
 
 
 def learning_settings(game: Game, stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,11 +46,9 @@ def learning_settings(game: Game, stored: Mapping[str, Any]) -> dict[str, Any]:
             "--learn: the person plays the only agent, expected another one whose policy learns; leave --learn out"
         )
     settings: dict[str, Any] = {}
-    mapping = {agent: game.policy_of(agent) for agent in game.agents}
-    by_name = all(str(agent) == name for agent, name in mapping.items())
-    named = (stored.get("multiagent") or {}).get("policy_mapping_fn")
-    if named is not None and not (by_name and named == _BY_NAME):
-        settings["multiagent"] = {"policy_mapping_fn": lambda agent, *rest, **more: mapping[agent]}
+    if (stored.get("multiagent") or {}).get("policy_mapping_fn") is not None:
+        mapping = [(escape(str(agent)), game.policy_of(agent)) for agent in game.agents]
+        settings["multiagent"] = {"policy_mapping_fn": mapping}
     # The first two are PPO's; DQN learns from its replay buffer, in batches of its own size.
     on_policy = ("train_batch_size", "sgd_minibatch_size") if "sgd_minibatch_size" in stored else ()
     sizes = (*on_policy, "rollout_fragment_length", "min_sample_timesteps_per_iteration")

@@ -61,6 +61,19 @@ class Seats(MultiAgentEnv):
         return obs, rewards, {"__all__": self.left == 0}, {"__all__": False}, {}
 
 
+class Nameless(Seats):
+    def __init__(self, context):
+        pass
+
+
+class Crowd(Seats):
+    """Agents of two kinds."""
+
+    def __init__(self, context):
+        self.possible_agents = ["car_0", "car_1", "light_0"]
+        self.action_spaces = {one: Discrete(2 + (one == "light_0")) for one in self.possible_agents}
+
+
 class Stands(Corridor):
     def reset(self, *, seed=None, options=None):
         # Shells start what runs in the background with this signal ignored.

@@ -25,7 +25,7 @@ def trained(folder: str, *arguments: str) -> None:
 def test_evaluate_plays_as_many_episodes_as_it_is_asked_to(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trained("run", "tictactoe", "--policies", "each")
+    trained("run", "tictactoe", "--policies", "per-agent")
     capsys.readouterr()
     assert main(["evaluate", "run", "--episodes", "7", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -97,7 +97,7 @@ def test_evaluate_and_show_name_a_folder_that_holds_nothing(
 
 
 def test_show_tells_of_a_run_and_of_a_policy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trained("run", "tictactoe", "--policies", "each")
+    trained("run", "tictactoe", "--policies", "per-agent")
     capsys.readouterr()
     assert main(["show", "run"]) == 0
     lines = capsys.readouterr().out.splitlines()

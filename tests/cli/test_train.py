@@ -14,7 +14,6 @@ import pytest
 import menv
 from menv.algorithms import DQN, PPO
 from menv.cli.main import main
-from menv.cli.train import own_name
 from tests.house.sources import ROOT
 
 SMALL = ["--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64"]
@@ -106,7 +105,7 @@ def test_workers_find_modules_of_the_working_directory(
 def test_each_agent_has_a_policy_of_its_name_and_a_resumed_run_has_them_too(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = results(capsys, "tictactoe", "--policies", "each", *ONCE, "--run-dir", "run")
+    told = results(capsys, "tictactoe", "--policies", "per-agent", *ONCE, "--run-dir", "run")
     assert set(told[0]["policy_reward_mean"]) == {"player1", "player2"}
     assert told[1] == {"saved": "run/checkpoints/000001"}
     told = results(capsys, "--resume", "run", "--stop", "training_iteration=3")
@@ -121,7 +120,7 @@ def test_a_run_that_was_resumed_is_the_one_that_was_not_interrupted(
         capsys,
         "tictactoe",
         "--policies",
-        "each",
+        "per-agent",
         *SMALL,
         "--config",
         "seed=3",
@@ -133,7 +132,7 @@ def test_a_run_that_was_resumed_is_the_one_that_was_not_interrupted(
             "train",
             "tictactoe",
             "--policies",
-            "each",
+            "per-agent",
             *SMALL,
             "--config",
             "seed=3",
@@ -232,8 +231,8 @@ def test_the_library_reads_what_the_command_wrote(folder: Path) -> None:
     main(["train", "corridors:Corridor", "--run", "DQN", *ONCE[-2:], "--run-dir", "run"])
     with DQN.from_checkpoint("run", env="corridors:Corridor") as algo:
         assert algo.iteration == 1
-    main(["train", "tictactoe", "--policies", "each", *ONCE, "--run-dir", "played"])
-    with PPO.from_checkpoint("played", policy_mapping_fn=own_name) as algo:
+    main(["train", "tictactoe", "--policies", "per-agent", *ONCE, "--run-dir", "played"])
+    with PPO.from_checkpoint("played") as algo:
         assert algo.train()["training_iteration"] == 2
 
 
@@ -253,7 +252,18 @@ def test_numbers_that_json_has_no_form_for_are_null(folder: Path, capsys: pytest
 def test_without_a_terminal_there_is_a_line_for_each_iteration(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["train", "tictactoe", "--policies", "each", *SMALL, "--stop", "training_iteration=2", "--no-save"])
+    main(
+        [
+            "train",
+            "tictactoe",
+            "--policies",
+            "per-agent",
+            *SMALL,
+            "--stop",
+            "training_iteration=2",
+            "--no-save",
+        ]
+    )
     began, title, head, *lines = capsys.readouterr().out.splitlines()
     assert began == f"menv {menv.__version__}, starting PPO in tictactoe"
     assert title == "PPO in tictactoe, policies: player1, player2"
@@ -313,7 +323,11 @@ def test_a_signal_ends_the_run_at_once_and_says_how_to_resume_it(
         (["CartPole-v1", "--config", "lrr=1"], "did you mean 'lr'"),
         (["CartPole-v1", "--config", "callbacks=@corridors:Nothing"], "corridors has no Nothing"),
         (["CartPole-v1", "--config", "callbacks=@nowhere:Note"], "there is no module nowhere"),
-        (["CartPole-v1", "--policies", "each"], "lists no possible_agents"),
+        (["corridors:Nameless", "--policies", "auto"], "lists no possible_agents"),
+        (["tictactoe", "--policy", "player1=a"], "agent 'player2' matches none of the patterns ['player1']"),
+        (["tictactoe", "--policy", "player1=a:DQN", "--policy", "*=a"], "a has two algorithms, expected one"),
+        (["pettingzoo:classic/tictactoe"], "did you mean 'pettingzoo:classic/tictactoe_v3'"),
+        (["gone.py:Game"], "there is no file"),
         (["CartPole-v1", "--save-every", "2", "--no-save"], "leave one out"),
         (["CartPole-v1", "--import", "gone.py"], "no such file"),
         (["CartPole-v1", *SMALL, "--stop", "episode_reward=3"], "did you mean episode_reward_m"),
@@ -322,7 +336,7 @@ def test_a_signal_ends_the_run_at_once_and_says_how_to_resume_it(
             ["CartPole-v1", "--config", "callbacks=corridors:Note"],
             "write @module:Name of it on a command line",
         ),
-        (["--resume", "gone", "--policies", "each"], "leave it out"),
+        (["--resume", "gone", "--policies", "per-agent"], "leave them out"),
     ],
 )
 def test_a_wrong_setting_is_one_line(

@@ -28,6 +28,7 @@ from menv.algorithms.config.keys import RENAMED, section, section_named, setting
 from menv.algorithms.networks.stock_spec import MOST_SIZE, Cell, ConvFilter, is_count, read_filters
 from menv.errors import ConfigError
 from menv.migration_hints import hinted
+from menv.policy_map import MappingSetting
 
 
 @section_named("multiagent")
@@ -37,8 +38,10 @@ class MultiAgentConfig:
 
     policies: Mapping[str, Any] | Iterable[str] | None = None
     """Policy specs by policy id, or ids alone. None creates one policy, `default_policy`."""
-    policy_mapping_fn: Callable[..., Any] | None = None
-    """`(agent_id, episode, worker, **kwargs) -> policy id`, called when an agent first appears in an episode."""
+    policy_mapping_fn: MappingSetting = None
+    """`(agent_id, episode, worker, **kwargs) -> policy id`, called when an agent first appears in an episode. Or pairs
+    of patterns and policy ids, such as `[("car_*", "cars"), ("*", "others")]`: the first that matches counts, and a `*`
+    in a policy id is the agent's name. A checkpoint holds pairs, and only the name of a function."""
     policies_to_train: Iterable[str] | Callable[..., bool] | None = None
     """Ids of the policies to train, or `(policy_id, batch) -> bool`. None trains every policy that can learn.
     Observation filters of policies that a list leaves out stay frozen; a function, called for every batch, freezes
