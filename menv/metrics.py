@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from fractions import Fraction
-from itertools import islice, permutations
+from itertools import combinations, islice, permutations
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, Self, TypeAlias
 
@@ -28,6 +28,8 @@ AS_THEY_COME: When = (0, 0)
 
 # Environments in which agents never return have no end of ids.
 _MOST_AGENTS = 1_000
+_FIRST_ELO = 1200.0
+_ELO_STEP = 16.0
 _MOST_PLAYERS = 8
 """Agents of a game whose results are compared in pairs."""
 
@@ -149,6 +151,8 @@ class Metrics:
         self._unclaimed = Fraction()
         self.episodes_total = 0
         self.episodes_not_resumed = 0
+        # Elo ratings by policy or agent, of zero-sum games only.
+        self._elo: dict[Any, float] = {}
 
     def record(self, episode: Episode, when: When = AS_THEY_COME) -> None:
         """Add an episode that ended; `when` is that of `EpisodeSummary`.
@@ -262,6 +266,7 @@ class Metrics:
             **_mean_min_max("agent_reward", shown),
             **_mean_min_max("group_reward", by_group),
             "win_rate": _win_rates(episodes),
+            **self._outcomes(episodes, len(new)),
             "agent_rewards_omitted": omitted,
             "unclaimed_rewards": self.unclaimed_rewards,
             "num_faulty_episodes": faulty,
@@ -278,6 +283,28 @@ class Metrics:
             },
         }
 
+    def _outcomes(self, episodes: Sequence[EpisodeSummary], new: int) -> dict[str, dict[Any, float]]:
+        """Return shares of wins, draws and losses and Elo ratings, {} unless the returns of each episode sum to 0."""
+        found: dict[str, dict[Any, float]] = {"win_share": {}, "draw_share": {}, "loss_share": {}, "elo": {}}
+        sides = [side for side in map(_sides, episodes) if side is not None]
+        # Without a single win, such as before the first reward, it may be no game at all.
+        is_game = bool(self._elo) or any(any(side.values()) for side in sides)
+        if len(sides) < len(episodes) or not is_game:
+            return found
+        for side in sides[len(sides) - new :]:
+            _rate(self._elo, side)
+        outcomes: Returns = {}
+        for side in sides:
+            for name, reward in side.items():
+                outcomes.setdefault(name, []).append(reward)
+        for name, rewards in _without_strangers(outcomes).items():
+            count = len(rewards)
+            found["win_share"][name] = sum(reward > 0 for reward in rewards) / count
+            found["draw_share"][name] = sum(reward == 0 for reward in rewards) / count
+            found["loss_share"][name] = sum(reward < 0 for reward in rewards) / count
+            found["elo"][name] = self._elo.get(name, _FIRST_ELO)
+        return found
+
     def state(self) -> dict[str, Any]:
         """Return what the next summaries depend on, except `episode_media`, as a plain tree."""
         return {
@@ -290,6 +317,7 @@ class Metrics:
             "unclaimed_rewards": str(self._unclaimed),
             "episodes_total": self.episodes_total,
             "episodes_not_resumed": self.episodes_not_resumed,
+            "elo": dict(self._elo) if is_plain(self._elo) else {},
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -306,6 +334,7 @@ class Metrics:
             int(state["episodes_total"]),
         )
         self.episodes_not_resumed = int(state["episodes_not_resumed"])
+        self._elo = _floats(state.get("elo", {}))
 
     def _forget_new(self) -> None:
         self._media.clear()
@@ -361,6 +390,30 @@ def _win_rates(episodes: Sequence[EpisodeSummary]) -> dict[str, dict[str, float]
     if not decided:
         return {}
     return {one: {other: _mean(won) or 0.0 for other, won in row.items()} for one, row in duels.items()}
+
+
+def _sides(episode: EpisodeSummary) -> dict[Any, float] | None:
+    """Return the returns by policy, by agent if one policy has all of them; None unless they sum to 0."""
+    rewards = episode.rewards
+    if not 2 <= len(rewards) <= _MOST_PLAYERS or not math.isclose(sum(rewards.values()), 0.0, abs_tol=1e-6):
+        return None
+    by_policy: dict[Any, float] = {}
+    for (_, policy_id), reward in rewards.items():
+        by_policy[policy_id] = by_policy.get(policy_id, 0.0) + reward
+    return by_policy if len(by_policy) > 1 else {agent: reward for (agent, _), reward in rewards.items()}
+
+
+def _rate(elo: dict[Any, float], side: Mapping[Any, float]) -> None:
+    """Update Elo ratings by the returns of an episode; each pair of players is a game."""
+    before = [(name, reward, elo.get(name, _FIRST_ELO)) for name, reward in side.items()]
+    step = _ELO_STEP / max(1, len(before) - 1)
+    for (one, reward, rating), (other, against, opposed) in combinations(before, 2):
+        score = 0.5 if reward == against else float(reward > against)
+        gain = step * (score - 1.0 / (1.0 + 10.0 ** ((opposed - rating) / 400.0)))
+        elo[one] = elo.get(one, _FIRST_ELO) + gain
+        elo[other] = elo.get(other, _FIRST_ELO) - gain
+    while len(elo) > _MOST_AGENTS:
+        del elo[next(iter(elo))]
 
 
 def _without_strangers(by_agent: Returns) -> Returns:

@@ -22,6 +22,7 @@ _SAMPLING = {"env_time_s": "environments", "act_time_s": "deciding", "complete_t
 
 _HEADS = ("iteration", "env steps", "steps/s", "episodes", "mean return", "mean length", "seconds")
 _OF_A_POLICY = ("mean return", "trend", "entropy", "kl", "loss", "learning rate")
+_OF_A_GAME = ("player", "win", "draw", "loss", "Elo")
 _UNIMPORTANT = ("learning rate", "loss", "kl", "mean length", "episodes", "seconds", "entropy", "steps/s")
 """Columns that a narrow terminal leaves out, the first ones first."""
 _ROWS = 12
@@ -254,6 +255,7 @@ class LiveTable(PlainLines):
             tables = (
                 _table(_HEADS, self._rows, console.width),
                 _table(("policy", *_OF_A_POLICY), policies, console.width),
+                *([_table(_OF_A_GAME, games, console.width)] if (games := of_game(result)) else []),
             )
             self._tables = (result, console.width, tables)
         found: Sequence[Any] = self._tables[2]
@@ -336,6 +338,15 @@ def of_policy(result: Mapping[str, Any], policy_id: str, returns: Sequence[float
     return (mean, sparkline(returns), *map(_figure, figures))
 
 
+def of_game(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return the results of each player of a zero-sum game as text."""
+    shares = [result.get(f"{kind}_share", {}) for kind in ("win", "draw", "loss")]
+    return [
+        (str(name), *(f"{share[name]:.0%}" for share in shares), f"{elo:,.0f}")
+        for name, elo in result.get("elo", {}).items()
+    ]
+
+
 def sparkline(values: Sequence[float]) -> str:
     """Return a character for each value, a higher one for a larger value."""
     least, most = min(values, default=0.0), max(values, default=0.0)
@@ -346,7 +357,12 @@ def sparkline(values: Sequence[float]) -> str:
 
 def _by_policy(result: Mapping[str, Any]) -> list[str]:
     means = result["policy_reward_mean"]
-    return [f" {name} {_figure(mean)}" for name, mean in means.items()] if len(means) > 1 else []
+    shown = [f" {name} {_figure(mean)}" for name, mean in means.items()] if len(means) > 1 else []
+    games = [
+        f" {name}: win {win}, draw {draw}, loss {loss}, Elo {elo}"
+        for name, win, draw, loss, elo in of_game(result)
+    ]
+    return shown + games
 
 
 def _figure(value: Any) -> str:
@@ -366,7 +382,7 @@ def _table(heads: Sequence[str], rows: Sequence[tuple[str, ...]] | deque[tuple[s
             columns.pop(head, None)
     table = Table(box=None)
     for head in columns:
-        table.add_column(head, justify="left" if head in ("policy", "trend") else "right")
+        table.add_column(head, justify="left" if head in ("policy", "player", "trend") else "right")
     for row in zip(*(column[1:] for column in columns.values()), strict=True):
         # Names of policies are not markup.
         table.add_row(*map(Text, row))

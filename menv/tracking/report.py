@@ -47,7 +47,7 @@ _CHARTS = (
     ("Returns", "Return per episode, all agents", "episode_reward_mean"),
     ("Returns", "Evaluation: return by policy", rf"evaluation/policy_reward_mean/{_OWN}"),
     ("Returns", "Evaluation: return, all agents", "evaluation/episode_reward_mean"),
-    ("Returns", "Win rate", "win_rate/(?P<line>[^/]+)"),
+    ("Returns", "Win rate", rf"win_share/{_OWN}"),
     ("Returns", "Elo", rf"elo/{_OWN}"),
     ("Episodes", "Env steps per episode", "episode_len_mean"),
     ("Episodes", "{chart}", "custom_metrics/(?P<chart>.+)_mean"),
