@@ -33,7 +33,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make setup: $(PYTHON) is not Python >= 3.11; choose another with make PYTHON=/path/to/python3.11 setup"; exit 1; }
 	@$(IN_VENV) -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv $(VENV)
 	@echo "installing into $(VENV); the first time takes a few minutes"
-	$(IN_VENV) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	$(IN_VENV) -m pip install --quiet --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat -e ".[$(EXTRAS)]"
 	@touch $@
 
 demo: setup  ## train TicTacToe by self-play and show the result

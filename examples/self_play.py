@@ -9,6 +9,7 @@ in half of them the untrained copy, which plays nearly at random: among strong p
 import argparse
 import json
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from menv import Episode, RandomPolicy
@@ -32,7 +33,7 @@ def against(*opponents: str) -> Any:
     return policy_for
 
 
-def win_rate(result: dict[str, Any]) -> float:
+def win_rate(result: Mapping[str, Any]) -> float:
     outcomes = result["hist_stats"]["policy_learner_reward"][-result["episodes_this_iter"] :]
     return float(outcomes.count(1.0) / len(outcomes))
 

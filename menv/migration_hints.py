@@ -264,3 +264,14 @@ class Result(dict[str, Any]):
     def __missing__(self, key: str) -> Any:
         advice = hint("result", key)
         raise KeyError(f"{key}: {advice}" if advice else key)
+
+    def __repr__(self) -> str:
+        own = self.get("evaluation", {}) if len(self) == 1 else self
+        mean = own.get("episode_reward_mean")
+        parts = [
+            f"iteration {own['training_iteration']}" if "training_iteration" in own else "evaluation",
+            f"{own.get('episodes_this_iter', 0)} episodes",
+            *([] if mean is None else [f"mean return {mean:.2f}"]),
+            f"{len(own)} keys",
+        ]
+        return f"<{type(self).__name__}: {', '.join(parts)}>"

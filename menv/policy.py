@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import gymnasium as gym
 import numpy as np
@@ -99,6 +99,10 @@ class Policy:
         self.observation_space = observation_space
         self.action_space = action_space
         self.config = SpecConfig(config or {})
+
+    def __repr__(self) -> str:
+        name = f"{self.policy_id!r}, " if hasattr(self, "policy_id") else ""
+        return f"{type(self).__name__}({name}{self.observation_space} -> {self.action_space})"
 
     def compute_actions(
         self,
@@ -191,6 +195,14 @@ class Policy:
             f"policy {getattr(self, 'policy_id', type(self).__name__)!r}: {type(self).__name__} is custom code, "
             "which no file holds, expected a policy with a stock network; save get_weights() with safetensors instead"
         )
+
+    @overload
+    @staticmethod
+    def from_checkpoint(checkpoint: str | Path, policy_ids: None = None) -> Policy | dict[str, Policy]: ...
+
+    @overload
+    @staticmethod
+    def from_checkpoint(checkpoint: str | Path, policy_ids: Iterable[str]) -> dict[str, Policy]: ...
 
     @staticmethod
     def from_checkpoint(

@@ -150,17 +150,17 @@ def test_an_algorithm_and_its_results_say_what_stands_for_old_names() -> None:
             _ = algo.workers  # type: ignore[attr-defined]
         result = algo.train()
         with pytest.raises(KeyError, match="env_runners: episode_reward_mean and"):
-            algo.evaluate()["env_runners"]
+            algo.evaluate()["env_runners"]  # type: ignore[typeddict-item]
         assert algo.compute_single_action(observation=[0.0] * 4, explore=False) in (0, 1)  # type: ignore[call-arg]
     assert HINTS["result"].keys() & result.keys() == set()
     for key, advice in HINTS["result"].items():
         with pytest.raises(KeyError) as caught:
-            result[key]
+            result[key]  # type: ignore[literal-required]
         assert caught.value.args == (f"{key}: {advice}",)
         if advice.startswith("it is called "):
             assert advice.removeprefix("it is called ") in result
     with pytest.raises(KeyError, match=r"^'episode_reward_maen'$"):
-        result["episode_reward_maen"]
+        result["episode_reward_maen"]  # type: ignore[typeddict-item]
     assert (
         json.loads(json.dumps(result))
         == result

@@ -29,7 +29,7 @@ def counts() -> set[str]:
 
 def test_the_keys_of_a_result_are_those_of_the_page() -> None:
     with PPO(env=TicTacToe, config={"train_batch_size": 64}) as algo:
-        result: dict[str, Any] = algo.train()
+        result: dict[str, Any] = dict(algo.train())
         evaluated = algo.evaluate()["evaluation"]
     episodes = named("Episodes")
     assert result.keys() == episodes | counts()

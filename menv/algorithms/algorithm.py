@@ -15,7 +15,7 @@ from functools import partial
 from importlib.util import find_spec
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from menv import rng
 from menv.adapters.external import ExternalEnvs
@@ -28,6 +28,7 @@ from menv.algorithms.learners import learner_info, merged
 from menv.algorithms.policy_set import PolicyAccess, PolicySet
 from menv.algorithms.recipe import Recipe
 from menv.algorithms.remote_rollouts import WorkerGroupFactory
+from menv.algorithms.results import EvaluationResult, TrainResult
 from menv.algorithms.rollouts import BatchAccumulator, LocalRollouts, Rollouts
 from menv.algorithms.weight_publisher import WeightPublisher
 from menv.base_env import BaseEnv
@@ -36,6 +37,7 @@ from menv.errors import CallOrderError, ConfigError, MissingExtraError
 from menv.metrics import Metrics
 from menv.migration_hints import Result, hinted, old_arguments, warn_of_uncalled
 from menv.policy_map import PolicyMap
+from menv.registry import describe_env
 from menv.sample_batch import MultiAgentBatch
 from menv.sampling.infer_policies import AgentSpaces, resolve_agents, resolve_specs
 from menv.sampling.sampler import Sampler
@@ -210,6 +212,13 @@ class Algorithm(PolicyAccess, Checkpoints):
             self.stop()
             raise
 
+    def __repr__(self) -> str:
+        count = len(self._policy_set.policies)
+        policies = f"{count} {'policy' if count == 1 else 'policies'}"
+        return (
+            f"{type(self).__name__}({describe_env(self.config.env)}, {policies}, iteration {self.iteration})"
+        )
+
     @classmethod
     def get_default_config(cls) -> AlgorithmConfig:
         """Return the default settings; `get_default_config().copy()` is a dict of them."""
@@ -256,7 +265,7 @@ class Algorithm(PolicyAccess, Checkpoints):
             self._external_clients.follow_connectors()
             return self._rollouts.sample()
 
-    def train(self) -> dict[str, Any]:
+    def train(self) -> TrainResult:
         """Sample a train batch, learn from it and return the result.
 
         Returns:
@@ -300,7 +309,7 @@ class Algorithm(PolicyAccess, Checkpoints):
             self.last_result = result
             self._attach_evaluation(result)
             self._callbacks.on_train_result(algorithm=self, result=result)
-        return result
+        return cast(TrainResult, result)
 
     def learn(
         self,
@@ -311,7 +320,7 @@ class Algorithm(PolicyAccess, Checkpoints):
         progress_bar: bool = False,
         save_every: int | None = None,
         trackers: Sequence[Tracker] = (),
-    ) -> dict[str, Any]:
+    ) -> TrainResult:
         """Train until a number of env steps or another bound is reached, and return the last result.
 
             PPO(env="CartPole-v1").learn(100_000, run_dir="runs/cartpole")
@@ -334,10 +343,11 @@ class Algorithm(PolicyAccess, Checkpoints):
             ConfigError: There is no bound, a bound can never be reached, or `run_dir` holds something else.
             NotWrittenError: The run folder or the last checkpoint cannot be written.
         """
-        return learn(
+        result = learn(
             self, total_timesteps, stop=stop, run_dir=run_dir, progress_bar=progress_bar, save_every=save_every,
             trackers=trackers,
         )  # fmt: skip
+        return cast(TrainResult, result)
 
     def _train_once(self) -> dict[str, Any]:
         began = time.perf_counter()
@@ -457,7 +467,7 @@ class Algorithm(PolicyAccess, Checkpoints):
             "agent_timesteps_total": rollouts.agent_steps,
         }
 
-    def evaluate(self) -> dict[str, Any]:
+    def evaluate(self) -> EvaluationResult:
         """Evaluate the current policies in separate environments, without learning.
 
         Returns:
@@ -475,7 +485,7 @@ class Algorithm(PolicyAccess, Checkpoints):
         with self._operation_guard.call("evaluate"), lock:
             self._progress.enter("evaluating")
             try:
-                return self._evaluation_runner.run(self, self._operation_guard)
+                return cast(EvaluationResult, self._evaluation_runner.run(self, self._operation_guard))
             finally:
                 self._progress.enter("")
 

@@ -21,7 +21,7 @@ def trained(env: Any, config: dict[str, Any], times: int = 2) -> dict[str, Any]:
     """Train a few times and return the last result."""
     with PPO(env=env, config={**SMALL, **config}) as algo:
         for iteration in range(1, times + 1):
-            result: dict[str, Any] = algo.train()
+            result: dict[str, Any] = dict(algo.train())
             assert result["training_iteration"] == iteration
     assert result["num_env_steps_sampled"] >= times * config.get(
         "train_batch_size", SMALL["train_batch_size"]

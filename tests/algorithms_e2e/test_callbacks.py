@@ -83,7 +83,7 @@ def test_an_episode_tells_what_its_agents_have_earned_so_far_and_results_stay_th
             algo.train()
             folder = algo.save(tmp_path / str(len(settings)))
         with PPO.from_checkpoint(folder, config=settings, env=RockPaperScissors) as algo:
-            return algo.train()
+            return dict(algo.train())
 
     looked_at, alone = taken_up(callbacks=Look), taken_up()
     assert [length for length, _, _ in seen] == [*range(1, 16), *range(1, 6)]
@@ -205,7 +205,7 @@ def test_statistics_and_results_may_be_added_to() -> None:
 
     with PPO(env=Duo, config={**SMALL, "callbacks": Add}) as algo:
         result = algo.train()
-    assert result["mine"] == 1
+    assert dict(result)["mine"] == 1
     assert result["info"]["default_policy"]["rows"] == 2 * 10
     assert type(result["info"]["default_policy"]["actions"]) is int, "results can be written as JSON"
     own = result["info"]["learner"]["default_policy"]

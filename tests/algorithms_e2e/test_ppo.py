@@ -31,7 +31,7 @@ def test_a_result_has_the_classic_keys() -> None:
     with PPO(env="CartPole-v1", config=tiny(seed=1, train_batch_size=400)) as algorithm:
         result = algorithm.train()
     for key in ("mean", "min", "max"):
-        assert isinstance(result[f"episode_reward_{key}"], float)
+        assert isinstance(dict(result)[f"episode_reward_{key}"], float)
     assert result["episode_reward_min"] <= result["episode_reward_mean"] <= result["episode_reward_max"]
     assert result["episode_len_mean"] == result["episode_reward_mean"]
     assert result["episodes_this_iter"] == len(result["hist_stats"]["episode_reward"]) > 0
@@ -59,7 +59,7 @@ def test_sampler_keys_and_learner_statistics_are_found_at_both_classic_places() 
         "episode_media",
         "sampler_perf",
     } <= set(again)
-    assert all(result[key] == value for key, value in again.items())
+    assert all(dict(result)[key] == value for key, value in again.items())
     assert (again["num_faulty_episodes"], again["episode_media"]) == (0, {})
     stats = result["info"]["learner"]["default_policy"]["learner_stats"]
     assert stats == result["info"]["default_policy"]

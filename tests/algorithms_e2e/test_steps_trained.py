@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -89,7 +90,7 @@ def grouped(context: Any) -> Any:
     return TwoStepGame(context).with_agent_groups({"both": TwoStepGame(context).possible_agents})
 
 
-def trained(result: dict[str, Any]) -> tuple[int, int]:
+def trained(result: Mapping[str, Any]) -> tuple[int, int]:
     return result["num_env_steps_trained"], result["num_agent_steps_trained"]
 
 

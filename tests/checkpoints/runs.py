@@ -43,5 +43,5 @@ def trained(algo: Algorithm, iterations: int) -> dict[str, Any]:
     """Train some iterations and return the last result."""
     result: dict[str, Any] = {}
     for _ in range(iterations):
-        result = algo.train()
+        result = dict(algo.train())
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ SMALL = ["--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64"]
 OFTEN = ["--config", "evaluation_interval=2", "--config", "evaluation_duration=2"]
 
 
-def never(result: dict[str, Any], key: str) -> str:
+def never(result: Mapping[str, Any], key: str) -> str:
     return StopRule({key: 1.0}, evaluates=True).impossible(result)
 
 

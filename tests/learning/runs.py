@@ -6,7 +6,7 @@ A run is bounded by env steps, not by time: the same seed gives the same answer 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from menv.algorithms.algorithm import Algorithm
@@ -21,7 +21,7 @@ def best_mean(
     *,
     bar: float,
     env_steps: int,
-    value: Callable[[dict[str, Any]], float] = lambda result: result["episode_reward_mean"],
+    value: Callable[[Mapping[str, Any]], float] = lambda result: result["episode_reward_mean"],
 ) -> float:
     """Train until the mean over at least 100 episodes passes `bar` or the steps are used up; return the best mean."""
     best = float("-inf")
@@ -42,7 +42,7 @@ def median_of_best(
     *,
     bar: float,
     env_steps: int,
-    value: Callable[[dict[str, Any]], float] = lambda result: result["episode_reward_mean"],
+    value: Callable[[Mapping[str, Any]], float] = lambda result: result["episode_reward_mean"],
 ) -> float:
     """Return the median over three seeds of what `best_mean` returns."""
     return statistics.median(

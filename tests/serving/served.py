@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -61,7 +61,7 @@ class Served:
         self.algo = algo
         self.envs = envs
         self.batches: list[Any] = []
-        self.results: list[dict[str, Any]] = []
+        self.results: list[Mapping[str, Any]] = []
         self.error: BaseException | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
