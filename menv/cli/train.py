@@ -42,8 +42,11 @@ from menv.cli.policies import ALGORITHMS, chosen_policies, take_policies
 from menv.cli.reopen import reopened, take_trust
 from menv.errors import ConfigError
 from menv.inference.checkpoint_folder import RUN_CHECKPOINTS
+from menv.tracking.mlflow_tracker import MLflow
 from menv.tracking.progress import progress
 from menv.tracking.run_folder import next_run_dir
+from menv.tracking.tracker import Tracker
+from menv.tracking.weights_and_biases import WeightsAndBiases
 
 _EXAMPLES = """\
 examples:
@@ -93,6 +96,12 @@ def train_parser(program: str) -> Parser:
         metavar="RUN",
         help="resume the run of a run folder, or start a new run from a folder of checkpoints",
     )
+    parser.add_argument(
+        "--wandb", metavar="PROJECT", nargs="?", const="menv", help="log to Weights & Biases (menv)"
+    )
+    parser.add_argument(
+        "--mlflow", metavar="EXPERIMENT", nargs="?", const="menv", help="log to MLflow (menv)"
+    )
     take_settings(parser)
     take_trust(parser)
     parser.add_argument("--json", action="store_true", help="print results as JSON, one object per line")
@@ -118,7 +127,7 @@ def train(args: argparse.Namespace) -> int:
         saving = Saving(None if folder is None else folder.checkpoints, args.save_every, args.keep)
         if done := rule.reached(algo.counts()):
             print_error(f"menv train: nothing to train: {done} already, the bound of --stop")
-        trackers = [*folder_trackers(folder), shown]
+        trackers = [*folder_trackers(folder), *_services(args, algo), shown]
         status, agents = 0, playable_agents(algo)
         try:
             train_until(algo, rule, saving, trackers, lambda: "stdout is closed" if shown.failed else "")
@@ -129,6 +138,16 @@ def train(args: argparse.Namespace) -> int:
     if folder is not None:
         print_error("\n".join(_next_steps(folder.path, agents, interrupted=status != 0)))
     return status
+
+
+def _services(args: argparse.Namespace, algo: Algorithm) -> list[Tracker]:
+    config = {"algorithm": algo.recipe.name, "env": env_name(algo.config.env)}
+    services: list[Tracker] = []
+    if args.wandb is not None:
+        services.append(WeightsAndBiases(args.wandb, config))
+    if args.mlflow is not None:
+        services.append(MLflow(args.mlflow, config))
+    return services
 
 
 def _run_dir(args: argparse.Namespace, algo: Algorithm) -> str | Path:

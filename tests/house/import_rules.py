@@ -60,6 +60,8 @@ CONFINED = {
     "starlette": {"serving", "tracking", "playing"},
     "uvicorn": {"serving", "tracking", "playing"},
     "rich": {"tracking"},
+    "wandb": {"tracking"},
+    "mlflow": {"tracking"},
     "msgspec": {"serving", "workers", "inference", "sampling", "checking", "algorithms"},
     "safetensors": {"serving", "inference", "algorithms"},
 }
