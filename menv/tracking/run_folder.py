@@ -316,7 +316,7 @@ def _cut_after(folder: Path, iteration: int) -> None:
 
 
 def _header(path: Path) -> list[str]:
-    with suppress(FileNotFoundError), path.open(newline="", encoding="utf-8") as file:
+    with suppress(FileNotFoundError, NotADirectoryError), path.open(newline="", encoding="utf-8") as file:
         return next(csv.reader(file), [])
     return []
 
