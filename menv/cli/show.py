@@ -72,8 +72,11 @@ def _changed(run: Run) -> dict[str, str]:
     kind: Any = getattr(algorithms, f"{run.config.get('algorithm')}Config", None)
     default = dict(flat_settings(as_json(kind()) if kind is not None else {}))
     own = dict(flat_settings(config if isinstance(config, dict) else {}))
+    # Spaces that were inferred are shown with the policies.
     return {
-        key: json_text(value) for key, value in own.items() if key not in default or default[key] != value
+        key: json_text(value)
+        for key, value in own.items()
+        if default.get(key) != value and not key.endswith(".inferred")
     }
 
 
