@@ -224,7 +224,10 @@ class LiveTable(PlainLines):
         self._beat()
 
     def _beat(self) -> None:
+        began = time.thread_time()
         self._refresh(self._under_way())
+        # Drawing takes a hundredth of the time at most.
+        self._pause = max(_LIVE_S, 100 * (time.thread_time() - began))
         self._printed_at = time.monotonic()
 
     def _show(self, result: Mapping[str, Any]) -> None:
