@@ -53,8 +53,8 @@ def running(root: Path, names: list[str]) -> Iterator[Iterator[tuple[str, Fields
 
 
 def difference(ours: Fields, theirs: Fields) -> str:
-    """Return the first field that differs, with both values, or ""."""
-    for name in [*ours, *theirs]:
+    """Return the first field that differs, with both values, or ""; a field that only we have was added."""
+    for name in [*theirs, "error"]:
         here, there = ours.get(name, "missing"), theirs.get(name, "missing")
         if here != there:
             return f"{name}: {here} here, {there} there"

@@ -10,3 +10,5 @@ def test_the_first_field_that_differs_or_is_missing_is_reported_with_both_values
         "result 1/loss: 0.5 here, 0.25 there"
     )
     assert difference({"loss": "1"}, {"loss": "1", "error": "E"}) == "error: missing here, E there"
+    assert difference({"loss": "1", "error": "E"}, {"loss": "1"}) == "error: E here, missing there"
+    assert difference({"loss": "1", "result 1/win_share": "0.5"}, {"loss": "1"}) == ""
