@@ -10,6 +10,7 @@ import re
 import time
 import weakref
 from collections.abc import Mapping
+from functools import lru_cache
 from os import PathLike
 from types import TracebackType
 from typing import Any, Self
@@ -128,6 +129,7 @@ _GROUPS = (
 )
 
 
+@lru_cache(maxsize=4096)
 def grouped_tag(key: str) -> str:
     """Return the tag of a result key, such as `return/policy/cars/mean` for `policy_reward_mean/cars`."""
     for pattern, tag in _GROUPS:
