@@ -50,7 +50,7 @@ _LEFT_OUT = ("sampler_results", "hist_stats", "episode_media")
 
 def next_run_dir(env: str, algorithm: str, root: str | os.PathLike[str] = "runs") -> Path:
     """Return the next free `root/<env>-<algorithm>-<NNN>`; nothing is created."""
-    words = re.sub(r"[^\w.]+", "-", env.removesuffix(".py")).strip("-.") or "env"
+    words = re.sub(r"[^\w.]+", "-", env.replace(".py:", ":")).strip("-.") or "env"
     stem = f"{words}-{algorithm}-"
     folder = path_given("run_dir", root)
     taken = [path.name[len(stem) :] for path in folder.glob(f"{stem}*")] if folder.is_dir() else []

@@ -186,5 +186,5 @@ def test_runs_are_numbered(tmp_path: Path) -> None:
     assert next_run_dir("CartPole-v1", "PPO", tmp_path).name == "CartPole-v1-PPO-001"
     (tmp_path / "CartPole-v1-PPO-041").mkdir()
     assert next_run_dir("CartPole-v1", "PPO", tmp_path).name == "CartPole-v1-PPO-042"
-    assert next_run_dir("games/mine.py:env", "DQN", tmp_path).name == "games-mine.py-env-DQN-001"
+    assert next_run_dir("games/mine.py:env", "DQN", tmp_path).name == "games-mine-env-DQN-001"
     assert json.dumps(str(next_run_dir("../..", "DQN", tmp_path).parent)) == json.dumps(str(tmp_path))
