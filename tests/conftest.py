@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import sys
+import threading
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
@@ -12,6 +14,13 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+
+# A shell ignores Ctrl-C in what it starts in the background, and processes that tests start would inherit that.
+if (
+    threading.current_thread() is threading.main_thread()
+    and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test asserts a time, and on a busy machine any example may take long.
 settings.register_profile("menv", deadline=None)
