@@ -187,10 +187,16 @@ class TerminationAsInterrupt:
 
     def __enter__(self) -> Self:
         self._before = signal.signal(signal.SIGTERM, self._interrupt)
+        self._ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        if self._ignored:
+            # Shells ignore Ctrl-C in what they start in the background; SIGTERM has to end such a run too.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return self
 
     def __exit__(self, *raised: object) -> None:
         signal.signal(signal.SIGTERM, self._before)
+        if self._ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def _interrupt(self, number: int, frame: Any) -> None:
         self.signal = number

@@ -298,7 +298,10 @@ def test_the_time_of_workers_is_told_apart_from_that_of_the_driver(
 def test_a_signal_ends_the_run_at_once_and_says_how_to_resume_it(
     folder: Path, number: signal.Signals
 ) -> None:
-    command = [sys.executable, "-m", "menv.cli", "train", "corridors:Corridor", *SMALL, "--run-dir", "run"]
+    # In the background a shell ignores Ctrl-C.
+    background = ["bash", "-c", 'trap "" INT; exec "$@"', "bash"]
+    train = [sys.executable, "-m", "menv.cli", "train", "corridors:Corridor", *SMALL, "--run-dir", "run"]
+    command = [*background, *train]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as run:
         assert run.stdout is not None
