@@ -258,4 +258,5 @@ def test_every_example_is_tested_here() -> None:
     }
     # `tests/serving/test_serving_examples.py` starts these in pairs.
     pairs = {f"{name}_{end}" for name in ("cartpole", "rllink", "unity3d") for end in ("server", "client")}
-    assert names == tested | critics | others | pairs
+    # `tests/playing` starts `examples/browser_tictactoe/play.py` with a real browser.
+    assert names == tested | critics | others | pairs | {"play"}

@@ -99,7 +99,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no mapping": ({"multiagent": {"policies": ["p", "q"]}}, r"policy_mapping_fn: missing with policies \['p', 'q'\]"),
     "mapping no function": (
-        {"multiagent": {"policies": ["p"], "policy_mapping_fn": "p"}}, r"policy_mapping_fn: str, expected a function"
+        {"multiagent": {"policies": ["p"], "policy_mapping_fn": "p"}}, r"policy_mapping_fn: .p., expected a function"
     ),
     "mapping of four": (
         {"multiagent": {"policies": ["p"], "policy_mapping_fn": lambda a, b, c, d: "p"}},

@@ -77,7 +77,7 @@ def test_an_option_that_cannot_be_read_is_refused(
 
 def test_envs_lists_names_of_every_kind(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["envs", "--import", "corridors"]) == 0
-    found = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    found = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert found["corridor"] == "registered"
     assert found["tictactoe"] == "built-in"
     assert found["CartPole-v1"] == "gymnasium"
@@ -98,7 +98,7 @@ def test_envs_without_other_libraries_lists_the_rest(
     for package in ("pettingzoo", "mpe2", "pyspiel"):
         monkeypatch.setitem(sys.modules, package, None)
     assert main(["envs"]) == 0
-    assert {line.split()[1] for line in capsys.readouterr().out.splitlines()} <= {
+    assert {line.split()[-1] for line in capsys.readouterr().out.splitlines()} <= {
         "registered", "built-in", "gymnasium",
     }  # fmt: skip
 
