@@ -133,6 +133,8 @@ def train(args: argparse.Namespace) -> int:
             train_until(algo, rule, saving, trackers, lambda: "stdout is closed" if shown.failed else "")
         except KeyboardInterrupt:
             status = 128 + (termination.signal or signal.SIGINT)
+    if isinstance(shown.failed, OSError):
+        discard_output(sys.stdout)
     if status == 0 and shown.failed is not None:
         return _not_shown(shown.failed)
     if folder is not None:
@@ -161,7 +163,6 @@ def _run_dir(args: argparse.Namespace, algo: Algorithm) -> str | Path:
 def _not_shown(error: Exception) -> int:
     if not isinstance(error, OSError):
         raise error
-    discard_output(sys.stdout)
     print_error(f"menv train: error: {stdout_error(error)}; stopped after the current iteration")
     return 1
 

@@ -195,9 +195,9 @@ def test_a_checkpoint_for_which_there_is_no_room_is_one_line(folder: Path) -> No
     )  # fmt: skip
     (said,) = done.stderr.splitlines()
     assert done.returncode == 1
-    assert said.startswith("menv train: error: save: checkpoint 1 in run cannot be written (")
+    assert said.startswith("menv train: error: save: checkpoint 1 in run/checkpoints cannot be written (")
     assert "File too large" in said
-    assert list(Path("run").iterdir()) == []
+    assert list(Path("run/checkpoints").iterdir()) == []
 
 
 def test_a_checkpoint_alone_starts_a_new_run_that_continues_it(
