@@ -2,6 +2,7 @@
 
 Pure functions of tensors. Symbols, as in Schulman et al. 2017 (arXiv:1707.06347): r_t is the ratio of an action's
 probability under the new and the old policy, A_t its advantage, epsilon `clip_param`, beta the KL coefficient.
+Stock networks learn by `gradients.py`, which states the same loss without autograd: change both.
 """
 
 from __future__ import annotations
