@@ -477,7 +477,7 @@ def test_a_creator_may_return_an_environment_of_another_library() -> None:
 @pytest.mark.parametrize(
     ("name", "package", "install"),
     [
-        ("pettingzoo:classic/tictactoe_v3", "pettingzoo", "'menv[pettingzoo]'"),
+        ("pettingzoo:classic/tictactoe_v3", "pettingzoo", "'menv-rl[pettingzoo]'"),
         ("pettingzoo:mpe/simple_spread_v3", "mpe2", "mpe2"),
         ("openspiel:leduc_poker", "pyspiel", "open_spiel"),
     ],

@@ -118,13 +118,13 @@ def _awaited(episodes: Sequence[Any]) -> str:
 
 
 def check_packages(who: str, *packages: str) -> None:
-    """Raise `MissingExtraError` where packages of `menv[train]` are missing; imports none of them."""
+    """Raise `MissingExtraError` where packages of `menv-rl[train]` are missing; imports none of them."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         one = len(missing) == 1
         raise MissingExtraError(
             f"{who}: the package{'' if one else 's'} {' and '.join(missing)} {'is' if one else 'are'} not installed, "
-            f"expected {'it' if one else 'them'}; run: pip install 'menv[train]'"
+            f"expected {'it' if one else 'them'}; run: pip install 'menv-rl[train]'"
         )
 
 

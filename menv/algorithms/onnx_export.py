@@ -26,7 +26,7 @@ try:
     from onnx import TensorProto, helper, numpy_helper
 except ImportError as error:
     raise MissingExtraError(
-        "export_onnx: the package onnx is not installed, expected it; run: pip install 'menv[train]'"
+        "export_onnx: the package onnx is not installed, expected it; run: pip install 'menv-rl[train]'"
     ) from error
 
 import menv

@@ -59,7 +59,7 @@ def _report() -> dict[str, Any]:
 def _requirements() -> Iterator[tuple[str, str, str]]:
     """Yield name, version bounds and extra ("" for none) of each requirement."""
     try:
-        lines = importlib.metadata.requires("menv") or []
+        lines = importlib.metadata.requires("menv-rl") or []
     except importlib.metadata.PackageNotFoundError:
         return
     for line in lines:
@@ -108,7 +108,9 @@ def _lines(report: dict[str, Any]) -> list[str]:
         f"{'packages':<12}{_listed(report['packages'])}",
     ]
     lines += [f"{extra:<12}{_listed(own)}" for extra, own in report["extras"].items()]
-    lines += [f"missing     extra {extra}: pip install 'menv[{extra}]'" for extra in report["missing_extras"]]
+    lines += [
+        f"missing     extra {extra}: pip install 'menv-rl[{extra}]'" for extra in report["missing_extras"]
+    ]
     lines += [f"conflict    {one}" for one in report["conflicts"]]
     return [*lines, *([] if report["missing_extras"] or report["conflicts"] else ["nothing is missing"])]
 

@@ -39,7 +39,7 @@ try:
 except ImportError as error:
     raise MissingExtraError(
         "--browser: the packages starlette and uvicorn are not installed, expected them for the page; "
-        "run: pip install 'menv[serve]'"
+        "run: pip install 'menv-rl[serve]'"
     ) from error
 
 _log = logging.getLogger("menv")

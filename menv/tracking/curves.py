@@ -185,7 +185,7 @@ class _Picture:
             from PIL import Image, ImageDraw, ImageFont
         except ImportError as error:
             raise MissingExtraError(
-                "plot_curves: the package pillow is not installed, expected it; run: pip install 'menv[train]', or "
+                "plot_curves: the package pillow is not installed, expected it; run: pip install 'menv-rl[train]', or "
                 "leave the picture out"
             ) from error
         self._image = Image.new("RGB", (_SIZE[0] * _SCALE, _SIZE[1] * _SCALE), _PAPER)

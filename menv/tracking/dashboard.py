@@ -53,7 +53,7 @@ class Dashboard:
         except ImportError as error:
             raise MissingExtraError(
                 "dashboard: the packages starlette and uvicorn are not installed, expected them; run: pip install "
-                "'menv[serve]', or write a report with menv report"
+                "'menv-rl[serve]', or write a report with menv report"
             ) from error
         self._folder = path_given("dashboard", folder)
         if not self._folder.is_dir():

@@ -146,6 +146,6 @@ def _tensorboard() -> tuple[Any, Any, Any]:
     except ImportError as error:
         raise MissingExtraError(
             "TensorBoardWriter: the package tensorboard is not installed, expected it; "
-            "run: pip install 'menv[train]', or leave the writer out"
+            "run: pip install 'menv-rl[train]', or leave the writer out"
         ) from error
     return Event, Summary, EventFileWriter

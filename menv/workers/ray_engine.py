@@ -38,7 +38,7 @@ try:
 except ImportError as error:
     raise MissingExtraError(
         "engine 'ray': the package ray is not installed, expected it for this engine; "
-        "run: pip install 'menv[ray]', or take engine='process'"
+        "run: pip install 'menv-rl[ray]', or take engine='process'"
     ) from error
 
 from menv.workers.engine import (

@@ -48,7 +48,7 @@ def _pettingzoo(name: str, inner: str) -> EnvCreator:
     family, _, module_name = inner.partition("/")
     package = _OWN_PACKAGES.get(family, "pettingzoo").partition(".")[0]
     if find_spec(package) is None:
-        install = "'menv[pettingzoo]'" if package == "pettingzoo" else package
+        install = "'menv-rl[pettingzoo]'" if package == "pettingzoo" else package
         raise unknown_name(name, f"{package} is not installed", advice=f"run pip install {install}")
     known = pettingzoo_names()
     if inner not in known:

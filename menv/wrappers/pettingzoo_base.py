@@ -61,7 +61,7 @@ def check_kind(env: Any, wrapper: str, wanted: str) -> None:
     if importlib.util.find_spec("pettingzoo") is None:
         raise MissingExtraError(
             f"{wrapper}: got {type(env).__name__} and PettingZoo is not installed, expected one of its environments; "
-            'run pip install "menv[pettingzoo]"'
+            'run pip install "menv-rl[pettingzoo]"'
         )
     raise ConfigError(
         f"{wrapper}: {type(env).__name__} is no PettingZoo environment, expected one with the {wanted} interface; "

@@ -48,7 +48,7 @@ def test_a_package_of_the_extra_that_is_missing_is_named_with_the_command(
     with pytest.raises(MissingExtraError) as caught:
         needing()
     assert str(caught.value) == (
-        f"{who}: the package {package} is not installed, expected it; run: pip install 'menv[train]'"
+        f"{who}: the package {package} is not installed, expected it; run: pip install 'menv-rl[train]'"
     )
 
 
@@ -56,5 +56,5 @@ def test_a_picture_without_pillow_is_refused_likewise(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(MissingExtraError, match=r"run: pip install 'menv\[train\]'"):
+    with pytest.raises(MissingExtraError, match=r"run: pip install 'menv-rl\[train\]'"):
         plot_curves(tmp_path / "curve.png", {"a": [(0, 1), (1, 2)]})

@@ -185,6 +185,6 @@ def test_doctor_reports_this_installation(
     assert main(["doctor"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2:] == [
-        "missing     extra serve: pip install 'menv[serve]'",
+        "missing     extra serve: pip install 'menv-rl[serve]'",
         "conflict    numpy 3.0, menv needs >=1.26,<3",
     ]

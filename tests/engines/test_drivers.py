@@ -378,7 +378,7 @@ def test_where_ray_is_missing_processes_are_taken_and_ray_says_how_to_install_it
     name, told = ran(driver(tmp_path, WITHOUT_RAY)).splitlines()
     assert name == "process"
     assert told.startswith("MissingExtraError engine 'ray': the package ray is not installed, expected it")
-    assert "pip install 'menv[ray]'" in told
+    assert "pip install 'menv-rl[ray]'" in told
 
 
 def test_a_process_needs_neither_torch_nor_ray_nor_numpy_until_it_is_asked(tmp_path: Path) -> None:

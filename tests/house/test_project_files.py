@@ -33,7 +33,7 @@ def test_dependencies_are_ranges_never_exact_versions() -> None:
 
 def test_the_extra_all_holds_every_other_extra() -> None:
     (everything,) = (Requirement(line) for line in EXTRAS["all"])
-    assert everything.name == "menv"
+    assert everything.name == PROJECT["project"]["name"] == "menv-rl"
     assert everything.extras == set(EXTRAS) - {"all"}
 
 
@@ -44,6 +44,7 @@ def test_what_make_setup_installs_has_a_tested_version_within_its_range() -> Non
         *EXTRAS["train"],
         *EXTRAS["pettingzoo"],
         *EXTRAS["serve"],
+        *EXTRAS["docs"],
         *EXTRAS["dev"],
     ]
     for requirement in map(Requirement, installed):

@@ -43,7 +43,7 @@ def test_a_package_that_is_not_installed_is_named_with_the_command_that_installs
     )
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"menv.errors.MissingExtraError: {transport}: ")
-    assert last.endswith("run: pip install 'menv[serve]'")
+    assert last.endswith("run: pip install 'menv-rl[serve]'")
     assert done.stdout == ""
 
 

@@ -59,7 +59,7 @@ def test_without_pettingzoo_the_message_holds_the_command(monkeypatch: pytest.Mo
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError) as error:
         PettingZooEnv(None)
-    assert 'pip install "menv[pettingzoo]"' in line(error)
+    assert 'pip install "menv-rl[pettingzoo]"' in line(error)
 
 
 DUCK = """

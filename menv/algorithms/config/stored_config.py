@@ -232,7 +232,7 @@ def _fit_to_machine(values: Tree, given: Mapping[str, Any]) -> None:
     if on_ray and "engine" not in given and find_spec("ray") is None:
         warnings.warn(
             "from_checkpoint: engine is 'ray' in the checkpoint and Ray is not installed here, so workers are "
-            "processes of this machine; run: pip install 'menv[ray]', or pass engine='process' in config",
+            "processes of this machine; run: pip install 'menv-rl[ray]', or pass engine='process' in config",
             stacklevel=4,
         )
         for one in on_ray:

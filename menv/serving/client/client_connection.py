@@ -266,7 +266,7 @@ class WebSocketClientConnection:
             from websockets.uri import parse_uri
         except ImportError as error:
             raise MissingExtraError(
-                "PolicyClient: WebSocket needs websockets, which is not installed; pip install 'menv[serve]', "
+                "PolicyClient: WebSocket needs websockets, which is not installed; pip install 'menv-rl[serve]', "
                 "or take an address that begins with http:// or tcp://"
             ) from error
         uri = parse_uri(f"ws{'s' * address.tls}://{address.authority}{address.path}")

@@ -31,7 +31,7 @@ try:
 except ImportError as error:
     raise MissingExtraError(
         "HttpTransport: the packages starlette and uvicorn are not installed, expected them for this transport; "
-        "run: pip install 'menv[serve]'"
+        "run: pip install 'menv-rl[serve]'"
     ) from error
 
 Headers = list[tuple[bytes, bytes]]

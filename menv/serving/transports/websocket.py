@@ -23,7 +23,7 @@ try:
 except ImportError as error:
     raise MissingExtraError(
         "WebSocketTransport: the package websockets is not installed, expected it for this transport; "
-        "run: pip install 'menv[serve]'"
+        "run: pip install 'menv-rl[serve]'"
     ) from error
 
 
