@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from menv.cli.arguments import Parser, print_text
-from menv.errors import ConfigError
-from menv.serialization import writing
-from menv.tracking.curves import plot_curves
-from menv.tracking.report import curves_of_key, groups_of, line_of, output_path, runs_of
+from menv.tracking.report import plot_runs
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "menv plot") -> int:
@@ -22,20 +19,6 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv plot") -> 
         "--key", default="policy_reward_mean", help="a result key, a column of progress.csv (%(default)s)"
     )
     args = parser.parse_args(arguments)
-    path = output_path("plot", args.output)
-    if path.suffix not in (".png", ".svg"):
-        raise ConfigError(
-            f"plot: {path.name!r:.80}, expected a name that ends with .png or .svg; write -o curves.png"
-        )
-    groups = groups_of(runs_of(args.runs))
-    lines, bands = {}, {}
-    for name, curves in curves_of_key(groups, args.key):
-        line = line_of(name, curves)
-        lines[name] = list(zip(line["x"], line["mean"], strict=True))
-        if len(curves) > 1:
-            bands[name] = list(zip(line["x"], line["low"], line["high"], strict=True))
-    title = str(groups[0].runs[0].config.get("env"))
-    with writing("plot", f"the picture {path}"):
-        plot_curves(path, lines, bands=bands, title=title, y_label=args.key)
+    path = plot_runs(args.runs, args.output, args.key)
     print_text(f"wrote {path}", program)
     return 0

@@ -4,6 +4,7 @@
 an algorithm: results are dicts, checkpoints are folders. Begin with `run_folder.py`.
 """
 
+from menv.tracking.report import plot_runs as plot_runs
 from menv.tracking.run_folder import Run as Run
 from menv.tracking.run_folder import RunFolder as RunFolder
 from menv.tracking.run_folder import next_run_dir as next_run_dir

@@ -25,6 +25,7 @@ import numpy as np
 import menv
 from menv.errors import ConfigError
 from menv.serialization import path_given, writing
+from menv.tracking.curves import plot_curves
 from menv.tracking.run_folder import VIDEOS, Run
 
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
@@ -300,6 +301,46 @@ def write_report(
         draft.write_text(text, "utf-8")
         if is_file:
             draft.replace(path)
+    return path
+
+
+def plot_runs(
+    paths: Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str] | None = None,
+    key: str = "policy_reward_mean",
+) -> Path:
+    """Draw a result key of run folders over env steps as a picture; runs that differ by their seed are one curve.
+
+    Args:
+        paths: The run folders, all of one environment.
+        output: A .png or .svg file; by default `curves.png` in the run folder, or in the working folder for several
+            runs.
+        key: A column of `progress.csv`, or the part of a column before a policy's name.
+
+    Returns:
+        Path of the file.
+
+    Raises:
+        ConfigError: A folder is no run or is damaged, the environments differ, or no run has the key.
+        NotWrittenError: The file cannot be written.
+    """
+    runs = runs_of(paths)
+    default = runs[0].path / "curves.png" if len(runs) == 1 else "curves.png"
+    path = output_path("plot", default if output is None else output)
+    if path.suffix not in (".png", ".svg"):
+        raise ConfigError(
+            f"plot: {path.name!r:.80}, expected a name that ends with .png or .svg; write -o curves.png"
+        )
+    groups = groups_of(runs)
+    lines, bands = {}, {}
+    for name, curves in curves_of_key(groups, key):
+        line = line_of(name, curves)
+        lines[name] = list(zip(line["x"], line["mean"], strict=True))
+        if len(curves) > 1:
+            bands[name] = list(zip(line["x"], line["low"], line["high"], strict=True))
+    title = str(runs[0].config.get("env"))
+    with writing("plot", f"the picture {path}"):
+        plot_curves(path, lines, bands=bands, title=title, y_label=key)
     return path
 
 
