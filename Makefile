@@ -21,7 +21,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(IN_VENV) -m pytest
 ALONE = $$(grep -rl --include="*.py" --exclude-dir=house "mark\.alone" tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-timed test-soak check bench format clean
+.PHONY: help setup demo test test-slow test-timed test-soak check bench docs format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -65,10 +65,13 @@ check: setup  ## check format, lint, types, budgets and the direction of imports
 bench: setup  ## measure against the bare environment loop; ARGS="--json" for machines
 	$(IN_VENV) -m benchmarks $(ARGS)
 
+docs: setup  ## build the documentation into site/, which needs no web server; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(IN_VENV) -m mkdocs build --strict $(ARGS)
+
 format: setup  ## format the code and fix what the linter can fix
 	$(IN_VENV) -m ruff format $(SOURCES)
 	$(IN_VENV) -m ruff check --fix $(SOURCES)
 
 clean:  ## delete caches and build products; .venv stays
-	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -39,7 +39,7 @@ ONLY_VALUES: dict[str, Any] = {
 """Settings that can only have one value, which is accepted. Other settings of the table below may be off."""
 
 _CALL_ENVS = 'call algo.call_envs("method", ...) for environments and get_policy(policy_id) for policies'
-_MODEL = 'write model={"custom_model": YourModule} with a torch.nn.Module; see docs/classic.md'
+_MODEL = 'write model={"custom_model": YourModule} with a torch.nn.Module; see docs/reference/classic.md'
 _WEIGHTS = "get_weights() and set_weights() are its weights, export_checkpoint(folder) writes all of it"
 
 _TABLE: dict[str, dict[str, str]] = {

@@ -1,6 +1,6 @@
 """The page of all settings, made of what their classes say.
 
-python -m tests.settings_page    writes docs/settings.md
+python -m tests.settings_page    writes docs/reference/settings.md
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.qmix.config import QMIXConfig
 from tests.house.sources import ROOT
 
-PAGE = ROOT / "docs" / "settings.md"
+PAGE = ROOT / "docs" / "reference" / "settings.md"
 BEGINNING = """# Settings
 
 What goes into `config`, a dict, or into `PPOConfig`, `DQNConfig` and `QMIXConfig`, keywords. This page is made of

@@ -59,7 +59,7 @@ print(port_of(EnvContext(config, 0, 1)), port_of(EnvContext(config, 2, 5, in_eva
 
 @pytest.mark.slow
 def test_the_blocks_of_deploying_run_one_after_the_other_in_processes_of_their_own(tmp_path: Path) -> None:
-    found = blocks("docs/deploying.md", "python")
+    found = blocks("docs/how_to/deploying.md", "python")
     assert len(found) == 5
     printed = []
     for number, block in enumerate(found):
@@ -72,7 +72,7 @@ def test_the_blocks_of_deploying_run_one_after_the_other_in_processes_of_their_o
 
 @pytest.mark.slow
 def test_the_blocks_about_workers_print_what_the_page_says(tmp_path: Path) -> None:
-    first, second, ports, curriculum = blocks("docs/workers.md", "python")
+    first, second, ports, curriculum = blocks("docs/how_to/workers.md", "python")
     printed = run_python(tmp_path / "same.py", first)
     assert printed == ["0 workers: 0 processes, True", "2 workers: 2 processes, True"]
     overlapped = run_python(tmp_path / "overlapped.py", "from menv.algorithms import PPO\n\n" + second)
@@ -84,7 +84,7 @@ def test_the_blocks_about_workers_print_what_the_page_says(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_who_comes_from_the_classic_api_finds_everything_and_its_defaults(tmp_path: Path) -> None:
     table = (
-        (ROOT / "docs" / "classic.md")
+        (ROOT / "docs" / "reference" / "classic.md")
         .read_text("utf-8")
         .partition("## Where things are")[2]
         .partition("\n## ")[0]
@@ -95,19 +95,19 @@ def test_who_comes_from_the_classic_api_finds_everything_and_its_defaults(tmp_pa
     assert len(named) > 25
     for name in named:
         assert pkgutil.resolve_name(name)
-    chain, block = blocks("docs/classic.md", "python")
+    chain, block = blocks("docs/reference/classic.md", "python")
     assert run_python(tmp_path / "chain.py", chain) == ["512"]
     changed = "print(PPO(config={**PPO.get_default_config(), 'env': 'CartPole-v1', 'lr': 1e-4}).config.lr)"
     assert run_python(tmp_path / "classic.py", f"{block}\n{changed}") == ["4000 5e-05", "0.0001"]
 
 
 def test_the_car_of_the_page_of_environments_has_as_many_columns_as_the_page_says(tmp_path: Path) -> None:
-    _, block, _ = blocks("docs/environments.md", "python")
+    _, block, _ = blocks("docs/how_to/environments.md", "python")
     assert run_python(tmp_path / "car.py", block) == ["3 7"]
 
 
 def test_the_block_about_recording_writes_the_episodes_that_the_page_says(tmp_path: Path) -> None:
-    *_, block = blocks("docs/environments.md", "python")
+    *_, block = blocks("docs/how_to/environments.md", "python")
     assert run_python(tmp_path / "seen.py", block) == []
     assert {"episode-000000.gif", "episode-000100.gif"} <= {
         film.name for film in (tmp_path / "films").iterdir()

@@ -1,4 +1,4 @@
-"""docs/results.md names what is in a result, all of it and nothing else."""
+"""docs/reference/results.md names what is in a result, all of it and nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from menv.envs import TicTacToe
 from menv.serving import PolicyServerInput
 from tests.house.sources import ROOT
 
-PARTS = (ROOT / "docs" / "results.md").read_text("utf-8").split("\n## ")
+PARTS = (ROOT / "docs" / "reference" / "results.md").read_text("utf-8").split("\n## ")
 
 
 def named(part: str, column: str = "key") -> set[str]:

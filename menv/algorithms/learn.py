@@ -171,7 +171,7 @@ def _no_such_key(path: list[str], there: Mapping[str, Any], part: str) -> str:
     near = ["/".join((*path, name)) for name in difflib.get_close_matches(part, there, n=3)]
     if path and not there:
         near = ["/".join(path)]
-    hint = f"did you mean {' or '.join(near)}?" if near else "docs/results.md lists them"
+    hint = f"did you mean {' or '.join(near)}?" if near else "docs/reference/results.md lists them"
     return f"results have no such key, expected an existing one; {hint}"
 
 
@@ -182,7 +182,7 @@ def _no_number(key: str, value: Any) -> str:
         inner = [f"{key}/{name}" for name in list(_texts(value))[:3]]
         such = f", such as {' or '.join(inner)}" if inner else ""
         return f"results have several values there, expected a key of one number; name one of them{such}"
-    return f"results have a {type(value).__name__} there, expected a number; docs/results.md lists them"
+    return f"results have a {type(value).__name__} there, expected a number; docs/reference/results.md lists them"
 
 
 def learn(

@@ -1,4 +1,4 @@
-"""The types of results, for editors and type checkers; `docs/results.md` says what the keys are."""
+"""The types of results, for editors and type checkers; `docs/reference/results.md` says what the keys are."""
 
 from __future__ import annotations
 

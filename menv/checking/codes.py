@@ -1,7 +1,7 @@
 """The codes of findings: severity, title and fix of each, and `FindingCollector`, which gathers findings.
 
-A code never changes its meaning, and a removed code is not used again. `docs/checking.md` shows each with a wrong and
-a right example.
+A code never changes its meaning, and a removed code is not used again. `docs/reference/checking.md` shows each
+with a wrong and a right example.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Finding:
     """A finding of `check_env`; `str(finding)` is one line.
 
     Attributes:
-        code: Stable name, such as "ME022"; `docs/checking.md` has a wrong and a right example of each.
+        code: Stable name, such as "ME022"; `docs/reference/checking.md` has a wrong and a right example of each.
         severity: "error", "warning" or "info".
         step: Env steps taken since the check began when it showed first, 0 in the first reset; None where
             no env step is to blame.
@@ -230,7 +230,7 @@ def checked_codes(codes: Iterable[str], where: str) -> frozenset[str]:
     if unknown:
         raise ConfigError(
             f"{where}: {unknown} are no codes of findings, expected some of {min(CODES)} to {max(CODES)}; "
-            "docs/checking.md lists all codes"
+            "docs/reference/checking.md lists all codes"
         )
     return asked
 

@@ -4,7 +4,7 @@ Clients run the environment: they request actions, or run a policy themselves an
 `policy_server` is the server side, `client` the other. Begin to read with `served_envs` (the server as a `BaseEnv`),
 `session` (the messages of one connection) and `protocol` (the messages themselves). `transports` carry bodies; `codec`,
 `number_reader`, `value_readers`, `step_columns` and `episode_messages` decode them and check every value against the
-spaces. The protocol itself is described in docs/rllink.md.
+spaces. The protocol itself is described in docs/reference/rllink.md.
 """
 
 from typing import TYPE_CHECKING

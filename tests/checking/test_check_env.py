@@ -155,7 +155,7 @@ def test_an_attribute_inside_gymnasium_wrappers_silences_too() -> None:
 
 
 def test_a_code_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"ignore: \['ME999'\] are no codes .*docs/checking.md"):
+    with pytest.raises(ConfigError, match=r"ignore: \['ME999'\] are no codes .*docs/reference/checking.md"):
         check_env(Faulty, ignore=["ME999", "ME073"])
 
 

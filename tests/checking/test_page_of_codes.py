@@ -11,7 +11,7 @@ from menv.checking import check_env
 from menv.checking.codes import CODES
 from tests.house.sources import ROOT
 
-PAGE = (ROOT / "docs" / "checking.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "reference" / "checking.md").read_text("utf-8")
 SECTIONS = dict(re.findall(r"^### (ME\d{3}) (.*?)(?=^##|\Z)", PAGE, re.MULTILINE | re.DOTALL))
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BASIS = BLOCK.findall(PAGE.partition("\n### ")[0])

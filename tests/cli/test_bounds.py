@@ -32,7 +32,7 @@ def never(result: Mapping[str, Any], key: str) -> str:
         ("info/learner/default_policy/learner_stats/entropi", "did you mean info/learner/default_policy/"),
         ("sampler_results/episode_len", "did you mean sampler_results/episode_len_mean"),
         ("training_iteration/sum", "did you mean training_iteration?"),
-        ("external/open_episodes", "docs/results.md lists them"),
+        ("external/open_episodes", "docs/reference/results.md lists them"),
         ("evaluation/episode_reward_mean", "add --config evaluation_interval=5"),
     ],
 )

@@ -10,7 +10,7 @@ from menv.cli.arguments import merge, read_settings, with_objects
 from menv.cli.main import main
 from tests.doc_blocks import blocks
 
-PAGE = "docs/command_line.md"
+PAGE = "docs/reference/command_line.md"
 
 
 @pytest.mark.slow

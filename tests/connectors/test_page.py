@@ -11,11 +11,11 @@ from tests.house.sources import ROOT
 
 
 def test_the_code_of_the_page_runs() -> None:
-    text = (ROOT / "docs" / "connectors.md").read_text("utf-8")
+    text = (ROOT / "docs" / "reference" / "connectors.md").read_text("utf-8")
     seen: dict[str, Any] = {}
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     for block in blocks:
-        exec(compile(block, "docs/connectors.md", "exec"), seen)
+        exec(compile(block, "docs/reference/connectors.md", "exec"), seen)
     assert len(blocks) == 4
     assert "MeanStdObservationFilterAgentConnector" in seen["tree"]
     assert seen["action"].shape == (2,)

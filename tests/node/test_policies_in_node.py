@@ -46,10 +46,10 @@ def run(script: Path, *arguments: str) -> list[str]:
 def test_the_script_of_deploying_gives_the_actions_that_the_policy_gives(
     node_modules: Path, tmp_path: Path
 ) -> None:
-    python = blocks("docs/deploying.md", "python")
+    python = blocks("docs/how_to/deploying.md", "python")
     for number in (0, 3):
         run_python(tmp_path / f"block_{number}.py", python[number])
-    (script,) = blocks("docs/deploying.md", "js")
+    (script,) = blocks("docs/how_to/deploying.md", "js")
     (tmp_path / "node_modules").symlink_to(node_modules, target_is_directory=True)
     (tmp_path / "play.mjs").write_text(script, "utf-8")
     (tmp_path / "check.mjs").write_text(CHECK, "utf-8")

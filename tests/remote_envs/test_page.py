@@ -12,7 +12,7 @@ from tests.doc_blocks import blocks, run_python
 @pytest.mark.slow
 @pytest.mark.alone
 def test_the_block_of_the_page_prints_what_it_says(tmp_path: Path) -> None:
-    (script,) = blocks("docs/remote_environments.md", "python")
+    (script,) = blocks("docs/how_to/remote_environments.md", "python")
     assert run_python(tmp_path / "simulator.py", script) == [
         "env steps: 160",
         "faster than one after another: True",

@@ -1,4 +1,4 @@
-"""docs/rllink.md lists every message and every code there is, and its examples can be read."""
+"""docs/reference/rllink.md lists every message and every code there is, and its examples can be read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import get_args
 from menv.serving.codec import MEANINGS
 from menv.serving.protocol import Answer, Request
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rllink.md").read_text("utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "rllink.md").read_text("utf-8")
 
 
 def test_every_code_is_explained_in_its_own_words() -> None:

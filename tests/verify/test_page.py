@@ -13,7 +13,7 @@ from tests.house.sources import ROOT
 
 @pytest.mark.slow
 def test_the_blocks_of_the_page_print_what_it_says(tmp_path: Path) -> None:
-    digests, careless = blocks("docs/verifying.md", "python")
+    digests, careless = blocks("docs/how_to/verifying.md", "python")
     assert run_python(tmp_path / "digests.py", digests) == ["equal digests: True"]
     assert run_python(tmp_path / "careless.py", careless) == [
         "same: False",
@@ -23,6 +23,6 @@ def test_the_blocks_of_the_page_print_what_it_says(tmp_path: Path) -> None:
 
 
 def test_every_back_end_is_in_the_table() -> None:
-    text = (ROOT / "docs/verifying.md").read_text("utf-8")
+    text = (ROOT / "docs/how_to/verifying.md").read_text("utf-8")
     rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
     assert ", ".join(rows[1:]).split(", ") == [backend.name for backend in BACKENDS]

@@ -1,4 +1,4 @@
-"""The lines of docs/environments.md whose packages the tests install."""
+"""The lines of docs/how_to/environments.md whose packages the tests install."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from menv.algorithms import PPO
 
-PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how_to" / "environments.md").read_text()
 IMPORTS = re.search(r"^from menv\.wrappers import (?:\([^)]*\)|.*)$", PAGE, re.MULTILINE)
 
 

@@ -314,7 +314,7 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
 @by_name
 @dataclass(frozen=True, kw_only=True)
 class DQNConfig(OffPolicyConfig):
-    """Settings of DQN: sampling (`AlgorithmConfig`) and learning (`DQNSettings`); see `docs/settings.md`."""
+    """Settings of DQN: sampling (`AlgorithmConfig`) and learning (`DQNSettings`); see `docs/reference/settings.md`."""
 
     def build(self, env: Any = None) -> DQN:
         """Return the algorithm, its environments created; `env` overrides the config's own."""

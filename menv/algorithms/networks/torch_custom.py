@@ -197,7 +197,7 @@ def _advice(module: nn.Module, error: Exception) -> str:
         return '; leave "action_mask" out, menv applies masks to the outputs itself'
     if isinstance(error, TypeError) and "seq_lens" in str(error):
         states = "forward(obs, state)" if hasattr(module, "get_initial_state") else "forward(obs)"
-        return f"; write {states}, which returns (outputs, values), and no value_function: docs/classic.md, Models"
+        return f"; write {states}, which returns (outputs, values), and no value_function: docs/reference/classic.md"
     wrong = [name for name, param in learned(module).items() if param.dtype != torch.float32]
     if wrong:
         kind = f"{wrong[0]!r} is {module.get_parameter(wrong[0]).dtype}"

@@ -185,7 +185,7 @@ def _value_at(schedule: Schedule | None, constant: float, env_steps: int) -> flo
 @by_name
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig(AlgorithmConfig, PPOSettings):
-    """Settings of PPO: sampling (`AlgorithmConfig`) and learning (`PPOSettings`); see `docs/settings.md`."""
+    """Settings of PPO: sampling (`AlgorithmConfig`) and learning (`PPOSettings`); see `docs/reference/settings.md`."""
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)

@@ -1,0 +1,57 @@
+"""The documentation site: it builds strictly, works offline, and its reference has every public name."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from menv.cli.main import main
+from tests.doc_blocks import blocks, run_python
+from tests.house.public_names import PACKAGES, exported
+from tests.house.sources import ROOT
+
+FETCHED = re.compile(
+    r"<(?:script|img|iframe)\b[^>]*\bsrc=\"?(?:https?:)?//|<link\b[^>]*\bhref=\"?(?:https?:)?//"
+)
+"""Something that a browser loads from the web when it shows a page; plain links are fine."""
+
+
+@pytest.mark.slow
+def test_the_site_builds_strictly_and_loads_nothing_from_the_web(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > 20
+    assert {page.name for page in pages if FETCHED.search(page.read_text("utf-8"))} == set()
+
+
+def test_the_reference_has_every_public_name_once() -> None:
+    pages = "".join(page.read_text("utf-8") for page in (ROOT / "docs" / "reference" / "api").glob("*.md"))
+    shown = re.findall(r"^::: ([\w.]+)$", pages, re.MULTILINE)
+    assert len(shown) == len(set(shown))
+    names: dict[str, set[object]] = {"here": set(), "there": set()}
+    for package in PACKAGES:
+        for name, value in exported(package).items():
+            names["here" if f"{package}.{name}" in shown else "there"].add(value)
+    assert names["there"] <= names["here"]
+    assert len(shown) == len(names["here"])
+
+
+@pytest.mark.slow
+def test_the_first_page_trains_and_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = blocks("docs/index.md", "python")
+    returns = run_python(tmp_path / "parity.py", block)
+    assert float(returns[-1].split()[-1].rstrip("}")) > 8
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO("4\n"))
+    for line in (
+        "".join(blocks("docs/index.md", "sh")).replace("time_total_s=20", "time_total_s=1").splitlines()
+    ):
+        program, *arguments = line.split()
+        assert (program, main(arguments)) == ("menv", 0)
