@@ -229,9 +229,23 @@ def make_env(env: Any, context: Mapping[str, Any] | None = None) -> Any:
 
 
 def wrapped_if_foreign(env: Any) -> Any:
-    """Return an environment of PettingZoo or a game of OpenSpiel in its wrapper, anything else as it is."""
+    """Return an environment of PettingZoo, a game of OpenSpiel or a gymnasium.Env of several agents in its wrapper.
+
+    The last says `n_agents`, and its spaces are Tuples of as many, as in level-based foraging. Other environments are
+    returned unchanged.
+    """
+    if isinstance(env, gym.Env):
+        agents = getattr(env.unwrapped, "n_agents", None)
+        if agents is None or any(
+            not isinstance(space, gym.spaces.Tuple) or len(space) != agents
+            for space in (env.observation_space, env.action_space)
+        ):
+            return env
+        from menv.wrappers.multi_agent_gym import MultiAgentGym
+
+        return MultiAgentGym(env)
     packages = {base.__module__.partition(".")[0] for base in type(env).__mro__}
-    if not packages & {"pettingzoo", "pyspiel"} or "menv" in packages or isinstance(env, gym.Env):
+    if not packages & {"pettingzoo", "pyspiel"} or "menv" in packages:
         return env
     from menv.wrappers.foreign_envs import wrapped
 

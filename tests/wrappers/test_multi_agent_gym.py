@@ -13,6 +13,7 @@ from menv import check_env
 from menv.algorithms import PPO
 from menv.base_env import ALL, COMMON
 from menv.errors import CallOrderError, ConfigError, ContractError
+from menv.registry import make_env
 from menv.wrappers import MultiAgentGym
 
 BOX = gym.spaces.Box(0.0, 99.0, (1,), np.float32)
@@ -369,3 +370,13 @@ def test_an_environment_of_many_agents_that_is_passed_on_as_one_is_told_of_the_w
     ):
         algo.sample()
     algo.stop()
+
+
+def test_an_environment_that_counts_its_agents_is_wrapped_without_being_asked() -> None:
+    class Counted(Foragers):
+        n_agents = 3
+
+    assert isinstance(make_env(Counted), MultiAgentGym)
+    # A Tuple of as many parts as there are agents is needed: of these, one agent acts on all parts.
+    assert isinstance(make_env(lambda context: Counted(count=2)), Counted)
+    assert isinstance(make_env(Foragers), Foragers)
