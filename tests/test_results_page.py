@@ -7,6 +7,7 @@ from typing import Any
 
 from examples.two_step_game import team
 from menv.algorithms import PPO, QMIX
+from menv.algorithms.results import EpisodeResult, TrainResult
 from menv.envs import TicTacToe
 from menv.serving import PolicyServerInput
 from tests.house.sources import ROOT
@@ -32,10 +33,10 @@ def test_the_keys_of_a_result_are_those_of_the_page() -> None:
         result: dict[str, Any] = dict(algo.train())
         evaluated = algo.evaluate()["evaluation"]
     episodes = named("Episodes")
-    assert result.keys() == episodes | counts()
+    assert result.keys() == episodes | counts() == TrainResult.__required_keys__
     assert result["sampler_results"].keys() == episodes - {"sampler_results"}
     both = {"num_env_steps_sampled_this_iter", "num_agent_steps_sampled_this_iter"}
-    assert evaluated.keys() == episodes - {"sampler_perf"} | both
+    assert evaluated.keys() == episodes - {"sampler_perf"} | both == EpisodeResult.__required_keys__
     assert result["info"]["default_policy"].keys() == named("Learning", "of PPO")
 
 
@@ -49,6 +50,7 @@ def test_the_keys_of_workers_and_of_those_who_call_are_those_of_the_page() -> No
     spread = {"num_workers": 1, "engine": "process", "overlap": True, "train_batch_size": 64}
     with PPO(env=TicTacToe, config=spread) as algo:
         assert algo.train().keys() - named("Episodes") - counts() == named("With workers")
+    assert {"evaluation", "external", *named("With workers")} == TrainResult.__optional_keys__
     served = {"input": lambda ioctx: PolicyServerInput(ioctx, "127.0.0.1", 0, idle_timeout=0.1)}
     with PPO(env=TicTacToe, config=served) as algo:
         result = algo.train()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 
-class EpisodeResult(TypedDict, total=False):
+class EpisodeResult(TypedDict):
     """The keys about episodes. Means are None without an episode, which `float | Any` lets you leave unchecked."""
 
     episode_reward_mean: float | Any
     episode_reward_min: float | Any
     episode_reward_max: float | Any
     episode_len_mean: float | Any
+    win_rate: dict[str, dict[str, float]]
     elo: dict[str, float]
     win_share: dict[str, float]
     draw_share: dict[str, float]
@@ -40,7 +41,6 @@ class EpisodeResult(TypedDict, total=False):
     first_fault: str | Any
     num_episodes_not_resumed: int
     sampler_results: dict[str, Any]
-    sampler_perf: dict[str, float]
 
 
 class EvaluationResult(TypedDict):
@@ -49,9 +49,19 @@ class EvaluationResult(TypedDict):
     evaluation: EpisodeResult
 
 
-class TrainResult(EpisodeResult, total=False):
+class _Sometimes(TypedDict, total=False):
+    """The keys of evaluations, workers and external clients."""
+
+    evaluation: EpisodeResult
+    num_worker_restarts: int
+    staleness: dict[str, float]
+    external: dict[str, Any]
+
+
+class TrainResult(EpisodeResult, _Sometimes):
     """What `train` and `learn` return."""
 
+    sampler_perf: dict[str, float]
     training_iteration: int
     num_env_steps_sampled: int
     num_env_steps_trained: int
@@ -66,7 +76,3 @@ class TrainResult(EpisodeResult, total=False):
     digest: str
     inference: dict[str, str]
     info: dict[str, Any]
-    evaluation: EpisodeResult
-    num_worker_restarts: int
-    staleness: dict[str, float]
-    external: dict[str, Any]

@@ -312,14 +312,13 @@ class Game:
         self._steps += 1
         if self._single:
             obs, reward, terminated, truncated, info = self.env.step(answers[SINGLE_AGENT])
-            over = as_flag(terminated, "step: terminated") | as_flag(truncated, "step: truncated")
-            result: Any = (
-                {SINGLE_AGENT: obs},
-                {SINGLE_AGENT: reward},
-                {ALL: over},
-                {ALL: False},
-                {SINGLE_AGENT: info},
+            terminateds, truncateds = (
+                {ALL: as_flag(flag, f"step: {name}")}
+                for name, flag in (("terminated", terminated), ("truncated", truncated))
             )
+            result: Any = (
+                {SINGLE_AGENT: obs}, {SINGLE_AGENT: reward}, terminateds, truncateds, {SINGLE_AGENT: info}
+            )  # fmt: skip
         else:
             result = self.env.step(answers)
         obs, rewards, terminateds, truncateds, infos = validate_step(result, self._wrong)

@@ -2,7 +2,8 @@
 
 The algorithm serves its policies with `PolicyServerInput` and trains in a thread. A game runs in the page's thread: it
 asks for the actions of policies with a `PolicyClient`, as any application with its own loop does, and reports rewards
-and ends. The person is a part of the environment then, so PPO learns from them as well: its own actions are on policy.
+and ends. PPO learns from its own actions alone, and the person is a part of its environment; DQN learns from the
+person's actions too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.learn import env_name, run_folder
-from menv.base_env import ALL, AgentId
+from menv.base_env import ALL, SINGLE_AGENT, AgentId
 from menv.errors import CallOrderError, ConfigError, MenvError
 from menv.playing.game import Game, Position
 from menv.serving.client.policy_client import PolicyClient
@@ -28,7 +29,7 @@ from menv.tracking.run_folder import next_run_dir
 _log = logging.getLogger("menv")
 
 BATCH = 16
-"""Actions of policies that an update learns from: some four games of TicTacToe."""
+"""Actions that an update learns from: some four games of TicTacToe."""
 
 
 def learning_settings(game: Game, stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,11 +40,12 @@ def learning_settings(game: Game, stored: Mapping[str, Any]) -> dict[str, Any]:
         stored: The settings in the checkpoint.
 
     Raises:
-        ConfigError: The person plays the only agent.
+        ConfigError: The person plays the only agent, and PPO trains its policy.
     """
-    if len(game.agents) < 2:
+    if len(game.agents) < 2 and "sgd_minibatch_size" in stored:
         raise ConfigError(
-            "--learn: the person plays the only agent, expected another one whose policy learns; leave --learn out"
+            "--learn: the person plays the only agent, and PPO learns from the policy's own actions alone, expected "
+            "DQN; train with --run DQN, or leave --learn out"
         )
     settings: dict[str, Any] = {}
     if (stored.get("multiagent") or {}).get("policy_mapping_fn") is not None:
@@ -101,6 +103,11 @@ class Learning:
             "waiting": min(max(self.num_asked - sampled, 0), BATCH),
             "failure": self._failure,
         }
+
+    def learns_from_others(self, policy_id: str | None) -> bool:
+        """Return whether a policy learns from actions that it did not choose."""
+        recipe = self._algo._policy_set.learners.recipes.get(policy_id or "")
+        return recipe is not None and recipe.off_policy
 
     def game(self, run: str | PathLike[str], **settings: Any) -> LearningGame:
         """Return a game that this learns from; see `Game`."""
@@ -161,36 +168,55 @@ class LearningGame(Game):
         super().close()
 
     def _action(self, agent: AgentId) -> Any:
+        answer = self._learning.client.get_action(self._asking(agent), self._told({agent: self._obs[agent]}))
+        self._follow()
+        return answer if self._single else answer[agent]
+
+    def _take(self, agent: AgentId, action: Any) -> Position:
+        if agent == self.human and self._learning.learns_from_others(self.policy_of(agent)):
+            seen, chosen = self._told({agent: self._obs[agent]}), self._told({agent: action})
+            self._learning.client.log_action(self._asking(agent), seen, chosen)
+            self._follow()
+        return super()._take(agent, action)
+
+    def _asking(self, agent: AgentId) -> str:
+        """Return the id of the episode, in which this agent has a step to learn from."""
         assert self._external_id is not None
         self._acted.add(agent)
         self._learning.num_asked += 1
-        action = self._learning.client.get_action(self._external_id, {agent: self._obs[agent]})[agent]
-        self._follow()
-        return action
+        return self._external_id
+
+    def _told(self, by_agent: Mapping[AgentId, Any]) -> Any:
+        """Return values as messages have them: of a single agent without its name."""
+        return by_agent[SINGLE_AGENT] if self._single else by_agent
 
     def _stepped(
         self,
-        obs: Mapping[str, Any],
-        rewards: Mapping[str, float],
-        terminateds: Mapping[str, bool],
-        truncateds: Mapping[str, bool],
+        obs: Mapping[AgentId, Any],
+        rewards: Mapping[AgentId, float],
+        terminateds: Mapping[AgentId, bool],
+        truncateds: Mapping[AgentId, bool],
     ) -> None:
-        """Report rewards and ends of the agents that policies play."""
+        """Report rewards and ends of the agents that have a step to learn from."""
         assert self._external_id is not None
-        done = {agent: True for flags in (terminateds, truncateds) for agent, flag in flags.items() if flag}
+        done: set[Any] = {
+            agent for flags in (terminateds, truncateds) for agent, flag in flags.items() if flag
+        }
+        earned = {agent: float(reward) for agent, reward in rewards.items() if agent in self._acted}
         self._learning.client.log_returns(
             self._external_id,
-            {agent: float(reward) for agent, reward in rewards.items() if agent in self._acted},
-            multiagent_done_dict={agent: True for agent in done if agent in self._acted},
+            self._told(earned),
+            multiagent_done_dict=dict.fromkeys(done & self._acted, True),
         )
         if ALL in done:
             last = {agent: one for agent, one in obs.items() if agent in self._acted}
             self._end(last, truncated=not terminateds.get(ALL, False))
 
-    def _end(self, obs: Mapping[str, Any], *, truncated: bool) -> None:
+    def _end(self, obs: Mapping[AgentId, Any], *, truncated: bool) -> None:
         name, self._external_id = self._external_id, None
         if name is not None:
-            self._learning.client.end_episode(name, obs, truncated=truncated)
+            last = self._told({**self._obs, **obs}) if self._single else obs
+            self._learning.client.end_episode(name, last, truncated=truncated)
 
     def _follow(self) -> None:
         """Show the probabilities of the policies that act."""

@@ -23,7 +23,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from menv.algorithms import PPO
+from menv.algorithms import DQN, PPO
 from menv.cli.main import main
 from menv.envs import ConnectFour, TicTacToe
 from menv.errors import ConfigError
@@ -391,19 +391,39 @@ def test_the_policy_learns_from_games_that_are_played_on_the_page(
         assert answer.status == 200
 
 
-def policy_weights(run: Path) -> list[float]:
-    with Game(run, env=TicTacToe) as game:
+def policy_weights(run: Path, env: Any = TicTacToe) -> list[float]:
+    with Game(run, env=env) as game:
         (policy,) = game.policies.values()
         return [float(np.sum(value)) for value in policy.get_weights().values()]
 
 
-def test_nothing_can_learn_where_the_person_plays_the_only_agent(
-    runs: Mapping[Any, Path], capsys: pytest.CaptureFixture[str]
+def test_dqn_learns_from_the_moves_of_the_person_who_plays_the_only_agent(
+    runs: Mapping[Any, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, env = str(runs[Corridor]), "tests.playing.test_browser:Corridor"
-    assert main(["play", run, "--env", env, "--browser", "--learn", "--port=0"]) == 2
-    assert "--learn: the person plays the only agent" in capsys.readouterr().err
-    assert main(["play", run, "--learn"]) == 2
+    small = {"num_steps_sampled_before_learning_starts": 0, "model": {"fcnet_hiddens": [8]}, "seed": 1}
+    with DQN(config=small, env=Corridor) as algo:
+        run = algo.save(tmp_path / "dqn")
+    env = ["--env", "tests.playing.test_browser:Corridor", "--browser", "--learn", "--port=0"]
+    with played(str(run), *env) as (process, url):
+        with connect(url.replace("http", "ws") + "play", proxy=None) as socket:
+            socket.recv(20)
+            for _ in range(6):
+                position = told(socket, {"do": "new", "seat": "agent0"})["position"]
+                while not position["done"]:
+                    answer = told(socket, {"do": "move", "turn": position["turn"], "action": 1})
+                    position = answer["position"]
+            while not told(socket, {"do": "look"})["learned"]["updates"]:
+                pass
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    (folder,) = run.parent.glob("*-DQN-001")
+    first = next(iter(Run(folder).results()))
+    assert (first["num_env_steps_sampled"], first["episode_reward_mean"]) == (16, 3.0)
+    assert first["external"]["num_off_policy_steps"] == 16
+    assert policy_weights(folder, Corridor) != policy_weights(run, Corridor)
+    assert main(["play", str(runs[Corridor]), *env]) == 2
+    assert "PPO learns from the policy's own actions alone, expected DQN" in capsys.readouterr().err
+    assert main(["play", str(run), "--learn"]) == 2
     assert "--learn: given without --browser" in capsys.readouterr().err
 
 
