@@ -26,7 +26,7 @@ from menv.errors import ConfigError, NotWrittenError
 from menv.inference.checkpoint_folder import LATEST
 from menv.serving.interrupts import updates
 from menv.tracking.progress import progress
-from menv.tracking.run_folder import RunFolder
+from menv.tracking.run_folder import Run, RunFolder
 from menv.tracking.tensorboard import TensorBoard
 from menv.tracking.tracker import Tracker, Trackers
 
@@ -54,12 +54,21 @@ _NO_EVALUATION = (
 )
 
 
-def run_folder(algo: Algorithm, path: str | PathLike[str]) -> RunFolder:
-    """Return the run folder of a new algorithm, or of one that was resumed from a checkpoint in it."""
+def run_folder(algo: Algorithm, path: str | PathLike[str], zoo: str | None = None) -> RunFolder:
+    """Return the run folder of a new algorithm, or of one that was resumed from a checkpoint in it.
+
+    Args:
+        algo: The algorithm.
+        path: The folder.
+        zoo: The file and the table of `menv/zoo` that the run started from.
+    """
+    with suppress(ConfigError):
+        zoo = zoo or Run(path).config.get("zoo")
     content = {
         "menv_version": menv.__version__,
         "algorithm": algo.recipe.name,
         "env": env_name(algo.config.env),
+        "zoo": zoo,
         "config": stored_config(algo.config, algo._policy_set.policy_map),
     }
     return RunFolder(path, content, iteration=algo.iteration)

@@ -15,6 +15,7 @@ import menv
 from menv import algorithms
 from menv.algorithms.algorithm import Algorithm
 from menv.algorithms.learn import (
+    TIMESTEPS,
     Saving,
     StopRule,
     env_name,
@@ -40,6 +41,7 @@ from menv.cli.arguments import (
 )
 from menv.cli.policies import ALGORITHMS, chosen_policies, take_policies
 from menv.cli.reopen import reopened, take_trust
+from menv.cli.zoo import ZooSettings, required_zoo_settings, zoo_settings
 from menv.errors import ConfigError
 from menv.inference.checkpoint_folder import RUN_CHECKPOINTS
 from menv.tracking.mlflow_tracker import MLflow
@@ -102,6 +104,12 @@ def train_parser(program: str) -> Parser:
     parser.add_argument(
         "--mlflow", metavar="EXPERIMENT", nargs="?", const="menv", help="log to MLflow (menv)"
     )
+    zoo = parser.add_mutually_exclusive_group()
+    zoo.add_argument(
+        "--zoo", metavar="TABLE",
+        help="the table of the settings that menv/zoo has for ENV, such as MAPPO; by default the one of the algorithm",
+    )  # fmt: skip
+    zoo.add_argument("--no-zoo", action="store_true", help="start from the default settings")
     take_settings(parser)
     take_trust(parser)
     parser.add_argument("--json", action="store_true", help="print results as JSON, one object per line")
@@ -113,15 +121,23 @@ def train(args: argparse.Namespace) -> int:
     """Train until a bound is reached or the user stops the run, and return the exit status."""
     if args.no_save and (args.run_dir or args.save_every or args.keep):
         raise ConfigError("--no-save: given with an option about saving, expected one of them; leave one out")
+    args.env = args.named if args.env is None else args.env
+    zoo = _zoo(args)
+    if zoo is not None:
+        args.run = zoo.algorithm
+        if not args.stop and zoo.env_steps is not None:
+            args.stop = {TIMESTEPS: zoo.env_steps}
     shown = progress(args.json, args.stop)
-    what = (
-        f"resuming {args.resume}"
-        if args.resume
-        else f"starting {args.run or 'PPO'} in {args.env or args.named}"
-    )
+    what = f"resuming {args.resume}" if args.resume else f"starting {args.run or 'PPO'} in {args.env}"
     shown.announce(f"menv {menv.__version__}, {what}")
-    with algorithm_of(args) as algo, TerminationAsInterrupt() as termination:
-        folder = None if args.no_save else run_folder(algo, _run_dir(args, algo))
+    if zoo is not None:
+        shown.announce(f"settings of menv/zoo/{zoo.source}; --no-zoo ignores them")
+    with algorithm_of(args, zoo) as algo, TerminationAsInterrupt() as termination:
+        folder = (
+            None
+            if args.no_save
+            else run_folder(algo, _run_dir(args, algo), None if zoo is None else zoo.source)
+        )
         shown.announce(headline(algo, folder))
         rule = StopRule(args.stop, evaluates=algo.config.evaluation_interval is not None)
         saving = Saving(None if folder is None else folder.checkpoints, args.save_every, args.keep)
@@ -204,9 +220,24 @@ class TerminationAsInterrupt:
         signal.raise_signal(signal.SIGINT)
 
 
-def algorithm_of(args: argparse.Namespace) -> Algorithm:
+def _zoo(args: argparse.Namespace) -> ZooSettings | None:
+    """Return the settings of the zoo for a new run, None for a run without them."""
+    env = args.env or args.config.get("env")
+    if args.no_zoo or args.resume is not None or not isinstance(env, str):
+        return None
+    if args.zoo is None:
+        return zoo_settings(env, args.run or "PPO")
+    found = required_zoo_settings(env, args.zoo)
+    if args.run not in (None, found.algorithm):
+        raise ConfigError(
+            f"--run {args.run}: given with --zoo {args.zoo}, which is for {found.algorithm}, expected one algorithm; "
+            "leave --run out"
+        )
+    return found
+
+
+def algorithm_of(args: argparse.Namespace, zoo: ZooSettings | None) -> Algorithm:
     """Return a new algorithm, or one resumed from a checkpoint."""
-    args.env = args.named if args.env is None else args.env
     config = with_objects(args.config)
     if args.seed is not None:
         config = merge(config, {"seed": args.seed})
@@ -224,7 +255,10 @@ def algorithm_of(args: argparse.Namespace) -> Algorithm:
             "env: none is given, expected a name that menv envs lists, package.module:Class or file.py:Class; write "
             "menv train CartPole-v1"
         )
-    config = merge(chosen_policies(args.policies, args.policy, env, config), config)
+    known = {} if zoo is None else with_objects(zoo.settings)
+    for section, chosen in chosen_policies(args.policies, args.policy, env, merge(known, config)).items():
+        known[section] = {**known.get(section, {}), **chosen}
+    config = merge(known, config)
     return _class(args.run or "PPO")(config=config, env=env)
 
 

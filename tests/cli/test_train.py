@@ -13,7 +13,9 @@ import pytest
 
 import menv
 from menv.algorithms import DQN, PPO
+from menv.cli import zoo
 from menv.cli.main import main
+from menv.tracking import Run
 from tests.house.sources import ROOT
 
 SMALL = ["--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64"]
@@ -71,6 +73,34 @@ def test_settings_of_files_and_keys_are_put_over_each_other(folder: Path) -> Non
     assert (config["lr"], config["gamma"], config["env_config"]) == (0.1, 0.6, {"length": 7})
     assert config["model"]["fcnet_hiddens"] == [4]
     assert config["model"]["fcnet_activation"] == "tanh"
+
+
+def test_settings_of_the_zoo_are_used_under_those_of_the_user_and_recorded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(zoo, "ZOO", folder / "zoo")
+    (folder / "zoo").mkdir()
+    (folder / "zoo" / "halls.toml").write_text(
+        'envs = ["corridors:Cor*"]\n[PPO]\nenv_steps = 64\ngamma = 0.5\nlr = 0.1\nmodel.fcnet_hiddens = [4]\n'
+        '[Fast]\nbase = "PPO"\nlr = 0.2\n'
+    )
+    train = ["train", "corridors:Corridor"]
+    assert main([*train, *SMALL, "--config", "gamma=0.9", "--run-dir", "run"]) == 0
+    assert "settings of menv/zoo/halls.toml [PPO]; --no-zoo ignores them" in capsys.readouterr().out
+    config = stored("run")
+    assert [config[key] for key in ("gamma", "lr")] == [0.9, 0.1]
+    assert list(Run("run").progress()["num_env_steps_sampled"]) == [64]
+    assert main(["train", "corridors:Corridor", "--resume", "run", "--stop", "training_iteration=2"]) == 0
+    assert Run("run").config["zoo"] == "halls.toml [PPO]"
+    assert main([*train, *ONCE, "--zoo", "Fast", "--run-dir", "fast"]) == 0
+    assert [stored("fast")[key] for key in ("gamma", "lr")] == [0.5, 0.2]
+    assert main([*train, *ONCE, "--no-zoo", "--run-dir", "plain"]) == 0
+    assert stored("plain").get("gamma") != 0.5
+    assert main([*train, *ONCE, "--zoo", "Slow"]) == 2
+    assert main([*train, *ONCE, "--zoo", "Fast", "--run", "DQN"]) == 2
+    errors = capsys.readouterr().err
+    assert "no file of menv/zoo has this table for corridors:Corridor" in errors
+    assert "which is for PPO" in errors
 
 
 def test_values_may_be_written_as_python_has_them(folder: Path) -> None:
