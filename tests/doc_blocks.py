@@ -1,8 +1,10 @@
-"""The blocks of code that a document prints, for the tests that run them."""
+"""The blocks of code that a document prints, for the tests that run them, and pages that are followed."""
 
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
 from pathlib import Path
 
 from tests.house.sources import ROOT
@@ -22,3 +24,46 @@ def run_python(script: Path, code: str) -> list[str]:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout.splitlines()
+
+
+def follow(document: str, folder: Path) -> None:
+    """Do what a page says, from top to bottom, and compare what it prints with what happens.
+
+    A block with a title is a file, another one of Python is a program, and one of sh has commands. A block of text
+    shows lines of the last output, whose numbers and spaces may differ; `...` stands for lines that are left out.
+    """
+    text = (ROOT / document).read_text("utf-8")
+    printed: list[str] = []
+    for language, title, block in re.findall(r'```(\w+)(?: title="(.+?)")?\n(.*?)```', text, re.DOTALL):
+        if title:
+            (folder / title).parent.mkdir(parents=True, exist_ok=True)
+            (folder / title).write_text(block, "utf-8")
+        elif language == "python":
+            (folder / "block.py").write_text(block, "utf-8")
+            printed = _run(["python", "block.py"], folder)
+        elif language == "sh":
+            commands = block.replace("\\\n", " ").splitlines()
+            printed = [line for command in commands for line in _run(shlex.split(command, True), folder)]
+        elif language == "text":
+            lines = iter(map(_shape, printed))
+            shown = [_shape(line) for line in block.splitlines() if line.strip() != "..."]
+            missing = [line for line in shown if line not in lines]
+            assert not missing, f"{document}: {missing} not in the output, in this order:\n" + "\n".join(printed)
+
+
+def _run(command: list[str], folder: Path) -> list[str]:
+    """Run a command and return its lines of stdout; installing is left out."""
+    program, *arguments = command
+    if arguments[:1] == ["install"]:
+        return []
+    if program in ("menv", "python"):
+        done = run_warm(["-m", "menv.cli", *arguments] if program == "menv" else arguments, folder)
+    else:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"
+    return done.stdout.splitlines()
+
+
+def _shape(line: str) -> str:
+    """Return a line without what differs between runs."""
+    return re.sub(r"[-\d.,e]*\d[\d.,]*", "0", re.sub(r"\s+", " ", line)).strip()

@@ -96,6 +96,7 @@ class PettingZooBase(MultiAgentEnv):
         self.env = env
         self.possible_agents = list(getattr(env, "possible_agents", None) or ())
         self.render_mode = getattr(env, "render_mode", None)
+        self.render_for = getattr(env, "render_for", None)
         # Set on the instance: the class attribute is shared by all environments.
         vars(self)["metadata"] = dict(getattr(env, "metadata", None) or self.metadata)
         # The caller's option, and the decision: None until the first reset.
