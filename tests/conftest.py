@@ -44,6 +44,7 @@ RAY_CPUS = 4
 
 PROGRAMS = (
     "tests/bundles/test_own_modules.py",
+    "tests/docs/",
     "tests/node/",
     "tests/remote_envs/test_page.py",
     "tests/test_benchmarks.py",

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import signal
 import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.house.sources import ROOT
@@ -26,29 +31,51 @@ def run_python(script: Path, code: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def follow(document: str, folder: Path) -> None:
+def follow(document: str, folder: Path, shorter: Mapping[str, str] | None = None) -> None:
     """Do what a page says, from top to bottom, and compare what it prints with what happens.
 
-    A block with a title is a file, another one of Python is a program, and one of sh has commands. A block of text
-    shows lines of the last output, whose numbers and spaces may differ; `...` stands for lines that are left out.
+    A block with a title is a file, or commands of sh in a terminal that stays open; another one of Python is a
+    program, of sh commands, and of text lines of the last output, whose numbers and spaces may differ. `...` stands
+    for lines that are left out. Blocks without a language are not looked at.
+
+    Args:
+        document: The page.
+        folder: Where it is followed.
+        shorter: Texts of blocks, and what stands there instead, so that it takes less time.
     """
     text = (ROOT / document).read_text("utf-8")
+    for long, short in (shorter or {}).items():
+        assert long in text
+        text = text.replace(long, short)
     printed: list[str] = []
-    for language, title, block in re.findall(r'```(\w+)(?: title="(.+?)")?\n(.*?)```', text, re.DOTALL):
-        if title:
-            (folder / title).parent.mkdir(parents=True, exist_ok=True)
-            (folder / title).write_text(block, "utf-8")
-        elif language == "python":
-            (folder / "block.py").write_text(block, "utf-8")
-            printed = _run(["python", "block.py"], folder)
-        elif language == "sh":
-            commands = block.replace("\\\n", " ").splitlines()
-            printed = [line for command in commands for line in _run(shlex.split(command, True), folder)]
-        elif language == "text":
-            lines = iter(map(_shape, printed))
-            shown = [_shape(line) for line in block.splitlines() if line.strip() != "..."]
-            missing = [line for line in shown if line not in lines]
-            assert not missing, f"{document}: {missing} not in the output, in this order:\n" + "\n".join(printed)
+    with ExitStack() as terminals:
+        for language, title, block in re.findall(r'```(\w*)(?: title="(.+?)")?\n(.*?)```', text, re.DOTALL):
+            if title and language == "sh":
+                terminals.enter_context(_open(shlex.split(block), folder))
+            elif title:
+                (folder / title).write_text(block, "utf-8")
+            elif language == "python":
+                (folder / "block.py").write_text(block, "utf-8")
+                printed = _run(["python", "block.py"], folder)
+            elif language == "sh":
+                commands = block.replace("\\\n", " ").splitlines()
+                printed = [line for command in commands for line in _run(shlex.split(command, True), folder)]
+            elif language == "text":
+                lines = iter(map(_shape, printed))
+                shown = [_shape(line) for line in block.splitlines() if line.strip() != "..."]
+                missing = [line for line in shown if line not in lines]
+                assert not missing, f"{document}: {missing}, expected in this order:\n" + "\n".join(printed)
+
+
+@contextmanager
+def _open(command: list[str], folder: Path) -> Iterator[None]:
+    """Run a command in another terminal, in which Ctrl-C is pressed at the end of the page."""
+    arguments = ["-m", "menv.cli", *command[1:]] if command[0] == "menv" else command[1:]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, *arguments], cwd=folder, env=environment) as terminal:
+        yield
+        terminal.send_signal(signal.SIGINT)
+        assert terminal.wait(60) in (0, 130)
 
 
 def _run(command: list[str], folder: Path) -> list[str]:

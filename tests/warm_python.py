@@ -130,7 +130,7 @@ def _become(job: dict[str, Any]) -> None:
     """Do what a job says, as a program of its own."""
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     for number, name in enumerate(job["files"], 1):
         with open(name, "wb") as file:
             os.dup2(file.fileno(), number)
