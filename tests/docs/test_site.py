@@ -55,3 +55,16 @@ def test_the_first_page_trains_and_plays(tmp_path: Path, monkeypatch: pytest.Mon
     ):
         program, *arguments = line.split()
         assert (program, main(arguments)) == ("menv", 0)
+
+
+@pytest.mark.slow_unless("poll_and_send", "rewards")
+@pytest.mark.parametrize(
+    "page", ["poll_and_send", "rewards", "trajectories", "acting_graphs", "reproducibility"]
+)
+def test_the_blocks_of_a_concept_print_what_the_page_shows(page: str, tmp_path: Path) -> None:
+    document = f"docs/concepts/{page}.md"
+    printed = run_python(tmp_path / "page.py", "".join(blocks(document, "python")))
+    assert printed == "".join(blocks(document, "text")).splitlines()
+    for line in "".join(blocks(document, "sh")).splitlines():
+        program, *arguments = line.split()
+        assert (program, main(arguments)) == ("menv", 0)
