@@ -10,11 +10,12 @@ from typing import Any
 
 import gymnasium as gym
 
-from menv.adapters.custom import CustomEnvs, InnerEnvs
+from menv.adapters.adapter import Adapter
+from menv.adapters.custom import CustomEnvs
 from menv.adapters.external import ExternalEnvs
 from menv.adapters.gym import GymEnvs
 from menv.adapters.gym_vector import GymVectorEnvs
-from menv.adapters.local_envs import TOLERATED, NumberedEnvs
+from menv.adapters.local_envs import TOLERATED
 from menv.adapters.multi_agent import MultiAgentEnvs
 from menv.adapters.table import TableEnvs
 from menv.adapters.vector import VectorEnvs
@@ -26,9 +27,6 @@ from menv.registry import refuse_rllib
 from menv.spaces import OR_MANY_AGENTS, many_agents
 from menv.vector_env import VectorEnv
 
-# Adapters return valid tables; `TableEnvs` checks the tables of users.
-_ADAPTERS = (NumberedEnvs, ExternalEnvs, InnerEnvs)
-
 
 def to_local_base_env(
     env: Any,
@@ -39,7 +37,7 @@ def to_local_base_env(
     num_consecutive_env_failures_tolerance: int = TOLERATED,
     seed: int | None = None,
     first_index: int = 0,
-) -> BaseEnv:
+) -> Adapter:
     """Return `env` and its copies as one `BaseEnv` in this process.
 
     Args:
@@ -59,7 +57,8 @@ def to_local_base_env(
         check_number(env, num_envs)
         if not env.returns_table:
             return CustomEnvs(env)
-        return env if isinstance(env, _ADAPTERS) else TableEnvs(env)
+        # Adapters return valid tables; `TableEnvs` checks the tables of users.
+        return env if isinstance(env, Adapter) else TableEnvs(env)
     if isinstance(env, ExternalEnv | ExternalMultiAgentEnv):
         _check_begun(env, "broker", "action_space, observation_space")
         return _external(env, make_env, num_envs)
@@ -136,7 +135,7 @@ def _check_spaces(env: gym.vector.VectorEnv[Any, Any, Any]) -> None:
 
 def _external(
     env: ExternalEnv | ExternalMultiAgentEnv, make_env: Callable[[int], Any] | None, num_envs: int
-) -> BaseEnv:
+) -> Adapter:
     if num_envs > 1 and make_env is None:
         raise ConfigError(f"to_base_env: num_envs={num_envs} without make_env, expected a function; pass one")
     envs = [env, *(make_env(index) for index in range(1, num_envs) if make_env is not None)]

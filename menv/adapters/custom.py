@@ -6,7 +6,6 @@ calls `try_reset`, waits if the answer is "async_reset_return", and expects a ne
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from itertools import chain
 from types import MappingProxyType
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from menv.adapters.adapter import Adapter
 from menv.adapters.agent_tracker import AgentTracker, SlotAllocator, WaitingAgents, join_slots
 from menv.adapters.poll_events import PollEvents
 from menv.adapters.validation import (
@@ -30,15 +30,13 @@ from menv.errors import ContractError, EnvCrashError, MenvError, raised_by_envs
 from menv.spaces import how_many
 
 
-class InnerEnvs(BaseEnv):
+class InnerEnvs(Adapter):
     """Base of `CustomEnvs` and `TableEnvs`: calls another `BaseEnv`, not before the first poll, and chains its errors.
 
     Attributes:
         inner: The other environment.
         possible_agents: The agents that may ever appear, None if it does not list them.
     """
-
-    returns_table = True
 
     def __init__(self, inner: BaseEnv) -> None:
         self.inner = inner
@@ -58,10 +56,6 @@ class InnerEnvs(BaseEnv):
     def stop(self) -> None:
         """Stop the inner environment."""
         self.inner.stop()
-
-    @abstractmethod
-    def start_from(self, env_steps: IntArray) -> None:
-        """Count env steps on from [E] `env_steps`, so that no random number is used twice; before the first poll."""
 
     def _inner_reset(self, env_id: EnvId | None, seed: int | None, options: dict[str, Any] | None) -> Any:
         # The classic signature is `try_reset(env_id)`: other arguments are passed only if they are given.
@@ -194,7 +188,7 @@ class CustomEnvs(InnerEnvs):
         return {env_id: dict(tracker.held) for env_id, tracker in self._trackers.items() if tracker.held}
 
     def start_from(self, env_steps: IntArray) -> None:
-        """Count env steps on from [E] `env_steps`; see `InnerEnvs.start_from`."""
+        """Count env steps on from [E] `env_steps`; see `Adapter.start_from`."""
         self._env_steps = env_steps.copy()
         self._free_indices = list(range(len(env_steps)))
 

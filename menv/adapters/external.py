@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from menv.adapters.adapter import Adapter
 from menv.adapters.agent_tracker import AgentTracker, SlotAllocator, WaitingAgents, join_slots
 from menv.adapters.episode_broker import EpisodeBroker
 from menv.adapters.episode_channel import ChannelStep, EpisodeChannel, RequestBatch
@@ -23,7 +24,6 @@ from menv.base_env import (
     ALL,
     AgentChunk,
     AgentId,
-    BaseEnv,
     End,
     EnvId,
     ExternalTrajectory,
@@ -56,7 +56,7 @@ class ExternalEpisode:
         self.acted = False
 
 
-class ExternalEnvs(BaseEnv):
+class ExternalEnvs(Adapter):
     """The open episodes of one `EpisodeBroker`.
 
     Requests that arrive as a `RequestBatch` are delivered as columns, if nothing else was sent since the last poll, and
@@ -71,8 +71,8 @@ class ExternalEnvs(BaseEnv):
         idle_timeout: Seconds without a message after which the sampler gives up for now.
     """
 
-    returns_table = True
     external = True
+    counts_steps = False
 
     def __init__(
         self,
@@ -227,6 +227,9 @@ class ExternalEnvs(BaseEnv):
         return set(self.possible_agents).union(
             *(episode.tracker.slots for episode in self._episodes.values())
         )
+
+    def limit_steps(self, steps: float, by_agent_steps: bool) -> None:
+        self.broker.limit_steps(steps, by_agent_steps)
 
     def episodes_at(self, env_indices: Iterable[int]) -> list[EnvId]:
         """Return the ids of the open episodes at some indices."""

@@ -60,6 +60,10 @@ class GymEnvs(LocalEnvs):
         self._stepped: list[Any] | None = None
         self._no_flags = np.zeros(num_envs, np.bool_)
 
+    @property
+    def copies(self) -> GymEnvs | None:
+        return self
+
     def poll(self, timeout: float | None = None) -> Ready:
         """Step the copies that were answered and return their rows; never waits."""
         if not self._started:
@@ -135,7 +139,7 @@ class GymEnvs(LocalEnvs):
         """Answer copies; see `BaseEnv.send_actions`."""
         if actions is None:
             waiting = self._waiting | self._due
-            by_index = of_only_agents(slots, self._index, waiting)
+            by_index = of_only_agents(slots, self.index_of, waiting)
             self._answer(list(by_index), list(by_index.values()), waiting)
         elif slots is self.all_slots and self._waiting is self._all and len(actions) == len(slots):
             self._waiting = frozenset()

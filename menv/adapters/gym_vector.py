@@ -57,7 +57,7 @@ class GymVectorEnvs(LockstepEnvs):
 
     def try_render(self, env_id: EnvId | None = None) -> Any:
         """Render one sub-environment, the first by default."""
-        index = self._index(env_id or 0)
+        index = self.index_of(env_id or 0)
         frames = self.env.render()
         return frames if frames is None else frames[index]
 

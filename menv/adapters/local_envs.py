@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from menv import rng
+from menv.adapters.adapter import Adapter
 from menv.adapters.poll_events import EpisodeReplay, PollEvents
-from menv.base_env import AgentId, BaseEnv, EnvId, IntArray, MultiEnvDict
+from menv.base_env import AgentId, EnvId, IntArray, MultiEnvDict
 from menv.errors import (
     CallOrderError,
     ConfigError,
@@ -41,24 +42,7 @@ PAUSES = (0.0, 0.05, 0.25)
 _MAX_TRACEBACKS = 8
 
 
-class NumberedEnvs(BaseEnv):
-    """E sub-environments with their index as env id; `num_envs` is E."""
-
-    returns_table = True
-    num_envs: int
-
-    def _index(self, env_id: Any) -> int:
-        if not isinstance(env_id, int | np.integer) or not 0 <= env_id < self.num_envs:
-            raise ConfigError(
-                f"env id {env_id!r}: expected an integer from 0 to {self.num_envs - 1}; use the ids that poll returned"
-            )
-        return int(env_id)
-
-    def _indices(self, env_id: EnvId | None) -> Sequence[int]:
-        return range(self.num_envs) if env_id is None else [self._index(env_id)]
-
-
-class CreatedEnvs(NumberedEnvs):
+class CreatedEnvs(Adapter):
     """Sub-environments that menv created and can create again, here or in other processes.
 
     `menv.sampling.episode_checkpoint` reads their state for a checkpoint and lets them resume from one.
@@ -69,11 +53,16 @@ class CreatedEnvs(NumberedEnvs):
         on_created: Called with the index and the sub-environment whenever one is replaced.
     """
 
+    can_restart = events_have_order = True
     env_steps: IntArray
     seats: list[tuple[EnvId, AgentId]]
     on_created: Callable[[int, Any], None] | None = None
     _seed: int | None = None
     _first_index: int = 0
+
+    @property
+    def replayable(self) -> CreatedEnvs | None:
+        return self
 
     @abstractmethod
     def episode_start(self, index: int) -> int:
@@ -257,11 +246,11 @@ class LocalEnvs(CreatedEnvs):
 
     def try_render(self, env_id: EnvId | None = None) -> Any:
         """Render one sub-environment, the first by default."""
-        return self._envs[self._index(env_id or 0)].render()
+        return self._envs[self.index_of(env_id or 0)].render()
 
     def call(self, env_id: EnvId, method: str, *args: Any) -> Any:
         """Call a method of one sub-environment; see `BaseEnv.call`."""
-        index = self._index(env_id)
+        index = self.index_of(env_id)
         return call_method(self._envs[index], method, index, args)
 
     def stop(self) -> None:
@@ -291,7 +280,7 @@ class LocalEnvs(CreatedEnvs):
         self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[MultiEnvDict, MultiEnvDict]:
         """Reset one sub-environment or all; see `BaseEnv.try_reset`."""
-        indices = self._indices(env_id)
+        indices = self.indices(env_id)
         if not self._started:
             self._start()
         obs: MultiEnvDict = {}
@@ -305,7 +294,7 @@ class LocalEnvs(CreatedEnvs):
 
     def try_restart(self, env_id: EnvId | None = None) -> None:
         """Replace one sub-environment or all; their next rows are the first of a new episode."""
-        for index in self._indices(env_id):
+        for index in self.indices(env_id):
             self._replace_env(index)
             self._report_created(index)
             if self._started:

@@ -93,7 +93,7 @@ class MultiAgentEnvs(LocalEnvs):
             self._answer_all(actions)
             return
         by_env = by_sub_environment(slots, actions, self.seats)
-        by_index = {self._index(env_id): answers for env_id, answers in by_env.items()}
+        by_index = {self.index_of(env_id): answers for env_id, answers in by_env.items()}
         # After `try_reset` rows may be answered before a poll has delivered them.
         self._answer(by_index, self._waiting if actions is not None else self._waiting | self._due)
 

@@ -48,6 +48,7 @@ class TableEnvs(InnerEnvs):
     def __init__(self, inner: BaseEnv) -> None:
         super().__init__(inner)
         self.lockstep, self.external = inner.lockstep, inner.external
+        self.events_have_order = not inner.external
         self.idle_timeout = inner.idle_timeout
         self._where = f"{type(inner).__name__}.poll"
         self._slots = SlotTracker(self._where)
@@ -142,7 +143,7 @@ class TableEnvs(InnerEnvs):
         return self._slots.indices[env_id]
 
     def start_from(self, env_steps: IntArray) -> None:
-        """Count env steps on from [E] `env_steps`; see `InnerEnvs.start_from`."""
+        """Count env steps on from [E] `env_steps`; see `Adapter.start_from`."""
         self._before = self._now = env_steps.copy()
 
     def _episodes(self, ready: Ready, num_envs: int) -> tuple[list[EpisodeEnd], list[Unclaimed]]:

@@ -41,12 +41,12 @@ class VectorEnvs(LockstepEnvs):
 
     def try_render(self, env_id: EnvId | None = None) -> Any:
         """Render one sub-environment, the first by default."""
-        return self.env.try_render_at(self._index(env_id or 0))
+        return self.env.try_render_at(self.index_of(env_id or 0))
 
     def try_restart(self, env_id: EnvId | None = None) -> None:
         """Replace one sub-environment or all; their next rows begin a new episode."""
         self._refuse_two_drivers()
-        for index in self._indices(env_id):
+        for index in self.indices(env_id):
             self._call("restart_at", index)
             if self._started:
                 self._reset_one(index, None, {})

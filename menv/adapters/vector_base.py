@@ -15,7 +15,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from menv.adapters.local_envs import NumberedEnvs
+from menv.adapters.adapter import Adapter
 from menv.adapters.poll_events import PollEvents
 from menv.adapters.validation import as_rewards, env_reward_labels, of_only_agents, stray_answers, wrong_count
 from menv.base_env import (
@@ -36,10 +36,10 @@ from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashErro
 from menv.spaces import how_many, own_copy
 
 
-class LockstepEnvs(NumberedEnvs):
+class LockstepEnvs(Adapter):
     """Bookkeeping of E sub-environments that `env` steps together; nothing is reset before the first poll."""
 
-    lockstep = True
+    lockstep = can_restart = True
     env: Any
 
     def __init__(self, num_envs: int) -> None:
@@ -67,6 +67,10 @@ class LockstepEnvs(NumberedEnvs):
         self._vector_step: VectorStep | None = None
         self._started = False
         self._stopped = False
+
+    @property
+    def vector_steps(self) -> LockstepEnvs | None:
+        return self
 
     @abstractmethod
     def _reset_all(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Sequence[Any]]:
@@ -137,7 +141,7 @@ class LockstepEnvs(NumberedEnvs):
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer rows, all of them before the next poll; see `BaseEnv.send_actions`."""
         if actions is None:
-            self._answer(of_only_agents(slots, self._index, self._waiting()))
+            self._answer(of_only_agents(slots, self.index_of, self._waiting()))
             return
         if len(slots) != len(actions):
             raise wrong_count(len(actions), len(slots))
@@ -157,14 +161,14 @@ class LockstepEnvs(NumberedEnvs):
         if not self._started:
             self._start(seed, options)
         elif env_id is not None:
-            self._reset_one(self._index(env_id), seed, options)
+            self._reset_one(self.index_of(env_id), seed, options)
         elif seed is not None or options is not None or not all(map(self._untouched, range(self.num_envs))):
             self._truncate(self._all_slots)
             self._set_first_rows(*self._reset_all(seed, options))
         places = {slot: place for place, slot in enumerate(self._slots.tolist())}
         obs: MultiEnvDict = {}
         infos: MultiEnvDict = {}
-        for index in self._indices(env_id):
+        for index in self.indices(env_id):
             if index not in places:
                 # Done; the next step resets it, and its row comes with a later poll.
                 marker: Any = "async_reset_return"

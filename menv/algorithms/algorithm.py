@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from menv import rng
+from menv.adapters.adapter import Adapter
 from menv.adapters.external import ExternalEnvs
 from menv.algorithms.checkpoints import Checkpoints, TrainingProgress, TrainingState
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
@@ -31,7 +32,6 @@ from menv.algorithms.remote_rollouts import WorkerGroupFactory
 from menv.algorithms.results import EvaluationResult, TrainResult
 from menv.algorithms.rollouts import BatchAccumulator, LocalRollouts, Rollouts
 from menv.algorithms.weight_publisher import WeightPublisher
-from menv.base_env import BaseEnv
 from menv.callbacks import read_callbacks
 from menv.errors import CallOrderError, ConfigError, MissingExtraError
 from menv.metrics import Metrics
@@ -51,7 +51,7 @@ class ExternalClients:
     """
 
     def __init__(
-        self, config: AlgorithmConfig, base_env: BaseEnv, rollouts: Rollouts, policy_set: PolicySet
+        self, config: AlgorithmConfig, base_env: Adapter, rollouts: Rollouts, policy_set: PolicySet
     ) -> None:
         self._base_env = base_env
         self._rollouts = rollouts

@@ -14,13 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from menv import rng
-from menv.adapters.local_envs import CreatedEnvs
-from menv.adapters.table import TableEnvs
+from menv.adapters.adapter import Adapter
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.postprocessing import BatchPostprocessor
 from menv.algorithms.rollouts import PolicyView
 from menv.algorithms.worker_messages import WorkerPlacement, env_context, joined_state, split_state
-from menv.base_env import BaseEnv, Column, EpisodeEnd
+from menv.base_env import Column, EpisodeEnd
 from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode
 from menv.errors import CallOrderError, ConfigError, ContractError
@@ -138,7 +137,7 @@ class FirstEpisodes(Metrics):
             super().record(episode, when)
 
 
-MakeBaseEnv = Callable[[AlgorithmConfig], BaseEnv]
+MakeBaseEnv = Callable[[AlgorithmConfig], Adapter]
 
 
 class Evaluation:
@@ -169,7 +168,7 @@ class Evaluation:
         self._in_episodes = settings.evaluation_duration_unit == "episodes"
         # Where episodes are recorded.
         self.metrics = Metrics(0)
-        self._base_env: BaseEnv | None = None
+        self._base_env: Adapter | None = None
         self._sampler: Sampler | None = None
         self._limit: FragmentLimit = (
             ShareLimit(True, lockstep=False) if self._in_episodes else _WholeEpisodes(1, "complete_episodes")
@@ -282,7 +281,7 @@ class Evaluation:
             self._base_env = self._make_base_env(self._settings)
             if self._base_env.lockstep:
                 self._limit = ShareLimit(self._in_episodes, lockstep=True)
-                self.metrics = FirstEpisodes(self._in_episodes, self._index_of)
+                self.metrics = FirstEpisodes(self._in_episodes, self._base_env.index_of)
             elif not self._base_env.num_envs:
                 self._limit = ExternalFragmentLimit(1, "complete_episodes")
                 if self._in_episodes:
@@ -293,9 +292,6 @@ class Evaluation:
             # All sub-environments are at the beginning of an episode here.
             self._sampler = self._new_sampler()
         return self._sampler
-
-    def _index_of(self, env_id: Any) -> int:
-        return self._base_env.index_of(env_id) if isinstance(self._base_env, TableEnvs) else int(env_id)
 
     def _start_over(self) -> None:
         self.stop()
@@ -335,8 +331,8 @@ class Evaluation:
         base_env = sampler.base_env
         for index, env in enumerate(base_env.get_sub_environments()):
             tell(index, env)
-        if isinstance(base_env, CreatedEnvs):
-            base_env.on_created = tell
+        if base_env.replayable is not None:
+            base_env.replayable.on_created = tell
 
 
 def as_result(metrics: Metrics, env_steps: int, agent_steps: int) -> dict[str, Any]:
@@ -385,7 +381,7 @@ class EvalPolicies:
         """Unused: evaluations are not learned from."""
         return self._policy_view.postprocessor
 
-    def check_env(self, base_env: BaseEnv, env: Any, settings: AlgorithmConfig) -> None:
+    def check_env(self, base_env: Adapter, env: Any, settings: AlgorithmConfig) -> None:
         """Refuse an environment whose agents map to no policy, or to one with other spaces."""
         agents = resolve_agents(self.policy_map, base_env, env)
         # An `observation_fn` returns other observations than the environment declares.

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from menv.adapters.adapter import Adapter
 from menv.adapters.convert import check_number
 from menv.adapters.validation import Declared, check_worker, declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
@@ -27,7 +28,6 @@ from menv.algorithms.worker_messages import (
     check_evaluable,
     create_evaluation_envs,
 )
-from menv.base_env import BaseEnv
 from menv.callbacks import DefaultCallbacks, read_callbacks
 from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError, EnvFaultWarning
 from menv.metrics import Metrics, MetricsSnapshot
@@ -105,12 +105,12 @@ class EvaluationRunner:
     def _have_own(self) -> bool:
         return bool(_OWN & set(self._config.evaluation_config or ()))
 
-    def _check_env(self, env: Any, base_env: BaseEnv, settings: AlgorithmConfig) -> None:
+    def _check_env(self, env: Any, base_env: Adapter, settings: AlgorithmConfig) -> None:
         check_number(env, settings.num_envs_per_worker)
         if not base_env.external:
             self._eval_policies(settings).check_env(base_env, env, settings)
 
-    def _make_envs(self, settings: AlgorithmConfig) -> BaseEnv:
+    def _make_envs(self, settings: AlgorithmConfig) -> Adapter:
         env, base_env = create_evaluation_envs(settings, self._training_env)
         try:
             if self._have_own:
@@ -269,7 +269,7 @@ class EvaluationWorker:
     def stop(self) -> None:
         self._evaluation.stop()
 
-    def _make_envs(self, config: AlgorithmConfig) -> BaseEnv:
+    def _make_envs(self, config: AlgorithmConfig) -> Adapter:
         with limited(creation_limit(self._seconds)):
             first, base_env = create_evaluation_envs(config, None, self._placement)
         check_worker(f"evaluation worker {self._placement.worker_index}", base_env, first, self._declared)

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 
 import menv
-from menv.adapters.local_envs import CreatedEnvs
 from menv.algorithms.config.stored_config import stored_config
 from menv.errors import ConfigError, NotWrittenError
 from menv.inference.checkpoint_folder import LATEST
@@ -100,7 +99,7 @@ def headline(algo: Algorithm, folder: RunFolder | None) -> str:
 
 def playable_agents(algo: Algorithm) -> list[str] | None:
     """Return the agents that a person can play against others; None if the environment cannot be watched either."""
-    if not isinstance(algo._base_env, CreatedEnvs):
+    if algo._base_env.replayable is None:
         return None
     agents = sorted(map(str, algo._base_env.get_agent_ids()))
     spaces = [policy.action_space for policy in algo._policy_set.policies.values()]

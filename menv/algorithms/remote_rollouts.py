@@ -18,7 +18,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from menv.adapters.local_envs import CreatedEnvs
+from menv.adapters.adapter import Adapter
 from menv.adapters.validation import Declared, declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.policy_set import PolicySet
@@ -33,7 +33,7 @@ from menv.algorithms.worker_messages import (
     create_envs,
     split_state,
 )
-from menv.base_env import AgentId, BaseEnv, Column
+from menv.base_env import AgentId, Column
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError, EnvFaultWarning
 from menv.metrics import Metrics, Timers
@@ -347,7 +347,7 @@ class WorkerGroupFactory:
         """Process ids of the workers; None for one that has not answered yet."""
         return [] if self._workers is None else self._workers.pids
 
-    def make_envs(self) -> tuple[Any, BaseEnv]:
+    def make_envs(self) -> tuple[Any, Adapter]:
         """Create the environments of this process.
 
         With workers, it is one that only declares spaces, and none at all if the config has these.
@@ -377,7 +377,7 @@ class WorkerGroupFactory:
 
     def rollouts(
         self,
-        base_env: BaseEnv,
+        base_env: Adapter,
         policy_set: PolicySet,
         callbacks: DefaultCallbacks,
         seed: int,
@@ -428,11 +428,11 @@ class WorkerGroupFactory:
         return policy_set.check_backends()
 
     def _new_workers(
-        self, base_env: BaseEnv, policy_set: PolicySet, seed: int, metrics: Metrics
+        self, base_env: Adapter, policy_set: PolicySet, seed: int, metrics: Metrics
     ) -> RemoteRollouts:
         assert self._engine is not None
         # A BaseEnv or a vectorised environment brings as many as it has.
-        own = 0 if isinstance(base_env, CreatedEnvs) else base_env.num_envs
+        own = 0 if base_env.replayable is not None else base_env.num_envs
         return RemoteRollouts(
             self._config, policy_set, seed, metrics, self._engine,
             own or self._config.num_envs_per_worker, self._seats, self._declared,

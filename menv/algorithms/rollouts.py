@@ -13,12 +13,10 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from menv import rng
-from menv.adapters.local_envs import CreatedEnvs
-from menv.adapters.vector_base import LockstepEnvs
+from menv.adapters.adapter import Adapter
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.postprocessing import BatchPostprocessor
 from menv.algorithms.worker_messages import WorkerPlacement, env_context, joined_state, make_fragment_limit
-from menv.base_env import BaseEnv
 from menv.callbacks import DefaultCallbacks
 from menv.errors import CallOrderError, ConfigError
 from menv.inference.network_policy import NetworkPolicy
@@ -152,7 +150,7 @@ class LocalRollouts:
     def __init__(
         self,
         config: AlgorithmConfig,
-        base_env: BaseEnv,
+        base_env: Adapter,
         policy_view: PolicyView,
         callbacks: DefaultCallbacks,
         seed: int,
@@ -177,8 +175,8 @@ class LocalRollouts:
         self.sampler = self._new_sampler()
         for index, env in enumerate(base_env.get_sub_environments()):
             self._tell_env_created(index, env)
-        if isinstance(base_env, CreatedEnvs):
-            base_env.on_created = self._tell_env_created
+        if base_env.replayable is not None:
+            base_env.replayable.on_created = self._tell_env_created
 
     @property
     def env_steps(self) -> int:
@@ -248,7 +246,7 @@ class LocalRollouts:
                     return self.sampler.sample()
             except BaseException:
                 # A custom BaseEnv stays where it is.
-                if isinstance(self.base_env, CreatedEnvs | LockstepEnvs):
+                if self.base_env.can_restart:
                     self._interrupted, self.sampler.agent_steps = True, agent_steps
                 # Saving drops the half-full fragment, as that of clients that do not call.
                 self.sampler.idle |= self.base_env.external
@@ -282,7 +280,7 @@ class LocalRollouts:
         return self.sampler.state()
 
     def check_restartable(self) -> None:
-        if self.sampler.polled and not isinstance(self.base_env, CreatedEnvs | LockstepEnvs):
+        if self.sampler.polled and not self.base_env.can_restart:
             raise ConfigError(
                 f"restore: {type(self.base_env).__name__} cannot begin again, expected environments that menv made; "
                 "load the checkpoint with from_checkpoint"

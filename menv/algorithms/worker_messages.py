@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 import gymnasium as gym
 import numpy as np
 
+from menv.adapters.adapter import Adapter
 from menv.adapters.validation import Declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import evaluation_settings
@@ -60,7 +61,7 @@ class WorkerPlacement:
 _DRIVER = WorkerPlacement()
 
 
-def create_envs(config: AlgorithmConfig, placement: WorkerPlacement = _DRIVER) -> tuple[Any, BaseEnv]:
+def create_envs(config: AlgorithmConfig, placement: WorkerPlacement = _DRIVER) -> tuple[Any, Adapter]:
     """Create the environments of a config, or one worker's share of them.
 
     Returns the first of them, which declares agents and spaces, and all of them as a `BaseEnv`. With an `input` the
@@ -117,7 +118,7 @@ def check_evaluable(config: AlgorithmConfig, training_env: Any) -> None:
 
 def create_evaluation_envs(
     config: AlgorithmConfig, training_env: Any, placement: WorkerPlacement = _DRIVER
-) -> tuple[Any, BaseEnv]:
+) -> tuple[Any, Adapter]:
     """Create the environments of evaluations, or one worker's share of them, as `create_envs` does."""
     check_evaluable(config, training_env)
     placement = replace(placement, in_evaluation=True)
@@ -138,7 +139,7 @@ def _in_table_form(
     make: Callable[[int], Any],
     seed: int | None,
     placement: WorkerPlacement = _DRIVER,
-) -> BaseEnv:
+) -> Adapter:
     brought = getattr(first, "num_envs", None)
     first_index = placement.first_index(brought if isinstance(brought, int) else config.num_envs_per_worker)
     settings: dict[str, Any] = {
@@ -156,7 +157,7 @@ def _in_table_form(
     )  # fmt: skip
 
 
-def make_fragment_limit(config: AlgorithmConfig, base_env: BaseEnv) -> FragmentLimit:
+def make_fragment_limit(config: AlgorithmConfig, base_env: Adapter) -> FragmentLimit:
     """Return the rule for when a fragment of one process is full."""
     num_envs = (base_env.num_envs or config.num_envs_per_worker) * max(1, config.num_workers)
     length, by = config.fragment_length(num_envs), config.multiagent.count_steps_by

@@ -13,8 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from menv import rng
-from menv.adapters.local_envs import CreatedEnvs
-from menv.adapters.table import TableEnvs
 from menv.base_env import (
     COMMON,
     SINGLE_AGENT,
@@ -76,9 +74,9 @@ class EpisodeTracker:
         self._first_index = first_index
         self._worker = worker
         env = worker.base_env
-        self._created = env if isinstance(env, CreatedEnvs) else None
+        self._created = env.replayable
         self._external = env.external
-        self._numbered = self._created is not None or (isinstance(env, TableEnvs) and not env.external)
+        self._events_have_order = env.events_have_order
         self._places: dict[str, tuple[int, int]] = {}
         self.index_policies()
         self._agent_keys: dict[tuple[int, AgentId], int] = {}
@@ -184,7 +182,7 @@ class EpisodeTracker:
                 self._credit_unclaimed(ready.unclaimed[credited : finished.unclaimed])
                 credited = finished.unclaimed
             index = finished.env_index
-            when = self.when(index, ready.env_steps.item(index)) if self._numbered else AS_THEY_COME
+            when = self.when(index, ready.env_steps.item(index)) if self._events_have_order else AS_THEY_COME
             self.finish_episode(finished, when)
         if len(ready.unclaimed) > credited:
             self._credit_unclaimed(ready.unclaimed[credited:])

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from menv.adapters.custom import CustomEnvs
-from menv.adapters.external import ExternalEnvs
-from menv.base_env import BaseEnv, Column, EnvId, Ready
+from menv.adapters.adapter import Adapter
+from menv.base_env import Column, EnvId, Ready
 from menv.errors import ContractError
 from menv.inference.action_sampler import TrajectoryTable
 from menv.metrics import Timers
@@ -56,7 +55,7 @@ class RolloutLoop:
 
     def __init__(
         self,
-        base_env: BaseEnv,
+        base_env: Adapter,
         groups: list[PolicyGroup],
         limit: FragmentLimit,
         table: TrajectoryTable,
@@ -71,7 +70,6 @@ class RolloutLoop:
         self._base_env = base_env
         self._groups = groups
         self._limit = limit
-        self._broker = base_env.broker if isinstance(base_env, ExternalEnvs) else None
         self._table = table
         self._tracker = tracker
         self._callbacks = callbacks
@@ -110,8 +108,8 @@ class RolloutLoop:
             if closed is not None and closed.all():
                 return True
             acted = self._act(closed, explore)
-            if self._broker is not None and isinstance(limit, ExternalFragmentLimit):
-                self._broker.limit_steps(*limit.room)
+            if isinstance(limit, ExternalFragmentLimit):
+                self._base_env.limit_steps(*limit.room)
             ready = self._poll(remaining)
             self._apply(ready)
             empty_polls = 0 if acted or len(ready.slots) or ready.played else empty_polls + 1
@@ -131,8 +129,7 @@ class RolloutLoop:
         if self._base_env.external:
             return
         if empty_polls >= _EMPTY_POLLS:
-            gone = self._base_env.gone if isinstance(self._base_env, CustomEnvs) else ()
-            raise _empty_polls_error(empty_polls, gone)
+            raise _empty_polls_error(empty_polls, self._base_env.gone)
         if empty_polls > 100:
             time.sleep(0.001)
 
@@ -247,9 +244,7 @@ class RolloutLoop:
     def awaited(self) -> list[EnvId]:
         """The running episodes of an external environment whose ends are all that a fragment lacks."""
         closed = self._limit.closed(self.env_steps)
-        if closed is None or not isinstance(self._base_env, ExternalEnvs):
-            return []
-        return self._base_env.episodes_at(np.flatnonzero(~closed))
+        return [] if closed is None else self._base_env.episodes_at(np.flatnonzero(~closed))
 
     @property
     def only_block(self) -> PendingRows | None:

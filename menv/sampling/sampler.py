@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.custom import InnerEnvs
-from menv.adapters.local_envs import CreatedEnvs
-from menv.adapters.vector_base import LockstepEnvs
-from menv.base_env import BaseEnv, Column, EnvId
+from menv.adapters.adapter import Adapter
+from menv.base_env import Column, EnvId
 from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode
 from menv.errors import CallOrderError
@@ -76,7 +74,7 @@ class Sampler:
 
     def __init__(
         self,
-        base_env: BaseEnv,
+        base_env: Adapter,
         policy_map: PolicyMap,
         groups: Sequence[PolicyGroup],
         limit: FragmentLimit,
@@ -117,9 +115,10 @@ class Sampler:
             self._observation_fn, self.timers,
         )  # fmt: skip
         # Stores and replays running episodes; None for environments that menv did not create.
+        created = base_env.replayable
         self._checkpoint = (
-            EpisodeCheckpoint(base_env, self._groups, self._table, self._tracker, self._loop)
-            if isinstance(base_env, CreatedEnvs)
+            EpisodeCheckpoint(created, self._groups, self._table, self._tracker, self._loop)
+            if created
             else None
         )
         self._vector_loop: VectorRolloutLoop | None = None
@@ -369,7 +368,8 @@ class Sampler:
     def state_without_episodes(self) -> Tree:
         """Return the state without running episodes; works in the middle of a fragment, too."""
         env = self.base_env
-        steps = env.env_steps if isinstance(env, CreatedEnvs | LockstepEnvs) else self._loop.env_steps
+        counted = env.replayable or env.vector_steps
+        steps = self._loop.env_steps if counted is None else counted.env_steps
         begun, running = self._tracker.begun.copy(), len(self._tracker.running)
         if self._vector_loop is not None:
             begun, running = self._vector_loop.count_episodes(begun)
@@ -401,7 +401,7 @@ class Sampler:
             # With another number of sub-environments, none may repeat the random draws of any old one.
             steps = np.full(env.num_envs, steps.max(initial=0))
         self._tracker.resume(tree["begun"], len(steps))
-        if isinstance(env, LockstepEnvs | InnerEnvs):
+        if self._checkpoint is None and env.counts_steps:
             env.start_from(steps)
             self._loop.env_steps = steps
         lost = int(tree["running"])

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from menv.adapters.gym import GymEnvs
-from menv.adapters.vector_base import LockstepEnvs
-from menv.base_env import SINGLE_AGENT, BaseEnv, Column, VectorStep
+from menv.adapters.adapter import Adapter
+from menv.base_env import SINGLE_AGENT, Column, VectorStep
 from menv.inference.action_sampler import AHEAD, TrajectoryTable
 from menv.inference.backend import FixedBatchRunner
 from menv.metrics import Metrics, Timers, When
@@ -112,7 +111,7 @@ class VectorRolloutLoop:
 
     def sample(self, limit: FragmentLimit, explore: bool) -> int:
         """Take a fragment's vector steps; return the env steps of all sub-environments together."""
-        env: LockstepEnvs = self._env
+        env = self._env
         num_envs = env.num_envs
         if not self._buffer.rows:
             before = perf_counter()
@@ -166,7 +165,7 @@ class VectorRolloutLoop:
 
 
 def vector_rollout_loop(
-    env: BaseEnv,
+    env: Adapter,
     groups: list[PolicyGroup],
     only: str | None,
     table: TrajectoryTable,
@@ -174,8 +173,8 @@ def vector_rollout_loop(
     timers: Timers,
 ) -> VectorRolloutLoop | None:
     """Return the loop for a lockstep environment, None unless one feedforward network acts for all agents."""
-    group = _only_network(groups, only)
-    if group is None or only is None or not isinstance(env, LockstepEnvs):
+    group, vector_env = _only_network(groups, only), env.vector_steps
+    if group is None or only is None or vector_env is None:
         return None
     if group.path is not None and not group.path.whole:
         return None
@@ -184,7 +183,7 @@ def vector_rollout_loop(
         table.assign(index, 0, policy, index, key)
     lives = (keys >> np.uint64(1)).astype(np.int64)
     buffer = group.use_vector_buffer(policy, lives, tracker.new_ids)
-    return VectorRolloutLoop(env, group, policy, table, buffer, timers)
+    return VectorRolloutLoop(vector_env, group, policy, table, buffer, timers)
 
 
 def _only_network(groups: list[PolicyGroup], only: str | None) -> NetworkPolicyGroup | None:
@@ -223,7 +222,7 @@ class SyncVectorLoop(VectorRolloutLoop):
 
     def take_steps(self, steps: int, explore: bool) -> int:
         """Take vector steps and return how many; fewer than `steps` if the next poll needs the general loop."""
-        env: GymEnvs = self._env
+        env = self._env
         slots = env.all_slots
         self._begin(explore)
         for done in range(steps):
@@ -277,7 +276,7 @@ class SyncVectorLoop(VectorRolloutLoop):
 
 
 def sync_vector_loop(
-    env: BaseEnv,
+    env: Adapter,
     groups: list[PolicyGroup],
     only: str | None,
     table: TrajectoryTable,
@@ -286,17 +285,17 @@ def sync_vector_loop(
     timers: Timers,
 ) -> SyncVectorLoop | None:
     """Return the loop for copies, None unless all wait for one feedforward network without connectors."""
-    group = _only_network(groups, only)
-    if group is None or only is None or block is None or not isinstance(env, GymEnvs):
+    group, copies = _only_network(groups, only), env.copies
+    if group is None or only is None or block is None or copies is None:
         return None
     policy, rows = group.policy_ids.index(only), group.buffer
     if group.path is not None or rows.rows != env.num_envs or rows.carried or not tracker.all_use(only):
         return None
     # Every copy has one row, in the order of the copies.
     places = np.arange(rows.rows)[block.rows]
-    ordered = np.array_equal(block.slots, env.all_slots) and np.array_equal(places, env.all_slots)
+    ordered = np.array_equal(block.slots, copies.all_slots) and np.array_equal(places, copies.all_slots)
     if not ordered or block.taken is not None or not np.all(block.which == policy):
         return None
     lives = (tracker.agent_keys(env.num_envs) >> np.uint64(1)).astype(np.int64)
     buffer = group.use_vector_buffer(policy, lives, tracker.new_ids, keep_rows=True)
-    return SyncVectorLoop(tracker, block, env, group, policy, table, buffer, timers)
+    return SyncVectorLoop(tracker, block, copies, group, policy, table, buffer, timers)

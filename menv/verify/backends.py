@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from menv.adapters.adapter import Adapter
 from menv.adapters.convert import to_local_base_env
-from menv.base_env import SINGLE_AGENT, BaseEnv, Column
+from menv.base_env import SINGLE_AGENT, Column
 from menv.errors import MenvError
 from menv.registry import RegisteredEnv, describe_env, named_creator
 from menv.sample_batch import MultiAgentBatch, SampleBatch
@@ -135,7 +136,7 @@ def _plain(column: Column) -> Column:
 
 
 MakeEnv = Callable[[int], Any]
-Host = Callable[[Task, MakeEnv, int, int], BaseEnv]
+Host = Callable[[Task, MakeEnv, int, int], Adapter]
 """`(task, make_env, size, first_index)`: hosts `size` sub-environments."""
 
 
@@ -147,7 +148,7 @@ def shares(task: Task, samplers: int) -> list[range]:
     return [range(first, end) for first, end in pairwise(firsts)]
 
 
-def host_copies(task: Task, make_env: MakeEnv, size: int, first_index: int) -> BaseEnv:
+def host_copies(task: Task, make_env: MakeEnv, size: int, first_index: int) -> Adapter:
     """Host copies in this process, or one environment that has its own sub-environments."""
     size = 1 if task.kind == WHOLE else size
     return to_local_base_env(make_env(0), make_env, size, seed=task.seed, first_index=first_index)
@@ -303,13 +304,13 @@ class Backend:
     on_ray: bool = False
 
 
-def host_in_vector_env(task: Task, make_env: MakeEnv, size: int, first_index: int) -> BaseEnv:
+def host_in_vector_env(task: Task, make_env: MakeEnv, size: int, first_index: int) -> Adapter:
     """Host copies of a gymnasium environment in one `VectorEnv`."""
     env = VectorEnv.vectorize_gym_envs(make_env, num_envs=size)
     return to_base_env(env, seed=task.seed, first_index=first_index)
 
 
-def host_remotely(task: Task, make_env: MakeEnv, size: int, first_index: int, engine: EngineName) -> BaseEnv:
+def host_remotely(task: Task, make_env: MakeEnv, size: int, first_index: int, engine: EngineName) -> Adapter:
     """Host copies in two other processes."""
     return to_base_env(
         make_env(0), RemoteEnvSpec(task.env, task.context(0)), size, remote_envs=True,

@@ -9,12 +9,13 @@ from typing import Any
 
 import gymnasium as gym
 
+from menv.adapters.adapter import Adapter
 from menv.adapters.convert import to_local_base_env
 from menv.algorithms.config.read_config import override, read_config
 from menv.algorithms.network_group_builder import build_groups
 from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.ppo import PPORecipe
-from menv.base_env import AgentId, BaseEnv
+from menv.base_env import AgentId
 from menv.env_context import EnvContext
 from menv.errors import ConfigError
 from menv.multi_agent_env import MultiAgentEnv
@@ -90,7 +91,7 @@ class Task:
             num_workers=num_workers,
         )
 
-    def sampler(self, base_env: BaseEnv, first_index: int) -> Sampler:
+    def sampler(self, base_env: Adapter, first_index: int) -> Sampler:
         """Return a sampler for some of the sub-environments, with the same policies."""
         limit = FragmentLimit(self.env_steps, lockstep=base_env.lockstep)
         sampler = Sampler(
@@ -100,7 +101,7 @@ class Task:
         sampler.explore = self._config.explore
         return sampler
 
-    def _policies(self, first: Any, base_env: BaseEnv) -> tuple[PolicyMap, list[PolicyGroup]]:
+    def _policies(self, first: Any, base_env: Adapter) -> tuple[PolicyMap, list[PolicyGroup]]:
         config, multi = self._config, self._config.multiagent
         declares, reshaped = base_env if base_env.lockstep else first, multi.observation_fn is not None
         observations = AgentSpaces(declares, "observation", config.observation_space, reshaped=reshaped)

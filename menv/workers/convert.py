@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 
 from menv.adapters import convert
+from menv.adapters.adapter import Adapter
 from menv.adapters.local_envs import TOLERATED
 from menv.adapters.validation import possible_agents, same_spaces
 from menv.base_env import BaseEnv
@@ -43,7 +44,7 @@ def to_base_env(
     env_timeout: float | None = None,
     engine: EngineName | Engine | None = None,
     remote_envs_per_process: int = 1,
-) -> BaseEnv:
+) -> Adapter:
     """Return `env` and its copies as one `BaseEnv`.
 
     Args:

@@ -89,14 +89,14 @@ class RemoteEnvs(CreatedEnvs):
                 start = stop
             return
         by_env = by_sub_environment(slots, actions, self.seats)
-        actions_by_env = {self._index(env_id): answers for env_id, answers in by_env.items()}
+        actions_by_env = {self.index_of(env_id): answers for env_id, answers in by_env.items()}
         self._answer_some(actions_by_env, self._servers.waiting)
 
     def try_reset(
         self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[MultiEnvDict, MultiEnvDict]:
         self._check_running("try_reset")
-        indices = self._indices(env_id)
+        indices = self.indices(env_id)
         self._start()
         obs: MultiEnvDict = {}
         infos: MultiEnvDict = {}
@@ -106,7 +106,7 @@ class RemoteEnvs(CreatedEnvs):
 
     def try_restart(self, env_id: EnvId | None = None) -> None:
         self._check_running("try_restart")
-        for index in self._indices(env_id):
+        for index in self.indices(env_id):
             server = self._servers.of(index)
             self._drop_lost_episode(server, index)
             self._servers.settle(server)
@@ -210,7 +210,7 @@ class RemoteEnvs(CreatedEnvs):
         undelivered = {
             index: slots for server in self._servers for index, slots in server.undelivered.shown().items()
         }
-        actions_by_env = {self._index(env_id): dict(by_agent) for env_id, by_agent in answers.items()}
+        actions_by_env = {self.index_of(env_id): dict(by_agent) for env_id, by_agent in answers.items()}
         self._answer_some(actions_by_env, {**self._servers.waiting, **undelivered})
 
     def _answer_some(
@@ -240,7 +240,7 @@ class RemoteEnvs(CreatedEnvs):
 
     def _request(self, method: str, env_id: EnvId, *args: Any) -> Any:
         self._check_running(method)
-        index = self._index(env_id)
+        index = self.index_of(env_id)
         server = self._servers.of(index)
         self._servers.settle(server)
         server.ask("value", method, index - server.first, *args)
@@ -271,7 +271,7 @@ class RemoteEnvs(CreatedEnvs):
             self.on_created(index, self._handles[index])
 
     def _env_of(self, slot: int) -> int:
-        return self._index(self.seats[slot][0])
+        return self.index_of(self.seats[slot][0])
 
     def _check_running(self, what: str) -> None:
         if self._stopped:

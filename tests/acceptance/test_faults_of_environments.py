@@ -11,6 +11,7 @@ infos for somebody without an observation         taken
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -149,11 +150,12 @@ def test_an_info_that_is_no_dict_is_named_and_a_dict_of_ones_own_is_taken(
             super().__init__()
             self.inner = Informs(index)
 
-    base = {
+    makers: dict[str, Callable[[], BaseEnv]] = {
         "gym": lambda: to_base_env(Informs(0), Informs, 2),
         "multi_agent": lambda: to_base_env(Team(0), Team, 2),
         "VectorEnv": lambda: VectorEnv.vectorize_gym_envs(Informs, num_envs=2).to_base_env(),
-    }[kind]()
+    }
+    base = makers[kind]()
 
     def play() -> list[Any]:
         infos = []

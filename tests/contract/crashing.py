@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
+from menv.adapters.adapter import Adapter
 from menv.adapters.convert import to_local_base_env
-from menv.base_env import ALL, BaseEnv
+from menv.base_env import ALL
 from tests.contract.scripted import AGENTS, Ended, Script, ScriptedEnv, Seen, SoloGym
 
 
@@ -109,7 +110,7 @@ class CrashingEnv(ScriptedEnv):
         return breaks
 
 
-def together(worlds: list[World], *, solo: bool = False, **settings: Any) -> BaseEnv:
+def together(worlds: list[World], *, solo: bool = False, **settings: Any) -> Adapter:
     """Return worlds as one base env."""
     for world in worlds:
         if solo:

@@ -343,7 +343,7 @@ def test_worlds_that_are_not_there_yet_after_a_checkpoint_draw_nothing_twice() -
         num_envs = 0
 
     base_env = to_base_env(Growing())
-    base_env.start_from(np.array([5, 6, 7]))  # type: ignore[attr-defined]
+    base_env.start_from(np.array([5, 6, 7]))
     assert base_env.poll().env_steps.tolist() == [5, 6, 7]
 
 
