@@ -48,7 +48,7 @@ BUILT_IN: Final[Mapping[str, str]] = {
 """Names of the environments that come with menv, and where each is; imported when asked for."""
 
 _registered: dict[str, EnvCreator] = {}
-_HOW_TO_REGISTER: Final = "register_env({name!r}, lambda context: ...) makes a name known"
+_HOW_TO_REGISTER: Final = "register_env({name!r}, creator) makes a name known"
 _WHAT_IS_TAKEN: Final = (
     "expected a registered name, a gymnasium id, 'package.module:Class', 'file.py:Class', "
     "'pettingzoo:family/name', 'openspiel:game', a class, or a function that takes one EnvContext"
@@ -510,14 +510,16 @@ def unknown_name(
         } | known
     by_lower_case = {candidate.lower(): whole for candidate, whole in known.items()}
     by_lower_case |= {candidate.lower(): name.removesuffix(asked) + candidate for candidate in inside}
-    near = [by_lower_case[match] for match in difflib.get_close_matches(asked.lower(), by_lower_case, n=3)]
-    hint = f"{advice}; " if advice else ""
+    found = difflib.get_close_matches(asked.lower(), by_lower_case, n=1 if why else 2)
+    near = [by_lower_case[match] for match in found]
+    hint = advice or ("check the name" if why else _HOW_TO_REGISTER.format(name=name))
     if near and not advice:
-        hint = f"did you mean {' or '.join(map(repr, near))}? "
+        hint = f"did you mean {' or '.join(map(repr, near))}?"
     elif not why and _VERSIONED.search(name):
-        hint = f"where a package brings it, 'package:{name}' imports that first; "
+        hint = f"write 'package:{name}' for the package that brings it"
     return UnknownNameError(
-        f"env: {name!r} is not known{why and f' ({why})'}, {_WHAT_IS_TAKEN}; {hint}{_HOW_TO_REGISTER.format(name=name)}"
+        f"env: {name!r} is not known{why and f' ({why})'}, expected a name that menv envs lists, 'module:Class' or "
+        f"'file.py:Class'; {hint}"
     )
 
 

@@ -177,13 +177,13 @@ def test_a_path_reaches_into_classes() -> None:
         ("gymnasium:CartPoll-v1", "'CartPole-v1'"),
     ],
 )
-def test_an_unknown_name_lists_near_names_and_how_to_register(name: str, near: str) -> None:
+def test_an_unknown_name_lists_near_names(name: str, near: str) -> None:
     register_env("my_corridor", Game)
     with pytest.raises(UnknownNameError) as caught:
         resolve_env(name)
     text = str(caught.value)
     assert f"did you mean {near}" in text
-    assert f"register_env({name!r}, lambda context: ...)" in text
+    assert len(text) < 200
     assert "\n" not in text
 
 
@@ -201,7 +201,7 @@ def test_an_unknown_name_lists_near_names_and_how_to_register(name: str, near: s
     ],
 )
 def test_a_name_like_no_other_is_unknown_too(name: str) -> None:
-    with pytest.raises(UnknownNameError, match=r"is not known( \(.*\))?, expected a registered name"):
+    with pytest.raises(UnknownNameError, match=r"is not known( \(.*\))?, expected a name that .*; \w+"):
         resolve_env(name)
 
 
@@ -234,13 +234,13 @@ def test_a_misspelt_class_in_a_module_that_exists_names_the_right_one() -> None:
 
 @pytest.mark.usefixtures("shop")
 def test_what_creates_nothing_is_not_suggested() -> None:
-    with pytest.raises(UnknownNameError, match=r"'menv_shop\.games' has no 'Size'\).*; register_env"):
+    with pytest.raises(UnknownNameError, match=r"'menv_shop\.games' has no 'Size'\).*; check the name"):
         resolve_env("menv_shop.games:Size")
 
 
 @pytest.mark.parametrize("name", ["ALE/Pong-v5", "PongNoFrameskip-v4"])
 def test_an_id_that_no_imported_package_has_says_how_to_import_one(name: str) -> None:
-    with pytest.raises(UnknownNameError, match=f"a package brings it, 'package:{name}' imports that first"):
+    with pytest.raises(UnknownNameError, match=f"write 'package:{name}' for the package that brings it"):
         resolve_env(name)
 
 
@@ -487,7 +487,7 @@ def test_a_name_from_a_package_that_is_not_installed_says_how_to_install_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
-        UnknownNameError, match=rf" is not installed\), .*; run pip install {re.escape(install)};"
+        UnknownNameError, match=rf" is not installed\), .*; run pip install {re.escape(install)}$"
     ):
         resolve_env(name)
 

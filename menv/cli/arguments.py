@@ -24,6 +24,8 @@ from typing import Any, NoReturn, TextIO
 from menv.errors import ConfigError, EnvCrashError, MenvError, UnknownNameError
 
 _OBJECT = re.compile(r"@(\w+(?:\.\w+)*):(\w+(?:\.\w+)*)")
+_FUNCTION = re.compile(r"^(from_checkpoint: |\w+: (?=there is no folder ))")
+"""What begins an error of a function that the command calls."""
 _FILES = {".json", ".toml"}
 _EXPECTED = "expected a JSON object, a .json or .toml file, or KEY=VALUE"
 
@@ -311,5 +313,6 @@ def _registry() -> Any:
 
 def and_how_to_import(error: MenvError) -> str:
     """Return the text of an error; for an unknown name with the option that imports a module which registers it."""
-    hint = f"; {IMPORT} MODULE imports a module that does" if isinstance(error, UnknownNameError) else ""
-    return f"{error}{hint}"
+    text = _FUNCTION.sub("", str(error))
+    hints = isinstance(error, UnknownNameError) and "register_env" in text
+    return f"{text}; {IMPORT} MODULE imports a module that does" if hints else text

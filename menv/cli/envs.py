@@ -32,4 +32,4 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv envs") -> 
 
 _MORE = """\
 Other names: package.module:Class, and path/to/file.py:Class. Environments of PettingZoo and OpenSpiel are listed if
-these are installed: pip install 'menv-rl[pettingzoo]' mpe2 open_spiel"""
+these are installed: pip install 'menv-rl[pettingzoo]' open_spiel"""

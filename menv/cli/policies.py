@@ -33,7 +33,7 @@ def take_policies(parser: argparse.ArgumentParser) -> None:
     """Add the options, stored as `policies` and `policy`."""
     either = parser.add_mutually_exclusive_group()
     either.add_argument(
-        "--policies", choices=("shared", "per-agent", "auto"),
+        "--policies", metavar="{shared,per-agent,auto}", type=_kind,
         help="one policy for all agents, one for each of possible_agents, or one for all agents with equal spaces "
         "(shared)",
     )  # fmt: skip
@@ -42,6 +42,14 @@ def take_policies(parser: argparse.ArgumentParser) -> None:
         help="the policy of the agents whose names match, such as 'car_*=cars' or 'light_*=lights:DQN'; may be "
         "repeated, the first pattern that matches counts",
     )  # fmt: skip
+
+
+def _kind(text: str) -> str:
+    if text not in ("shared", "per-agent", "auto"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}, expected shared, per-agent or auto; per-agent gives each agent its policy"
+        )
+    return text
 
 
 def _choice(text: str) -> Choice:
@@ -68,7 +76,8 @@ def chosen_policies(
         policies = dict.fromkeys(_spaces_by_agent(env, config, "--policies per-agent"))
         choices = [("*", "*", None)]
     elif kind == "auto":
-        choices = _by_spaces(_spaces_by_agent(env, config, "--policies auto"))
+        spaces = _spaces_by_agent(env, config, "--policies auto")
+        choices = [] if [*spaces] == [SINGLE_AGENT] else _by_spaces(spaces)
     for _, policy, algorithm in choices if kind != "per-agent" else ():
         spec = None if algorithm is None else PolicySpec(algorithm=algorithm)
         if policies.setdefault(policy, spec) != spec:

@@ -14,6 +14,7 @@ from typing import Any, Self
 import menv
 from menv import algorithms
 from menv.algorithms.algorithm import Algorithm
+from menv.algorithms.config.stored_config import stored_config
 from menv.algorithms.learn import (
     TIMESTEPS,
     Saving,
@@ -44,11 +45,12 @@ from menv.cli.reopen import reopened, take_trust
 from menv.cli.zoo import ZooSettings, required_zoo_settings, zoo_settings
 from menv.errors import ConfigError
 from menv.inference.checkpoint_folder import RUN_CHECKPOINTS
-from menv.tracking.mlflow_tracker import MLflow
 from menv.tracking.progress import progress
+from menv.tracking.report import flat_settings
 from menv.tracking.run_folder import next_run_dir
+from menv.tracking.services import MLflow, WeightsAndBiases
+from menv.tracking.tensorboard import tensorboard_classes
 from menv.tracking.tracker import Tracker
-from menv.tracking.weights_and_biases import WeightsAndBiases
 
 _EXAMPLES = """\
 examples:
@@ -99,6 +101,10 @@ def train_parser(program: str) -> Parser:
         help="resume the run of a run folder, or start a new run from a folder of checkpoints",
     )
     parser.add_argument(
+        "--tensorboard", action="store_true",
+        help="say how to open the TensorBoard events in the run folder, which are there without this option too",
+    )  # fmt: skip
+    parser.add_argument(
         "--wandb", metavar="PROJECT", nargs="?", const="menv", help="log to Weights & Biases (menv)"
     )
     parser.add_argument(
@@ -119,8 +125,7 @@ def train_parser(program: str) -> Parser:
 
 def train(args: argparse.Namespace) -> int:
     """Train until a bound is reached or the user stops the run, and return the exit status."""
-    if args.no_save and (args.run_dir or args.save_every or args.keep):
-        raise ConfigError("--no-save: given with an option about saving, expected one of them; leave one out")
+    _check_saving(args)
     args.env = args.named if args.env is None else args.env
     zoo = _zoo(args)
     if zoo is not None:
@@ -133,6 +138,7 @@ def train(args: argparse.Namespace) -> int:
     if zoo is not None:
         shown.announce(f"settings of menv/zoo/{zoo.source}; --no-zoo ignores them")
     with algorithm_of(args, zoo) as algo, TerminationAsInterrupt() as termination:
+        services = _services(args, algo)
         folder = (
             None
             if args.no_save
@@ -143,7 +149,7 @@ def train(args: argparse.Namespace) -> int:
         saving = Saving(None if folder is None else folder.checkpoints, args.save_every, args.keep)
         if done := rule.reached(algo.counts()):
             print_error(f"menv train: nothing to train: {done} already, the bound of --stop")
-        trackers = [*folder_trackers(folder), *_services(args, algo), shown]
+        trackers = [*folder_trackers(folder), *services, shown]
         status, agents = 0, playable_agents(algo)
         try:
             train_until(algo, rule, saving, trackers, lambda: "stdout is closed" if shown.failed else "")
@@ -154,18 +160,27 @@ def train(args: argparse.Namespace) -> int:
     if status == 0 and shown.failed is not None:
         return _not_shown(shown.failed)
     if folder is not None:
-        print_error("\n".join(_next_steps(folder.path, agents, interrupted=status != 0)))
+        lines = _next_steps(folder.path, agents, interrupted=status != 0)
+        if args.tensorboard:
+            lines.append(f"  curves: tensorboard --logdir {shlex.quote(str(folder.path))}")
+        print_error("\n".join(lines))
     return status
 
 
+def _check_saving(args: argparse.Namespace) -> None:
+    if args.no_save and (args.run_dir or args.save_every or args.keep or args.tensorboard):
+        raise ConfigError(
+            "--no-save: given with an option about the run folder, expected one of them; leave one out"
+        )
+    if args.tensorboard:
+        tensorboard_classes()
+
+
 def _services(args: argparse.Namespace, algo: Algorithm) -> list[Tracker]:
-    config = {"algorithm": algo.recipe.name, "env": env_name(algo.config.env)}
-    services: list[Tracker] = []
-    if args.wandb is not None:
-        services.append(WeightsAndBiases(args.wandb, config))
-    if args.mlflow is not None:
-        services.append(MLflow(args.mlflow, config))
-    return services
+    kinds = ((WeightsAndBiases, args.wandb), (MLflow, args.mlflow))
+    stored = flat_settings(stored_config(algo.config, algo._policy_set.policy_map))
+    settings = {"algorithm": algo.recipe.name, "env": env_name(algo.config.env), **dict(stored)}
+    return [kind(name, settings) for kind, name in kinds if name is not None]
 
 
 def _run_dir(args: argparse.Namespace, algo: Algorithm) -> str | Path:

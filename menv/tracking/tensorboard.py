@@ -50,7 +50,7 @@ class TensorBoardWriter:
             MissingExtraError: tensorboard is not installed.
             NotWrittenError: The folder cannot be made, or has no room.
         """
-        event, summary, file_writer = _tensorboard()
+        event, summary, file_writer = tensorboard_classes()
         values = [summary.Value(tag=tag, simple_value=value) for tag, value in scalars(result)]
         told = event(wall_time=time.time(), step=step, summary=summary(value=values))
         with writing("TensorBoardWriter", f"the event file in {self._logdir}"):
@@ -138,7 +138,8 @@ def grouped_tag(key: str) -> str:
     return key
 
 
-def _tensorboard() -> tuple[Any, Any, Any]:
+def tensorboard_classes() -> tuple[Any, Any, Any]:
+    """Return the classes of tensorboard that write events."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]

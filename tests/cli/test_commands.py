@@ -92,6 +92,8 @@ def test_evaluate_and_show_name_a_folder_that_holds_nothing(
         (said,) = capsys.readouterr().err.splitlines()
         assert said.startswith(f"menv {command}: error: ")
         assert line in said
+    assert main(["evaluate", "gone"]) == 2
+    assert capsys.readouterr().err.startswith("menv evaluate: error: there is no folder gone in ")
     assert main(["show", "gone"]) == 2
     assert "there is no folder gone" in capsys.readouterr().err
 

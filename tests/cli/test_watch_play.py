@@ -195,7 +195,8 @@ def test_a_video_is_piped_to_ffmpeg(
         (["watch", "cart", "--gif", "nowhere/film.gif"], "there is no folder nowhere"),
         (["watch", "cart", "--fps", "0"], "argument --fps: '0', expected a number from 0.1"),
         (["watch", "tictactoe", "--env", "tictactoo"], "did you mean 'tictactoe'"),
-        (["watch", "nothing"], "nothing"),
+        (["watch", "nothing"], "^menv watch: error: there is no folder nothing in"),
+        (["play", "nothing", "--as", "you"], "^menv play: error: there is no folder nothing in"),
     ],
 )
 def test_wrong_input_gets_one_line(
@@ -235,7 +236,14 @@ def test_a_closed_stdout_ends_a_game(runs: Path) -> None:
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-def test_a_mapping_function_is_imported_with_trust(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mapping_function_is_imported_with_trust(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed(monkeypatch, *"012345678")
+    assert main(["play", str(runs / "roles"), "--as", "player2", "--trust"]) == 0
+    said = capsys.readouterr()
+    assert said.err == f"importing {__name__}:named, which the run names\n"
+    assert re.search(r"^(you win|you lose|draw) after \d moves$", said.out, re.M)
     assert main(["watch", str(runs / "roles"), "--trust"]) == 0
     assert re.search(r"^episode 1: (player[12] wins|draw)", capsys.readouterr().out, re.M)
 

@@ -43,7 +43,7 @@ class Client(ModuleType):
             "--mlflow",
             "mlflow",
             "log_metrics",
-            ["set_experiment", "start_run", "set_tags", "log_metrics", "end_run"],
+            ["set_experiment", "start_run", "log_params", "log_metrics", "end_run"],
         ),
     ],
 )
@@ -56,6 +56,7 @@ def test_a_tracker_logs_each_result_by_the_client(
     assert main([*TRAIN, option, "games"]) == 0
     assert [name for name, _, _ in client.calls] == calls
     assert "games" in (*client.calls[0][1], *client.calls[0][2].values())
+    assert "'sgd_minibatch_size': " in str(client.calls)
     ((numbers,), steps) = next((args, kwargs) for name, args, kwargs in client.calls if name == log)
     assert steps == {"step": 64}
     assert numbers["counts/training_iteration"] == 1.0
@@ -70,3 +71,18 @@ def test_a_client_that_is_missing_is_one_line(
     assert main([*TRAIN, option]) in (1, 2)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith(f"the package {package} is not installed, expected it; run: pip install {package}")
+
+
+@pytest.mark.parametrize(("option", "package"), [("--wandb", "wandb"), ("--mlflow", "mlflow")])
+def test_a_service_that_refuses_a_run_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, package: str
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise ValueError("No API key configured.\nUse a key.")
+
+    client = Client(package)
+    client.init = client.set_experiment = refuse  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, package, client)
+    assert main([*TRAIN, option]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{option}: ValueError: No API key configured, expected a service that accepts runs" in line
