@@ -12,6 +12,8 @@ import pytest
 
 from menv.cli.main import main
 from tests.doc_blocks import blocks, run_python
+from tests.docs.options_page import PAGE as OPTIONS
+from tests.docs.options_page import page as options_page
 from tests.house.public_names import PACKAGES, exported
 from tests.house.sources import ROOT
 
@@ -41,6 +43,10 @@ def test_the_reference_has_every_public_name_once() -> None:
             names["here" if f"{package}.{name}" in shown else "there"].add(value)
     assert names["there"] <= names["here"]
     assert len(shown) == len(names["here"])
+
+
+def test_the_page_of_options_is_the_one_that_the_parsers_make() -> None:
+    assert OPTIONS.read_text("utf-8") == options_page(), "run python -m tests.docs.options_page"
 
 
 @pytest.mark.slow

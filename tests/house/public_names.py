@@ -133,10 +133,15 @@ class _Asked(BaseException):
 
 def command_lines() -> Iterator[str]:
     """Yield a line for each argument of each command of `menv`."""
-    for command, parser in _commands(_parser("--help")).items():
-        own = _parser(command)
-        for action in (parser if _commands(own) else own)._actions:
-            yield f"menv {command} {_argument(action)}"
+    for command, parser in parsers().items():
+        for action in parser._actions:
+            yield f"menv {command} {argument(action)}"
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each command of `menv`."""
+    owned = {command: (parser, _parser(command)) for command, parser in _commands(_parser("--help")).items()}
+    return {command: parser if _commands(own) else own for command, (parser, own) in owned.items()}
 
 
 def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -144,7 +149,8 @@ def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPar
     return dict(found[0].choices) if found else {}
 
 
-def _argument(action: argparse.Action) -> str:
+def argument(action: argparse.Action) -> str:
+    """Return the names, the values and the default of an argument."""
     values = "" if action.nargs == 0 else action.metavar or action.dest.upper()
     choices = "" if action.choices is None else f" {{{','.join(action.choices)}}}"
     default = "" if action.default in (None, argparse.SUPPRESS) else f" = {action.default!r}"
