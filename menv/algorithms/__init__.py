@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from menv.algorithms.ppo.config import PPOConfig as PPOConfig
     from menv.algorithms.ppo.policy import PPOPolicy as PPOPolicy
     from menv.algorithms.ppo.ppo import PPO as PPO
+    from menv.algorithms.ppo.ppo import PPORecipe as PPORecipe
     from menv.algorithms.qmix.config import QMIXConfig as QMIXConfig
     from menv.algorithms.qmix.qmix import QMIX as QMIX
     from menv.tracking.curves import plot_curves as plot_curves

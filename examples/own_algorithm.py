@@ -1,0 +1,102 @@
+"""Your own algorithm: A2C, which keeps PPO's sampling and advantages and brings another learner.
+
+A recipe says what is special about an algorithm. `A2CRecipe` inherits the network and the advantages of PPO and
+replaces one method, `make_learner`. The learner has five methods: `learn`, `weights` and `set_weights`, and for
+checkpoints `state` and `set_state`. Workers, servers, evaluation, run folders and `menv watch` need no further code.
+
+A2C takes one gradient step per batch (Mnih et al. 2016, arXiv:1602.01783, the synchronous form): with advantages A_t it
+maximizes log pi(a_t | s_t) A_t, fits V(s_t) to its target, and adds the entropy of pi.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from menv import SampleBatch
+from menv.algorithms import PPO, PPOConfig, PPORecipe, torch_distributions
+
+
+class A2CLearner:
+    """Improves one policy's weights by RMSprop."""
+
+    def __init__(self, network: Any, weights: dict[str, Any], config: PPOConfig) -> None:
+        self.config = config
+        self.head = network.head
+        self.params = {name: torch.tensor(values, requires_grad=True) for name, values in weights.items()}
+        self.network = network.torch_network(self.params)
+        self.optimizer = torch.optim.RMSprop(self.params.values(), lr=config.lr, alpha=0.99, eps=1e-5)
+
+    def learn(self, batch: SampleBatch, env_steps: int) -> dict[str, float]:
+        """Take one gradient step; return statistics for the result."""
+        with torch.inference_mode(False), torch.enable_grad():
+            obs = torch.tensor(batch["obs"])
+            actions = torch.tensor(batch["actions"])
+            advantages = torch.tensor(batch["advantages"], dtype=torch.float32)
+            targets = torch.tensor(batch["value_targets"], dtype=torch.float32)
+            mask = torch.tensor(batch["action_mask"]) if "action_mask" in batch else None
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+
+            dist_inputs, values = self.network.both(obs, mask)
+            logp = torch_distributions.logp(self.head, dist_inputs, actions)
+            policy_loss = -(logp * advantages).mean()
+            vf_loss = (values - targets).square().mean()
+            entropy = torch_distributions.entropy(self.head, dist_inputs).mean()
+            loss = policy_loss + self.config.vf_loss_coeff * vf_loss - self.config.entropy_coeff * entropy
+
+            self.optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.params.values(), 0.5)
+            self.optimizer.step()
+        return {"policy_loss": policy_loss.item(), "vf_loss": vf_loss.item(), "entropy": entropy.item()}
+
+    def weights(self) -> dict[str, Any]:
+        return {name: param.detach().numpy().copy() for name, param in self.params.items()}
+
+    def set_weights(self, weights: Any) -> None:
+        with torch.no_grad():
+            for name, param in self.params.items():
+                param.copy_(torch.from_numpy(np.array(weights[name])))
+
+    def state(self) -> dict[str, Any]:
+        """Return what the next step depends on, except the weights."""
+        moments = self.optimizer.state
+        return {name: moments[param]["square_avg"].numpy() for name, param in self.params.items() if moments}
+
+    def set_state(self, state: Any) -> None:
+        for name, moment in state.items():
+            step = {"step": torch.tensor(0.0), "square_avg": torch.from_numpy(np.array(moment))}
+            self.optimizer.state[self.params[name]] = step
+
+
+class A2CRecipe(PPORecipe):
+    name = "A2C"
+
+    def make_learner(self, network: Any, weights: Any, config: Any, seed: int) -> A2CLearner:
+        return A2CLearner(network, weights, config)
+
+
+class A2C(PPO):
+    recipe = A2CRecipe()
+
+
+def main(env_steps: int = 200_000) -> float:
+    """Train on CartPole until the mean return is 450; return the mean return."""
+    settings = PPOConfig(
+        env="CartPole-v1",
+        num_envs_per_worker=16,
+        train_batch_size=80,
+        rollout_fragment_length=5,
+        lr=0.003,
+        vf_loss_coeff=0.25,
+        entropy_coeff=0.01,
+        seed=0,
+    )
+    with A2C(settings) as algo:
+        result = algo.learn(env_steps, stop={"episode_reward_mean": 450})
+    print(f"return {result['episode_reward_mean']:.0f} after {result['timesteps_total']:,} env steps")
+    return result["episode_reward_mean"]
+
+
+if __name__ == "__main__":
+    main()
