@@ -144,7 +144,7 @@ def tictactoe_unbeatable(effort: Effort) -> Finding:
 
 def _demo(effort: Effort, seconds: int, seeds: int) -> list[processes.Run]:
     limit = 2 if effort.quick else seconds
-    command = ("examples/tictactoe.py", "--json", "--seconds", limit)
+    command = ("examples/tictactoe.py", "--seconds", limit)
     return [processes.run(*command, "--seed", seed) for seed in effort.seeds(seeds)]
 
 
@@ -230,7 +230,7 @@ ROWS = (
         peer=10.0,
         reach=4.5,
         aim=3.0,
-        measure=until_450("examples/cartpole.py", "--json"),
+        measure=until_450("examples/cartpole.py"),
         at_most=True,
     ),
     Row(

@@ -1,55 +1,61 @@
 """Plays CartPole-v1 with the policy of a server that learns from it; start `cartpole_server.py` first.
 
-    python examples/cartpole_client.py --inference-mode=local --port=9900
+    python examples/cartpole_client.py --inference-mode local --port 9900
 
-It ends when the mean of its last returns is high enough.
+With --inference-mode remote the server chooses each action; with local the client has a copy of the policy. It ends
+when the mean of its last 20 returns reaches --stop-reward.
 """
 
-import argparse
 from collections import deque
+from typing import Any, Literal
 
 import gymnasium as gym
 
 from menv.serving.client.policy_client import PolicyClient
 
-EPISODES = 20
-"""So many returns make a mean."""
+
+def play(client: PolicyClient, env: gym.Env[Any, Any], policy: str) -> float:
+    """Play an episode and return its return."""
+    episode = client.start_episode()
+    obs, _ = env.reset()
+    total = 0.0
+    done = False
+    while not done:
+        if policy == "random":
+            # The client chooses, and the server learns off policy.
+            action = env.action_space.sample()
+            client.log_action(episode, obs, action)
+        else:
+            action = client.get_action(episode, obs)
+        obs, reward, terminated, truncated, _ = env.step(action)
+        client.log_returns(episode, float(reward))
+        total += float(reward)
+        done = terminated or truncated
+    client.end_episode(episode, obs, truncated=truncated)
+    return total
 
 
-def main() -> None:
-    """Read the command line, play, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--inference-mode", choices=("local", "remote"), default="local")
-    parser.add_argument("--update-interval", type=float, default=1.0, help="seconds between new weights")
-    parser.add_argument("--scheme", choices=("http", "tcp", "ws"), default="http")
-    parser.add_argument("--address", default="localhost")
-    parser.add_argument("--port", type=int, default=9900)
-    parser.add_argument("--stop-reward", type=float, default=200.0)
-    parser.add_argument("--off-policy", action="store_true", help="choose actions by chance, and log them")
-    parser.add_argument("--seed", type=int)
-    args = parser.parse_args()
+def main(
+    inference_mode: Literal["local", "remote"] = "local",
+    scheme: Literal["http", "tcp", "ws"] = "http",
+    address: str = "localhost",
+    port: int = 9900,
+    policy: Literal["learned", "random"] = "learned",
+    stop_reward: float = 200.0,
+    seed: int = 0,
+) -> dict[str, Any]:
     env = gym.make("CartPole-v1")
-    env.action_space.seed(args.seed)
-    returns: deque[float] = deque(maxlen=EPISODES)
-    where, mode = f"{args.scheme}://{args.address}:{args.port}", args.inference_mode
-    obs, _ = env.reset(seed=args.seed)
-    with PolicyClient(where, mode, args.update_interval, seed=args.seed) as client:
-        while len(returns) < EPISODES or sum(returns) / EPISODES < args.stop_reward:
-            episode, total, over = client.start_episode(), 0.0, False
-            while not over:
-                if args.off_policy:
-                    action = env.action_space.sample()
-                    client.log_action(episode, obs, action)
-                else:
-                    action = client.get_action(episode, obs)
-                obs, reward, terminated, truncated, _ = env.step(action)
-                total, over = total + float(reward), terminated or truncated
-                client.log_returns(episode, float(reward))
-            client.end_episode(episode, obs, truncated=truncated)
-            returns.append(total)
-            print(f"Total reward: {total:.0f}", flush=True)
-            obs, _ = env.reset()
+    env.reset(seed=seed)
+    env.action_space.seed(seed)
+    returns: deque[float] = deque(maxlen=20)
+    with PolicyClient(f"{scheme}://{address}:{port}", inference_mode, 1.0, seed=seed) as client:
+        while len(returns) < 20 or sum(returns) / 20 < stop_reward:
+            returns.append(play(client, env, policy))
+            print(f"Total reward: {returns[-1]:.0f}", flush=True)
+    return {"mean_return": sum(returns) / 20}
 
 
 if __name__ == "__main__":
-    main()
+    from flags import run_with_flags
+
+    run_with_flags(main)

@@ -1,14 +1,13 @@
-"""Two agents whose critics see both of them learn to trust each other: the team gets 8 instead of a sure 7.
+"""Centralized training, decentralized execution: critics that see both agents, actors that see their own observation.
 
-`--way critic_obs` is a setting; `--way postprocess` writes the same by hand: it adds what both saw and the other one
-did to each trajectory, values that by a network of its own and learns it. Independent Q-learners, printed beside,
-settle for 7. (Independent learners of PPO find the 8 here too.)
+    python examples/centralized_critic.py --way critic_obs
+
+The two-step game pays a sure 7, or 8 if both agents trust each other. `critic_obs` is a setting, as in MAPPO.
+`--way postprocess` writes the same by hand: it adds both observations and the other agent's action to each trajectory,
+computes values with a network of its own and trains that network. Independent Q-learners settle for 7.
 """
 
-import argparse
-import json
-import time
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,45 +15,62 @@ from torch import nn
 
 from menv.algorithms import DQN, PPO, PPOPolicy, compute_advantages
 from menv.envs import TwoStepGame
+from menv.tracking import next_run_dir, plot_runs
 
-SIZES: dict[str, Any] = {"num_envs_per_worker": 32, "train_batch_size": 512, "entropy_coeff": 0.01}
-GREEDY: dict[str, Any] = {"gamma": 1.0, "evaluation_duration": 1, "evaluation_config": {"explore": False}}
+AGENTS = ["agent_1", "agent_2"]
+CONFIG: dict[str, Any] = {
+    "gamma": 1.0,
+    "evaluation_interval": 5,
+    "evaluation_duration": 1,
+    "evaluation_config": {"explore": False},
+}
+PPO_CONFIG: dict[str, Any] = {"num_envs_per_worker": 32, "train_batch_size": 512, "entropy_coeff": 0.01}
 
 
 class CentralCritic(PPOPolicy):
     def make_modules(self) -> dict[str, nn.Module]:
-        return {"critic": nn.Sequential(nn.Linear(12, 64), nn.Tanh(), nn.Linear(64, 1), nn.Flatten(0))}
+        # Two observations of 5 numbers, and one of 2 actions.
+        critic = nn.Sequential(nn.Linear(12, 64), nn.Tanh(), nn.Linear(64, 1), nn.Flatten(0))
+        return {"critic": critic}
 
     def postprocess_trajectory(self, batch: Any, other_agent_batches: Any = None, episode: Any = None) -> Any:
         (other,) = other_agent_batches.values()
-        batch["seen"] = np.hstack((batch["obs"], other["obs"], np.eye(2, dtype="f")[other["actions"]]))
+        action = np.eye(2, dtype=np.float32)[other["actions"]]
+        batch["all_agents"] = np.hstack((batch["obs"], other["obs"], action))
         with torch.no_grad():
-            batch["vf_preds"] = self.modules["critic"](torch.from_numpy(batch["seen"])).numpy()
+            batch["vf_preds"] = self.modules["critic"](torch.from_numpy(batch["all_agents"])).numpy()
         return compute_advantages(batch, batch["vf_preds"][-1], gamma=self.settings.gamma, lambda_=0.95)
 
     def loss(self, batch: Any) -> Any:
-        return self.ppo_loss(batch, values=self.modules["critic"](batch["seen"]))
+        return self.ppo_loss(batch, values=self.modules["critic"](batch["all_agents"]))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--way", choices=["postprocess", "critic_obs"], default="critic_obs")
-    parser.add_argument("--seconds", type=float, default=5.0, help="time to train, each")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="print one JSON object last")
-    args, start, returns = parser.parse_args(), time.perf_counter(), {}
-    cls, way = (CentralCritic, {}) if args.way == "postprocess" else (None, {"critic_obs": "all_agents"})
-    runs = ((args.way, PPO, cls, {**SIZES, **way, **GREEDY}), ("independent", DQN, None, GREEDY))
-    for name, algorithm, spec, own in runs:
-        agents = {"policies": {"agent_1": spec, "agent_2": spec}, "policy_mapping_fn": lambda a, **kw: a}
-        with algorithm(env=TwoStepGame, config={**own, "multiagent": agents, "seed": args.seed}) as algo:
-            while algo.train()["time_total_s"] < args.seconds:
-                pass
-            returns[name] = algo.evaluate()["evaluation"]["episode_reward_mean"]
-            print(f"{name}: return {returns[name]:.2f} after {algo.iteration} iterations")
-    if args.json:
-        print(json.dumps({"returns": returns, "seconds": time.perf_counter() - start, "seed": args.seed}))
+def train(kind: Any, config: dict[str, Any], policy: Any, name: str, seconds: float, seed: int) -> float:
+    multiagent = {
+        "policies": dict.fromkeys(AGENTS, policy),
+        "policy_mapping_fn": lambda agent_id, **kwargs: agent_id,
+    }
+    run_dir = next_run_dir(f"centralized-critic-{name}", kind.__name__)
+    config = {**CONFIG, **config, "multiagent": multiagent, "seed": seed}
+    with kind(env=TwoStepGame, config=config) as algo:
+        algo.learn(stop={"time_total_s": seconds}, run_dir=run_dir, progress_bar=True)
+        mean = float(algo.evaluate()["evaluation"]["episode_reward_mean"])
+    print("wrote", plot_runs([run_dir]))
+    return mean
+
+
+def main(
+    way: Literal["critic_obs", "postprocess"] = "critic_obs", seconds: float = 5.0, seed: int = 0
+) -> dict[str, Any]:
+    if way == "postprocess":
+        central = train(PPO, PPO_CONFIG, CentralCritic, way, seconds, seed)
+    else:
+        central = train(PPO, {**PPO_CONFIG, "critic_obs": "all_agents"}, None, way, seconds, seed)
+    independent = train(DQN, {}, None, "independent", seconds, seed)
+    return {"central": central, "independent": independent}
 
 
 if __name__ == "__main__":
-    main()
+    from flags import run_with_flags
+
+    run_with_flags(main)

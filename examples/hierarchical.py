@@ -1,57 +1,59 @@
-"""A windy maze, learned move by move and on two levels, and a windy field on three.
+"""A windy maze, learned move by move, by two levels of agents and by three.
 
-    python examples/hierarchical.py --seconds 60
+    python examples/hierarchical.py --levels 2 --seconds 60
 
-A higher level's action opens a lower level, an agent with an id of its own that lives for some steps. What agents of
-one level experience goes to one policy, found by the prefix of the id.
+An action of a higher level starts an agent of the level below, with an id of its own, which acts for some steps. All
+agents of one level share a policy, which the mapping finds by the prefix of the id.
 """
 
-import argparse
-import json
-import time
-from typing import Any
+from typing import Any, Literal
 
 from menv import PolicySpec
 from menv.algorithms import PPO
 from menv.envs import HierarchicalWindyMaze, ThreeLevelMaze, WindyMaze
+from menv.tracking import next_run_dir, plot_runs
 
-DECIDES = PolicySpec(
-    config={"entropy_coeff": 0.05}
-)  # goes on trying while the level below still learns to obey
-# What to train, its policies from the top down, and the return at which the top one has learned enough.
-LEVELS: dict[str, tuple[Any, dict[str, Any], float]] = {
-    "flat": (WindyMaze, {"default_policy": None}, 0.45),
-    "two_levels": (HierarchicalWindyMaze, {"high_level": DECIDES, "low_level": None}, 0.35),
-    "three_levels": (ThreeLevelMaze, {"top_level": DECIDES, "mid_level": DECIDES, "low_level": None}, 0.85),
+# More entropy: higher levels explore while the level below still learns to obey.
+EXPLORES = PolicySpec(config={"entropy_coeff": 0.05})
+ENVS: dict[int, Any] = {1: WindyMaze, 2: HierarchicalWindyMaze, 3: ThreeLevelMaze}
+POLICIES: dict[int, dict[str, PolicySpec | None]] = {
+    1: {"default_policy": None},
+    2: {"high_level": EXPLORES, "low_level": None},
+    3: {"top_level": EXPLORES, "mid_level": EXPLORES, "low_level": None},
 }
-SIZES = {"num_envs_per_worker": 32, "train_batch_size": 4096, "sgd_minibatch_size": 512, "num_sgd_iter": 6}
+# Returns of the top level that count as solved.
+SOLVED = {1: 0.45, 2: 0.35, 3: 0.85}
 
 
-def policy_for(agent_id: str) -> str:
-    return "default_policy" if agent_id == "agent0" else "_".join(agent_id.split("_")[:2])
+def policy_for(agent_id: str, *args: Any, **kwargs: Any) -> str:
+    """Return low_level for low_level_17; the agent of the maze without levels is agent0."""
+    if agent_id == "agent0":
+        return "default_policy"
+    return "_".join(agent_id.split("_")[:2])
 
 
-def train(name: str, seconds: float, seed: int) -> dict[str, Any]:
-    """Train until the top level has learned enough, or the time is up."""
-    env, policies, enough = LEVELS[name]
-    levels = {"policies": policies, "policy_mapping_fn": policy_for}
-    start, spent, mean = time.perf_counter(), 0.0, None
-    with PPO(env=env, config={**SIZES, "lr": 2e-3, "multiagent": levels, "seed": seed}) as algo:
-        while mean is None or (mean < enough and spent < seconds):
-            result, spent = algo.train(), time.perf_counter() - start
-            mean = result["policy_reward_mean"].get(next(iter(policies)))
-            steps = result["num_env_steps_sampled"]
-            print(f"{name:12} {spent:5.1f} s {steps:>8,} env steps, return {mean}")
-    return {"return": mean, "solved": mean >= enough, "env_steps": steps, "seconds": spent}
+def main(levels: Literal[1, 2, 3] = 2, seconds: float = 60.0, seed: int = 0) -> dict[str, Any]:
+    policies = POLICIES[levels]
+    top = next(iter(policies))
+    config = {
+        "num_envs_per_worker": 32,
+        "train_batch_size": 4096,
+        "sgd_minibatch_size": 512,
+        "num_sgd_iter": 6,
+        "lr": 2e-3,
+        "multiagent": {"policies": policies, "policy_mapping_fn": policy_for},
+        "seed": seed,
+    }
+    run_dir = next_run_dir(f"maze-{levels}-levels", "PPO")
+    stop = {f"policy_reward_mean/{top}": SOLVED[levels], "time_total_s": seconds}
+    with PPO(env=ENVS[levels], config=config) as algo:
+        result = algo.learn(stop=stop, run_dir=run_dir, progress_bar=True)
+    print("wrote", plot_runs([run_dir]))
+    mean = result["policy_reward_mean"].get(top)
+    return {"solved": mean is not None and mean >= SOLVED[levels], "return": mean}
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="longest time to train each of the three")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="print one JSON object last")
-    args = parser.parse_args()
-    outcomes = {name: train(name, args.seconds, args.seed) for name in LEVELS}
-    if args.json:
-        spent = sum(outcome["seconds"] for outcome in outcomes.values())
-        print(json.dumps({**outcomes, "seconds": spent, "seed": args.seed}))
+    from flags import run_with_flags
+
+    run_with_flags(main)

@@ -1,10 +1,11 @@
-"""Many worlds of many agents in arrays, without an object for each: python examples/shoal.py
+"""Many worlds of many agents as arrays: 16 shoals of 100 fish learn to gather, without an object for each fish.
 
-A `BaseEnv` of your own that returns tables; a slot is a fish's row. 16 shoals of 100 fish learn to gather.
+    python examples/shoal.py
+
+The environment is a `BaseEnv` that returns a table: each fish has a row, its slot. This is the fastest form, for
+simulators that step all worlds at once.
 """
 
-import argparse
-import json
 from typing import Any
 
 import gymnasium as gym
@@ -12,49 +13,80 @@ import numpy as np
 
 from menv import BaseEnv, End, EnvContext, EpisodeEnd, Join, Ready
 from menv.algorithms import PPO
+from menv.tracking import next_run_dir, plot_runs
 
-LENGTH, MOVES = 50, np.array([[0, 0], [1, 0], [-1, 0], [0, 1], [0, -1]], np.float32) / 10
+SHOALS, FISH, LENGTH = 16, 100, 50
+MOVES = np.array([[0, 0], [1, 0], [-1, 0], [0, 1], [0, -1]], np.float32) / 10
 
 
 class Shoal(BaseEnv):
-    returns_table = lockstep = True  # all worlds step at once
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)  # the way to the middle
+    returns_table = True
+    # All worlds step together.
+    lockstep = True
+    # The way to the middle of the shoal.
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gym.spaces.Discrete(5)
 
     def __init__(self, context: EnvContext) -> None:
-        self.num_envs, self.t, self.rng = 16, LENGTH, np.random.default_rng(context.worker_index)
-        self.slots, self.seats = np.arange(1600), [divmod(slot, 100) for slot in range(1600)]
-        self.at, self.paid, self.env_steps = np.zeros((16, 100, 2)), np.zeros(1600), np.zeros(16, np.int64)
+        self.num_envs = SHOALS
+        self.rng = np.random.default_rng(context.worker_index)
+        self.slots = np.arange(SHOALS * FISH)
+        # (shoal, fish) of each slot: the env id and the agent id.
+        self.fish = [divmod(slot, FISH) for slot in range(SHOALS * FISH)]
+        self.positions = np.zeros((SHOALS, FISH, 2))
+        self.rewards = np.zeros(SHOALS * FISH)
+        self.env_steps = np.zeros(SHOALS, np.int64)
+        self.time = LENGTH
 
     def poll(self, timeout: float | None = None) -> Ready:
-        if self.t < LENGTH:
-            return Ready(self.slots, self.see(), self.paid, self.env_steps)
-        over, last = self.env_steps[0] > 0, self.see()
-        ended = [End(s, *a, self.paid[s], False, True, last[s], {}) for s, a in enumerate(self.seats) if over]
-        episodes = [EpisodeEnd(shoal, False, True, LENGTH, shoal) for shoal in range(16) if over]
-        joined = [Join(s, *a, a[0]) for s, a in enumerate(self.seats)]
-        self.at, self.t = self.rng.normal(size=(16, 100, 2)), 0
-        return Ready(self.slots, self.see(), np.zeros(1600), self.env_steps, joined, ended, episodes)
+        if self.time < LENGTH:
+            return Ready(self.slots, self.observe(), self.rewards, self.env_steps)
+        ended, episodes = self.ended() if self.env_steps[0] else ([], [])
+        joined = [Join(slot, shoal, fish, shoal) for slot, (shoal, fish) in enumerate(self.fish)]
+        self.positions = self.rng.normal(size=(SHOALS, FISH, 2))
+        self.time = 0
+        none_yet = np.zeros(SHOALS * FISH)
+        return Ready(self.slots, self.observe(), none_yet, self.env_steps, joined, ended, episodes)
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
-        self.at, self.t = self.at + MOVES[actions].reshape(16, 100, 2), self.t + 1
-        self.paid, self.env_steps = -np.linalg.norm(self.see(), axis=1), self.env_steps + 1
+        self.positions = self.positions + MOVES[actions].reshape(SHOALS, FISH, 2)
+        self.rewards = -np.linalg.norm(self.observe(), axis=1)
+        self.env_steps = self.env_steps + 1
+        self.time += 1
 
-    def see(self) -> Any:
-        return (self.at.mean(1, keepdims=True) - self.at).reshape(1600, 2).astype(np.float32)
+    def observe(self) -> Any:
+        middle = self.positions.mean(axis=1, keepdims=True)
+        return (middle - self.positions).reshape(-1, 2).astype(np.float32)
+
+    def ended(self) -> tuple[list[End], list[EpisodeEnd]]:
+        """Return the last reward and observation of each fish, and the end of each shoal's episode: truncated."""
+        obs = self.observe()
+        ended = [
+            End(slot, shoal, fish, self.rewards[slot], False, True, obs[slot], {})
+            for slot, (shoal, fish) in enumerate(self.fish)
+        ]
+        return ended, [EpisodeEnd(shoal, False, True, LENGTH, shoal) for shoal in range(SHOALS)]
+
+
+CONFIG: dict[str, Any] = {
+    "rollout_fragment_length": 50,
+    "train_batch_size": 800,
+    "sgd_minibatch_size": 4096,
+    "num_sgd_iter": 4,
+    "lr": 2e-3,
+}
+
+
+def main(seconds: float = 10.0, seed: int = 0) -> dict[str, Any]:
+    run_dir = next_run_dir("shoal", "PPO")
+    with PPO(env=Shoal, config={**CONFIG, "seed": seed}) as algo:
+        result = algo.learn(stop={"time_total_s": seconds}, run_dir=run_dir, progress_bar=True)
+    print("wrote", plot_runs([run_dir]))
+    mean = result["policy_reward_mean"]["default_policy"]
+    return {"mean_distance": -mean / LENGTH}
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long to train")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="print one JSON object last")
-    args, seconds = parser.parse_args(), 0.0
-    config = {"rollout_fragment_length": 50, "train_batch_size": 800, "sgd_minibatch_size": 4096, "lr": 2e-3}
-    with PPO(env=Shoal, config={**config, "num_sgd_iter": 4, "seed": args.seed}) as algo:
-        while seconds < args.seconds:
-            result = algo.train()
-            mean, seconds = result["episode_reward_mean"] / 100, result["time_total_s"]
-            print(f"{seconds:5.1f} s  {result['num_agent_steps_sampled']:,} steps  {-mean / LENGTH:.3f} off")
-    if args.json:
-        print(json.dumps({"mean": mean, "seconds": seconds, "seed": args.seed}))
+    from flags import run_with_flags
+
+    run_with_flags(main)

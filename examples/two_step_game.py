@@ -1,52 +1,56 @@
-"""Two agents that earn 7 alone and 8 if they trust each other: QMIX, and beside it learners that know no team.
+"""QMIX teaches two agents to trust each other: the team earns 8, where independent learners settle for a sure 7.
 
     python examples/two_step_game.py --seconds 10
 
-Each gets the time in turn, and then plays a game without chance.
+QMIX sees both agents as one group, and a state that only the mixing network gets.
 """
 
-import argparse
-import json
-import time
 from typing import Any
 
-from menv.algorithms import DQN, QMIX, Algorithm
+from menv import register_env
+from menv.algorithms import DQN, QMIX
 from menv.envs import TwoStepGame
+from menv.tracking import next_run_dir, plot_runs
 
-AGENTS = ("agent_1", "agent_2")
+AGENTS = ["agent_1", "agent_2"]
+CONFIG: dict[str, Any] = {
+    "num_envs_per_worker": 8,
+    "evaluation_interval": 5,
+    "evaluation_duration": 1,
+    "evaluation_config": {"explore": False},
+}
 
 
-def team(context: Any) -> Any:
-    """Return the game with both agents in one group; the state is for the network that mixes their Q-values."""
+def grouped(context: Any) -> Any:
     return TwoStepGame({"with_state": True}).with_agent_groups({"team": AGENTS})
 
 
-def trainers(seed: int) -> dict[str, Algorithm]:
-    """Return QMIX for the group, and DQN with a policy for each agent."""
-    config = {"num_envs_per_worker": 8, "seed": seed, "evaluation_config": {"explore": False}}
-    each = {"policies": AGENTS, "policy_mapping_fn": lambda agent_id, **kw: agent_id}
-    independent = DQN(env=TwoStepGame, config={**config, "multiagent": each})
-    return {"qmix": QMIX(env=team, config=config), "independent": independent}
+register_env("grouped_two_step_game", grouped)
 
 
-def main() -> None:
-    """Read the command line, train and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="time to train each")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="print one JSON object last")
-    args = parser.parse_args()
-    outcome: dict[str, Any] = {"seed": args.seed, "seconds": 0.0}
-    for name, algo in trainers(args.seed).items():
-        start, seconds = time.perf_counter(), 0.0
-        with algo:
-            while not seconds or seconds < args.seconds:
-                env_steps, seconds = algo.train()["num_env_steps_sampled"], time.perf_counter() - start
-                outcome[name] = algo.evaluate()["evaluation"]["episode_reward_mean"]
-                print(f"{name:>11}: {seconds:5.1f} s {env_steps:>7,} env steps  return {outcome[name]:.1f}")
-        outcome["seconds"] += seconds
-    print(json.dumps(outcome) if args.json else "")
+def train(kind: Any, env: Any, config: dict[str, Any], seconds: float, seed: int) -> float:
+    run_dir = next_run_dir("two-step-game", kind.__name__)
+    with kind(env=env, config={**CONFIG, **config, "seed": seed}) as algo:
+        algo.learn(stop={"time_total_s": seconds}, run_dir=run_dir, progress_bar=True)
+        mean = float(algo.evaluate()["evaluation"]["episode_reward_mean"])
+    print("wrote", plot_runs([run_dir]))
+    return mean
+
+
+def main(seconds: float = 10.0, seed: int = 0) -> dict[str, Any]:
+    independent = {
+        "multiagent": {
+            "policies": AGENTS,
+            "policy_mapping_fn": lambda agent_id, **kwargs: agent_id,
+        }
+    }
+    return {
+        "qmix": train(QMIX, "grouped_two_step_game", {}, seconds, seed),
+        "independent": train(DQN, TwoStepGame, independent, seconds, seed),
+    }
 
 
 if __name__ == "__main__":
-    main()
+    from flags import run_with_flags
+
+    run_with_flags(main)

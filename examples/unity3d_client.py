@@ -1,60 +1,90 @@
-"""Plays the game's part of `unity3d_server.py`, without a game engine: four players who run after a ball.
+"""Plays the game of `unity3d_server.py`, in place of a game engine: four players run after a ball.
 
-    python examples/unity3d_client.py --port=9900 --inference-mode=local
+    python examples/unity3d_client.py --port 9900 --inference-mode local
 
-A team that has the ball at a player's feet earns 1, the other one loses 1, and the game goes on elsewhere. A player
-who runs off the field is out; the others play on.
+A team whose player reaches the ball earns 1 and the other team loses 1; then the ball is somewhere else. A player who
+runs off the field is out, and the others continue.
 """
 
-import argparse
+from typing import Any, Literal
 
 import numpy as np
 
 from menv.serving.client.policy_client import PolicyClient
 
-PLAYERS = [f"{team}_{number}" for team in ("blue", "purple") for number in range(2)]
+PLAYERS = ["blue_0", "blue_1", "purple_0", "purple_1"]
 LENGTH = 50
 
 
+class Field:
+    """The positions of players, ball and goal, in a square from -10 to 10."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.ball = self.somewhere()
+        self.goal = self.somewhere()
+        self.players = {player: self.somewhere() for player in PLAYERS}
+
+    def somewhere(self) -> Any:
+        return self.rng.uniform(-5.0, 5.0, 2).astype(np.float32)
+
+    def observe(self) -> dict[str, Any]:
+        return {
+            player: np.clip(np.concatenate((position, self.ball, self.goal)), -10.0, 10.0)
+            for player, position in self.players.items()
+        }
+
+    def move(self, actions: dict[str, Any]) -> tuple[dict[str, float], dict[str, bool]]:
+        """Move the players; return their rewards, and who is out."""
+        for player, action in actions.items():
+            self.players[player] = self.players[player] + action.astype(np.float32) - 1.0
+        distances = {
+            player: float(np.abs(position - self.ball).sum()) for player, position in self.players.items()
+        }
+        nearest = min(distances, key=lambda player: distances[player])
+        rewards = dict.fromkeys(self.players, 0.0)
+        if distances[nearest] < 1.5:
+            team = nearest.partition("_")[0]
+            rewards = {player: 1.0 if player.startswith(team) else -1.0 for player in self.players}
+            self.ball = self.somewhere()
+        out = {player: bool(np.abs(position).max() > 10.0) for player, position in self.players.items()}
+        self.players = {player: position for player, position in self.players.items() if not out[player]}
+        return rewards, out
+
+
 def play(client: PolicyClient, rng: np.random.Generator) -> dict[str, float]:
-    """Play one game and return what each player has earned."""
-    places = dict(zip(PLAYERS, rng.uniform(-5, 5, (4, 2)).astype(np.float32), strict=True))
-    ball, goal = rng.uniform(-5, 5, (2, 2)).astype(np.float32)
-    earned = dict.fromkeys(PLAYERS, 0.0)
-
-    def seen() -> dict[str, object]:
-        return {name: np.clip(np.concatenate((at, ball, goal)), -10, 10) for name, at in places.items()}
-
+    """Play one game and return the return of each player."""
+    field = Field(rng)
+    returns = dict.fromkeys(PLAYERS, 0.0)
     episode = client.start_episode()
     for _ in range(LENGTH):
-        rewards, out = dict.fromkeys(places, 0.0), {}
-        for name, action in client.get_action(episode, seen()).items():
-            places[name] = places[name] + action.astype(np.float32) - 1.0
-            out[name] = bool(np.abs(places[name]).max() > 10)
-        near = min(places, key=lambda name: float(np.abs(places[name] - ball).sum()))
-        if np.abs(places[near] - ball).sum() < 1.5:
-            rewards = {name: 1.0 if name[0] == near[0] else -1.0 for name in places}
-            ball = rng.uniform(-5, 5, 2).astype(np.float32)
+        rewards, out = field.move(client.get_action(episode, field.observe()))
         client.log_returns(episode, rewards, multiagent_done_dict=out)
-        earned |= {name: earned[name] + reward for name, reward in rewards.items()}
-        places = {name: at for name, at in places.items() if not out[name]}
-        if not places:
+        for player, reward in rewards.items():
+            returns[player] += reward
+        if not field.players:
             break
-    client.end_episode(episode, seen(), truncated=bool(places))
-    return earned
+    client.end_episode(episode, field.observe(), truncated=bool(field.players))
+    return returns
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("address", "localhost"), ("port", 9900), ("games", 100), ("seed", 0)):
-        parser.add_argument(f"--{name}", type=type(default), default=default)
-    parser.add_argument("--inference-mode", choices=("local", "remote"), default="remote")
-    args = parser.parse_args()
-    with PolicyClient(f"http://{args.address}:{args.port}", args.inference_mode, seed=args.seed) as client:
-        rng = np.random.default_rng(args.seed)
-        for _ in range(args.games):
-            print(play(client, rng), flush=True)
+def main(
+    inference_mode: Literal["local", "remote"] = "remote",
+    address: str = "localhost",
+    port: int = 9900,
+    games: int = 100,
+    seed: int = 0,
+) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    returns: dict[str, float] = {}
+    with PolicyClient(f"http://{address}:{port}", inference_mode, seed=seed) as client:
+        for _ in range(games):
+            returns = play(client, rng)
+            print(returns, flush=True)
+    return returns
 
 
 if __name__ == "__main__":
-    main()
+    from flags import run_with_flags
+
+    run_with_flags(main)

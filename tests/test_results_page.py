@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from examples.two_step_game import team
+from examples.two_step_game import grouped
 from menv.algorithms import PPO, QMIX
 from menv.algorithms.results import EpisodeResult, TrainResult
 from menv.envs import TicTacToe
@@ -42,7 +42,7 @@ def test_the_keys_of_a_result_are_those_of_the_page() -> None:
 
 def test_the_keys_of_dqn_and_qmix_are_those_of_the_page() -> None:
     settings = {"num_steps_sampled_before_learning_starts": 8, "min_sample_timesteps_per_iteration": 64}
-    with QMIX(env=team, config={"train_batch_size": 8, **settings}) as algo:
+    with QMIX(env=grouped, config={"train_batch_size": 8, **settings}) as algo:
         assert algo.train()["info"]["default_policy"].keys() == named("Learning", "of DQN and QMIX")
 
 

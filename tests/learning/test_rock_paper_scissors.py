@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from examples.rock_paper_scissors import LEARNING, MODELS, RULES, SIZES
-from menv import Episode, PolicySpec
+from examples.rock_paper_scissors import CONFIG, MODELS
+from menv import Episode
 from menv.algorithms import PPO
 from menv.envs import RockPaperScissors
 from tests.learning.runs import SEEDS
@@ -28,10 +28,10 @@ def points_of(seed: int, model: str, opponents: tuple[str, ...]) -> dict[str, fl
     def policy_for(agent_id: str, episode: Episode) -> str:
         return "learner" if agent_id == "player1" else str(episode.rng.choice(opponents))
 
-    rules = {name: PolicySpec(policy_class=RULES[name]) for name in opponents}
+    policies = {name: CONFIG["multiagent"]["policies"][name] for name in ("learner", *opponents)}
     config: dict[str, Any] = {
-        **SIZES, **LEARNING, "seed": seed, "model": MODELS[model], "metrics_num_episodes_for_smoothing": 1000,
-        "multiagent": {"policies": {"learner": None, **rules}, "policy_mapping_fn": policy_for},
+        **CONFIG, "seed": seed, "model": MODELS[model], "metrics_num_episodes_for_smoothing": 1000,
+        "multiagent": {"policies": policies, "policy_mapping_fn": policy_for},
     }  # fmt: skip
     with PPO(env=RockPaperScissors, config=config) as algorithm:
         result = algorithm.train()

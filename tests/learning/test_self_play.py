@@ -5,29 +5,23 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from examples.self_play import LEARNING, ME, MODEL, against
+from examples.self_play import CONFIG, against
 from menv.algorithms import PPO
 from menv.envs import ConnectFour
 from tests.test_examples import outcome_of
 
+ME = ["learner"]
 SMALL = {"num_envs_per_worker": 16, "train_batch_size": 512, "sgd_minibatch_size": 256, "num_sgd_iter": 2}
 
 
 def new_algorithm() -> PPO:
-    multiagent = {
-        "policies": ["learner", "snapshot_0"],
-        "policy_mapping_fn": against("snapshot_0"),
-        "policies_to_train": ME,
-    }
-    return PPO(
-        env="connect_four",
-        config={**SMALL, **LEARNING, "model": MODEL, "multiagent": multiagent, "seed": 1},
-    )
+    return PPO(env="connect_four", config={**CONFIG, **SMALL, "callbacks": None, "seed": 1})
 
 
 def add_snapshot(algo: PPO, count: int) -> None:
@@ -100,7 +94,7 @@ def test_every_game_has_one_learner_in_either_seat_and_one_opponent() -> None:
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_the_learner_wins_95_of_100_games_against_a_random_player() -> None:
-    outcomes = [outcome_of("self_play", seconds="45", seed=seed)[0] for seed in range(3)]
+def test_the_learner_wins_95_of_100_games_against_a_random_player(tmp_path: Path) -> None:
+    outcomes = [outcome_of("self_play", folder=tmp_path, seconds="45", seed=seed) for seed in range(3)]
     assert statistics.median(outcome["won"] for outcome in outcomes) >= 0.95
     assert all(outcome["opponents"] > 3 for outcome in outcomes)

@@ -432,7 +432,7 @@ def test_the_example_serves_a_run_that_was_trained_before(runs: Mapping[Any, Pat
         run = algo.save(runs[TicTacToe].parent / "by_name")
     command = [
         sys.executable,
-        str(ROOT / "examples/browser_tictactoe/play.py"),
+        str(ROOT / "examples/person_against_policy.py"),
         "--run",
         str(run),
         "--port=0",
