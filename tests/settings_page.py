@@ -24,15 +24,15 @@ from tests.house.sources import ROOT
 PAGE = ROOT / "docs" / "reference" / "settings.md"
 BEGINNING = """# Settings
 
-What goes into `config`, a dict, or into `PPOConfig`, `DQNConfig` and `QMIXConfig`, keywords. This page is made of
-their docstrings (`python -m tests.settings_page`). Names are the classic ones; a key that does not exist is refused
-with the nearest one that does, and classic keys that mean nothing here warn once.
+The hyperparameters and other settings of `config`, a dict, which are also the keywords of `PPOConfig`, `DQNConfig` and
+`QMIXConfig`. Names are the classic ones of RLlib. An unknown key is refused with the nearest known one; classic keys without
+a meaning in menv warn once. This page is built from the docstrings of the settings (`python -m tests.settings_page`).
 
-A star: a policy may have its own, `PolicySpec(config={"gamma": 0.85})`, in the place of the main one.
-Of a section in a dict (`model`, `exploration_config`, `replay_buffer_config`) it gives the keys that differ.
-A policy that names another algorithm than the run's, `PolicySpec(algorithm="DQN")`, has what stands under
-"Every algorithm" and `gamma` from the main settings, but no `train_batch_size`; the rest, `lr` too, are its
-algorithm's defaults, unless its own config says otherwise.
+A star means that a policy may override the setting: `PolicySpec(config={"gamma": 0.85})`.
+For a section (`model`, `exploration_config`, `replay_buffer_config`) give only the keys that differ.
+A policy with another algorithm than the run, `PolicySpec(algorithm="DQN")`, uses the main settings of
+"Every algorithm" and `gamma`, but not `train_batch_size`. Its other settings, `lr` too, are its
+algorithm's defaults, unless its config overrides them.
 """
 _CLASSIC = {field: key for key, field in RENAMED.items()}
 
