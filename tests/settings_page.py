@@ -24,9 +24,10 @@ from tests.house.sources import ROOT
 PAGE = ROOT / "docs" / "reference" / "settings.md"
 BEGINNING = """# Settings
 
-The hyperparameters and other settings of `config`, a dict, which are also the keywords of `PPOConfig`, `DQNConfig` and
-`QMIXConfig`. Names are the classic ones of RLlib. An unknown key is refused with the nearest known one; classic keys without
-a meaning in menv warn once. This page is built from the docstrings of the settings (`python -m tests.settings_page`).
+The hyperparameters and other settings of `config`, a dict, which are also the keywords of `PPOConfig`, `DQNConfig`
+and `QMIXConfig`. Names are the classic ones of RLlib. An unknown key is refused with the nearest known one;
+classic keys without a meaning in menv warn once.
+This page is built from the docstrings of the settings (`python -m tests.settings_page`).
 
 A star means that a policy may override the setting: `PolicySpec(config={"gamma": 0.85})`.
 For a section (`model`, `exploration_config`, `replay_buffer_config`) give only the keys that differ.
