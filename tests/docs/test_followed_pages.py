@@ -11,6 +11,7 @@ from tests.doc_blocks import follow
 PAGES = [
     "docs/tutorials/card_game.md",
     "docs/tutorials/cartpole.md",
+    "docs/tutorials/from_rllib.md",
 ]
 
 
