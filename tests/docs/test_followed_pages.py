@@ -9,13 +9,32 @@ import pytest
 from tests.doc_blocks import follow
 
 PAGES = [
-    "docs/tutorials/card_game.md",
-    "docs/tutorials/cartpole.md",
-    "docs/tutorials/from_rllib.md",
+    "how_to/action_masks",
+    "how_to/appearing_agents",
+    "how_to/clusters",
+    "how_to/docker",
+    "how_to/gpus",
+    "how_to/hierarchy",
+    "how_to/ippo",
+    "how_to/lstm",
+    "how_to/mappo",
+    "how_to/not_learning",
+    "how_to/parameter_sharing",
+    "how_to/resume",
+    "how_to/several_algorithms",
+    "how_to/slow",
+    "how_to/sweeps",
+    "how_to/trackers",
+    "tutorials/card_game",
+    "tutorials/cartpole",
+    "tutorials/from_rllib",
 ]
+"""Those with Node.js are followed in tests/node."""
+
+SHORTER = {"how_to/clusters": {'"engine": "ray"': '"engine": "process"'}}
 
 
-@pytest.mark.slow
+@pytest.mark.slow_unless("*/parameter_sharing")
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_that_is_followed_shows_what_it_says(page: str, tmp_path: Path) -> None:
-    follow(page, tmp_path)
+    follow(f"docs/{page}.md", tmp_path, SHORTER.get(page))
