@@ -14,13 +14,15 @@ PAGE = "docs/reference/command_line.md"
 
 
 @pytest.mark.slow
-def test_the_commands_run_as_printed(
+def test_the_commands_and_the_python_blocks_run_as_printed(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("3\n"))
     for line in "".join(blocks(PAGE, "sh")).splitlines():
         program, *arguments = shlex.split(line)
         assert (program, main(arguments)) == ("menv", 0)
+    for block in blocks(PAGE, "python"):
+        exec(compile(block, PAGE, "exec"), {})
     said = capsys.readouterr().out
     assert "saved run/checkpoints/000005" in said
     assert "50 episodes, mean return" in said
