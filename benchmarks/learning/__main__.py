@@ -33,7 +33,6 @@ from menv.cli.zoo import required_zoo_settings
 from menv.tracking.run_folder import Run
 
 MINUTES = 30
-EPISODES = 100
 POINTS = 50
 
 
@@ -80,6 +79,7 @@ def measured(experiment: Experiment, seed: int, folder: Path) -> tuple[dict[str,
         str(seed),
         "--run-dir",
         str(folder),
+        *experiment.options,
         *stop,
     )
     wall, cpu = time.monotonic() - began, os.times().children_user - cpu
@@ -89,9 +89,9 @@ def measured(experiment: Experiment, seed: int, folder: Path) -> tuple[dict[str,
         "evaluate",
         str(folder),
         "--env",
-        experiment.env,
+        experiment.evaluate,
         "--episodes",
-        str(EPISODES),
+        str(experiment.episodes),
         "--config",
         explore,
         "--json",

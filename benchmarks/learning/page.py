@@ -83,8 +83,12 @@ def _row(group: Group, experiment: Experiment) -> str:
 def _scores(results: list[Row]) -> str:
     scores = [float(row["score"]) for row in results]
     if len(scores) == 1:
-        return f"{scores[0]:,.1f}"
-    return f"{statistics.mean(scores):,.1f} ± {statistics.stdev(scores):,.1f}"
+        return _figure(scores[0])
+    return f"{_figure(statistics.mean(scores))} ± {_figure(statistics.stdev(scores))}"
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.2f}" if abs(value) < 10 else f"{value:,.1f}"
 
 
 def _spread(row: Row) -> str:

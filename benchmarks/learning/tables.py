@@ -37,6 +37,9 @@ class Experiment:
         score: The key of a result that is compared, at the end and in the curve.
         curve: The column of `progress.csv` that is drawn.
         explore: Whether the final policy samples its actions.
+        evaluate: The environment that the final policy is evaluated in.
+        episodes: The number of episodes there.
+        options: Further arguments of `menv train`.
     """
 
     env: str
@@ -44,6 +47,9 @@ class Experiment:
     score: str
     curve: str
     explore: bool
+    evaluate: str
+    episodes: int
+    options: tuple[str, ...]
 
     @property
     def settings(self) -> str:
@@ -122,7 +128,8 @@ def _group(path: Path) -> Group:
     experiments = [
         Experiment(
             env["name"], table, score := env.get("score", "episode_reward_mean"), env.get("curve", score),
-            env.get("explore", False),
+            env.get("explore", False), env.get("evaluate", env["name"]),
+            env.get("episodes", 100), tuple(env.get("options", ())),
         )
         for env in content["envs"]
         for table in env["tables"]

@@ -1,0 +1,68 @@
+"""Environments of the learning benchmark that have no name of their own.
+
+VMAS worlds, and games against a player that moves at random.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from menv.base_env import ALL
+from menv.env_context import EnvContext
+from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
+from menv.registry import make_env
+from menv.wrappers import VmasEnv
+
+
+def worlds(scenario: str, context: EnvContext) -> VmasEnv:
+    """Return 64 worlds of a scenario of VMAS, with discrete actions and episodes of 100 steps."""
+    return VmasEnv(scenario, num_envs=64, max_steps=100, continuous_actions=False)
+
+
+class AgainstRandom(MultiAgentEnv):
+    """A turn-based game: the policy has one seat, drawn for each episode, and the others move at random."""
+
+    def __init__(self, name: str, context: EnvContext) -> None:
+        super().__init__()
+        self.env: MultiAgentEnv = make_env(name, context)
+        self.possible_agents = self.env.possible_agents
+        self.observation_spaces = {
+            agent: self.env.get_observation_space(agent) for agent in self.possible_agents
+        }
+        self.action_spaces = {agent: self.env.get_action_space(agent) for agent in self.possible_agents}
+        self._rng = np.random.default_rng()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[AgentDict, AgentDict]:
+        """Start a game, and let the others move until it is the policy's turn."""
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self._own = self.possible_agents[self._rng.integers(len(self.possible_agents))]
+        self.agents = [self._own]
+        obs, _ = self.env.reset(seed=seed, options=options)
+        first = self._played(obs, {}, {ALL: False}, {ALL: False}, {})
+        return first[0], {}
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        """Make the policy's move, and let the others move until its next turn."""
+        return self._played(*self.env.step(action_dict))
+
+    def _played(self, *result: Any) -> StepDicts:
+        earned = 0.0
+        while True:
+            obs, rewards, terminateds, truncateds, _ = result
+            earned += rewards.get(self._own, 0.0)
+            over = {ALL: terminateds[ALL]}, {ALL: truncateds[ALL]}
+            if self._own in obs or terminateds[ALL] or truncateds[ALL]:
+                return {self._own: obs[self._own]}, {self._own: earned}, *over, {}
+            legal = {agent: np.flatnonzero(seen["action_mask"]) for agent, seen in obs.items()}
+            result = self.env.step({agent: int(self._rng.choice(moves)) for agent, moves in legal.items()})
+
+
+balance, navigation = (partial(worlds, scenario) for scenario in ("balance", "navigation"))
+leduc_against_random = partial(AgainstRandom, "openspiel:leduc_poker")
+connect_four_against_random = partial(AgainstRandom, "connect_four")
