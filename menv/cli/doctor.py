@@ -112,7 +112,8 @@ def _lines(report: dict[str, Any]) -> list[str]:
         f"missing     extra {extra}: pip install 'menv-rl[{extra}]'" for extra in report["missing_extras"]
     ]
     lines += [f"conflict    {one}" for one in report["conflicts"]]
-    return [*lines, *([] if report["missing_extras"] or report["conflicts"] else ["nothing is missing"])]
+    complete = report["packages"] and not report["missing_extras"] and not report["conflicts"]
+    return [*lines, "nothing is missing"] if complete else lines
 
 
 def _listed(packages: dict[str, str | None]) -> str:

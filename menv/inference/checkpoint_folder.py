@@ -218,7 +218,7 @@ def find_checkpoint(path: Any) -> Path:
     if not (folder / LATEST).is_file():
         raise ConfigError(
             f"checkpoint {str(path)!r}: neither {MANIFEST} nor {LATEST} in it, expected a folder that save wrote; pass "
-            "the folder that was given to save, or a numbered one in it"
+            "the folder that was given to save, a numbered one in it, or a run after its first checkpoint"
         )
     name = (folder / LATEST).read_bytes()[:64].decode("ascii", "replace").strip()
     if not _NUMBER.fullmatch(name):

@@ -112,6 +112,7 @@ class Game:
         greedy: bool = True,
         render_mode: str | None = None,
     ) -> None:
+        stored = _stored(run, env)
         found: Any = Policy.from_checkpoint(run)  # type: ignore[arg-type]
         self.policies: dict[str, NetworkPolicy] = (
             found if isinstance(found, dict) else {found.policy_id: found}
@@ -120,7 +121,6 @@ class Game:
             policy.set_draws_state([rng.key(seed, rng.stable_hash(name)), 0])
         self._chosen = dict(policies or {})
         self._policy_ids: dict[AgentId, str | None] = {}
-        stored = _stored(run, env)
         if (stored.get("multiagent") or {}).get("observation_fn") is not None:
             raise ConfigError(
                 f"run {run}: policies see what its observation_fn makes of the observations, expected none; use menv "

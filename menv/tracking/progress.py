@@ -50,7 +50,12 @@ def progress(as_json: bool = False, stop: Mapping[str, float] | None = None) -> 
     """
     if as_json:
         return JsonLines(stop)
-    if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb" and find_spec("rich") is not None:
+    # stdout is None if it was closed before Python started.
+    if (
+        getattr(sys.stdout, "isatty", bool)()
+        and os.environ.get("TERM", "dumb") != "dumb"
+        and find_spec("rich") is not None
+    ):
         return LiveTable(stop)
     return PlainLines(stop)
 

@@ -200,6 +200,8 @@ class Run:
         path = self.path / _PROGRESS
         try:
             columns, rows = _header(path), list(_rows(path))
+            if path.is_file() and b"\n" not in path.read_bytes():
+                raise ValueError("no complete line")
             table = np.array([[float(cell or "nan") for cell in row] for row in rows], np.float64)
             return dict(zip(columns, table.reshape(len(rows), len(columns)).T, strict=True))
         except (ValueError, csv.Error) as error:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -46,6 +47,12 @@ def test_a_run_whose_reader_has_gone_ends_with_a_checkpoint(folder: Path, closed
     assert status == 1
     assert said.startswith("menv train: error: stdout: cannot be written")
     assert "after the current iteration" in said
+    assert Path("run/checkpoints/LATEST").read_text().strip() == "000001"
+
+
+def test_a_run_without_any_stdout_trains(folder: Path) -> None:
+    command = shlex.join([*COMMAND, "train", "corridors:Corridor", *ONCE, "--run-dir", "run"])
+    assert ended(subprocess.DEVNULL, "sh", "-c", f"exec {command} >&-")[0] == 0
     assert Path("run/checkpoints/LATEST").read_text().strip() == "000001"
 
 

@@ -279,6 +279,8 @@ def test_wrong_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for damage in (
         b"training_iteration,loss\n1,what\n",
         b"\xff\xfe\n1\n",
+        b"",
+        b"training_iter",
         b"a,b\n1\n",
         b"a\n" + b"1" * 200_000 + b"\n",
     ):
