@@ -1,4 +1,4 @@
-"""Settings that are known to learn an environment: `menv/zoo/*.toml`, which `menv train` uses.
+"""Settings for known environments: `menv/zoo/*.toml`, which `menv train` uses.
 
 A file names its environments by patterns, and has a table for each algorithm or variant of one:
 
