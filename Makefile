@@ -21,7 +21,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(IN_VENV) -m pytest
 ALONE = $$(grep -rl --include="*.py" --exclude-dir=house "mark\.alone" tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-timed test-soak check bench benchmark-learning docs format clean
+.PHONY: help setup demo test test-slow test-timed test-soak check bench benchmark-learning docs gallery format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -67,6 +67,9 @@ bench: setup  ## measure against the bare environment loop; ARGS="--json" for ma
 
 docs: setup  ## build the documentation into site/, which needs no web server; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(IN_VENV) -m mkdocs build --strict $(ARGS)
+
+gallery: setup  ## run each example and draw its picture for docs/gallery.md; ARGS="cartpole shoal" runs these alone
+	$(IN_VENV) -m benchmarks.gallery $(ARGS)
 
 benchmark-learning: setup  ## train what benchmarks/learning lists and write docs/benchmarks/learning.md; ARGS="--only CartPole-v1"
 	$(IN_VENV) -m benchmarks.learning $(ARGS)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from tests.house.sources import ROOT, python_files
 from tests.warm_python import run_warm
@@ -95,7 +98,7 @@ def test_a_frozen_server_answers_a_client(tmp_path: Path) -> None:
     ("name", "flags", "seconds", "bounds"),
     [
         ("adapt_policy", (), 3, {"mean_return": (100, 500)}),
-        ("card_game", (), 40, {"learner": (0.2, 1)}),
+        ("card_game", (), 40, {"random": (-1, -0.4)}),
         ("cartpole", (), 60, {"mean_return": (450, 500)}),
         ("centralized_critic", ("--way", "critic_obs"), 15, {"central": (8, 8)}),
         ("centralized_critic", ("--way", "postprocess"), 15, {"central": (8, 8)}),
@@ -134,3 +137,20 @@ def test_shared_layers_change_for_both_policies(tmp_path: Path) -> None:
     outcome = outcome_of("shared_layers", folder=tmp_path)
     parts = [f"{number}.{part}" for number in (0, 1) for part in ("bias", "weight")]
     assert outcome["changed"] == [f"{role}.{part}" for role in ("policy", "value") for part in parts]
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "examples" / "first_steps.ipynb").read_text("utf-8")
+    assert '"outputs": []' in text
+    assert "SECONDS = 30.0" in text
+    notebook = nbformat.reads(text.replace("SECONDS = 30.0", "SECONDS = 0.1"), as_version=4)  # type: ignore[no-untyped-call]
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with warnings.catch_warnings():
+        # Of the kernel's client, not of what runs in it.
+        warnings.simplefilter("ignore")
+        NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [one for cell in notebook.cells for one in cell.get("outputs", [])]
+    assert "env steps" in outputs[0]["text"]
+    assert any("image/png" in one.get("data", {}) for one in outputs)
+    assert not [one for one in outputs if one["output_type"] == "error" or one.get("name") == "stderr"]
