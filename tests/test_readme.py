@@ -1,4 +1,4 @@
-"""The README's example runs as printed and does what it says."""
+"""The blocks of the README and of the guide run as printed and do what the pages say."""
 
 import ast
 import inspect
@@ -13,10 +13,26 @@ from menv import errors
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_the_example_of_the_readme_runs_and_learns(
+def test_the_readme_is_short_and_its_example_learns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(text.split()) <= 800
+    for target in re.findall(r"\]\((\S+?)\)", text):
+        assert (ROOT / target).exists(), target
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "example.py").write_text(block, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("example.py")
+    returns = ast.literal_eval(capsys.readouterr().out.splitlines()[-1])
+    assert sum(returns.values()) >= 17.5
+    assert (tmp_path / "runs" / "parity" / "progress.csv").is_file()
+
+
+def test_the_blocks_of_the_guide_run_and_learn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guide.md").read_text("utf-8"), re.DOTALL)
     assert len(blocks) == 5
     script = tmp_path / "example.py"
     # Each goes on with what the ones before have made.
@@ -38,7 +54,7 @@ def test_the_example_of_the_readme_runs_and_learns(
 
 def test_every_error_is_in_the_table_with_what_it_is_besides() -> None:
     text = (
-        (ROOT / "README.md")
+        (ROOT / "docs" / "guide.md")
         .read_text("utf-8")
         .partition("## When something is wrong")[2]
         .partition("\n## ")[0]
@@ -46,7 +62,7 @@ def test_every_error_is_in_the_table_with_what_it_is_besides() -> None:
     kinds = dict(inspect.getmembers(errors, inspect.isclass))
     raised = {name: kind for name, kind in kinds.items() if issubclass(kind, Exception)}
     assert {name for name in re.findall(r"`(\w+)`", text) if name in raised} == raised.keys()
-    # Others stand below them: the README says when the first of these three arrives, the two others never do.
+    # Others stand below them: the guide says when the first of these three arrives, the two others never do.
     inner = {"RemoteError", "NotHostedError", "BadMessageError"}
     classes = [
         kind
