@@ -1,5 +1,7 @@
 """Your own algorithm: A2C, which keeps PPO's sampling and advantages and brings another learner.
 
+    python examples/own_algorithm.py
+
 A recipe says what is special about an algorithm. `A2CRecipe` inherits the network and the advantages of PPO and
 replaces one method, `make_learner`. The learner has five methods: `learn`, `weights` and `set_weights`, and for
 checkpoints `state` and `set_state`. Workers, servers, evaluation, run folders and `menv watch` need no further code.
