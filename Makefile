@@ -7,6 +7,7 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 VENV := .venv
 IN_VENV := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
+FOR_DEMO := $(VENV)/.installed-for-demo
 EXTRAS := train,pettingzoo,ray,serve,cli,docs,dev
 SOURCES := $(wildcard menv tests examples benchmarks)
 # Handed to the command of the target: make bench ARGS="--json"
@@ -21,28 +22,29 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(IN_VENV) -m pytest
 ALONE = $$(grep -rl --include="*.py" --exclude-dir=house "mark\.alone" tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-timed test-soak check bench benchmark-learning docs gallery format clean
+.PHONY: help setup demo test test-slow test-timed test-soak test-gpu test-versions check bench benchmark-learning docs gallery format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
 
 setup: $(INSTALLED)  ## create .venv and install menv with everything that training and testing need
 
-$(INSTALLED): pyproject.toml constraints.txt
+# What the demo needs is all of train, and nothing for developers.
+$(INSTALLED) $(FOR_DEMO): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make setup: no Python >= 3.11 found; install one, or make PYTHON=/path/to/python3.11 setup"; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make setup: $(PYTHON) is not Python >= 3.11; choose another with make PYTHON=/path/to/python3.11 setup"; exit 1; }
 	@$(IN_VENV) -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv $(VENV)
 	@echo "installing into $(VENV); the first time takes a few minutes"
-	$(IN_VENV) -m pip install --quiet --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat -e ".[$(EXTRAS)]"
+	$(IN_VENV) -m pip install --quiet --disable-pip-version-check -c constraints.txt --config-settings editable_mode=compat -e ".[$(if $(filter $@,$(FOR_DEMO)),train,$(EXTRAS))]"
 	@touch $@
 
-demo: setup  ## train TicTacToe by self-play and show the result
+demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(FOR_DEMO))  ## train TicTacToe by self-play and show the result
 	$(IN_VENV) examples/tictactoe.py $(ARGS)
 
 test: setup  ## run the tests, without the slow ones; with ARGS="tests/test_registry.py -x" those, in one process
 ifeq ($(strip $(ARGS)),)
-	$(PYTEST) -rs -n $(JOBS) --dist loadfile --no-loadscope-reorder --ignore=tests/house -m "not slow and not soak and not alone"
-	$(PYTEST) -rs -m "alone and not slow and not soak" $(ALONE)
+	$(PYTEST) -rs -n $(JOBS) --dist loadfile --no-loadscope-reorder --ignore=tests/house -m "not slow and not soak and not gpu and not alone"
+	$(PYTEST) -rs -m "alone and not slow and not soak and not gpu" $(ALONE)
 else
 	$(PYTEST) -rs $(ARGS)
 endif
@@ -55,6 +57,12 @@ test-timed: setup  ## run the slow tests that measure time, one by one, on a mac
 
 test-soak: setup  ## run the tests that repeat a fault many times, such as processes killed while they save
 	PYTHONDONTWRITEBYTECODE= $(IN_VENV) -m pytest -m soak $(ARGS)
+
+test-gpu: setup  ## run the tests that need a GPU, each against the CPU; without one they are skipped
+	$(PYTEST) -rs -m gpu tests/algorithms_e2e/test_devices.py $(ARGS)
+
+test-versions: setup  ## run a sample of the tests with other versions; ARGS="lowest python3.13" or "newest --extras train,serve"
+	$(IN_VENV) -m tests.versions $(or $(ARGS),lowest)
 
 check: setup  ## check format, lint, types, budgets and the direction of imports
 	$(IN_VENV) -m ruff format --check $(SOURCES)

@@ -72,6 +72,16 @@ def _homes_are_forked(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _gpu(request: pytest.FixtureRequest) -> None:
+    """Skip tests marked `gpu` where torch finds no GPU."""
+    if request.node.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("torch finds no GPU here")
+
+
 @contextmanager
 def ray_with_room() -> Iterator[None]:
     """Have a Ray with so many CPUs in this process; others of this machine are not joined.

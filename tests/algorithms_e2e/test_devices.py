@@ -24,7 +24,6 @@ from tests.algorithms_e2e.test_qmix import two_steps
 from tests.algorithms_e2e.test_recurrent import recall
 
 GPU = torch.cuda.is_available()
-on_a_gpu = pytest.mark.skipif(not GPU, reason="torch finds no GPU here")
 
 ROWS: dict[str, Any] = {"train_batch_size": 128, "num_envs_per_worker": 4, "seed": 3}
 PPO_ROWS = {**ROWS, "sgd_minibatch_size": 48, "num_sgd_iter": 2, "vf_clip_param": 5.0}
@@ -53,6 +52,7 @@ STOCK: dict[str, tuple[type[Algorithm], Any, dict[str, Any]]] = {
     "sequences": (PPO, recall, {**PPO_ROWS, **LSTM}),
     "gru": (PPO, recall, {**PPO_ROWS, "model": {**MEMORY, "use_gru": True}}),
     "pictures": (PPO, Patch, PPO_ROWS),
+    "wide layers": (PPO, "CartPole-v1", {**PPO_ROWS, "model": {"fcnet_hiddens": [1024, 1024]}}),
     "torch acts": (PPO, "CartPole-v1", {**PPO_ROWS, "inference": "torch"}),
     "torch acts with a memory": (PPO, recall, {**PPO_ROWS, **LSTM, "inference": "torch"}),
     "dqn": (DQN, "CartPole-v1", DQN_ROWS),
@@ -147,7 +147,7 @@ def test_only_one_gpu_or_none_can_be_asked_for(value: Any) -> None:
         PPO(env="CartPole-v1", config={"num_gpus": value})
 
 
-@on_a_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", [*STOCK, *OWN])
 def test_a_gpu_learns_what_the_processor_does_but_for_rounding(kind: str) -> None:
     # Actions may differ by rounding where torch draws them; what acts is what learned, so runs part then.
@@ -161,7 +161,18 @@ def test_a_gpu_learns_what_the_processor_does_but_for_rounding(kind: str) -> Non
         assert apart.max() < 0.05, name
 
 
-@on_a_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["pictures", "wide layers"])
+def test_the_loss_on_a_gpu_is_that_on_the_processor(kind: str) -> None:
+    algorithm_class, env, config = STOCK[kind]
+    losses = []
+    for num_gpus in (0, 1):
+        with algorithm_class(env=env, config={**config, "num_gpus": num_gpus}) as algorithm:
+            losses.append(algorithm.train()["info"]["default_policy"]["total_loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", [*STOCK, *OWN])
 def test_a_gpu_gives_the_same_run_again(kind: str) -> None:
     one, other = (trained(kind, 2, num_gpus=1) for _ in range(2))
@@ -169,7 +180,7 @@ def test_a_gpu_gives_the_same_run_again(kind: str) -> None:
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
 
-@on_a_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["choices", "dqn", "pictures", "a loss and modules"])
 def test_a_run_on_a_gpu_goes_on_where_it_was_and_on_the_processor(kind: str, tmp_path: Path) -> None:
     algorithm_class, env, config = {**STOCK, **OWN}[kind]
@@ -190,7 +201,7 @@ def test_a_run_on_a_gpu_goes_on_where_it_was_and_on_the_processor(kind: str, tmp
                 assert np.median(np.abs(found[name] - wanted[name])) < 2e-5, name
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_workers_act_on_their_processors_while_a_gpu_learns() -> None:
     config = {**PPO_ROWS, "num_gpus": 1, "num_workers": 1, "engine": "process", "inference": "torch"}
     with PPO(env="CartPole-v1", config=config) as algorithm:
@@ -198,7 +209,7 @@ def test_workers_act_on_their_processors_while_a_gpu_learns() -> None:
         assert algorithm.train()["num_worker_restarts"] == 0
 
 
-@on_a_gpu
+@pytest.mark.gpu
 def test_cartpole_is_learned_on_a_gpu() -> None:
     config = {"num_gpus": 1, "num_envs_per_worker": 64, "seed": 0}
     with PPO(env="CartPole-v1", config=config) as algorithm:

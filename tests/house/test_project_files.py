@@ -64,7 +64,17 @@ def test_make_without_a_target_lists_the_targets() -> None:
     listed = subprocess.run(
         ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    for target in ("setup", "demo", "test", "test-slow", "check", "bench", "format", "clean"):
+    for target in (
+        "setup",
+        "demo",
+        "test",
+        "test-slow",
+        "test-gpu",
+        "test-versions",
+        "check",
+        "docs",
+        "clean",
+    ):
         assert f"make {target} " in listed.stdout
 
 
@@ -79,8 +89,8 @@ def test_the_parts_of_make_test_run_each_test_of_the_default_run_once() -> None:
     parts = [terms(one) for one in re.findall(r'pytest .*-m "([^"]+)"', printed)]
     (default,) = (terms(one) for one in PROJECT["tool"]["pytest"]["ini_options"]["addopts"] if " " in one)
     assert len(parts) > 1
-    for values in itertools.product([False, True], repeat=3):
-        marks = dict(zip(("slow", "soak", "alone"), values, strict=True))
+    for values in itertools.product([False, True], repeat=4):
+        marks = dict(zip(("slow", "soak", "alone", "gpu"), values, strict=True))
         assert sum(part.items() <= marks.items() for part in parts) == (default.items() <= marks.items())
 
 
