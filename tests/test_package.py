@@ -96,7 +96,7 @@ def test_the_sdist_holds_the_project_and_the_wheel_the_package(sdist: Path, whee
 def test_the_wheel_alone_acts_checks_and_is_a_client(wheel: Path, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     python, menv = (tmp_path / "venv" / "bin" / name for name in ("python", "menv"))
-    install = ["install", "--quiet", "-c", ROOT / "constraints.txt", wheel]
+    install: list[str | Path] = ["install", "--quiet", "-c", ROOT / "constraints.txt", wheel]
     subprocess.run([python, "-m", "pip", *install], check=True, env=ELSEWHERE)
     program = tmp_path / "base.py"
     program.write_text(textwrap.dedent(BASE), "utf-8")
