@@ -25,7 +25,7 @@ SAMPLE = {
         "properties/test_batches.py", "serving/test_messages.py", "test_sample_batch.py", "test_spaces.py",
     ),
     "cli": ("tracking/test_progress.py",),
-    "pettingzoo": ("wrappers_pettingzoo/test_wrong_input.py", "wrappers_pettingzoo/test_versions.py"),
+    "pettingzoo": ("wrappers_pettingzoo/test_wrong_input.py",),
     "serve": ("serving/test_policy_client_lives.py", "serving/test_tls.py", "serving/test_transports.py"),
     "train": (
         "algorithms/test_conv_networks.py", "algorithms/test_dqn_loss.py", "algorithms/test_ppo_loss.py",
