@@ -75,6 +75,7 @@ def test_every_example_is_tested_and_says_how_to_run_it() -> None:
         "shared_layers",
         "flags",
         "frozen_server",
+        "own_algorithm",
         "person_against_policy",
         "sumo_town",
     }
