@@ -281,7 +281,7 @@ class Evaluation:
             self._base_env = self._make_base_env(self._settings)
             if self._base_env.lockstep:
                 self._limit = ShareLimit(self._in_episodes, lockstep=True)
-                self.metrics = FirstEpisodes(self._in_episodes, self._base_env.index_of)
+                self.metrics = FirstEpisodes(self._in_episodes, self._index_of)
             elif not self._base_env.num_envs:
                 self._limit = ExternalFragmentLimit(1, "complete_episodes")
                 if self._in_episodes:
@@ -292,6 +292,11 @@ class Evaluation:
             # All sub-environments are at the beginning of an episode here.
             self._sampler = self._new_sampler()
         return self._sampler
+
+    def _index_of(self, env_id: Any) -> int:
+        # A checkpoint may bring metrics of another environment.
+        assert self._base_env is not None
+        return self._base_env.index_of(env_id)
 
     def _start_over(self) -> None:
         self.stop()

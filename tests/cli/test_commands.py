@@ -75,12 +75,12 @@ def test_a_name_that_nobody_registered_brings_the_option_that_imports_who_does(
     folder: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     try:
-        status = main([command, "long_corridor"])
+        status = main([command, "qqq_nothing"])
     except SystemExit as ended:
         status = int(str(ended.code))
     last = capsys.readouterr().err.splitlines()[-1]
     assert (status, last.rpartition("; ")[2]) == (2, "--import MODULE imports a module that does")
-    assert last.startswith(f"menv {command}: error: env: 'long_corridor' is not known")
+    assert last.startswith(f"menv {command}: error: env: 'qqq_nothing' is not known")
 
 
 def test_evaluate_and_show_name_a_folder_that_holds_nothing(

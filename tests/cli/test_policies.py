@@ -53,7 +53,7 @@ def test_a_run_has_the_policies_that_the_options_say_also_after_it_is_resumed(
 def test_agents_with_equal_spaces_share_a_policy_named_without_their_numbers(
     env: str, policy: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert set(policies_of(capsys, env, "--policies", "auto", *SMALL, "--no-save")) == {policy}
+    assert set(policies_of(capsys, env, "--policies", "auto", *SMALL, "--no-save", "--no-zoo")) == {policy}
 
 
 def test_runs_of_one_seed_are_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,19 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("trained") / "pole"
     small = ["--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64", "--config", "lr=0.002"]
     assert (
-        main(["train", "CartPole-v1", *small, "--stop", "training_iteration=2", "--run-dir", str(run)]) == 0
+        main(
+            [
+                "train",
+                "CartPole-v1",
+                *small,
+                "--no-zoo",
+                "--stop",
+                "training_iteration=2",
+                "--run-dir",
+                str(run),
+            ]
+        )
+        == 0
     )
     return run
 
