@@ -1,0 +1,115 @@
+"""The page in `docs` that shows the results of a run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.processes import ROOT
+
+RESULTS = Path(__file__).parent / "results.json"
+PAGE = ROOT / "docs" / "benchmarks" / "peers.md"
+LIBRARIES = {
+    "bare": "the environment alone",
+    "menv": "menv",
+    "pufferlib": "PufferLib",
+    "sb3": "Stable-Baselines3",
+    "tianshou": "Tianshou",
+    "rllib": "RLlib",
+    "torchrl": "TorchRL, BenchMARL",
+}
+TASKS = {
+    "cartpole_64": "CartPole, 64 envs",
+    "cartpole_1": "CartPole, 1 env",
+    "cartpoles": "4 CartPoles, 16 envs",
+    "simple_spread": "`simple_spread`, 16 envs",
+    "balance_64": "VMAS balance, 64 envs",
+    "balance_1024": "VMAS balance, 1,024 envs",
+}
+TEXT = """# menv against other libraries
+
+One run, one machine with {cpus} cores and no GPU, Python {python}. Each library ran in a process and a virtual environment
+of its own, with one torch thread, the same environments and the same layers (64, 64). The runs were interleaved; each
+figure is the median of {rounds}. {clock}
+
+    python -m benchmarks.peers --install --save{flag}
+
+## Sampling: env steps per second
+
+A rollout is what the library hands to its on-policy learner. An env step is one step of one environment, whatever the
+number of its agents. A dash means that the library has no way to run it, or none in one process.
+
+{sampling}
+
+Not all rollouts hold the same: Tianshou and TorchRL compute the values after the rollout, the others during it.
+Stable-Baselines3 keeps a row of zeros for an agent that has left. Tianshou plays `simple_spread` turn by turn.
+
+## CartPole: time to a mean return of 450 over 100 episodes
+
+Each library has the PPO settings that it publishes; its script in `benchmarks/peers/scripts` names the source. PufferLib
+and TorchRL publish none for this environment and have their general ones. A run gives up after 60 s.
+
+{learning}
+
+## Versions
+
+{versions}
+"""
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def sampling(lines: Mapping[str, Sequence[Mapping[str, Any]]], unit: str) -> str:
+    """Return the table of rates."""
+
+    def cell(name: str, task: str) -> str:
+        rates = [line["env_steps"] / line[unit] for line in lines[name] if line.get("task") == task]
+        return f"{statistics.median(rates):,.0f}" if rates else "-"
+
+    return table(
+        ["library", *TASKS.values()],
+        [[LIBRARIES[name], *(cell(name, task) for task in TASKS)] for name in lines],
+    )
+
+
+def learning(lines: Mapping[str, Sequence[Mapping[str, Any]]], unit: str) -> str:
+    """Return the table of times to the goal."""
+    rows = []
+    for name, printed in lines.items():
+        runs = [line for line in printed if line.get("task") == "time_to_450" and "solved" in line]
+        solved = sum(line["solved"] for line in runs)
+        cells = [f"{solved} of {len(runs)}"] if runs else ["-"]
+        for key, form in ((unit, "{:.1f}"), ("env_steps", "{:,.0f}")):
+            middle = sorted(float("inf") if not line["solved"] else line[key] for line in runs)[len(runs) // 2 :]
+            cells.append(form.format(middle[0]) if middle and middle[0] < float("inf") else "-")
+        if runs:
+            rows.append([LIBRARIES[name], *cells])
+    return table(["library", "runs that reached it", "seconds", "env steps"], rows)
+
+
+def render(found: Mapping[str, Any]) -> str:
+    """Return the page."""
+    lines, unit = found["lines"], "cpu_s" if found["busy"] else "wall_s"
+    versions = {name: [line["versions"] for line in printed if "versions" in line] for name, printed in lines.items()}
+    rows = [
+        [LIBRARIES[name], ", ".join(f"{package} {version}" for package, version in listed[0].items())]
+        for name, listed in versions.items()
+        if listed
+    ]
+    busy = "**Measured on a busy machine; ratios only.** Seconds are CPU time of the process."
+    return TEXT.format(
+        cpus=found["cpus"],
+        python=found["python"],
+        rounds=max(map(len, versions.values())),
+        clock=busy if found["busy"] else "Seconds are wall time.",
+        flag=" --busy" if found["busy"] else "",
+        sampling=sampling(lines, unit),
+        learning=learning(lines, unit),
+        versions=table(["library", "packages"], rows),
+    )

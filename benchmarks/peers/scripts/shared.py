@@ -1,0 +1,139 @@
+"""What the scripts of all libraries share: the environments, the sizes, the clock and the lines of JSON.
+
+A script names its tasks and calls `main`. It runs in the interpreter of its library, which need not have menv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import torch
+from pettingzoo import ParallelEnv
+
+HIDDEN = [64, 64]
+"""Layers of the policy network, and of the value network."""
+LENGTH = 128
+"""Env steps of each environment in a rollout."""
+TEAMS = 16
+"""Copies of a multi-agent environment."""
+Sample = Callable[[], int]
+"""Collects one rollout and returns its env steps."""
+Seen = Callable[[int, Iterable[float]], bool]
+"""Takes the env steps so far and the returns of new episodes, and returns whether to stop."""
+
+
+class CartPoles(ParallelEnv):  # type: ignore[misc]
+    """Four CartPoles, an agent each. An agent leaves when its pole falls; the episode ends with the last one."""
+
+    metadata = {"name": "cartpoles", "is_parallelizable": True, "render_modes": []}  # noqa: RUF012
+    render_mode = None
+    steps = 0
+    """Env steps of all copies in this process."""
+
+    def __init__(self) -> None:
+        self.possible_agents = [f"agent_{number}" for number in range(4)]
+        self.agents: list[str] = []
+        self.envs = {agent: gym.make("CartPole-v1") for agent in self.possible_agents}
+
+    def observation_space(self, agent: str) -> gym.Space[Any]:
+        return self.envs[agent].observation_space
+
+    def action_space(self, agent: str) -> gym.Space[Any]:
+        return self.envs[agent].action_space
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.agents = self.possible_agents[:]
+        seeds = {agent: None if seed is None else seed + at for at, agent in enumerate(self.agents)}
+        obs = {agent: self.envs[agent].reset(seed=seeds[agent])[0] for agent in self.agents}
+        return obs, {agent: {} for agent in self.agents}
+
+    def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+        CartPoles.steps += 1
+        stepped = {agent: self.envs[agent].step(int(actions[agent])) for agent in self.agents}
+        self.agents = [agent for agent, (_, _, fallen, over, _) in stepped.items() if not (fallen or over)]
+        return tuple({agent: step[at] for agent, step in stepped.items()} for at in range(5))
+
+
+def counted(collect: Callable[[], object]) -> Sample:
+    """Return a function that collects a rollout of `CartPoles` and counts their steps."""
+
+    def sample() -> int:
+        before = CartPoles.steps
+        collect()
+        return CartPoles.steps - before
+
+    return sample
+
+
+def spread(parallel: bool = True) -> Any:
+    """Return `simple_spread`, three agents, from the package that has it."""
+    try:
+        from mpe2 import simple_spread_v3
+    except ImportError:
+        from pettingzoo.mpe import simple_spread_v3
+    return simple_spread_v3.parallel_env() if parallel else simple_spread_v3.env()
+
+
+class Clock:
+    """Wall time, and CPU time of this process, since it was made."""
+
+    def __init__(self) -> None:
+        self.wall, self.cpu = time.perf_counter(), time.process_time()
+
+    def read(self) -> dict[str, float]:
+        return {"wall_s": time.perf_counter() - self.wall, "cpu_s": time.process_time() - self.cpu}
+
+
+def rate(sample: Sample, seconds: float) -> dict[str, float]:
+    """Return env steps and their time, after one rollout that is not counted."""
+    sample()
+    steps, clock = 0, Clock()
+    while clock.read()["cpu_s"] < seconds:
+        steps += sample()
+    return {"env_steps": steps, **clock.read()}
+
+
+def time_to_450(learn: Callable[[int, Seen], None], seed: int, at_most: float) -> dict[str, float]:
+    """Train until the mean return of the last 100 episodes is 450, and return the time and the env steps."""
+    window: deque[float] = deque(maxlen=100)
+    clock = Clock()
+    found: dict[str, float] = {}
+
+    def seen(env_steps: int, returns: Iterable[float]) -> bool:
+        window.extend(returns)
+        solved = bool(len(window) == 100 and sum(window) >= 450 * 100)
+        found.update(env_steps=int(env_steps), solved=solved, **clock.read())
+        return solved or found["cpu_s"] > at_most
+
+    learn(seed, seen)
+    return found
+
+
+def main(
+    packages: Sequence[str],
+    sampling: Mapping[str, Callable[[], Sample]],
+    learn: Callable[[int, Seen], None] | None = None,
+) -> None:
+    """Run the tasks that the command line names and print a line of JSON for each, versions first."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("tasks", nargs="*", default=[*sampling, "time_to_450"])
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement of sampling")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--at-most", type=float, default=60.0, help="seconds after which learning gives up")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(args.seed)
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "gymnasium", *packages)}
+    print(json.dumps({"versions": versions}), flush=True)
+    for task in args.tasks:
+        if task in sampling:
+            print(json.dumps({"task": task, **rate(sampling[task](), args.seconds)}), flush=True)
+        elif task == "time_to_450" and learn is not None:
+            print(json.dumps({"task": task, **time_to_450(learn, args.seed, args.at_most)}), flush=True)
