@@ -22,7 +22,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(IN_VENV) -m pytest
 ALONE = $$(grep -rl --include="*.py" --exclude-dir=house "mark\.alone" tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-timed test-soak test-gpu test-versions check bench benchmark-learning docs gallery format clean
+.PHONY: help setup demo test test-slow test-timed test-soak test-gpu test-versions check bench benchmark-learning benchmark-peers docs gallery format clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
@@ -81,6 +81,9 @@ gallery: setup  ## run each example and draw its picture for docs/gallery.md; AR
 
 benchmark-learning: setup  ## train what benchmarks/learning lists and write docs/benchmarks/learning.md; ARGS="--only CartPole-v1"
 	$(IN_VENV) -m benchmarks.learning $(ARGS)
+
+benchmark-peers: setup  ## measure menv against other libraries, each in an environment of its own, and write docs/benchmarks/peers.md
+	$(IN_VENV) -m benchmarks.peers --install --save $(ARGS)
 
 format: setup  ## format the code and fix what the linter can fix
 	$(IN_VENV) -m ruff format $(SOURCES)

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import processes
 from benchmarks.against import Side, compare, measure, report
+from benchmarks.peers.page import PAGE, RESULTS, render
 from benchmarks.report import as_json, line
 from benchmarks.rows import Effort, Finding, Row, alternate, median_seconds
 from benchmarks.workloads import ROWS
@@ -164,3 +165,16 @@ def test_the_working_tree_is_compared_with_a_commit(capsys: pytest.CaptureFixtur
     assert "(2 pairs)" in first
     assert first.endswith("SLOWER") == bool(again)
     assert slower in ([], ["sampling_dicts"])
+
+
+def test_the_page_of_other_libraries_shows_the_run_that_is_committed() -> None:
+    assert PAGE.read_text() == render(json.loads(RESULTS.read_text()))
+
+
+def test_menv_solves_cartpole_under_the_rule_of_all_libraries() -> None:
+    done = run_warm(["-m", "benchmarks.peers.scripts.menv", "cartpole_1", "time_to_450", "--seconds", "0.01"])
+    assert done.returncode == 0, done.stderr
+    versions, sampled, learned = map(json.loads, done.stdout.splitlines())
+    assert versions["versions"].keys() >= {"torch", "gymnasium"}
+    assert sampled["env_steps"] > 0
+    assert learned["solved"]

@@ -3,7 +3,8 @@
     python -m benchmarks.peers [--install] [--only NAME ...] [--rounds N] [--busy] [--save]
 
 Each library has a virtual environment and a script of its own. A round runs every script once, the next round in the
-other order; the figures are medians over the rounds. `--save` writes `results.json` and the page in `docs`.
+other order; the figures are medians over the rounds. A library that gave up learning is not trained again.
+`--save` writes `results.json` and the page in `docs`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import venv
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.page import PAGE, RESULTS, render
+from benchmarks.peers.page import PAGE, RESULTS, TASKS, render
 from benchmarks.processes import ROOT
 
 TEAMS = ["pettingzoo", "mpe2", "pygame-ce"]
@@ -48,13 +49,16 @@ def run(folder: Path, name: str, seed: int, tasks: list[str]) -> list[dict[str, 
     python = folder / name / "bin" / "python" if name in NEEDS else Path(sys.executable)
     if not python.exists():
         return []
-    command = [python, "-m", f"benchmarks.peers.scripts.{name}", "--seed", str(seed), *tasks]
+    command = [str(python), "-m", f"benchmarks.peers.scripts.{name}", "--seed", str(seed), *tasks]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, **ONE_THREAD}, text=True, capture_output=True, check=False
     )
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode:
-        print(f"{name}: exit status {done.returncode} after {len(lines)} lines\n{done.stderr[-2000:]}", file=sys.stderr)
+        print(
+            f"{name}: exit status {done.returncode} after {len(lines)} lines\n{done.stderr[-2000:]}",
+            file=sys.stderr,
+        )
     return lines
 
 
@@ -65,10 +69,17 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    parser.add_argument("--folder", type=Path, default=cache / "menv-peers", help="of the virtual environments")
+    parser.add_argument(
+        "--folder", type=Path, default=cache / "menv-peers", help="of the virtual environments"
+    )
     parser.add_argument("--install", action="store_true", help="create those that are missing first")
-    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=", ".join(NAMES))
-    parser.add_argument("--tasks", nargs="+", default=[], help="a few tasks instead of all")
+    parser.add_argument(
+        "--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=", ".join(NAMES)
+    )
+    tasks = [*TASKS, "time_to_450"]
+    parser.add_argument(
+        "--tasks", nargs="+", choices=tasks, default=tasks, metavar="TASK", help=", ".join(tasks)
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--busy", action="store_true", help="the machine does other work: count CPU time")
     parser.add_argument("--save", action="store_true", help="write the results and the page")
@@ -77,10 +88,13 @@ def main() -> None:
         if not (args.folder / name).exists():
             install(args.folder, name)
     found: dict[str, Any] = {"busy": args.busy, "cpus": os.cpu_count(), "python": sys.version.split()[0]}
-    lines = found["lines"] = {name: [] for name in args.only}
+    lines: dict[str, list[dict[str, Any]]] = {name: [] for name in args.only}
+    found["lines"] = lines
     for seed in range(args.rounds):
         for name in args.only[:: (1, -1)[seed % 2]]:
-            lines[name] += run(args.folder, name, seed, args.tasks)
+            gave_up = any(line.get("solved") is False for line in lines[name])
+            tasks = [task for task in args.tasks if not (gave_up and task == "time_to_450")]
+            lines[name] += run(args.folder, name, seed, tasks)
     print(render(found))
     if args.save:
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")

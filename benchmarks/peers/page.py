@@ -30,32 +30,36 @@ TASKS = {
 }
 TEXT = """# menv against other libraries
 
-One run, one machine with {cpus} cores and no GPU, Python {python}. Each library ran in a process and a virtual environment
-of its own, with one torch thread, the same environments and the same layers (64, 64). The runs were interleaved; each
-figure is the median of {rounds}. {clock}
+One run, one machine with {cpus} cores and no GPU, Python {python}. Each library ran in a process and a virtual
+environment of its own, with one torch thread, the same environments and the same layers (64, 64). The runs were
+interleaved; each figure is the median of {rounds}. {clock}
 
     python -m benchmarks.peers --install --save{flag}
 
 ## Sampling: env steps per second
 
 A rollout is what the library hands to its on-policy learner. An env step is one step of one environment, whatever the
-number of its agents. A dash means that the library has no way to run it, or none in one process.
+number of its agents. A dash means that the library cannot run it.
 
 {sampling}
 
 Not all rollouts hold the same: Tianshou and TorchRL compute the values after the rollout, the others during it.
 Stable-Baselines3 keeps a row of zeros for an agent that has left. Tianshou plays `simple_spread` turn by turn.
+PufferLib steps the environments of the others, in Python; it has faster ones of its own in C, which are left out.
 
 ## CartPole: time to a mean return of 450 over 100 episodes
 
-Each library has the PPO settings that it publishes; its script in `benchmarks/peers/scripts` names the source. PufferLib
-and TorchRL publish none for this environment and have their general ones. A run gives up after 60 s.
+Each library has the PPO settings that it publishes; its script in `benchmarks/peers/scripts` names the source.
+PufferLib and TorchRL publish none for this environment and have their general ones. A run gives up after 60 s, and its
+library is not trained again.
 
 {learning}
 
 ## Versions
 
 {versions}
+
+PufferLib's own C environments need a download while it is built; it was built without them (`NO_OCEAN=1`).
 """
 
 
@@ -86,7 +90,9 @@ def learning(lines: Mapping[str, Sequence[Mapping[str, Any]]], unit: str) -> str
         solved = sum(line["solved"] for line in runs)
         cells = [f"{solved} of {len(runs)}"] if runs else ["-"]
         for key, form in ((unit, "{:.1f}"), ("env_steps", "{:,.0f}")):
-            middle = sorted(float("inf") if not line["solved"] else line[key] for line in runs)[len(runs) // 2 :]
+            middle = sorted(float("inf") if not line["solved"] else line[key] for line in runs)[
+                len(runs) // 2 :
+            ]
             cells.append(form.format(middle[0]) if middle and middle[0] < float("inf") else "-")
         if runs:
             rows.append([LIBRARIES[name], *cells])
@@ -96,7 +102,9 @@ def learning(lines: Mapping[str, Sequence[Mapping[str, Any]]], unit: str) -> str
 def render(found: Mapping[str, Any]) -> str:
     """Return the page."""
     lines, unit = found["lines"], "cpu_s" if found["busy"] else "wall_s"
-    versions = {name: [line["versions"] for line in printed if "versions" in line] for name, printed in lines.items()}
+    versions = {
+        name: [line["versions"] for line in printed if "versions" in line] for name, printed in lines.items()
+    }
     rows = [
         [LIBRARIES[name], ", ".join(f"{package} {version}" for package, version in listed[0].items())]
         for name, listed in versions.items()

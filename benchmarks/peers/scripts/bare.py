@@ -10,13 +10,13 @@ from vmas import make_env
 from benchmarks.floors import bare_gym, bare_parallel
 from benchmarks.peers.scripts.shared import TEAMS, CartPoles, Sample, main, spread
 
-BLOCK = 4096
 
-
-def looped(loop: Callable[[Any, int, int], float], make: Any, num_envs: int) -> Callable[[], Sample]:
+def looped(
+    loop: Callable[[Any, int, int], float], make: Any, num_envs: int, env_steps: int
+) -> Callable[[], Sample]:
     def sample() -> int:
-        loop(make, num_envs, BLOCK)
-        return BLOCK
+        loop(make, num_envs, env_steps)
+        return env_steps
 
     return lambda: sample
 
@@ -35,11 +35,11 @@ def balance(num_envs: int) -> Sample:
 
 
 if __name__ == "__main__":
-    tasks = {
-        "cartpole_64": looped(bare_gym, "CartPole-v1", 64),
-        "cartpole_1": looped(bare_gym, "CartPole-v1", 1),
-        "cartpoles": looped(bare_parallel, CartPoles, TEAMS),
-        "simple_spread": looped(bare_parallel, spread, TEAMS),
+    tasks: dict[str, Callable[[], Sample]] = {
+        "cartpole_64": looped(bare_gym, "CartPole-v1", 64, 128_000),
+        "cartpole_1": looped(bare_gym, "CartPole-v1", 1, 64_000),
+        "cartpoles": looped(bare_parallel, CartPoles, TEAMS, 16_384),
+        "simple_spread": looped(bare_parallel, spread, TEAMS, 8192),
         "balance_64": partial(balance, 64),
         "balance_1024": partial(balance, 1024),
     }

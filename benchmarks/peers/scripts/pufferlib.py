@@ -1,7 +1,7 @@
 """PufferLib: its trainer `PuffeRL` with the settings of its `config/default.ini`, on the CPU.
 
-The environments are the ones that all libraries step here, through PufferLib's emulation and its `Serial` vectorization;
-its own C environments are no part of this. It publishes no settings for gymnasium's CartPole.
+The environments are the ones that all libraries step here, through PufferLib's emulation and its `Serial` backend; its
+own C environments are no part of this. It publishes no settings for gymnasium's CartPole.
 """
 
 import sys
@@ -16,7 +16,17 @@ import torch
 from pufferlib import pufferl
 from pufferlib.pytorch import layer_init
 
-from benchmarks.peers.scripts.shared import HIDDEN, LENGTH, TEAMS, CartPoles, Sample, Seen, counted, main, spread
+from benchmarks.peers.scripts.shared import (
+    HIDDEN,
+    LENGTH,
+    TEAMS,
+    CartPoles,
+    Sample,
+    Seen,
+    counted,
+    main,
+    spread,
+)
 
 
 class Policy(torch.nn.Module):
@@ -25,7 +35,10 @@ class Policy(torch.nn.Module):
     def __init__(self, envs: Any) -> None:
         super().__init__()
         inputs, (first, second) = int(np.prod(envs.single_observation_space.shape)), HIDDEN
-        layers = [(layer_init(torch.nn.Linear(inputs, first)), layer_init(torch.nn.Linear(first, second))) for _ in "ab"]
+        layers = [
+            (layer_init(torch.nn.Linear(inputs, first)), layer_init(torch.nn.Linear(first, second)))
+            for _ in "ab"
+        ]
         self.bodies = torch.nn.ModuleList(
             torch.nn.Sequential(one, torch.nn.Tanh(), two, torch.nn.Tanh()) for one, two in layers
         )
@@ -48,7 +61,9 @@ def trainer(emulated: Any, make: Any, num_envs: int, length: int, seed: int = 0,
     rows = envs.num_agents * length
     config.update(env="cartpole", device="cpu", seed=seed, bptt_horizon=length, minibatch_size=rows)
     config.update(max_minibatch_size=rows, total_timesteps=steps)
-    return pufferl.PuffeRL(config, envs, Policy(envs.driver_env))
+    one = pufferl.PuffeRL(config, envs, Policy(envs.driver_env))
+    one.utilization.stop()  # a thread that would keep this process alive
+    return one
 
 
 def collecting(emulated: Any, make: Any, num_envs: int, length: int, agents: int = 1) -> Sample:
@@ -83,7 +98,7 @@ def learn(seed: int, seen: Seen) -> None:
 if __name__ == "__main__":
     tasks = {
         "cartpole_64": partial(collecting, GYM, cartpole, 64, LENGTH),
-        "cartpole_1": partial(collecting, GYM, cartpole, 1, 2048),
+        "cartpole_1": partial(collecting, GYM, cartpole, 1, 1024),
         "cartpoles": lambda: counted(collecting(TEAM, CartPoles, TEAMS, LENGTH)),
         "simple_spread": lambda: collecting(TEAM, spread, TEAMS, LENGTH, 3),
     }

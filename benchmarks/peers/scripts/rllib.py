@@ -1,4 +1,4 @@
-"""RLlib: PPO on the new API stack with the settings of its CartPole example (`examples/algorithms/ppo/cartpole_ppo.py`).
+"""RLlib: PPO with the settings of its CartPole example (`rllib/examples/algorithms/ppo/cartpole_ppo.py`).
 
 All in this process (`num_env_runners=0`), as every library here. The example's network has one linear layer of 32;
 here it has the layers of the others. Four CartPoles and `simple_spread` share one policy.
@@ -14,7 +14,17 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv
 from ray.tune.registry import register_env
 
-from benchmarks.peers.scripts.shared import HIDDEN, LENGTH, TEAMS, CartPoles, Sample, Seen, counted, main, spread
+from benchmarks.peers.scripts.shared import (
+    HIDDEN,
+    LENGTH,
+    TEAMS,
+    CartPoles,
+    Sample,
+    Seen,
+    counted,
+    main,
+    spread,
+)
 
 
 def config(env: str, num_envs: int, **model: Any) -> PPOConfig:
@@ -27,7 +37,9 @@ def collecting(settings: PPOConfig, num_envs: int, length: int) -> Sample:
     runner = settings.build_algo().env_runner
 
     def sample() -> int:
-        return sum(len(episode) for episode in runner.sample(num_timesteps=num_envs * length, random_actions=False))
+        return sum(
+            len(episode) for episode in runner.sample(num_timesteps=num_envs * length, random_actions=False)
+        )
 
     return sample
 
@@ -59,7 +71,7 @@ if __name__ == "__main__":
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     tasks = {
         "cartpole_64": partial(cartpole, 64, LENGTH),
-        "cartpole_1": partial(cartpole, 1, 2048),
+        "cartpole_1": partial(cartpole, 1, 1024),
         "cartpoles": lambda: counted(team(CartPoles)),
         "simple_spread": lambda: team(spread),
     }

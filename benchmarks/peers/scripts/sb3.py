@@ -13,7 +13,17 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
-from benchmarks.peers.scripts.shared import HIDDEN, LENGTH, TEAMS, CartPoles, Sample, Seen, counted, main, spread
+from benchmarks.peers.scripts.shared import (
+    HIDDEN,
+    LENGTH,
+    TEAMS,
+    CartPoles,
+    Sample,
+    Seen,
+    counted,
+    main,
+    spread,
+)
 
 
 def collecting(envs: Any, length: int) -> Sample:
@@ -76,7 +86,7 @@ def learn(seed: int, seen: Seen) -> None:
 if __name__ == "__main__":
     tasks = {
         "cartpole_64": partial(cartpole, 64, LENGTH),
-        "cartpole_1": partial(cartpole, 1, 2048),
+        "cartpole_1": partial(cartpole, 1, 1024),
         "cartpoles": cartpoles,
         "simple_spread": simple_spread,
     }

@@ -19,7 +19,7 @@ from pettingzoo import ParallelEnv
 
 HIDDEN = [64, 64]
 """Layers of the policy network, and of the value network."""
-LENGTH = 128
+LENGTH = 64
 """Env steps of each environment in a rollout."""
 TEAMS = 16
 """Copies of a multi-agent environment."""

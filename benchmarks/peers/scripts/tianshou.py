@@ -73,7 +73,9 @@ def simple_spread() -> Sample:
     algorithms = [ppo(env.observation_space, env.action_space) for _ in env.agents]
     algorithm = MultiAgentOnPolicyAlgorithm(algorithms=algorithms, env=env)
     turns = 3 * TEAMS * LENGTH
-    sample = collecting(collector(algorithm, lambda: PettingZooEnv(spread(parallel=False)), TEAMS, turns), turns)
+    sample = collecting(
+        collector(algorithm, lambda: PettingZooEnv(spread(parallel=False)), TEAMS, turns), turns
+    )
     return lambda: sample() // 3
 
 
@@ -96,7 +98,7 @@ def learn(seed: int, seen: Seen) -> None:
 if __name__ == "__main__":
     tasks = {
         "cartpole_64": partial(cartpole, 64, LENGTH),
-        "cartpole_1": partial(cartpole, 1, 2048),
+        "cartpole_1": partial(cartpole, 1, 1024),
         "simple_spread": simple_spread,
     }
     main(["tianshou", "pettingzoo", "mpe2"], tasks, learn)

@@ -11,12 +11,37 @@ import gymnasium as gym
 import torch
 from tensordict.nn import TensorDictModule
 from torchrl.collectors import Collector
-from torchrl.envs import GymWrapper, MarlGroupMapType, PettingZooWrapper, RewardSum, SerialEnv, TransformedEnv, VmasEnv
-from torchrl.modules import MLP, MultiAgentMLP, NormalParamExtractor, ProbabilisticActor, TanhNormal, ValueOperator
+from torchrl.envs import (
+    GymWrapper,
+    MarlGroupMapType,
+    PettingZooWrapper,
+    RewardSum,
+    SerialEnv,
+    TransformedEnv,
+    VmasEnv,
+)
+from torchrl.modules import (
+    MLP,
+    MultiAgentMLP,
+    NormalParamExtractor,
+    ProbabilisticActor,
+    TanhNormal,
+    ValueOperator,
+)
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
-from benchmarks.peers.scripts.shared import HIDDEN, LENGTH, TEAMS, CartPoles, Sample, Seen, counted, main, spread
+from benchmarks.peers.scripts.shared import (
+    HIDDEN,
+    LENGTH,
+    TEAMS,
+    CartPoles,
+    Sample,
+    Seen,
+    counted,
+    main,
+    spread,
+)
 
 TANH = {"num_cells": HIDDEN, "activation_class": torch.nn.Tanh}
 CATEGORICAL = {"distribution_class": torch.distributions.Categorical, "return_log_prob": True}
@@ -48,7 +73,9 @@ def team(env: Any, group: str, frames: int, outputs: int, continuous: bool = Fal
     net = MultiAgentMLP(width, outputs, agents, centralized=False, share_params=True, **TANH)
     keys = [(group, key) for key in (("loc", "scale") if continuous else ("logits",))]
     module = TensorDictModule(
-        torch.nn.Sequential(net, NormalParamExtractor()) if continuous else net, [(group, "observation")], keys
+        torch.nn.Sequential(net, NormalParamExtractor()) if continuous else net,
+        [(group, "observation")],
+        keys,
     )
     form = NORMAL if continuous else CATEGORICAL
     return collecting(env, ProbabilisticActor(module, keys, out_keys=[(group, "action")], **form), frames)
@@ -90,7 +117,7 @@ def learn(seed: int, seen: Seen) -> None:
 if __name__ == "__main__":
     tasks = {
         "cartpole_64": partial(cartpole, 64, LENGTH),
-        "cartpole_1": partial(cartpole, 1, 2048),
+        "cartpole_1": partial(cartpole, 1, 1024),
         "cartpoles": lambda: counted(pettingzoo(CartPoles, 2)),
         "simple_spread": lambda: pettingzoo(spread, 5),
         "balance_64": partial(balance, 64, 100),
