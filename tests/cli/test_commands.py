@@ -19,7 +19,10 @@ from tests.house.test_importing import heavy_modules_after, python
 
 def trained(folder: str, *arguments: str) -> None:
     small = ["--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64"]
-    assert main(["train", *arguments, *small, "--stop", "training_iteration=1", "--run-dir", folder]) == 0
+    assert (
+        main(["train", *arguments, *small, "--no-zoo", "--stop", "training_iteration=1", "--run-dir", folder])
+        == 0
+    )
 
 
 def test_evaluate_plays_as_many_episodes_as_it_is_asked_to(
