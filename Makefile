@@ -40,6 +40,8 @@ $(INSTALLED) $(FOR_DEMO): pyproject.toml constraints.txt
 
 demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(FOR_DEMO))  ## train TicTacToe by self-play and show the result
 	$(IN_VENV) examples/tictactoe.py $(ARGS)
+	@echo "Losing lines are the games that the policies lose against an opponent that tries every move: with 0 they cannot be beaten."
+	@echo "Play against them: $(VENV)/bin/menv play $$(ls -td runs/tictactoe-PPO-* | head -1) --as player2"
 
 test: setup  ## run the tests, without the slow ones; with ARGS="tests/test_registry.py -x" those, in one process
 ifeq ($(strip $(ARGS)),)

@@ -110,7 +110,6 @@ def main(seconds: float = 60.0, seed: int = 0) -> dict[str, Any]:
             for player, record in play(moves_of(algo), games=1000, seed=seed)._asdict().items():
                 outcome[f"losses_vs_{name}_as_{player}"] = record.losses
     print("wrote", plot_runs([run_dir], key="losing_lines"))
-    print(f"play against them: menv play {run_dir} --as player2")
     return outcome
 
 
