@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import venv
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,12 @@ def run(folder: Path, name: str, seed: int, tasks: list[str]) -> list[dict[str, 
     if not python.exists():
         return []
     command = [str(python), "-m", f"benchmarks.peers.scripts.{name}", "--seed", str(seed), *tasks]
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **ONE_THREAD}, text=True, capture_output=True, check=False
-    )
+    variables = {**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)}
+    # PufferLib writes into the working folder.
+    with tempfile.TemporaryDirectory() as scratch:
+        done = subprocess.run(
+            command, cwd=scratch, env=variables, text=True, capture_output=True, check=False
+        )
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode:
         print(
