@@ -18,7 +18,7 @@ LIBRARIES = {
     "sb3": "Stable-Baselines3",
     "tianshou": "Tianshou",
     "rllib": "RLlib",
-    "torchrl": "TorchRL, BenchMARL",
+    "torchrl": "TorchRL",
 }
 TASKS = {
     "cartpole_64": "CartPole, 64 envs",
@@ -50,8 +50,9 @@ PufferLib steps the environments of the others, in Python; it has faster ones of
 ## CartPole: time to a mean return of 450 over 100 episodes
 
 Each library has the PPO settings that it publishes; its script in `benchmarks/peers/scripts` names the source.
-PufferLib and TorchRL publish none for this environment and have their general ones. A run gives up after 60 s, and its
-library is not trained again.
+menv has its defaults, on 64 environments. PufferLib and TorchRL publish none for this environment and have their
+general ones. Activations, and whether policy and value share layers, are each library's. A run gives up after 60 s, and
+its library is not trained again.
 
 {learning}
 
@@ -59,7 +60,9 @@ library is not trained again.
 
 {versions}
 
-PufferLib's own C environments need a download while it is built; it was built without them (`NO_OCEAN=1`).
+PufferLib's own C environments need a download while it is built; it was built without them (`NO_OCEAN=1`,
+and a name in its `setup.py` that 3.0.0 leaves undefined then). BenchMARL is installed but was not run: TorchRL's
+collector, which the table measures, is the one that it samples with.
 """
 
 
