@@ -13,7 +13,6 @@ import numpy as np
 
 from menv import BaseEnv, End, EnvContext, EpisodeEnd, Join, Ready
 from menv.algorithms import PPO
-from menv.tracking import next_run_dir, plot_runs
 
 SHOALS, FISH, LENGTH = 16, 100, 50
 MOVES = np.array([[0, 0], [1, 0], [-1, 0], [0, 1], [0, -1]], np.float32) / 10
@@ -78,6 +77,9 @@ CONFIG: dict[str, Any] = {
 
 
 def main(seconds: float = 10.0, seed: int = 0) -> dict[str, Any]:
+    # The benchmark of earlier commits reads the class alone.
+    from menv.tracking import next_run_dir, plot_runs
+
     run_dir = next_run_dir("shoal", "PPO")
     with PPO(env=Shoal, config={**CONFIG, "seed": seed}) as algo:
         result = algo.learn(stop={"time_total_s": seconds}, run_dir=run_dir, progress_bar=True)
