@@ -546,8 +546,13 @@ class ReadyQueue:
                 self._last_order = channel.order = self._last_order + 1
 
     def discard(self, channel: EpisodeChannel) -> None:
-        """Forget an episode that is over and read to its end."""
+        """Forget an episode that is over and read to its end.
+
+        An episode that ended while the sampler read its last action is in the queue a second time.
+        """
         self._half_read_ids.discard(channel.episode_id)
+        for channels in self._kinds:
+            channels.pop(channel.episode_id, None)
 
     def take(self, other_requests: int = 0) -> list[EpisodeChannel]:
         """Remove and return the channels to read next, in the order in which they were added.

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from menv.adapters.convert import to_local_base_env
+from menv.adapters.episode_broker import EpisodeBroker
+from menv.adapters.external import ExternalEnvs
 from menv.algorithms import DQN, PPO
 from menv.errors import CallOrderError, ConfigError, ContractError, EpisodeError
 from tests.external.told import (
+    ACTIONS,
+    OBS,
     Told,
     ToldTeam,
     ask_steps,
@@ -117,6 +122,37 @@ def test_short_episodes_far_ahead_of_the_sampler_wait_for_it_too() -> None:
         batch = algo.sample()
     assert 10 < ahead < 2000
     assert steps_of([batch]) == {number: [0] for number in range(2000)}
+
+
+def test_an_episode_that_ends_while_its_action_is_read_holds_no_later_one_back() -> None:
+    late = ["late"]
+
+    class Ending(EpisodeBroker):
+        def next_steps(self, channels: Sequence[Any]) -> Any:
+            if late:
+                self.end(late.pop(), {"agent0": obs(0, 1)})
+            return super().next_steps(channels)
+
+    def log(name: str) -> None:
+        broker.start(name)
+        broker.log_action(name, {"agent0": obs(0, 0)}, {"agent0": 1})
+
+    def read() -> int:
+        ready = envs.poll(0.0)
+        envs.send_actions(ready.slots, [1] * len(ready.slots))
+        return len(ready.slots)
+
+    broker = Ending()
+    envs = ExternalEnvs(broker, observation_space=OBS, action_space=ACTIONS, possible_agents=["agent0"])
+    for number in range(20):
+        log(str(number))
+        broker.end(str(number), {"agent0": obs(0, 1)})
+    log("late")
+    assert sum(read() for _ in range(5)) == 21
+    envs.limit_steps(1, False)
+    log("last")
+    broker.end("last", {"agent0": obs(0, 1)})
+    assert read() == 1
 
 
 @pytest.mark.parametrize("env", [Told(), ToldTeam()], ids=["one agent", "several"])
