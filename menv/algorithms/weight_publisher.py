@@ -318,6 +318,8 @@ class WeightPublisher:
         self._history = WeightsHistory()
         self._noted: dict[str, NetworkPolicy] = {}
         self._forms = PolicyForms()
+        # Held while a number is taken and its weights are recorded: one thread may train while another adds a policy.
+        self._publishing = threading.Lock()
         # By policy id, the version of the connectors that were published, and the number with which they came.
         self._versions: dict[str, int] = {}
         self._since: dict[str, int] = {}
@@ -334,9 +336,14 @@ class WeightPublisher:
         sampler.external_writer.connectors_since = self._since
 
     def publish(self, after: int = 0) -> None:
-        """Publish the current weights under the next number, which is above `after`."""
-        self.weights_seq_no = max(self.weights_seq_no, after) + 1
-        number = self.weights_seq_no
+        """Publish the current weights under the next number, which is above `after`; any thread may call it."""
+        with self._publishing:
+            self.weights_seq_no = max(self.weights_seq_no, after) + 1
+            self._publish(self.weights_seq_no)
+        if self.weights_seq_no > 1:
+            self._base_env.published()
+
+    def _publish(self, number: int) -> None:
         self._forget_others()
         for policy_id, policy in self._noted.items():
             if self._versions.get(policy_id) != (version := _version(policy)):
@@ -347,8 +354,6 @@ class WeightPublisher:
         self.latest = Publication(self._forms, number, self._policies(), weights, self._since, self._sampler)
         self._base_env.broker.weights_seq_no = number
         self._sampler.external_writer.weights_seq_no = number
-        if number > 1:
-            self._base_env.published()
 
     def follow_connectors(self) -> None:
         """Publish again if connectors have changed, for clients with local inference."""

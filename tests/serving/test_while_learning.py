@@ -163,6 +163,27 @@ def test_several_policies_are_told_and_sent_while_one_is_added(lesson: Lesson) -
         assert bundles.keys() == {"red", "blue", "green"}
 
 
+def test_threads_that_set_weights_at_once_publish_one_number_each() -> None:
+    faults: list[BaseException] = []
+
+    def set_weights() -> None:
+        try:
+            for _ in range(100):
+                one.algo.set_weights(weights)
+        except Exception as fault:
+            faults.append(fault)
+
+    with served() as one, one.voice() as voice:
+        weights = one.algo.get_weights()
+        threads = [threading.Thread(target=set_weights) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert not faults
+        assert voice.ask("GET_STATE")["weights_seq_no"] == 301
+
+
 def test_clients_are_answered_while_a_checkpoint_is_written(tmp_path: Path) -> None:
     with served() as one, one.voice() as voice:
         states = []
