@@ -13,6 +13,7 @@ PAGES = [
     "how_to/appearing_agents",
     "how_to/clusters",
     "how_to/docker",
+    "how_to/external",
     "how_to/gpus",
     "how_to/hierarchy",
     "how_to/ippo",

@@ -7,10 +7,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from menv.cli.main import main
+from tests.browser import Browser
 from tests.doc_blocks import blocks, run_python
 from tests.docs.options_page import PAGE as OPTIONS
 from tests.docs.options_page import page as options_page
@@ -22,15 +24,54 @@ FETCHED = re.compile(
 )
 """Something that a browser loads from the web when it shows a page; plain links are fine."""
 
+FOUND_FIRST = {
+    "MAPPO": "how_to/mappo",
+    "CTDE": "how_to/mappo",
+    "IPPO": "how_to/ippo",
+    "parameter sharing": "how_to/parameter_sharing",
+    "action masking": "how_to/action_masks",
+    "resume": "how_to/resume",
+    "deploy": "tutorials/deploy_onnx",
+    "self-play": "tutorials/card_game",
+    "zero-sum": "tutorials/card_game",
+    "turn-based": "tutorials/card_game",
+    "AEC": "tutorials/card_game",
+    "hyperparameter": "how_to/sweeps",
+    "RLlib": "tutorials/from_rllib",
+    "PettingZoo": "how_to/environments",
+    "MARL": "index",
+}
+"""What readers search for, and the first page of the results."""
 
-@pytest.mark.slow
-def test_the_site_builds_strictly_and_loads_nothing_from_the_web(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the built site."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    pages = list(tmp_path.rglob("*.html"))
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_builds_strictly_and_loads_nothing_from_the_web(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
     assert len(pages) > 20
     assert {page.name for page in pages if FETCHED.search(page.read_text("utf-8"))} == set()
+
+
+@pytest.mark.slow
+def test_one_offline_search_finds_the_page_that_a_reader_wants(site: Path) -> None:
+    found = {}
+    with Browser() as browser:
+        for words in FOUND_FIRST:
+            browser.open(f"{(site / 'index.html').as_uri()}?q={quote(words)}")
+            link = browser.wait_for("document.querySelector('.md-search-result__item a')?.href")
+            found[words] = (
+                Path(link.partition("?")[0].partition("#")[0]).relative_to(site.as_uri()).as_posix()
+            )
+    assert found == {words: f"{page}.html" for words, page in FOUND_FIRST.items()}
 
 
 def test_the_reference_has_every_public_name_once() -> None:
