@@ -34,18 +34,21 @@ class BareLoop:
         return floors.bare_multi_agent(lambda _: cartpoles({"num_agents": 4}), 16, steps).agent_steps
 
 
-def cartpole() -> tuple[str, int, Settings]:
+Loop = Callable[[BareLoop, int], float]
+
+
+def cartpole() -> tuple[Loop, int, Settings]:
     """Return the bare loop's method, its rough rate, and our settings of the same."""
-    return "gym", 200_000, {"env": "CartPole-v1", "num_envs_per_worker": 64}
+    return BareLoop.gym, 200_000, {"env": "CartPole-v1", "num_envs_per_worker": 64}
 
 
-def cartpoles() -> tuple[str, int, Settings]:
+def cartpoles() -> tuple[Loop, int, Settings]:
     """Return the same for 16 environments of 4 agents, 2 policies."""
     settings: Settings = {
         "env": make_multi_agent("CartPole-v1"), "num_envs_per_worker": 16, "env_config": {"num_agents": 4},
         "multiagent": two_policies(lambda agent: agent % 2),
     }  # fmt: skip
-    return "agents", 80_000, settings
+    return BareLoop.agents, 80_000, settings
 
 
 def make_room(engine: EngineName) -> None:
@@ -91,7 +94,7 @@ class Sampling:
 
 
 def second_worker(
-    engine: EngineName, what: Callable[[], tuple[str, int, Settings]]
+    engine: EngineName, what: Callable[[], tuple[Loop, int, Settings]]
 ) -> Callable[[Effort], Finding]:
     """Return what measures how much a second worker gains, as a share of what a second bare loop does."""
 
@@ -201,7 +204,7 @@ def _bare_loops() -> list[RemoteActor]:
     return peers
 
 
-def _together(peers: Sequence[RemoteActor], loop: str, steps: int) -> float:
+def _together(peers: Sequence[RemoteActor], loop: Loop, steps: int) -> float:
     """Return the sum of the rates of bare loops that run at once."""
     for peer in peers:
         peer.ask(loop, steps)

@@ -304,7 +304,7 @@ class EvaluationWorkers:
         self._interrupted = False
         # An evaluation that was begun and not waited for, the update sent with it, and its results.
         self._begun = False
-        self._parcel: Any = None
+        self._update: PolicyUpdate | None = None
         self._played: Sequence[EvaluationShare] | None = None
         # Sampler states of another run, until the next evaluation resumes them.
         self._resumed: Mapping[str, Any] | None = None
@@ -324,16 +324,16 @@ class EvaluationWorkers:
         self._policy_sync.resend_filters()
         # If pickling fails, no worker has received the update.
         self._interrupted = True
-        parcel = self._engine.put(self._policy_sync.next_update())
+        update = self._engine.put(self._policy_sync.next_update())
         self._begun = True
         if self._resumed is not None:
             tree, self._resumed = self._resumed, None
             replaced = tree.get("replaced", ())
             if len(replaced) == len(workers):
                 workers.stand_in(replaced)
-            workers.all_at_once("resume", tree)
-        workers.ask_all("play", parcel=parcel)
-        self._parcel, self._interrupted = parcel, False
+            workers.all_at_once(EvaluationWorker.resume, tree)
+        workers.ask_all(EvaluationWorker.play, update)
+        self._update, self._interrupted = update, False
 
     def run(self) -> dict[str, Any]:
         """Return the metrics of the evaluation that was begun, or of a new one."""
@@ -350,8 +350,9 @@ class EvaluationWorkers:
     def _all_played(self) -> Sequence[EvaluationShare]:
         if self._played is None:
             assert self._workers is not None
+            assert self._update is not None
             self._begun, self._interrupted = False, True
-            self._played = self._workers.answers("play", parcel=self._parcel)
+            self._played = self._workers.answers(EvaluationWorker.play, self._update)
             self._interrupted = False
         return self._played
 
@@ -377,7 +378,9 @@ class EvaluationWorkers:
             self._all_played()
         # With other policies the next evaluation begins new episodes.
         states = (
-            self._workers.all_at_once("state") if self._playing is self._policy_view.policy_map else [None]
+            self._workers.all_at_once(EvaluationWorker.state)
+            if self._playing is self._policy_view.policy_map
+            else [None]
         )
         whole = None
         if None not in states:

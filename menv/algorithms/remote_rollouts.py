@@ -162,12 +162,12 @@ class RemoteRollouts:
         update = self._policy_sync.next_update()
         self._workers.updated.clear()
         try:
-            parcel = None
+            sent = None
             if not update.empty:
-                parcel = self._engine.put(update)
+                sent = self._engine.put(update)
                 self.discard_prefetched()
             self._begun = False
-            self._workers.prepare(parcel)
+            self._workers.prepare(sent)
         finally:
             # Pickling failed, an interrupt came, or a fragment that was requested before is still due.
             if len(self._workers.updated | self._workers.absent) < len(self._workers):
@@ -187,8 +187,8 @@ class RemoteRollouts:
     def follow(self, added: Sequence[PolicyGroup] = ()) -> None:
         self._behind = True
         self.discard_prefetched()
-        parcel = self._engine.put(self._policy_sync.worker_policies())
-        self._workers.sure_of_all("follow", parcel=parcel)
+        policies = self._engine.put(self._policy_sync.worker_policies())
+        self._workers.sure_of_all(RolloutWorker.follow, policies)
         self._policy_sync.mark_sent()
         self._behind = False
 
@@ -208,8 +208,9 @@ class RemoteRollouts:
     def running_ids(self) -> set[int] | None:
         self._follow_again()
         self.discard_prefetched()
-        found = self._workers.sure_of_all("running_ids")
-        return None if None in found else set().union(*found)
+        found = self._workers.sure_of_all(RolloutWorker.running_ids)
+        known = [ids for ids in found if ids is not None]
+        return None if len(known) < len(found) else set().union(*known)
 
     @locked
     def break_off(self) -> None:
@@ -218,14 +219,14 @@ class RemoteRollouts:
     @locked
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         self._follow_again()
-        return list(chain.from_iterable(self._workers.sure_of_all("call_envs", method, args)))
+        return list(chain.from_iterable(self._workers.sure_of_all(RolloutWorker.call_envs, method, args)))
 
     @locked
     def state(self) -> Tree:
         """Return the state of the episodes, without fragments that were sampled ahead."""
         self._follow_again()
         self.discard_prefetched()
-        states = self._workers.sure_of_all("state")
+        states = self._workers.sure_of_all(RolloutWorker.state)
         past_counters = WorkerCounters.sum(
             (self._past_counters, *(queue.before for queue in self._workers.queues))
         )
@@ -242,7 +243,7 @@ class RemoteRollouts:
     def check_restartable(self) -> None:
         self.discard_prefetched()
         for index in range(len(self._workers)):
-            self._workers.sure(index, "check_restartable")
+            self._workers.sure(index, RolloutWorker.check_restartable)
 
     @locked
     def restart(self, seed: int) -> None:
@@ -259,7 +260,7 @@ class RemoteRollouts:
         lost = 0
         self._workers.present()
         for index, state in enumerate(tree["workers"]):
-            lost += int(self._workers.sure(index, "resume", state) or 0)
+            lost += int(self._workers.sure(index, RolloutWorker.resume, state) or 0)
             # A new queue: workers that were lost before this answer do not count.
             queue = self._workers.queues[index] = FragmentQueue()
             queue.counters = WorkerCounters.of(state)

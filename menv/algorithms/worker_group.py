@@ -36,7 +36,7 @@ from menv.inference.network_policy import NetworkPolicy
 from menv.metrics import Metrics
 from menv.policy import weights_of
 from menv.workers.actor_group import ActorGroup
-from menv.workers.engine import Engine, RemoteActor
+from menv.workers.engine import Engine, RemoteActor, T, Ts
 from menv.workers.pipe_channel import SealedValue, can_be_pickled
 from menv.workers.process_engine import in_a_line
 from menv.workers.registered_envs import known_here
@@ -255,7 +255,13 @@ class WorkerGroup:
         self._stopped = False
         self._first = first
         self._group = ActorGroup(
-            engine, functools.partial(WorkerSlot, make), self._worker_init, config.num_workers, label, early
+            engine,
+            functools.partial(WorkerSlot, make),
+            WorkerSlot.take,
+            self._worker_init,
+            config.num_workers,
+            label,
+            early,
         )
         self._first = first or sealed_settings(config)
 
@@ -310,35 +316,35 @@ class WorkerGroup:
                 stacklevel=2,
             )
 
-    def prepare(self, parcel: Any = None) -> None:
-        """Wait for a fragment of each worker, and request fragments ahead of time; `parcel` is an update for them."""
+    def prepare(self, update: PolicyUpdate | None = None) -> None:
+        """Wait for a fragment of each worker, and request fragments ahead of time; `update` may be a parcel."""
         for index in self.present():
             queue = self.queues[index]
             queue.check()
             self._forget_taken(index)
             if not queue.asked and not queue:
-                self.ask(index, parcel)
+                self.ask(index, update)
         for index, queue in enumerate(self.queues):
             # No fragment is consumed before all have arrived: if a worker raises, the others' wait for the next call.
             while not queue and index not in self.absent:
                 if not queue.asked:
-                    self.ask(index, parcel)
+                    self.ask(index, update)
                 self.fetch(index)
         for index in set(range(len(self))) - self.absent:
             queue = self.queues[index]
             # Ahead of time: with the weights of now, which the learner will have left behind by then. One of those that
             # wait is about to be taken.
             while queue.asked + len(queue) <= self.ahead:
-                self.ask(index, parcel)
+                self.ask(index, update)
 
-    def ask(self, index: int, parcel: Any = None, times: int = 1) -> None:
+    def ask(self, index: int, update: PolicyUpdate | None = None, times: int = 1) -> None:
         """Request one or several fragments."""
         number = self._policy_sync.version if self.ahead else None
         for _ in range(times):
             if not self.queues[index].asked:
                 self._group.settle(index)
-            self._group.ask(index, "sample", number, self._config.explore, parcel=parcel)
-            if parcel is not None:
+            self._group.ask(index, RolloutWorker.sample, number, self._config.explore, update)
+            if update is not None:
                 self.updated.add(index)
             self.queues[index].asked += 1
 
@@ -406,7 +412,7 @@ class WorkerGroup:
         queue = self.queues[index]
         queue.asked = min(queue.asked, self._group.outstanding(index))
 
-    def sure(self, index: int, method: str, *args: Any, parcel: Any = None) -> Any:
+    def sure(self, index: int, method: Callable[[Any, *Ts], T], *args: *Ts) -> T | None:
         """Call a worker's method, on its replacement if it is lost; None for one that Ray cannot place."""
         try:
             self.fetch(index)
@@ -420,25 +426,26 @@ class WorkerGroup:
         if index in self.absent:
             return None
         self._group.settle(index)
-        self._group.ask(index, method, *args, parcel=parcel)
-        return self._answer(index, method, args, parcel)
+        self._group.ask(index, method, *args)
+        return self._answer(index, method, *args)
 
-    def sure_of_all(self, method: str, *args: Any, parcel: Any = None) -> list[Any]:
+    def sure_of_all(self, method: Callable[[Any, *Ts], T], *args: *Ts) -> list[T]:
         """Call a method of each present worker, one after the other."""
-        found = {index: self.sure(index, method, *args, parcel=parcel) for index in self.present()}
+        found: dict[int, Any] = {index: self.sure(index, method, *args) for index in self.present()}
         return [value for index, value in found.items() if index not in self.absent]
 
-    def ask_all(self, method: str, *args: Any, parcel: Any = None) -> None:
+    def ask_all(self, method: Callable[[Any, *Ts], object], *args: *Ts) -> None:
         """Request a method call of each worker."""
         for index in range(len(self)):
             self._group.settle(index)
-            self._group.ask(index, method, *args, parcel=parcel)
+            self._group.ask(index, method, *args)
 
-    def answers(self, method: str, *args: Any, parcel: Any = None) -> list[Any]:
+    def answers(self, method: Callable[[Any, *Ts], T], *args: *Ts) -> list[T]:
         """Return the answers to `ask_all`; a lost worker's replacement is asked again."""
-        return [self._answer(index, method, args, parcel) for index in range(len(self))]
+        found: list[Any] = [self._answer(index, method, *args) for index in range(len(self))]
+        return found
 
-    def all_at_once(self, method: str, *args: Any) -> list[Any]:
+    def all_at_once(self, method: Callable[[Any, *Ts], T], *args: *Ts) -> list[T]:
         """Call a method of all workers in parallel."""
         self.ask_all(method, *args)
         return self.answers(method, *args)
@@ -452,7 +459,7 @@ class WorkerGroup:
         """Restart each worker with another seed and discard its counters."""
         self._seed = seed
         for index in range(len(self)):
-            self.sure(index, "restart", seed)
+            self.sure(index, RolloutWorker.restart, seed)
             self.queues[index] = FragmentQueue()
 
     def stand_in(self, replaced: Sequence[int]) -> None:
@@ -478,26 +485,27 @@ class WorkerGroup:
         self._stopped = True
         self._engine.stop()
 
-    def _answer(self, index: int, method: str, args: tuple[Any, ...], parcel: Any) -> Any:
+    def _answer(self, index: int, method: Callable[[Any, *Ts], T], *args: *Ts) -> T | None:
         """Wait for an answer; if the worker is lost, ask its replacement."""
         while True:
             try:
-                return self._group.answer(index)
+                answer: T = self._group.answer(index)
+                return answer
             except WorkerLostError as error:
                 self._replace(index, error)
                 if index in self.absent:
                     return None
-                self._group.ask(index, method, *args, parcel=parcel)
+                self._group.ask(index, method, *args)
 
-    def _worker_init(self, index: int, times: int) -> tuple[Any, ...]:
-        """Return the call that creates a worker; a replacement samples with another seed."""
+    def _worker_init(self, index: int, times: int) -> WorkerInit:
+        """Return what a worker is created from; a replacement samples with another seed."""
         settings: WorkerSettings | SealedValue = _settings(self._config)
         if self._first is not None and not can_be_pickled(settings):
             # Callbacks may hold the algorithm or open files by now, which workers do not need.
             settings = self._first
         seed = rng.key(self._seed, index, times) >> 2 if times else self._seed
         placement = WorkerPlacement(index + 1, recreated=times > 0)
-        return "take", WorkerInit(
+        return WorkerInit(
             settings, placement, self._policy_sync.worker_policies(), seed, self._declared, self._each
         )
 

@@ -191,7 +191,7 @@ def play_in_workers(task: Task, engine_name: EngineName) -> RunRecord:
             for number in range(min(_WORKERS, task.num_envs))
         ]
         for worker in workers:
-            worker.ask("play")
+            worker.ask(_Worker.play)
         for worker in workers:
             worker.answer()
             record.add(worker.answer())

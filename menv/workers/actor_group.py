@@ -11,19 +11,16 @@ from contextlib import suppress
 from typing import Any
 
 from menv.errors import EnvCrashError, WorkerLostError
-from menv.workers.engine import Engine, RemoteActor
+from menv.workers.engine import Engine, RemoteActor, T, Ts
 
 PAUSES = (0.0, 0.5, 2.0)
 """Seconds before each replacement without an answer in between; after the last one the actor is given up."""
-
-FirstRequest = Callable[[int, int], tuple[Any, ...]]
-"""`(index, times replaced) -> (method, *args)`: the first request, which initializes the object."""
 
 
 class ActorGroup:
     """Remote actors by index.
 
-    `create` makes an object in another process; `brief(index, times replaced)` is the first request to it. `early`
+    `create` makes an object in another process; its method `begin` gets `brief(index, times replaced)` first. `early`
     holds actors that were started already and not asked anything. `lost` counts lost actors, `replaced` the
     replacements of each.
     """
@@ -32,13 +29,15 @@ class ActorGroup:
         self,
         engine: Engine,
         create: Callable[[], Any],
-        brief: FirstRequest,
+        begin: Callable[[Any, T], None],
+        brief: Callable[[int, int], T],
         count: int,
         label: str,
         early: Sequence[RemoteActor] = (),
     ) -> None:
         self._engine = engine
         self._create = create
+        self._begin = begin
         self._brief = brief
         self._label = label
         self.replaced = [0] * count
@@ -53,8 +52,8 @@ class ActorGroup:
             self._initialized(index, early[index] if index < len(early) else None) for index in range(count)
         ]
 
-    def ask(self, index: int, method: str, *args: Any, parcel: Any = None) -> None:
-        self.actors[index].ask(method, *args, parcel=parcel)
+    def ask(self, index: int, method: Callable[[Any, *Ts], object], *args: *Ts) -> None:
+        self.actors[index].ask(method, *args)
 
     def answer(self, index: int) -> Any:
         """Return an actor's answer; WorkerLostError if it is lost, or replaced a lost one and could not begin."""
@@ -155,14 +154,12 @@ class ActorGroup:
     def initialize_again(self, index: int) -> None:
         """Repeat the first request in the running process."""
         self.settle(index)
-        method, *args = self._brief(index, self.replaced[index])
-        self.actors[index].ask(method, *args)
+        self.actors[index].ask(self._begin, self._brief(index, self.replaced[index]))
         self._first[index] += 1
 
     def _initialized(self, index: int, actor: RemoteActor | None = None) -> RemoteActor:
         """Ask an actor its first request, a new one if none is given."""
         if actor is None:
             actor = self._engine.start(self._create, label=f"{self._label} {index + 1}")
-        method, *args = self._brief(index, self.replaced[index])
-        actor.ask(method, *args)
+        actor.ask(self._begin, self._brief(index, self.replaced[index]))
         return actor

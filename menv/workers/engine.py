@@ -1,5 +1,8 @@
 """The interface of engines: objects in other processes, asked for their methods by messages.
 
+A request names a method by the function in its class, so that type checkers compare the arguments: `actor.ask(
+RolloutWorker.state)`.
+
 `process_engine` starts processes on this machine, `ray_engine` starts Ray actors. Both create an object elsewhere, call
 its methods and return the answers in the order of the requests. Values travel as cloudpickles, so functions of a script
 can travel, too: a driver and the workers that it started trust each other, and nothing else may connect.
@@ -13,7 +16,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar, TypeVarTuple
 
 from menv.errors import EnvFaultWarning, MenvError
 from menv.workers.pipe_channel import dumps, loads
@@ -22,6 +25,9 @@ BREAK = signal.SIGUSR1
 """Tells a process to break off the call that it is answering, if that call allows it."""
 
 EngineName: TypeAlias = Literal["process", "ray"]
+
+Ts = TypeVarTuple("Ts")
+T = TypeVar("T")
 
 
 class RemoteActor(ABC):
@@ -45,11 +51,11 @@ class RemoteActor(ABC):
         return False
 
     @abstractmethod
-    def ask(self, method: str, *args: Any, parcel: Any = None) -> None:
-        """Request a method call; returns at once.
+    def ask(self, method: Callable[[Any, *Ts], object], *args: *Ts) -> None:
+        """Request a call of a method of the object's class; returns at once.
 
-        `parcel`, from `Engine.put`, is appended to the arguments. Raises UnsendableError or NoRoomError if the
-        arguments cannot be sent.
+        The last argument may be a parcel from `Engine.put`. Raises UnsendableError or NoRoomError if the arguments
+        cannot be sent.
         """
 
     @abstractmethod
@@ -84,8 +90,8 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def put(self, value: Any) -> Any:
-        """Return a parcel: a value that is packed once and sent to many actors."""
+    def put(self, value: T) -> T:
+        """Return a parcel that stands for a value, which is packed once and sent to many actors."""
 
     @abstractmethod
     def wait(self, actors: Sequence[RemoteActor], timeout: float | None = None) -> list[RemoteActor]:

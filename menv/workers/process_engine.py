@@ -22,10 +22,19 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from io import BufferedReader
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from menv.errors import CallOrderError, NoRoomError, WorkerLostError
-from menv.workers.engine import BREAK, Engine, EngineName, RemoteActor, warn_of_bad_end, warn_of_slow_end
+from menv.workers.engine import (
+    BREAK,
+    Engine,
+    EngineName,
+    RemoteActor,
+    T,
+    Ts,
+    warn_of_bad_end,
+    warn_of_slow_end,
+)
 from menv.workers.pipe_channel import PackedMessage, PipeChannel, pack, unpack
 from menv.workers.watchdog import FATAL, last_of, where_it_hung
 from menv.workers.worker_process import CREATE, ONE_THREAD, import_paths, pack_request
@@ -137,12 +146,14 @@ class ProcessActor(RemoteActor):
         """Return the descriptor that becomes readable with an answer; -1 where waiting is pointless."""
         return -1 if self.channel.received else self.channel.fileno()
 
-    def ask(self, method: str, *args: Any, parcel: PackedMessage | None = None) -> None:
-        self._send(PackedMessage(pack_request(self.label, method, args)), parcel)
+    def ask(self, method: Callable[[Any, *Ts], object], *args: *Ts) -> None:
+        own: list[Any] = [*args]
+        parcel = own.pop() if own and isinstance(own[-1], PackedMessage) else None
+        self._send(PackedMessage(pack_request(self.label, method.__name__, own)), parcel)
 
     def answer(self) -> Any:
         if not self.pending:
-            raise CallOrderError(f"{self.label}: was asked nothing, expected a pack_request first; call ask")
+            raise CallOrderError(f"{self.label}: was asked nothing, expected a request first; call ask")
         self.check_owner()
         try:
             self.channel.wait_for_message()
@@ -274,8 +285,8 @@ class ProcessEngine(Engine):
         _all_actors.add(actor)
         return actor
 
-    def put(self, value: Any) -> PackedMessage:
-        return PackedMessage(pack(value, "parcel"))
+    def put(self, value: T) -> T:
+        return cast(T, PackedMessage(pack(value, "parcel")))
 
     def wait(self, actors: Sequence[RemoteActor], timeout: float | None = None) -> list[RemoteActor]:
         own = [actor for actor in actors if isinstance(actor, ProcessActor) and actor.pending]

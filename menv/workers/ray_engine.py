@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from menv.errors import (
     CallOrderError,
@@ -48,6 +48,8 @@ from menv.workers.engine import (
     RemoteActor,
     RemoteError,
     RemoteTraceback,
+    T,
+    Ts,
     warn_of_bad_end,
     warn_of_slow_end,
 )
@@ -254,8 +256,10 @@ class RayRemoteActor(RemoteActor):
     def oldest(self) -> Any:
         return self._answers[0]
 
-    def ask(self, method: str, *args: Any, parcel: Any = None) -> None:
-        parts = boxed(pack_request(self.label, method, args))
+    def ask(self, method: Callable[[Any, *Ts], object], *args: *Ts) -> None:
+        own: list[Any] = [*args]
+        parcel = own.pop() if own and isinstance(own[-1], ray.ObjectRef) else None
+        parts = boxed(pack_request(self.label, method.__name__, own))
         # `answer` raises if the actor is gone.
         if not self.is_gone():
             reference = self._handle.ask.remote(parts, parcel)
@@ -265,7 +269,7 @@ class RayRemoteActor(RemoteActor):
 
     def answer(self) -> Any:
         if not self.pending:
-            raise CallOrderError(f"{self.label}: was asked nothing, expected a question first; call ask")
+            raise CallOrderError(f"{self.label}: was asked nothing, expected a request first; call ask")
         # Once it is placed, one call waits for the answer and fetches it.
         if self.is_gone() or not self.is_placed():
             wait_for([self], None)
@@ -363,9 +367,9 @@ class RayEngine(Engine):
         _all_actors.add(actor)
         return actor
 
-    def put(self, value: Any) -> Any:
+    def put(self, value: T) -> T:
         start_ray()
-        return ray.put(boxed(pack(value, "parcel")))
+        return cast(T, ray.put(boxed(pack(value, "parcel"))))
 
     def wait(self, actors: Sequence[RemoteActor], timeout: float | None = None) -> list[RemoteActor]:
         return [

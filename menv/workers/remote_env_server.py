@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal
@@ -29,8 +29,8 @@ from menv.base_env import (
     Unclaimed,
 )
 from menv.errors import EnvFault
-from menv.workers.engine import RemoteActor
-from menv.workers.env_server import Present, ServerEvents, ServerUpdate, unpack_stack
+from menv.workers.engine import RemoteActor, Ts
+from menv.workers.env_server import EnvServer, Present, ServerEvents, ServerUpdate, unpack_stack
 
 
 class RemoteLayout:
@@ -240,9 +240,14 @@ class RemoteEnvServer:
             self.held_back[index] = (steps, self._held.get(index, {}))
 
     def ask(
-        self, kind: Kind, method: str, *args: Any, begins: Collection[int] = (), more_steps: int = 0
+        self,
+        kind: Kind,
+        method: Callable[[EnvServer, *Ts], object],
+        *args: *Ts,
+        begins: Collection[int] = (),
+        more_steps: int = 0,
     ) -> None:
-        """Request a method of the `EnvServer`; it may take one step of each sub-environment, and `more_steps`."""
+        """Request a method of the server; it may take one step of each sub-environment, and `more_steps`."""
         if not self.asked:
             self.since = time.monotonic()
         self.asked.append((kind, begins, self.size + more_steps))
@@ -261,7 +266,7 @@ class RemoteEnvServer:
             starts[place] = int(self.env_steps[place]) + after
             self.env_steps[place] = starts[place]
         if starts:
-            self.ask("begun", "begin", starts, begins=list(indices))
+            self.ask("begun", EnvServer.begin, starts, begins=list(indices))
 
     def answered(self) -> Kind:
         """Remove the oldest request, which was answered, and return its kind."""
@@ -349,7 +354,7 @@ class RemoteEnvServer:
         self.env_steps = np.array(env_steps[self.first : self.first + self.size])
         self.ask(
             "value",
-            "resume",
+            EnvServer.resume,
             self.env_steps,
             again,
             (seats, [self._own[slot] for slot in free if slot in self._own]),

@@ -24,8 +24,8 @@ from menv.adapters.validation import (
 from menv.base_env import SINGLE_AGENT, AgentId, EnvId, IntArray, MultiEnvDict, Ready
 from menv.errors import CallOrderError, WorkerLostError
 from menv.multi_agent_env import MultiAgentEnv
-from menv.workers.engine import Engine
-from menv.workers.env_server import pack_stack
+from menv.workers.engine import Engine, T, Ts
+from menv.workers.env_server import EnvServer, pack_stack
 from menv.workers.env_server_group import EnvServerGroup, RemoteSettings
 from menv.workers.remote_env_server import CombinedPoll, RemoteEnvServer, RemoteLayout, combined_ready
 
@@ -110,7 +110,7 @@ class RemoteEnvs(CreatedEnvs):
             server = self._servers.of(index)
             self._drop_lost_episode(server, index)
             self._servers.settle(server)
-            server.ask("update" if self._started else "value", "restart", index - server.first)
+            server.ask("update" if self._started else "value", EnvServer.restart, index - server.first)
             # A process that ends meanwhile is replaced anyway.
             with suppress(WorkerLostError):
                 self._servers.wait_for(server)
@@ -129,11 +129,11 @@ class RemoteEnvs(CreatedEnvs):
 
         Raises WorkerLostError if the process ended meanwhile; it has been replaced.
         """
-        return self._request("call", env_id, method, args)
+        return self._request(EnvServer.call, env_id, method, args)
 
     def try_render(self, env_id: EnvId | None = None) -> Any:
         """Render one sub-environment, the first by default."""
-        return self._request("render", env_id or 0)
+        return self._request(EnvServer.render, env_id or 0)
 
     def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
         """Return the rewards that wait for their agent's next row, as of the last updates."""
@@ -150,7 +150,7 @@ class RemoteEnvs(CreatedEnvs):
         """Free slots, server by server."""
         for server in self._servers:
             self._servers.settle(server)
-            server.ask("value", "free_slots")
+            server.ask("value", EnvServer.free_slots)
         return [slot for server in self._servers for slot in server.freed(self._servers.wait_for(server))]
 
     def episode_start(self, index: int) -> int:
@@ -159,12 +159,11 @@ class RemoteEnvs(CreatedEnvs):
 
     def slots_of(self, index: int) -> dict[AgentId, int]:
         """Return the slot of each agent that a sub-environment knows."""
-        return self._servers.of(index).global_slots(self._request("slots_of", index))
+        return self._servers.of(index).global_slots(self._request(EnvServer.slots_of, index))
 
     def shown(self, index: int) -> str | None:
         """Return a digest of the pending rows of a sub-environment, None if a file cannot hold it."""
-        digest: str | None = self._request("shown", index)
-        return digest
+        return self._request(EnvServer.shown, index)
 
     def resume(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any) -> set[int]:
         """Resume recorded episodes, in all servers at the same time; see `CreatedEnvs.resume`."""
@@ -202,7 +201,7 @@ class RemoteEnvs(CreatedEnvs):
 
     def _answer(self, server: RemoteEnvServer, layout: RemoteLayout, actions: Any) -> None:
         last = layout is server.layout and not server.asked
-        server.ask("update", "step", None if last else layout.own, pack_stack(actions))
+        server.ask("update", EnvServer.step, None if last else layout.own, pack_stack(actions))
         for index in layout.by_env:
             del self._servers.waiting[index]
 
@@ -234,17 +233,18 @@ class RemoteEnvs(CreatedEnvs):
             if slots:
                 server.undelivered.drop(set(slots))
                 actions = [by_env[self._env_of(slot)][self.seats[slot][1]] for slot in slots]
-                server.ask("update", "step", server.own_slots(slots), pack_stack(actions))
+                server.ask("update", EnvServer.step, server.own_slots(slots), pack_stack(actions))
             for index in indices_here:
                 self._servers.waiting.pop(index, None)
 
-    def _request(self, method: str, env_id: EnvId, *args: Any) -> Any:
-        self._check_running(method)
+    def _request(self, method: Callable[[EnvServer, int, *Ts], T], env_id: EnvId, *args: *Ts) -> T:
+        self._check_running(method.__name__)
         index = self.index_of(env_id)
         server = self._servers.of(index)
         self._servers.settle(server)
         server.ask("value", method, index - server.first, *args)
-        return self._servers.wait_for(server)
+        answer: T = self._servers.wait_for(server)
+        return answer
 
     def _reset(self, index: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Any]:
         """Reset a sub-environment, in another process if its own is lost; return `(obs, infos)` by agent."""
@@ -252,7 +252,7 @@ class RemoteEnvs(CreatedEnvs):
         while True:
             self._drop_lost_episode(server, index)
             self._servers.settle(server)
-            server.ask("value", "reset", index - server.first, seed, options)
+            server.ask("value", EnvServer.reset, index - server.first, seed, options)
             try:
                 obs, infos, update = self._servers.wait_for(server)
             except WorkerLostError:

@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -37,7 +38,7 @@ def import_paths() -> list[str]:
     return [path or here for path in sys.path if isinstance(path, str) and (path or here)]
 
 
-def pack_request(label: str, method: str, args: tuple[Any, ...]) -> Parts:
+def pack_request(label: str, method: str, args: Sequence[Any]) -> Parts:
     """Pack a request: a method or `CREATE`, and its arguments. Raises UnsendableError, which names `label`."""
     where = f"{label}, {method}" if method else f"{label}, to make it"
     return pack((method, args), f"{where}: args", "[1]")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from menv.workers.engine import Engine, EngineName, RemoteActor
+from menv.workers.engine import Engine, EngineName, RemoteActor, T, Ts
 
 
 class Stage:
@@ -46,9 +46,8 @@ class RecycledPeer(RemoteActor):
     def pending(self) -> int:  # type: ignore[override]
         return self.inner.pending
 
-    def ask(self, method: str, *args: Any, parcel: Any = None) -> None:
-        assert parcel is None
-        self.inner.ask("ask", method, args)
+    def ask(self, method: Callable[[Any, *Ts], object], *args: *Ts) -> None:
+        self.inner.ask(Stage.ask, method.__name__, args)
 
     def answer(self) -> Any:
         return self.inner.answer()
@@ -74,11 +73,11 @@ class RecycledEngine(Engine):
 
     def start(self, make: Callable[..., Any], *args: Any, label: str) -> RemoteActor:
         peer = RecycledPeer(self._any(), label)
-        peer.inner.ask("open", make, args)
+        peer.inner.ask(Stage.open, make, args)
         self.peers.append(peer)
         return peer
 
-    def put(self, value: Any) -> Any:
+    def put(self, value: T) -> T:
         return self.inner.put(value)
 
     def wait(self, actors: Sequence[RemoteActor], timeout: float | None = None) -> list[RemoteActor]:
@@ -90,7 +89,7 @@ class RecycledEngine(Engine):
         peers, self.peers = self.peers, []
         for peer in peers:
             with suppress(Exception):
-                peer.inner.ask("close")
+                peer.inner.ask(Stage.close)
         for peer in peers:
             while not peer.killed and peer.inner.pending:
                 if not self.inner.wait([peer.inner], 1.0):

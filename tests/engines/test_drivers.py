@@ -46,8 +46,8 @@ BESIDE = """
     FACTOR = 10
     engine = make_engine(sys.argv[1])
     peer = engine.start(Own, 4, label="worker 1")
-    peer.ask("play", lambda size: 2 * size)
-    peer.ask("fail")
+    peer.ask(Own.play, lambda size: 2 * size)
+    peer.ask(Own.fail)
     print(peer.answer(), peer.answer())
     try:
         peer.answer()
@@ -77,7 +77,7 @@ def test_modules_are_found_where_the_driver_finds_them(tmp_path: Path, kind: str
         from menv.workers.engines import make_engine
         from tests.engines.homes import Counter
         peer = make_engine(sys.argv[1]).start(Counter, label="worker 1")
-        peer.ask("echo", size)
+        peer.ask(Counter.echo, size)
         print(peer.answer(), peer.answer()())
     """
     assert ran(driver(tmp_path, text, kind, str(tmp_path / "elsewhere"))).split()[-2:] == ["None", "7"]
@@ -94,7 +94,7 @@ def test_a_process_has_the_variables_of_its_driver_and_one_thread_for_linear_alg
         os.environ["OF_THE_DRIVER"] = "here"
         peer = make_engine("process").start(Counter, label="worker 1")
         for name in ("OF_THE_DRIVER", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            peer.ask("variable", name)
+            peer.ask(Counter.variable, name)
         print(*[peer.answer() for _ in range(4)])
     """
     clean = {"OPENBLAS_NUM_THREADS": "3"}
@@ -109,7 +109,7 @@ LEAVING = """
     peers = [engine.start(Counter, 0, sys.argv[2], label=f"worker {index}") for index in range(2)]
     for peer in peers:
         peer.answer()
-    peers[0].ask("sleep", 60.0)
+    peers[0].ask(Counter.sleep, 60.0)
     print(*[peer.pid for peer in peers])
     if sys.argv[3] == "crash":
         raise RuntimeError("of the driver")
@@ -138,7 +138,7 @@ STAYING = """
     peers = [engine.start(Counter, label=f"worker {index}") for index in range(2)]
     for peer in peers:
         peer.answer()
-    peers[0].ask("sleep", 600.0)
+    peers[0].ask(Counter.sleep, 600.0)
     print(*[peer.pid for peer in peers], flush=True)
     time.sleep(600)
 """
@@ -179,8 +179,8 @@ INTERRUPTED = """
     engine = make_engine(sys.argv[1])
     peer = engine.start(Counter, label="worker 1")
     peer.answer()
-    peer.ask("sleep", 2.0)
-    peer.ask("add", 3)
+    peer.ask(Counter.sleep, 2.0)
+    peer.ask(Counter.add, 3)
     print("waiting", flush=True)
     try:
         peer.answer()
@@ -210,8 +210,8 @@ def test_a_driver_without_stdin_stdout_and_stderr_has_peers(tmp_path: Path) -> N
         from tests.engines.homes import Counter
         engine = make_engine("process")
         peer = engine.start(Counter, label="worker 1")
-        peer.ask("says", "hello")
-        peer.ask("add", 3)
+        peer.ask(Counter.says, "hello")
+        peer.ask(Counter.add, 3)
         found = [peer.answer() for _ in range(3)]
         engine.stop()
         with open("found", "w") as file:
@@ -229,7 +229,7 @@ def test_what_a_process_writes_to_stderr_is_passed_on_in_whole_lines(tmp_path: P
         engine = make_engine("process")
         peer = engine.start(Counter, label="worker 1")
         for words in ("one", "two\\nthree", "x" * 100_000):
-            peer.ask("says", words)
+            peer.ask(Counter.says, words)
         [peer.answer() for _ in range(4)]
         engine.stop()
     """
@@ -243,7 +243,7 @@ def test_what_a_process_prints_is_seen_at_once(tmp_path: Path) -> None:
         from menv.workers.engines import make_engine
         from tests.engines.homes import Counter
         peer = make_engine("process").start(Counter, label="worker 1")
-        peer.ask("prints", "hello")
+        peer.ask(Counter.prints, "hello")
         peer.answer()
         peer.answer()
         peer.kill()
@@ -261,11 +261,11 @@ def test_what_an_object_started_ends_with_its_process(tmp_path: Path) -> None:
         peers = [engine.start(Counter, label=f"worker {index}") for index in range(2)]
         for peer in peers:
             peer.answer()
-            peer.ask("runs")
+            peer.ask(Counter.runs)
         print(*[peer.answer() for peer in peers], flush=True)
         peers[0].kill()
         os.kill(peers[1].pid, signal.SIGKILL)
-        peers[1].ask("add", 1)
+        peers[1].ask(Counter.add, 1)
         try:
             peers[1].answer()
         except Exception as error:
@@ -290,7 +290,7 @@ def test_a_process_that_was_forked_from_the_driver_does_no_harm_when_it_ends(tmp
             del peer
             sys.exit(0)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        peer.ask("add", 3)
+        peer.ask(Counter.add, 3)
         print(peer.answer())
     """
     assert ran(driver(tmp_path, text)) == "0\n3\n"
@@ -306,10 +306,10 @@ def test_a_process_that_was_forked_from_the_driver_may_neither_ask_nor_end_what_
         from tests.engines.homes import Counter
         engine = make_engine("process")
         peer = engine.start(Counter, label="worker 1")
-        peer.ask("add", 3)
+        peer.ask(Counter.add, 3)
         child = os.fork()
         if not child:
-            for call in (peer.answer, lambda: peer.ask("add", 4), lambda: engine.wait([peer])):
+            for call in (peer.answer, lambda: peer.ask(Counter.add, 4), lambda: engine.wait([peer])):
                 try:
                     call()
                 except CallOrderError as error:
@@ -319,7 +319,7 @@ def test_a_process_that_was_forked_from_the_driver_may_neither_ask_nor_end_what_
             sys.exit(0)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         print(peer.answer(), peer.answer())
-        peer.ask("add", 3)
+        peer.ask(Counter.add, 3)
         print(peer.answer())
     """
     assert ran(driver(tmp_path, text)) == "worker 1\n" * 3 + "0\nNone 3\n6\n"
@@ -337,7 +337,7 @@ OPTIONS = """
             shutil.rmtree(os.getcwd())
             sys.path.insert(0, "")
         peer = engine.start(Own, label="worker 1")
-        peer.ask("told")
+        peer.ask(Own.told)
         print(peer.answer(), *peer.answer())
     engine.stop()
 """

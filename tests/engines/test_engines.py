@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from menv.errors import CallOrderError, ConfigError, EnvFaultWarning, NoRoomError
-from menv.workers.engine import Engine, RemoteActor, RemoteError, RemoteTraceback
+from menv.workers.engine import Engine, RemoteActor, RemoteError, RemoteTraceback, Ts
 from menv.workers.engines import make_engine
 from menv.workers.pipe_channel import UnsendableError
 from menv.workers.process_engine import ProcessActor, ProcessEngine
@@ -46,7 +46,7 @@ def there(request: pytest.FixtureRequest) -> Iterator[RemoteActor]:
     engine.stop(grace=1.0)
 
 
-def asked(peer: RemoteActor, method: str, *args: Any) -> Any:
+def asked(peer: RemoteActor, method: Callable[[Any, *Ts], object], *args: *Ts) -> Any:
     peer.ask(method, *args)
     return peer.answer()
 
@@ -54,13 +54,13 @@ def asked(peer: RemoteActor, method: str, *args: Any) -> Any:
 def test_an_object_lives_in_another_process_and_keeps_what_it_knows(engine: Engine) -> None:
     peer = started(engine, Counter, 5)
     assert peer.pid not in {None, os.getpid()}
-    assert [asked(peer, "add", number) for number in (1, 2)] == [6, 8]
+    assert [asked(peer, Counter.add, number) for number in (1, 2)] == [6, 8]
     assert peer.pending == 0
 
 
 def test_answers_come_in_the_order_of_the_questions(there: RemoteActor) -> None:
     for number in range(50):
-        there.ask("echo", number)
+        there.ask(Counter.echo, number)
     assert there.pending == 50
     assert [there.answer() for _ in range(50)] == [*range(50)]
 
@@ -69,7 +69,7 @@ def test_many_questions_and_answers_may_be_under_way_at_once(there: RemoteActor)
     """More than a socket holds, in both directions."""
     text = "x" * 20_000
     for number in range(60):
-        there.ask("echo", text, number)
+        there.ask(Counter.echo, text, number)
     assert [there.answer()[1] for _ in range(60)] == [*range(60)]
 
 
@@ -78,8 +78,8 @@ def test_many_questions_and_answers_may_be_under_way_at_once(there: RemoteActor)
 def test_asking_does_not_wait_for_the_answer(engine: Engine) -> None:
     peer = started(engine)
     before = time.monotonic()
-    peer.ask("sleep", 1.0)
-    peer.ask("echo", np.ones(1_000_000))
+    peer.ask(Counter.sleep, 1.0)
+    peer.ask(Counter.echo, np.ones(1_000_000))
     assert time.monotonic() - before < 0.9
     assert peer.answer() == 1.0
     assert peer.answer().sum() == 1_000_000
@@ -94,7 +94,7 @@ def test_arrays_arrive_as_they_are(there: RemoteActor) -> None:
             "words": np.array(["a", "längere"], object),
             "number": np.float64(size),
         }
-        back = asked(there, "echo", values)
+        back = asked(there, Counter.echo, values)
         for name, value in values.items():
             np.testing.assert_array_equal(back[name], value)
             assert back[name].dtype == value.dtype
@@ -102,7 +102,7 @@ def test_arrays_arrive_as_they_are(there: RemoteActor) -> None:
 
 def test_what_is_written_into_an_argument_stays_there(there: RemoteActor) -> None:
     mine = {"small": np.ones(3), "large": np.ones(100_000)}
-    fixed = asked(there, "changed", mine)
+    fixed = asked(there, Counter.changed, mine)
     assert fixed == ([] if isinstance(there, ProcessActor) else ["large"])
     assert all(value.all() for value in mine.values())
 
@@ -114,8 +114,8 @@ def test_a_parcel_is_packed_once_and_given_to_many(engine: Engine) -> None:
     parcel, small = engine.put(array), engine.put([1, 2])
     array[:] = 0
     for index, peer in enumerate(peers):
-        peer.ask("add", index, parcel=parcel)
-        peer.ask("add", 0, parcel=small)
+        peer.ask(Counter.add, index, parcel)
+        peer.ask(Counter.add, 0, small)
     del parcel
     total = 99_999 * 50_000
     assert [[peer.answer(), peer.answer()] for peer in peers] == [
@@ -128,9 +128,9 @@ def test_what_one_writes_into_a_parcel_the_others_do_not_see() -> None:
     engine = ProcessEngine()
     first, second = started(engine), started(engine, label="worker 2")
     parcel = engine.put({"array": np.ones(100_000)})
-    first.ask("changed", parcel=parcel)
+    first.ask(Counter.changed, parcel)
     first.answer()
-    second.ask("echo", parcel=parcel)
+    second.ask(Counter.echo, parcel)
     assert second.answer()["array"].all()
     engine.stop()
 
@@ -141,7 +141,7 @@ def test_arrays_that_somebody_keeps_do_not_use_up_the_files_that_may_be_open() -
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 200, before[1]))
     try:
-        kept = [asked(peer, "echo", np.full(10_000, number)) for number in range(400)]
+        kept = [asked(peer, Counter.echo, np.full(10_000, number)) for number in range(400)]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert [(one == number).all() for number, one in enumerate(kept)] == [True] * 400
@@ -160,16 +160,16 @@ def test_a_process_for_which_there_are_no_files_is_named(free: int) -> None:
         started(engine)
     # Nothing is left open, and there is room again.
     assert open_files() == there
-    assert asked(started(engine), "echo", 1) == 1
+    assert asked(started(engine), Counter.echo, 1) == 1
     engine.stop()
 
 
 @pytest.mark.slow_unless("process*")
 def test_those_who_have_answered_are_told_in_the_given_order(engine: Engine) -> None:
     slow, *quick = [started(engine, label=f"worker {index}") for index in range(3)]
-    slow.ask("sleep", 1.5)
+    slow.ask(Counter.sleep, 1.5)
     for peer in quick:
-        peer.ask("echo", 1)
+        peer.ask(Counter.echo, 1)
     eventually(lambda: engine.wait([quick[1], slow, quick[0]], 0.0) == [quick[1], quick[0]])
     assert engine.wait([slow], 0.0) == []
     assert engine.wait([slow, quick[0]]) == [quick[0]]
@@ -181,7 +181,7 @@ def test_those_who_have_answered_are_told_in_the_given_order(engine: Engine) -> 
 @pytest.mark.alone
 def test_waiting_ends_when_its_time_is_over(engine: Engine) -> None:
     peer = started(engine)
-    peer.ask("sleep", 60.0)
+    peer.ask(Counter.sleep, 60.0)
     before = time.monotonic()
     assert engine.wait([peer], 0.3) == []
     assert 0.25 < time.monotonic() - before < 3.0
@@ -201,8 +201,8 @@ def test_an_answer_that_nobody_asked_for_is_not_waited_for(engine: Engine) -> No
 
 
 def test_what_a_method_raises_arrives_with_the_traceback_of_over_there(there: RemoteActor) -> None:
-    there.ask("raises", KeyError("a key"))
-    there.ask("echo", 1)
+    there.ask(Counter.raises, KeyError("a key"))
+    there.ask(Counter.echo, 1)
     with pytest.raises(KeyError, match="a key") as caught:
         there.answer()
     assert isinstance(caught.value.__cause__, RemoteTraceback)
@@ -220,7 +220,7 @@ def test_an_exception_of_the_program_itself_is_of_the_same_class_when_it_is_back
         raise OwnError("mine")
 
     with pytest.raises(OwnError, match="mine"):
-        asked(started(engine, lambda: Counter()), "raises", OwnError("mine"))
+        asked(started(engine, lambda: Counter()), Counter.raises, OwnError("mine"))
     with pytest.raises(OwnError, match="mine"):
         started(engine, fail)
 
@@ -239,8 +239,8 @@ def test_an_exception_that_cannot_say_what_it_is_does_no_harm(engine: Engine) ->
             raise ValueError("no words")
 
     peer = started(engine)
-    peer.ask("raises", MuteError())
-    peer.ask("add", 1)
+    peer.ask(Counter.raises, MuteError())
+    peer.ask(Counter.add, 1)
     with pytest.raises(MuteError):
         peer.answer()
     assert peer.answer() == 1
@@ -255,7 +255,7 @@ def test_what_names_a_module_that_cannot_be_imported_elsewhere_says_what_to_do(
     monkeypatch.setitem(sys.modules, plugin.__name__, plugin)
     said = "No module named 'plugin_of_a_file', expected names .*; put the folder of the module on sys.path"
     peer = engine.start(plugin.Game, label="worker 1")
-    peer.ask("size")
+    peer.ask(plugin.Game.size)
     for _ in range(2):
         with pytest.raises(UnsendableError, match=said):
             peer.answer()
@@ -264,12 +264,12 @@ def test_what_names_a_module_that_cannot_be_imported_elsewhere_says_what_to_do(
 @pytest.mark.slow_unless("process*")
 def test_an_object_that_cannot_be_made_answers_every_question_with_the_reason(engine: Engine) -> None:
     peer = engine.start(Unmakeable, "no room", label="worker 1")
-    peer.ask("add", 1)
+    peer.ask(Counter.add, 1)
     for _ in range(2):
         with pytest.raises(ValueError, match="no room"):
             peer.answer()
     with pytest.raises(ValueError, match="no room"):
-        asked(peer, "add", 1)
+        asked(peer, Counter.add, 1)
 
 
 @pytest.mark.slow_unless("process*")
@@ -300,9 +300,9 @@ def test_an_argument_that_cannot_travel_is_named_in_one_line(engine: Engine) -> 
     ]
     for value, told in named:
         with pytest.raises(UnsendableError, match=f"^{re.escape(f'worker 1, echo: {told}')}") as caught:
-            peer.ask("echo", value)
+            peer.ask(Counter.echo, value)
         assert len(str(caught.value).splitlines()) == 1
-    assert (peer.pending, asked(peer, "echo", 1)) == (0, 1)
+    assert (peer.pending, asked(peer, Counter.echo, 1)) == (0, 1)
 
 
 @pytest.mark.slow_unless("process*")
@@ -313,7 +313,7 @@ def test_what_cannot_travel_is_named_in_functions_parcels_and_answers_too(engine
     with pytest.raises(TypeError, match=r"^parcel\['x'\] is a lock"):
         engine.put({"x": lock})
     with pytest.raises(UnsendableError, match=r"^the answer of 'lock'\[0\] is a lock"):
-        asked(started(engine), "lock")
+        asked(started(engine), Counter.lock)
 
 
 @pytest.mark.slow_unless("process*")
@@ -340,7 +340,7 @@ def test_objects_are_stopped_before_their_processes_end(engine: Engine, tmp_path
 def test_an_object_that_does_not_stop_is_ended_when_its_time_is_over(engine: Engine, busy: bool) -> None:
     peer = started(engine, Stubborn)
     if busy:
-        peer.ask("sleep", 60.0)
+        peer.ask(Counter.sleep, 60.0)
     pid, before = peer.pid, time.monotonic()
     assert pid is not None
     # Whoever is busy has a reason.
@@ -365,7 +365,7 @@ def test_an_object_that_raises_when_it_is_stopped_is_warned_of(engine: Engine) -
 def test_an_engine_can_be_used_again_after_it_was_stopped(engine: Engine) -> None:
     started(engine)
     engine.stop()
-    assert asked(started(engine), "add", 2) == 2
+    assert asked(started(engine), Counter.add, 2) == 2
 
 
 def test_an_unknown_engine_is_refused_and_none_takes_ray_where_it_is() -> None:

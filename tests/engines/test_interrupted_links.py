@@ -16,7 +16,7 @@ def test_a_process_that_an_interrupt_has_lost_is_not_said_to_have_ended_by_itsel
         peer = engine.start(Counter, label="worker 1")
         peer.answer()
         for instruction in itertools.count(1):
-            peer.ask("add", 1)
+            peer.ask(Counter.add, 1)
             engine.wait([peer])
             interrupted = raised_at(instruction, peer.answer)
             if peer.channel.fileno() < 0:
@@ -25,7 +25,7 @@ def test_a_process_that_an_interrupt_has_lost_is_not_said_to_have_ended_by_itsel
             while peer.pending:
                 peer.answer()
         assert interrupted
-        peer.ask("add", 1)
+        peer.ask(Counter.add, 1)
         said = (
             r"let go of, because this process was interrupted in the midst of a message, expected it to go on"
         )

@@ -29,9 +29,9 @@ WAYS = {
 def test_a_process_that_ends_is_told_with_its_pid_and_last_words(engine: Engine, how: str) -> None:
     peer, other = started(engine), started(engine, label="worker 2")
     words = "\n".join(f"word {number}" for number in range(30))
-    peer.ask("dies", how, words)
-    peer.ask("add", 1)
-    other.ask("add", 1)
+    peer.ask(Counter.dies, how, words)
+    peer.ask(Counter.add, 1)
+    other.ask(Counter.add, 1)
     for _ in range(2):
         with pytest.raises(WorkerLostError, match=rf"^worker 1 \(pid {peer.pid}") as caught:
             peer.answer()
@@ -48,23 +48,23 @@ def test_a_process_that_ends_is_told_with_its_pid_and_last_words(engine: Engine,
 @pytest.mark.slow_unless("process*")
 def test_an_answer_that_was_there_before_is_not_lost(engine: Engine) -> None:
     peer = started(engine)
-    peer.ask("add", 5)
+    peer.ask(Counter.add, 5)
     if engine.name == "ray":
         # There an answer leaves in a thread that an exit cuts off.
         assert engine.wait([peer], PATIENCE_S) == [peer]
-    peer.ask("dies", "exit")
+    peer.ask(Counter.dies, "exit")
     assert peer.answer() == 5
     with pytest.raises(WorkerLostError):
         peer.answer()
     with pytest.raises(WorkerLostError):
-        asked(peer, "add", 1)
+        asked(peer, Counter.add, 1)
 
 
 @pytest.mark.slow_unless("process*")
 def test_a_peer_that_is_killed_from_outside_wakes_those_who_wait(engine: Engine) -> None:
     peer, other = started(engine), started(engine, label="worker 2")
-    peer.ask("sleep", 60.0)
-    other.ask("sleep", 60.0)
+    peer.ask(Counter.sleep, 60.0)
+    other.ask(Counter.sleep, 60.0)
     assert peer.pid is not None
     os.kill(peer.pid, signal.SIGKILL)
     assert engine.wait([other, peer], 30.0) == [peer]
@@ -80,7 +80,7 @@ def test_stopping_in_one_thread_wakes_another_one_that_waits(engine: Engine, how
         peers = [engine.start(Counter, label=f"worker {number}") for number in (1, 2)]
         for peer in peers:
             assert peer.answer() is None
-            peer.ask("sleep", 60.0)
+            peer.ask(Counter.sleep, 60.0)
         lost: list[bool] = []
 
         def listen(peers: list[RemoteActor] = peers, lost: list[bool] = lost) -> None:
@@ -119,15 +119,15 @@ def test_a_peer_that_is_killed_has_lost_what_it_was_asked(engine: Engine) -> Non
     peer, other = started(engine), started(engine, label="worker 2")
     pid = peer.pid
     assert pid is not None
-    peer.ask("sleep", 60.0)
-    other.ask("sleep", 0.1)
+    peer.ask(Counter.sleep, 60.0)
+    other.ask(Counter.sleep, 0.1)
     peer.kill()
     peer.kill()
     assert engine.wait([other, peer]) == [peer]
     with pytest.raises(WorkerLostError, match=r"worker 1 .*was killed by this process"):
         peer.answer()
     with pytest.raises(WorkerLostError):
-        asked(peer, "add", 1)
+        asked(peer, Counter.add, 1)
     eventually(lambda: not lives(pid))
     assert other.answer() == 0.1
 
@@ -142,9 +142,9 @@ def test_one_that_was_killed_before_it_had_started_is_lost_too(engine: Engine) -
 @pytest.mark.slow_unless("process*")
 def test_a_child_that_an_object_leaves_behind_does_not_hide_its_end(engine: Engine) -> None:
     peer = started(engine)
-    child = asked(peer, "forks")
+    child = asked(peer, Counter.forks)
     try:
-        peer.ask("dies", "killed")
+        peer.ask(Counter.dies, "killed")
         before = time.monotonic()
         with pytest.raises(WorkerLostError):
             peer.answer()
@@ -157,7 +157,7 @@ def test_a_child_that_an_object_leaves_behind_does_not_hide_its_end(engine: Engi
 def test_a_child_that_an_object_leaves_behind_ends_when_its_engine_stops() -> None:
     engine = make_engine("process")
     peer = started(engine)
-    child = asked(peer, "forks")
+    child = asked(peer, Counter.forks)
     assert lives(child)
     engine.stop()
     eventually(lambda: not lives(child))
@@ -167,9 +167,9 @@ def test_a_child_that_an_object_leaves_behind_ends_when_its_engine_stops() -> No
 @pytest.mark.slow_unless("process*")
 def test_an_object_may_close_its_stderr_and_read_its_stdin(engine: Engine) -> None:
     peer = started(engine)
-    assert asked(peer, "reads_stdin") == ""
-    assert asked(peer, "closes_stderr") is None
-    assert asked(peer, "add", 3) == 3
+    assert asked(peer, Counter.reads_stdin) == ""
+    assert asked(peer, Counter.closes_stderr) is None
+    assert asked(peer, Counter.add, 3) == 3
 
 
 def cycle(engine: Engine, number: int) -> None:
@@ -177,7 +177,7 @@ def cycle(engine: Engine, number: int) -> None:
     peer = engine.start(Counter, label=f"worker {number}")
     if number % 2:
         peer.answer()
-    peer.ask("echo", b"x" * 100_000)
+    peer.ask(Counter.echo, b"x" * 100_000)
     peer.kill()
     for _ in range(peer.pending):
         with pytest.raises(WorkerLostError):

@@ -30,7 +30,7 @@ def address(running_ray: None) -> str:
 def outcome(peer: RemoteActor) -> str:
     """Return what comes of asking a peer."""
     if not peer.pending:
-        peer.ask("add", 1)
+        peer.ask(Counter.add, 1)
     try:
         return repr(peer.answer())
     except NoRoomError as error:
@@ -122,7 +122,7 @@ def test_last_words_are_fetched_from_the_node_where_they_lie(monkeypatch: pytest
     peer.answer()
     # The file is here, since the node is; a driver elsewhere would not see it.
     monkeypatch.setattr(os.path, "exists", lambda path: False)
-    peer.ask("dies", "killed", "word 1\nword 2\n")
+    peer.ask(Counter.dies, "killed", "word 1\nword 2\n")
     with pytest.raises(WorkerLostError, match=r"the last lines of its stderr:\nword 1\nword 2$"):
         peer.answer()
 
@@ -149,8 +149,8 @@ WITH_RUNTIME_ENV = """
             return their_game.SIZE, beside.SIZE, their_game.__file__.startswith(FOLDER)
 
     peer = make_engine("ray").start(Own, label="worker 1")
-    peer.ask("look")
-    peer.ask("variable", "OF_THE_JOB")
+    peer.ask(Own.look)
+    peer.ask(Counter.variable, "OF_THE_JOB")
     print(*[peer.answer() for _ in range(3)])
 """
 
@@ -192,10 +192,10 @@ SHUT_DOWN = """
     engine = make_engine("ray")
     peer, idle = engine.start(Counter, label="worker 1"), engine.start(Counter, label="worker 2")
     print(peer.answer(), idle.answer(), ray.get_runtime_context().gcs_address == sys.argv[1])
-    peer.ask("sleep", 1.0)
+    peer.ask(Counter.sleep, 1.0)
     ray.shutdown()
     for peer in (peer, idle):
-        peer.ask("add", 1)
+        peer.ask(Counter.add, 1)
         print(engine.wait([peer]) == [peer])
         try:
             peer.answer()
@@ -237,15 +237,15 @@ THREE_NODES = """
     peers = [engine.start(There, label=f"worker {index}") for index in range(3)]
     places = {}
     for peer in peers:
-        peer.ask("node")
+        peer.ask(There.node)
         peer.answer()
         places[peer.answer()] = peer
     print('>', len(places))
     lost = places.pop(nodes[0].node_id)
-    lost.ask("says", "words of the lost one")
+    lost.ask(Counter.says, "words of the lost one")
     lost.answer()
     for peer in peers:
-        peer.ask("sleep", 1.0)
+        peer.ask(Counter.sleep, 1.0)
     cluster.remove_node(nodes[0], allow_graceful=False)
     for peer in peers:
         try:
@@ -253,11 +253,11 @@ THREE_NODES = """
         except WorkerLostError as error:
             print('>', peer is lost, error)
     for node, peer in places.items():
-        peer.ask("add", 1)
+        peer.ask(Counter.add, 1)
         print('>', peer.answer())
     places.pop(nodes[1].node_id).kill()
     fresh = engine.start(There, label="worker 3")
-    fresh.ask("node")
+    fresh.ask(There.node)
     print('>', fresh.answer(), fresh.answer() == nodes[1].node_id)
     engine.stop()
     ray.shutdown()
@@ -313,7 +313,7 @@ WITHOUT_A_CLUSTER = """
 
     engine = make_engine("ray", cpus=0)
     peer = engine.start(Counter, label="worker 1")
-    peer.ask("add", 1)
+    peer.ask(Counter.add, 1)
     print(*[peer.answer() for _ in range(2)])
     engine.stop()
 """

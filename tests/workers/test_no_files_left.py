@@ -24,7 +24,7 @@ def peer() -> Iterator[RemoteActor]:
     engine = ProcessEngine()
     peer = engine.start(Counter, label="worker 1")
     assert peer.answer() is None
-    peer.ask("echo", parcel=engine.put(LARGE))
+    peer.ask(Counter.echo, engine.put(LARGE))
     yield peer
     engine.stop()
 
@@ -32,7 +32,7 @@ def peer() -> Iterator[RemoteActor]:
 def test_what_is_large_is_refused_where_no_file_is_left_and_nobody_waits_for_it(peer: RemoteActor) -> None:
     with files_left(0):
         with pytest.raises(NoRoomError, match=SAID):
-            peer.ask("echo", LARGE)
+            peer.ask(Counter.echo, LARGE)
         with pytest.raises(NoRoomError, match=SAID):
             peer.answer()
 
