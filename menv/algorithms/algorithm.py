@@ -7,114 +7,44 @@
 from __future__ import annotations
 
 import secrets
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
+import numpy as np
+
 from menv import rng
-from menv.adapters.adapter import Adapter
-from menv.adapters.external import ExternalEnvs
 from menv.algorithms.checkpoints import Checkpoints, TrainingProgress, TrainingState
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import evaluation_settings, read_config
 from menv.algorithms.evaluation_runner import EvaluationRunner
 from menv.algorithms.learn import learn
 from menv.algorithms.learners import learner_info, merged
-from menv.algorithms.policy_set import PolicyAccess, PolicySet
+from menv.algorithms.operation_guard import OperationGuard
+from menv.algorithms.policy_set import PolicySet
 from menv.algorithms.recipe import Recipe
 from menv.algorithms.remote_rollouts import WorkerGroupFactory
 from menv.algorithms.results import EvaluationResult, TrainResult
-from menv.algorithms.rollouts import BatchAccumulator, LocalRollouts, Rollouts
-from menv.algorithms.weight_publisher import WeightPublisher
+from menv.algorithms.rollouts import BatchAccumulator, LocalRollouts
+from menv.algorithms.weight_publisher import ExternalClients
 from menv.callbacks import read_callbacks
-from menv.errors import CallOrderError, ConfigError, MissingExtraError
+from menv.errors import ConfigError, ContractError, MissingExtraError
 from menv.metrics import Metrics
 from menv.migration_hints import Result, hinted, old_arguments, warn_of_uncalled
-from menv.policy_map import PolicyMap
+from menv.policy import Policy, one_row, weights_of
+from menv.policy_map import DEFAULT_POLICY, PolicyMap
+from menv.policy_spec import ids_given, spec_by_parts, spec_like
 from menv.registry import describe_env
 from menv.sample_batch import MultiAgentBatch
 from menv.sampling.infer_policies import AgentSpaces, resolve_agents, resolve_specs
 from menv.sampling.sampler import Sampler
 from menv.tracking.tracker import Tracker
-
-
-class ExternalClients:
-    """The clients of an external environment, as the algorithm sees them; does nothing without one.
-
-    `publisher` offers policies to the clients, None without an external environment.
-    """
-
-    def __init__(
-        self, config: AlgorithmConfig, base_env: Adapter, rollouts: Rollouts, policy_set: PolicySet
-    ) -> None:
-        self._base_env = base_env
-        self._rollouts = rollouts
-        self.publisher: WeightPublisher | None = None
-        if isinstance(base_env, ExternalEnvs):
-            assert isinstance(rollouts, LocalRollouts)
-            on_policy = any(not recipe.off_policy for recipe in policy_set.learners.recipes.values())
-            self.publisher = WeightPublisher(
-                config, base_env, rollouts.sampler, lambda: policy_set.policies, on_policy=on_policy
-            )
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port of the server; see `Algorithm.input_address`."""
-        addresses = getattr(self._base_env, "addresses", [])
-        if not addresses:
-            raise ConfigError(
-                'input_address: this algorithm has no server, expected one in config["input"]; see PolicyServerInput'
-            )
-        host, port = addresses[0]
-        return str(host), int(port)
-
-    def publish(self) -> None:
-        """Offer the current weights to the clients."""
-        if self.publisher is not None:
-            self.publisher.publish()
-
-    def follow_connectors(self) -> None:
-        """Publish again if connectors have changed; called before each fragment."""
-        if self.publisher is not None:
-            self.publisher.follow_connectors()
-
-    def report(self) -> dict[str, Any]:
-        """Return the entry `external` of a result, {} without an external environment."""
-        if not self._base_env.external:
-            return {}
-        assert isinstance(self._rollouts, LocalRollouts)
-        sampler, status = self._rollouts.sampler, self._base_env.status()
-        if sampler.idle:
-            told = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in list(status.items())[:2])
-            status["idle"] = (
-                f"no step in {self._base_env.idle_timeout:g} s: {told}{_awaited(sampler.awaited)}"
-            )
-        writer = sampler.external_writer
-        return {
-            "external": {
-                **status,
-                "num_off_policy_steps": writer.off_policy_rows,
-                "num_stale_steps": writer.stale_rows,
-                "num_agent_steps_left_out": self._rollouts.left_out,
-            }
-        }
-
-
-def _awaited(episodes: Sequence[Any]) -> str:
-    if not episodes:
-        return ""
-    names = ", ".join(f"{name!r:.60}" for name in episodes[:3]) + (", ..." if len(episodes) > 3 else "")
-    return (
-        f'; batch_mode="complete_episodes" waits for the end of {names}, and others wait for that, expected an end of '
-        'each episode; call end_episode, use "truncate_episodes", or, where one thread plays several episodes by turns '
-        "and waits in a new one, a thread for each"
-    )
 
 
 def check_packages(who: str, *packages: str) -> None:
@@ -128,7 +58,7 @@ def check_packages(who: str, *packages: str) -> None:
         )
 
 
-class Algorithm(PolicyAccess, Checkpoints):
+class Algorithm(Checkpoints):
     """The training loop; also usable as a context manager that stops it.
 
     Attributes:
@@ -192,7 +122,6 @@ class Algorithm(PolicyAccess, Checkpoints):
         # Where all sub-environments step together there is one agent in each.
         by_rows = multi.count_steps_by == "agent_steps" and not self._base_env.lockstep
         self._accumulator = BatchAccumulator(self._rollouts, by_rows=by_rows)
-        self._stopped = False
         self._external_clients = ExternalClients(
             self.config, self._base_env, self._rollouts, self._policy_set
         )
@@ -256,8 +185,6 @@ class Algorithm(PolicyAccess, Checkpoints):
         Raises:
             CallOrderError: A fragment is being sampled, another thread is at work, or the algorithm was stopped.
         """
-        if self._stopped:
-            raise CallOrderError("sample: this algorithm was stopped; build a new one")
         with (
             self._operation_guard.call("sample"),
             self._operation_guard.in_progress("a fragment is being sampled"),
@@ -298,8 +225,6 @@ class Algorithm(PolicyAccess, Checkpoints):
             CallOrderError: A hook calls it within an iteration, another thread is at work, or the algorithm was
                 stopped.
         """
-        if self._stopped:
-            raise CallOrderError("train: this algorithm was stopped; build a new one")
         with self._operation_guard.call("train", whole=True):
             try:
                 with self._operation_guard.in_progress("an iteration is being trained"):
@@ -478,8 +403,6 @@ class Algorithm(PolicyAccess, Checkpoints):
         Raises:
             CallOrderError: An evaluation is running, another thread is at work, or the algorithm was stopped.
         """
-        if self._stopped:
-            raise CallOrderError("evaluate: this algorithm was stopped; build a new one")
         # Policies must not change meanwhile; an external environment may wait for the thread that changes them.
         lock = nullcontext() if self._base_env.external else self._rollouts.lock
         with self._operation_guard.call("evaluate"), lock:
@@ -503,7 +426,7 @@ class Algorithm(PolicyAccess, Checkpoints):
 
     def worker_pids(self) -> list[int | None]:
         """Return the process ids of the workers, [] without workers; None for one that has not answered yet."""
-        return [] if self._stopped else list(self._worker_factory.pids)
+        return [] if self._operation_guard.stopped else list(self._worker_factory.pids)
 
     def call_envs(self, method: str, *args: Any) -> list[Any]:
         """Call a method of every sub-environment, in this process, in workers, in remote environments.
@@ -523,13 +446,194 @@ class Algorithm(PolicyAccess, Checkpoints):
             ConfigError: A sub-environment has no such method, or there are none that could be called.
             CallOrderError: The algorithm was stopped.
         """
-        if self._stopped:
-            raise CallOrderError("call_envs: this algorithm was stopped; build a new one")
+        self._operation_guard.refuse_stopped("call_envs")
         return self._rollouts.call_envs(method, args)
+
+    @property
+    def inference(self) -> dict[str, str]:
+        """The backend of each policy's network, "onnx" or "torch", by policy id."""
+        return self._policy_set.inference
+
+    def get_policy(self, policy_id: str = DEFAULT_POLICY) -> Policy:
+        """Return a policy.
+
+        Raises:
+            ConfigError: There is no such policy.
+        """
+        return self._policy_set.get(policy_id)
+
+    @old_arguments(observation="obs")
+    def compute_single_action(
+        self,
+        obs: Any,
+        policy_id: str = DEFAULT_POLICY,
+        explore: bool | None = None,
+        state: Sequence[Any] | None = None,
+        *,
+        full_fetch: bool = False,
+    ) -> Any:
+        """Return one policy's env-ready action for one observation.
+
+        Args:
+            obs: An element of the policy's observation space.
+            policy_id: The policy that acts.
+            explore: False takes the most likely action; None does as `config.explore` says.
+            state: Hidden state of a recurrent policy: at first `get_policy(policy_id).get_initial_state()`, then the
+                state
+                returned for the previous observation. With a state, `(action, state, fetches)` is returned.
+            full_fetch: Whether these three are returned without a state too.
+
+        Raises:
+            CallOrderError: Another thread trains, samples or evaluates.
+            ConfigError: There is no such policy.
+            ContractError: The observation is outside the space, or a recurrent policy is given no state.
+        """
+        explore = self.config.explore if explore is None else explore
+        if not isinstance(explore, int | np.bool_):
+            raise ConfigError(
+                f"compute_single_action: explore is {explore!r:.60}, expected True, False or None; "
+                "leave it out to do as config.explore says"
+            )
+        self._operation_guard.refuse_others(
+            "compute_single_action", "ask copy.deepcopy(algo.get_policy(policy_id)), made before"
+        )
+        policy = self.get_policy(policy_id)
+        batches = [] if state is None else one_row("compute_single_action", state)
+        if not batches and policy.get_initial_state():
+            raise ContractError(
+                f"compute_single_action: no state for the recurrent policy {policy_id!r}, expected one; pass "
+                "state=policy.get_initial_state() at first and the returned state from then on"
+            )
+        if state is None and not full_fetch:
+            return policy.env_action(policy.compute_actions([obs], explore=explore)[0][0])
+        actions, states, fetches = policy.compute_actions([obs], batches, explore=explore)
+        action = policy.env_action(actions[0])
+        return action, [part[0] for part in states], {name: value[0] for name, value in fetches.items()}
+
+    @old_arguments(export_dir="folder")
+    def export_policy_checkpoint(self, folder: str | Path, policy_id: str = DEFAULT_POLICY) -> Path:
+        """Write one policy into a new folder, from which `Policy.from_checkpoint` makes it again.
+
+        Args:
+            folder: Must not exist; all of it is written, or nothing.
+            policy_id: Which.
+
+        Returns:
+            The folder.
+
+        Raises:
+            ConfigError: There is no such policy, the folder exists, or the policy has no form on disk.
+        """
+        return self.get_policy(policy_id).export_checkpoint(folder, trained=self._trained(policy_id))
+
+    def _trained(self, policy_id: str) -> dict[str, Any]:
+        """Return how a policy was trained, for the manifest on disk."""
+        recipe = self._policy_set.learners.recipes.get(policy_id)
+        return {
+            "algorithm": None if recipe is None else recipe.name,
+            "env_steps": int(self._rollouts.env_steps),
+            "iterations": self.iteration,
+        }
+
+    def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
+        """Return copies of the weights of some policies, or of all."""
+        known = self._policy_set.policies
+        ids = list(known) if policy_ids is None else ids_given("get_weights", policy_ids)
+        return {policy_id: dict(weights_of(self.get_policy(policy_id))) for policy_id in ids}
+
+    def set_weights(self, weights: Mapping[str, Mapping[str, Any]]) -> None:
+        """Copy weights in, by policy id; learners continue from them. If one policy refuses its weights, none change.
+
+        Layers that a policy shares (`model={"shared_layers": ...}`) change for its whole group; if several of a group
+        are given, the last one's hold.
+        """
+        self._policy_set.set_weights(self._policy_set.read_weights(weights))
+        self._external_clients.publish()
+
+    @spec_by_parts
+    def add_policy(
+        self,
+        policy_id: str,
+        spec: Any = None,
+        *,
+        policy: Policy | None = None,
+        policy_mapping_fn: Callable[..., Any] | None = None,
+        policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
+    ) -> Policy:
+        """Add a policy; it acts in episodes that begin after the call.
+
+        Args:
+            policy_id: A new id.
+            spec: As in `policies`; None infers everything. You can also give its parts by name: `policy_class` or
+                `policy_cls`, `observation_space`, `action_space`, `config` and `algorithm`.
+            policy: A trained policy to copy: one of this or another algorithm (`get_policy`), or one of a checkpoint,
+                as in `add_policy("expert", policy=Policy.from_checkpoint(folder))`. The new policy starts with its
+                weights and its connectors, statistics of filters included, and with its spaces unless `spec` gives
+                some. Its network must be the one that `spec` and the settings of this algorithm describe.
+            policy_mapping_fn: Replaces the mapping; None keeps it.
+            policies_to_train: Replaces the set of trained policies; None keeps it.
+
+        Returns:
+            The policy.
+
+        Raises:
+            ConfigError: The id exists, a setting is wrong, or the network of `policy` is another one.
+            ContractError: The mapping returns an unknown id for a possible agent.
+        """
+        with self._rollouts.lock:
+            self._update_free_slots()
+            before = self._policy_set.policy_map
+            if policy is not None:
+                spec = spec_like(policy_id, spec, policy)
+            added = self._policy_set.add(policy_id, spec, policy_mapping_fn, policies_to_train)
+            try:
+                if policy is not None:
+                    self._policy_set.copy(policy, policy_id)
+                self._rollouts.follow(added)
+            except ConfigError:
+                # Its network differs, or workers cannot receive it.
+                self._policy_set.undo_add(policy_id, added, before)
+                raise
+        self._external_clients.publish()
+        return self._policy_set.get(policy_id)
+
+    def remove_policy(
+        self,
+        policy_id: str,
+        *,
+        policy_mapping_fn: Callable[..., Any] | None = None,
+        policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
+    ) -> None:
+        """Remove a policy; running episodes keep it to their end, but its rows are no longer learned from.
+
+        Args:
+            policy_id: Its id.
+            policy_mapping_fn: Replaces the mapping; None keeps it.
+            policies_to_train: Replaces the set of trained policies; None keeps it.
+
+        Raises:
+            ConfigError: There is no such policy, or it is the last one.
+            ContractError: The mapping still returns it for a known agent.
+        """
+        self._worker_factory.check_travels(policy_mapping_fn, policies_to_train)
+        with self._rollouts.lock:
+            self._policy_set.remove(policy_id, policy_mapping_fn, policies_to_train)
+            self._rollouts.retire(policy_id)
+            self._rollouts.follow()
+            self._accumulator.drop(policy_id)
+            self._update_free_slots()
+        self._external_clients.publish()
+
+    def _update_free_slots(self) -> None:
+        """Record which running episodes may still use removed policies, where that can be known."""
+        free_slots = self._policy_set.free_slots
+        running = self._rollouts.running_ids() if free_slots and self._operation_guard.is_idle else None
+        if running is not None:
+            free_slots.update_running(running)
 
     def stop(self) -> None:
         """Close the environments, all of them where one raises; may be called more than once."""
-        self._stopped = True
+        self._operation_guard.stopped = True
         with ExitStack() as stopping:
             stopping.callback(self._evaluation_runner.stop)
             stopping.callback(self._base_env.stop)
@@ -550,95 +654,3 @@ def _refuse_without_recipe(kind: type[Algorithm]) -> None:
             f"{kind.__name__}: it does not say how policies are trained, expected one of PPO, DQN and QMIX; write "
             "PPO(env=..., config={...}), or call Algorithm.from_checkpoint(folder)"
         )
-
-
-_BETWEEN = "expected to stand between two; call it after train() or sample(), or in on_train_result"
-
-
-class OperationGuard:
-    """The calls of one algorithm that are running, all in one thread.
-
-    Other threads are refused or wait, so that no operation starts while another one is half done.
-    """
-
-    def __init__(self) -> None:
-        self._free = threading.Condition()
-        self._thread: int | None = None
-        # The running calls of that thread, the outermost first, and whether they are brief.
-        self._calls: list[str] = []
-        self._brief = False
-        # The operation in progress, in words.
-        self._half: str | None = None
-        # The interrupted operation that must be repeated.
-        self._undone: str | None = None
-
-    @contextmanager
-    def call(self, name: str, *, whole: bool = False, brief: bool = False) -> Iterator[None]:
-        """Run a call, which may be within another one of the same thread.
-
-        A brief call of another thread is waited for. Waiting for any other could deadlock: an environment may ask for a
-        policy to be saved while the sampler waits for that environment. `whole` requires that nothing is in progress.
-        """
-        own = False
-        try:
-            with self._free:
-                self._free.wait_for(lambda: self._mine or not self._calls or not self._brief)
-                self._check(name, whole)
-                if not self._calls:
-                    self._thread, self._brief = threading.get_ident(), brief
-                self._calls.append(name)
-                own = True
-            yield
-        finally:
-            if own:
-                with self._free:
-                    self._calls.pop()
-                    self._free.notify_all()
-
-    @contextmanager
-    def in_progress(self, what: str) -> Iterator[None]:
-        """Mark something, described in words, as half done; only within a call."""
-        before = self._half
-        try:
-            self._half = what
-            yield
-        finally:
-            self._half = before
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is half done."""
-        return self._half is None
-
-    @contextmanager
-    def must_finish(self, name: str) -> Iterator[None]:
-        """Until an operation succeeds, refuse every other one: interrupted, it leaves parts of two runs."""
-        self._undone = name
-        yield
-        self._undone = None
-
-    def refuse_others(self, name: str, instead: str) -> None:
-        """Raise `CallOrderError` if another thread is at work."""
-        with self._free:
-            if self._calls and not self._mine and not self._brief:
-                raise CallOrderError(
-                    f"{name}: {self._calls[0]}() runs in another thread, expected none; {instead}"
-                )
-
-    @property
-    def _mine(self) -> bool:
-        return self._thread == threading.get_ident()
-
-    def _check(self, name: str, whole: bool) -> None:
-        if self._calls and not self._mine:
-            raise CallOrderError(
-                f"{name}: {self._calls[0]}() runs in another thread, expected none; call it in that thread, or once "
-                "that has returned"
-            )
-        if self._undone not in (None, name):
-            raise CallOrderError(
-                f"{name}: {self._undone} was broken off, expected it to come to its end, because there are parts of "
-                f"two runs now; call {self._undone} again, or build a new algorithm"
-            )
-        if whole and self._half is not None:
-            raise CallOrderError(f"{name}: {self._half}, {_BETWEEN}")

@@ -26,7 +26,7 @@ from menv.algorithms.policy_set import PolicySet
 from menv.algorithms.recipe import recipe_named
 from menv.algorithms.rollouts import BatchAccumulator, LocalRollouts, Rollouts
 from menv.algorithms.weight_publisher import WeightPublisher
-from menv.errors import CallOrderError, ConfigError, MenvError
+from menv.errors import ConfigError, MenvError
 from menv.inference.checkpoint_folder import (
     as_written,
     keep_only,
@@ -297,7 +297,7 @@ class Checkpoints:
             NotWrittenError: There is no room; earlier checkpoints are intact.
         """
         algo = cast("Algorithm", self)
-        _refuse_stopped(algo, "save")
+        algo._operation_guard.refuse_stopped("save", "save before, or build a new one")
         if path is None:
             raise ConfigError(
                 "save: no folder is given, expected one, because none is chosen for you; call save(folder), which "
@@ -392,7 +392,7 @@ class Checkpoints:
                 unless the message says that this algorithm cannot continue.
         """
         algo = cast("Algorithm", self)
-        _refuse_stopped(algo, "restore")
+        algo._operation_guard.refuse_stopped("restore", "restore before, or build a new one")
         folder, manifest, files = read_checkpoint(path, partial(_content, kind=type(self)))
         with _taken_over(folder):
             found = sorted(manifest["config"]["multiagent"]["policies"])
@@ -517,8 +517,3 @@ def _kept(root: Path, keep_last: int | None, keep_best: tuple[str, int] | None) 
                 worth[folder.name] = (value, order)
         kept |= set(sorted(worth, key=worth.__getitem__)[-count:])
     return kept
-
-
-def _refuse_stopped(algo: Algorithm, what: str) -> None:
-    if algo._stopped:
-        raise CallOrderError(f"{what}: this algorithm was stopped; {what} before, or build a new one")

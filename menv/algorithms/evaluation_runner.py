@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from menv.adapters.adapter import Adapter
 from menv.adapters.convert import check_number
@@ -17,6 +17,7 @@ from menv.adapters.validation import Declared, check_worker, declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import evaluation_settings
 from menv.algorithms.evaluation import EvalPolicies, Evaluation, as_result
+from menv.algorithms.operation_guard import OperationGuard
 from menv.algorithms.policy_set import PolicySet
 from menv.algorithms.rollout_worker import collect_warnings, open_settings
 from menv.algorithms.rollouts import PolicyView
@@ -37,9 +38,6 @@ from menv.serialization import is_plain
 from menv.workers.engines import check_system, make_engine
 from menv.workers.pipe_channel import SealedValue, UnsendableError
 from menv.workers.watchdog import Watchdog, creation_limit, limited
-
-if TYPE_CHECKING:
-    from menv.algorithms.algorithm import OperationGuard
 
 _SEED = 10_000
 _OWN = {"env", "env_config", "multiagent"}

@@ -1,14 +1,15 @@
 """The policies of an algorithm for external clients: numbered sets of weights, and recent sets to judge late actions.
 
 `WeightPublisher` implements the `Trainer` of serving inputs. Clients receive a `Publication` while the algorithm learns
-the next one; `WeightsHistory` evaluates actions that arrive later, with the weights that chose them.
+the next one; `WeightsHistory` evaluates actions that arrive later, with the weights that chose them. `ExternalClients`
+is the member of the algorithm.
 """
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from menv import rng
+from menv.adapters.adapter import Adapter
 from menv.adapters.external import ExternalEnvs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.policy_set import PolicySet
+from menv.algorithms.rollouts import LocalRollouts, Rollouts
 from menv.connectors.pipeline import PolicyConnectors
 from menv.episode import Episode
 from menv.errors import CallOrderError, ConfigError, ContractError
@@ -393,3 +397,76 @@ def _kept(policy: NetworkPolicy) -> PolicyConnectors:
 
 def _version(policy: NetworkPolicy) -> int:
     return policy.networks.connectors[policy.index].version
+
+
+class ExternalClients:
+    """The clients of an external environment, as the algorithm sees them; does nothing without one.
+
+    `publisher` offers policies to the clients, None without an external environment.
+    """
+
+    def __init__(
+        self, config: AlgorithmConfig, base_env: Adapter, rollouts: Rollouts, policy_set: PolicySet
+    ) -> None:
+        self._base_env = base_env
+        self._rollouts = rollouts
+        self.publisher: WeightPublisher | None = None
+        if isinstance(base_env, ExternalEnvs):
+            assert isinstance(rollouts, LocalRollouts)
+            on_policy = any(not recipe.off_policy for recipe in policy_set.learners.recipes.values())
+            self.publisher = WeightPublisher(
+                config, base_env, rollouts.sampler, lambda: policy_set.policies, on_policy=on_policy
+            )
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the server; see `Algorithm.input_address`."""
+        addresses = getattr(self._base_env, "addresses", [])
+        if not addresses:
+            raise ConfigError(
+                'input_address: this algorithm has no server, expected one in config["input"]; see PolicyServerInput'
+            )
+        host, port = addresses[0]
+        return str(host), int(port)
+
+    def publish(self) -> None:
+        """Offer the current weights to the clients."""
+        if self.publisher is not None:
+            self.publisher.publish()
+
+    def follow_connectors(self) -> None:
+        """Publish again if connectors have changed; called before each fragment."""
+        if self.publisher is not None:
+            self.publisher.follow_connectors()
+
+    def report(self) -> dict[str, Any]:
+        """Return the entry `external` of a result, {} without an external environment."""
+        if not self._base_env.external:
+            return {}
+        assert isinstance(self._rollouts, LocalRollouts)
+        sampler, status = self._rollouts.sampler, self._base_env.status()
+        if sampler.idle:
+            told = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in list(status.items())[:2])
+            status["idle"] = (
+                f"no step in {self._base_env.idle_timeout:g} s: {told}{_awaited(sampler.awaited)}"
+            )
+        writer = sampler.external_writer
+        return {
+            "external": {
+                **status,
+                "num_off_policy_steps": writer.off_policy_rows,
+                "num_stale_steps": writer.stale_rows,
+                "num_agent_steps_left_out": self._rollouts.left_out,
+            }
+        }
+
+
+def _awaited(episodes: Sequence[Any]) -> str:
+    if not episodes:
+        return ""
+    names = ", ".join(f"{name!r:.60}" for name in episodes[:3]) + (", ..." if len(episodes) > 3 else "")
+    return (
+        f'; batch_mode="complete_episodes" waits for the end of {names}, and others wait for that, expected an end of '
+        'each episode; call end_episode, use "truncate_episodes", or, where one thread plays several episodes by turns '
+        "and waits in a new one, a thread for each"
+    )
