@@ -30,7 +30,7 @@ except ImportError as error:
     ) from error
 
 import menv
-from menv.algorithms.networks.graph_builder import renamed
+from menv.algorithms.networks.graph_builder import GraphBuilder, renamed
 from menv.connectors.action_output import ActionOutput, is_discrete
 from menv.connectors.agent_connector import AgentConnector, AgentRows
 from menv.connectors.frame_stack import FrameStackAgentConnector
@@ -57,31 +57,11 @@ OBS, MASK = f"{PREFIX}obs", f"{PREFIX}mask"
 _EXACT = 1 << 24
 
 
-class GraphEnds:
-    """Builds the nodes around a policy's acting graph: observations to rows before it, env-ready actions after it.
+class GraphEnds(GraphBuilder):
+    """The graph of an exported policy: observations to rows, its acting graph, and env-ready actions.
 
     The nodes do what `ObsPreprocessor` and `ActionOutput` do.
     """
-
-    def __init__(self) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.inputs: list[onnx.ValueInfoProto] = []
-        self.outputs: list[onnx.ValueInfoProto] = []
-        self.constants: list[onnx.TensorProto] = []
-
-    def add(self, op: str, *operands: str, name: str = "", **attributes: Any) -> str:
-        """Add a node with one output and return its name."""
-        name = name or f"{op}_{len(self.nodes)}"
-        self.nodes.append(
-            helper.make_node(op, list(operands), [name], f"node_{len(self.nodes)}", **attributes)
-        )
-        return name
-
-    def constant(self, value: Any, dtype: Any = np.int64, name: str = "") -> str:
-        """Add a constant and return its name."""
-        name = name or f"constant_{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
-        return name
 
     def observe(
         self,
@@ -96,7 +76,8 @@ class GraphEnds:
         for keys, space in paths(preprocess.space):
             names[keys] = dotted("obs", keys)
             dtype = np.dtype(space.dtype or np.int64)
-            self._given(names[keys], dtype, (*(() if keys in masks else several), *(space.shape or ())))
+            frames_of = () if keys in masks else several
+            self.given(names[keys], _element(dtype), [ROWS, *frames_of, *(space.shape or ())])
         if len(set(names.values())) < len(names):
             raise ConfigError(
                 f"export_onnx: two parts of the observations would both be the input {max(names.values())!r}, expected "
@@ -127,7 +108,7 @@ class GraphEnds:
                 bounds = [self.constant([place]) for place in (start, start + width, 1)]
                 names[keys] = self.add("Slice", name, *bounds)
             start += width
-        self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [ROWS, start]))
+        self.given(name, TensorProto.FLOAT, [ROWS, start])
         self._read(names, preprocess, change)
         return start
 
@@ -174,8 +155,7 @@ class GraphEnds:
             if given.name in weights:
                 self.constants.append(numpy_helper.from_array(weights[given.name], PREFIX + given.name))
             elif given.name not in outside:
-                self._pass_on(given, self.inputs)
-                self.add("Identity", given.name, name=PREFIX + given.name)
+                self.add("Identity", self.given(given.name, *_type_of(given)), name=PREFIX + given.name)
         for constant in graph.initializer:
             if constant.name not in weights:
                 self.constants.append(onnx.TensorProto())
@@ -186,14 +166,8 @@ class GraphEnds:
             self.nodes[-1].name = PREFIX + node.name
         for result in graph.output:
             if result.name == "state_after":
-                self._pass_on(result, self.outputs)
-                self.add("Identity", PREFIX + result.name, name=result.name)
-
-    def _pass_on(self, value: onnx.ValueInfoProto, where: list[onnx.ValueInfoProto]) -> None:
-        size = [axis.dim_value for axis in value.type.tensor_type.shape.dim][1:]
-        where.append(
-            helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, [ROWS, *size])
-        )
+                self.result(result.name, *_type_of(result), PREFIX + result.name)
+        self.opsets, self.ir_version = list(model.opset_import), model.ir_version
 
     def act(self, space: gym.Space[Any], output: ActionOutput, samples: Sequence[Array]) -> None:
         """Add an output for each leaf of the actions."""
@@ -210,7 +184,8 @@ class GraphEnds:
             choices = self.add("Add", choices, self.constant(np.concatenate(starts)))
         if mixed or not starts:
             numbers = self._scaled(numbers, output)
-        places, parts, found = {True: 0, False: 0}, paths(space), []
+        places, parts, others = {True: 0, False: 0}, paths(space), self.outputs
+        self.outputs = {}
         for (keys, leaf), sample in zip(parts, samples, strict=True):
             chosen = is_discrete(leaf)
             start, width = places[chosen], int(np.prod(leaf.shape or ()))
@@ -220,9 +195,8 @@ class GraphEnds:
             places[chosen] += width
             x = self.add("Reshape", x, self.constant([-1, *sample.shape[1:]]))
             name = self.add("Cast", x, to=_element(sample.dtype), name=dotted("action", keys))
-            shape = [ROWS, *sample.shape[1:]]
-            found.append(helper.make_tensor_value_info(name, _element(sample.dtype), shape))
-        self.outputs[:0] = found
+            self.result(name, _element(sample.dtype), [ROWS, *sample.shape[1:]], name)
+        self.outputs.update(others)
 
     def _scaled(self, x: str, output: ActionOutput) -> str:
         half, centre, least, most = output.scaling
@@ -233,17 +207,17 @@ class GraphEnds:
         x = self.add("Max", x, self.constant(least, exact))
         return self.add("Min", x, self.constant(most, exact))
 
-    def model(self, inner: onnx.ModelProto, about: Mapping[str, str]) -> onnx.ModelProto:
-        """Return the model around that of the acting graph, with metadata."""
-        graph = helper.make_graph(self.nodes, "policy", self.inputs, self.outputs, self.constants)
-        model = helper.make_model(
-            graph, opset_imports=list(inner.opset_import), ir_version=inner.ir_version, producer_name="menv"
-        )
+    def described(self, about: Mapping[str, str]) -> onnx.ModelProto:
+        """Return the model with metadata."""
+        model = self.model("policy")
         helper.set_model_props(model, dict(about))
         return model
 
-    def _given(self, name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> None:
-        self.inputs.append(helper.make_tensor_value_info(name, _element(dtype), [ROWS, *shape]))
+
+def _type_of(value: onnx.ValueInfoProto) -> tuple[int, list[str | int]]:
+    """Return element type and shape of an input or output of an acting graph, for that of the file."""
+    tensor = value.type.tensor_type
+    return tensor.elem_type, [ROWS, *(axis.dim_value for axis in tensor.shape.dim[1:])]
 
 
 def dotted(first: str, keys: Sequence[Any]) -> str:
@@ -313,7 +287,7 @@ class ConnectorNodes:
             if isinstance(one, FrameStackAgentConnector):
                 rows = _stacked(ends, rows, self._preprocess, one.num_frames)
             elif isinstance(one, MeanStdObservationFilterAgentConnector):
-                rows = _filtered(ends, rows, one)
+                rows = filtered(ends, rows, one.applied, one.clip)
         return rows
 
 
@@ -326,13 +300,19 @@ def _stacked(ends: GraphEnds, rows: str, preprocess: ObsPreprocessor, frames: in
     return ends.add("Reshape", rows, ends.constant([-1, frames * preprocess.size]))
 
 
-def _filtered(ends: GraphEnds, rows: str, one: MeanStdObservationFilterAgentConnector) -> str:
-    shift, scale = one.applied
-    if len(shift):
-        rows = ends.add("Sub", rows, ends.constant(shift, np.float32))
-        rows = ends.add("Mul", rows, ends.constant(scale, np.float32))
-    if one.clip is not None:
-        rows = ends.add("Clip", rows, *(ends.constant(limit, np.float32) for limit in (-one.clip, one.clip)))
+def filtered(
+    ends: GraphEnds,
+    rows: str,
+    statistics: tuple[Array, Array],
+    clip: float | None,
+    names: tuple[str, str] = ("", ""),
+) -> str:
+    """Add a filter of means and deviations, whose constants shift and scale get `names`."""
+    if len(statistics[0]):
+        for op, value, name in zip(("Sub", "Mul"), statistics, names, strict=True):
+            rows = ends.add(op, rows, ends.constant(value, np.float32, name))
+    if clip is not None:
+        rows = ends.add("Clip", rows, *(ends.constant(limit, np.float32) for limit in (-clip, clip)))
     return rows
 
 
@@ -393,11 +373,10 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
     answers = f"{'action' if explore else 'greedy'}."
     ends = GraphEnds()
     ends.observe(networks.preprocess, functools.partial(steps.add, ends), steps.frames)
-    inner = onnx.load_from_string(graphs.build(kind, False, networks.preprocess.mask_width > 0))
-    ends.embed(inner, weights)
+    ends.embed(onnx.load_from_string(graphs.build(kind, False, networks.preprocess.mask_width > 0)), weights)
     samples = [golden[f"{answers}{index}"] for index in range(len(leaves(networks.action_space)))]
     ends.act(networks.action_space, networks.output, samples)
-    model = _model(ends, inner, policy, {"explore": explore, "frames": steps.frames or 1})
+    model = _model(ends, policy, {"explore": explore, "frames": steps.frames or 1})
     wrong = _difference(model, policy, _framed(golden, networks.preprocess, steps), answers)
     if wrong:
         raise ConfigError(
@@ -425,7 +404,7 @@ def _framed(golden: Golden, preprocess: ObsPreprocessor, steps: ConnectorNodes) 
     return {**golden, **stacked}
 
 
-def _model(ends: GraphEnds, inner: onnx.ModelProto, policy: NetworkPolicy, told: Mapping[str, Any]) -> bytes:
+def _model(ends: GraphEnds, policy: NetworkPolicy, told: Mapping[str, Any]) -> bytes:
     networks = policy.networks
     about = {
         "menv": menv.__version__,
@@ -434,7 +413,7 @@ def _model(ends: GraphEnds, inner: onnx.ModelProto, policy: NetworkPolicy, told:
         "observation_space": json.dumps(space_to_json(networks.observation_space)),
         "action_space": json.dumps(space_to_json(networks.action_space)),
     }
-    return bytes(ends.model(inner, about).SerializeToString())
+    return bytes(ends.described(about).SerializeToString())
 
 
 def _difference(model: bytes, policy: NetworkPolicy, golden: Golden, answers: str) -> str:

@@ -19,7 +19,7 @@ from onnx.utils import Extractor
 
 import menv
 from menv.algorithms.networks.stock_spec import EPSILON
-from menv.algorithms.onnx_export import MASK, PREFIX, ROWS, GraphEnds
+from menv.algorithms.onnx_export import MASK, PREFIX, ROWS, GraphEnds, filtered
 from menv.connectors.action_connector import (
     ClipActionsConnector,
     ConvertToNumpyConnector,
@@ -139,19 +139,17 @@ class RLlinkGraph:
         plan, self._filters = _plan(policy)
         self._version = self._connectors_version()
         weights = policy.get_weights()
-        inner = _distribution(graphs.build("evaluate", False, preprocess.mask_width > 0))
         ends = GraphEnds()
         ends.observe_flat(preprocess, INPUT, lambda rows: self._filtered(ends, rows, preprocess.size))
-        ends.embed(inner, weights)
+        ends.embed(_distribution(graphs.build("evaluate", False, preprocess.mask_width > 0)), weights)
         found = f"{PREFIX}{OUTPUT}"
         if head.numbers:
             output = ActionOutput(networks.action_space, normalize=plan.normalize, clip=plan.clip)
             found = _in_env_units(ends, found, output, head.inputs)
         elif head.is_value_based and not self.q_values:
             found = _epsilon_greedy(ends, found, head, weights[EPSILON], preprocess.mask_width > 0)
-        ends.add("Identity", found, name=OUTPUT)
-        ends.outputs.append(helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, [ROWS, head.inputs]))
-        self._file = _file(ends, inner, policy)
+        ends.result(OUTPUT, TensorProto.FLOAT, [ROWS, head.inputs], found)
+        self._file = _file(ends, policy)
         self._slots = {constant.name: constant for constant in self._file.graph.initializer}
         self._shapes = {
             name: np.shape(value) for name, value in weights.items() if PREFIX + name in self._slots
@@ -160,12 +158,7 @@ class RLlinkGraph:
     def _filtered(self, ends: GraphEnds, rows: str, width: int) -> str:
         """Add the filters of means and deviations, their statistics as constants that are written later."""
         for number, one in enumerate(self._filters):
-            shift, scale = _statistics(number)
-            rows = ends.add("Sub", rows, ends.constant(np.zeros(width), np.float32, shift))
-            rows = ends.add("Mul", rows, ends.constant(np.ones(width), np.float32, scale))
-            if one.clip is not None:
-                limits = [ends.constant(limit, np.float32) for limit in (-one.clip, one.clip)]
-                rows = ends.add("Clip", rows, *limits)
+            rows = filtered(ends, rows, (np.zeros(width), np.ones(width)), one.clip, _statistics(number))
         return rows
 
 
@@ -254,9 +247,9 @@ def _epsilon_greedy(ends: GraphEnds, worth: str, head: ActionHead, epsilon: Arra
     return ends.add("Reshape", ends.add("Log", chance), by_row)
 
 
-def _file(ends: GraphEnds, inner: onnx.ModelProto, policy: NetworkPolicy) -> onnx.ModelProto:
+def _file(ends: GraphEnds, policy: NetworkPolicy) -> onnx.ModelProto:
     about = {"menv": menv.__version__, "policy_id": policy.policy_id, _PADDING: ""}
-    model = ends.model(inner, about)
+    model = ends.described(about)
     missing = LEAST_BYTES - model.ByteSize()
     if missing > 0:
         about[_PADDING] = "0" * missing

@@ -37,7 +37,7 @@ from menv.inference.backend import (
 )
 
 if TYPE_CHECKING:
-    from menv.algorithms.networks.torch_custom import TorchCustom
+    from menv.algorithms.networks.custom_network import TorchCustom
     from menv.algorithms.networks.torch_stock import TorchStock
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from menv.algorithms.flat_adam import FlatAdam
+from menv.algorithms.networks.stock_layers import torch_cell
 from menv.algorithms.networks.stock_spec import Cell, CellKind, StockSpec
-from menv.algorithms.networks.torch_stock import TorchCell
 from menv.algorithms.ppo.config import PPOSettings
 from menv.algorithms.ppo.learner import PPOLearner
 from menv.algorithms.sequences import sequences, state_before
@@ -154,11 +154,11 @@ def test_a_gradient_step_is_made_on_as_many_rows_as_the_settings_say_however_sho
 def test_every_weight_of_a_cell_goes_on_learning_after_the_first_gradient_step(kind: CellKind) -> None:
     cell = Cell(kind, 3)
     adam = FlatAdam(cell.first_weights("policy", 2, np.random.default_rng(0)), 0.01)
-    used = TorchCell(cell, "policy", adam.params)
+    used = torch_cell(cell, "policy", adam.params)
     x, state = torch.randn(6, 2), torch.randn(2, sum(cell.state_sizes))
     for _ in range(3):
         fresh = {name: torch.tensor(value).requires_grad_() for name, value in adam.weights().items()}
-        for params, one in ((adam.params, used), (fresh, TorchCell(cell, "policy", fresh))):
+        for params, one in ((adam.params, used), (fresh, torch_cell(cell, "policy", fresh))):
             torch.autograd.backward(one(x, state)[0].square().sum())
             assert all(param.grad is not None and param.grad.any() for param in params.values())
         for name, param in adam.params.items():

@@ -115,11 +115,11 @@ def _without(space: gym.Space[Any], masks: set[tuple[Any, ...]], keys: tuple[Any
     return space
 
 
-def _torch_custom() -> Any:
+def _custom_network() -> Any:
     """Return the module of the torch form, which imports torch."""
-    from menv.algorithms.networks import torch_custom
+    from menv.algorithms.networks import custom_network
 
-    return torch_custom
+    return custom_network
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,8 +169,8 @@ class CustomSpec:
     @cached_property
     def initial_state(self) -> tuple[npt.NDArray[np.float32], ...]:
         """The parts of the initial recurrent state, () without one."""
-        torch_custom = _torch_custom()
-        parts = torch_custom.initial_state(torch_custom.build_module(self, 0))
+        custom_network = _custom_network()
+        parts = custom_network.initial_state(custom_network.build_module(self, 0))
         return tuple(part.numpy() for part in parts)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -179,8 +179,8 @@ class CustomSpec:
 
     def first_weights(self, seed: int) -> dict[str, npt.NDArray[np.float32]]:
         """Return the parameters of a module built with this seed; epsilon is 1."""
-        torch_custom = _torch_custom()
-        params = torch_custom.learned(torch_custom.build_module(self, seed))
+        custom_network = _custom_network()
+        params = custom_network.learned(custom_network.build_module(self, seed))
         weights: dict[str, npt.NDArray[np.float32]] = {
             name: param.detach().numpy().copy() for name, param in params.items()
         }
@@ -194,12 +194,12 @@ class CustomSpec:
 
     @cached_property
     def _unit_weights(self) -> UnitWeights:
-        found: UnitWeights = _torch_custom().unit_weights(self)
+        found: UnitWeights = _custom_network().unit_weights(self)
         return found
 
     def torch_network(self, params: Mapping[str, Any]) -> TorchNetwork:
         """Return the network over `params`."""
-        network: TorchNetwork = _torch_custom().TorchCustom(self, params)
+        network: TorchNetwork = _custom_network().TorchCustom(self, params)
         return network
 
     def graphs(self, defaults: Mapping[str, npt.NDArray[np.float32]]) -> None:
@@ -208,7 +208,7 @@ class CustomSpec:
     @cached_property
     def stored_graphs(self) -> ActingGraphs:
         """The builder of acting graphs for exported policies."""
-        from menv.algorithms.networks.custom_graphs import CustomGraphs
+        from menv.algorithms.networks.custom_network import CustomGraphs
 
         return CustomGraphs(self)
 

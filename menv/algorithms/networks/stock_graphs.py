@@ -1,7 +1,8 @@
 """StockGraphs: ONNX acting graphs of the stock networks, built from the same `StockSpec` as the torch form.
 
-One graph serves every policy of an architecture and stays valid when weights change. A tail turns the outputs of the
-network into distribution inputs, actions and log-probabilities.
+`stock_layers` has the layers, `torch_stock` the torch form. One graph serves every policy of an architecture and stays
+valid when weights change. A tail turns the outputs of the network into distribution inputs, actions and
+log-probabilities.
 """
 
 from __future__ import annotations
@@ -13,8 +14,15 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
-from menv.algorithms.networks.graph_builder import GraphBuilder
-from menv.algorithms.networks.stock_spec import EPSILON, LOG_STD, StockSpec
+from menv.algorithms.networks.graph_builder import ActingGraph
+from menv.algorithms.networks.stock_layers import (
+    activation_nodes,
+    affine_nodes,
+    cell_nodes,
+    convolution_nodes,
+    part_nodes,
+)
+from menv.algorithms.networks.stock_spec import EPSILON, LOG_STD, Role, StockSpec
 from menv.inference.acting_graphs import GraphKind
 from menv.inference.action_heads import ILLEGAL, LEAST_CHANCE, ActionHead
 
@@ -41,7 +49,7 @@ class StockGraphs:
         assert not stacked or (kind in ("act", "greedy") and self.stacks), (
             f"no stacked graph of kind {kind!r}"
         )
-        graph = GraphBuilder(self.spec, stacked)
+        graph = StockGraph(self.spec, stacked)
         # The input of a centralized critic is called "obs" too.
         width = self.spec.inputs_of("value" if kind == "values" else "policy")
         as_bytes = self.spec.pixels and not (kind == "values" and self.spec.critic_size)
@@ -52,6 +60,84 @@ class StockGraphs:
         else:
             add_policy(graph, self.spec.head, kind, masked)
         return graph.serialised(kind, {} if stacked else self.defaults)
+
+
+class StockGraph(ActingGraph):
+    """The graph of one stock network.
+
+    In a stacked graph observations and states are [P, D, *] or [1, D, *], and `pick` [R] selects the result of each row
+    among the [P * D] results. `reads` is the name of the input of the first layers.
+    """
+
+    def __init__(self, spec: StockSpec, stacked: bool = False) -> None:
+        super().__init__(spec.state_sizes, stacked)
+        self.spec = spec
+        self.reads = "obs"
+        self._after: dict[str, str] = {}
+
+    def rows_of(self, width: int) -> list[str | int]:
+        """Return the input shape of layers that read `width` numbers per row."""
+        return ["L", "D", width] if self.stacked else ["R", width]
+
+    def policy_outputs(self) -> str:
+        """Return the policy's outputs: logits, means or Q-values."""
+        features = self._features("policy")
+        outputs = self._outputs_of("policy", features)
+        if not self.spec.dueling:
+            return outputs
+        choices = self.spec.head.outputs
+        mean = self.row_sum(outputs, choices, 1.0 / choices)
+        return self.add("Add", self.add("Sub", outputs, mean), self._outputs_of("value", features))
+
+    def values(self) -> str:
+        """Return the state values."""
+        if self.spec.head.kind == "q_values":
+            return self.add("ReduceMax", self.policy_outputs(), axes=[1], keepdims=0)
+        return self.add("Squeeze", self._outputs_of("value", self._features("value")), self.constant([1]))
+
+    def state_after(self) -> str:
+        """Return the recurrent state after the selected rows."""
+        for role in self.spec.roles:
+            trunk = self.spec.trunk_name(role)
+            if trunk in self.spec.recurrent_trunks and trunk not in self._after:
+                self._features(role)
+        parts = [self._after[trunk] for trunk in self.spec.recurrent_trunks]
+        return self._selected(self.add("Concat", *parts, axis=-1), sum(self.state_sizes))
+
+    def _features(self, role: Role) -> str:
+        spec, trunk, x = self.spec, self.spec.trunk_name(role), self._observed(role)
+        for layer in spec.hidden_layers(role):
+            x = activation_nodes(self, spec.activation, affine_nodes(self, layer, x))
+        if not spec.cell or trunk not in spec.recurrent_trunks:
+            return x
+        state = self.given("state", TensorProto.FLOAT, self.rows_of(sum(self.state_sizes)))
+        count = len(spec.cell.state_sizes)
+        first = spec.recurrent_trunks.index(trunk) * count
+        parts = [part_nodes(self, spec.cell, state, first + number) for number in range(count)]
+        x, self._after[trunk] = cell_nodes(self, spec.cell, trunk, spec.hidden_features(role), x, parts)
+        return x
+
+    def _observed(self, role: Role) -> str:
+        spec, x = self.spec, self.reads
+        if role == "value" and spec.critic_size:
+            return x
+        if spec.pixels:
+            x = self.add("Cast", x, to=TensorProto.FLOAT)
+        return (
+            x
+            if spec.conv is None
+            else convolution_nodes(self, spec.conv, spec.conv_layers(role), x, spec.pixels)
+        )
+
+    def _outputs_of(self, role: Role, features: str) -> str:
+        layer = self.spec.out_layer(role)
+        return self._selected(affine_nodes(self, layer, features), layer.outputs)
+
+    def _selected(self, x: str, width: int) -> str:
+        if not self.stacked:
+            return x
+        rows = self.add("Reshape", x, self.constant([-1, width]))
+        return self.add("Gather", rows, self.given("pick", TensorProto.INT64, ["R"]), axis=0)
 
 
 class GroupGraphs:
@@ -71,7 +157,7 @@ class GroupGraphs:
     def build(self, kind: GraphKind, stacked: bool = False, masked: bool = False) -> bytes:
         """Return a serialized model."""
         assert not stacked, "groups have no stacked graphs"
-        graph = GraphBuilder(self.spec.member, stacked)
+        graph = StockGraph(self.spec.member)
         graph.given("obs", TensorProto.FLOAT, ["R", self.spec.obs_size])
         graph.reads = self._member_rows(graph)
         if kind == "values":
@@ -83,7 +169,7 @@ class GroupGraphs:
             add_policy(graph, self.spec.head, kind, masked)
         return graph.serialised(kind, self.defaults)
 
-    def _member_rows(self, graph: GraphBuilder) -> str:
+    def _member_rows(self, graph: ActingGraph) -> str:
         """Return the inputs of all members, [R * C, member.obs_size]."""
         row = "obs"
         for number in (0.0, 1.0):
@@ -92,7 +178,7 @@ class GroupGraphs:
         return graph.add("Reshape", row, graph.constant([-1, self.spec.member.obs_size]))
 
 
-def add_policy(graph: GraphBuilder, head: ActionHead, kind: GraphKind, masked: bool) -> None:
+def add_policy(graph: ActingGraph, head: ActionHead, kind: GraphKind, masked: bool) -> None:
     """Add the nodes and results of a graph of any kind except "values"."""
     tail = tail_of(graph, head)
     outputs = tail.dist_inputs(graph.policy_outputs(), masked)
@@ -110,9 +196,8 @@ def add_policy(graph: GraphBuilder, head: ActionHead, kind: GraphKind, masked: b
         # Of Q-values a NaN shows nowhere else.
         name = "dist_inputs" if head.returns_dist_inputs else "q_values"
         graph.result(name, TensorProto.FLOAT, ["R", head.inputs], outputs)
-    state_sizes = graph.spec.state_sizes
-    if state_sizes:
-        graph.result("state_after", TensorProto.FLOAT, ["R", sum(state_sizes)], graph.state_after())
+    if graph.state_sizes:
+        graph.result("state_after", TensorProto.FLOAT, ["R", sum(graph.state_sizes)], graph.state_after())
 
 
 def action_type(head: ActionHead) -> tuple[int, list[str | int]]:
@@ -128,7 +213,7 @@ class _Choices:
     choices, so that any number of them costs the same few nodes.
     """
 
-    def __init__(self, graph: GraphBuilder, head: ActionHead) -> None:
+    def __init__(self, graph: ActingGraph, head: ActionHead) -> None:
         self.graph = graph
         self.head = head
         self.several = head.kind == "multi_categorical"
@@ -199,7 +284,7 @@ class _Choices:
 class _Gaussian:
     """The tail of a diagonal normal distribution, whose log_std is a weight, or an output of the network."""
 
-    def __init__(self, graph: GraphBuilder, head: ActionHead) -> None:
+    def __init__(self, graph: ActingGraph, head: ActionHead) -> None:
         self.graph = graph
         self.head = head
         self.outputs = self.means = ""
@@ -250,7 +335,7 @@ class _Gaussian:
 class _Mixed:
     """The tail of discrete and continuous parts, which are sampled independently."""
 
-    def __init__(self, graph: GraphBuilder, head: ActionHead) -> None:
+    def __init__(self, graph: ActingGraph, head: ActionHead) -> None:
         self.graph = graph
         self.head = head
         choices, numbers = (part.head for part in head.parts)
@@ -295,7 +380,7 @@ class _QValues:
     Of several components the graph computes [R * components, choices].
     """
 
-    def __init__(self, graph: GraphBuilder, head: ActionHead) -> None:
+    def __init__(self, graph: ActingGraph, head: ActionHead) -> None:
         self.graph = graph
         self.head = head
         self.q_values = ""
@@ -379,7 +464,7 @@ class _QValues:
 Tail: TypeAlias = _Choices | _Gaussian | _Mixed | _QValues
 
 
-def tail_of(graph: GraphBuilder, head: ActionHead) -> Tail:
+def tail_of(graph: ActingGraph, head: ActionHead) -> Tail:
     """Return the tail of a head."""
     tails: dict[str, type[Tail]] = {
         "gaussian": _Gaussian, "mixed": _Mixed, "q_values": _QValues, "multi_q_values": _QValues,
