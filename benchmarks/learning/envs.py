@@ -1,6 +1,7 @@
 """Environments of the learning benchmark that have no name of their own.
 
-VMAS worlds, and games against a player that moves at random.
+VMAS worlds, a task of level-based foraging that its package does not register, teams for VDN and QMIX, and games
+against a player that moves at random.
 """
 
 from __future__ import annotations
@@ -20,6 +21,19 @@ from menv.wrappers import VmasEnv
 def worlds(scenario: str, context: EnvContext) -> VmasEnv:
     """Return 64 worlds of a scenario of VMAS, with discrete actions and episodes of 100 steps."""
     return VmasEnv(scenario, num_envs=64, max_steps=100, continuous_actions=False)
+
+
+def foraging(task: str, context: EnvContext, **kwargs: Any) -> MultiAgentEnv:
+    """Return a task of level-based foraging; `kwargs` are arguments of its class."""
+    settings = {"disable_env_checker": True, **kwargs}
+    made: MultiAgentEnv = make_env(f"lbforaging:Foraging-{task}-v3", EnvContext(settings))
+    return made
+
+
+def team(task: str, context: EnvContext) -> MultiAgentEnv:
+    """Return a task of level-based foraging whose agents are one group."""
+    env = foraging(task, context)
+    return env.with_agent_groups({"team": env.possible_agents})
 
 
 class AgainstRandom(MultiAgentEnv):
@@ -63,6 +77,8 @@ class AgainstRandom(MultiAgentEnv):
             result = self.env.step({agent: int(self._rng.choice(moves)) for agent, moves in legal.items()})
 
 
+foraging_15x15_3p_5f = partial(foraging, "15x15-3p-4f", max_num_food=5)
+foraging_8x8_2p_2f_coop_team = partial(team, "8x8-2p-2f-coop")
 balance, navigation = (partial(worlds, scenario) for scenario in ("balance", "navigation"))
 leduc_against_random = partial(AgainstRandom, "openspiel:leduc_poker")
 connect_four_against_random = partial(AgainstRandom, "connect_four")
