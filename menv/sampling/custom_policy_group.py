@@ -27,6 +27,7 @@ from menv.policy import Policy, RowDraws, parts_given
 from menv.policy_spec import PolicySpec
 from menv.sampling.policy_group import Answers, PendingRows, PolicyGroup, is_retired
 from menv.sampling.rollout_buffer import Rows
+from menv.sampling.trajectories import TrajectoryStart
 from menv.spaces import OutsideSpaceError, stack, why_outside
 
 _NO_INFO: Mapping[str, Any] = {}
@@ -274,10 +275,10 @@ class CustomPolicyGroup(PolicyGroup):
         # By slot, of running agent episodes and of the last one on each free slot.
         self._histories: dict[int, AgentHistory] = {}
 
-    def start(self, start: tuple[int, ...], agent_id: Any) -> None:
-        super().start(start, agent_id)
+    def start(self, start: TrajectoryStart) -> None:
+        super().start(start)
         if self._keeps_histories:
-            self._histories[start[0]] = AgentHistory()
+            self._histories[start.slot] = AgentHistory()
 
     def add_rows(self, block: PendingRows, obs: Any, rewards: Column, ready: Ready) -> Rows:
         rows = super().add_rows(block, obs, rewards, ready)

@@ -31,6 +31,7 @@ from menv.metrics import AS_THEY_COME, When
 from menv.policy_map import PolicyMap
 from menv.sampling.callback_runner import CallbackRunner
 from menv.sampling.policy_group import PolicyGroup
+from menv.sampling.trajectories import TrajectoryStart
 
 _KEPT_KEYS = 65_536
 
@@ -233,11 +234,10 @@ class EpisodeTracker:
         number, index = self._policy_places[env_id].get(seat[0]) or self._places[seat[0]]
         key = self._agent_keys.get((env_index, agent_id)) or self.agent_key(env_index, agent_id)
         self._table.assign(slot, number, index, env_index, key)
-        # The complement of the index excludes the trajectory from training.
-        owner = index if trained else ~index
         life = key >> 1 if not again else rng.key(key, again) >> 1
-        start = (slot, owner, episode.episode_id, seat[1], env_index, life)
-        self._groups[number].start(start, agent_id)
+        self._groups[number].start(
+            TrajectoryStart(slot, index, trained, episode.episode_id, seat[1], env_index, life, agent_id)
+        )
 
     def _begin(self, env_id: EnvId, env_index: int) -> Episode:
         number = self.begun.item(env_index)

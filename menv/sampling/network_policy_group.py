@@ -287,9 +287,9 @@ class NetworkPolicyGroup(PolicyGroup):
         buffer, logp = self.buffer, SampleBatch.ACTION_LOGP
         known = buffer.columns_at(slice(0, buffer.carried), [logp]).get(logp)
         unknown = np.arange(buffer.carried) if known is None else np.flatnonzero(np.isnan(known))
-        policies = buffer.held()[0].policy[unknown]
-        for policy in np.unique(policies[policies >= 0]).tolist():
-            rows = unknown[policies == policy]
+        living = buffer.held()[0].take(unknown)
+        for policy in np.unique(living.policy[living.trained]).tolist():
+            rows = unknown[living.trained & (living.policy == policy)]
             columns = buffer.columns_at(rows, ("obs", "actions"))
             state = buffer.states_at(rows) if self.state_sizes else None
             self.record_distribution(

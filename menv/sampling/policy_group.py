@@ -25,7 +25,7 @@ from menv.inference.action_sampler import TrajectoryTable
 from menv.inference.connector_path import ConnectorPath
 from menv.sample_batch import SampleBatch
 from menv.sampling.rollout_buffer import Prepared, RolloutBuffer, Rows
-from menv.sampling.trajectories import Trajectories
+from menv.sampling.trajectories import Trajectories, TrajectoryStart
 from menv.spaces import OutsideSpaceError, own_copy
 
 Answers: TypeAlias = Sequence[Any] | npt.NDArray[Any]
@@ -90,11 +90,11 @@ class PolicyGroup(ABC):
         """Start with an empty buffer; rows that have not been released are dropped."""
         self.buffer = RolloutBuffer(*self._columns, self.state_sizes)
 
-    def start(self, start: tuple[int, ...], agent_id: Any) -> None:
-        """Start a trajectory; see `RolloutBuffer.start`."""
+    def start(self, start: TrajectoryStart) -> None:
+        """Start a trajectory."""
         if self.path is not None:
-            self.path.begin(start[0], max(start[1], ~start[1]))
-        self.buffer.start(start, agent_id)
+            self.path.begin(start.slot, start.policy)
+        self.buffer.start(start)
 
     def add_rows(self, block: PendingRows, obs: Any, rewards: Column, ready: Ready) -> Rows:
         """Add the rows of R agents that wait, with the rewards [R] since each agent's previous row.
@@ -141,11 +141,13 @@ class PolicyGroup(ABC):
             # Rows that were answered in the previous fragment have a number already.
             rows = slice(buffer.carried, buffer.rows)
             buffer.mark(SampleBatch.WEIGHTS_SEQ_NO, rows, np.int64(self.weights_seq_no))
-        batches = buffer.close(self._finals)
+        released = buffer.close(self._finals)
         if self.path is not None:
             self.path.settle()
-        self.untrained = [(self.policy_ids[~index], batch) for index, batch in batches.items() if index < 0]
-        return {self.policy_ids[index]: batch for index, batch in batches.items() if index >= 0}
+        self.untrained = [
+            (self.policy_ids[index], batch) for index, trained, batch in released if not trained
+        ]
+        return {self.policy_ids[index]: batch for index, trained, batch in released if trained}
 
     def add_dist_inputs(self, closed: dict[str, SampleBatch]) -> dict[str, SampleBatch]:
         """Add the columns that depend on the current weights, for rows that are held back until these have changed."""
@@ -166,7 +168,7 @@ class PolicyGroup(ABC):
             return np.zeros((len(finals), 0), np.float32), None
         try:
             if self.path is not None:
-                return self.path.finals(finals, owners.policy_index())
+                return self.path.finals(finals, owners.policy)
             rows, masks = self.preprocess(finals, final=True)
         except OutsideSpaceError as error:
             raise _final_error(owners, error) from error
@@ -198,11 +200,10 @@ class PolicyGroup(ABC):
         A tree of columns and lists with one entry each; `policy` holds ids.
         """
         living, columns = self.buffer.held()
-        slots, policies = living.slot.tolist(), living.policy_index().tolist()
+        slots, policies = living.slot.tolist(), living.policy.tolist()
         return {
             **living.state(),
             "policy": [self.policy_ids[index] for index in policies],
-            "trained": living.policy >= 0,
             "agent_id": list(living.agent_id),
             "lives": [None] * len(slots),
             "remembered": self._connector_states(slots, policies),
@@ -216,9 +217,7 @@ class PolicyGroup(ABC):
     def restore(self, state: Mapping[str, Any]) -> int:
         """Continue trajectories from `carried_state`, where `policy` holds indices here; return their first row."""
         first = self.buffer.rows
-        owners = np.where(state["trained"], state["policy"], ~state["policy"])
-        living = Trajectories.from_state(owners, state["agent_id"], state)
-        self.buffer.restore(living, state["columns"])
+        self.buffer.restore(Trajectories.from_state(state), state["columns"])
         return first
 
     @property

@@ -7,9 +7,9 @@ then it is carried into the next fragment. No Python object exists per agent and
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -18,16 +18,19 @@ import numpy.typing as npt
 from menv.base_env import Column, End
 from menv.errors import ContractError
 from menv.sample_batch import InfoBuffer, Infos, SampleBatch, TrajectorySlices
-from menv.sampling.trajectories import Trajectories, TrajectorySplit, split_trajectories
+from menv.sampling.trajectories import Trajectories, TrajectorySplit, TrajectoryStart, split_trajectories
 from menv.spaces import as_flag
 
 Rows = slice | npt.NDArray[np.int64]
 States = npt.NDArray[np.float32]
 Prepared = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]
 PrepareFinals = Callable[[list[Any], Trajectories], Prepared]
+Released = list[tuple[int, bool, SampleBatch]]
+"""Batches with their policy's index, and whether policies may learn from them."""
 
 _FIRST_ROWS = 256
 _RELEASED = ("obs", "actions", "action_mask", "action_dist_inputs")
+_NO_STARTS: tuple[Sequence[Any], ...] = ((),) * len(TrajectoryStart._fields)
 _ENV_T = SampleBatch.ENV_T
 _STATE = "state"
 TRAINING_ENABLED = "training_enabled"
@@ -79,10 +82,10 @@ class RolloutBuffer:
             self._columns["action_mask"] = np.empty((_FIRST_ROWS, mask_width), np.bool_)
         if inputs_width:
             self._columns["action_dist_inputs"] = np.zeros((_FIRST_ROWS, inputs_width), np.float32)
-        bounds = [0, *accumulate(state_sizes)]
+        bounds = [0, *itertools.accumulate(state_sizes)]
         self._state_parts = {
             SampleBatch.STATE_IN.format(number): slice(start, stop)
-            for number, (start, stop) in enumerate(pairwise(bounds))
+            for number, (start, stop) in enumerate(itertools.pairwise(bounds))
         }
         for name, part in self._state_parts.items():
             self._columns[name] = np.zeros((_FIRST_ROWS, part.stop - part.start), np.float32)
@@ -90,9 +93,8 @@ class RolloutBuffer:
         self._states: States = np.zeros((64, bounds[-1]), np.float32)
         self._released: tuple[str, ...] = (*_RELEASED, *self._state_parts)
         # Trajectories that continued at the last close, and the trajectories that started since.
-        self._living = Trajectories.begun((), (), self._columns["actions"])
-        self._starts: list[int] = []
-        self._agent_ids: list[Any] = []
+        self._living = Trajectories.begun(_NO_STARTS, self._columns["actions"])
+        self._starts: list[TrajectoryStart] = []
         self._ends = EndedTrajectories()
         self._next_unroll_id = 0
         # Optional columns, and the values of rows without an entry.
@@ -119,17 +121,12 @@ class RolloutBuffer:
         """N, the number of rows written."""
         return self._n
 
-    def start(self, start: tuple[int, ...], agent_id: Any) -> None:
-        """Start a trajectory; its first row must follow in the same poll.
-
-        `start` holds slot, policy index (its complement if the trajectory is excluded from training), episode id, agent
-        index in the episode, env index, and the 63-bit key of the agent episode.
-        """
-        self._starts.extend(start)
-        self._agent_ids.append(agent_id)
+    def start(self, start: TrajectoryStart) -> None:
+        """Start a trajectory."""
+        self._starts.append(start)
         if self._state_parts:
-            self._make_room_for_states(start[0])
-            self._states[start[0]] = 0.0
+            self._make_room_for_states(start.slot)
+            self._states[start.slot] = 0.0
 
     def add(self, slots: Column, obs: Column, mask: Column | None, rewards: Column) -> slice:
         """Add rows of R agents that wait, with the rewards [R] since each agent's previous row.
@@ -222,11 +219,10 @@ class RolloutBuffer:
         """Return the rewards that arrived with first rows that are carried."""
         return float(self._columns[INCOMING_REWARD][: self._n].sum())
 
-    def close(self, prepare_finals: PrepareFinals) -> dict[int, SampleBatch]:
+    def close(self, prepare_finals: PrepareFinals) -> Released:
         """Split the rows into trajectories and release the rows whose reward is complete.
 
-        `prepare_finals` turns final observations into rows [*, F] and masks [*, M]. Batches are keyed by policy index,
-        or by its complement for rows that are excluded from training.
+        `prepare_finals` turns final observations into rows [*, F] and masks [*, M].
         """
         split = self._split()
         owners = self._trajectories()
@@ -245,16 +241,18 @@ class RolloutBuffer:
             sorted_columns |= self._env_t_columns(split)
         infos = self._info_log()
         self._exclude(split, owners, infos.entries(TRAINING_ENABLED))
-        by = np.where(owners.excluded, np.minimum(owners.policy, ~owners.policy), owners.policy)
-        batches = {
-            int(policy): self._batch(split, sorted_columns, segments, infos, by == policy)
-            for policy in np.unique(by)
-        }
+        trained = owners.trained & ~owners.excluded
+        released: Released = []
+        for policy, flag in itertools.product(np.unique(owners.policy).tolist(), (True, False)):
+            mine = (owners.policy == policy) & (trained == flag)
+            if mine.any():
+                batch = self._batch(split, sorted_columns, segments, infos, mine)
+                released += [(policy, flag, batch)] if batch.count else []
         # A reward before a withdrawn first action belongs to no action.
         none_left = split.withdrawn & (split.lengths == 1) & (owners.released == 0)
         self.unclaimed_rewards = incoming[split.order[split.last[none_left]]].tolist()
         self._carry(split, rewards, owners)
-        return {policy: batch for policy, batch in batches.items() if batch.count}
+        return released
 
     def _exclude(
         self, split: TrajectorySplit, owners: Trajectories, flags: Sequence[tuple[int, Any]]
@@ -282,7 +280,7 @@ class RolloutBuffer:
         before = owners.excluded.copy()
         # The last value for a trajectory counts.
         owners.excluded[own[in_time]] = ~allowed[in_time]
-        late = owners.excluded & ~before & (owners.policy >= 0)
+        late = owners.excluded & ~before & owners.trained
         self.excluded_late = int(np.maximum(owners.released[late], 0).sum())
 
     def locate(self, row: int) -> tuple[int, Any, int]:
@@ -348,9 +346,8 @@ class RolloutBuffer:
 
     def _trajectories(self) -> Trajectories:
         """Return all trajectories that have rows here, in the order of the split."""
-        return self._living.and_then(
-            Trajectories.begun(self._starts, self._agent_ids, self._columns["actions"])
-        )
+        starts = tuple(zip(*self._starts, strict=True)) or _NO_STARTS
+        return self._living.and_then(Trajectories.begun(starts, self._columns["actions"]))
 
     def _check_answered(self, split: TrajectorySplit, owners: Trajectories) -> None:
         unanswered = ~self._columns["answered"][split.order[split.last]] & ~split.incomplete
@@ -454,7 +451,7 @@ class RolloutBuffer:
         self._n = len(rows)
         self.carried = int(answered.sum())
         self._living = living
-        self._starts, self._agent_ids, self._ends = [], [], EndedTrajectories()
+        self._starts, self._ends = [], EndedTrajectories()
         self._info_polls = []
 
 

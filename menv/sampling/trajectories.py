@@ -6,7 +6,7 @@ rewards moved from the row that they arrived with to the row whose action earned
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -156,7 +156,28 @@ def _split_sorted(order: Column, changes: Column, at: Column, withdrawn: Collect
     )  # fmt: skip
 
 
-_NAMES = ("policy", "agent_id")
+class TrajectoryStart(NamedTuple):
+    """The start of a trajectory; its first row follows in the same poll.
+
+    Attributes:
+        slot: The slot until it ends.
+        policy: Index of the policy in its group.
+        trained: Whether policies may learn from it.
+        eps_id: The id of its episode.
+        agent_index: The agent's number in the episode.
+        env_index: Index of the sub-environment.
+        life: Key of the agent episode: 63 bits of env index among all, agent, and its number in the episode.
+        agent_id: The agent, for messages.
+    """
+
+    slot: int
+    policy: int
+    trained: bool
+    eps_id: int
+    agent_index: int
+    env_index: int
+    life: int
+    agent_id: AgentId
 
 
 @dataclass(slots=True)
@@ -166,61 +187,58 @@ class Trajectories:
     Arrays instead of objects, so that thousands of running agents cost nothing when a fragment closes.
 
     Attributes:
-        policy: [S] policy index, or its complement if the trajectory is excluded from training.
-        agent_index: [S] the agent's number in the episode.
-        agent_id: [S] objects, for messages.
+        slot: [S]; these and the other columns up to `agent_id` are the fields of `TrajectoryStart`.
         released: [S] rows released so far.
         prev_action: [S, ...] the last released action, zeros without one.
         prev_reward: [S] its reward.
-        life: [S] key of the agent episode: 63 bits of env index among all, agent, and its number in the episode.
         excluded: [S] True where the last `training_enabled` info says False.
     """
 
     slot: Column
     policy: Column
+    trained: Column
     eps_id: Column
     agent_index: Column
     env_index: Column
+    life: Column
     agent_id: Column
     released: Column
     prev_action: Column
     prev_reward: Column
-    life: Column
     excluded: Column
 
     @classmethod
-    def begun(cls, starts: Sequence[int] | Column, agent_ids: Sequence[Any], actions: Column) -> Trajectories:
-        """Return new trajectories; `starts` are six fields each, `actions` gives the shape and type of an action."""
-        count = len(agent_ids)
-        slot, policy, eps_id, agent_index, env_index, life = np.array(starts, np.int64).reshape(count, 6).T
+    def begun(cls, starts: Iterable[Sequence[Any] | Column], actions: Column) -> Trajectories:
+        """Return new trajectories from columns, one for each field of `TrajectoryStart`.
+
+        `actions` gives the shape and type of an action.
+        """
+        slot, policy, trained, eps_id, agent_index, env_index, life, agent_id = starts
+        count = len(agent_id)
         return cls(
-            slot,
-            policy,
-            eps_id,
-            agent_index,
-            env_index,
-            np.fromiter(agent_ids, object, count),
+            np.array(slot, np.int64),
+            np.array(policy, np.int64),
+            np.array(trained, np.bool_),
+            np.array(eps_id, np.int64),
+            np.array(agent_index, np.int64),
+            np.array(env_index, np.int64),
+            np.array(life, np.int64),
+            _objects(agent_id),
             np.zeros(count, np.int64),
             np.zeros((count, *actions.shape[1:]), actions.dtype),
             np.zeros(count, np.float64),
-            life,
             np.zeros(count, np.bool_),
         )
 
-    def policy_index(self) -> Column:
-        """Return [S] the policy index of each trajectory, trained or not."""
-        return np.maximum(self.policy, ~self.policy)
-
     def state(self) -> dict[str, Column]:
-        """Return the arrays for a checkpoint, without policies and agent ids."""
-        return {name: getattr(self, name) for name in self.__slots__ if name not in _NAMES}
+        """Return the columns by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
-    def from_state(cls, policy: Column, agent_ids: Sequence[Any], state: Mapping[str, Any]) -> Trajectories:
-        """Return trajectories from `state`, with their policy indices and agent ids."""
-        count = len(agent_ids)
-        own = {name: state[name] for name in cls.__slots__ if name not in _NAMES}
-        return cls(**own | {"policy": policy, "agent_id": np.fromiter(agent_ids, object, count)})
+    def from_state(cls, state: Mapping[str, Any]) -> Trajectories:
+        """Return trajectories from `state`, whose agent ids may be a list."""
+        columns = {name: state[name] for name in cls.__slots__}
+        return cls(**columns | {"agent_id": _objects(state["agent_id"])})
 
     def take(self, which: Column | slice) -> Trajectories:
         """Return the trajectories selected by a mask or by indices."""
@@ -231,6 +249,10 @@ class Trajectories:
         pairs = [(getattr(self, name), getattr(others, name)) for name in self.__slots__]
         together = Trajectories(*(np.concatenate(pair) for pair in pairs))
         return together.take(np.argsort(together.slot, kind="stable"))
+
+
+def _objects(values: Sequence[Any] | Column) -> Column:
+    return np.fromiter(values, object, len(values))
 
 
 class AgentTrajectory(NamedTuple):

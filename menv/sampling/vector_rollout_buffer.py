@@ -18,7 +18,14 @@ import numpy.typing as npt
 from menv.base_env import SINGLE_AGENT, Column, VectorStep
 from menv.errors import ContractError
 from menv.sample_batch import InfoBuffer
-from menv.sampling.rollout_buffer import INCOMING_REWARD, Prepared, PrepareFinals, RolloutBuffer, Rows
+from menv.sampling.rollout_buffer import (
+    INCOMING_REWARD,
+    Prepared,
+    PrepareFinals,
+    Released,
+    RolloutBuffer,
+    Rows,
+)
 from menv.sampling.trajectories import Trajectories, TrajectorySplit, split_vector_steps
 
 NewIds = Callable[[Column], Column]
@@ -114,7 +121,7 @@ class VectorRolloutBuffer(RolloutBuffer):
             columns["action_dist_inputs"][rows] = dist_inputs
         columns["actions"][rows] = actions
 
-    def close(self, prepare_finals: PrepareFinals) -> dict[int, Any]:
+    def close(self, prepare_finals: PrepareFinals) -> Released:
         incoming = self._columns[INCOMING_REWARD][: self._n]
         # One reduction for all rows of the fragment instead of one for each step.
         with np.errstate(over="ignore", invalid="ignore"):
@@ -178,12 +185,11 @@ class VectorRolloutBuffer(RolloutBuffer):
 
     def _begun_at(self, slots: Column, released: int) -> Trajectories:
         count = len(slots)
-        starts = np.zeros((count, 6), np.int64)
-        starts[:, 0] = starts[:, 4] = slots
-        starts[:, 1] = self._policy
-        starts[:, 2] = self._new_ids(slots)
-        starts[:, 5] = self._lives[slots]
-        begun = Trajectories.begun(starts, [SINGLE_AGENT] * count, self._columns["actions"])
+        starts = (
+            slots, [self._policy] * count, [True] * count, self._new_ids(slots), [0] * count, slots,
+            self._lives[slots], [SINGLE_AGENT] * count,
+        )  # fmt: skip
+        begun = Trajectories.begun(starts, self._columns["actions"])
         begun.released[:] = released
         return begun
 

@@ -13,6 +13,7 @@ from menv.base_env import End
 from menv.errors import ContractError
 from menv.sample_batch import SampleBatch
 from menv.sampling.rollout_buffer import RolloutBuffer
+from menv.sampling.trajectories import TrajectoryStart
 
 
 class Play:
@@ -23,7 +24,7 @@ class Play:
         self.written = 0
 
     def join(self, slot: int, policy: int = 0, episode: int = 0, env_index: int = 3) -> None:
-        self.buffer.start((slot, policy, episode, slot, env_index, 0), f"agent{slot}")
+        self.buffer.start(TrajectoryStart(slot, policy, True, episode, slot, env_index, 0, f"agent{slot}"))
 
     def rows(self, slots: list[int], rewards: list[float], answer: bool = True) -> Any:
         obs = np.arange(self.written, self.written + len(slots), dtype=np.float32)[:, None]
@@ -37,7 +38,8 @@ class Play:
         self.buffer.end(End(slot, 3, f"agent{slot}", reward, terminated, not terminated, final, {}))
 
     def close(self) -> dict[int, SampleBatch]:
-        return self.buffer.close(lambda finals, _: (np.array(finals, np.float32)[:, None], None))
+        released = self.buffer.close(lambda finals, _: (np.array(finals, np.float32)[:, None], None))
+        return {policy: batch for policy, _, batch in released}
 
     def only(self) -> SampleBatch:
         (batch,) = self.close().values()
