@@ -7,5 +7,5 @@
 3. `policy_group.py` turns observations into rows and rows into actions.
 4. `rollout_buffer.py` stores them and splits them into trajectories (`trajectories.py`).
 
-`vector_loop.py` and `vector_rollout_buffer.py` do the same faster for environments that step together.
+`vector_loop.py` does the same faster for environments that step together.
 """

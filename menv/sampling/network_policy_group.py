@@ -25,7 +25,6 @@ from menv.inference.connector_path import ConnectorPath, plain
 from menv.sample_batch import SampleBatch
 from menv.sampling.policy_group import Answers, PendingRows, PolicyGroup, is_retired
 from menv.sampling.rollout_buffer import Rows
-from menv.sampling.vector_rollout_buffer import NewIds, VectorRolloutBuffer
 
 
 class NetworkPolicyGroup(PolicyGroup):
@@ -163,15 +162,6 @@ class NetworkPolicyGroup(PolicyGroup):
         if before is not None:
             path.shown = before.shown
         self.path = path
-
-    def use_vector_buffer(
-        self, policy: int, lives: Column, new_ids: NewIds, *, keep_rows: bool = False
-    ) -> VectorRolloutBuffer:
-        rows = self.buffer if keep_rows else None
-        self.buffer = buffer = VectorRolloutBuffer(
-            *self._columns, policy=policy, num_envs=len(lives), new_ids=new_ids, lives=lives, rows=rows
-        )
-        return buffer
 
     def env_actions(self, actions: Column, which: int) -> Answers:
         # Not `self.output`: a checkpoint may have brought other connectors, before `connect` was called.

@@ -8,7 +8,7 @@ then it is carried into the next fragment. No Python object exists per agent and
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,10 +92,12 @@ class RolloutBuffer:
         # [slots, S] the current states.
         self._states: States = np.zeros((64, bounds[-1]), np.float32)
         self._released: tuple[str, ...] = (*_RELEASED, *self._state_parts)
-        # Trajectories that continued at the last close, and the trajectories that started since.
+        # Trajectories that have rows here, and those that started after them.
         self._living = Trajectories.begun(_NO_STARTS, self._columns["actions"])
         self._starts: list[TrajectoryStart] = []
         self._ends = EndedTrajectories()
+        # Whether final observations are rows, so that `obs` of the ends holds their positions.
+        self._finals_are_rows = False
         self._next_unroll_id = 0
         # Optional columns, and the values of rows without an entry.
         self._marks: dict[str, Any] = {}
@@ -117,6 +119,11 @@ class RolloutBuffer:
         return self._columns.get("action_mask")
 
     @property
+    def incoming(self) -> Column:
+        """[N] the rewards that arrived with the rows."""
+        return self._columns[INCOMING_REWARD][: self._n]
+
+    @property
     def rows(self) -> int:
         """N, the number of rows written."""
         return self._n
@@ -127,6 +134,15 @@ class RolloutBuffer:
         if self._state_parts:
             self._make_room_for_states(start.slot)
             self._states[start.slot] = 0.0
+
+    def start_all(self, starts: Iterable[Sequence[Any] | Column], released: int = 0) -> None:
+        """Start trajectories of feedforward networks; `starts` are columns, one for each field of `TrajectoryStart`.
+
+        With `released` -1 their first row is not a step: its action has no effect, and it is never released.
+        """
+        begun = Trajectories.begun(starts, self._columns["actions"])
+        begun.released[:] = released
+        self._living, self._starts = self._trajectories().and_then(begun), []
 
     def add(self, slots: Column, obs: Column, mask: Column | None, rewards: Column) -> slice:
         """Add rows of R agents that wait, with the rewards [R] since each agent's previous row.
@@ -169,6 +185,31 @@ class RolloutBuffer:
     def end(self, end: End) -> None:
         """End the trajectory that has the slot of `end`."""
         self._ends.add(end, self._n)
+
+    def end_all(
+        self,
+        slots: Column,
+        rows: Column,
+        terminated: Column,
+        truncated: Column,
+        finals: Sequence[Any] | None,
+        infos: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """End the trajectories on `slots` [K], in order; `rows` [K] are the first rows of the next ones there.
+
+        The rewards that arrived with these rows belong to the trajectories that ended, and so do the observations if
+        `finals` is None.
+        """
+        ends, incoming = self._ends, self._columns[INCOMING_REWARD]
+        ends.slots += slots.tolist()
+        ends.rewards += incoming[rows].tolist()
+        incoming[rows] = 0.0
+        ends.terminated += terminated.tolist()
+        ends.truncated += truncated.tolist()
+        ends.rows += rows.tolist()
+        self._finals_are_rows = finals is None
+        ends.obs += rows.tolist() if finals is None else finals
+        ends.infos += infos
 
     def columns_at(self, rows: Rows, names: Sequence[str]) -> dict[str, Column]:
         """Return copies of the columns that exist at some rows."""
@@ -217,7 +258,7 @@ class RolloutBuffer:
 
     def held_rewards(self) -> float:
         """Return the rewards that arrived with first rows that are carried."""
-        return float(self._columns[INCOMING_REWARD][: self._n].sum())
+        return float(self.incoming.sum())
 
     def close(self, prepare_finals: PrepareFinals) -> Released:
         """Split the rows into trajectories and release the rows whose reward is complete.
@@ -229,7 +270,7 @@ class RolloutBuffer:
         self._check_answered(split, owners)
         segments = self._segments(split, owners, prepare_finals)
         ends = self._ends
-        incoming = self._columns[INCOMING_REWARD][: self._n]
+        incoming = self.incoming
         rewards = split.rewards(incoming, owners.released == 0, np.array(ends.rewards, np.float64))
         sorted_columns = {
             "rewards": rewards,
@@ -239,7 +280,7 @@ class RolloutBuffer:
         }
         if _ENV_T in self._columns:
             sorted_columns |= self._env_t_columns(split)
-        infos = self._info_log()
+        infos = InfoBuffer(self._n, self._info_polls, ends.infos)
         self._exclude(split, owners, infos.entries(TRAINING_ENABLED))
         trained = owners.trained & ~owners.excluded
         released: Released = []
@@ -381,7 +422,10 @@ class RolloutBuffer:
         if not absent.all():
             given = split.end_segments[~absent]
             shown = [final for final in finals if final is not None] if absent.any() else finals
-            rows, final_masks = self._prepared(shown, owners.take(given), prepare_finals)
+            if self._finals_are_rows:
+                rows, final_masks = self._columns["obs"][shown], None if masks is None else masks[shown]
+            else:
+                rows, final_masks = prepare_finals(shown, owners.take(given))
             next_obs[given] = rows
             next_mask[given] = True if final_masks is None else final_masks
         # Unique in this buffer and ordered by first row; the sampler numbers the chunks of all buffers.
@@ -400,12 +444,6 @@ class RolloutBuffer:
         at_ends = np.array(self._ends.env_steps, np.int64)
         after = np.concatenate((dates, at_ends))
         return {_ENV_T: dates[split.order], SampleBatch.NEXT_ENV_T: after[split.sources()]}
-
-    def _info_log(self) -> InfoBuffer:
-        return InfoBuffer(self._n, self._info_polls, self._ends.infos)
-
-    def _prepared(self, finals: list[Any], owners: Trajectories, prepare_finals: PrepareFinals) -> Prepared:
-        return prepare_finals(finals, owners)
 
     def _batch(
         self,

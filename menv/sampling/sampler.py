@@ -183,7 +183,7 @@ class Sampler:
         self.agent_steps += env_steps
         batch = self._close(env_steps)
         self._vector_start = int(loop.env_steps.sum())
-        loop.record(self.metrics)
+        loop.fragment_closed(self.metrics)
         return batch
 
     def _fill_with_sync_loop(self) -> bool:

@@ -7,6 +7,8 @@ anything. Rows, random draws and episodes are the same as in `menv.sampling.roll
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 
 from menv.adapters.adapter import Adapter
 from menv.base_env import SINGLE_AGENT, Column, VectorStep
+from menv.errors import ContractError
 from menv.inference.action_sampler import AHEAD, TrajectoryTable
 from menv.inference.backend import FixedBatchRunner
 from menv.metrics import Metrics, Timers, When
@@ -21,8 +24,149 @@ from menv.sampling.episode_tracker import EpisodeTracker
 from menv.sampling.fragment_limit import FragmentLimit, WholeEpisodeLimit
 from menv.sampling.network_policy_group import NetworkPolicyGroup
 from menv.sampling.policy_group import PendingRows, PolicyGroup, outside_space_error
-from menv.sampling.vector_rollout_buffer import VectorRolloutBuffer
+from menv.sampling.rollout_buffer import RolloutBuffer
 from menv.spaces import OutsideSpaceError
+
+
+class VectorSteps:
+    """Writes vector steps of E sub-environments of one agent each into a rollout buffer; the slot is the env index.
+
+    Starts and ends of trajectories are collected, and passed to the buffer for many steps at once. Where the final
+    observation of an episode is a row of its own, because the next step resets, that row is the first of the next
+    trajectory.
+
+    Attributes:
+        rows: Positions of the last vector step.
+        episode_ids: [E] ids of the running episodes, up to the last `flush`.
+    """
+
+    def __init__(
+        self,
+        buffer: RolloutBuffer,
+        env: Any,
+        policy: int,
+        table: TrajectoryTable,
+        tracker: EpisodeTracker,
+        since: Column,
+    ) -> None:
+        self.buffer = buffer
+        self._env = env
+        self._policy = policy
+        self._table = table
+        self._tracker = tracker
+        # [E] env steps at the start of the running episodes.
+        self._since = since
+        self._slots = np.arange(env.num_envs)
+        self._lives = (tracker.agent_keys(env.num_envs) >> np.uint64(1)).astype(np.int64)
+        self.episode_ids: Column = np.zeros(env.num_envs, np.int64)
+        if buffer.rows:
+            self.episode_ids[:] = [tracker.running[index].episode_id for index in range(env.num_envs)]
+        else:
+            self._begin(self._slots, 0)
+        self.rows = slice(0, buffer.rows)
+        # Of the vector steps since the last `flush`: the rows of sub-environments that are done, and their env steps.
+        self._done: list[tuple[Column, Column] | None] = []
+        self._flags: list[tuple[Column, Column]] = []
+        # Final observations, None if they are rows, and their infos.
+        self._finals: list[Any] | None = []
+        self._final_infos: list[Mapping[str, Any]] = []
+        # Returns and lengths of episodes that ended since the last `record`, and when.
+        self._returns: list[float] = []
+        self._lengths: list[int] = []
+        self._when: list[When] = []
+
+    def last_obs(self) -> tuple[Column, Column | None]:
+        """Return the observations [E, F] and masks [E, M] of the last vector step."""
+        masks = self.buffer.masks
+        return self.buffer.obs[self.rows], None if masks is None else masks[self.rows]
+
+    def add(self, step: VectorStep, obs: Column, mask: Column | None) -> None:
+        """Add a vector step with its observations [E, F] and masks [E, M] as rows."""
+        rows = self.rows = self.buffer.add(self._slots, obs, mask, step.rewards)
+        if step.infos:
+            self.buffer.add_infos(step.infos, None)
+        if step.done is None:
+            self._done.append(None)
+            return
+        ended = step.done.nonzero()[0]
+        self._done.append((ended + rows.start, self._env.env_steps[ended]))
+        self._flags.append((step.terminated[ended], step.truncated[ended]))
+        if step.finals is None:
+            self._finals = None
+            self._final_infos += [step.infos[index] if step.infos else {} for index in ended.tolist()]
+        else:
+            assert self._finals is not None
+            self._finals += step.finals
+            self._final_infos += step.final_infos
+
+    def check_rewards(self) -> None:
+        """Raise if a reward of the fragment is not finite: one reduction instead of one for each step."""
+        incoming = self.buffer.incoming
+        with np.errstate(over="ignore", invalid="ignore"):
+            if math.isfinite(np.add.reduce(incoming)):
+                return
+            finite, expected = np.isfinite(incoming), "expected a finite number; look for a division by zero"
+            if finite.all():
+                finite = np.isfinite(np.add.accumulate(incoming))
+                expected = "with which no float64 holds their sum, expected smaller ones; scale the rewards"
+        row = int(np.argmin(finite))
+        raise ContractError(
+            f"env {row % len(self._slots)}, env step {row // len(self._slots)} of the fragment: the reward is "
+            f"{incoming[row]}, {expected}"
+        )
+
+    def flush(self) -> None:
+        """Pass starts and ends to the buffer, and count the returns."""
+        done, self._done = self._done, []
+        self._count_returns(done)
+        rows = np.concatenate([np.zeros(0, np.int64), *(ended for ended, _ in filter(None, done))])
+        if not len(rows):
+            return
+        terminated, truncated = (
+            np.concatenate(part).astype(np.bool_) for part in zip(*self._flags, strict=True)
+        )
+        slots = rows % len(self._slots)
+        self.buffer.end_all(slots, rows, terminated, truncated, self._finals, self._final_infos)
+        self._begin(slots, -1 if self._finals is None else 0)
+        self._flags, self._final_infos = [], []
+        self._finals = None if self._finals is None else []
+
+    def _begin(self, slots: Column, released: int) -> None:
+        count = len(slots)
+        ids = self.episode_ids[slots] = self._tracker.new_ids(slots)
+        starts = (
+            slots, [self._policy] * count, [True] * count, ids, [0] * count, slots, self._lives[slots],
+            [SINGLE_AGENT] * count,
+        )  # fmt: skip
+        self.buffer.start_all(starts, released)
+
+    def _count_returns(self, done: Sequence[tuple[Column, Column] | None]) -> None:
+        """Add the rewards of vector steps to the returns in the order of the general loop, for equal sums."""
+        num_envs, since = len(self._slots), self._since
+        returns = self._table.returns[:num_envs]
+        steps = self.buffer.incoming[self.buffer.rows - len(done) * num_envs :].reshape(-1, num_envs)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for rewards, ended in zip(steps, done, strict=True):
+                returns += rewards
+                if ended is None:
+                    continue
+                rows, until = ended
+                at = rows % num_envs
+                self._returns += returns[at].tolist()
+                self._lengths += (until - since[at]).tolist()
+                if self._env.events_have_order:
+                    self._when += map(self._tracker.when, at.tolist(), until.tolist())
+                since[at], returns[at] = until, 0.0
+
+    def fragment_closed(self) -> None:
+        """Find the last vector step at its new position, after the buffer was closed."""
+        self.rows = slice(0, len(self._slots))
+
+    def record(self, metrics: Metrics, policy_id: str) -> None:
+        """Record the episodes that ended since the last call."""
+        if self._returns:
+            metrics.record_many(policy_id, self._returns, self._lengths, self._when)
+            self._returns, self._lengths, self._when = [], [], []
 
 
 class VectorRolloutLoop:
@@ -38,7 +182,7 @@ class VectorRolloutLoop:
         group: NetworkPolicyGroup,
         policy: int,
         table: TrajectoryTable,
-        buffer: VectorRolloutBuffer,
+        steps: VectorSteps,
         timers: Timers,
     ) -> None:
         self._env = env
@@ -46,10 +190,8 @@ class VectorRolloutLoop:
         self._group = group
         self._policy = policy
         self._table = table
-        self._buffer = buffer
+        self._steps = steps
         self._timers = timers
-        # Positions of the last vector step.
-        self._rows = slice(0, buffer.rows)
         # Vector steps since random numbers were drawn ahead.
         self._since = AHEAD
         self._runner: FixedBatchRunner
@@ -61,17 +203,12 @@ class VectorRolloutLoop:
         return self._group.path is None or self._group.path.whole
 
     def _begin(self, explore: bool) -> None:
-        obs, mask = self._last_obs()
+        obs, mask = self._steps.last_obs()
         self._explore = explore
         self._runner = self._group.backend.fixed_batch(
             self._policy, len(obs), masked=mask is not None, explore=explore
         )
         self._feed(obs, mask)
-
-    def _last_obs(self) -> tuple[Column, Column | None]:
-        buffer, rows = self._buffer, self._rows
-        masks = buffer.masks
-        return buffer.obs[rows], None if masks is None else masks[rows]
 
     def _feed(self, obs: Column, mask: Column | None) -> None:
         """Give the network its next inputs."""
@@ -86,15 +223,16 @@ class VectorRolloutLoop:
         self._timers.act += perf_counter() - before
 
     def _act(self) -> Any:
-        before, group = perf_counter(), self._group
+        before, group, steps = perf_counter(), self._group, self._steps
         decision = self._runner.decide()
         if not decision.is_finite:
-            raise group.non_finite_error(self._policy, *self._last_obs())
-        self._buffer.set_actions(self._rows, decision.actions, decision.dist_inputs)
+            steps.flush()
+            raise group.non_finite_error(self._policy, *steps.last_obs())
+        steps.buffer.set_actions(steps.rows, decision.actions, decision.dist_inputs)
         if group.path is None:
             actions = group.output(decision.actions)
         else:
-            actions = group.path.answers(self._policy, decision.actions, *self._last_obs(), None)
+            actions = group.path.answers(self._policy, decision.actions, *steps.last_obs(), None)
         self._timers.act += perf_counter() - before
         return actions
 
@@ -107,13 +245,13 @@ class VectorRolloutLoop:
             raise outside_space_error(error.row, SINGLE_AGENT, f"env step {env_step}", error) from error
         if act_next:
             self._feed(obs, mask)
-        self._rows = self._buffer.add_step(step, obs, mask)
+        self._steps.add(step, obs, mask)
 
     def sample(self, limit: FragmentLimit, explore: bool) -> int:
         """Take a fragment's vector steps; return the env steps of all sub-environments together."""
         env = self._env
         num_envs = env.num_envs
-        if not self._buffer.rows:
+        if not self._steps.buffer.rows:
             before = perf_counter()
             first = env.poll_vector_step()
             self._timers.env += perf_counter() - before
@@ -135,20 +273,25 @@ class VectorRolloutLoop:
                 else whole.end_vector_step(step.done, env.env_steps)
             )
             self._add(step, act_next=not full)
+        self._steps.check_rewards()
+        self._steps.flush()
         return count
 
     def record(self, metrics: Metrics) -> None:
-        """Record the episodes that ended in the fragment that was just closed."""
-        buffer, policy_id = self._buffer, self._group.policy_ids[self._policy]
-        metrics.record_many(policy_id, buffer.finished_returns.tolist(), buffer.finished_lengths.tolist())
-        self._rows = slice(0, self._env.num_envs)
+        """Record the episodes that ended since the last call."""
+        self._steps.record(metrics, self._group.policy_ids[self._policy])
+
+    def fragment_closed(self, metrics: Metrics) -> None:
+        """Record episodes; the pending rows are the first of the closed buffer now."""
+        self.record(metrics)
+        self._steps.fragment_closed()
 
     def count_episodes(self, numbered: Column) -> tuple[Column, int]:
         """Return how many episodes have begun [E] and how many are running; `numbered` [E] have an id.
 
         Where a final observation is a row of its own, the next episode has an id before it begins.
         """
-        if not self._buffer.closed:
+        if not self._steps.buffer.closed:
             return numbered, self._env.num_envs
         between = self._env.resetting
         return numbered - between, self._env.num_envs - int(np.count_nonzero(between))
@@ -178,12 +321,12 @@ def vector_rollout_loop(
         return None
     if group.path is not None and not group.path.whole:
         return None
-    policy, keys = group.policy_ids.index(only), tracker.agent_keys(env.num_envs)
-    for index, key in enumerate(keys.tolist()):
+    policy = group.policy_ids.index(only)
+    for index, key in enumerate(tracker.agent_keys(env.num_envs).tolist()):
         table.assign(index, 0, policy, index, key)
-    lives = (keys >> np.uint64(1)).astype(np.int64)
-    buffer = group.use_vector_buffer(policy, lives, tracker.new_ids)
-    return VectorRolloutLoop(vector_env, group, policy, table, buffer, timers)
+    group.reset_buffer()
+    steps = VectorSteps(group.buffer, vector_env, policy, table, tracker, vector_env.env_steps.copy())
+    return VectorRolloutLoop(vector_env, group, policy, table, steps, timers)
 
 
 def _only_network(groups: list[PolicyGroup], only: str | None) -> NetworkPolicyGroup | None:
@@ -204,11 +347,6 @@ class SyncVectorLoop(VectorRolloutLoop):
         self._tracker = tracker
         self._block = block
         self._acted = False
-        # The first env steps of running episodes, and the episodes that ended since the last `record`.
-        self._starts = [self._env.episode_start(index) for index in range(self._env.num_envs)]
-        self._returns: list[float] = []
-        self._lengths: list[int] = []
-        self._when: list[When] = []
 
     @property
     def fits(self) -> bool:
@@ -217,7 +355,7 @@ class SyncVectorLoop(VectorRolloutLoop):
     @property
     def running_ids(self) -> list[int]:
         """The ids of the running episodes [E]."""
-        ids: list[int] = self._buffer.running().tolist()
+        ids: list[int] = self._steps.episode_ids.tolist()
         return ids
 
     def take_steps(self, steps: int, explore: bool) -> int:
@@ -225,54 +363,29 @@ class SyncVectorLoop(VectorRolloutLoop):
         env = self._env
         slots = env.all_slots
         self._begin(explore)
-        for done in range(steps):
+        done = 0
+        while done < steps:
             actions, before = self._act(), perf_counter()
             env.send_actions(slots, actions)
             step = env.poll_vector_step()
             self._timers.env += perf_counter() - before
             if step is None:
                 self._acted = True
-                return done
+                break
             self._add(step, act_next=done < steps - 1)
-            self._add_returns(step)
-        return steps
-
-    def record(self, metrics: Metrics) -> None:
-        """Record the episodes that ended since the last call."""
-        if self._returns:
-            policy_id = self._group.policy_ids[self._policy]
-            metrics.record_many(policy_id, self._returns, self._lengths, self._when)
-            self._returns, self._lengths, self._when = [], [], []
-
-    def fragment_closed(self, metrics: Metrics) -> None:
-        """Record episodes; the pending rows are the first of the closed buffer now."""
-        self.record(metrics)
-        self._rows = slice(0, self._env.num_envs)
+            done += 1
+        self._steps.check_rewards()
+        self._steps.flush()
+        return done
 
     def hand_back(self) -> list[PendingRows]:
         """Return the pending rows to the general loop, none if the actions were already sent."""
-        ids, policy_id = self.running_ids, self._group.policy_ids[self._policy]
-        self._group.reset_buffer()
-        self._buffer.hand_over(self._group.buffer, answered=self._acted)
-        self._tracker.set_running(ids, policy_id)
+        self._steps.flush()
+        self._tracker.set_running(self.running_ids, self._group.policy_ids[self._policy])
         if self._acted:
             return []
-        self._block.rows = self._rows
+        self._block.rows = self._steps.rows
         return [self._block]
-
-    def _add_returns(self, step: VectorStep) -> None:
-        """Add rewards to the returns in the order of the general loop, for equal sums."""
-        returns = self._table.returns
-        returns[: len(step.rewards)] += step.rewards
-        if step.done is None:
-            return
-        for index in step.done.nonzero()[0].tolist():
-            self._returns.append(returns.item(index))
-            returns[index] = 0.0
-            until = self.env_steps.item(index)
-            self._lengths.append(until - self._starts[index])
-            self._starts[index] = until
-            self._when.append(self._tracker.when(index, until))
 
 
 def sync_vector_loop(
@@ -296,6 +409,6 @@ def sync_vector_loop(
     ordered = np.array_equal(block.slots, copies.all_slots) and np.array_equal(places, copies.all_slots)
     if not ordered or block.taken is not None or not np.all(block.which == policy):
         return None
-    lives = (tracker.agent_keys(env.num_envs) >> np.uint64(1)).astype(np.int64)
-    buffer = group.use_vector_buffer(policy, lives, tracker.new_ids, keep_rows=True)
-    return SyncVectorLoop(tracker, block, copies, group, policy, table, buffer, timers)
+    since = np.array([copies.episode_start(index) for index in range(env.num_envs)])
+    steps = VectorSteps(rows, copies, policy, table, tracker, since)
+    return SyncVectorLoop(tracker, block, copies, group, policy, table, steps, timers)
