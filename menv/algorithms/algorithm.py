@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 import numpy as np
 
 from menv import rng
-from menv.algorithms.checkpoints import Checkpoints, TrainingProgress, TrainingState
+from menv.algorithms.checkpoints import Checkpoints, SavedRun, TrainingProgress
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import evaluation_settings, read_config
 from menv.algorithms.evaluation_runner import EvaluationRunner
@@ -58,7 +58,7 @@ def check_packages(who: str, *packages: str) -> None:
         )
 
 
-class Algorithm(Checkpoints):
+class Algorithm:
     """The training loop; also usable as a context manager that stops it.
 
     Attributes:
@@ -68,6 +68,7 @@ class Algorithm(Checkpoints):
 
     recipe: ClassVar[Recipe]
     """Trains the policies that name no other algorithm."""
+    last_result: Mapping[str, Any] = {}
 
     if not TYPE_CHECKING:
         __getattr__ = hinted("Algorithm")
@@ -125,9 +126,9 @@ class Algorithm(Checkpoints):
         self._external_clients = ExternalClients(
             self.config, self._base_env, self._rollouts, self._policy_set
         )
-        self._training_state = TrainingState(
-            self._progress, self._policy_set, self._rollouts, self._metrics, self._evaluation_runner, self._accumulator,
-            self._external_clients.publisher,
+        self._checkpoints = Checkpoints(
+            self.recipe.name, self.config, self._operation_guard, self._progress, self._policy_set, self._rollouts,
+            self._metrics, self._evaluation_runner, self._accumulator, self._external_clients.publisher,
         )  # fmt: skip
         self._open()
 
@@ -524,16 +525,9 @@ class Algorithm(Checkpoints):
         Raises:
             ConfigError: There is no such policy, the folder exists, or the policy has no form on disk.
         """
-        return self.get_policy(policy_id).export_checkpoint(folder, trained=self._trained(policy_id))
-
-    def _trained(self, policy_id: str) -> dict[str, Any]:
-        """Return how a policy was trained, for the manifest on disk."""
-        recipe = self._policy_set.learners.recipes.get(policy_id)
-        return {
-            "algorithm": None if recipe is None else recipe.name,
-            "env_steps": int(self._rollouts.env_steps),
-            "iterations": self.iteration,
-        }
+        return self.get_policy(policy_id).export_checkpoint(
+            folder, trained=self._checkpoints.trained(policy_id)
+        )
 
     def get_weights(self, policy_ids: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
         """Return copies of the weights of some policies, or of all."""
@@ -630,6 +624,112 @@ class Algorithm(Checkpoints):
         running = self._rollouts.running_ids() if free_slots and self._operation_guard.is_idle else None
         if running is not None:
             free_slots.update_running(running)
+
+    @old_arguments(checkpoint_dir="path")
+    def save(
+        self,
+        path: str | Path | None = None,
+        *,
+        keep_last: int | None = None,
+        keep_best: tuple[str, int] | None = None,
+    ) -> Path:
+        """Write a checkpoint, to be called between two iterations, also in `on_train_result` and `on_evaluate_end`.
+
+        It is written to `path/<iteration>/`, and `path/LATEST` names it when it is complete: a process that is killed
+        while it saves leaves the previous checkpoint. It holds weights, optimizers, replayed experience, counters,
+        metrics and the running episodes, so that training resumes as if it had not stopped. Nothing in it is code.
+        Each policy that can act without its learner is also written separately, for `Policy.from_checkpoint`.
+
+        Running episodes are replayed from their seeds and actions. These episodes cannot be replayed and begin again;
+        `num_episodes_not_resumed` counts them: episodes of vectorised environments, of custom `BaseEnv` classes and of
+        clients, episodes that began under a mapping that was replaced since, and all episodes if the number of workers
+        or of their environments differs.
+
+        Args:
+            path: A folder, required; created if missing.
+            keep_last: Keep this many of the last written checkpoints and delete the others, whatever their numbers:
+                checkpoints of an earlier run in this folder go first. None deletes none.
+            keep_best: `(metric, n)` keeps also the n with the highest value of a key of the result, such as
+                `"episode_reward_mean"` or `"evaluation/episode_reward_mean"`, including an earlier run's; without
+                `keep_last` all others but the latest are deleted.
+
+        Returns:
+            The numbered folder.
+
+        Raises:
+            CallOrderError: An iteration, a fragment or an evaluation is half done, in this thread or in another one, or
+                the algorithm was stopped.
+            ConfigError: A setting is wrong, or something cannot be written.
+            NotWrittenError: There is no room; earlier checkpoints are intact.
+        """
+        return self._checkpoints.save(path, keep_last, keep_best, self.last_result)
+
+    @classmethod
+    @old_arguments(checkpoint="path")
+    def from_checkpoint(
+        cls,
+        path: str | Path,
+        config: Any = None,
+        env: Any = None,
+        *,
+        policy_ids: Collection[str] | None = None,
+        policy_mapping_fn: Callable[..., Any] | None = None,
+        policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
+    ) -> Self:
+        """Return an algorithm that resumes a saved one; `Algorithm` itself accepts any of menv's algorithms.
+
+        Args:
+            path: The `path` of `save`, for the latest checkpoint, or a numbered folder in it.
+            config: Settings that override the stored ones. Functions, classes other than menv's and gymnasium's spaces,
+                and environments that this process does not know by name are not in a checkpoint and must be given here.
+                With another `seed`, weights, counts and running episodes are restored, and everything sampled from here
+                on differs.
+            env: Overrides the config's `env`.
+            policy_ids: The policies to load, or the id of one; None loads all. Ids in `config` that the
+                checkpoint lacks are ignored: `add_policy` adds policies afterwards.
+            policy_mapping_fn: Overrides the config's.
+            policies_to_train: Overrides the config's.
+
+        Raises:
+            ConfigError: The checkpoint was changed, is of another algorithm, or something is missing that must be
+                given.
+        """
+        saved = SavedRun.read(path, cls)
+        kind = saved.kind(cls)
+        settings = saved.settings(
+            kind.recipe.config_class, config, env, policy_ids,
+            policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train,
+        )  # fmt: skip
+        with saved.bounds_networks():
+            algo = kind(settings)
+        try:
+            algo._checkpoints.load(saved)
+            algo._callbacks.on_checkpoint_loaded(algorithm=algo)
+        except BaseException:
+            algo.stop()
+            raise
+        return cast(Self, algo)
+
+    @old_arguments(checkpoint_path="path")
+    def restore(self, path: str | Path) -> None:
+        """Resume a saved algorithm with the same policies and networks; this algorithm's own progress is discarded.
+
+        Its settings stay, `seed` too: policies sample as in the saved run, environments are reset with the seeds
+        of this one. With the same `seed` and settings the run continues bit-identically.
+
+        Where it is interrupted after it has begun to change anything, by Ctrl-C or an environment that raises, nothing
+        else can be called before `restore` has completed.
+
+        Args:
+            path: As for `from_checkpoint`.
+
+        Raises:
+            CallOrderError: As of `save`.
+            ConfigError: The checkpoint was changed, or is of other policies or networks; nothing has changed,
+                unless the message says that this algorithm cannot continue.
+        """
+        with self._checkpoints.restored(path, type(self)):
+            self._callbacks.on_checkpoint_loaded(algorithm=self)
 
     def stop(self) -> None:
         """Close the environments, all of them where one raises; may be called more than once."""

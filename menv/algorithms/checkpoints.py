@@ -1,27 +1,29 @@
-"""Checkpoints of a training run: what they hold, and the methods of `Algorithm` that save and restore them.
+"""Checkpoints of a training run: what they hold, and how they are saved and restored.
 
-`TrainingState` collects the state of every part of a run and restores it; nothing changes before everything has been
-checked. `menv.inference.checkpoint_folder` writes and verifies the files.
+`Checkpoints` collects the state of every part of a run and restores it; nothing changes before everything has been
+checked. `SavedRun` is what a folder holds. `menv.inference.checkpoint_folder` writes and verifies the files.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 import menv
 from menv import algorithms
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.field_checks import check_stored
 from menv.algorithms.config.stored_config import check_connectors, restored_config, stored_config
 from menv.algorithms.evaluation_runner import EvaluationRunner
 from menv.algorithms.networks.network_spec import weights_in_file
+from menv.algorithms.operation_guard import OperationGuard
 from menv.algorithms.policy_set import PolicySet
 from menv.algorithms.recipe import recipe_named
 from menv.algorithms.rollouts import BatchAccumulator, LocalRollouts, Rollouts
@@ -37,9 +39,9 @@ from menv.inference.checkpoint_folder import (
     write_policies,
 )
 from menv.metrics import Metrics
-from menv.migration_hints import old_arguments
 from menv.policy import weights_of
 from menv.policy_map import PolicyMap
+from menv.policy_spec import PolicySpec
 from menv.serialization import Arrays, from_plain, path_given, to_plain
 
 if TYPE_CHECKING:
@@ -98,9 +100,12 @@ class TrainingProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingState:
-    """Everything that the next iterations depend on."""
+class Checkpoints:
+    """Saves and restores everything that the next iterations of an algorithm depend on."""
 
+    algorithm: str
+    config: AlgorithmConfig
+    guard: OperationGuard
     progress: TrainingProgress
     policy_set: PolicySet
     rollouts: Rollouts
@@ -108,6 +113,77 @@ class TrainingState:
     evaluation_runner: EvaluationRunner
     accumulator: BatchAccumulator
     publisher: WeightPublisher | None
+
+    def save(
+        self,
+        path: str | Path | None,
+        keep_last: int | None,
+        keep_best: tuple[str, int] | None,
+        result: Mapping[str, Any],
+    ) -> Path:
+        """Write a checkpoint as `Algorithm.save` does; `result` is the latest."""
+        self.guard.refuse_stopped("save", "save before, or build a new one")
+        if path is None:
+            raise ConfigError(
+                "save: no folder is given, expected one, because none is chosen for you; call save(folder), which "
+                "returns the numbered folder that restore takes"
+            )
+        root = path_given("save", path)
+        _check_keeping(keep_last, keep_best)
+        with self.guard.call("save", whole=True, brief=True), self.rollouts.lock:
+            folder = self._write(root, keep_best and keep_best[0], result)
+            if keep_last is not None or keep_best is not None:
+                keep_only(root, _kept(root, keep_last, keep_best))
+        return folder
+
+    def _write(self, root: Path, metric: str | None, result: Mapping[str, Any]) -> Path:
+        iteration = self.progress.iteration
+        manifest = {
+            "kind": _KIND,
+            "menv_version": menv.__version__,
+            "algorithm": self.algorithm,
+            "iteration": iteration,
+            "config": stored_config(self.config, self.policy_set.policy_map),
+            "metrics": {metric: _metric(result, metric)} if metric else {},
+        }
+        policies = partial(write_policies, policies=self.policy_set.policies, trained=self.trained)
+        return write_checkpoint(root, iteration, manifest, self.files(), policies)
+
+    def trained(self, policy_id: str) -> dict[str, Any]:
+        """Return how a policy was trained, for the manifest on disk."""
+        recipe = self.policy_set.learners.recipes.get(policy_id)
+        return {
+            "algorithm": None if recipe is None else recipe.name,
+            "env_steps": int(self.rollouts.env_steps),
+            "iterations": self.progress.iteration,
+        }
+
+    def load(self, saved: SavedRun) -> None:
+        """Resume a saved run; where the settings have another seed, keep this run's."""
+        with _taken_over(saved.folder):
+            same = self.config.seed == saved.manifest["config"]["seed"]
+            self._restore(saved.files, keep_seed=not same)
+
+    @contextmanager
+    def restored(self, path: str | Path, kind: type) -> Iterator[None]:
+        """Restore a checkpoint as `Algorithm.restore` does; the guard holds until the context ends."""
+        self.guard.refuse_stopped("restore", "restore before, or build a new one")
+        saved = SavedRun.read(path, kind)
+        with _taken_over(saved.folder):
+            found = sorted(saved.manifest["config"]["multiagent"]["policies"])
+        own = sorted(self.policy_set.policies)
+        if found != own:
+            raise ConfigError(f"{saved.folder}: policies {found}, expected {own}; {_AGAIN}")
+        with _taken_over(saved.folder):
+            saved.check_connectors("restore", self.config, self.policy_set.policy_map.specs)
+        with self.guard.call("restore", whole=True):
+            with (
+                _taken_over(saved.folder),
+                self.rollouts.lock,
+                self.guard.in_progress("a checkpoint is being restored"),
+            ):
+                self._restore(saved.files, changing=self.guard.must_finish("restore"))
+            yield
 
     def files(self) -> Files:
         """Return the state by file."""
@@ -137,7 +213,7 @@ class TrainingState:
             LEARNERS: _flat({name: own for name, (_, own) in learners.items()}),
         }
 
-    def restore(
+    def _restore(
         self,
         files: Mapping[str, Any],
         *,
@@ -213,11 +289,6 @@ def _check_counts(value: Any, where: str = "") -> None:
             _check_counts(item, field)
 
 
-def kept_connectors(files: Mapping[str, Any]) -> list[str]:
-    """Return the policies whose connectors are in the files; settings alone determine the others."""
-    return [name for name, own in files[STATE].get("connectors", {}).items() if own is not None]
-
-
 def _flat(by_policy: Mapping[str, Mapping[str, Any]]) -> Arrays:
     """Return the arrays of all policies under one name each; no policy's id has a slash."""
     flat = {
@@ -253,165 +324,6 @@ _KIND = "menv training checkpoint"
 _AGAIN = "pass the same policies, or load it with from_checkpoint"
 
 
-class Checkpoints:
-    """The methods of an `Algorithm` about checkpoints."""
-
-    last_result: Mapping[str, Any] = {}
-    """What `train` returned last, nothing before it was called."""
-
-    @old_arguments(checkpoint_dir="path")
-    def save(
-        self,
-        path: str | Path | None = None,
-        *,
-        keep_last: int | None = None,
-        keep_best: tuple[str, int] | None = None,
-    ) -> Path:
-        """Write a checkpoint, to be called between two iterations, also in `on_train_result` and `on_evaluate_end`.
-
-        It is written to `path/<iteration>/`, and `path/LATEST` names it when it is complete: a process that is killed
-        while it saves leaves the previous checkpoint. It holds weights, optimizers, replayed experience, counters,
-        metrics and the running episodes, so that training resumes as if it had not stopped. Nothing in it is code.
-        Each policy that can act without its learner is also written separately, for `Policy.from_checkpoint`.
-
-        Running episodes are replayed from their seeds and actions. These episodes cannot be replayed and begin again;
-        `num_episodes_not_resumed` counts them: episodes of vectorised environments, of custom `BaseEnv` classes and of
-        clients, episodes that began under a mapping that was replaced since, and all episodes if the number of workers
-        or of their environments differs.
-
-        Args:
-            path: A folder, required; created if missing.
-            keep_last: Keep this many of the last written checkpoints and delete the others, whatever their numbers:
-                checkpoints of an earlier run in this folder go first. None deletes none.
-            keep_best: `(metric, n)` keeps also the n with the highest value of a key of the result, such as
-                `"episode_reward_mean"` or `"evaluation/episode_reward_mean"`, including an earlier run's; without
-                `keep_last` all others but the latest are deleted.
-
-        Returns:
-            The numbered folder.
-
-        Raises:
-            CallOrderError: An iteration, a fragment or an evaluation is half done, in this thread or in another one, or
-                the algorithm was stopped.
-            ConfigError: A setting is wrong, or something cannot be written.
-            NotWrittenError: There is no room; earlier checkpoints are intact.
-        """
-        algo = cast("Algorithm", self)
-        algo._operation_guard.refuse_stopped("save", "save before, or build a new one")
-        if path is None:
-            raise ConfigError(
-                "save: no folder is given, expected one, because none is chosen for you; call save(folder), which "
-                "returns the numbered folder that restore takes"
-            )
-        root = path_given("save", path)
-        _check_keeping(keep_last, keep_best)
-        with algo._operation_guard.call("save", whole=True, brief=True), algo._rollouts.lock:
-            folder = self._write(root, keep_best and keep_best[0])
-            if keep_last is not None or keep_best is not None:
-                keep_only(root, _kept(root, keep_last, keep_best))
-        return folder
-
-    def _write(self, root: Path, metric: str | None) -> Path:
-        algo = cast("Algorithm", self)
-        manifest = {
-            "kind": _KIND,
-            "menv_version": menv.__version__,
-            "algorithm": algo.recipe.name,
-            "iteration": algo.iteration,
-            "config": stored_config(algo.config, algo._policy_set.policy_map),
-            "metrics": {metric: _metric(self.last_result, metric)} if metric else {},
-        }
-        policies = partial(write_policies, policies=algo._policy_set.policies, trained=algo._trained)
-        return write_checkpoint(root, algo.iteration, manifest, algo._training_state.files(), policies)
-
-    @classmethod
-    @old_arguments(checkpoint="path")
-    def from_checkpoint(
-        cls,
-        path: str | Path,
-        config: Any = None,
-        env: Any = None,
-        *,
-        policy_ids: Collection[str] | None = None,
-        policy_mapping_fn: Callable[..., Any] | None = None,
-        policies_to_train: Iterable[str] | Callable[..., bool] | None = None,
-    ) -> Self:
-        """Return an algorithm that resumes a saved one; `Algorithm` itself accepts any of menv's algorithms.
-
-        Args:
-            path: The `path` of `save`, for the latest checkpoint, or a numbered folder in it.
-            config: Settings that override the stored ones. Functions, classes other than menv's and gymnasium's spaces,
-                and environments that this process does not know by name are not in a checkpoint and must be given here.
-                With another `seed`, weights, counts and running episodes are restored, and everything sampled from here
-                on differs.
-            env: Overrides the config's `env`.
-            policy_ids: The policies to load, or the id of one; None loads all. Ids in `config` that the
-                checkpoint lacks are ignored: `add_policy` adds policies afterwards.
-            policy_mapping_fn: Overrides the config's.
-            policies_to_train: Overrides the config's.
-
-        Raises:
-            ConfigError: The checkpoint was changed, is of another algorithm, or something is missing that must be
-                given.
-        """
-        folder, manifest, files = read_checkpoint(path, partial(_content, kind=cls))
-        kind = _kind(cls, manifest)
-        given = _with(config, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train)
-        with _taken_over(folder):
-            settings = restored_config(kind.recipe.config_class, manifest["config"], given, env, policy_ids)
-            specs = PolicyMap(settings.multiagent.policies).specs
-            check_connectors("from_checkpoint", manifest["config"], kept_connectors(files), settings, specs)
-            same = settings.seed == manifest["config"]["seed"]
-        with weights_in_file(sum(array.size for array in files[WEIGHTS].values())):
-            algo = kind(settings)
-        try:
-            with _taken_over(folder):
-                algo._training_state.restore(files, keep_seed=not same)
-            algo._callbacks.on_checkpoint_loaded(algorithm=algo)
-        except BaseException:
-            algo.stop()
-            raise
-        return cast(Self, algo)
-
-    @old_arguments(checkpoint_path="path")
-    def restore(self, path: str | Path) -> None:
-        """Resume a saved algorithm with the same policies and networks; this algorithm's own progress is discarded.
-
-        Its settings stay, `seed` too: policies sample as in the saved run, environments are reset with the seeds
-        of this one. With the same `seed` and settings the run continues bit-identically.
-
-        Where it is interrupted after it has begun to change anything, by Ctrl-C or an environment that raises, nothing
-        else can be called before `restore` has completed.
-
-        Args:
-            path: As for `from_checkpoint`.
-
-        Raises:
-            CallOrderError: As of `save`.
-            ConfigError: The checkpoint was changed, or is of other policies or networks; nothing has changed,
-                unless the message says that this algorithm cannot continue.
-        """
-        algo = cast("Algorithm", self)
-        algo._operation_guard.refuse_stopped("restore", "restore before, or build a new one")
-        folder, manifest, files = read_checkpoint(path, partial(_content, kind=type(self)))
-        with _taken_over(folder):
-            found = sorted(manifest["config"]["multiagent"]["policies"])
-        own = sorted(algo._policy_set.policies)
-        if found != own:
-            raise ConfigError(f"{folder}: policies {found}, expected {own}; {_AGAIN}")
-        with _taken_over(folder):
-            specs = algo._policy_set.policy_map.specs
-            check_connectors("restore", manifest["config"], kept_connectors(files), algo.config, specs)
-        with algo._operation_guard.call("restore", whole=True):
-            with (
-                _taken_over(folder),
-                algo._rollouts.lock,
-                algo._operation_guard.in_progress("a checkpoint is being restored"),
-            ):
-                algo._training_state.restore(files, changing=algo._operation_guard.must_finish("restore"))
-            algo._callbacks.on_checkpoint_loaded(algorithm=algo)
-
-
 @contextmanager
 def _taken_over(folder: Path) -> Iterator[None]:
     """Raise `ConfigError` for any error in a checkpoint's content; the hashes are right, so `save` did not write it."""
@@ -427,9 +339,54 @@ def _taken_over(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _content(folder: Path, kind: type) -> tuple[Path, dict[str, Any], dict[str, Any]]:
-    manifest = _manifest(folder, kind)
-    return folder, manifest, read_files(folder, manifest)
+class SavedRun(NamedTuple):
+    """What the folder of a checkpoint holds."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    files: Files
+
+    @classmethod
+    def read(cls, path: str | Path, kind: type) -> SavedRun:
+        """Return a checkpoint of an algorithm of this class."""
+
+        def content(folder: Path) -> SavedRun:
+            manifest = _manifest(folder, kind)
+            return cls(folder, manifest, read_files(folder, manifest))
+
+        return read_checkpoint(path, content)
+
+    def kind(self, given: type) -> type[Algorithm]:
+        """Return the class of the algorithm: the given one, or menv's own if that is `Algorithm` itself."""
+        if hasattr(given, "recipe"):
+            return given
+        recipe_named(self.manifest["algorithm"], "of the checkpoint")
+        return cast("type[Algorithm]", getattr(algorithms, self.manifest["algorithm"]))
+
+    def settings(
+        self,
+        config_class: type[AlgorithmConfig],
+        config: Any,
+        env: Any,
+        policy_ids: Collection[str] | None,
+        **multiagent: Any,
+    ) -> AlgorithmConfig:
+        """Return the stored settings with the given ones over them, as `Algorithm.from_checkpoint` takes them."""
+        given, stored = _with(config, **multiagent), self.manifest["config"]
+        with _taken_over(self.folder):
+            settings = restored_config(config_class, stored, given, env, policy_ids)
+            self.check_connectors("from_checkpoint", settings, PolicyMap(settings.multiagent.policies).specs)
+        return settings
+
+    def check_connectors(self, where: str, config: AlgorithmConfig, specs: Mapping[str, PolicySpec]) -> None:
+        """Refuse settings that lack connectors whose state the files hold; settings determine the others."""
+        stored = self.files[STATE].get("connectors", {})
+        kept = [name for name, own in stored.items() if own is not None]
+        check_connectors(where, self.manifest["config"], kept, config, specs)
+
+    def bounds_networks(self) -> AbstractContextManager[None]:
+        """Refuse, in this context, networks of many more weights than the files hold."""
+        return weights_in_file(sum(array.size for array in self.files[WEIGHTS].values()))
 
 
 def _manifest(folder: Path, kind: type) -> dict[str, Any]:
@@ -446,14 +403,6 @@ def _manifest(folder: Path, kind: type) -> dict[str, Any]:
             f"{folder}: a checkpoint of {shown}, expected one of {name}; call {shown}.from_checkpoint"
         )
     return manifest
-
-
-def _kind(given: type, manifest: Mapping[str, Any]) -> type[Algorithm]:
-    """Return the class of a checkpoint's algorithm: the given one, or menv's own if that is `Algorithm` itself."""
-    if hasattr(given, "recipe"):
-        return given
-    recipe_named(manifest["algorithm"], "of the checkpoint")
-    return cast("type[Algorithm]", getattr(algorithms, manifest["algorithm"]))
 
 
 def _with(config: Any, **multiagent: Any) -> Any:

@@ -168,14 +168,14 @@ def test_another_thread_changes_policies_when_an_evaluation_is_over() -> None:
 def test_train_waits_for_another_thread_that_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saving, go_on = threading.Event(), threading.Event()
     with PPO(env="CartPole-v1", config=SMALL) as algo, PPO(env="CartPole-v1", config=SMALL) as quiet:
-        files = algo._training_state.files
+        files = algo._checkpoints.files
 
         def slowly() -> Any:
             saving.set()
             go_on.wait(60)
             return files()
 
-        monkeypatch.setattr(type(algo._training_state), "files", lambda _: slowly())
+        monkeypatch.setattr(type(algo._checkpoints), "files", lambda _: slowly())
         thread = threading.Thread(target=algo.save, args=(tmp_path,))
         thread.start()
         assert saving.wait(60)
