@@ -25,7 +25,7 @@ from menv.spaces import as_flag
 def stopped() -> CallOrderError:
     """Return the error for calls after the last sampler has stopped."""
     return CallOrderError(
-        "external environment: nobody samples any more, expected no further call; end the thread"
+        "external environment: training has stopped, expected no further call; end the thread"
     )
 
 

@@ -265,7 +265,7 @@ class Metrics:
             **_mean_min_max("policy_reward", by_policy),
             **_mean_min_max("agent_reward", shown),
             **_mean_min_max("group_reward", by_group),
-            "win_rate": _win_rates(episodes),
+            "win_rate": _win_rates(episodes, decided=bool(self._elo)),
             **self._outcomes(episodes, len(new)),
             "agent_rewards_omitted": omitted,
             "unclaimed_rewards": self.unclaimed_rewards,
@@ -374,10 +374,12 @@ def _apart(episodes: Sequence[EpisodeSummary]) -> tuple[Returns, Returns, Return
     return by_policy, by_agent, by_group
 
 
-def _win_rates(episodes: Sequence[EpisodeSummary]) -> dict[str, dict[str, float]]:
-    """Return the share of wins of each policy against each other one, a draw as half, {} if no game is zero-sum."""
+def _win_rates(episodes: Sequence[EpisodeSummary], *, decided: bool) -> dict[str, dict[str, float]]:
+    """Return the share of wins of each policy against each other one, a draw as half, {} if no game is zero-sum.
+
+    `decided` says whether an earlier episode had a winner; without any, it may be no game at all.
+    """
     duels: dict[str, dict[str, list[float]]] = {}
-    decided = False
     for episode in episodes:
         players = [(policy_id, reward) for (_, policy_id), reward in episode.rewards.items()]
         returns = [reward for _, reward in players]

@@ -168,8 +168,9 @@ def resolve_env(env: Any) -> EnvCreator:
     """Return the creator of the environment that `env` names.
 
     Args:
-        env: A string (the module docstring says how it is read), a class, or a callable; the latter two are called with
-            the `EnvContext`, or with keywords. A gymnasium id becomes `gymnasium.make(id, **context)`.
+        env: A string (the module docstring says how it is read), a game of OpenSpiel, a class, or a callable; the
+            latter two are called with the `EnvContext`, or with keywords. A gymnasium id becomes
+            `gymnasium.make(id, **context)`.
 
     Raises:
         ConfigError: `env` is None, an existing environment, no creator, or a callable of which it is not clear how to
@@ -177,6 +178,8 @@ def resolve_env(env: Any) -> EnvCreator:
         EnvCrashError: The module that `env` names raised while it was imported.
         UnknownNameError: The name is unknown; near names are listed.
     """
+    if type(env).__module__.partition(".")[0] == "pyspiel":
+        env = f"openspiel:{env}"
     if isinstance(env, str):
         return _env_creator(f"env {describe_env(env)}", named_creator(env))
     if env is None:
@@ -442,7 +445,7 @@ def _env_creator(label: str, creator: Callable[..., Any]) -> EnvCreator:
     with suppress(TypeError):
         signature.bind(None)
         if not _is_setting(parameters[0]):
-            return creator
+            return functools.partial(_call_by_name, label, creator, signature)
     for one in parameters:
         if (
             _FOR_CONTEXTS.search(one.name.lower())
@@ -454,6 +457,16 @@ def _env_creator(label: str, creator: Callable[..., Any]) -> EnvCreator:
                 "reads as either; pass `lambda context: ...` and pick from the context what it needs"
             )
     return functools.partial(_call_by_keyword, label, creator, signature)
+
+
+def _call_by_name(
+    label: str, creator: Callable[..., Any], signature: inspect.Signature, context: EnvContext
+) -> Any:
+    """Pass the context; or the settings by keyword, if the first parameter is named like one of them."""
+    name = next(iter(signature.parameters))
+    if name in context and not _FOR_CONTEXTS.search(name.lower()):
+        return _call_by_keyword(label, creator, signature, context)
+    return creator(context)
 
 
 def _call_by_keyword(

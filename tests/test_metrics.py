@@ -63,6 +63,14 @@ def test_win_rates_count_a_draw_as_half() -> None:
     assert metrics.summary()["win_rate"] == {"p": {"q": 0.625}, "q": {"p": 0.375}}
 
 
+def test_a_game_in_which_all_play_a_draw_by_now_keeps_its_win_rates() -> None:
+    metrics = Metrics(window=1)
+    for reward in (1.0, 0.0):
+        metrics.record(episode({("a", "p"): reward, ("b", "q"): -reward}))
+        summary = metrics.summary()
+    assert summary["win_rate"] == {"p": {"q": 0.5}, "q": {"p": 0.5}}
+
+
 @pytest.mark.parametrize(
     "rewards",
     [

@@ -124,6 +124,19 @@ def test_classes_functions_lambdas_and_partials_are_called_with_the_context(env:
     assert make_env(env, context).context.worker_index == 4
 
 
+def test_a_parameter_named_like_a_setting_gets_that_setting() -> None:
+    def build(size: int) -> Game:
+        return Game(EnvContext({"size": size + 1}))
+
+    assert make_env(build, {"size": 3}).context == {"size": 4}
+
+
+def test_a_game_of_openspiel_is_wrapped() -> None:
+    pyspiel = pytest.importorskip("pyspiel")
+    env = make_env(pyspiel.load_game("leduc_poker"))
+    assert env.possible_agents == ["player_0", "player_1"]
+
+
 def test_a_gymnasium_class_is_called_with_the_context() -> None:
     class Corridor(gym.Env[int, int]):
         def __init__(self, context: EnvContext) -> None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import difflib
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -31,8 +30,6 @@ from menv.tracking.tracker import Tracker, Trackers
 
 if TYPE_CHECKING:
     from menv.algorithms.algorithm import Algorithm
-
-_log = logging.getLogger("menv")
 
 TIMESTEPS = "num_env_steps_sampled"
 """The result that `total_timesteps` bounds."""
@@ -301,9 +298,8 @@ def train_until(
 
 
 def _train(
-    algo: Algorithm, rule: StopRule, saving: Saving, trackers: Tracker, stopped: Callable[[], str]
+    algo: Algorithm, rule: StopRule, saving: Saving, trackers: Trackers, stopped: Callable[[], str]
 ) -> str:
-    warned = False
     reason = rule.reached(algo.counts())
     while not reason:
         iteration = algo.iteration + 1
@@ -324,7 +320,5 @@ def _train(
             try:
                 saving.save(algo, trackers)
             except NotWrittenError as error:
-                if not warned:
-                    _log.warning("%s; training continues without this checkpoint", error)
-                warned = True
+                trackers.warn("Algorithm.save", error)
     return reason

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv serve") ->
         training.config |= {"multiagent": {"policies_to_train": []}, "evaluation_interval": None}
         training.no_save = True
     training.trust, training.typed, training.json = args.trust, args.typed, args.json
-    return train(training)
+    return train(training, "serving")
 
 
 def _token(file: str | None) -> str | None:

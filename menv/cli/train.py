@@ -123,8 +123,13 @@ def train_parser(program: str) -> Parser:
     return parser
 
 
-def train(args: argparse.Namespace) -> int:
-    """Train until a bound is reached or the user stops the run, and return the exit status."""
+def train(args: argparse.Namespace, resumes: str = "resuming") -> int:
+    """Train until a bound is reached or the user stops the run, and return the exit status.
+
+    Args:
+        args: Of `train_parser`.
+        resumes: What the first line says that a resumed run is doing.
+    """
     _check_saving(args)
     args.env = args.named if args.env is None else args.env
     zoo = _zoo(args)
@@ -133,7 +138,7 @@ def train(args: argparse.Namespace) -> int:
         if not args.stop and zoo.env_steps is not None:
             args.stop = {TIMESTEPS: zoo.env_steps}
     shown = progress(args.json, args.stop)
-    what = f"resuming {args.resume}" if args.resume else f"starting {args.run or 'PPO'} in {args.env}"
+    what = f"{resumes} {args.resume}" if args.resume else f"starting {args.run or 'PPO'} in {args.env}"
     shown.announce(f"menv {menv.__version__}, {what}")
     if zoo is not None:
         shown.announce(f"settings of menv/zoo/{zoo.source}; --no-zoo ignores them")

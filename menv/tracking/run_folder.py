@@ -113,7 +113,7 @@ class RunFolder(Tracker):
         """Write one line to each file."""
         kept = {key: value for key, value in result.items() if key not in _LEFT_OUT}
         with writing("run_dir", f"results in {self.path}"):
-            _append(self.path / _RESULTS, f"{json_text(kept)}\n")
+            append(self.path / _RESULTS, f"{json_text(kept)}\n".encode())
             self._append_numbers(dict(scalars(kept)))
             _replace(self.path / _DIGEST, f"{result['digest']}\n")
 
@@ -125,7 +125,7 @@ class RunFolder(Tracker):
             columns = [*self._columns, *new]
             _replace(path, _csv(columns, *([*row, *[""] * (len(columns) - len(row))] for row in rows)))
             self._columns = columns
-        _append(path, _csv([_figure(numbers.get(key)) for key in self._columns]))
+        append(path, _csv([_figure(numbers.get(key)) for key in self._columns]).encode())
 
     def end(self, reason: str) -> None:
         """Let other processes write the folder."""
@@ -341,9 +341,8 @@ def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:.10g}"
 
 
-def _append(path: Path, line: str) -> None:
-    """Append a line; if the disk is full, none of it stays."""
-    data = line.encode()
+def append(path: Path, data: bytes) -> None:
+    """Append to a file; if the disk is full, none of the data stays."""
     with path.open("ab", buffering=0) as file:
         size = file.tell()
         try:

@@ -6,20 +6,27 @@ package tensorboard, when the first result is written. Run folders use the track
 
 from __future__ import annotations
 
+import io
+import itertools
+import os
 import re
+import socket
 import time
-import weakref
 from collections.abc import Mapping
 from functools import lru_cache
 from os import PathLike
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from menv.callbacks import DefaultCallbacks
 from menv.errors import MissingExtraError
 from menv.serialization import path_given, writing
-from menv.tracking.run_folder import scalars
+from menv.tracking.run_folder import append, scalars
 from menv.tracking.tracker import Tracker
+
+_FILES = itertools.count()
+"""Numbers of the event files of this process, which keep their names apart."""
 
 
 class TensorBoardWriter:
@@ -33,8 +40,8 @@ class TensorBoardWriter:
     """
 
     def __init__(self, logdir: str | PathLike[str]) -> None:
-        self._logdir = str(path_given("TensorBoardWriter", logdir))
-        self._writer: Any = None
+        self._logdir = path_given("TensorBoardWriter", logdir)
+        self._path: Path | None = None
 
     def write(self, result: Mapping[str, Any], step: int) -> None:
         """Write the numbers of a result; they are in the file when it returns.
@@ -50,26 +57,23 @@ class TensorBoardWriter:
             MissingExtraError: tensorboard is not installed.
             NotWrittenError: The folder cannot be made, or has no room.
         """
-        event, summary, file_writer = tensorboard_classes()
+        event, summary, record_writer = tensorboard_classes()
         values = [summary.Value(tag=tag, simple_value=value) for tag, value in scalars(result)]
+        path, records = self._path, io.BytesIO()
+        if path is None:
+            record_writer(records).write(event(file_version="brain.Event:2").SerializeToString())
+            parts = (int(time.time()), socket.gethostname(), os.getpid(), next(_FILES))
+            path = self._logdir / ".".join(map(str, ("events.out.tfevents", *parts)))
         told = event(wall_time=time.time(), step=step, summary=summary(value=values))
+        record_writer(records).write(told.SerializeToString())
         with writing("TensorBoardWriter", f"the event file in {self._logdir}"):
-            self._append(told, file_writer)
-
-    def _append(self, event: Any, file_writer: Any) -> None:
-        if self._writer is None:
-            self._writer = file_writer(self._logdir)
-            # Its thread ends with this object, even if it is never closed.
-            self._closing = weakref.finalize(self, self._writer.close)
-        self._writer.add_event(event)
-        # A run that is killed, or never closed, has written what it has reported.
-        self._writer.flush()
+            self._logdir.mkdir(parents=True, exist_ok=True)
+            append(path, records.getvalue())
+        self._path = path
 
     def close(self) -> None:
-        """Close the file; what is written later goes into a new one."""
-        if self._writer is not None:
-            self._closing()
-            self._writer = None
+        """End the file; what is written later goes into a new one."""
+        self._path = None
 
     def __enter__(self) -> Self:
         return self
@@ -143,10 +147,10 @@ def tensorboard_classes() -> tuple[Any, Any, Any]:
     try:
         from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]
+        from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
     except ImportError as error:
         raise MissingExtraError(
             "TensorBoardWriter: the package tensorboard is not installed, expected it; "
             "run: pip install 'menv-rl[train]', or leave the writer out"
         ) from error
-    return Event, Summary, EventFileWriter
+    return Event, Summary, RecordWriter

@@ -36,11 +36,11 @@ class Tracker:
 
 
 class Trackers(Tracker):
-    """Calls several trackers; logs the first exception of each one and carries on."""
+    """Calls several trackers; logs the first exception of each one, but a full disk once in all, and carries on."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = trackers
-        self._warned: set[int] = set()
+        self._warned: set[Any] = set()
 
     def begin(self, algorithm: Any) -> None:
         """Call `begin` of each tracker."""
@@ -58,14 +58,19 @@ class Trackers(Tracker):
         """Call `end` of each tracker."""
         self._each("end", reason)
 
+    def warn(self, call: str, error: Exception) -> None:
+        """Log the exception of a call; later ones of this call are not, and a full disk is logged once in all."""
+        keys = {call, getattr(error, "errno", None) or call}
+        if not keys & self._warned:
+            _log.warning(
+                "%s raised %s: %s; training continues, later errors of it are not logged",
+                call, type(error).__name__, error,
+            )  # fmt: skip
+        self._warned |= keys
+
     def _each(self, method: str, *args: Any) -> None:
-        for number, tracker in enumerate(self._trackers):
+        for tracker in self._trackers:
             try:
                 getattr(tracker, method)(*args)
             except Exception as error:
-                if number not in self._warned:
-                    self._warned.add(number)
-                    _log.warning(
-                        "%s.%s raised %s: %s; training continues, later errors of it are not logged",
-                        type(tracker).__name__, method, type(error).__name__, error,
-                    )  # fmt: skip
+                self.warn(f"{type(tracker).__name__}.{method}", error)

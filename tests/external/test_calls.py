@@ -250,12 +250,12 @@ def test_stop_wakes_those_who_wait_and_refuses_later_calls() -> None:
     told: list[Any] = []
 
     def wait() -> None:
-        with pytest.raises(CallOrderError, match="nobody samples any more") as caught:
+        with pytest.raises(CallOrderError, match="training has stopped") as caught:
             ask_steps(env, env.start_episode(), 0, 100)
         told.append(caught.value)
 
     def wait_to_log() -> None:
-        with pytest.raises(CallOrderError, match="nobody samples any more") as caught:
+        with pytest.raises(CallOrderError, match="training has stopped") as caught:
             log_steps(env, env.start_episode(), 1, 10_000)
         told.append(caught.value)
 
@@ -271,7 +271,7 @@ def test_stop_wakes_those_who_wait_and_refuses_later_calls() -> None:
         lambda: env.log_returns("x", 1.0),
         lambda: env.end_episode("x", obs(0, 0)),
     ):
-        with pytest.raises(CallOrderError, match="nobody samples any more"):
+        with pytest.raises(CallOrderError, match="training has stopped"):
             call()
 
 

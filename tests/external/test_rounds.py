@@ -226,7 +226,7 @@ def test_who_waits_in_a_round_is_told_once_that_nobody_samples_any_more(taken: b
     side.ask(names, np.ones((3, 2), np.float32), [0.0] * 3)
     ready = side.poll() if taken else None
     side.envs.stop()
-    assert all("nobody samples any more" in side.heard[name][1] for name in names)
+    assert all("training has stopped" in side.heard[name][1] for name in names)
     if ready is not None:
         side.envs.send_actions(ready.slots, [1] * 3)
     assert {name: len(told) for name, told in side.heard.items()} == dict.fromkeys(names, 2)

@@ -106,14 +106,14 @@ def calling(*plays: Callable[[], Any]) -> Iterator[None]:
 
 
 def until_stopped(play: Callable[[], Any]) -> Callable[[], None]:
-    """Return what plays over and over, until nobody samples any more."""
+    """Return what plays over and over, until training has stopped."""
 
     def on_and_on() -> None:
         while True:
             try:
                 play()
             except CallOrderError as error:
-                if "nobody samples any more" not in str(error):
+                if "training has stopped" not in str(error):
                     raise
                 return
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -144,7 +145,7 @@ def test_keys_that_appear_later_become_columns(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 def test_training_continues_on_a_full_disk_with_one_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Fills(Tracker):
         """Lets the file of the results lie on a full disk."""
@@ -152,6 +153,10 @@ def test_training_continues_on_a_full_disk_with_one_warning(
         def begin(self, algorithm: Any) -> None:
             (tmp_path / "run" / "results.jsonl").symlink_to("/dev/full")
 
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("menv.tracking.tensorboard.append", full)
     with caplog.at_level(logging.WARNING, "menv"), PPO(env="tictactoe", config=SMALL) as algo:
         assert algo.learn(256, run_dir=tmp_path / "run", trackers=[Fills()])["training_iteration"] == 4
     assert len([one for one in caplog.records if "No space left" in one.message]) == 1
