@@ -329,7 +329,7 @@ class EvaluationWorkers:
             replaced = tree.get("replaced", ())
             if len(replaced) == len(workers):
                 workers.stand_in(replaced)
-            workers.all_at_once(EvaluationWorker.resume, tree)
+            workers.call_all(EvaluationWorker.resume, tree)
         workers.ask_all(EvaluationWorker.play, update)
         self._update, self._interrupted = update, False
 
@@ -376,7 +376,7 @@ class EvaluationWorkers:
             self._all_played()
         # With other policies the next evaluation begins new episodes.
         states = (
-            self._workers.all_at_once(EvaluationWorker.state)
+            self._workers.call_all(EvaluationWorker.state)
             if self._playing is self._policy_view.policy_map
             else [None]
         )
@@ -400,17 +400,22 @@ class EvaluationWorkers:
         policy_map = self._policy_view.policy_map
         if self._workers is None:
             self._workers = WorkerGroup(
-                self._settings, self._policy_sync, self._seed, self._metrics, self._engine,
-                self._settings.num_envs_per_worker, make=EvaluationWorker, label="evaluation worker",
+                EvaluationWorker, self._settings, self._policy_sync, self._seed, self._engine,
+                self._settings.num_envs_per_worker, self._lose, label="evaluation worker",
                 first=self._first, declared=self._declared,
             )  # fmt: skip
         elif self._interrupted or policy_map is not self._playing:
-            self._workers.brief_again()
+            for index in range(len(self._workers)):
+                self._workers.create_again(index)
         else:
             return self._workers
         self._policy_sync.mark_sent()
         self._playing = policy_map
         return self._workers
+
+    def _lose(self, _index: int, line: str) -> None:
+        for _ in range(self._settings.num_envs_per_worker):
+            self._metrics.record_faulty(line)
 
     def _warn(self, lines: Sequence[str]) -> None:
         for line in lines:

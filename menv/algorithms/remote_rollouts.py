@@ -1,19 +1,20 @@
-"""Rollouts of workers: their fragments joined as if one process had sampled them.
+"""Rollouts of workers: requests for fragments, and the fragments joined as if one process had sampled them.
 
 Each worker has its share of the sub-environments, and the fragments are joined in that order, whichever worker was
-first. `menv.algorithms.worker_group` requests fragments and replaces workers.
+first. `menv.algorithms.worker_group` replaces lost workers.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -22,12 +23,13 @@ from menv.adapters.adapter import Adapter
 from menv.adapters.validation import Declared, declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.policy_set import PolicySet
-from menv.algorithms.rollout_worker import RolloutWorker, WorkerSlot
+from menv.algorithms.rollout_worker import RolloutWorker, import_runtime
 from menv.algorithms.rollouts import LocalRollouts, PolicyView, Rollouts, Tree
 from menv.algorithms.torch_threads import set_torch_threads
-from menv.algorithms.worker_group import FragmentQueue, PolicySync, WorkerGroup, locked
+from menv.algorithms.worker_group import PolicySync, WorkerGroup
 from menv.algorithms.worker_messages import (
     Fragment,
+    PolicyUpdate,
     WorkerCounters,
     check_input_settings,
     create_envs,
@@ -35,7 +37,7 @@ from menv.algorithms.worker_messages import (
 )
 from menv.base_env import AgentId, Column
 from menv.callbacks import DefaultCallbacks
-from menv.errors import ConfigError, EnvFaultWarning
+from menv.errors import ConfigError, EnvFaultWarning, WorkerLostError
 from menv.metrics import Metrics, Timers
 from menv.multi_agent_env import MultiAgentEnv
 from menv.policy_spec import PolicySpec
@@ -44,15 +46,96 @@ from menv.sampling.digest import Digest
 from menv.sampling.policy_group import PolicyGroup
 from menv.serving.interrupts import Interrupts
 from menv.workers.convert import to_base_env
-from menv.workers.engine import Engine, RemoteActor
+from menv.workers.engine import Engine, RemoteActor, T, Ts
 from menv.workers.engines import make_engine
 from menv.workers.pipe_channel import pack
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def locked(method: F) -> F:
+    """Hold `self.lock` during a method: concurrent requests would receive each other's answers."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **given: Any) -> Any:
+        with self.lock:
+            return method(self, *args, **given)
+
+    return call  # type: ignore[return-value]
+
+
+class FragmentQueue:
+    """Fragments of one worker that nothing has consumed yet, and counters of consumed ones.
+
+    Fragments of a lost worker may still wait here, so the worker that samples may be another one than the worker whose
+    fragment is learned from. `asked` counts requests without an answer; `error` was raised instead of a fragment;
+    `counters` are the worker's after its last consumed fragment, `past_counters` belong to the workers before it.
+    """
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.running = 0
+        self.error: Exception | None = None
+        self.counters = WorkerCounters()
+        self.past_counters = WorkerCounters()
+        # Each with whether it is the first fragment of a replacement.
+        self._waiting: deque[tuple[Fragment, bool]] = deque()
+        self._other = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def waiting_steps(self) -> int:
+        """Env steps of the fragments that wait; any thread may ask."""
+        return sum(fragment.batch.env_steps() for fragment, _ in list(self._waiting))
+
+    @property
+    def before(self) -> WorkerCounters:
+        """Counters of the workers before the current one, as far as their fragments were consumed."""
+        total = WorkerCounters()
+        total.add(self.past_counters)
+        if self._other or any(other for _, other in self._waiting):
+            total.add(self.counters)
+        return total
+
+    def check(self) -> None:
+        """Raise the stored error, once."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+    def put(self, fragment: Fragment) -> None:
+        self.asked -= 1
+        self._waiting.append((fragment, self._other))
+        self._other, self.running = False, fragment.running
+
+    def take(self) -> Fragment:
+        """Return the oldest fragment, which is counted from now on."""
+        fragment, other = self._waiting.popleft()
+        if other:
+            self.past_counters.add(self.counters)
+        self.counters = WorkerCounters.after(fragment)
+        return fragment
+
+    def drop(self, policy_id: str) -> None:
+        """Drop the data of a removed policy; a new policy may get its id."""
+        for place, (fragment, other) in enumerate(self._waiting):
+            fragment.batch.policy_batches.pop(policy_id, None)
+            filters = {name: seen for name, seen in fragment.filters.items() if name != policy_id}
+            self._waiting[place] = fragment._replace(filters=filters), other
+
+    def lose(self) -> None:
+        """Record that the worker is lost and replaced; its fragments still wait."""
+        self.asked = self.running = 0
+        self._other = True
 
 
 class RemoteRollouts:
     """Workers that sample; see `Rollouts`.
 
-    `staleness` holds, for each fragment since the last report, the updates between acting and learning of its rows.
+    With `overlap`, fragments are requested before the current one is learned from. `staleness` holds, for each fragment
+    since the last report, the updates between acting and learning of its rows.
     """
 
     idle = False
@@ -76,16 +159,13 @@ class RemoteRollouts:
         self._each = num_envs
         self._policy_sync = PolicySync(policy_view)
         self._workers = WorkerGroup(
-            config,
-            self._policy_sync,
-            seed,
-            metrics,
-            engine,
-            num_envs,
-            early,
-            declared=declared,
-            leaves_out=True,
-        )
+            RolloutWorker, config, self._policy_sync, seed, engine, num_envs, self._lose, early,
+            declared=declared, leaves_out=True,
+        )  # fmt: skip
+        self._queues = [FragmentQueue() for _ in range(config.num_workers)]
+        self._ahead = config.max_staleness if config.overlap else 0
+        # Workers that have received the last update.
+        self._updated: set[int] = set()
         # Counters of the workers before a checkpoint.
         self._past_counters = WorkerCounters()
         self._unrolls = 0
@@ -106,7 +186,7 @@ class RemoteRollouts:
 
     @property
     def steps_under_way(self) -> int:
-        return sum(queue.waiting_steps for queue in self._workers.queues)
+        return sum(queue.waiting_steps for queue in self._queues)
 
     @property
     def agent_steps(self) -> int:
@@ -142,53 +222,146 @@ class RemoteRollouts:
     @property
     def _total(self) -> WorkerCounters:
         """Counters of all workers, lost ones included."""
-        each = ((queue.past_counters, queue.counters) for queue in self._workers.queues)
+        each = ((queue.past_counters, queue.counters) for queue in self._queues)
         return WorkerCounters.sum((self._past_counters, *chain.from_iterable(each)))
 
     def begin(self) -> None:
         """Let workers sample ahead while this process prepares to learn."""
-        if self._workers.ahead:
+        if self._ahead:
             self._begun = True
             for index in range(len(self._workers)):
-                self._workers.ask(index, times=1 + self._workers.ahead)
+                self._ask(index, times=1 + self._ahead)
 
     @locked
     def prepare(self) -> None:
         """Wait for every worker's fragment, and request fragments ahead of time."""
         self._follow_again()
         absent = self._workers.absent
-        if self._prepared and all(queue or i in absent for i, queue in enumerate(self._workers.queues)):
+        if self._prepared and all(queue or i in absent for i, queue in enumerate(self._queues)):
             return
         update = self._policy_sync.next_update()
-        self._workers.updated.clear()
+        self._updated.clear()
         try:
             sent = None
             if not update.empty:
                 sent = self._engine.put(update)
                 self.discard_prefetched()
             self._begun = False
-            self._workers.prepare(sent)
+            self._prepare(sent)
         finally:
             # Pickling failed, an interrupt came, or a fragment that was requested before is still due.
-            if len(self._workers.updated | self._workers.absent) < len(self._workers):
+            if len(self._updated | self._workers.absent) < len(self._workers):
                 self._policy_sync.mark_unsent(update)
         self._prepared = True
+
+    def _prepare(self, update: PolicyUpdate | None) -> None:
+        """Wait for a fragment of each worker, and request fragments ahead of time; `update` may be a parcel."""
+        for index in self._workers.present():
+            queue = self._queues[index]
+            queue.check()
+            self._forget_taken(index)
+            if not queue.asked and not queue:
+                self._ask(index, update)
+        absent = self._workers.absent
+        for index, queue in enumerate(self._queues):
+            # No fragment is consumed before all have arrived: if a worker raises, the others' wait for the next call.
+            while not queue and index not in absent:
+                if not queue.asked:
+                    self._ask(index, update)
+                self._fetch(index)
+        for index in set(range(len(self._workers))) - absent:
+            queue = self._queues[index]
+            # Ahead of time: with the weights of now, which the learner will have left behind by then. One of those that
+            # wait is about to be taken.
+            while queue.asked + len(queue) <= self._ahead:
+                self._ask(index, update)
+
+    def _ask(self, index: int, update: PolicyUpdate | None = None, times: int = 1) -> None:
+        """Request one or several fragments."""
+        number = self._policy_sync.version if self._ahead else None
+        for _ in range(times):
+            if not self._queues[index].asked:
+                self._workers.settle(index)
+            self._workers.ask(index, RolloutWorker.sample, number, self._config.explore, update)
+            if update is not None:
+                self._updated.add(index)
+            self._queues[index].asked += 1
+
+    def _fetch(self, index: int) -> None:
+        """Wait for all requested fragments of a worker, or of its replacement."""
+        queue = self._queues[index]
+        self._forget_taken(index)
+        asked = queue.asked
+        while queue.asked:
+            try:
+                fragment = self._workers.answer(index)
+            except WorkerLostError as error:
+                self._workers.replace(index, error)
+                if index in self._workers.absent:
+                    return
+                self._ask(index, times=asked)
+                continue
+            except Exception:
+                # An error is an answer too. A worker that could not be created sends no other.
+                queue.asked = queue.asked - 1 if self._workers.is_created(index) else 0
+                raise
+            asked -= 1
+            self._put(index, fragment)
+            if not self._ahead:
+                return
+
+    def _put(self, index: int, fragment: Fragment | None) -> None:
+        queue = self._queues[index]
+        if fragment is not None:
+            queue.put(fragment)
+            return
+        # It was broken off.
+        queue.asked -= 1
+        self._metrics.episodes_not_resumed += queue.running or self._each
+
+    def _lose(self, index: int, line: str) -> None:
+        """Count the running episodes of a lost worker as faulty."""
+        queue = self._queues[index]
+        for _ in range(queue.running or self._each):
+            self._metrics.record_faulty(line)
+        queue.lose()
+
+    def _forget_taken(self, index: int) -> None:
+        """Forget requests whose answers an interrupted call has already received."""
+        queue = self._queues[index]
+        queue.asked = min(queue.asked, self._workers.outstanding(index))
+
+    def _call(self, index: int, method: Callable[[RolloutWorker, *Ts], T], *args: *Ts) -> T | None:
+        """Call a worker's method, on its replacement if it is lost; None for one that Ray cannot place."""
+        try:
+            self._fetch(index)
+        except WorkerLostError:
+            # A warning was given and a replacement starts, so the run can still be saved.
+            pass
+        except Exception as error:
+            # Raise it at the next fragment; a worker that could not be created raises again.
+            if self._workers.is_created(index):
+                self._queues[index].error = error
+        return None if index in self._workers.absent else self._workers.call(index, method, *args)
+
+    def _call_all(self, method: Callable[[RolloutWorker, *Ts], T], *args: *Ts) -> list[T]:
+        """Call a method of each present worker, one after the other."""
+        found: dict[int, Any] = {index: self._call(index, method, *args) for index in self._workers.present()}
+        return [value for index, value in found.items() if index not in self._workers.absent]
 
     @locked
     def sample(self) -> MultiAgentBatch:
         """Return the fragments of all workers as one."""
         self.prepare()
         self._prepared = False
-        return self._together(
-            {index: queue.take() for index, queue in enumerate(self._workers.queues) if queue}
-        )
+        return self._together({index: queue.take() for index, queue in enumerate(self._queues) if queue})
 
     @locked
     def follow(self, added: Sequence[PolicyGroup] = ()) -> None:
         self._behind = True
         self.discard_prefetched()
         policies = self._engine.put(self._policy_sync.worker_policies())
-        self._workers.sure_of_all(RolloutWorker.follow, policies)
+        self._call_all(RolloutWorker.follow, policies)
         self._policy_sync.mark_sent()
         self._behind = False
 
@@ -199,37 +372,51 @@ class RemoteRollouts:
                 group.retire(policy_id)
         self._behind = True
         self.discard_prefetched()
-        for index, queue in enumerate(self._workers.queues):
+        for index, queue in enumerate(self._queues):
             # Requested fragments still hold the removed policy.
-            self._workers.fetch(index)
+            self._fetch(index)
             queue.drop(policy_id)
 
     @locked
     def running_ids(self) -> set[int] | None:
         self._follow_again()
         self.discard_prefetched()
-        found = self._workers.sure_of_all(RolloutWorker.running_ids)
+        found = self._call_all(RolloutWorker.running_ids)
         known = [ids for ids in found if ids is not None]
         return None if len(known) < len(found) else set().union(*known)
 
     @locked
     def break_off(self) -> None:
-        self._workers.break_off()
+        for index in range(len(self._workers)):
+            self._forget_taken(index)
+        # All of them are signalled before the first wait.
+        broken = [
+            index for index, queue in enumerate(self._queues) if queue.asked and self._workers.signal(index)
+        ]
+        for index in broken:
+            queue = self._queues[index]
+            while queue.asked:
+                try:
+                    self._put(index, self._workers.answer(index))
+                except Exception as error:
+                    queue.error = error
+                    break
+                # With `overlap` more than one is requested.
+                if queue.asked:
+                    self._workers.signal(index)
 
     @locked
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         self._follow_again()
-        return list(chain.from_iterable(self._workers.sure_of_all(RolloutWorker.call_envs, method, args)))
+        return list(chain.from_iterable(self._call_all(RolloutWorker.call_envs, method, args)))
 
     @locked
     def state(self) -> Tree:
         """Return the state of the episodes, without fragments that were sampled ahead."""
         self._follow_again()
         self.discard_prefetched()
-        states = self._workers.sure_of_all(RolloutWorker.state)
-        past_counters = WorkerCounters.sum(
-            (self._past_counters, *(queue.before for queue in self._workers.queues))
-        )
+        states = self._call_all(RolloutWorker.state)
+        past_counters = WorkerCounters.sum((self._past_counters, *(queue.before for queue in self._queues)))
         absent = self._workers.absent
         replaced = [times for index, times in enumerate(self._workers.replaced) if index not in absent]
         return {
@@ -243,13 +430,16 @@ class RemoteRollouts:
     def check_restartable(self) -> None:
         self.discard_prefetched()
         for index in range(len(self._workers)):
-            self._workers.sure(index, RolloutWorker.check_restartable)
+            self._call(index, RolloutWorker.check_restartable)
 
     @locked
     def restart(self, seed: int) -> None:
         self.discard_prefetched()
         self._past_counters = WorkerCounters()
-        self._workers.restart(seed)
+        self._workers.seed = seed
+        for index in range(len(self._workers)):
+            self._call(index, RolloutWorker.restart, seed)
+            self._queues[index] = FragmentQueue()
 
     @locked
     def resume(self, tree: Mapping[str, Any]) -> int:
@@ -260,14 +450,16 @@ class RemoteRollouts:
         lost = 0
         self._workers.present()
         for index, state in enumerate(tree["workers"]):
-            lost += int(self._workers.sure(index, RolloutWorker.resume, state) or 0)
+            lost += int(self._call(index, RolloutWorker.resume, state) or 0)
             # A new queue: workers that were lost before this answer do not count.
-            queue = self._workers.queues[index] = FragmentQueue()
+            queue = self._queues[index] = FragmentQueue()
             queue.counters = WorkerCounters.of(state)
             queue.running = queue.counters.running
             if index in self._workers.absent:
+                # It resumes nothing and must sample other numbers.
                 lost += queue.running
-                self._workers.begins_anew(index)
+                queue.lose()
+                self._workers.replaced[index] += 1
         return lost
 
     def stop(self) -> None:
@@ -277,7 +469,9 @@ class RemoteRollouts:
         """Re-create workers that have begun to sample with outdated policies."""
         if self._begun:
             self._begun = False
-            self._workers.renew()
+            for index in range(len(self._workers)):
+                self._workers.renew(index)
+                self._queues[index] = FragmentQueue()
 
     def _follow_again(self) -> None:
         """Send the policies again if an interrupt has prevented it."""
@@ -309,7 +503,7 @@ class RemoteRollouts:
         return together
 
     def _measure(self, batch: MultiAgentBatch) -> None:
-        if self._workers.ahead:
+        if self._ahead:
             # Empty where all rows sampled ahead are of a removed policy.
             for rows in batch.policy_batches.values():
                 self.staleness.append(self._policy_sync.version - rows[SampleBatch.WEIGHTS_SEQ_NO])
@@ -339,7 +533,7 @@ class WorkerGroupFactory:
         if config.num_workers and config.input is None:
             self._engine = make_engine(config.engine, patience=config.worker_start_timeout_s)
             self._seats = [
-                self._engine.start(partial(WorkerSlot, RolloutWorker), label=f"worker {number}")
+                self._engine.start(import_runtime, label=f"worker {number}")
                 for number in range(1, config.num_workers + 1)
             ]
 

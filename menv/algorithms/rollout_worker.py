@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -39,26 +39,9 @@ Filters = dict[str, list[tuple[int, Any]]]
 _ALWAYS = ("always", None, EnvFaultWarning)
 
 
-class WorkerSlot:
-    """A process that has imported what a worker needs, and the worker once `take` has created it."""
-
-    def __init__(self, make: Callable[[WorkerInit], Any]) -> None:
-        import menv.inference.onnx_backend  # noqa: F401 - the slowest import, while no worker is needed yet
-
-        self._make = make
-        self._worker: Any = None
-
-    def take(self, worker_init: WorkerInit) -> None:
-        """Create the worker, replacing the current one."""
-        self.stop()
-        self._worker = self._make(worker_init)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._worker, name)
-
-    def stop(self) -> None:
-        if self._worker is not None:
-            self._worker.stop()
+def import_runtime() -> None:
+    """Import what a worker needs, while no worker is needed yet."""
+    import menv.inference.onnx_backend  # noqa: F401 - the slowest one
 
 
 class Breakable:

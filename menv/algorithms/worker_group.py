@@ -1,29 +1,26 @@
-"""The workers of a run: requests to them, their fragments, and replacements of lost workers.
+"""The workers of a run or of its evaluations: requests to them, and replacements of lost workers.
 
-A lost worker costs the episodes that ran in it: a new one replaces it, with the current policies, and samples its
-fragment. `PolicySync` sends only what has changed, so weights of policies that do not learn are sent once.
+A lost worker costs the episodes that ran in it: a new one replaces it, with the current policies, and gets its
+requests. `PolicySync` sends only what has changed, so weights of policies that do not learn are sent once.
 """
 
 from __future__ import annotations
 
-import functools
+import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from menv import rng
 from menv.adapters.validation import Declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.rollout_worker import RolloutWorker, WorkerSlot
 from menv.algorithms.rollouts import PolicyView
 from menv.algorithms.worker_messages import (
-    Fragment,
     PolicyUpdate,
-    WorkerCounters,
     WorkerInit,
     WorkerPlacement,
     WorkerPolicies,
@@ -31,11 +28,9 @@ from menv.algorithms.worker_messages import (
     synced_filters,
 )
 from menv.connectors.pipeline import PolicyConnectors
-from menv.errors import CallOrderError, EnvFaultWarning, NoRoomError, WorkerLostError
+from menv.errors import CallOrderError, EnvCrashError, EnvFaultWarning, NoRoomError, WorkerLostError
 from menv.inference.network_policy import NetworkPolicy
-from menv.metrics import Metrics
 from menv.policy import weights_of
-from menv.workers.actor_group import ActorGroup
 from menv.workers.engine import Engine, RemoteActor, T, Ts
 from menv.workers.pipe_channel import SealedValue, can_be_pickled
 from menv.workers.process_engine import in_a_line
@@ -142,159 +137,87 @@ def _equal(before: Weights, now: Weights) -> bool:
     return all(np.array_equal(before[key], now[key]) for key in now)
 
 
-class FragmentQueue:
-    """Fragments of one worker that nothing has consumed yet, and counters of consumed ones.
-
-    Fragments of a lost worker may still wait here, so the worker that samples may be another one than the worker whose
-    fragment is learned from. `asked` counts requests without an answer; `error` was raised instead of a fragment;
-    `counters` are the worker's after its last consumed fragment, `past_counters` belong to the workers before it.
-    """
-
-    def __init__(self) -> None:
-        self.asked = 0
-        self.running = 0
-        self.error: Exception | None = None
-        self.counters = WorkerCounters()
-        self.past_counters = WorkerCounters()
-        # Each with whether it is the first fragment of a replacement.
-        self._waiting: deque[tuple[Fragment, bool]] = deque()
-        self._other = False
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def waiting_steps(self) -> int:
-        """Env steps of the fragments that wait; any thread may ask."""
-        return sum(fragment.batch.env_steps() for fragment, _ in list(self._waiting))
-
-    @property
-    def before(self) -> WorkerCounters:
-        """Counters of the workers before the current one, as far as their fragments were consumed."""
-        total = WorkerCounters()
-        total.add(self.past_counters)
-        if self._other or any(other for _, other in self._waiting):
-            total.add(self.counters)
-        return total
-
-    def check(self) -> None:
-        """Raise the stored error, once."""
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
-
-    def put(self, fragment: Fragment) -> None:
-        self.asked -= 1
-        self._waiting.append((fragment, self._other))
-        self._other, self.running = False, fragment.running
-
-    def take(self) -> Fragment:
-        """Return the oldest fragment, which is counted from now on."""
-        fragment, other = self._waiting.popleft()
-        if other:
-            self.past_counters.add(self.counters)
-        self.counters = WorkerCounters.after(fragment)
-        return fragment
-
-    def drop(self, policy_id: str) -> None:
-        """Drop the data of a removed policy; a new policy may get its id."""
-        for place, (fragment, other) in enumerate(self._waiting):
-            fragment.batch.policy_batches.pop(policy_id, None)
-            filters = {name: seen for name, seen in fragment.filters.items() if name != policy_id}
-            self._waiting[place] = fragment._replace(filters=filters), other
-
-    def lose(self) -> None:
-        """Record that the worker is lost and replaced; its fragments still wait."""
-        self.asked = self.running = 0
-        self._other = True
-
-
 _PLACED_AGAIN_S = 10.0
 """How long the others wait for Ray to place a replacement."""
 
 
-class WorkerGroup:
-    """Workers, by index.
+PAUSES = (0.0, 0.5, 2.0)
+"""Seconds before each replacement without an answer in between; after the last one the worker is given up."""
 
-    `early` are processes that the engine has started already, `first` the settings before callbacks received the
-    algorithm, `declared` the spaces of the driver's environment. With `leaves_out` sampling continues without workers
-    that Ray has no room for: they are `absent` until it has. `ahead` is how many fragments may be requested before the
-    current one is learned from; `recreated` lists replaced workers, from 1; `updated` holds workers that received the
-    last update.
+
+class WorkerGroup:
+    """Equal workers in other processes, by index; lost ones are replaced a few times.
+
+    `make` creates a worker from its `WorkerInit`. `early` are processes that the engine has started already and that
+    hold no worker, `first` the settings before callbacks received the algorithm, `declared` the spaces of the driver's
+    environment. `on_lost` gets the index of a lost worker, and why, before it is replaced. With `leaves_out` the group
+    continues without workers that Ray has no room for: they are `absent` until it has. `recreated` lists replaced
+    workers, from 1; `lost` counts them, and `replaced`, by worker, determines what each samples.
     """
 
     def __init__(
         self,
+        make: Callable[[WorkerInit], object],
         config: AlgorithmConfig,
         policy_sync: PolicySync,
         seed: int,
-        metrics: Metrics,
         engine: Engine,
         num_envs: int,
+        on_lost: Callable[[int, str], None],
         early: Sequence[RemoteActor] = (),
         *,
-        make: Callable[[WorkerInit], Any] = RolloutWorker,
         label: str = "worker",
         first: SealedValue | None = None,
         declared: Declared | None = None,
         leaves_out: bool = False,
     ) -> None:
-        self._seed = seed
-        self._leaves_out = leaves_out
-        self._declared = declared or {}
-        self.queues = [FragmentQueue() for _ in range(config.num_workers)]
-        self.ahead = config.max_staleness if config.overlap else 0
+        self.seed = seed
         self.recreated: list[int] = []
-        self.updated: set[int] = set()
         self.absent: set[int] = set()
+        self.lost = 0
+        self.replaced = [0] * config.num_workers
+        self._make = make
         self._config = config
         self._policy_sync = policy_sync
-        self._metrics = metrics
         self._engine = engine
         self._each = num_envs
+        self._on_lost = on_lost
+        self._label = label
+        self._declared = declared or {}
+        self._leaves_out = leaves_out
         self._stopped = False
+        # Errors of each worker since its last answer, the first cause first.
+        self._errors: list[list[WorkerLostError]] = [[] for _ in self.replaced]
+        # Workers that could not be created, and those that were given up.
+        self._unusable: set[int] = set()
         self._first = first
-        self._group = ActorGroup(
-            engine,
-            functools.partial(WorkerSlot, make),
-            WorkerSlot.take,
-            self._worker_init,
-            config.num_workers,
-            label,
-            early,
-        )
+        self._actors = [*early] or [self._started(index) for index in range(len(self))]
+        # Answers of each worker that are due until it exists.
+        self._creating = [actor.pending for actor in self._actors]
+        for index in range(len(early)):
+            self.create_again(index)
         self._first = first or sealed_settings(config)
 
     def __len__(self) -> int:
-        return len(self.queues)
-
-    @property
-    def lost(self) -> int:
-        """Number of workers lost so far."""
-        return self._group.lost
-
-    @property
-    def replaced(self) -> list[int]:
-        """How often each worker was replaced, which determines what it samples."""
-        return list(self._group.replaced)
+        return len(self.replaced)
 
     @property
     def pids(self) -> list[int | None]:
         """Process ids of the workers."""
-        return [peer.pid for peer in self._group.actors]
+        return [actor.pid for actor in self._actors]
 
     def present(self) -> list[int]:
         """Return the indices of running workers, after waiting for Ray to place the others."""
         problem = None
-        for index, peer in enumerate(self._group.actors if self._engine.name == "ray" else ()):
-            if peer.pid is not None:
+        for index, actor in enumerate(self._actors if self._engine.name == "ray" else ()):
+            if actor.pid is not None:
                 if index in self.absent:
                     # Ray has placed it by now; it gets the current policies.
                     self.absent.discard(index)
-                    self._group.initialize_again(index)
+                    self.create_again(index)
             elif index not in self.absent:
-                self._engine.wait([peer])
-                ended = getattr(peer, "ended", None)
+                self._engine.wait([actor])
+                ended = getattr(actor, "ended", None)
                 if isinstance(ended, NoRoomError):
                     problem = ended
                     self._leave_out(index, str(ended))
@@ -306,7 +229,7 @@ class WorkerGroup:
     def _leave_out(self, index: int, why: str) -> None:
         """Continue without a worker until Ray has placed it."""
         self.absent.add(index)
-        self._group.renew(index)
+        self.renew(index)
         running = len(self) - len(self.absent)
         if running:
             warnings.warn(
@@ -316,218 +239,159 @@ class WorkerGroup:
                 stacklevel=2,
             )
 
-    def prepare(self, update: PolicyUpdate | None = None) -> None:
-        """Wait for a fragment of each worker, and request fragments ahead of time; `update` may be a parcel."""
-        for index in self.present():
-            queue = self.queues[index]
-            queue.check()
-            self._forget_taken(index)
-            if not queue.asked and not queue:
-                self.ask(index, update)
-        for index, queue in enumerate(self.queues):
-            # No fragment is consumed before all have arrived: if a worker raises, the others' wait for the next call.
-            while not queue and index not in self.absent:
-                if not queue.asked:
-                    self.ask(index, update)
-                self.fetch(index)
-        for index in set(range(len(self))) - self.absent:
-            queue = self.queues[index]
-            # Ahead of time: with the weights of now, which the learner will have left behind by then. One of those that
-            # wait is about to be taken.
-            while queue.asked + len(queue) <= self.ahead:
-                self.ask(index, update)
+    def is_created(self, index: int) -> bool:
+        """Return whether a worker is known to exist."""
+        return not self._creating[index]
 
-    def ask(self, index: int, update: PolicyUpdate | None = None, times: int = 1) -> None:
-        """Request one or several fragments."""
-        number = self._policy_sync.version if self.ahead else None
-        for _ in range(times):
-            if not self.queues[index].asked:
-                self._group.settle(index)
-            self._group.ask(index, RolloutWorker.sample, number, self._config.explore, update)
-            if update is not None:
-                self.updated.add(index)
-            self.queues[index].asked += 1
+    def outstanding(self, index: int) -> int:
+        """Return how many answers to requests are due."""
+        return max(0, self._actors[index].pending - self._creating[index])
 
-    def fetch(self, index: int) -> None:
-        """Wait for all requested fragments of a worker, or of its replacement."""
-        queue = self.queues[index]
-        self._forget_taken(index)
-        asked = queue.asked
-        while queue.asked:
-            try:
-                fragment = self._group.answer(index)
-            except WorkerLostError as error:
-                self._replace(index, error)
-                if index in self.absent:
-                    return
-                self.ask(index, times=asked)
-                continue
-            except Exception:
-                # An error is an answer too. A worker that could not be created sends no other.
-                queue.asked = queue.asked - 1 if self._group.is_initialized(index) else 0
-                raise
-            asked -= 1
-            self._put(index, fragment)
-            if not self.ahead:
-                return
+    def ask(self, index: int, method: Callable[[Any, *Ts], object], *args: *Ts) -> None:
+        """Request a call of a worker's method."""
+        self._actors[index].ask(method, *args)
 
-    def _put(self, index: int, fragment: Fragment | None) -> None:
-        queue = self.queues[index]
-        if fragment is not None:
-            queue.put(fragment)
-            return
-        # It was broken off.
-        queue.asked -= 1
-        self._metrics.episodes_not_resumed += queue.running or self._each
-
-    def break_off(self) -> None:
-        """End the fragments that workers are sampling, and wait for those that end anyway."""
-        for index in range(len(self)):
-            self._forget_taken(index)
-        # All of them are signalled before the first wait.
-        broken = [
-            index for index, queue in enumerate(self.queues) if queue.asked and self._group.signal(index)
-        ]
-        for index in broken:
-            queue = self.queues[index]
-            while queue.asked:
-                try:
-                    self._put(index, self._group.answer(index))
-                except Exception as error:
-                    queue.error = error
-                    break
-                # With `overlap` more than one is requested.
-                if queue.asked:
-                    self._group.signal(index)
-
-    def kill_busy(self) -> bool:
-        """End the processes that have not answered; return whether there are any."""
-        busy = [peer for peer in self._group.actors if peer.pending]
-        for peer in busy:
-            peer.kill()
-        return bool(busy)
-
-    def _forget_taken(self, index: int) -> None:
-        """Forget requests whose answers an interrupted call has already received."""
-        queue = self.queues[index]
-        queue.asked = min(queue.asked, self._group.outstanding(index))
-
-    def sure(self, index: int, method: Callable[[Any, *Ts], T], *args: *Ts) -> T | None:
-        """Call a worker's method, on its replacement if it is lost; None for one that Ray cannot place."""
+    def answer(self, index: int) -> Any:
+        """Return a worker's answer; WorkerLostError if it is lost, or replaced a lost one and could not be created."""
         try:
-            self.fetch(index)
-        except WorkerLostError:
-            # A warning was given and a replacement starts, so the run can still be saved.
-            pass
-        except Exception as error:
-            # Raise it at the next fragment; a worker that could not be created raises again.
-            if self._group.is_initialized(index):
-                self.queues[index].error = error
-        if index in self.absent:
-            return None
-        self._group.settle(index)
-        self._group.ask(index, method, *args)
-        return self._answer(index, method, *args)
+            self._wait_until_created(index)
+            value = self._actors[index].answer()
+        except EnvCrashError as error:
+            if not self._errors[index]:
+                raise
+            # Environments could be created before, so the cause may be temporary.
+            self._unusable.add(index)
+            reason = str(error).partition(", expected ")[0]
+            raise WorkerLostError(
+                f"{self._actors[index].label}: took the place of a lost one and could not begin: {reason}, expected it "
+                "to; fix what raised"
+            ) from error
+        self._errors[index].clear()
+        return value
 
-    def sure_of_all(self, method: Callable[[Any, *Ts], T], *args: *Ts) -> list[T]:
-        """Call a method of each present worker, one after the other."""
-        found: dict[int, Any] = {index: self.sure(index, method, *args) for index in self.present()}
-        return [value for index, value in found.items() if index not in self.absent]
+    def _wait_until_created(self, index: int) -> None:
+        while self._creating[index]:
+            try:
+                self._actors[index].answer()
+            except WorkerLostError:
+                raise
+            except Exception:
+                self._unusable.add(index)
+                raise
+            self._creating[index] -= 1
+
+    def signal(self, index: int) -> bool:
+        """Let a worker break off what it is doing, once it is created; return whether it can."""
+        # The next request raises the error.
+        with suppress(Exception):
+            self._wait_until_created(index)
+            return self._actors[index].signal()
+        return False
+
+    def settle(self, index: int) -> None:
+        """Discard answers that no caller waits for any more; restart a worker that could not begin."""
+        while self.outstanding(index):
+            # Old errors do not concern the next request; a lost worker raises again.
+            with suppress(Exception):
+                self.answer(index)
+        if index in self._unusable:
+            self.renew(index)
+
+    def call(self, index: int, method: Callable[[Any, *Ts], T], *args: *Ts) -> T | None:
+        """Call a worker's method, on its replacement if it is lost; None for one that Ray cannot place."""
+        self.settle(index)
+        self.ask(index, method, *args)
+        return self._sure_answer(index, method, *args)
 
     def ask_all(self, method: Callable[[Any, *Ts], object], *args: *Ts) -> None:
         """Request a method call of each worker."""
         for index in range(len(self)):
-            self._group.settle(index)
-            self._group.ask(index, method, *args)
+            self.settle(index)
+            self.ask(index, method, *args)
 
     def answers(self, method: Callable[[Any, *Ts], T], *args: *Ts) -> list[T]:
         """Return the answers to `ask_all`; a lost worker's replacement is asked again."""
-        found: list[Any] = [self._answer(index, method, *args) for index in range(len(self))]
+        found: list[Any] = [self._sure_answer(index, method, *args) for index in range(len(self))]
         return found
 
-    def all_at_once(self, method: Callable[[Any, *Ts], T], *args: *Ts) -> list[T]:
+    def call_all(self, method: Callable[[Any, *Ts], T], *args: *Ts) -> list[T]:
         """Call a method of all workers in parallel."""
         self.ask_all(method, *args)
         return self.answers(method, *args)
 
-    def brief_again(self) -> None:
-        """Re-create each worker with the current policies, in its process."""
-        for index in range(len(self)):
-            self._group.initialize_again(index)
+    def _sure_answer(self, index: int, method: Callable[[Any, *Ts], T], *args: *Ts) -> T | None:
+        while True:
+            try:
+                answer: T = self.answer(index)
+                return answer
+            except WorkerLostError as error:
+                self.replace(index, error)
+                if index in self.absent:
+                    return None
+                self.ask(index, method, *args)
 
-    def restart(self, seed: int) -> None:
-        """Restart each worker with another seed and discard its counters."""
-        self._seed = seed
-        for index in range(len(self)):
-            self.sure(index, RolloutWorker.restart, seed)
-            self.queues[index] = FragmentQueue()
+    def kill_busy(self) -> bool:
+        """End the processes that have not answered; return whether there are any."""
+        busy = [actor for actor in self._actors if actor.pending]
+        for actor in busy:
+            actor.kill()
+        return bool(busy)
 
     def stand_in(self, replaced: Sequence[int]) -> None:
         """Let each worker sample as one that was replaced so often."""
         for index, times in enumerate(replaced):
             # Its environments got their seeds when they were created.
-            if times or self._group.replaced[index]:
-                self._group.replaced[index] = times
-                self._group.initialize_again(index)
+            if times or self.replaced[index]:
+                self.replaced[index] = times
+                self.create_again(index)
 
-    def begins_anew(self, index: int) -> None:
-        """Record that an absent worker resumes nothing and must sample other numbers."""
-        self.queues[index].lose()
-        self._group.replaced[index] += 1
+    def create_again(self, index: int) -> None:
+        """Create a worker in its process, with the current policies."""
+        self.settle(index)
+        self._actors[index].create(self._make, self._worker_init(index))
+        self._creating[index] += 1
 
-    def renew(self) -> None:
-        """Re-create all workers; discard their fragments."""
-        for index in range(len(self)):
-            self._group.renew(index)
-            self.queues[index] = FragmentQueue()
+    def renew(self, index: int) -> None:
+        """Start a worker in another process and forget its errors."""
+        self._errors[index].clear()
+        self._start_again(index)
 
-    def stop(self) -> None:
-        self._stopped = True
-        self._engine.stop()
+    def _start_again(self, index: int) -> None:
+        """Replace a process; after an interruption, `settle` finishes this."""
+        self._unusable.add(index)
+        self._actors[index].kill()
+        self._creating[index] = 1
+        self._actors[index] = self._started(index)
+        self._unusable.discard(index)
 
-    def _answer(self, index: int, method: Callable[[Any, *Ts], T], *args: *Ts) -> T | None:
-        """Wait for an answer; if the worker is lost, ask its replacement."""
-        while True:
-            try:
-                answer: T = self._group.answer(index)
-                return answer
-            except WorkerLostError as error:
-                self._replace(index, error)
-                if index in self.absent:
-                    return None
-                self._group.ask(index, method, *args)
+    def _started(self, index: int) -> RemoteActor:
+        return self._engine.start(self._make, self._worker_init(index), label=f"{self._label} {index + 1}")
 
-    def _worker_init(self, index: int, times: int) -> WorkerInit:
+    def _worker_init(self, index: int) -> WorkerInit:
         """Return what a worker is created from; a replacement samples with another seed."""
         settings: WorkerSettings | SealedValue = _settings(self._config)
         if self._first is not None and not can_be_pickled(settings):
             # Callbacks may hold the algorithm or open files by now, which workers do not need.
             settings = self._first
-        seed = rng.key(self._seed, index, times) >> 2 if times else self._seed
+        times = self.replaced[index]
+        seed = rng.key(self.seed, index, times) >> 2 if times else self.seed
         placement = WorkerPlacement(index + 1, recreated=times > 0)
         return WorkerInit(
             settings, placement, self._policy_sync.worker_policies(), seed, self._declared, self._each
         )
 
-    def _replace(self, index: int, error: WorkerLostError) -> None:
-        """Replace a lost worker; its running episodes count as faulty."""
+    def replace(self, index: int, error: WorkerLostError) -> None:
+        """Start another worker in place of a lost one; the caller repeats its requests.
+
+        Raises WorkerLostError with the first cause after too many losses without an answer in between.
+        """
         self._check_running()
-        hung = where_it_hung(str(error))
-        if hung is not None and self._config.env_timeout is not None:
-            head, expected, rest = str(error).partition(", expected ")
-            told = f"{head}: {self._overdue(index)}, from {hung}"
-            if not self._group.lost and not self._group.is_initialized(index):
-                self._group.give_up(index)
-                raise WorkerLostError(
-                    f"{told}, expected it to be there; fix what it waits for, or raise env_timeout above that"
-                ) from error
-            error = WorkerLostError(f"{told}{expected}{rest}")
+        error = self._explained(index, error)
         line = in_a_line(str(error))
-        for _ in range(self.queues[index].running or self._each):
-            self._metrics.record_faulty(line)
-        self.queues[index].lose()
+        self._on_lost(index, line)
         self.recreated.append(index + 1)
-        self._group.replace(index, error)
+        self._count_loss(index, error)
+        self._start_again(index)
         self._check_running()
         warnings.warn(
             f"{line}: the episodes that ran in it are lost and another worker was started, expected none to end; "
@@ -535,19 +399,55 @@ class WorkerGroup:
             EnvFaultWarning,
             stacklevel=2,
         )
-        peer = self._group.actors[index]
+        actor = self._actors[index]
         if self._engine.name == "ray" and len(self.absent) + 1 < len(self) and self._leaves_out:
             # A lost node may leave no room; the other workers do not wait for one.
-            self._engine.wait([peer], _PLACED_AGAIN_S)
-            if peer.pid is None:
-                self._leave_out(index, f"{peer.label}: Ray has not placed it within {_PLACED_AGAIN_S:g} s")
+            self._engine.wait([actor], _PLACED_AGAIN_S)
+            if actor.pid is None:
+                self._leave_out(index, f"{actor.label}: Ray has not placed it within {_PLACED_AGAIN_S:g} s")
 
-    def _overdue(self, index: int) -> str:
-        seconds = self._config.env_timeout
-        if self._group.is_initialized(index):
-            # Progress is counted in env steps; callbacks and policies run between them.
-            return f"an environment, or a callback or a custom policy, did not return for env_timeout={seconds:g} s"
-        return f"an environment was not created within {creation_limit(seconds):g} s"
+    def _explained(self, index: int, error: WorkerLostError) -> WorkerLostError:
+        """Return the error with what hung, if a watchdog ended the process; raise it if nothing was created yet."""
+        hung, seconds = where_it_hung(str(error)), self._config.env_timeout
+        if hung is None or seconds is None:
+            return error
+        created = self.is_created(index)
+        # Progress is counted in env steps; callbacks and policies run between them.
+        late = (
+            f"an environment, or a callback or a custom policy, did not return for env_timeout={seconds:g} s"
+            if created
+            else f"an environment was not created within {creation_limit(seconds):g} s"
+        )
+        head, expected, rest = str(error).partition(", expected ")
+        if not self.lost and not created:
+            self._unusable.add(index)
+            raise WorkerLostError(
+                f"{head}: {late}, from {hung}, expected it to be there; fix what it waits for, or raise env_timeout "
+                "above that"
+            ) from error
+        return WorkerLostError(f"{head}: {late}, from {hung}{expected}{rest}")
+
+    def _count_loss(self, index: int, error: WorkerLostError) -> None:
+        """Count a loss and pause; raise after too many. An interruption of this process is not the worker's fault."""
+        errors = self._errors[index]
+        blamed = not self._actors[index].was_interrupted
+        errors += [error] if blamed else []
+        self.lost += 1
+        self.replaced[index] += 1
+        if len(errors) > len(PAUSES):
+            # Not replaced before the next request, e.g. while the run is saved.
+            self._unusable.add(index)
+            head = str(error).partition(", expected ")[0]
+            last = f", the last: {head}" if isinstance(error.__cause__, EnvCrashError) else ""
+            raise WorkerLostError(
+                f"{errors[0]}\n(the first of {len(errors)} times without a fragment in between{last}, expected at most "
+                f"{len(PAUSES)}; fix what ends the process)"
+            ) from error
+        time.sleep(PAUSES[len(errors) - 1] if blamed else 0.0)
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._engine.stop()
 
     def _check_running(self) -> None:
         if self._stopped:
@@ -564,17 +464,3 @@ def sealed_settings(config: AlgorithmConfig) -> SealedValue:
 def _settings(config: AlgorithmConfig) -> WorkerSettings:
     config = replace(config, evaluation_config=None, input=None)
     return WorkerSettings(config, known_here(config.env, config.env_config))
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def locked(method: F) -> F:
-    """Hold `self.lock` during a method: concurrent requests would receive each other's answers."""
-
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **given: Any) -> Any:
-        with self.lock:
-            return method(self, *args, **given)
-
-    return call  # type: ignore[return-value]

@@ -59,6 +59,10 @@ class RemoteActor(ABC):
         """
 
     @abstractmethod
+    def create(self, make: Callable[..., Any], *args: Any) -> None:
+        """Request that `make(*args)` creates its object again, in place of the current one, which is stopped."""
+
+    @abstractmethod
     def answer(self) -> Any:
         """Wait for the answer to the oldest request and return it; arrays in it may be read-only.
 

@@ -151,6 +151,9 @@ class ProcessActor(RemoteActor):
         parcel = own.pop() if own and isinstance(own[-1], PackedMessage) else None
         self._send(PackedMessage(pack_request(self.label, method.__name__, own)), parcel)
 
+    def create(self, make: Callable[..., Any], *args: Any) -> None:
+        self._send(PackedMessage(pack_request(self.label, CREATE, (make, *args))))
+
     def answer(self) -> Any:
         if not self.pending:
             raise CallOrderError(f"{self.label}: was asked nothing, expected a request first; call ask")

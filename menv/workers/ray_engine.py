@@ -259,10 +259,15 @@ class RayRemoteActor(RemoteActor):
     def ask(self, method: Callable[[Any, *Ts], object], *args: *Ts) -> None:
         own: list[Any] = [*args]
         parcel = own.pop() if own and isinstance(own[-1], ray.ObjectRef) else None
-        parts = boxed(pack_request(self.label, method.__name__, own))
+        self._request(pack_request(self.label, method.__name__, own), parcel)
+
+    def create(self, make: Callable[..., Any], *args: Any) -> None:
+        self._request(pack_request(self.label, CREATE, (make, *args)), None)
+
+    def _request(self, parts: Parts, parcel: Any) -> None:
         # `answer` raises if the actor is gone.
         if not self.is_gone():
-            reference = self._handle.ask.remote(parts, parcel)
+            reference = self._handle.ask.remote(boxed(parts), parcel)
             # No call from here on, so no signal handler runs between storing and counting it.
             self._answers += (reference,)
         self.pending += 1

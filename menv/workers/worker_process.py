@@ -74,6 +74,8 @@ class WorkerProcess:
 
     def _call(self, method: str, args: tuple[Any, ...]) -> Any:
         if method == CREATE:
+            self.stop()
+            self._object = self._creation_error = None
             self._object = args[0](*args[1:])
             return None
         # Requests may be under way before the driver knows that the creation failed.

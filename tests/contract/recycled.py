@@ -49,6 +49,9 @@ class RecycledPeer(RemoteActor):
     def ask(self, method: Callable[[Any, *Ts], object], *args: *Ts) -> None:
         self.inner.ask(Stage.ask, method.__name__, args)
 
+    def create(self, make: Callable[..., Any], *args: Any) -> None:
+        self.inner.ask(Stage.open, make, args)
+
     def answer(self) -> Any:
         return self.inner.answer()
 
@@ -73,7 +76,7 @@ class RecycledEngine(Engine):
 
     def start(self, make: Callable[..., Any], *args: Any, label: str) -> RemoteActor:
         peer = RecycledPeer(self._any(), label)
-        peer.inner.ask(Stage.open, make, args)
+        peer.create(make, *args)
         self.peers.append(peer)
         return peer
 

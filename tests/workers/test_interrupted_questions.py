@@ -13,9 +13,9 @@ import pytest
 
 from menv import Policy, PolicySpec
 from menv.algorithms.remote_rollouts import RemoteRollouts
+from menv.algorithms.worker_group import WorkerGroup
 from menv.connectors import EnvSamplingAgentConnector
 from menv.errors import EnvFaultWarning
-from menv.workers.actor_group import ActorGroup
 from menv.workers.pipe_channel import UnsendableError
 from tests.interrupting import raised_at
 from tests.workers.crews import running
@@ -48,9 +48,9 @@ class Holding(EnvSamplingAgentConnector):
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Answers that are still waited for before Ctrl-C, once; [] for none."""
     left: list[int] = []
-    answer = ActorGroup.answer
+    answer = WorkerGroup.answer
 
-    def answer_or_interrupt(self: ActorGroup, index: int) -> Any:
+    def answer_or_interrupt(self: WorkerGroup, index: int) -> Any:
         if left:
             left[0] -= 1
             if left[0] < 0:
@@ -58,7 +58,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
                 raise KeyboardInterrupt
         return answer(self, index)
 
-    monkeypatch.setattr(ActorGroup, "answer", answer_or_interrupt)
+    monkeypatch.setattr(WorkerGroup, "answer", answer_or_interrupt)
     return left
 
 

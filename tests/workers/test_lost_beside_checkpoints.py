@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from menv.algorithms import PPO
+from menv.algorithms.remote_rollouts import RemoteRollouts
 from menv.algorithms.worker_group import WorkerGroup
 from menv.errors import EnvCrashError, WorkerLostError
 from tests.workers.crews import running, same, weights_of
@@ -17,16 +18,17 @@ pytestmark = pytest.mark.filterwarnings("ignore::menv.errors.EnvFaultWarning")
 
 
 @pytest.mark.slow_unless("restart")
-@pytest.mark.parametrize("moment", ["restart", "sure"])
+@pytest.mark.parametrize("moment", ["restart", "call"])
 def test_a_worker_that_is_lost_while_a_checkpoint_is_taken_up_counts_what_was_sampled_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, moment: str
 ) -> None:
     with running(2) as algo:
         before = [algo.train() for _ in range(3)][-1]
         algo.save(tmp_path)
-        method = getattr(WorkerGroup, moment)
+        owner = WorkerGroup if moment == "call" else RemoteRollouts
+        method = getattr(owner, moment)
 
-        def kill_afterwards(workers: WorkerGroup, *args: Any) -> Any:
+        def kill_afterwards(workers: Any, *args: Any) -> Any:
             found = method(workers, *args)
             pid = workers.pids[1]
             assert pid is not None
@@ -34,7 +36,7 @@ def test_a_worker_that_is_lost_while_a_checkpoint_is_taken_up_counts_what_was_sa
             return found
 
         with monkeypatch.context() as patched:
-            patched.setattr(WorkerGroup, moment, kill_afterwards)
+            patched.setattr(owner, moment, kill_afterwards)
             algo.restore(tmp_path)
         result = algo.train()
         assert result["num_env_steps_sampled_this_iter"] == 128
