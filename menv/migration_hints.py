@@ -15,22 +15,6 @@ from menv.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-RENAMED_SETTINGS = {
-    "alpha": "prioritized_replay_alpha", "batch_size": "sgd_minibatch_size", "beta": "prioritized_replay_beta",
-    "callbacks_class": "callbacks", "clip_range": "clip_param", "custom_options": "custom_model_config",
-    "ent_coef": "entropy_coeff", "eps": "prioritized_replay_eps",
-    "evaluation_num_env_runners": "evaluation_num_workers", "evaluation_num_episodes": "evaluation_duration",
-    "gae_lambda": "lambda_", "lambda": "lambda_", "learning_rate": "lr",
-    "learning_starts": "num_steps_sampled_before_learning_starts", "max_grad_norm": "grad_clip",
-    "metrics_smoothing_episodes": "metrics_num_episodes_for_smoothing", "minibatch_size": "sgd_minibatch_size",
-    "model_config": "model", "multi_agent": "multiagent", "n_envs": "num_envs_per_worker", "n_epochs": "num_sgd_iter",
-    "num_env_runners": "num_workers", "num_envs_per_env_runner": "num_envs_per_worker", "num_epochs": "num_sgd_iter",
-    "num_rollout_workers": "num_workers", "sample_batch_size": "rollout_fragment_length",
-    "timesteps_per_iteration": "min_sample_timesteps_per_iteration",
-    "train_batch_size_per_learner": "train_batch_size", "vf_coef": "vf_loss_coeff",
-}  # fmt: skip
-"""Settings that have another name here."""
-
 ONLY_VALUES: dict[str, Any] = {
     "exploration_config": {"type": "StochasticSampling"}, "grad_clip_by": "global_norm", "num_atoms": 1,
     "replay_mode": "independent", "replay_sequence_length": 1, "replay_zero_init_states": True,
@@ -176,13 +160,6 @@ _TABLE: dict[str, dict[str, str]] = {
         "use_critic use_gae": "advantages always use values; lambda=1 gives returns less values",
         "use_kl_loss": "kl_coeff=0 switches the KL term off",
     },
-    "setting of another algorithm": {
-        "clip_param critic_obs critic_obs_size entropy_coeff entropy_coeff_schedule kl_coeff kl_target lambda lambda_ "
-        "normalize_values num_sgd_iter sgd_minibatch_size vf_clip_param vf_loss_coeff": "only PPO has it; leave it out",
-        "adam_epsilon double_q dueling n_step num_steps_sampled_before_learning_starts target_network_update_freq "
-        "td_error_loss_fn training_intensity": "only DQN and QMIX have it; leave it out",
-        "mixer mixing_embed_dim": "only QMIX has it; leave it out",
-    },
     "uncalled method of Algorithm": {
         "get_default_policy_class": "name the class in multiagent.policies, PolicySpec(policy_class=...)",
         "setup": "write on_algorithm_init in callbacks",
@@ -203,13 +180,16 @@ HINTS = {
 
 def hint(owner: str, name: str) -> str | None:
     """Return what to write instead of an old name of an owner in `HINTS`, None if there is no hint."""
-    if owner == "Config" and name in RENAMED_SETTINGS:
-        return f"it is called {RENAMED_SETTINGS[name]}"
     return HINTS[owner].get(name)
 
 
-def hinted(owner: str) -> Callable[[Any, str], Any]:
-    """Return the `__getattr__` of a public class; its AttributeError says what to write instead of an old name."""
+def hinted(
+    owner: str, new_name: Callable[[Any, str], str | None] = lambda own, name: None
+) -> Callable[[Any, str], Any]:
+    """Return the `__getattr__` of a public class; its AttributeError says what to write instead of an old name.
+
+    `new_name` returns what an object calls a name of the table's libraries.
+    """
 
     def missing(self: Any, name: str) -> Any:
         kind = type(self)
@@ -221,7 +201,8 @@ def hinted(owner: str) -> Callable[[Any, str], Any]:
         further = next((other for other in others[others.index(missing) + 1 :] if other is not None), None)
         if further is not None:
             return further(self, name)
-        advice = hint(owner, name)
+        new = new_name(self, name)
+        advice = hint(owner, name) if new is None else f"it is called {new}"
         raise AttributeError(
             f"{kind.__name__!r} object has no attribute {name!r}" + (f"; {advice}" if advice else ""),
             name=name,

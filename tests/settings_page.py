@@ -8,14 +8,13 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, ModelConfig, MultiAgentConfig
-from menv.algorithms.config.keys import RENAMED
-from menv.algorithms.config.read_config import OF_A_POLICY
+from menv.algorithms.config.read_config import of_scope
+from menv.algorithms.config.setting import Setting, table
 from menv.algorithms.dqn.config import DQNConfig, ExplorationConfig, ReplayBufferConfig
 from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.qmix.config import QMIXConfig
@@ -35,13 +34,12 @@ A policy with another algorithm than the run, `PolicySpec(algorithm="DQN")`, use
 "Every algorithm" and `gamma`, but not `train_batch_size`. Its other settings, `lr` too, are its
 algorithm's defaults, unless its config overrides them.
 """
-_CLASSIC = {field: key for key, field in RENAMED.items()}
 
 
 def page() -> str:
     """Return the whole page."""
-    common = {field.name for field in fields(AlgorithmConfig)}
-    off_policy = {field.name for field in fields(DQNConfig)}
+    common = _names(AlgorithmConfig)
+    off_policy = _names(DQNConfig)
     parts = [
         ("Every algorithm", "", AlgorithmConfig, common),
         ("PPO", "", PPOConfig, _names(PPOConfig) - common),
@@ -63,22 +61,21 @@ def page() -> str:
 def _part(title: str, text: str, owner: type[Any], names: set[str]) -> str:
     said = _said(owner)
     rows = [
-        f"| `{_CLASSIC.get(field.name, field.name)}`{_star(owner, field.name)} | {_default(field)} | "
-        f"{said[field.name]} |"
-        for field in fields(owner)
-        if field.name in names
+        f"| `{row.key}`{_star(owner, name)} | {_default(row)} | {said[name]} |"
+        for name, row in table(owner).items()
+        if name in names
     ]
     head = [f"\n## {title}\n", *([f"{text}\n"] if text else []), "| key | default | |", "|---|---|---|"]
     return "\n".join([*head, *rows]) + "\n"
 
 
 def _star(owner: type[Any], name: str) -> str:
-    common = {field.name for field in fields(AlgorithmConfig)} - OF_A_POLICY
-    return " *" if issubclass(owner, AlgorithmConfig) and name not in common | owner.of_the_run else ""
+    of_policies = issubclass(owner, AlgorithmConfig) and of_scope(owner, "policy", "network", "connectors")
+    return " *" if of_policies and name in of_policies else ""
 
 
 def _names(owner: type[Any]) -> set[str]:
-    return {field.name for field in fields(owner)}
+    return set(table(owner))
 
 
 def _said_anew(owner: type[Any], known: set[str]) -> set[str]:
@@ -105,12 +102,8 @@ def _docstrings(cls: type[Any]) -> Iterator[tuple[str, str]]:
                     yield ast.unparse(before.target), " ".join(text.split()).replace("|", "\\|")
 
 
-def _default(field: Field[Any]) -> str:
-    if field.default is not MISSING:
-        return f"`{getattr(field.default, '__name__', repr(field.default))}`"
-    assert field.default_factory is not MISSING
-    made = field.default_factory()
-    return "below" if is_dataclass(made) else f"`{made!r}`"
+def _default(row: Setting) -> str:
+    return "below" if row.section else f"`{getattr(row.default, '__name__', repr(row.default))}`"
 
 
 if __name__ == "__main__":

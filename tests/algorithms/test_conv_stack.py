@@ -123,7 +123,7 @@ def test_filters_that_leave_nothing_of_the_image_are_refused_with_the_sizes() ->
 
 
 def test_an_unknown_activation_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"conv_activation 'swish', expected one of tanh, "):
+    with pytest.raises(ConfigError, match=r"conv_activation is 'swish', expected one of 'tanh', "):
         network_for(IMAGE, conv_activation="swish")
 
 

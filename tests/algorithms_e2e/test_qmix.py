@@ -228,7 +228,7 @@ class Unlike(TwoStepGame):
             {"env": lambda context: Unlike({"choices": 2, "seen": 6}).with_agent_groups(GROUP)},
             r"the observation spaces of members 0 and 1 of the group are Box\(.*\(5,\).*and Box\(.*\(6,\)",
         ),
-        ({"mixer": "mean"}, r"QMIX: mixer is 'mean', expected one of \('qmix', 'vdn', None\)"),
+        ({"mixer": "mean"}, r"QMIX: mixer is 'mean', expected one of 'qmix', 'vdn', None"),
         ({"mixer": ["qmix"]}, r"QMIX: mixer is \['qmix'\]"),
         ({"mixing_embed_dim": 0}, "QMIX: mixing_embed_dim is 0, expected an integer of at least 1"),
         ({"n_step": 0}, "QMIX: n_step is 0, expected an integer of at least 1"),

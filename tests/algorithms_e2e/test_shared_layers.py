@@ -266,10 +266,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"policies": {"a": spec(fcnet_hiddens=[]), "b": spec()}}, r"'a'.*without hidden layers, expected at least one"
     ),
     "a number": (
-        {"policies": {"a": spec(), "b": spec(shared_layers=3)}}, r"shared_layers is 3, expected the name of a group"
+        {"policies": {"a": spec(), "b": spec(shared_layers=3)}}, r"shared_layers is 3, expected a name"
     ),
     "no name": (
-        {"policies": {"a": spec(), "b": spec(shared_layers="")}}, r"shared_layers is '', expected the name of a group"
+        {"policies": {"a": spec(), "b": spec(shared_layers="")}}, r"shared_layers is '', expected a name"
     ),
     "first trained": ({"trained": ["a"]}, HALF_FROZEN),
     "second trained": ({"trained": ["b"]}, r"'b' and not 'a', .*\"shared_layers\": None"),

@@ -190,7 +190,10 @@ def test_rows_of_the_wrong_width_are_named(function: Any, message: str) -> None:
 SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"critic_obs": "everything"}, "critic_obs is 'everything', expected \"all_agents\""),
     ({"critic_obs": rows(0, 2)}, "critic_obs_size is None with critic_obs given"),
-    ({"critic_obs": rows(0, 2), "critic_obs_size": 0}, "critic_obs_size is 0 with critic_obs given"),
+    (
+        {"critic_obs": rows(0, 2), "critic_obs_size": 0},
+        "critic_obs_size is 0, expected an integer of at least 1, or None",
+    ),
     ({"critic_obs_size": 3}, "critic_obs_size is 3 with critic_obs None"),
     (
         {"critic_obs": "all_agents", "model": {"vf_share_layers": True}},

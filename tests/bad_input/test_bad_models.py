@@ -40,11 +40,11 @@ MODELS: list[tuple[dict[str, Any], str]] = [
         r"fcnet_hiddens is \[True\], expected a list of at most 256 positive integers",
     ),
     ({"fcnet_hiddens": 64}, "fcnet_hiddens is 64, expected a list of at most 256 positive integers"),
-    ({"fcnet_activation": np.array(["relu"])}, r"activation \['relu'\], expected one of tanh"),
+    ({"fcnet_activation": np.array(["relu"])}, r"activation is \['relu'\], expected one of 'tanh'"),
     ({"use_lstm": True, "lstm_cell_size": "64"}, "lstm_cell_size is '64', expected an integer"),
     ({"use_lstm": True, "max_seq_len": 20.0}, "max_seq_len is 20.0, expected an integer"),
-    ({"shared_layers": True}, "shared_layers is True, expected the name of a group"),
-    ({"shared_layers": ["a"]}, r"shared_layers is \['a'\], expected the name of a group"),
+    ({"shared_layers": True}, "shared_layers is True, expected a name"),
+    ({"shared_layers": ["a"]}, r"shared_layers is \['a'\], expected a name"),
     ({"conv_filters": "[16, 4, 2]"}, "conv_filters is .*expected a list of"),
     ({"conv_filters": [["16", 4, 2]]}, r"conv_filters is \[\['16', 4, 2\]\], expected a list of"),
     ({"custom_model": "Grid"}, "custom_model is 'Grid', expected a torch.nn.Module class"),
@@ -52,7 +52,7 @@ MODELS: list[tuple[dict[str, Any], str]] = [
         {"custom_model": nn.Linear(2, 2)},
         "custom_model is an instance of Linear, expected a torch.nn.Module class",
     ),
-    ({"custom_model": nn.Linear, "custom_model_config": [("width", 4)]}, "custom_model_config is list"),
+    ({"custom_model": nn.Linear, "custom_model_config": [("width", 4)]}, "custom_model_config is a list"),
 ]
 
 
@@ -94,7 +94,7 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"evaluation_config": {"explor": False}}, "evaluation_config: unknown key 'explor'.*'explore'"),
     (
         {"evaluation_duration_unit": np.array(["episodes"])},
-        r"evaluation_duration_unit: \['episodes'\], expected",
+        r"evaluation_duration_unit is \['episodes'\], expected",
     ),
     ({"multiagent": {"policies": 2}}, "policies: 2, expected policy ids"),
     ({"multiagent": {"policies": [["a"]]}}, r"policies: \[\['a'\]\], expected policy ids"),

@@ -72,7 +72,7 @@ def test_what_belongs_to_a_setting_that_is_switched_off_does_not_stand_in_the_wa
     assert (same.remote_env_batch_wait_ms, same.max_staleness) == (5, 2)
     near = evaluation_settings(dataclasses.replace(far, evaluation_config={"remote_worker_envs": False}))
     assert (near.remote_env_batch_wait_ms, near.max_staleness) == (0, 2)
-    with pytest.raises(ConfigError, match="max_staleness: 3 without overlap"):
+    with pytest.raises(ConfigError, match="max_staleness is 3 without overlap"):
         restored_config(PPOConfig, stored, {"overlap": False, "max_staleness": 3})
 
 

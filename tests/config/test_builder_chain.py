@@ -9,7 +9,7 @@ import pytest
 
 from menv import ConfigError, DefaultCallbacks
 from menv.algorithms import DQN, PPO, DQNConfig, PPOConfig, QMIXConfig
-from menv.algorithms.config import keys
+from menv.algorithms.config import setting as table_of_settings
 from menv.algorithms.config.read_config import read_config
 from menv.envs import TicTacToe
 
@@ -135,7 +135,7 @@ def test_an_unknown_argument_is_refused_with_what_to_write(call: Any, message: s
 def test_an_argument_without_meaning_warns_once(
     method: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys, "_warned", set())
+    monkeypatch.setattr(table_of_settings, "_warned", set())
     with pytest.warns(
         UserWarning, match=rf"PPOConfig.{method}: '{next(iter(settings))}' has no meaning in menv"
     ):

@@ -103,20 +103,23 @@ def test_learning_happens_every_few_steps_and_an_iteration_covers_many(
         ({"grad_clip": "no"}, "grad_clip is 'no', .* or None to switch it off"),
         (
             {"grad_clip": 0},
-            "DQN: grad_clip is 0, which lets nothing be learned, .*, or None to switch it off",
+            "DQN: grad_clip is 0, expected a number above 0, or None to switch it off",
         ),
         ({"dueling": 1}, "dueling is 1, expected True or False"),
         ({"min_sample_timesteps_per_iteration": 0}, "min_sample_timesteps_per_iteration is 0"),
         ({"replay_buffer_config": {"capacity": 0}}, "replay_buffer_config: capacity is 0"),
         (
             {"replay_buffer_config": {"type": "Reservoir"}},
-            "type is 'Reservoir', expected one of ReplayBuffer",
+            "type is 'Reservoir', expected one of 'ReplayBuffer'",
         ),
         ({"replay_buffer_config": {"capcity": 5}}, "did you mean 'capacity'"),
         ({"replay_buffer_config": {"prioritized_replay": -1}}, "prioritized_replay is -1, expected True or"),
         ({"replay_buffer_config": {"prioritized_replay_alpha": 2.0}}, r"prioritized_replay_alpha is 2\.0"),
         ({"replay_buffer_config": {"prioritized_replay_eps": 0}}, "prioritized_replay_eps is 0"),
-        ({"exploration_config": {"type": "Curiosity"}}, "type is 'Curiosity', expected 'EpsilonGreedy'"),
+        (
+            {"exploration_config": {"type": "Curiosity"}},
+            "type is 'Curiosity', expected one of 'EpsilonGreedy'",
+        ),
         (
             {"exploration_config": {"final_epsilon": 1.2}},
             r"final_epsilon is 1\.2, expected a number from 0 to 1",

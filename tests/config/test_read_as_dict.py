@@ -23,6 +23,10 @@ def test_settings_are_read_by_their_classic_names_and_sections_are_dicts() -> No
     assert list(config.keys()) == list(config)
     with pytest.raises(KeyError, match=r"num_rollout_workers.*it is called 'num_workers' here"):
         config["num_rollout_workers"]
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'num_rollout_workers'; it is called num_workers$"
+    ):
+        _ = config.num_rollout_workers  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("defaults", [DEFAULT_CONFIG, PPO.get_default_config()])

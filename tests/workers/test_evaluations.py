@@ -361,7 +361,7 @@ def test_what_was_begun_is_saved_with_the_run_and_forgotten_after_an_error(tmp_p
 
 def test_playing_beside_training_needs_workers() -> None:
     with pytest.raises(
-        ConfigError, match="evaluation_parallel_to_training: True without evaluation_num_workers"
+        ConfigError, match="evaluation_parallel_to_training is True without evaluation_num_workers"
     ):
         PPO(env="CartPole-v1", config={"evaluation_parallel_to_training": True})
 

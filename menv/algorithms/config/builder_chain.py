@@ -1,50 +1,20 @@
 """RLlib's builder chain: `PPOConfig().environment("CartPole-v1").training(lr=1e-3).build()`.
 
-The base class of `AlgorithmConfig`. Each method returns a changed copy. `_METHODS` lists the settings of each method;
-`training` has all others. RLlib's names of the same settings are accepted.
+The base class of `AlgorithmConfig`. Each method returns a changed copy. The field of a setting says which methods set
+it; RLlib's names of the same settings are accepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Self, TypeVar, cast
 
-from menv.algorithms.config.keys import newly_chosen, refuse_or_warn, section_values
+from menv.algorithms.config.setting import refuse_or_warn, renamed, section_values, table
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
-from menv.migration_hints import RENAMED_SETTINGS
 
 C = TypeVar("C")
-
-SECTIONS = ("model", "replay_buffer_config", "exploration_config")
-"""Sections that a policy may override key by key; not every algorithm has all of them."""
-_ROLLOUTS = (
-    "num_workers", "num_envs_per_worker", "rollout_fragment_length", "batch_mode", "explore", "exploration_config",
-    "observation_filter", "agent_connectors", "engine", "remote_worker_envs", "remote_env_batch_wait_ms", "env_timeout",
-    "worker_start_timeout_s", "overlap", "max_staleness", "inference",
-)  # fmt: skip
-_METHODS: dict[str, tuple[str, ...]] = {
-    "environment": (
-        "env", "env_config", "observation_space", "action_space", "clip_rewards", "clip_actions", "normalize_actions",
-    ),
-    "env_runners": _ROLLOUTS,
-    "rollouts": _ROLLOUTS,
-    "multi_agent": ("policies", "policy_mapping_fn", "policies_to_train", "observation_fn", "count_steps_by"),
-    "evaluation": (
-        "evaluation_interval", "evaluation_duration", "evaluation_duration_unit", "evaluation_config",
-        "evaluation_num_workers", "evaluation_parallel_to_training", "always_attach_evaluation_results",
-    ),
-    "callbacks": ("callbacks",),
-    "resources": ("num_gpus", "num_workers", "torch_threads"),
-    "debugging": ("seed", "log_level"),
-    "fault_tolerance": ("restart_failed_sub_environments", "num_consecutive_env_failures_tolerance"),
-    "framework": (),
-    "exploration": ("explore", "exploration_config"),
-    "reporting": ("metrics_num_episodes_for_smoothing", "min_sample_timesteps_per_iteration"),
-    "api_stack": (),
-}  # fmt: skip
-"""The settings of each method except `training`."""
 
 
 class BuilderChain:
@@ -58,9 +28,7 @@ class BuilderChain:
         """Set how experience is sampled, such as `num_env_runners` and `rollout_fragment_length`."""
         return _changed(self, "env_runners", settings)
 
-    def rollouts(self, **settings: Any) -> Self:
-        """Set the same as `env_runners`, by its earlier name."""
-        return _changed(self, "rollouts", settings)
+    rollouts = env_runners
 
     def training(self, **settings: Any) -> Self:
         """Set how the algorithm learns, such as `lr`, `train_batch_size` and `model`."""
@@ -128,7 +96,7 @@ class CallbacksSetting:
         vars(config)["callbacks"] = DefaultCallbacks if isinstance(value, CallbacksSetting) else value
 
     def __call__(self, callbacks_class: Any) -> Any:
-        return _changed(self._config, "callbacks", {"callbacks": callbacks_class})
+        return replace(self._config, callbacks=callbacks_class)
 
     def __eq__(self, other: object) -> bool:
         return other is DefaultCallbacks or isinstance(other, CallbacksSetting)
@@ -140,38 +108,37 @@ class CallbacksSetting:
         return repr(DefaultCallbacks)
 
 
-def merged_sections(
-    config: Any, changes: Mapping[str, Any], names: Sequence[str] = (*SECTIONS, "multiagent", "env_config")
-) -> dict[str, Any]:
+def merged_sections(config: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sections that `changes` gives as dicts, merged over the sections of `config`."""
     sections: dict[str, Any] = {}
-    for name in names:
-        before, given = getattr(config, name, None), changes.get(name)
-        if isinstance(given, Mapping) and isinstance(before, Mapping):
+    for name, row in table(type(config)).items():
+        before, given = getattr(config, name), changes.get(name)
+        if isinstance(given, Mapping) and row.section is not None:
+            sections[name] = replace(before, **section_values(row.section, given, name))
+        elif isinstance(given, Mapping) and name == "env_config":
             sections[name] = {**before, **given}
-        elif before is not None and isinstance(given, Mapping):
-            sections[name] = replace(before, **section_values(type(before), newly_chosen(given), name))
     return sections
 
 
 def _changed(config: C, method: str, given: Mapping[str, Any]) -> C:
     where, whole = f"{type(config).__name__}.{method}: ", cast(Any, config)
-    names = {field.name for field in fields(whole)}
-    methods = {name: names.intersection(known) for name, known in _METHODS.items()}
-    methods["multi_agent"] = set(_METHODS["multi_agent"])
-    methods["training"] = names.difference(*methods.values()) | {"min_sample_timesteps_per_iteration"} & names
+    of_agents = table(type(whole.multiagent))
+    known = {**table(type(config)), **of_agents}
+    methods = {name: ["multi_agent"] if name in of_agents else row.methods for name, row in known.items()}
+    own = {name: row for name, row in known.items() if method in methods[name]}
     settings: dict[str, Any] = {}
     for key, value in given.items():
-        name = RENAMED_SETTINGS.get(key, key)
-        home = method if name in methods[method] else next((m for m in methods if name in methods[m]), None)
+        name = key if key in known else renamed(key, known)
         if name in settings:
             raise ConfigError(f"{where}{key!r} is {name!r}, expected one of them; leave {key!r} out")
-        if home == method:
+        if name in own:
             settings[name] = value
-        elif home is not None:
-            raise ConfigError(f"{where}unknown key {key!r}, expected a known one; write .{home}({key}=...)")
+        elif name is not None:
+            raise ConfigError(
+                f"{where}unknown key {key!r}, expected a known one; write .{methods[name][0]}({key}=...)"
+            )
         else:
-            refuse_or_warn(key, value, methods[method], where, python_names=True)
+            refuse_or_warn(key, value, own, where, python_names=True)
     if method == "multi_agent":
         settings = {"multiagent": settings}
     return cast(C, replace(whole, **{**settings, **merged_sections(config, settings)}))

@@ -25,17 +25,19 @@ _MOST_COUNTED = 2**53
 """Largest counter of a run; integers up to here are exact as floats."""
 
 
-def check_count(where: str, name: str, value: Any, least: int = 1, most: int = MOST) -> None:
-    """Refuse everything but integers from `least` to `most`; flags are no integers."""
+def check_count(
+    where: str, name: str, value: Any, least: int = 1, most: float = MOST, also: str = ""
+) -> None:
+    """Refuse everything but integers from `least` to `most`; flags are no integers. `also` ends the rule."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     if whole and value > most:
         raise ConfigError(
-            f"{where}: {name} is {shown(value)}, expected an integer from {least} to {most}; lower it"
+            f"{where}: {name} is {shown(value)}, expected an integer from {least} to {most}{also}; lower it"
         )
     if not whole or value < least:
         advice = "raise it" if whole else "correct it"
         raise ConfigError(
-            f"{where}: {name} is {shown(value)}, expected an integer of at least {least}; {advice}"
+            f"{where}: {name} is {shown(value)}, expected an integer of at least {least}{also}; {advice}"
         )
 
 
@@ -45,30 +47,24 @@ def check_number(
     value: Any,
     least: float = -LARGEST,
     most: float = LARGEST,
-    *,
-    none_is_off: bool = False,
-    endless: bool = False,
+    positive: bool = False,
+    also: str = "",
 ) -> None:
     """Refuse everything but numbers in [least, most] that networks can compute with; flags and NaN are no numbers.
 
-    With `none_is_off`, None and infinity switch a limit off and 0 is refused; with `endless`, infinity is a value.
+    `positive` refuses 0 and what is below; `also` ends the rule.
     """
-    if value is None and none_is_off:
-        return
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if none_is_off and number and value == 0:
-        raise ConfigError(
-            f"{where}: {name} is {shown(value)}, which lets nothing be learned, expected a number above 0, or None to "
-            "switch it off; correct it"
-        )
     # Integers beyond the range of floats do not count as infinity.
     beyond = number and LARGEST < abs(value) < math.inf
-    if not number or not least <= value <= most or (beyond and isinstance(value, int)):
-        off = ", or None to switch it off" if none_is_off else ""
-        low = "" if least <= -LARGEST else f" from {least:g}"
+    inside = number and least <= value <= most and not (positive and value <= 0)
+    if not inside or (beyond and isinstance(value, int)):
+        low = " above 0" if positive else "" if least <= -LARGEST else f" from {least:g}"
         high = f" to {min(most, LARGEST):g}" if most < LARGEST or beyond else ""
-        kind = "number" if most < LARGEST or endless else "finite number"
-        raise ConfigError(f"{where}: {name} is {shown(value)}, expected a {kind}{low}{high}{off}; correct it")
+        kind = "finite number" if most == LARGEST else "number"
+        raise ConfigError(
+            f"{where}: {name} is {shown(value)}, expected a {kind}{low}{high}{also}; correct it"
+        )
 
 
 def check_stored(

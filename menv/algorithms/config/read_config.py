@@ -6,35 +6,27 @@ Unknown keys are refused with the nearest known one; keys without meaning in men
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, MultiAgentConfig, left_over
-from menv.algorithms.config.builder_chain import SECTIONS, merged_sections
+from menv.algorithms.config.builder_chain import merged_sections
 from menv.algorithms.config.field_checks import shown
-from menv.algorithms.config.keys import RENAMED, prefixed, refuse_or_warn, section_values
+from menv.algorithms.config.setting import Setting, known_values, prefixed, section_values, table
 from menv.errors import ConfigError
 from menv.policy_map import PolicyMap
 
 C = TypeVar("C", bound=AlgorithmConfig)
 
-# Settings of `AlgorithmConfig` that a policy may override.
-OF_A_POLICY = {
-    "model", "clip_rewards", "clip_actions", "normalize_actions", "inference", "observation_filter", "agent_connectors",
-    "num_gpus",
-}  # fmt: skip
 
-OF_CONNECTORS = ("observation_filter", "agent_connectors", "normalize_actions", "clip_actions")
-"""Settings that define the connectors of a policy."""
-_OF_THE_RUN = (
-    "evaluation_interval",
-    "evaluation_num_workers",
-    "evaluation_parallel_to_training",
-    "always_attach_evaluation_results",
-)
-"""Settings of the schedule and the processes of evaluations."""
-_OF_POLICIES = ("model", "exploration_config", *OF_CONNECTORS)
-"""Settings that define a policy, which evaluations use too."""
+def scope(row: Setting) -> str:
+    """Return who may have a different value of a setting, as `Facts` describes it."""
+    return row.facts.get("scope", "run" if row.name in table(AlgorithmConfig) else "policy")
+
+
+def of_scope(config_class: type[AlgorithmConfig], *scopes: str) -> list[str]:
+    """Return the settings of one of these scopes."""
+    return [name for name, row in table(config_class).items() if scope(row) in scopes]
 
 
 def read_config(config_class: type[C], config: Any, env: Any = None, default: Any = None) -> C:
@@ -62,7 +54,7 @@ def read_config(config_class: type[C], config: Any, env: Any = None, default: An
     if default is None:
         return config_class(**values)
     below = read_config(config_class, default)
-    return replace(below, **{**values, **merged_sections(below, config)})
+    return replace(below, **{**values, **merged_sections(below, values)})
 
 
 def override(
@@ -73,17 +65,15 @@ def override(
         return config
     where = f"policies[{policy_id!r}].config: "
     values = read_keys(type(config), changes, where)
-    of_all = {field.name for field in fields(AlgorithmConfig)} - OF_A_POLICY - own_meaning
-    of_all |= config.of_the_run
-    shared = sorted(values.keys() & of_all)
+    own = {*of_scope(type(config), "policy", "network", "connectors"), *own_meaning}
+    shared = sorted(values.keys() - own)
     if shared:
-        own = sorted({field.name for field in fields(config)} - of_all - OF_A_POLICY)
         raise ConfigError(
-            f"{where}{shared[0]!r} holds for all policies, expected one of {', '.join([*own, *sorted(OF_A_POLICY)])}; "
-            "set it in the main config"
+            f"{where}{shared[0]!r} holds for all policies, expected one of {', '.join(sorted(own))}; set it in the "
+            "main config"
         )
     with prefixed(where):
-        return replace(config, **{**values, **merged_sections(config, changes, SECTIONS)})
+        return replace(config, **{**values, **merged_sections(config, values)})
 
 
 def adopt(
@@ -95,7 +85,7 @@ def adopt(
     defaults of the algorithm.
     """
     own = config_class.own_meaning | type(main).own_meaning
-    names = {"gamma", *(field.name for field in fields(AlgorithmConfig))} - own
+    names = {"gamma", *table(AlgorithmConfig)} - own
     shared = config_class(**{name: getattr(main, name) for name in names})
     return override(shared, changes, policy_id, own)
 
@@ -104,17 +94,7 @@ def read_keys(
     config_class: type[AlgorithmConfig], config: Mapping[str, Any], where: str = "config: "
 ) -> dict[str, Any]:
     """Return keyword arguments for `config_class` from classic keys."""
-    known = {field.name for field in fields(config_class)}
-    for key, value in config.items():
-        name = RENAMED.get(key, key)
-        if name not in known:
-            refuse_or_warn(key, value, known, where)
-        if name != key and name in config:
-            raise ConfigError(
-                f"{where}{key!r} and {name!r} are both given, expected one of them; leave {name!r} out"
-            )
-    named = {RENAMED.get(key, key): value for key, value in config.items()}
-    return {name: value for name, value in named.items() if name in known}
+    return known_values(config, table(config_class), where)
 
 
 def evaluation_settings(config: AlgorithmConfig) -> AlgorithmConfig:
@@ -123,18 +103,16 @@ def evaluation_settings(config: AlgorithmConfig) -> AlgorithmConfig:
     values = read_keys(type(config), changes, "evaluation_config: ")
     _check_place(config, values)
     values = _without_those_of_policies(config, values)
-    if isinstance(values.get("env_config"), Mapping):
-        values["env_config"] = {**config.env_config, **values["env_config"]}
     if isinstance(values.get("multiagent"), Mapping):
         own = section_values(MultiAgentConfig, values["multiagent"], "evaluation_config.multiagent")
         _check_policies(own.get("policies"), config.multiagent.policies)
-        values["multiagent"] = replace(config.multiagent, **own)
     with prefixed("evaluation_config: "):
-        return replace(config, **left_over({**vars(config), **values}, values), **values)
+        values |= merged_sections(config, values)
+        return replace(config, **left_over(table(type(config)), {**vars(config), **values}, values), **values)
 
 
 def _check_place(config: AlgorithmConfig, values: Mapping[str, Any]) -> None:
-    for key in _OF_THE_RUN:
+    for key in of_scope(type(config), "schedule"):
         own = getattr(config, key)
         if values.get(key, own) != own:
             raise ConfigError(
@@ -150,7 +128,8 @@ def _check_place(config: AlgorithmConfig, values: Mapping[str, Any]) -> None:
 
 
 def _without_those_of_policies(config: AlgorithmConfig, values: Mapping[str, Any]) -> dict[str, Any]:
-    given = {key: values[key] for key in _OF_POLICIES if key in values}
+    of_policies = of_scope(type(config), "network", "connectors")
+    given = {key: values[key] for key in of_policies if key in values}
     with prefixed("evaluation_config: "):
         meant = read_config(type(config), given, default=config)
     for key in given:

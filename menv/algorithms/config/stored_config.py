@@ -21,10 +21,9 @@ import gymnasium as gym
 import numpy as np
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, left_over
-from menv.algorithms.config.builder_chain import SECTIONS
 from menv.algorithms.config.field_checks import shown
-from menv.algorithms.config.keys import newly_chosen
-from menv.algorithms.config.read_config import OF_CONNECTORS, read_config, read_keys
+from menv.algorithms.config.read_config import of_scope, read_config, read_keys
+from menv.algorithms.config.setting import table
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
 from menv.multi_agent_env import MultiAgentEnv
@@ -164,13 +163,13 @@ def restored_config(
     own = _given(config_class, given)
     _bound_costs(values, own)
     theirs = own.pop("multiagent", {})
-    known = theirs.pop("policies", None)
+    policies, known = theirs.pop("policies", None), table(config_class)
     for name, value in own.items():
-        both = name in SECTIONS and isinstance(value, Mapping) and isinstance(values.get(name), dict)
-        values[name] = {**values[name], **newly_chosen(value)} if both else value
-    values |= left_over(values, own)
+        both = known[name].section and isinstance(value, Mapping) and isinstance(values.get(name), dict)
+        values[name] = {**values[name], **value} if both else value
+    values |= left_over(known, values, own)
     multi |= theirs
-    multi["policies"] = _policies(multi["policies"], known, policy_ids)
+    multi["policies"] = _policies(multi["policies"], policies, policy_ids)
     if policy_ids is not None and isinstance(multi["policies_to_train"], list):
         multi["policies_to_train"] = [
             name for name in multi["policies_to_train"] if name in multi["policies"]
@@ -265,7 +264,7 @@ def check_connectors(
     for name in sorted(specs.keys() & kept):
         before = _read(stored["multiagent"]["policies"][name]["config"]) or {}
         own = specs[name].config or {}
-        for key in OF_CONNECTORS:
+        for key in of_scope(type(config), "connectors"):
             was = as_json(before.get(key, _read(stored[key])))
             now = as_json(own.get(key, getattr(config, key)))
             if was != now:

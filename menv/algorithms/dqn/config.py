@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, ModelConfig
-from menv.algorithms.config.field_checks import FASTEST, MOST, MOST_ROWS, check_count, check_number, shown
-from menv.algorithms.config.keys import by_name, prefixed, section, section_named
+from menv.algorithms.config.field_checks import FASTEST, MOST_ROWS, check_count
+from menv.algorithms.config.setting import Settings, by_name, prefixed, setting
 from menv.errors import ConfigError
 from menv.policy_spec import PolicySpec
 
@@ -22,30 +22,22 @@ if TYPE_CHECKING:
     from menv.algorithms.dqn.dqn import DQN
 
 
-@section_named("exploration_config")
+@by_name
 @dataclass(frozen=True, kw_only=True)
-class ExplorationConfig:
+class ExplorationConfig(Settings):
     """The `exploration_config` section: epsilon decreases linearly, then stays constant."""
 
-    type: str = "EpsilonGreedy"
+    _where: ClassVar[str] = "exploration_config"
+
+    type: Literal["EpsilonGreedy"] = "EpsilonGreedy"
     """Type of exploration; only "EpsilonGreedy" is available."""
-    initial_epsilon: float = 1.0
+    initial_epsilon: float = setting(1.0, low=0, high=1)
     """Probability of a random action at the start of a run."""
-    final_epsilon: float = 0.02
+    final_epsilon: float = setting(0.02, low=0, high=1)
     """Probability of a random action from `epsilon_timesteps` on."""
-    epsilon_timesteps: int = 10_000
+    epsilon_timesteps: float = setting(10_000, low=0, high=math.inf)
     """Number of env steps over which epsilon decreases linearly; infinity keeps the initial epsilon. A policy that
     `policies_to_train` leaves out keeps its epsilon; a new one keeps the initial epsilon."""
-
-    def __post_init__(self) -> None:
-        if self.type != "EpsilonGreedy":
-            raise ConfigError(
-                f"exploration_config: type is {shown(self.type)}, expected 'EpsilonGreedy' in this version; "
-                "leave it out"
-            )
-        for name, most in (("initial_epsilon", 1.0), ("final_epsilon", 1.0), ("epsilon_timesteps", np.inf)):
-            endless = name == "epsilon_timesteps"
-            check_number("exploration_config", name, getattr(self, name), 0.0, most, endless=endless)
 
     def epsilon_at(self, env_steps: int) -> float:
         """Return epsilon after `env_steps` env steps of the run."""
@@ -55,23 +47,24 @@ class ExplorationConfig:
         return float(np.interp(env_steps, (0, max(1, self.epsilon_timesteps)), ends))
 
 
-_BUFFERS = {
-    "ReplayBuffer": False,
-    "MultiAgentReplayBuffer": False,
-    "PrioritizedReplayBuffer": True,
-    "MultiAgentPrioritizedReplayBuffer": True,
-}
-
 _MOST_PRIORITIES = 10**8
 """Priorities are allocated at once; the columns of the buffer grow with its contents."""
+BufferType: TypeAlias = Literal[
+    "ReplayBuffer",
+    "MultiAgentReplayBuffer",
+    "PrioritizedReplayBuffer",
+    "MultiAgentPrioritizedReplayBuffer",
+]
 
 
-@section_named("replay_buffer_config")
+@by_name
 @dataclass(frozen=True, kw_only=True)
-class ReplayBufferConfig:
+class ReplayBufferConfig(Settings):
     """The `replay_buffer_config` section; every policy has a separate buffer."""
 
-    type: str | None = None
+    _where: ClassVar[str] = "replay_buffer_config"
+
+    type: BufferType | None = None
     """RLlib's name of the buffer, such as "ReplayBuffer" or "PrioritizedReplayBuffer", which sets
     `prioritized_replay`. None uses `prioritized_replay`."""
     capacity: int = 100_000
@@ -79,51 +72,39 @@ class ReplayBufferConfig:
     `max_seq_len` timesteps, however short it is."""
     prioritized_replay: bool = False
     """Whether timesteps with larger TD errors are sampled more often (Schaul et al. 2016)."""
-    prioritized_replay_alpha: float = 0.6
+    prioritized_replay_alpha: float = setting(0.6, low=0, high=1, old="alpha")
     """Exponent of the priorities; 0 samples uniformly."""
-    prioritized_replay_beta: float = 0.4
+    prioritized_replay_beta: float = setting(0.4, low=0, high=1, old="beta")
     """Exponent of the importance weights; 1 corrects the sampling bias fully."""
-    prioritized_replay_eps: float = 1e-6
+    prioritized_replay_eps: float = setting(1e-6, low=1e-12, high=1, old="eps")
     """Constant added to every absolute TD error, in the unit of the learned Q-values, so that every timestep can be
     sampled."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.type is not None:
-            if not isinstance(self.type, str) or self.type not in _BUFFERS:
-                raise ConfigError(
-                    f"replay_buffer_config: type is {shown(self.type)}, expected one of {', '.join(_BUFFERS)}; "
-                    "leave it out"
-                )
-            object.__setattr__(self, "prioritized_replay", _BUFFERS[self.type])
-        if not isinstance(self.prioritized_replay, bool):
-            raise ConfigError(
-                f"replay_buffer_config: prioritized_replay is {shown(self.prioritized_replay)}, expected True or "
-                "False; choose one"
-            )
-        most = _MOST_PRIORITIES if self.prioritized_replay else MOST
-        check_count("replay_buffer_config", "capacity", self.capacity, 1, most)
-        for part, least in (("alpha", 0.0), ("beta", 0.0), ("eps", 1e-12)):
-            name = f"prioritized_replay_{part}"
-            check_number("replay_buffer_config", name, getattr(self, name), least, 1.0)
+            # It is not kept, so that a copy with another `prioritized_replay` is what it says.
+            vars(self).update(type=None, prioritized_replay="Prioritized" in self.type)
+        if self.prioritized_replay:
+            check_count(self._where, "capacity", self.capacity, most=_MOST_PRIORITIES)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNSettings:
+class DQNSettings(Settings):
     """Settings of one policy that DQN trains."""
 
-    algorithm: ClassVar[str] = "DQN"
-    """Name in error messages."""
+    _where: ClassVar[str] = "DQN"
 
-    lr: float = 2e-3
+    lr: float = setting(2e-3, low=0, high=FASTEST, old="learning_rate")
     """Learning rate of Adam."""
-    gamma: float = 0.99
+    gamma: float = setting(0.99, low=0, high=1)
     """Discount factor."""
-    train_batch_size: int = 256
+    train_batch_size: int = setting(256, high=MOST_ROWS)
     """Number of timesteps per gradient step, sampled from the replay buffer."""
-    training_intensity: float = 32.0
+    training_intensity: float = setting(32.0, low=0, high=1e6)
     """Number of timesteps to learn from per sampled timestep; divided by `train_batch_size`, the number of gradient
     steps."""
-    num_steps_sampled_before_learning_starts: int = 1_000
+    num_steps_sampled_before_learning_starts: int = setting(1_000, low=0, old="learning_starts")
     """Number of env steps of the run that are sampled before learning starts."""
     target_network_update_freq: int = 500
     """Number of sampled timesteps between updates of the target network. They are spread over the gradient steps of a
@@ -132,44 +113,25 @@ class DQNSettings:
     """Whether to use double Q-learning: the online network chooses the action whose value the target network gives."""
     dueling: bool = True
     """Whether to use a dueling network: Q-values are the sum of the state's value and the actions' advantages."""
-    n_step: int | Literal["auto"] = "auto"
+    n_step: int | Literal["auto"] = setting("auto", high=MOST_ROWS)
     """Maximum number of rewards in a target before it bootstraps from the target network. Targets end at the fragment
     or, for recurrent policies, at the sequence. "auto" means 3, or a fixed `rollout_fragment_length` if that is
     shorter."""
-    grad_clip: float | None = 1.0
+    grad_clip: float | None = setting(1.0, positive=True, high=math.inf, old="max_grad_norm")
     """Maximum global norm of the gradient; None disables clipping."""
     td_error_loss_fn: Literal["huber", "mse"] = "huber"
     """Loss of the TD errors. "huber" is quadratic for small errors and linear beyond the range of the n-step returns
     so far, 0 included: with rewards of 0, 5 and 100 and `n_step=1`, beyond 100. "mse" is quadratic everywhere, as in
     QMIX. Both are computed in a unit that follows the scale of the rewards, so that multiplying all rewards by 100
     does not change learning. Choose "mse" if an action leads by chance to a long series of rewards or to none."""
-    adam_epsilon: float = 1e-8
+    adam_epsilon: float = setting(1e-8, low=1e-30, high=1)
     """Epsilon of Adam, added to the square root of the second moment."""
-    replay_buffer_config: ReplayBufferConfig = field(default_factory=ReplayBufferConfig)
+    replay_buffer_config: ReplayBufferConfig = setting(ReplayBufferConfig())
     """Size of the replay buffer, and how it is sampled."""
-    exploration_config: ExplorationConfig = field(default_factory=ExplorationConfig)
+    exploration_config: ExplorationConfig = setting(
+        ExplorationConfig(), methods="env_runners exploration", scope="network"
+    )
     """Schedule of epsilon-greedy exploration."""
-
-    def __post_init__(self) -> None:
-        for name, kind in _SECTIONS.items():
-            object.__setattr__(self, name, section(kind, getattr(self, name), name))
-        for name, (least, most) in _COUNTS.items():
-            if name != "n_step" or self.n_step != "auto":
-                check_count(self.algorithm, name, getattr(self, name), least, most)
-        for name, (low, high) in _RANGES.items():
-            off = name == "grad_clip"
-            check_number(self.algorithm, name, getattr(self, name), low, high, none_is_off=off)
-        for name in ("double_q", "dueling"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(
-                    f"{self.algorithm}: {name} is {shown(getattr(self, name))}, expected True or False; choose one"
-                )
-
-        if not isinstance(self.td_error_loss_fn, str) or self.td_error_loss_fn not in _LOSSES:
-            raise ConfigError(
-                f"{self.algorithm}: td_error_loss_fn is {shown(self.td_error_loss_fn)}, expected one of "
-                f"{', '.join(_LOSSES)}; choose one"
-            )
 
     def epsilon_at(self, env_steps: int) -> float:
         """Return the probability of a random action after `env_steps` env steps of the run."""
@@ -181,26 +143,6 @@ class DQNSettings:
 
 
 _USUAL_STEPS = 3
-_LOSSES = ("huber", "mse")
-_SECTIONS: dict[str, type[Any]] = {
-    "replay_buffer_config": ReplayBufferConfig,
-    "exploration_config": ExplorationConfig,
-}
-_COUNTS = {
-    "train_batch_size": (1, MOST_ROWS),
-    "num_steps_sampled_before_learning_starts": (0, MOST),
-    "target_network_update_freq": (1, MOST),
-    "n_step": (1, MOST_ROWS),
-}
-_RANGES = {
-    "lr": (0.0, FASTEST),
-    "gamma": (0.0, 1.0),
-    "training_intensity": (0.0, 1e6),
-    "grad_clip": (0.0, math.inf),
-    "adam_epsilon": (1e-30, 1.0),
-}
-
-
 # A fragment length of "auto": env steps over all sub-environments, and the minimum for each.
 _STEPS_TOGETHER = 64
 _STEPS_OF_EACH = 4
@@ -213,7 +155,6 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
     """Settings of an algorithm that replays experience: sampling (`AlgorithmConfig`) and learning (`DQNSettings`)."""
 
     own_meaning: ClassVar[frozenset[str]] = frozenset({"train_batch_size"})
-    of_the_run: ClassVar[frozenset[str]] = frozenset({"min_sample_timesteps_per_iteration"})
 
     rollout_fragment_length: int | Literal["auto"] = "auto"
     """Number of steps of each sub-environment between learning phases. "auto" means 64 over all sub-environments, and
@@ -222,17 +163,16 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
     train_batch_size: int = 256
     """Number of timesteps per gradient step, sampled from the replay buffer; `training_intensity` sets how many steps
     are made."""
-    min_sample_timesteps_per_iteration: int = 1_000
+    min_sample_timesteps_per_iteration: int = setting(
+        1_000, high=MOST_ROWS, methods="reporting training", scope="run", old="timesteps_per_iteration"
+    )
     """Minimum number of steps, over all sub-environments, per training iteration; `count_steps_by` sets the unit."""
 
     def __post_init__(self) -> None:
-        AlgorithmConfig.__post_init__(self)
-        DQNSettings.__post_init__(self)
+        super().__post_init__()
         if self.model.cell:
             # The buffer stores sequences at full length.
             check_count("model", "max_seq_len", self.model.max_seq_len, most=_LONGEST)
-        name = "min_sample_timesteps_per_iteration"
-        check_count(self.algorithm, name, getattr(self, name), most=MOST_ROWS)
         if self.n_step != "auto":
             fixed = self.rollout_fragment_length
             self._check_reach(_LONGEST if fixed == "auto" else fixed)
@@ -278,7 +218,7 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
     def _check_reach(self, length: int) -> None:
         if self.batch_mode != "complete_episodes" and self.target_steps() > length:
             raise ConfigError(
-                f"{self.algorithm}: n_step is {self.n_step} with fragments of {length}, beyond which no target "
+                f"{self._where}: n_step is {self.n_step} with fragments of {length}, beyond which no target "
                 f"reaches, expected at most {length}; lower n_step, raise rollout_fragment_length, or set "
                 'batch_mode="complete_episodes"'
             )

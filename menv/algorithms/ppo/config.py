@@ -6,13 +6,13 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.config.field_checks import FASTEST, LARGEST, MOST, check_count, check_number, shown
-from menv.algorithms.config.keys import by_name
+from menv.algorithms.config.field_checks import FASTEST, LARGEST, shown
+from menv.algorithms.config.setting import Settings, by_name, setting
 from menv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,21 +25,23 @@ CriticObs: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOSettings:
+class PPOSettings(Settings):
     """Settings of one policy that PPO trains."""
 
-    lr: float = 3e-3
+    _where: ClassVar[str] = "PPO"
+
+    lr: float = setting(3e-3, low=0, high=FASTEST, old="learning_rate")
     """Learning rate of Adam, unless `lr_schedule` is set."""
-    gamma: float = 0.99
+    gamma: float = setting(0.99, low=0, high=1)
     """Discount factor."""
-    lambda_: float = 0.95
+    lambda_: float = setting(0.95, low=0, high=1, old="gae_lambda")
     """Lambda of generalized advantage estimation (GAE): 0 is one-step TD, 1 is Monte Carlo."""
-    clip_param: float = 0.3
+    clip_param: float = setting(0.3, low=0, high=math.inf, old="clip_range")
     """Clipping range of the probability ratio; infinity disables clipping."""
-    vf_clip_param: float | None = None
+    vf_clip_param: float | None = setting(None, positive=True, high=math.inf)
     """Upper limit of the squared value error of a timestep, in the squared unit of the environment's rewards. None
     disables the limit."""
-    vf_loss_coeff: float = 0.5
+    vf_loss_coeff: float = setting(0.5, low=0, old="vf_coef")
     """Coefficient of the value loss."""
     normalize_values: bool = True
     """Whether the value function learns in units of the running standard deviation of the value targets (Pop-Art, van
@@ -47,20 +49,20 @@ class PPOSettings:
     are in the environment's unit either way. This applies to stock networks, custom models and policies with a custom
     `loss`. A custom model needs a last layer for the values alone, such as `nn.Linear(64, 1)`. Without one, and for
     policies with a custom critic, only the value loss is divided by the squared unit."""
-    entropy_coeff: float = 0.0
+    entropy_coeff: float = setting(0.0, old="ent_coef")
     """Coefficient of the entropy bonus, unless `entropy_coeff_schedule` is set."""
-    kl_coeff: float | None = None
+    kl_coeff: float | None = setting(None, low=0)
     """Initial coefficient of the KL penalty; 0 disables the penalty. None means 0.2 for action spaces with Boxes,
     whose means and deviations could diverge within an update, and 0 for discrete ones. After each update the
     coefficient is halved if the KL divergence was below half of `kl_target`, and multiplied by 1.5 if it was above
     twice `kl_target`, within 1e-6 and 1e6."""
-    kl_target: float = 0.01
+    kl_target: float = setting(0.01, low=0)
     """Target KL divergence of one update, for the adaptive coefficient."""
-    grad_clip: float | None = 1.0
+    grad_clip: float | None = setting(1.0, positive=True, high=math.inf, old="max_grad_norm")
     """Maximum global norm of the gradient; None disables clipping."""
-    num_sgd_iter: int = 4
+    num_sgd_iter: int = setting(4, high=1_000_000, old="n_epochs num_epochs")
     """Number of epochs over each train batch."""
-    sgd_minibatch_size: int = 256
+    sgd_minibatch_size: int = setting(256, old="batch_size minibatch_size")
     """Number of timesteps per gradient step; for recurrent policies on average, because sequences stay whole."""
     lr_schedule: Schedule | None = None
     """Learning rate over env steps: pairs such as [[0, 1e-3], [100000, 1e-4]], interpolated linearly and constant
@@ -77,14 +79,7 @@ class PPOSettings:
     """C, the size of the critic input; required with a function."""
 
     def __post_init__(self) -> None:
-        for name, limit in (("num_sgd_iter", _MOST_EPOCHS), ("sgd_minibatch_size", MOST)):
-            check_count("PPO", name, getattr(self, name), most=limit)
-        for name, (least, most) in _RANGES.items():
-            if name == "kl_coeff" and self.kl_coeff is None:
-                continue
-            key, off = name.removesuffix("_"), name in _NONE_IS_OFF
-            endless = name == "clip_param"
-            check_number("PPO", key, getattr(self, name), least, most, none_is_off=off, endless=endless)
+        super().__post_init__()
         if self.kl_target == 0 and self.kl_coeff != 0:
             raise ConfigError(
                 f"PPO: kl_target is {self.kl_target}, above which any update is, so that the KL term would grow until "
@@ -92,10 +87,6 @@ class PPOSettings:
             )
         for name in ("lr_schedule", "entropy_coeff_schedule"):
             _check_schedule(name, getattr(self, name))
-        if not isinstance(self.normalize_values, bool):
-            raise ConfigError(
-                f"PPO: normalize_values is {shown(self.normalize_values)}, expected True or False; choose one"
-            )
         _check_critic_obs(self.critic_obs, self.critic_obs_size)
 
     def first_kl_coeff(self, kind: str) -> float:
@@ -113,21 +104,7 @@ class PPOSettings:
         return _value_at(self.entropy_coeff_schedule, self.entropy_coeff, env_steps)
 
 
-_RANGES: dict[str, tuple[float, float]] = {
-    "lr": (0.0, FASTEST),
-    "gamma": (0.0, 1.0),
-    "lambda_": (0.0, 1.0),
-    "clip_param": (0.0, math.inf),
-    "vf_clip_param": (0.0, math.inf),
-    "vf_loss_coeff": (0.0, LARGEST),
-    "entropy_coeff": (-LARGEST, LARGEST),
-    "kl_coeff": (0.0, LARGEST),
-    "kl_target": (0.0, LARGEST),
-    "grad_clip": (0.0, math.inf),
-}
 _KL_OF_NUMBERS = 0.2
-_MOST_EPOCHS = 1_000_000
-_NONE_IS_OFF = ("vf_clip_param", "grad_clip")
 
 
 def _check_schedule(name: str, schedule: Schedule | None) -> None:
@@ -155,8 +132,7 @@ def _check_critic_obs(critic_obs: Any, size: Any) -> None:
             f'PPO: critic_obs is {shown(critic_obs)}, expected "all_agents", a function (batch, other_agent_batches, '
             "episode) or None; choose one"
         )
-    given = isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= MOST
-    if (callable(critic_obs) and not given) or (size is not None and (critic_obs is None or not given)):
+    if (callable(critic_obs) and size is None) or (size is not None and critic_obs is None):
         raise ConfigError(
             f"PPO: critic_obs_size is {shown(size)} with critic_obs {'None' if critic_obs is None else 'given'}, "
             "expected the number of columns that the function returns; set both or neither"
@@ -188,8 +164,7 @@ class PPOConfig(AlgorithmConfig, PPOSettings):
     """Settings of PPO: sampling (`AlgorithmConfig`) and learning (`PPOSettings`); see `docs/reference/settings.md`."""
 
     def __post_init__(self) -> None:
-        AlgorithmConfig.__post_init__(self)
-        PPOSettings.__post_init__(self)
+        super().__post_init__()
         if self.critic_obs is not None and self.model.vf_share_layers:
             raise ConfigError(
                 "config: critic_obs with model.vf_share_layers, expected a separate value network, because the "

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from menv.algorithms.config.field_checks import check_count, shown
-from menv.algorithms.config.keys import by_name
+from menv.algorithms.config.setting import by_name, setting
 from menv.algorithms.dqn.config import OffPolicyConfig
 from menv.algorithms.networks.stock_spec import MOST_SIZE
-from menv.algorithms.qmix.network import MIXERS, Mixer
-from menv.errors import ConfigError
+from menv.algorithms.qmix.network import Mixer
 
 if TYPE_CHECKING:
     from menv.algorithms.qmix.qmix import QMIX
@@ -22,12 +19,12 @@ if TYPE_CHECKING:
 class QMIXConfig(OffPolicyConfig):
     """Settings of QMIX: the settings of DQN, per timestep of the whole group, and the mixing of Q-values."""
 
-    algorithm: ClassVar[str] = "QMIX"
+    _where: ClassVar[str] = "QMIX"
 
     mixer: Mixer = "qmix"
     """How the group's Q-value is computed from the members' Q-values: "qmix" by a network that is monotonic in each of
     them and reads the global state; "vdn" as their sum; None trains each member independently on the group's reward."""
-    mixing_embed_dim: int = 32
+    mixing_embed_dim: int = setting(32, high=MOST_SIZE)
     """Width of the mixing network's hidden layer."""
     lr: float = 1e-3
     """Learning rate of Adam."""
@@ -44,14 +41,6 @@ class QMIXConfig(OffPolicyConfig):
     """Loss of the TD errors, as for DQN. The default "mse" is the loss of Rashid et al. 2018."""
     n_step: int | Literal["auto"] = 1
     """Maximum number of rewards in a target before it bootstraps from the target network; "auto" as for DQN."""
-
-    def __post_init__(self) -> None:
-        OffPolicyConfig.__post_init__(self)
-        if not isinstance(self.mixer, Hashable) or self.mixer not in MIXERS:
-            raise ConfigError(
-                f"QMIX: mixer is {shown(self.mixer)}, expected one of {MIXERS}; choose one of these"
-            )
-        check_count(self.algorithm, "mixing_embed_dim", self.mixing_embed_dim, most=MOST_SIZE)
 
     def build(self, env: Any = None) -> QMIX:
         """Return the algorithm, its environments created; `env` overrides the config's own."""

@@ -97,7 +97,6 @@ def _columns(leaves: list[Leaf], place: int, *, state: bool) -> tuple[int, ...]:
 
 Mixer: TypeAlias = Literal["qmix", "vdn"] | None
 
-MIXERS: tuple[Mixer, ...] = ("qmix", "vdn", None)
 
 _GAIN = 1.0
 

@@ -1,0 +1,349 @@
+"""One line for each setting: config classes state their settings as fields, and `table` is what all others read.
+
+An annotation says which values a setting may have; `setting` adds bounds, other names and the method of the builder
+chain. `Settings` checks values when a config is made. Unknown keys are refused with the nearest known one, and keys
+without meaning in menv warn once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import math
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, FrozenInstanceError, field, fields
+from importlib import import_module
+from types import NoneType, UnionType
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypedDict,
+    TypeVar,
+    Union,
+    Unpack,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import numpy as np
+
+from menv.algorithms.config.field_checks import LARGEST, MOST, check_count, check_number, shown
+from menv.errors import ConfigError
+from menv.migration_hints import HINTS, ONLY_VALUES, hint
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+_NEAR = 0.7
+"""Minimum similarity of suggested names."""
+_warned: set[str] = set()
+_tables: dict[type[Any], Mapping[str, Setting]] = {}
+
+
+class Facts(TypedDict, total=False):
+    """What a setting says about itself, beyond its annotation and default.
+
+    A class that states a setting again keeps the facts that it does not repeat.
+    """
+
+    low: float
+    """Minimum; 1 for integers and none for other numbers by default."""
+    high: float
+    """Maximum."""
+    positive: bool
+    """Whether 0 is refused."""
+    old: str
+    """Names in RLlib and Stable-Baselines3, separated by spaces: the builder chain accepts them, dicts explain them."""
+    methods: str
+    """Methods of the builder chain that set it, separated by spaces; "training" by default."""
+    needs: str
+    """Another setting, without which this one must keep its default."""
+    scope: Literal["run", "schedule", "policy", "network", "connectors"]
+    """Who may have a different value: "run", evaluations; "schedule", nobody; "policy", policies and evaluations;
+    "network" and "connectors", policies only, because the setting defines them. The default is "run" for settings of
+    every algorithm, else "policy"."""
+
+
+def setting(default: T, **facts: Unpack[Facts]) -> T:
+    """Return the field of a setting; each config has a separate copy of a dict."""
+    if isinstance(default, dict):
+        return cast(T, field(default_factory=default.copy, metadata=facts))
+    return field(default=default, metadata=facts)
+
+
+class Setting(NamedTuple):
+    """One setting of a config class.
+
+    Attributes:
+        kinds: Types of its values, without the next.
+        choices: Single values that it may have, such as "auto" or None.
+    """
+
+    name: str
+    default: Any
+    kinds: tuple[Any, ...]
+    choices: tuple[Any, ...]
+    facts: Facts
+
+    @property
+    def key(self) -> str:
+        """Its name in dicts: "lambda" is no name of Python."""
+        return self.name.removesuffix("_")
+
+    @property
+    def section(self) -> type[Settings] | None:
+        """The config class of its values, such as `ModelConfig`."""
+        (kind, *_) = self.kinds or (None,)
+        return kind if isinstance(kind, type) and issubclass(kind, Settings) else None
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods of the builder chain that set it."""
+        return self.facts.get("methods", "training").split()
+
+    def read(self, where: str, value: Any) -> Any:
+        """Return a given value: sections as objects, numbers and arrays of numpy as Python's.
+
+        Raises:
+            ConfigError: The setting cannot have this value.
+        """
+        if self.section is not None:
+            return section(self.section, value, self.name)
+        value = _plain(value)
+        if any(isinstance(value, type(one)) and value == one for one in self.choices):
+            return value
+        facts, (kind, *others) = self.facts, self.kinds or (None,)
+        also = "".join(f", or {one!r}" for one in self.choices)
+        if kind is int and not others:
+            check_count(where, self.key, value, int(facts.get("low", 1)), facts.get("high", MOST), also)
+        elif kind is float and not others:
+            high, positive = facts.get("high", LARGEST), facts.get("positive", False)
+            off = " to switch it off" if also and high == math.inf else ""
+            check_number(where, self.key, value, facts.get("low", -LARGEST), high, positive, also + off)
+        elif not others:
+            _check_kind(f"{where}: {self.key}", value, kind, self.choices, also)
+        return value
+
+
+def _check_kind(where: str, value: Any, kind: Any, choices: tuple[Any, ...], also: str) -> None:
+    if kind is None:
+        choices_shown = ", ".join(map(repr, choices))
+        raise ConfigError(f"{where} is {shown(value)}, expected one of {choices_shown}; choose one of these")
+    if kind is bool and not isinstance(value, bool):
+        raise ConfigError(f"{where} is {shown(value)}, expected True or False{also}; choose one of these")
+    if kind is str and not (value and isinstance(value, str)):
+        raise ConfigError(f"{where} is {shown(value)}, expected a name{also}; write it as a string")
+    if kind is Mapping and not isinstance(value, Mapping):
+        name = where.rpartition(" ")[2]
+        raise ConfigError(f"{where} is a {type(value).__name__}, expected a dict{also}; write {name}={{...}}")
+
+
+def table(config_class: type[Any]) -> Mapping[str, Setting]:
+    """Return the settings of a config class by name."""
+    if config_class not in _tables:
+        _tables[config_class] = _read_table(config_class)
+    return _tables[config_class]
+
+
+def _read_table(config_class: type[Any]) -> Mapping[str, Setting]:
+    annotations = get_type_hints(config_class)
+    rows: dict[str, Setting] = {}
+    for one in fields(config_class):
+        facts: dict[str, Any] = {}
+        for base in reversed(config_class.__mro__):
+            stated = vars(base).get("__dataclass_fields__", {}).get(one.name)
+            facts |= stated.metadata if stated else {}
+        annotation = annotations[one.name]
+        parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+        rows[one.name] = Setting(
+            one.name,
+            {} if one.default is MISSING else one.default,
+            tuple(get_origin(part) or part for part in parts if not _choices(part)),
+            tuple(choice for part in parts for choice in _choices(part)),
+            cast(Facts, facts),
+        )
+    return rows
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    if annotation is NoneType:
+        return (None,)
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+class Settings:
+    """Base of the config classes, which are frozen dataclasses: checks their settings when one is made."""
+
+    _where: ClassVar[str] = "config"
+    """The beginning of error messages."""
+
+    def __post_init__(self) -> None:
+        values = vars(self)
+        values |= {row.name: row.read(self._where, values[row.name]) for row in table(type(self)).values()}
+
+
+def field_name(key: str, known: Mapping[str, Setting]) -> str:
+    """Return the name of the field that a key of a dict sets, the key itself if there is none."""
+    return f"{key}_" if f"{key}_" in known else key
+
+
+def renamed(key: str, known: Mapping[str, Setting]) -> str | None:
+    """Return the name of a setting that had the name `key` in another library or is written so in dicts."""
+    return next(
+        (row.name for row in known.values() if key in (*row.facts.get("old", "").split(), row.key)), None
+    )
+
+
+@contextmanager
+def prefixed(where: str) -> Iterator[None]:
+    """Put `where` in front of the message of a ConfigError."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{where}{error}") from error
+
+
+def section(section_class: type[S], value: Any, where: str) -> S:
+    """Return a nested section, an instance of `section_class` or a dict of its fields."""
+    return (
+        value
+        if isinstance(value, section_class)
+        else section_class(**section_values(section_class, value, where))
+    )
+
+
+def section_values(section_class: type[Any], value: Any, where: str) -> dict[str, Any]:
+    """Return the keyword arguments for a nested section that is given as a dict."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"config[{where!r}]: {type(value).__name__}, expected a dict; write {where}={{...}}"
+        )
+    return known_values(value, table(section_class), f"config[{where!r}]: ")
+
+
+def known_values(given: Mapping[Any, Any], known: Mapping[str, Setting], where: str) -> dict[str, Any]:
+    """Return the values of known settings by the names of their fields; refuse or warn of others."""
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        name = field_name(key, known)
+        if name not in known:
+            refuse_or_warn(key, value, known, where)
+        elif name != key and name in given:
+            raise ConfigError(
+                f"{where}{key!r} and {name!r} are both given, expected one of them; leave {name!r} out"
+            )
+        else:
+            values[name] = value
+    return values
+
+
+def refuse_or_warn(
+    key: Any, value: Any, known: Mapping[str, Setting], where: str, *, python_names: bool = False
+) -> None:
+    """Warn once of a key without meaning in menv, accept a value that is menv's behavior anyway, refuse other keys.
+
+    Suggestions are fields with `python_names`, else classic keys.
+    """
+    if not isinstance(key, str):
+        raise ConfigError(
+            f"{where}unknown key {key!r:.60}, a {type(key).__name__}, expected the name of a setting; "
+            "write it as a string"
+        )
+    if key in ONLY_VALUES and value == ONLY_VALUES[key]:
+        return
+    if key in HINTS["setting"] and (value is None or value in (False, [], {})):
+        return
+    if key in HINTS["ignored setting"]:
+        if key not in _warned:
+            _warned.add(key)
+            warnings.warn(
+                f"{where}{key!r} has no meaning in menv and is ignored; leave it out",
+                stacklevel=_frames_of_menv(),
+            )
+        return
+    advice = setting_hint(key, known)
+    if advice is None:
+        names = sorted(known) if python_names else [row.key for _, row in sorted(known.items())]
+        near = [name for name in names if name.startswith(key)] or difflib.get_close_matches(
+            key, names, 1, _NEAR
+        )
+        advice = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(names)}"
+    raise ConfigError(f"{where}unknown key {key!r}, expected a known one; {advice}")
+
+
+def setting_hint(key: str, known: Mapping[str, Setting]) -> str | None:
+    """Return what to write instead of a setting that is not among the known ones."""
+    if (name := renamed(key, known)) is not None:
+        return f"it is called {name!r} here"
+    for row in known.values():
+        if row.section is not None and key in table(row.section):
+            return f'it belongs into {row.name}: write {row.name}={{"{key}": ...}}'
+    return hint("setting", key) or (_of_other_algorithms(key) if "lr" in known else None)
+
+
+def _of_other_algorithms(key: str) -> str | None:
+    configs = {
+        name: getattr(import_module("menv.algorithms"), f"{name}Config") for name in ("PPO", "DQN", "QMIX")
+    }
+    having = [name for name, config in configs.items() if field_name(key, table(config)) in table(config)]
+    if not having:
+        return None
+    return f"only {' and '.join(having)} {'has' if len(having) == 1 else 'have'} it; leave it out"
+
+
+def _frames_of_menv() -> int:
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("menv."):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def by_name(config_class: type[S]) -> type[S]:
+    """Make a dataclass explain unknown keywords; a decorator above `dataclass`.
+
+    Classic keys without meaning in menv warn once, as in a dict.
+    """
+    names = [one.name for one in fields(config_class)]  # type: ignore[arg-type]
+    first = "env" if "env" in names else names[0]
+    build: Any = vars(config_class)["__init__"]
+
+    @functools.wraps(build)
+    def init(self: S, *args: Any, **given: Any) -> None:
+        if args:
+            raise ConfigError(
+                f"{config_class.__name__}: {args[0]!r:.60} without a name, expected settings by name; write "
+                f"{config_class.__name__}({first}=...), or {config_class.__name__}(**settings) for a dict of them"
+            )
+        settings, known = dict[str, Any](), table(config_class)
+        for key, value in given.items():
+            # A name such as "lambda" is no Python keyword argument, but `**settings` can contain it.
+            name = field_name(key, known)
+            if name not in known or (name != key and name in given):
+                refuse_or_warn(key, value, known, f"{config_class.__name__}: ", python_names=True)
+            else:
+                settings[name] = value
+        build(self, **settings)
+
+    type.__setattr__(config_class, "__init__", init)
+    type.__setattr__(config_class, "__setattr__", _stay)
+    return config_class
+
+
+def _stay(self: Any, name: str, value: Any) -> None:
+    raise FrozenInstanceError(
+        f"{type(self).__name__}: {name} is assigned to, expected settings to stay unchanged; "
+        f"call dataclasses.replace(config, {name}=...), which returns a changed copy"
+    )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
