@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "assets" / "gallery"
 SECONDS = {
     "adapt_policy": 5, "card_game": 30, "cartpole": 40, "centralized_critic": 8, "custom_env": 10, "frozen_server": 8,
-    "hierarchical": 40, "leduc_poker": 40, "offline_logs": 20, "pistonball": 40, "policy_mapping": 12,
-    "ppo_and_dqn": 15, "rock_paper_scissors": 15, "self_play": 40, "shared_layers": 8, "shoal": 10,
-    "sumo_traffic_lights": 150, "tictactoe": 40, "two_step_game": 8, "two_trainers": 15, "vmas_balance": 60,
-    "workers": 15,
+    "hierarchical": 40, "leduc_poker": 40, "offline_logs": 20, "own_algorithm": 60, "pistonball": 40,
+    "policy_mapping": 12, "ppo_and_dqn": 15, "rock_paper_scissors": 15, "self_play": 40, "shared_layers": 8,
+    "shoal": 10, "sumo_traffic_lights": 150, "tictactoe": 40, "two_step_game": 8, "two_trainers": 15,
+    "vmas_balance": 60, "workers": 15,
 }  # fmt: skip
 """How long each example trains."""
 

@@ -17,6 +17,7 @@ import torch
 
 from menv import SampleBatch
 from menv.algorithms import PPO, PPOConfig, PPORecipe, torch_distributions
+from menv.tracking import next_run_dir, plot_runs
 
 
 class A2CLearner:
@@ -82,8 +83,9 @@ class A2C(PPO):
     recipe = A2CRecipe()
 
 
-def main(env_steps: int = 200_000) -> float:
-    """Train on CartPole until the mean return is 450; return the mean return."""
+def main(seconds: float = 60.0, seed: int = 0) -> dict[str, Any]:
+    run_dir = next_run_dir("own-algorithm", "A2C")
+    stop = {"episode_reward_mean": 450.0, "time_total_s": seconds}
     settings = PPOConfig(
         env="CartPole-v1",
         num_envs_per_worker=16,
@@ -92,13 +94,15 @@ def main(env_steps: int = 200_000) -> float:
         lr=0.003,
         vf_loss_coeff=0.25,
         entropy_coeff=0.01,
-        seed=0,
+        seed=seed,
     )
     with A2C(settings) as algo:
-        result = algo.learn(env_steps, stop={"episode_reward_mean": 450})
-    print(f"return {result['episode_reward_mean']:.0f} after {result['timesteps_total']:,} env steps")
-    return result["episode_reward_mean"]
+        result = algo.learn(stop=stop, run_dir=run_dir, progress_bar=True)
+    print("wrote", plot_runs([run_dir]))
+    return {"mean_return": result["episode_reward_mean"], "env_steps": result["timesteps_total"]}
 
 
 if __name__ == "__main__":
-    main()
+    from flags import run_with_flags
+
+    run_with_flags(main)

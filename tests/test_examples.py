@@ -95,6 +95,7 @@ def test_a_frozen_server_answers_a_client(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("name", "flags", "seconds", "bounds"),
     [
@@ -104,6 +105,7 @@ def test_a_frozen_server_answers_a_client(tmp_path: Path) -> None:
         ("centralized_critic", ("--way", "critic_obs"), 15, {"central": (8, 8)}),
         ("centralized_critic", ("--way", "postprocess"), 15, {"central": (8, 8)}),
         ("custom_env", (), 30, {"mean_steps": (12, 13)}),
+        ("own_algorithm", (), 60, {"mean_return": (450, 500)}),
         ("hierarchical", ("--levels", "1"), 60, {"return": (0.45, 1)}),
         ("hierarchical", ("--levels", "2"), 60, {"return": (0.35, 1)}),
         ("hierarchical", ("--levels", "3"), 60, {"return": (0.85, 1)}),
@@ -123,12 +125,14 @@ def test_an_example_learns_what_it_says(
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_learned_traffic_lights_beat_fixed_times_and_the_longest_queue(tmp_path: Path) -> None:
     waits = outcome_of("sumo_traffic_lights", folder=tmp_path, seconds="120")
     assert waits["learned"] < waits["longest_queue"] < waits["fixed_time"]
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_logs_teach_more_than_the_careless_policy_knew(tmp_path: Path) -> None:
     outcome = outcome_of("offline_logs", folder=tmp_path, seconds="40")
     assert outcome["careless"] + 50 < outcome["learned"]

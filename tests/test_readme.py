@@ -1,6 +1,5 @@
 """The README is short, its links lead somewhere, and its example learns."""
 
-import ast
 import re
 import runpy
 from pathlib import Path
@@ -21,6 +20,5 @@ def test_the_readme_is_short_and_its_example_learns(
     (tmp_path / "example.py").write_text(block, "utf-8")
     monkeypatch.chdir(tmp_path)
     runpy.run_path("example.py")
-    returns = ast.literal_eval(capsys.readouterr().out.splitlines()[-1])
-    assert sum(returns.values()) >= 17.5
-    assert (tmp_path / "runs" / "parity" / "progress.csv").is_file()
+    assert float(capsys.readouterr().out.splitlines()[-1]) >= 1.95
+    assert (tmp_path / "runs" / "talk" / "progress.csv").is_file()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.own_algorithm import A2C, main
+from examples.own_algorithm import A2C
 from menv.algorithms import PPOConfig
 
 
@@ -32,8 +32,3 @@ def test_an_own_algorithm_resumes_bit_identically_from_a_checkpoint(tmp_path: Pa
 def test_an_own_algorithm_samples_in_workers() -> None:
     with A2C(config(num_workers=2)) as algo:
         assert algo.train()["num_env_steps_trained"] >= 40
-
-
-@pytest.mark.slow
-def test_a2c_solves_cartpole() -> None:
-    assert main() >= 450
