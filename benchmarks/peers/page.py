@@ -19,6 +19,7 @@ LIBRARIES = {
     "tianshou": "Tianshou",
     "rllib": "RLlib",
     "torchrl": "TorchRL",
+    "benchmarl": "BenchMARL",
 }
 TASKS = {
     "cartpole_64": "CartPole, 64 envs",
@@ -34,7 +35,7 @@ One run, one machine with {cpus} cores and no GPU, Python {python}. Each library
 environment of its own, with one torch thread, the same environments and the same layers (64, 64). The runs were
 interleaved; each figure is the median of {rounds}. {clock}
 
-    python -m benchmarks.peers --install --save{flag}
+    make benchmark-peers ARGS="--rounds {rounds}{flag}"
 
 ## Sampling: env steps per second
 
@@ -43,9 +44,7 @@ number of its agents. A dash means that the library cannot run it.
 
 {sampling}
 
-Not all rollouts hold the same: Tianshou and TorchRL compute the values after the rollout, the others during it.
-Stable-Baselines3 keeps a row of zeros for an agent that has left. Tianshou plays `simple_spread` turn by turn.
-PufferLib steps the environments of the others, in Python; it has faster ones of its own in C, which are left out.
+{notes}
 
 ## CartPole: time to a mean return of 450 over 100 episodes
 
@@ -59,11 +58,18 @@ its library is not trained again.
 ## Versions
 
 {versions}
-
-PufferLib's own C environments need a download while it is built; it was built without them (`NO_OCEAN=1`,
-and a name in its `setup.py` that 3.0.0 leaves undefined then). BenchMARL is installed but was not run: TorchRL's
-collector, which the table measures, is the one that it samples with.
 """
+
+
+NOTES = {
+    "pufferlib": "PufferLib steps the environments of the others, in Python. It has faster ones of its own in C, which"
+    " are left out: building them downloads more.",
+    "sb3": "Stable-Baselines3 keeps a row of zeros for an agent that has left.",
+    "tianshou": "Tianshou plays `simple_spread` turn by turn. It computes the values after the rollout, as TorchRL"
+    " does; the others do so during it.",
+    "benchmarl": "BenchMARL ran on balance alone: it has no CartPole, and looks for `simple_spread` in a module that"
+    " PettingZoo no longer has.",
+}
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -117,10 +123,11 @@ def render(found: Mapping[str, Any]) -> str:
     return TEXT.format(
         cpus=found["cpus"],
         python=found["python"],
-        rounds=max(map(len, versions.values())),
+        rounds=found["rounds"],
         clock=busy if found["busy"] else "Seconds are wall time.",
         flag=" --busy" if found["busy"] else "",
         sampling=sampling(lines, unit),
+        notes="\n".join(f"- {note}" for name, note in NOTES.items() if name in lines),
         learning=learning(lines, unit),
         versions=table(["library", "packages"], rows),
     )

@@ -5,7 +5,6 @@ here it has the layers of the others. Four CartPoles and `simple_spread` share o
 """
 
 import logging
-from functools import partial
 from typing import Any
 
 import ray
@@ -14,34 +13,19 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv
 from ray.tune.registry import register_env
 
-from benchmarks.peers.scripts.shared import (
-    HIDDEN,
-    LENGTH,
-    TEAMS,
-    CartPoles,
-    Sample,
-    Seen,
-    counted,
-    main,
-    spread,
-)
+from benchmarks.peers.scripts.shared import HIDDEN, LENGTH, TEAMS, Sample, Seen, main
 
 
-def config(env: str, num_envs: int, **model: Any) -> PPOConfig:
+def config(env: str, num_envs: int, **model: Any) -> Any:
     networks = DefaultModelConfig(fcnet_hiddens=HIDDEN, **model)
-    runners = {"num_env_runners": 0, "num_envs_per_env_runner": num_envs}
-    return PPOConfig().environment(env).env_runners(**runners).rl_module(model_config=networks)
+    settings: Any = PPOConfig().environment(env).rl_module(model_config=networks)
+    return settings.env_runners(num_env_runners=0, num_envs_per_env_runner=num_envs)
 
 
-def collecting(settings: PPOConfig, num_envs: int, length: int) -> Sample:
+def collecting(settings: Any, num_envs: int, length: int) -> Sample:
     runner = settings.build_algo().env_runner
 
-    def sample() -> int:
-        return sum(
-            len(episode) for episode in runner.sample(num_timesteps=num_envs * length, random_actions=False)
-        )
-
-    return sample
+    return lambda: sum(map(len, runner.sample(num_timesteps=num_envs * length, random_actions=False)))
 
 
 def cartpole(num_envs: int, length: int) -> Sample:
@@ -68,11 +52,5 @@ def learn(seed: int, seen: Seen) -> None:
 
 if __name__ == "__main__":
     logging.getLogger("ray").setLevel(logging.ERROR)
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    tasks = {
-        "cartpole_64": partial(cartpole, 64, LENGTH),
-        "cartpole_1": partial(cartpole, 1, 1024),
-        "cartpoles": lambda: counted(team(CartPoles)),
-        "simple_spread": lambda: team(spread),
-    }
-    main(["ray", "pettingzoo", "mpe2"], tasks, learn)
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    main("ray pettingzoo mpe2", cartpole, team, learn=learn)

@@ -1,6 +1,6 @@
 """What the scripts of all libraries share: the environments, the sizes, the clock and the lines of JSON.
 
-A script names its tasks and calls `main`. It runs in the interpreter of its library, which need not have menv.
+A script calls `main` with what its library can do. It runs in the interpreter of its library, which need not have menv.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib.metadata
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -19,12 +19,13 @@ from pettingzoo import ParallelEnv
 
 HIDDEN = [64, 64]
 """Layers of the policy network, and of the value network."""
-LENGTH = 64
-"""Env steps of each environment in a rollout."""
 TEAMS = 16
 """Copies of a multi-agent environment."""
+LENGTH = 64
+"""Env steps of each in a rollout."""
 Sample = Callable[[], int]
 """Collects one rollout and returns its env steps."""
+Make = Callable[[int, int], Sample]
 Seen = Callable[[int, Iterable[float]], bool]
 """Takes the env steps so far and the returns of new episodes, and returns whether to stop."""
 
@@ -61,24 +62,25 @@ class CartPoles(ParallelEnv):  # type: ignore[misc]
         return tuple({agent: step[at] for agent, step in stepped.items()} for at in range(5))
 
 
-def counted(collect: Callable[[], object]) -> Sample:
+def counted(collect: Sample | None) -> Sample | None:
     """Return a function that collects a rollout of `CartPoles` and counts their steps."""
 
     def sample() -> int:
         before = CartPoles.steps
-        collect()
+        if collect:
+            collect()
         return CartPoles.steps - before
 
-    return sample
+    return collect and sample
 
 
-def spread(parallel: bool = True) -> Any:
+def spread() -> Any:
     """Return `simple_spread`, three agents, from the package that has it."""
     try:
         from mpe2 import simple_spread_v3
     except ImportError:
         from pettingzoo.mpe import simple_spread_v3
-    return simple_spread_v3.parallel_env() if parallel else simple_spread_v3.env()
+    return simple_spread_v3.parallel_env()
 
 
 class Clock:
@@ -117,11 +119,30 @@ def time_to_450(learn: Callable[[int, Seen], None], seed: int, at_most: float) -
 
 
 def main(
-    packages: Sequence[str],
-    sampling: Mapping[str, Callable[[], Sample]],
+    packages: str,
+    cartpole: Make | None = None,
+    team: Callable[[Callable[[], Any]], Sample | None] | None = None,
+    balance: Make | None = None,
     learn: Callable[[int, Seen], None] | None = None,
 ) -> None:
-    """Run the tasks that the command line names and print a line of JSON for each, versions first."""
+    """Run the tasks that the command line names and print a line of JSON for each, the versions of the packages first.
+
+    Args:
+        packages: Names with spaces.
+        cartpole: Takes copies of CartPole and the steps of each in a rollout, and returns how to collect it.
+        team: Takes what makes a PettingZoo environment of `TEAMS`, and returns how to collect a rollout; None if
+            the library cannot.
+        balance: Takes worlds of VMAS balance and the steps of each in a rollout, and returns how to collect it.
+        learn: Trains on CartPole with a seed until the other says so.
+    """
+    sampling: dict[str, Callable[[], Sample | None]] = {
+        "cartpole_64": lambda: cartpole and cartpole(64, LENGTH),
+        "cartpole_1": lambda: cartpole and cartpole(1, 1024),
+        "cartpoles": lambda: counted(team and team(CartPoles)),
+        "simple_spread": lambda: team and team(spread),
+        "balance_64": lambda: balance and balance(64, 100),
+        "balance_1024": lambda: balance and balance(1024, 20),
+    }
     parser = argparse.ArgumentParser()
     parser.add_argument("tasks", nargs="*", default=[*sampling, "time_to_450"])
     parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement of sampling")
@@ -130,10 +151,10 @@ def main(
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "gymnasium", *packages)}
+    versions = {name: importlib.metadata.version(name) for name in ["torch", "gymnasium", *packages.split()]}
     print(json.dumps({"versions": versions}), flush=True)
     for task in args.tasks:
-        if task in sampling:
-            print(json.dumps({"task": task, **rate(sampling[task](), args.seconds)}), flush=True)
-        elif task == "time_to_450" and learn is not None:
+        if task in sampling and (sample := sampling[task]()):
+            print(json.dumps({"task": task, **rate(sample, args.seconds)}), flush=True)
+        elif task == "time_to_450" and learn:
             print(json.dumps({"task": task, **time_to_450(learn, args.seed, args.at_most)}), flush=True)

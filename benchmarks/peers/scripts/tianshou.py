@@ -4,12 +4,12 @@
 on multi-agent training. An agent that leaves would end the episode, so four CartPoles are not in the table.
 """
 
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
+from pettingzoo.utils import parallel_to_aec
 from tianshou.algorithm import PPO
 from tianshou.algorithm.algorithm_base import policy_within_training_step
 from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy
@@ -20,7 +20,7 @@ from tianshou.env import DummyVectorEnv, PettingZooEnv
 from tianshou.utils.net.common import ActorCritic, Net
 from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
 
-from benchmarks.peers.scripts.shared import HIDDEN, LENGTH, TEAMS, Sample, Seen, main, spread
+from benchmarks.peers.scripts.shared import HIDDEN, LENGTH, TEAMS, CartPoles, Sample, Seen, main
 
 
 class ObsNet(Net):  # type: ignore[misc]
@@ -30,60 +30,61 @@ class ObsNet(Net):  # type: ignore[misc]
         return super().forward(getattr(obs, "obs", obs), state, info)
 
 
-def ppo(obs_space: Any, action_space: Any) -> PPO:
-    net = ObsNet(state_shape=obs_space.shape, hidden_sizes=HIDDEN)
-    actor = DiscreteActor(preprocess_net=net, action_shape=action_space.n)
+def ppo(env: Any) -> PPO:
+    net = ObsNet(state_shape=env.observation_space.shape, hidden_sizes=HIDDEN)
+    actor = DiscreteActor(preprocess_net=net, action_shape=env.action_space.n)
     critic = DiscreteCritic(preprocess_net=net)
     for layer in ActorCritic(actor, critic).modules():
         if isinstance(layer, torch.nn.Linear):
             torch.nn.init.orthogonal_(layer.weight)
             torch.nn.init.zeros_(layer.bias)
     categorical = torch.distributions.Categorical
-    policy = DiscreteActorPolicy(actor=actor, dist_fn=categorical, action_space=action_space)
+    policy = DiscreteActorPolicy(actor=actor, dist_fn=categorical, action_space=env.action_space)
     settings = {"gamma": 0.99, "max_grad_norm": 0.5, "eps_clip": 0.2, "vf_coef": 0.5, "ent_coef": 0.0}
     flags = {"gae_lambda": 0.95, "advantage_normalization": False, "return_scaling": False}
     return PPO(policy=policy, critic=critic, optim=AdamOptimizerFactory(lr=3e-4), **settings, **flags)
 
 
 def collector(algorithm: Any, make: Any, num_envs: int, size: int) -> Collector:
-    envs = DummyVectorEnv([make] * num_envs)
-    return Collector(algorithm, envs, VectorReplayBuffer(size, num_envs))
-
-
-def collecting(collector: Collector, env_steps: int) -> Sample:
+    collector = Collector(algorithm, DummyVectorEnv([make] * num_envs), VectorReplayBuffer(size, num_envs))
     collector.reset()
+    return collector
+
+
+def collecting(algorithm: Any, make: Any, num_envs: int, size: int, agents: int = 1) -> Sample:
+    rollouts = collector(algorithm, make, num_envs, size)
 
     def sample() -> int:
-        with policy_within_training_step(collector.policy):
-            steps = collector.collect(n_step=env_steps).n_collected_steps
-        collector.reset_buffer(keep_statistics=True)
-        return int(steps)
+        with policy_within_training_step(algorithm.policy):
+            steps = rollouts.collect(n_step=size).n_collected_steps
+        rollouts.reset_buffer(keep_statistics=True)
+        return int(steps) // agents
 
     return sample
 
 
+def one_cartpole() -> gym.Env[Any, Any]:
+    return gym.make("CartPole-v1")
+
+
 def cartpole(num_envs: int, length: int) -> Sample:
-    make = partial(gym.make, "CartPole-v1")
-    algorithm = ppo(make().observation_space, make().action_space)
-    return collecting(collector(algorithm, make, num_envs, num_envs * length), num_envs * length)
+    return collecting(ppo(one_cartpole()), one_cartpole, num_envs, num_envs * length)
 
 
-def simple_spread() -> Sample:
-    env = PettingZooEnv(spread(parallel=False))
-    algorithms = [ppo(env.observation_space, env.action_space) for _ in env.agents]
-    algorithm = MultiAgentOnPolicyAlgorithm(algorithms=algorithms, env=env)
-    turns = 3 * TEAMS * LENGTH
-    sample = collecting(
-        collector(algorithm, lambda: PettingZooEnv(spread(parallel=False)), TEAMS, turns), turns
-    )
-    return lambda: sample() // 3
+def team(make: Any) -> Sample | None:
+    if make is CartPoles:
+        return None
+    env = PettingZooEnv(parallel_to_aec(make()))
+    agents = len(env.agents)
+    algorithm = MultiAgentOnPolicyAlgorithm(algorithms=[ppo(env) for _ in env.agents], env=env)
+    turns = agents * TEAMS * LENGTH
+    return collecting(algorithm, lambda: PettingZooEnv(parallel_to_aec(make())), TEAMS, turns, agents)
 
 
 def learn(seed: int, seen: Seen) -> None:
     np.random.seed(seed)
-    make = partial(gym.make, "CartPole-v1")
-    algorithm = ppo(make().observation_space, make().action_space)
-    rollouts = collector(algorithm, make, 20, 20_000)
+    algorithm = ppo(one_cartpole())
+    rollouts = collector(algorithm, one_cartpole, 20, 20_000)
     rollouts.env.seed(seed)
     rollouts.reset()
     steps, returns = 0, np.zeros(0)
@@ -96,9 +97,4 @@ def learn(seed: int, seen: Seen) -> None:
 
 
 if __name__ == "__main__":
-    tasks = {
-        "cartpole_64": partial(cartpole, 64, LENGTH),
-        "cartpole_1": partial(cartpole, 1, 1024),
-        "simple_spread": simple_spread,
-    }
-    main(["tianshou", "pettingzoo", "mpe2"], tasks, learn)
+    main("tianshou pettingzoo mpe2", cartpole, team, learn=learn)
