@@ -19,7 +19,7 @@ from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.postprocessing import BatchPostprocessor
 from menv.algorithms.rollouts import PolicyView
 from menv.algorithms.worker_messages import WorkerPlacement, env_context, joined_state, split_state
-from menv.base_env import Column, EpisodeEnd
+from menv.base_env import Column, EnvId, EpisodeEnd
 from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode
 from menv.errors import CallOrderError, ConfigError, ContractError
@@ -36,16 +36,50 @@ from menv.spaces import alike
 Shares = npt.NDArray[np.int64]
 
 
-class _WholeEpisodes(FragmentLimit):
-    """Whole episodes, none of which may be endless."""
+class FirstEpisodes(Metrics):
+    """Metrics over the first episodes of each sub-environment that steps in lockstep, or of all together.
+
+    `shares` [E] is the rest of each one's share, in episodes or in env steps.
+    """
+
+    def __init__(self, in_episodes: bool, index_of: Callable[[EnvId], int]) -> None:
+        """Begin with no shares; `index_of` gives the index of a sub-environment for its id."""
+        super().__init__(0)
+        self._index_of = index_of
+        self.shares: Shares = np.zeros(0, np.int64)
+        self._in_episodes = in_episodes
+
+    def record(self, episode: Episode, when: When = AS_THEY_COME) -> None:
+        """Record an episode that is within its sub-environment's share."""
+        index = self._index_of(episode.env_id)
+        if self.shares[index] > 0:
+            self.shares[index] -= 1 if self._in_episodes else episode.length
+            super().record(episode, when)
+
+
+class EvaluationLimit(FragmentLimit):
+    """As many env steps of each sub-environment, in whole episodes, none of which may be endless.
+
+    `metrics` records the episodes that count; `stops_midway` says whether other episodes may run at the end.
+    """
+
+    stops_midway = False
 
     def __init__(
-        self, length: int, batch_mode: Literal["truncate_episodes", "complete_episodes"] = "truncate_episodes"
+        self, batch_mode: Literal["truncate_episodes", "complete_episodes"] = "complete_episodes"
     ) -> None:
-        super().__init__(length, batch_mode)
+        super().__init__(1, batch_mode)
+        self.metrics = Metrics(0)
         # [E] env steps of each sub-environment at its last episode end, and sub-environments that ended one since.
         self._since: Shares = np.zeros(0, np.int64)
         self._ended: list[int] = []
+
+    def allot(self, duration: int, num_envs: int, worker: int, workers: int) -> None:
+        """Set the share of each sub-environment, or of all together where their number, `num_envs`, is unknown.
+
+        `duration` is that of the evaluation; this is number `worker`, from 0, of `workers` that run it.
+        """
+        self.length = -(-duration // max(1, num_envs * workers or workers))
 
     def begin(self, env_steps: Column) -> None:
         """Begin an evaluation at these env step counts [E]."""
@@ -71,70 +105,71 @@ class _WholeEpisodes(FragmentLimit):
             )
 
 
-class ShareLimit(_WholeEpisodes):
+class ShareLimit(EvaluationLimit):
     """A share of each sub-environment, in whole episodes or env steps, so that short episodes are not preferred.
 
     An episode that a fault ends does not count: another one is run. In lockstep all sub-environments continue until
-    all are done, and `FirstEpisodes` leaves out the surplus.
+    all are done, and `first` leaves out the surplus.
     """
 
-    def __init__(self, in_episodes: bool, lockstep: bool) -> None:
-        super().__init__(1)
-        self.shares: Shares = np.zeros(0, np.int64)
+    def __init__(self, in_episodes: bool, first: FirstEpisodes | None = None) -> None:
+        super().__init__("truncate_episodes")
+        self._shares: Shares = np.zeros(0, np.int64)
         self._in_episodes = in_episodes
-        self._in_lockstep = lockstep
+        self._first = first
+        self.stops_midway = first is not None
+        if first is not None:
+            self.metrics = first
+
+    def allot(self, duration: int, num_envs: int, worker: int, workers: int) -> None:
+        total, index = num_envs * workers, worker * num_envs + np.arange(num_envs)
+        # The remainder is spread evenly over the workers.
+        episodes = -(-(index + 1) * duration // total) + -index * duration // total
+        self._shares = episodes if self._in_episodes else np.full(num_envs, -(-duration // total))
+        if self._first is not None:
+            self._first.shares = self._shares.copy()
 
     def end_episodes(self, ends: Sequence[EpisodeEnd]) -> None:
-        """Count episode ends."""
         super().end_episodes(ends)
         for end in ends:
-            counts = self._in_lockstep or not end.faulty
-            self.shares[end.env_index] -= counts if self._in_episodes else end.env_steps
+            counts = self.stops_midway or not end.faulty
+            self._shares[end.env_index] -= counts if self._in_episodes else end.env_steps
 
     def closed(self, env_steps: Column) -> Flags | None:
         """Return [E] True where a sub-environment has played its share, in lockstep once all have."""
         self._check_endless(env_steps)
-        done: Flags = self.shares <= 0
-        return done if (done.all() if self._in_lockstep else done.any()) else None
+        done: Flags = self._shares <= 0
+        return done if (done.all() if self.stops_midway else done.any()) else None
 
 
-class JointEpisodeLimit(_WholeEpisodes, ExternalFragmentLimit):
-    """The first episodes to end, in any sub-environment, where the number of sub-environments is unknown."""
+class JointLimit(EvaluationLimit, ExternalFragmentLimit):
+    """The first episodes to end, or env steps, in any sub-environment, where the number of these is unknown."""
 
-    def __init__(self) -> None:
-        super().__init__(1)
-        self.remaining = 0
+    def __init__(self, in_episodes: bool) -> None:
+        super().__init__("truncate_episodes" if in_episodes else "complete_episodes")
+        self._left_to_end = 0
+        self.stops_midway = in_episodes
+        if in_episodes:
+            self.metrics = self._first = FirstEpisodes(True, lambda _: 0)
+
+    def allot(self, duration: int, num_envs: int, worker: int, workers: int) -> None:
+        if not self.stops_midway:
+            super().allot(duration, num_envs, worker, workers)
+            return
+        self._left_to_end = duration // workers + (worker < duration % workers)
+        # Several may end at once.
+        self._first.shares = np.array([self._left_to_end])
 
     def end_episodes(self, ends: Sequence[EpisodeEnd]) -> None:
-        """Count episodes that ended."""
         super().end_episodes(ends)
-        self.remaining -= sum(not end.faulty for end in ends)
+        self._left_to_end -= sum(not end.faulty for end in ends)
 
     def closed(self, env_steps: Column) -> Flags | None:
-        """Return [E] True once all episodes have been played, None before."""
+        """Return [E] True where sub-environments are to stop, None before."""
+        if not self.stops_midway:
+            return super().closed(env_steps)
         self._check_endless(env_steps)
-        return np.ones(len(env_steps), np.bool_) if self.remaining <= 0 else None
-
-
-class FirstEpisodes(Metrics):
-    """Metrics over the first episodes of each sub-environment that steps in lockstep, or of all together.
-
-    `shares` [E] is the rest of each one's share, in episodes or in env steps.
-    """
-
-    def __init__(self, in_episodes: bool, index_of: Callable[[Any], int] = int) -> None:
-        """Begin with no shares; `index_of` gives the index of a sub-environment for its id."""
-        super().__init__(0)
-        self._index_of = index_of
-        self.shares: Shares = np.zeros(0, np.int64)
-        self._in_episodes = in_episodes
-
-    def record(self, episode: Episode, when: When = AS_THEY_COME) -> None:
-        """Record an episode that is within its sub-environment's share."""
-        index = self._index_of(episode.env_id)
-        if self.shares[index] > 0:
-            self.shares[index] -= 1 if self._in_episodes else episode.length
-            super().record(episode, when)
+        return np.ones(len(env_steps), np.bool_) if self._left_to_end <= 0 else None
 
 
 MakeBaseEnv = Callable[[AlgorithmConfig], Adapter]
@@ -166,13 +201,9 @@ class Evaluation:
         self._seed = seed
         self._placement = placement or WorkerPlacement()
         self._in_episodes = settings.evaluation_duration_unit == "episodes"
-        # Where episodes are recorded.
-        self.metrics = Metrics(0)
         self._base_env: Adapter | None = None
         self._sampler: Sampler | None = None
-        self._limit: FragmentLimit = (
-            ShareLimit(True, lockstep=False) if self._in_episodes else _WholeEpisodes(1, "complete_episodes")
-        )
+        self._limit = EvaluationLimit()
         # Environments sample independently in training and in evaluations.
         self._generators = (
             None
@@ -182,6 +213,11 @@ class Evaluation:
         # Whether an exception ended the last evaluation.
         self._interrupted = False
         self.guard: AbstractContextManager[Any] = nullcontext()
+
+    @property
+    def metrics(self) -> Metrics:
+        """Where episodes are recorded."""
+        return self._limit.metrics
 
     @property
     def progress(self) -> int:
@@ -209,7 +245,9 @@ class Evaluation:
     def _play(self) -> tuple[int, int]:
         sampler = self._ready()
         env_steps, agent_steps = sampler.env_steps, sampler.agent_steps
-        self._set_shares(self._settings.evaluation_duration, sampler.base_env.num_envs)
+        worker = max(0, self._placement.worker_index - 1)
+        duration, num_envs = self._settings.evaluation_duration, sampler.base_env.num_envs
+        self._limit.allot(duration, num_envs, worker, self._workers)
         self._interrupted = True
         with self.guard:
             batch = sampler.sample()
@@ -223,25 +261,6 @@ class Evaluation:
     def recreated(self) -> Sequence[int]:
         """Return nothing: there are no workers."""
         return ()
-
-    def _set_shares(self, duration: int, num_envs: int) -> None:
-        """Set the share of each sub-environment, or of all together where their number is unknown."""
-        limit, workers = self._limit, self._workers
-        mine = max(0, self._placement.worker_index - 1)
-        total, index = num_envs * workers, mine * num_envs + np.arange(num_envs)
-        if isinstance(limit, JointEpisodeLimit):
-            limit.remaining = duration // workers + (mine < duration % workers)
-            if isinstance(self.metrics, FirstEpisodes):
-                # Several may end at once.
-                self.metrics.shares = np.array([limit.remaining])
-        elif isinstance(limit, ShareLimit):
-            # The remainder is spread evenly over the workers.
-            shares = -(-(index + 1) * duration // total) + -index * duration // total
-            limit.shares = shares if self._in_episodes else np.full(num_envs, -(-duration // total))
-            if isinstance(self.metrics, FirstEpisodes):
-                self.metrics.shares = limit.shares.copy()
-        else:
-            limit.length = -(-duration // max(1, total or workers))
 
     def state(self) -> dict[str, Any] | None:
         """Return what the next evaluation depends on; None before the first one and after a failed one."""
@@ -279,21 +298,21 @@ class Evaluation:
             self._start_over()
         if self._base_env is None:
             self._base_env = self._make_base_env(self._settings)
-            if self._base_env.lockstep:
-                self._limit = ShareLimit(self._in_episodes, lockstep=True)
-                self.metrics = FirstEpisodes(self._in_episodes, self._index_of)
-            elif not self._base_env.num_envs:
-                self._limit = ExternalFragmentLimit(1, "complete_episodes")
-                if self._in_episodes:
-                    self._limit, self.metrics = JointEpisodeLimit(), FirstEpisodes(True, lambda _: 0)
-        # In lockstep or with shared episodes, some sub-environments stop within an episode.
-        midway = self._base_env.lockstep or isinstance(self._limit, JointEpisodeLimit)
-        if self._sampler is None or midway or self._playing is not self._policy_view.policy_map:
+            self._limit = self._limit_of(self._base_env)
+        playing = self._policy_view.policy_map
+        if self._sampler is None or self._limit.stops_midway or self._playing is not playing:
             # All sub-environments are at the beginning of an episode here.
             self._sampler = self._new_sampler()
         return self._sampler
 
-    def _index_of(self, env_id: Any) -> int:
+    def _limit_of(self, base_env: Adapter) -> EvaluationLimit:
+        if base_env.lockstep:
+            return ShareLimit(self._in_episodes, FirstEpisodes(self._in_episodes, self._index_of))
+        if not base_env.num_envs:
+            return JointLimit(self._in_episodes)
+        return ShareLimit(True) if self._in_episodes else EvaluationLimit()
+
+    def _index_of(self, env_id: EnvId) -> int:
         # A checkpoint may bring metrics of another environment.
         assert self._base_env is not None
         return self._base_env.index_of(env_id)
@@ -302,7 +321,6 @@ class Evaluation:
         self.stop()
         self._interrupted = False
         self._base_env = self._sampler = None
-        self.metrics = Metrics(0)
 
     def _new_sampler(self) -> Sampler:
         assert self._base_env is not None

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from menv.adapters.adapter import Adapter
 from menv.adapters.convert import check_number
@@ -30,7 +30,7 @@ from menv.algorithms.worker_messages import (
     create_evaluation_envs,
 )
 from menv.callbacks import DefaultCallbacks, read_callbacks
-from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError, EnvFaultWarning
+from menv.errors import ConfigError, ContractError, EnvCrashError, EnvFaultWarning
 from menv.metrics import Metrics, MetricsSnapshot
 from menv.migration_hints import Result
 from menv.policy_map import PolicyMap
@@ -38,6 +38,9 @@ from menv.serialization import is_plain
 from menv.workers.engines import check_system, make_engine
 from menv.workers.pipe_channel import SealedValue, UnsendableError
 from menv.workers.watchdog import Watchdog, creation_limit, limited
+
+if TYPE_CHECKING:
+    from menv.algorithms.algorithm import Algorithm
 
 _SEED = 10_000
 _OWN = {"env", "env_config", "multiagent"}
@@ -69,7 +72,6 @@ class EvaluationRunner:
         # Settings for workers from before callbacks received the algorithm and kept it.
         self._first: SealedValue | None = None
         self._declared = declared(training_env)
-        self._playing = False
 
     def check_settings(self) -> None:
         """Check separate evaluation settings at once, because the first evaluation may be hours away.
@@ -119,25 +121,17 @@ class EvaluationRunner:
             raise
         return base_env
 
-    def run(self, algorithm: Any, operation_guard: OperationGuard) -> dict[str, Any]:
+    def run(self, algorithm: Algorithm, operation_guard: OperationGuard) -> dict[str, Any]:
         """Evaluate and return the result; `algorithm` is passed to callbacks.
 
         Once `on_evaluate_end` is called nothing is half done, so that the run may be saved there.
         """
-        if self._playing:
-            raise CallOrderError(
-                "evaluate: an evaluation is going on, expected to stand between two; its own hooks cannot begin another"
-            )
-        try:
-            self._playing = True
-            with operation_guard.in_progress("an evaluation is going on"):
-                self._play(algorithm)
-            self._callbacks.on_evaluate_end(algorithm=algorithm, evaluation_metrics=self.latest)
-        finally:
-            self._playing = False
+        with operation_guard.in_progress("an evaluation is going on"):
+            self._play(algorithm)
+        self._callbacks.on_evaluate_end(algorithm=algorithm, evaluation_metrics=self.latest)
         return self.latest
 
-    def _play(self, algorithm: Any) -> None:
+    def _play(self, algorithm: Algorithm) -> None:
         evaluation = self._ready()
         if not evaluation.begun:
             self._callbacks.on_evaluate_start(algorithm=algorithm)
@@ -148,7 +142,7 @@ class EvaluationRunner:
                 algorithm=algorithm, worker_ids=list(numbers), is_evaluation=True
             )
 
-    def begin(self, algorithm: Any, iteration: int) -> None:
+    def begin(self, algorithm: Algorithm, iteration: int) -> None:
         """Start the workers on the evaluation that ends this iteration, if it runs parallel to training."""
         if self._config.evaluation_parallel_to_training and self.due(iteration):
             self._callbacks.on_evaluate_start(algorithm=algorithm)

@@ -11,6 +11,14 @@ from menv.errors import CallOrderError
 _BETWEEN = "expected to stand between two; call it after train() or sample(), or in on_train_result"
 
 
+_ONCE = {
+    "sample": "a fragment is being sampled, expected to stand between two; hooks, environments and other threads "
+    "cannot begin one meanwhile: call it after train() or sample()",
+    "evaluate": "an evaluation is going on, expected to stand between two; its own hooks cannot begin another",
+}
+"""Why calls cannot be within one of the same name."""
+
+
 class OperationGuard:
     """The calls of one algorithm that are running, all in one thread.
 
@@ -99,6 +107,8 @@ class OperationGuard:
                 f"{name}: {self._calls[0]}() runs in another thread, expected none; call it in that thread, or once "
                 "that has returned"
             )
+        if name in _ONCE and name in self._calls:
+            raise CallOrderError(f"{name}: {_ONCE[name]}")
         if self._undone not in (None, name):
             raise CallOrderError(
                 f"{name}: {self._undone} was broken off, expected it to come to its end, because there are parts of "

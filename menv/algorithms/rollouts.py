@@ -18,7 +18,7 @@ from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.postprocessing import BatchPostprocessor
 from menv.algorithms.worker_messages import WorkerPlacement, env_context, joined_state, make_fragment_limit
 from menv.callbacks import DefaultCallbacks
-from menv.errors import CallOrderError, ConfigError
+from menv.errors import ConfigError
 from menv.inference.network_policy import NetworkPolicy
 from menv.metrics import Metrics, Timers
 from menv.policy import Policy
@@ -168,7 +168,6 @@ class LocalRollouts:
         self.breakable: AbstractContextManager[Any] = nullcontext()
         self.lock = threading.RLock()
         self.uninterrupted: AbstractContextManager[Any] = nullcontext()
-        self._sampling = False
         self.later = False
         # Whether an exception has left the sampler in the midst of a fragment.
         self._interrupted = False
@@ -218,24 +217,15 @@ class LocalRollouts:
 
         After an exception, such as Ctrl-C, the next call begins new episodes; the interrupted fragment is dropped.
         """
-        if self._sampling:
-            raise CallOrderError(
-                "sample: a fragment is being sampled, expected to stand between two; hooks, environments and other "
-                "threads cannot begin one meanwhile: call it after train() or sample()"
-            )
         # The client of an external environment may be the thread that changes policies: locking would deadlock.
         with nullcontext() if self.base_env.external else self.lock:
-            try:
-                self._sampling = True
-                self._recover()
-                batch, sampler, before = self._fragment(), self.sampler, perf_counter()
-                self._policy_view.postprocessor.complete(
-                    batch, sampler.episodes, sampler.untrained, later=self.later
-                )
-                sampler.timers.complete += perf_counter() - before
-                sampler.finish(batch)
-            finally:
-                self._sampling = False
+            self._recover()
+            batch, sampler, before = self._fragment(), self.sampler, perf_counter()
+            self._policy_view.postprocessor.complete(
+                batch, sampler.episodes, sampler.untrained, later=self.later
+            )
+            sampler.timers.complete += perf_counter() - before
+            sampler.finish(batch)
         return batch
 
     def _fragment(self) -> MultiAgentBatch:
