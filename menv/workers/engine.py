@@ -54,8 +54,7 @@ class RemoteActor(ABC):
     def ask(self, method: Callable[[Any, *Ts], object], *args: *Ts) -> None:
         """Request a call of a method of the object's class; returns at once.
 
-        The last argument may be a parcel from `Engine.put`. Raises UnsendableError or NoRoomError if the arguments
-        cannot be sent.
+        The last argument may be a parcel from `Engine.put`. Raises UnsendableError if an argument cannot be pickled.
         """
 
     @abstractmethod
@@ -67,7 +66,7 @@ class RemoteActor(ABC):
         """Wait for the answer to the oldest request and return it; arrays in it may be read-only.
 
         Raises what the method raised, with its remote traceback as the cause; CallOrderError without a request,
-        NoRoomError if there is no room for the process or the answer, WorkerLostError if the process or machine is
+        NoRoomError if there is no room for the process, WorkerLostError if the process or machine is
         gone.
         """
 

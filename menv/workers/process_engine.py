@@ -35,7 +35,7 @@ from menv.workers.engine import (
     warn_of_bad_end,
     warn_of_slow_end,
 )
-from menv.workers.pipe_channel import PackedMessage, PipeChannel, pack, unpack
+from menv.workers.pipe_channel import Parts, PipeChannel, SealedValue, unpack
 from menv.workers.watchdog import FATAL, last_of, where_it_hung
 from menv.workers.worker_process import CREATE, ONE_THREAD, import_paths, pack_request
 
@@ -109,9 +109,9 @@ _DROPPED_S = 0.5
 
 
 class ProcessActor(RemoteActor):
-    """An object in another process on this machine; `packed` is the request that creates it."""
+    """An object in another process on this machine; `parts` is the request that creates it."""
 
-    def __init__(self, label: str, packed: PackedMessage) -> None:
+    def __init__(self, label: str, parts: Parts) -> None:
         self.label = label
         self.pending = 0
         self.was_killed = False
@@ -132,7 +132,7 @@ class ProcessActor(RemoteActor):
         self._stderr_tail = StderrTail(self._process.stderr)
         end = weakref.finalize(self, _drop, self._process, self.channel, self._owner)
         end.atexit = False
-        self._send(packed)
+        self._send(parts)
 
     @property
     def pid(self) -> int:
@@ -147,12 +147,10 @@ class ProcessActor(RemoteActor):
         return -1 if self.channel.received else self.channel.fileno()
 
     def ask(self, method: Callable[[Any, *Ts], object], *args: *Ts) -> None:
-        own: list[Any] = [*args]
-        parcel = own.pop() if own and isinstance(own[-1], PackedMessage) else None
-        self._send(PackedMessage(pack_request(self.label, method.__name__, own)), parcel)
+        self._send(pack_request(self.label, method.__name__, args))
 
     def create(self, make: Callable[..., Any], *args: Any) -> None:
-        self._send(PackedMessage(pack_request(self.label, CREATE, (make, *args))))
+        self._send(pack_request(self.label, CREATE, (make, *args)))
 
     def answer(self) -> Any:
         if not self.pending:
@@ -164,10 +162,10 @@ class ProcessActor(RemoteActor):
             self.pending -= 1
             raise self._lost() from None
         # No call in between, so no signal handler runs between removing and counting it.
-        message = self.channel.received[0]
+        parts = self.channel.received[0]
         self.pending -= 1
         del self.channel.received[0]
-        well, value = unpack(message.parts)
+        well, value = unpack(parts)
         if not well:
             raise value.error(self.label)
         return value
@@ -229,13 +227,11 @@ class ProcessActor(RemoteActor):
     def _inherited(self) -> bool:
         return os.getpid() != self._owner
 
-    def _send(self, packed: PackedMessage, parcel: PackedMessage | None = None) -> None:
+    def _send(self, parts: Parts) -> None:
         self.check_owner()
         self.pending += 1
         try:
-            self.channel.send(packed, more=parcel is not None)
-            if parcel is not None:
-                self.channel.send(parcel)
+            self.channel.send(parts)
         except OSError:
             # `answer` raises if the process is gone.
             pass
@@ -274,9 +270,9 @@ class ProcessEngine(Engine):
         self._peers: weakref.WeakSet[ProcessActor] = weakref.WeakSet()
 
     def start(self, make: Callable[..., Any], *args: Any, label: str) -> ProcessActor:
-        packed = PackedMessage(pack_request(label, CREATE, (make, *args)))
+        parts = pack_request(label, CREATE, (make, *args))
         try:
-            actor = ProcessActor(label, packed)
+            actor = ProcessActor(label, parts)
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
@@ -289,7 +285,7 @@ class ProcessEngine(Engine):
         return actor
 
     def put(self, value: T) -> T:
-        return cast(T, PackedMessage(pack(value, "parcel")))
+        return cast(T, SealedValue(value, "parcel"))
 
     def wait(self, actors: Sequence[RemoteActor], timeout: float | None = None) -> list[RemoteActor]:
         own = [actor for actor in actors if isinstance(actor, ProcessActor) and actor.pending]

@@ -10,18 +10,26 @@ from __future__ import annotations
 import io
 import logging
 import os
-import select
 import socket
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any
 
 from menv.errors import end_if_forked
 from menv.workers.engine import CapturedError
-from menv.workers.pipe_channel import PackedMessage, Parts, PipeChannel, UnsendableError, pack, unpack
+from menv.workers.pipe_channel import (
+    Parts,
+    SealedValue,
+    UnsendableError,
+    pack,
+    receive_parts,
+    send_parts,
+    unpack,
+)
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables: a worker has one core at most; more threads would slow down the others."""
@@ -87,6 +95,7 @@ class WorkerProcess:
 def _unpack_request(request: Parts, parcel: Parts | None) -> tuple[str, tuple[Any, ...]]:
     try:
         method, args = unpack(request)
+        args = tuple(arg.opened() if isinstance(arg, SealedValue) else arg for arg in args)
         return method, args if parcel is None else (*args, unpack(parcel))
     except (ImportError, AttributeError) as error:
         raise UnsendableError(
@@ -102,51 +111,45 @@ _CHECK_S = 0.5
 
 def main() -> None:
     """Serve until the driver is gone."""
-    channel = _open_channel()
-    threading.Thread(target=_watch, args=(channel, os.getppid()), name="menv watch", daemon=True).start()
+    end = _open_socket()
+    requests: SimpleQueue[Parts | None] = SimpleQueue()
+    threading.Thread(
+        target=_read, args=(end, requests, os.getppid()), name="menv requests", daemon=True
+    ).start()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Show printed lines at once; they would be lost when the process is killed.
         sys.stdout.reconfigure(line_buffering=True)
     worker = WorkerProcess()
-    with suppress(EOFError, OSError):
-        while True:
-            _serve(worker, channel)
+    # Sending fails if the driver is gone.
+    with suppress(OSError):
+        while (request := requests.get()) is not None:
+            send_parts(end, worker.answer(request))
     worker.stop()
 
 
-def _open_channel() -> PipeChannel:
-    """Return the channel on stdin; the object itself reads an empty stdin."""
-    channel = PipeChannel(socket.socket(fileno=os.dup(0)))
+def _open_socket() -> socket.socket:
+    """Return the socket on stdin; the object itself reads an empty stdin."""
+    end = socket.socket(fileno=os.dup(0))
     devnull = os.open(os.devnull, os.O_RDONLY)
     os.dup2(devnull, 0)
     os.close(devnull)
-    # A fork of this process must not keep the channel open.
-    os.register_at_fork(after_in_child=channel.close_here)
-    return channel
+    # A fork of this process must not keep the socket open.
+    os.register_at_fork(after_in_child=end.close)
+    return end
 
 
-def _serve(worker: WorkerProcess, channel: PipeChannel) -> None:
-    """Answer one request; EOFError or OSError if the driver is gone."""
-    message = channel.receive()
-    parcel = channel.receive().parts if message.more else None
-    try:
-        reply = PackedMessage(worker.answer(message.parts, parcel))
-    except Exception as error:
-        # There may be no shared memory left.
-        reply = PackedMessage(pack((False, CapturedError.of(error))))
-    channel.send(reply)
-
-
-def _watch(channel: PipeChannel, driver: int) -> None:
-    """End this process if the driver is gone and a call does not return.
+def _read(end: socket.socket, requests: SimpleQueue[Parts | None], driver: int) -> None:
+    """Receive requests during calls, so that the driver can always send; end this process if the driver is gone.
 
     A call that holds the interpreter in C prevents that. Linux could kill this process with its driver
     (PR_SET_PDEATHSIG), but does so when the thread ends that started it, and no environment would be closed.
     """
-    poll = select.poll()
-    # Without events, poll returns only when the other end is gone.
-    poll.register(channel.fileno(), 0)
-    poll.poll()
+    try:
+        with suppress(EOFError):
+            while True:
+                requests.put(receive_parts(end))
+    finally:
+        requests.put(None)
     while os.getppid() == driver:
         # A living driver decides how long to wait.
         time.sleep(_CHECK_S)

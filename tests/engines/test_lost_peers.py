@@ -109,7 +109,7 @@ def test_the_descriptor_of_a_closed_link_is_nobody_elses_while_it_is_waited_for(
         assert link.fileno() == -1
         os.fstat(number)
         with pytest.raises(EOFError):
-            link.receive()
+            link.wait_for_message()
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(number)
 

@@ -157,13 +157,3 @@ def test_another_thread_may_change_the_population_while_workers_are_asked() -> N
         thread.join(60)
         assert done.is_set()
         assert list(algo.get_weights()) == ["default_policy"]
-
-
-def test_workers_keep_none_of_the_messages_in_which_policies_came() -> None:
-    config: dict[str, Any] = {"env": "tictactoe", "multiagent": TWO, "model": {"fcnet_hiddens": [128, 128]}}
-    with running(1, **config) as algo:
-        for number in range(6):
-            algo.add_policy(f"version {number}", policies_to_train=["a"])
-            algo.train()
-        (pid,) = algo._worker_factory.pids
-        assert Path(f"/proc/{pid}/maps").read_text().count("/memfd:") <= 1
