@@ -1,4 +1,4 @@
-"""A server that learns CartPole-v1 from clients, which play it in processes of their own.
+"""A server that learns CartPole-v1 from clients, which play it in other processes.
 
     python examples/cartpole_server.py --run PPO --port 9900
     python examples/cartpole_client.py --inference-mode local --port 9900

@@ -4,7 +4,7 @@
 
 The two-step game pays a sure 7, or 8 if both agents trust each other. `critic_obs` is a setting, as in MAPPO.
 `--way postprocess` writes the same by hand: it adds both observations and the other agent's action to each trajectory,
-computes values with a network of its own and trains that network. Independent Q-learners settle for 7.
+computes values with a separate network and trains that network. Independent Q-learners settle for 7.
 """
 
 from typing import Any, Literal

@@ -2,7 +2,7 @@
 
     python examples/frozen_server.py
 
-Training, server and client are one program here. In production each is a program or a machine of its own: the server is
+Training, server and client are one program here. In production each is a separate program or machine: the server is
 the command `menv serve RUN --frozen`, and the client needs neither torch nor the environment of the server.
 """
 

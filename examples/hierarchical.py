@@ -2,7 +2,7 @@
 
     python examples/hierarchical.py --levels 2 --seconds 60
 
-An action of a higher level starts an agent of the level below, with an id of its own, which acts for some steps. All
+An action of a higher level starts an agent of the level below, with a new id, which acts for some steps. All
 agents of one level share a policy, which the mapping finds by the prefix of the id.
 """
 

@@ -69,7 +69,7 @@ def main(seconds: float = 30.0, seed: int = 0) -> dict[str, Any]:
     with DQN(env=lambda context: Logs(episodes), config=config) as algo:
         algo.learn(stop={"time_total_s": seconds}, run_dir=run_dir, progress_bar=True)
         learned = mean_return(lambda obs: int(algo.compute_single_action(obs, explore=False)))
-    # The returns in the results are those of the log; the loss shows what was learned.
+    # The returns in the results come from the log; the loss shows what was learned.
     print("wrote", plot_runs([run_dir], key="info/learner/default_policy/learner_stats/mean_q"))
     return {"learned": learned, "good": mean_return(good), "careless": mean_return(careless)}
 

@@ -112,10 +112,10 @@ def _play(game: Game, program: str, *, hints: bool) -> None:
     if isinstance(sys.stdin, io.TextIOWrapper):
         # Bytes that are no text are no legal move.
         sys.stdin.reconfigure(errors="replace")
-    game.start()
+    position = game.start()
     while True:
-        position = game.advance()
-        _show(game, position, program)
+        position, moves = _policies_move(game, position)
+        _show(moves, position, program)
         if position.done:
             break
         question = "\n".join(question_lines(position, shutil.get_terminal_size().columns, hints=hints))
@@ -123,17 +123,28 @@ def _play(game: Game, program: str, *, hints: bool) -> None:
         if action is None:
             print_text("the game was left", program)
             return
-        game.step(action)
+        position = game.step(action)
     print_text(f"{position.outcome} after {position.steps} moves", program)
 
 
-def _show(game: Game, position: Position, program: str) -> None:
+def _policies_move(game: Game, position: Position) -> tuple[Position, list[str]]:
+    """Let policies act until it is the person's turn or the end; return also a line for each of their moves."""
+    moves: list[str] = []
+    steps, movers = position.steps, []
+    while not position.done and position.agent != game.human:
+        movers.append(position.agent)
+        position = game.advance(1)
+        if position.steps > steps:
+            moves += [
+                f"{agent} plays {game.action_name(agent, position.last_actions[agent])}" for agent in movers
+            ]
+            steps, movers = position.steps, []
+    return position, moves
+
+
+def _show(moves: list[str], position: Position, program: str) -> None:
     columns, rows = shutil.get_terminal_size()
-    lines = [
-        f"{agent} plays {game.action_name(agent, action)}"
-        for agent, action in position.last_actions.items()
-        if agent != game.human
-    ]
+    lines = moves[-rows:]
     colours = sys.stdout is not None and sys.stdout.isatty()
     lines += ["", *picture_lines(position.picture, columns, rows - 4, colours=colours), ""]
     if any(position.returns.values()) and not position.done:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gymnasium.spaces import Discrete
 from PIL import Image
 
+from menv import MultiAgentEnv
 from menv.algorithms import PPO
 from menv.cli.main import main
 from menv.registry import register_env
@@ -89,6 +91,34 @@ def test_the_end_of_stdin_ends_a_game(
     assert "\n0 1 2 3 4 5 6\n" in shown
     assert "player1 plays " in shown
     assert shown.endswith("the game was left\n")
+
+
+def test_every_move_of_a_policy_is_shown_that_moves_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Twice(MultiAgentEnv):
+        def __init__(self) -> None:
+            self.possible_agents = ["me", "other"]
+            self.observation_space, self.action_space = Discrete(4), Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.time = 0
+            return {"me": 0}, {}
+
+        def step(self, actions: Any) -> Any:
+            self.time += 1
+            agent = "me" if self.time == 3 else "other"
+            over = self.time == 4
+            return {agent: self.time % 4}, {}, {"__all__": over}, {"__all__": False}, {}
+
+    register_env("twice", lambda context: Twice())
+    with PPO(config=SMALL, env="twice") as algo:
+        algo.save(tmp_path)
+    typed(monkeypatch, "0", "1")
+    assert main(["play", str(tmp_path), "--as", "me"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("other plays ") == 2
+    assert "me plays" not in shown
 
 
 def test_a_narrow_terminal_gets_narrow_lines(
