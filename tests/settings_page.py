@@ -55,10 +55,11 @@ def page() -> str:
         ("`exploration_config`", "Of DQN and QMIX.", ExplorationConfig, _names(ExplorationConfig)),
         ("`replay_buffer_config`", "Of DQN and QMIX.", ReplayBufferConfig, _names(ReplayBufferConfig)),
     ]
-    return BEGINNING + "".join(_part(title, text, owner, names) for title, text, owner, names in parts)
+    return BEGINNING + "".join(part(title, text, owner, names) for title, text, owner, names in parts)
 
 
-def _part(title: str, text: str, owner: type[Any], names: set[str]) -> str:
+def part(title: str, text: str, owner: type[Any], names: set[str]) -> str:
+    """Return the section of the page about some settings of a config class."""
     said = _said(owner)
     rows = [
         f"| `{row.key}`{_star(owner, name)} | {_default(row)} | {said[name]} |"

@@ -115,7 +115,7 @@ def test_policies_that_were_added_play_too() -> None:
         ({"evaluation_duration": 0}, "evaluation_duration is 0, expected an integer of at least 1"),
         ({"evaluation_interval": -1}, "evaluation_interval is -1, expected an integer of at least 1"),
         ({"evaluation_duration_unit": "hours"}, "evaluation_duration_unit is 'hours', expected one of"),
-        ({"evaluation_config": 3}, "evaluation_config is a int, expected a dict"),
+        ({"evaluation_config": 3}, "evaluation_config is 3, expected a dict"),
         (
             {"evaluation_config": {"explor": False}},
             "evaluation_config: unknown key 'explor'.*did you mean 'explore'",

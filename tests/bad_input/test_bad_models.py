@@ -52,7 +52,10 @@ MODELS: list[tuple[dict[str, Any], str]] = [
         {"custom_model": nn.Linear(2, 2)},
         "custom_model is an instance of Linear, expected a torch.nn.Module class",
     ),
-    ({"custom_model": nn.Linear, "custom_model_config": [("width", 4)]}, "custom_model_config is a list"),
+    (
+        {"custom_model": nn.Linear, "custom_model_config": [("width", 4)]},
+        "custom_model_config is .*, expected a dict",
+    ),
 ]
 
 

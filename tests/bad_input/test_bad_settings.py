@@ -70,7 +70,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "filter": ({"observation_filter": "MeanFilter"}, r"observation_filter is 'MeanFilter', expected one of"),
     "explore": ({"explore": "no"}, r"explore is 'no', expected True or False"),
-    "clip": ({"clip_rewards": -1}, r"clip_rewards is -1, expected True"),
+    "clip": ({"clip_rewards": -1}, r"clip_rewards is -1, expected a number from 0, or True, or False"),
     "widths": ({"model": {"fcnet_hiddens": 64}}, r"fcnet_hiddens is 64, expected a list"),
     "policies text": ({"multiagent": {"policies": "shared"}}, r"policies: the string 'shared', expected"),
     "shared setting": (

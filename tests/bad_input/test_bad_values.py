@@ -47,7 +47,7 @@ def test_a_kind_of_replay_buffer_that_is_no_name_is_refused(kind: Any) -> None:
 
 @pytest.mark.parametrize("limit", [math.nan, np.float64("nan"), -1.0])
 def test_rewards_clipped_to_no_number_are_refused(limit: float) -> None:
-    with pytest.raises(ConfigError, match=r"clip_rewards is (nan|-1\.0), expected True"):
+    with pytest.raises(ConfigError, match=r"clip_rewards is (nan|-1\.0), expected a number from 0"):
         PPOConfig(clip_rewards=limit)
 
 
@@ -113,7 +113,7 @@ def test_a_mapping_that_is_none_is_not_taken_for_none_when_a_policy_comes(mappin
 def test_an_env_config_of_evaluations_that_is_no_dict_is_refused(given: Any) -> None:
     refused(
         {"evaluation_config": {"env_config": given}},
-        "evaluation_config: .*: env_config is a .*, expected a dict",
+        "evaluation_config: .*: env_config is .*, expected a dict",
     )
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from menv.adapters.local_envs import TOLERATED
 from menv.algorithms.config.builder_chain import BuilderChain, CallbacksSetting
-from menv.algorithms.config.field_checks import LARGEST, MOST_ROWS, check_count, shown
+from menv.algorithms.config.field_checks import MOST_ROWS, check_count, shown
 from menv.algorithms.config.setting import (
     Setting,
     Settings,
@@ -247,7 +247,7 @@ class AlgorithmConfig(BuilderChain, Settings):
     seed: int | None = setting(None, low=0, high=math.inf, methods="debugging")
     """Seed for reproducible runs. It seeds every reset, and `random` and `numpy.random` in each process, the main
     process included. None seeds none of these."""
-    clip_rewards: bool | float = setting(False, methods="environment", scope="policy")
+    clip_rewards: bool | float = setting(False, low=0, high=math.inf, methods="environment", scope="policy")
     """True learns from the signs of rewards; a number clips rewards to [-number, number]."""
     clip_actions: bool = setting(False, methods="environment", scope="connectors")
     """Whether to clip Box actions to the bounds of the space, including the actions of custom policies."""
@@ -315,13 +315,6 @@ class AlgorithmConfig(BuilderChain, Settings):
             if type(given) is type(classic) and given == classic:
                 vars(self)[name] = value
         super().__post_init__()
-        limit = self.clip_rewards
-        most = math.inf if isinstance(limit, float) else LARGEST
-        if not isinstance(limit, bool | int | float) or not 0 <= limit <= most:
-            raise ConfigError(
-                f"{self._where}: clip_rewards is {shown(limit)}, expected True (signs), False or a positive limit; "
-                "choose one"
-            )
         if isinstance(self.agent_connectors, str) or not isinstance(self.agent_connectors, Sequence):
             raise ConfigError(
                 f"{self._where}: agent_connectors is {shown(self.agent_connectors)}, expected a list; write "
@@ -383,7 +376,7 @@ class AlgorithmConfig(BuilderChain, Settings):
         value = vars(self)[name]
         return {one.name: getattr(value, one.name) for one in fields(value)} if is_dataclass(value) else value
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         raise TypeError(
             f"config[{key!r}]: settings are read-only, expected no assignment; change a copy() and build from it"
         )

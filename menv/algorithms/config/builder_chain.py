@@ -54,7 +54,7 @@ class BuilderChain:
         """Set what happens when a sub-environment fails."""
         return _changed(self, "fault_tolerance", settings)
 
-    def framework(self, framework: Any = None, **settings: Any) -> Self:
+    def framework(self, framework: str | None = None, **settings: Any) -> Self:
         """Set nothing: networks learn with torch. Other frameworks warn."""
         return _changed(
             self, "framework", settings if framework in (None, "torch") else {"framework": framework}
@@ -92,7 +92,7 @@ class CallbacksSetting:
         value = DefaultCallbacks if config is None else vars(config)["callbacks"]
         return CallbacksSetting(config) if config is not None and value is DefaultCallbacks else value
 
-    def __set__(self, config: Any, value: Any) -> None:
+    def __set__(self, config: Any, value: object) -> None:
         vars(config)["callbacks"] = DefaultCallbacks if isinstance(value, CallbacksSetting) else value
 
     def __call__(self, callbacks_class: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -26,25 +25,21 @@ _MOST_COUNTED = 2**53
 
 
 def check_count(
-    where: str, name: str, value: Any, least: int = 1, most: float = MOST, also: str = ""
+    where: str, name: str, value: object, least: int = 1, most: float = MOST, also: str = ""
 ) -> None:
     """Refuse everything but integers from `least` to `most`; flags are no integers. `also` ends the rule."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if whole and value > most:
-        raise ConfigError(
-            f"{where}: {name} is {shown(value)}, expected an integer from {least} to {most}{also}; lower it"
-        )
-    if not whole or value < least:
-        advice = "raise it" if whole else "correct it"
-        raise ConfigError(
-            f"{where}: {name} is {shown(value)}, expected an integer of at least {least}{also}; {advice}"
-        )
+    bound, advice = f"of at least {least}", "correct it"
+    if isinstance(value, int) and not isinstance(value, bool):
+        if least <= value <= most:
+            return
+        bound, advice = (bound, "raise it") if value < least else (f"from {least} to {most}", "lower it")
+    raise ConfigError(f"{where}: {name} is {shown(value)}, expected an integer {bound}{also}; {advice}")
 
 
 def check_number(
     where: str,
     name: str,
-    value: Any,
+    value: object,
     least: float = -LARGEST,
     most: float = LARGEST,
     positive: bool = False,
@@ -54,21 +49,21 @@ def check_number(
 
     `positive` refuses 0 and what is below; `also` ends the rule.
     """
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    # Integers beyond the range of floats do not count as infinity.
-    beyond = number and LARGEST < abs(value) < math.inf
-    inside = number and least <= value <= most and not (positive and value <= 0)
-    if not inside or (beyond and isinstance(value, int)):
-        low = " above 0" if positive else "" if least <= -LARGEST else f" from {least:g}"
-        high = f" to {min(most, LARGEST):g}" if most < LARGEST or beyond else ""
-        kind = "finite number" if most == LARGEST else "number"
-        raise ConfigError(
-            f"{where}: {name} is {shown(value)}, expected a {kind}{low}{high}{also}; correct it"
-        )
+    beyond = False
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        beyond = LARGEST < abs(value) < math.inf
+        # Integers beyond the range of floats do not count as infinity.
+        fits = not (beyond and isinstance(value, int)) and not (positive and value <= 0)
+        if fits and least <= value <= most:
+            return
+    low = " above 0" if positive else "" if least <= -LARGEST else f" from {least:g}"
+    high = f" to {min(most, LARGEST):g}" if most < LARGEST or beyond else ""
+    kind = "finite number" if most == LARGEST else "number"
+    raise ConfigError(f"{where}: {name} is {shown(value)}, expected a {kind}{low}{high}{also}; correct it")
 
 
 def check_stored(
-    where: str, name: str, value: Any, kinds: str = "iu", least: float = 0, most: float = _MOST_COUNTED
+    where: str, name: str, value: object, kinds: str = "iu", least: float = 0, most: float = _MOST_COUNTED
 ) -> None:
     """Refuse a number or an array in a checkpoint that no run can have written; `kinds` are numpy dtype kinds."""
     array = np.asarray(value)
@@ -85,7 +80,7 @@ def check_stored(
     )
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Return a value for a message, shortened if it is long."""
     if isinstance(value, int) and value.bit_length() > _LONG:
         # Python refuses to write integers of thousands of digits.

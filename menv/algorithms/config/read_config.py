@@ -12,21 +12,21 @@ from typing import Any, TypeVar
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, MultiAgentConfig, left_over
 from menv.algorithms.config.builder_chain import merged_sections
 from menv.algorithms.config.field_checks import shown
-from menv.algorithms.config.setting import Setting, known_values, prefixed, section_values, table
+from menv.algorithms.config.setting import known_values, prefixed, section_values, table
 from menv.errors import ConfigError
 from menv.policy_map import PolicyMap
 
 C = TypeVar("C", bound=AlgorithmConfig)
 
 
-def scope(row: Setting) -> str:
-    """Return who may have a different value of a setting, as `Facts` describes it."""
-    return row.facts.get("scope", "run" if row.name in table(AlgorithmConfig) else "policy")
-
-
 def of_scope(config_class: type[AlgorithmConfig], *scopes: str) -> list[str]:
-    """Return the settings of one of these scopes."""
-    return [name for name, row in table(config_class).items() if scope(row) in scopes]
+    """Return the settings that have one of these scopes, as `Facts` describes them."""
+    common = table(AlgorithmConfig)
+    return [
+        name
+        for name, row in table(config_class).items()
+        if row.facts.get("scope", "run" if name in common else "policy") in scopes
+    ]
 
 
 def read_config(config_class: type[C], config: Any, env: Any = None, default: Any = None) -> C:
@@ -48,7 +48,7 @@ def read_config(config_class: type[C], config: Any, env: Any = None, default: An
                 f"the environment comes by name: write {name.removesuffix('Config')}(env=..., config={{...}})"
             )
         raise ConfigError(f"config: {type(config).__name__}, expected a dict or {name}; {advice}")
-    values = read_keys(config_class, config)
+    values = known_values(config_class, config)
     if env is not None:
         values["env"] = env
     if default is None:
@@ -64,7 +64,7 @@ def override(
     if not changes:
         return config
     where = f"policies[{policy_id!r}].config: "
-    values = read_keys(type(config), changes, where)
+    values = known_values(type(config), changes, where)
     own = {*of_scope(type(config), "policy", "network", "connectors"), *own_meaning}
     shared = sorted(values.keys() - own)
     if shared:
@@ -90,17 +90,10 @@ def adopt(
     return override(shared, changes, policy_id, own)
 
 
-def read_keys(
-    config_class: type[AlgorithmConfig], config: Mapping[str, Any], where: str = "config: "
-) -> dict[str, Any]:
-    """Return keyword arguments for `config_class` from classic keys."""
-    return known_values(config, table(config_class), where)
-
-
 def evaluation_settings(config: AlgorithmConfig) -> AlgorithmConfig:
     """Return the settings of an evaluation: the settings of the run with `evaluation_config` over them."""
     changes = dict(config.evaluation_config or {})
-    values = read_keys(type(config), changes, "evaluation_config: ")
+    values = known_values(type(config), changes, "evaluation_config: ")
     _check_place(config, values)
     values = _without_those_of_policies(config, values)
     if isinstance(values.get("multiagent"), Mapping):

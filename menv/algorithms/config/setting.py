@@ -78,6 +78,15 @@ def setting(default: T, **facts: Unpack[Facts]) -> T:
     return field(default=default, metadata=facts)
 
 
+_RULES: dict[Any, str] = {
+    (): "one of {choices}; choose one of these",
+    bool: "True or False{also}; choose one of these",
+    str: "a name{also}; write it as a string",
+    Mapping: "a dict{also}; write {key}={{...}}",
+}
+"""What a value must be that is no number, by its type; () has choices only."""
+
+
 class Setting(NamedTuple):
     """One setting of a config class.
 
@@ -108,7 +117,7 @@ class Setting(NamedTuple):
         """The methods of the builder chain that set it."""
         return self.facts.get("methods", "training").split()
 
-    def read(self, where: str, value: Any) -> Any:
+    def read(self, where: str, value: object) -> Any:
         """Return a given value: sections as objects, numbers and arrays of numpy as Python's.
 
         Raises:
@@ -119,30 +128,19 @@ class Setting(NamedTuple):
         value = _plain(value)
         if any(isinstance(value, type(one)) and value == one for one in self.choices):
             return value
-        facts, (kind, *others) = self.facts, self.kinds or (None,)
+        facts, kinds = self.facts, self.kinds or ((),)
+        kind: Any = kinds[0] if len(kinds) == 1 else None
         also = "".join(f", or {one!r}" for one in self.choices)
-        if kind is int and not others:
+        if kind is int:
             check_count(where, self.key, value, int(facts.get("low", 1)), facts.get("high", MOST), also)
-        elif kind is float and not others:
+        elif kind is float:
             high, positive = facts.get("high", LARGEST), facts.get("positive", False)
-            off = " to switch it off" if also and high == math.inf else ""
+            off = " to switch it off" if None in self.choices and high == math.inf else ""
             check_number(where, self.key, value, facts.get("low", -LARGEST), high, positive, also + off)
-        elif not others:
-            _check_kind(f"{where}: {self.key}", value, kind, self.choices, also)
+        elif kind in _RULES and (value == "" or not isinstance(value, kind)):
+            rule = _RULES[kind].format(key=self.key, also=also, choices=", ".join(map(repr, self.choices)))
+            raise ConfigError(f"{where}: {self.key} is {shown(value)}, expected {rule}")
         return value
-
-
-def _check_kind(where: str, value: Any, kind: Any, choices: tuple[Any, ...], also: str) -> None:
-    if kind is None:
-        choices_shown = ", ".join(map(repr, choices))
-        raise ConfigError(f"{where} is {shown(value)}, expected one of {choices_shown}; choose one of these")
-    if kind is bool and not isinstance(value, bool):
-        raise ConfigError(f"{where} is {shown(value)}, expected True or False{also}; choose one of these")
-    if kind is str and not (value and isinstance(value, str)):
-        raise ConfigError(f"{where} is {shown(value)}, expected a name{also}; write it as a string")
-    if kind is Mapping and not isinstance(value, Mapping):
-        name = where.rpartition(" ")[2]
-        raise ConfigError(f"{where} is a {type(value).__name__}, expected a dict{also}; write {name}={{...}}")
 
 
 def table(config_class: type[Any]) -> Mapping[str, Setting]:
@@ -165,17 +163,19 @@ def _read_table(config_class: type[Any]) -> Mapping[str, Setting]:
         rows[one.name] = Setting(
             one.name,
             {} if one.default is MISSING else one.default,
-            tuple(get_origin(part) or part for part in parts if not _choices(part)),
-            tuple(choice for part in parts for choice in _choices(part)),
+            tuple(get_origin(part) or part for part in parts if not _choices(part, parts)),
+            tuple(choice for part in parts for choice in _choices(part, parts)),
             cast(Facts, facts),
         )
     return rows
 
 
-def _choices(annotation: Any) -> tuple[Any, ...]:
-    if annotation is NoneType:
+def _choices(part: object, parts: tuple[object, ...]) -> tuple[object, ...]:
+    if part is NoneType:
         return (None,)
-    return get_args(annotation) if get_origin(annotation) is Literal else ()
+    if part is bool and float in parts:
+        return (True, False)
+    return get_args(part) if get_origin(part) is Literal else ()
 
 
 class Settings:
@@ -210,7 +210,7 @@ def prefixed(where: str) -> Iterator[None]:
         raise ConfigError(f"{where}{error}") from error
 
 
-def section(section_class: type[S], value: Any, where: str) -> S:
+def section(section_class: type[S], value: object, where: str) -> S:
     """Return a nested section, an instance of `section_class` or a dict of its fields."""
     return (
         value
@@ -219,33 +219,36 @@ def section(section_class: type[S], value: Any, where: str) -> S:
     )
 
 
-def section_values(section_class: type[Any], value: Any, where: str) -> dict[str, Any]:
+def section_values(section_class: type[Any], value: object, where: str) -> dict[str, Any]:
     """Return the keyword arguments for a nested section that is given as a dict."""
     if not isinstance(value, Mapping):
         raise ConfigError(
             f"config[{where!r}]: {type(value).__name__}, expected a dict; write {where}={{...}}"
         )
-    return known_values(value, table(section_class), f"config[{where!r}]: ")
+    return known_values(section_class, value, f"config[{where!r}]: ")
 
 
-def known_values(given: Mapping[Any, Any], known: Mapping[str, Setting], where: str) -> dict[str, Any]:
-    """Return the values of known settings by the names of their fields; refuse or warn of others."""
+def known_values(
+    config_class: type[Any],
+    given: Mapping[Any, Any],
+    where: str = "config: ",
+    *,
+    python_names: bool = False,
+) -> dict[str, Any]:
+    """Return the values of a config's settings by the names of their fields; refuse or warn of others."""
+    known = table(config_class)
     values: dict[str, Any] = {}
     for key, value in given.items():
         name = field_name(key, known)
-        if name not in known:
-            refuse_or_warn(key, value, known, where)
-        elif name != key and name in given:
-            raise ConfigError(
-                f"{where}{key!r} and {name!r} are both given, expected one of them; leave {name!r} out"
-            )
+        if name not in known or (name != key and name in given):
+            refuse_or_warn(key, value, known, where, python_names=python_names)
         else:
             values[name] = value
     return values
 
 
 def refuse_or_warn(
-    key: Any, value: Any, known: Mapping[str, Setting], where: str, *, python_names: bool = False
+    key: object, value: object, known: Mapping[str, Setting], where: str, *, python_names: bool = False
 ) -> None:
     """Warn once of a key without meaning in menv, accept a value that is menv's behavior anyway, refuse other keys.
 
@@ -321,22 +324,16 @@ def by_name(config_class: type[S]) -> type[S]:
                 f"{config_class.__name__}: {args[0]!r:.60} without a name, expected settings by name; write "
                 f"{config_class.__name__}({first}=...), or {config_class.__name__}(**settings) for a dict of them"
             )
-        settings, known = dict[str, Any](), table(config_class)
-        for key, value in given.items():
-            # A name such as "lambda" is no Python keyword argument, but `**settings` can contain it.
-            name = field_name(key, known)
-            if name not in known or (name != key and name in given):
-                refuse_or_warn(key, value, known, f"{config_class.__name__}: ", python_names=True)
-            else:
-                settings[name] = value
-        build(self, **settings)
+        # A name such as "lambda" is no Python keyword argument, but `**settings` can contain it.
+        where = f"{config_class.__name__}: "
+        build(self, **known_values(config_class, given, where, python_names=True))
 
     type.__setattr__(config_class, "__init__", init)
     type.__setattr__(config_class, "__setattr__", _stay)
     return config_class
 
 
-def _stay(self: Any, name: str, value: Any) -> None:
+def _stay(self: object, name: str, value: object) -> None:
     raise FrozenInstanceError(
         f"{type(self).__name__}: {name} is assigned to, expected settings to stay unchanged; "
         f"call dataclasses.replace(config, {name}=...), which returns a changed copy"

@@ -1,6 +1,6 @@
 """Settings in a checkpoint: JSON values and gymnasium spaces are written out, all other objects only by name.
 
-Nothing is imported for a file. `_looked_up` resolves each name in it, at any depth, to an environment that this process
+Nothing is imported for a file. `_decoded` resolves each name in it, at any depth, to an environment that this process
 knows or to a class that menv offers for that setting. The user passes all other objects again.
 """
 
@@ -22,8 +22,8 @@ import numpy as np
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, left_over
 from menv.algorithms.config.field_checks import shown
-from menv.algorithms.config.read_config import of_scope, read_config, read_keys
-from menv.algorithms.config.setting import table
+from menv.algorithms.config.read_config import of_scope, read_config
+from menv.algorithms.config.setting import known_values, table
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
 from menv.multi_agent_env import MultiAgentEnv
@@ -107,10 +107,10 @@ def as_json(value: Any, theirs: bool = False) -> Any:
     return _of_parts(value, theirs)
 
 
-def _of_parts(value: Any, theirs: bool) -> Any:
-    ours = isinstance(value, AlgorithmConfig) or type(value).__module__.partition(".")[0] == "menv"
+def _of_parts(value: object, theirs: bool) -> Any:
+    ours = type(value).__module__.partition(".")[0] == "menv"
     if isinstance(value, AlgorithmConfig):
-        return {field.name: as_json(vars(value)[field.name]) for field in fields(value)}
+        return {name: as_json(one) for name, one in vars(value).items()}
     if is_dataclass(value) and ours:
         return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
     if type(value) is list or (isinstance(value, list | tuple) and (ours or not theirs)):
@@ -125,7 +125,7 @@ def _of_parts(value: Any, theirs: bool) -> Any:
     return {_NAMED: _name_of(value)}
 
 
-def _is_gymnasiums(space: Any) -> bool:
+def _is_gymnasiums(space: object) -> bool:
     inner = getattr(space, "spaces", ())
     parts = inner.values() if isinstance(inner, Mapping) else inner
     return type(space).__module__.partition(".")[0] == "gymnasium" and all(map(_is_gymnasiums, parts))
@@ -158,7 +158,7 @@ def restored_config(
     Raises ConfigError if an object that is stored by name is not passed again, or a wanted policy is not there.
     """
     policy_ids = None if policy_ids is None else ids_given("from_checkpoint", policy_ids)
-    values = _read(_looked_up(stored))
+    values = _decoded(stored)
     multi = values.pop("multiagent")
     own = _given(config_class, given)
     _bound_costs(values, own)
@@ -195,10 +195,8 @@ def stored_setting(stored: Mapping[str, Any], *path: str) -> Any:
     value: Any = stored
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None
-    found = _read(_looked_up(value, path[-1]))
-    missing = list(_by_name_only(found, *path))
-    if missing:
-        raise NamedOnlyError(missing)
+    found = _decoded(value, path[-1])
+    _check_given(found, *path)
     return found
 
 
@@ -262,10 +260,10 @@ def check_connectors(
 ) -> None:
     """Refuse changed connector settings of policies whose connectors the checkpoint restores (`kept`)."""
     for name in sorted(specs.keys() & kept):
-        before = _read(stored["multiagent"]["policies"][name]["config"]) or {}
+        before = _decoded(stored["multiagent"]["policies"][name]["config"]) or {}
         own = specs[name].config or {}
         for key in of_scope(type(config), "connectors"):
-            was = as_json(before.get(key, _read(stored[key])))
+            was = as_json(before.get(key, _decoded(stored[key])))
             now = as_json(own.get(key, getattr(config, key)))
             if was != now:
                 raise ConfigError(
@@ -276,20 +274,12 @@ def check_connectors(
 
 
 def _given(config_class: type[AlgorithmConfig], given: Any) -> Tree:
-    if given is None:
-        return {}
-    if isinstance(given, Mapping):
-        found = read_keys(config_class, given)
+    if given is None or isinstance(given, Mapping):
+        found = known_values(config_class, given or {})
     else:
-        whole = read_config(config_class, given)
-        found = {field.name: vars(whole)[field.name] for field in fields(whole)}
+        found = dict(vars(read_config(config_class, given)))
     multi = found.get("multiagent", {})
-    by_name = (
-        multi
-        if isinstance(multi, Mapping)
-        else {field.name: getattr(multi, field.name) for field in fields(multi)}
-    )
-    return {**found, "multiagent": dict(by_name)}
+    return {**found, "multiagent": dict(multi if isinstance(multi, Mapping) else vars(multi))}
 
 
 def _policies(stored: Tree, given: Any, policy_ids: Collection[str] | None) -> dict[str, Any]:
@@ -313,13 +303,13 @@ def _policies(stored: Tree, given: Any, policy_ids: Collection[str] | None) -> d
     return found
 
 
-def _check_given(values: Tree) -> None:
-    missing = list(_by_name_only(values))
+def _check_given(found: object, *path: str) -> None:
+    missing = list(_by_name_only(found, *path))
     if missing:
         raise NamedOnlyError(missing)
 
 
-def _by_name_only(value: Any, *path: Any) -> Iterator[tuple[tuple[Any, ...], str]]:
+def _by_name_only(value: object, *path: Any) -> Iterator[tuple[tuple[Any, ...], str]]:
     if isinstance(value, Mapping):
         if _NAMED in value:
             yield path, str(value[_NAMED])
@@ -331,38 +321,31 @@ def _by_name_only(value: Any, *path: Any) -> Iterator[tuple[tuple[Any, ...], str
             yield from _by_name_only(item, *path, place)
 
 
-def _looked_up(value: Any, field: str = "", data: bool = False) -> Any:
+def _decoded(value: object, field: str = "", data: bool = False, spaces: SpaceDecoder | None = None) -> Any:
+    """Return a stored value; an object that is stored by name stays `{_NAMED: ...}`, unless it is known here."""
+    spaces = spaces or SpaceDecoder()
     if isinstance(value, list):
-        return [_looked_up(item, field, data) for item in value]
+        return [_decoded(item, field, data, spaces) for item in value]
     if isinstance(value, str):
         foreign = not is_known(value) if field == "env" and not data else names_module(value)
         return {_NAMED: value} if foreign and value not in _named.get() else value
-    if not isinstance(value, dict) or _SPACE in value:
-        return value
-    if _NAMED in value and _TUPLE not in value:
-        if (known := _named.get().get(str(value[_NAMED]))) is not None:
-            return known
-        return (None if data else _offered(value, field)) or {_NAMED: str(value[_NAMED])}
-    inner = data or field in _DATA
-    named = next((key for key in value if names_module(key) and key not in _named.get()), None)
-    if named is not None:
-        return {_NAMED: named}
-    return {key: _looked_up(item, field if key == _TUPLE else key, inner) for key, item in value.items()}
-
-
-def _read(value: Any, spaces: SpaceDecoder | None = None) -> Any:
-    spaces = spaces or SpaceDecoder()
-    if isinstance(value, list):
-        return [_read(item, spaces) for item in value]
     if not isinstance(value, dict):
         return value
     if _FLOAT in value:
         return float(value[_FLOAT])
     if _TUPLE in value:
-        return tuple(_read(item, spaces) for item in value[_TUPLE])
+        return tuple(_decoded(item, field, data, spaces) for item in value[_TUPLE])
     if _SPACE in value:
         return spaces.read(value[_SPACE], "from_checkpoint: a space of the config")
-    return {key: _read(item, spaces) for key, item in value.items()}
+    if _NAMED in value:
+        if (known := _named.get().get(str(value[_NAMED]))) is not None:
+            return known
+        return (None if data else _offered(value, field)) or {_NAMED: str(value[_NAMED])}
+    named = next((key for key in value if names_module(key) and key not in _named.get()), None)
+    if named is not None:
+        return {_NAMED: named}
+    inner = data or field in _DATA
+    return {key: _decoded(item, key, inner, spaces) for key, item in value.items()}
 
 
 def _offered(stored: Tree, field: str) -> type | None:
@@ -375,7 +358,7 @@ def _offered(stored: Tree, field: str) -> type | None:
     return None
 
 
-def _name_of(value: Any) -> str:
+def _name_of(value: object) -> str:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if module and name:
         return f"function {module}:{name}"

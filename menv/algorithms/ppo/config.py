@@ -125,7 +125,7 @@ def _check_schedule(name: str, schedule: Schedule | None) -> None:
         )
 
 
-def _check_critic_obs(critic_obs: Any, size: Any) -> None:
+def _check_critic_obs(critic_obs: object, size: int | None) -> None:
     named = isinstance(critic_obs, str) and critic_obs == "all_agents"
     if critic_obs is not None and not named and not _takes_chunk(critic_obs):
         raise ConfigError(
@@ -139,7 +139,7 @@ def _check_critic_obs(critic_obs: Any, size: Any) -> None:
         )
 
 
-def _takes_chunk(function: Any) -> bool:
+def _takes_chunk(function: object) -> bool:
     if not callable(function):
         return False
     try:
