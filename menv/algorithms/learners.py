@@ -15,17 +15,8 @@ import numpy as np
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.network_group_builder import BuiltPolicies, first_weights
 from menv.algorithms.networks.network_spec import NetworkSpec
-from menv.algorithms.networks.stock_spec import StockSpec, Trunk
-from menv.algorithms.recipe import (
-    BringsLearner,
-    ChecksState,
-    FollowsRewards,
-    KeepsState,
-    Learner,
-    ReadsLearner,
-    Recipe,
-    Weights,
-)
+from menv.algorithms.networks.stock_spec import Trunk
+from menv.algorithms.recipe import Learner, Recipe, Weights
 from menv.algorithms.torch_threads import threads, threads_to_learn_with
 from menv.callbacks import DefaultCallbacks, overrides
 from menv.errors import ConfigError
@@ -105,12 +96,12 @@ class SharedLayers:
 
 
 def _trunk_of(network: NetworkSpec, recipe: Recipe, where: str) -> Trunk:
-    if not isinstance(network, StockSpec) or recipe.name not in _ALGORITHMS:
+    trunk = network.trunk()
+    if trunk is None or recipe.name not in _ALGORITHMS:
         raise ConfigError(
             f"{where} for {recipe.name} on {type(network).__name__}, expected {' or '.join(_ALGORITHMS)} on the stock "
             f"network; {_ALONE}"
         )
-    trunk = network.trunk()
     if not trunk.shapes:
         raise ConfigError(f"{where} without hidden layers, expected at least one; set model.fcnet_hiddens")
     return trunk
@@ -327,7 +318,7 @@ class Learners:
         """Return by policy each learner's seed and its state beyond the acting weights."""
         found = {}
         for policy_id, learner in self._learners.items():
-            if not isinstance(learner, KeepsState):
+            if not hasattr(learner, "state") or not hasattr(learner, "set_state"):
                 raise ConfigError(
                     f"save: the learner of policy {policy_id!r}, {type(learner).__name__}, has no state and set_state, "
                     "expected both; define them: arrays by name"
@@ -342,12 +333,12 @@ class Learners:
     def check_state(self, state: Mapping[str, tuple[int, Mapping[str, Any]]]) -> None:
         """Refuse a state that `set_state` could not restore; nothing changes."""
         for policy_id, (seed, arrays) in state.items():
-            if isinstance(self._policies[policy_id], BringsLearner):
+            if hasattr(self._policies[policy_id], "make_learner"):
                 continue
             learner = self._learners.get(policy_id) or self._made(
                 *self._network_of(policy_id), policy_id, seed
             )
-            if isinstance(learner, ChecksState):
+            if hasattr(learner, "check_state"):
                 try:
                     learner.check_state(arrays)
                 except ConfigError as error:
@@ -359,11 +350,10 @@ class Learners:
         self._learners.clear()
         self._seeds.clear()
         for policy in self._policies.values():
-            if isinstance(policy, ReadsLearner):
+            if hasattr(policy, "leave_learner"):
                 policy.leave_learner()
         for policy_id, (own_seed, arrays) in state.items():
             learner = self._new(*self._network_of(policy_id), policy_id, own_seed)
-            assert isinstance(learner, KeepsState)
             own = {name.removeprefix(_OWN): arrays[name] for name in arrays if name.startswith(_OWN)}
             learner.set_weights({**learner.weights(), **own})
             learner.set_state({name: arrays[name] for name in arrays if not name.startswith(_OWN)})
@@ -387,7 +377,7 @@ class Learners:
             # With one candidate more than taken seeds, one is free.
             seed = next(one for one in range(first, first + len(taken) + 1) if one not in taken)
         learner = self._made(built, index, policy_id, seed)
-        if is_new and isinstance(learner, FollowsRewards):
+        if is_new and hasattr(learner, "has_first_weights"):
             config, recipe = self.configs[policy_id], self.recipes[policy_id]
             first_ones = first_weights(built.network, policy_id, config, recipe, self._seed)
             own, scaled = learner.weights(), built.network.unit_weights().powers
@@ -397,8 +387,9 @@ class Learners:
 
     def _made(self, built: BuiltPolicies, index: int, policy_id: str, seed: int) -> Learner:
         policy = self._policies[policy_id]
-        if isinstance(policy, BringsLearner):
-            return policy.make_learner(seed)
+        if hasattr(policy, "make_learner"):
+            own: Learner = policy.make_learner(seed)
+            return own
         weights: dict[str, Any] = built.group.backend.get_weights(index)
         return self.recipes[policy_id].make_learner(built.network, weights, self.configs[policy_id], seed)
 

@@ -17,9 +17,7 @@ import numpy as np
 from menv import rng
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import override
-from menv.algorithms.networks.custom_model import CustomSpec
 from menv.algorithms.networks.network_spec import NetworkSpec, check_size, memory_for
-from menv.algorithms.networks.stock_spec import StockSpec
 from menv.algorithms.recipe import Recipe
 from menv.algorithms.torch_threads import learning_device
 from menv.connectors.action_connector import CustomSteps
@@ -28,7 +26,6 @@ from menv.connectors.connector import ConnectorContext
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.pipeline import PolicyConnectors, action_pipeline, agent_pipeline
 from menv.errors import ConfigError
-from menv.inference.acting_graphs import ActingGraphs
 from menv.inference.backend import ActingBackend
 from menv.migration_hints import warn_of_uncalled
 from menv.policy import Policy
@@ -141,7 +138,7 @@ def _network(name: str, spec: PolicySpec, config: AlgorithmConfig, recipe: Recip
                 "leave one out"
             )
         network = recipe.network(width, spec.action_space, config, space)
-        check_size(network.weight_shapes(), stock=not isinstance(network, CustomSpec))
+        check_size(network)
     except ConfigError as error:
         raise ConfigError(f"policies[{name!r}], {error}") from error
     if preprocessor.mask_width not in (0, network.head.mask_width):
@@ -294,13 +291,8 @@ def _new_group(
     group = NetworkPolicyGroup(
         members, spec.observation_space, spec.action_space, backend, output, network.state_sizes, connectors
     )
-    group.graphs = partial(_stored_graphs, network)
+    group.graphs = network.stored_graphs
     return BuiltPolicies(group, network, _form(spec, config, network), check)
-
-
-def _stored_graphs(network: NetworkSpec) -> ActingGraphs | None:
-    """Return what builds the graphs of a policy on disk; the graphs of a user's module serve only there."""
-    return network.stored_graphs if isinstance(network, CustomSpec) else network.graphs({})
 
 
 def _backend(
@@ -346,17 +338,14 @@ def _checked(
     )
     try:
         rng, masked = np.random.default_rng(seed), preprocessor.mask_width > 0
-        critic_size = network.critic_size if isinstance(network, StockSpec) else 0
-        # Convolutions divide bytes by 255.
-        brightest = 3 if isinstance(network, StockSpec) and network.conv is None else 255
         torch_backend.check_against(
             onnx,
             reference,
             rng,
             masked=masked,
-            critic_size=critic_size,
+            critic_size=network.critic_size,
             dtype=preprocessor.dtype,
-            brightest=brightest,
+            brightest=255 if network.scales_bytes else 3,
         )
     except ConfigError:
         return reference

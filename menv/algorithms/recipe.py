@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -36,7 +36,18 @@ _HOMES = {
 
 
 class Learner(Protocol):
-    """Improves one policy's weights."""
+    """Improves one policy's weights.
+
+    Only checkpoints need `state` and `set_state`. A learner may also have these, as menv's have:
+
+    - `check_state(state)` raises `ConfigError` where `set_state` would, and changes nothing.
+    - `take(weights)` copies layers that another policy has trained, for `model={"shared_layers": ...}`.
+    - `has_first_weights`, if it scales weights with the size of the rewards, is set to True for random weights, whose
+      outputs have no unit.
+
+    A policy class that has `make_learner(seed)`, as `menv.algorithms.PPOPolicy`, makes its own learner, and its
+    `leave_learner()` is called when that is dropped.
+    """
 
     def learn(self, batch: SampleBatch, env_steps: int) -> dict[str, float]:
         """Learn from one completed batch and return statistics; `env_steps` of the whole run drive schedules."""
@@ -47,50 +58,11 @@ class Learner(Protocol):
     def set_weights(self, weights: Weights) -> None:
         """Copy weights in."""
 
-
-@runtime_checkable
-class KeepsState(Protocol):
-    """A learner that checkpoints can hold, as all of menv's."""
-
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays that the next step depends on, except the weights."""
 
     def set_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore `state`; called after `set_weights`."""
-
-
-@runtime_checkable
-class ChecksState(Protocol):
-    """A learner that can check a state before it is restored."""
-
-    def check_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Raise `ConfigError` where `set_state` would, and change nothing."""
-
-
-@runtime_checkable
-class FollowsRewards(Protocol):
-    """A learner that scales its weights with the size of the rewards.
-
-    `has_first_weights` is True for random weights, whose outputs have no unit.
-    """
-
-    has_first_weights: bool
-
-
-@runtime_checkable
-class BringsLearner(Protocol):
-    """A policy whose class defines its learner, such as `menv.algorithms.PPOPolicy`."""
-
-    def make_learner(self, seed: int) -> Learner:
-        """Return the policy's learner; `seed` decides the order of rows."""
-
-
-@runtime_checkable
-class ReadsLearner(Protocol):
-    """A policy that reads its learner's weights, such as `menv.algorithms.PPOPolicy`."""
-
-    def leave_learner(self) -> None:
-        """Copy the weights, because the learner is dropped."""
 
 
 class Recipe(Protocol):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from menv.algorithms.dqn.config import DQNSettings
-from menv.algorithms.dqn.recurrent_learner import RecurrentDQNLearner
+from menv.algorithms.dqn.learner import RecurrentDQNLearner
 from menv.algorithms.networks.stock_spec import Cell, StockSpec
 from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead

@@ -49,11 +49,11 @@ class DQNRecipe(OffPolicyRecipe):
         seed: int,
     ) -> Learner:
         """Return a `DQNLearner`, a `RecurrentDQNLearner` if the network is recurrent."""
-        from menv.algorithms.dqn import learner, recurrent_learner
+        from menv.algorithms.dqn import learner
 
         device = learning_device(config.num_gpus)
         if network.state_sizes:
-            return recurrent_learner.RecurrentDQNLearner(
+            return learner.RecurrentDQNLearner(
                 network, config, weights, seed, config.model.max_seq_len, device=device
             )
         return learner.DQNLearner(network, config, weights, seed, device=device)

@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from menv.algorithms.networks.network_spec import UNKNOWN, NetworkSpec
 from menv.algorithms.networks.stock_spec import EPSILON, UnitWeights
 from menv.connectors.obs_preprocessor import MASK_KEY, Leaf, ObsPreprocessor
 from menv.inference.acting_graphs import ActingGraphs
@@ -123,7 +124,7 @@ def _custom_network() -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class CustomSpec:
+class CustomSpec(NetworkSpec):
     """The description of a network that the module of `model(..., **config)` computes."""
 
     observation_space: gym.Space[Any]
@@ -205,12 +206,20 @@ class CustomSpec:
     def graphs(self, defaults: Mapping[str, npt.NDArray[np.float32]]) -> None:
         """Return None: torch runs the module."""
 
-    @cached_property
     def stored_graphs(self) -> ActingGraphs:
-        """The builder of acting graphs for exported policies."""
+        """Return what builds acting graphs for exported policies, always the same."""
+        return self._stored_graphs
+
+    @cached_property
+    def _stored_graphs(self) -> ActingGraphs:
         from menv.algorithms.networks.custom_network import CustomGraphs
 
         return CustomGraphs(self)
+
+    @property
+    def most_weights(self) -> int:
+        """No maximum: torch acts."""
+        return UNKNOWN
 
     @cached_property
     def _first_shapes(self) -> dict[str, tuple[int, ...]]:

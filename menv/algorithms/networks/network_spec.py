@@ -23,7 +23,7 @@ from menv.inference.action_heads import ActionHead
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from menv.algorithms.networks.stock_spec import UnitWeights
+    from menv.algorithms.networks.stock_spec import Trunk, UnitWeights
 
 
 def obs_column(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -32,15 +32,17 @@ def obs_column(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 class NetworkSpec(Protocol):
-    """The architecture that the policies of a group share."""
+    """The architecture that the policies of a group share; specs inherit what is usual."""
 
-    @property
-    def obs_size(self) -> int:
-        """F, numbers in a flat observation."""
+    if TYPE_CHECKING:
+        # At runtime a property would hide the field of a dataclass.
+        @property
+        def obs_size(self) -> int:
+            """F, numbers in a flat observation."""
 
-    @property
-    def head(self) -> ActionHead:
-        """What the policy's outputs mean."""
+        @property
+        def head(self) -> ActionHead:
+            """What the policy's outputs mean."""
 
     @property
     def state_sizes(self) -> tuple[int, ...]:
@@ -60,6 +62,29 @@ class NetworkSpec(Protocol):
 
     def graphs(self, defaults: Mapping[str, npt.NDArray[np.float32]]) -> ActingGraphs | None:
         """Return what builds its acting graphs, None if only torch can run it."""
+
+    def stored_graphs(self) -> ActingGraphs | None:
+        """Return what builds the graphs of a policy on disk."""
+        return self.graphs({})
+
+    def trunk(self) -> Trunk | None:
+        """Return the layers that policies with other heads may share, None if they cannot."""
+        return None
+
+    @property
+    def critic_size(self) -> int:
+        """Size of the input of a centralized critic; 0 if the value network reads observations."""
+        return 0
+
+    @property
+    def scales_bytes(self) -> bool:
+        """Whether bytes of images may be scaled to [0, 1]; otherwise 255 is a large number to it."""
+        return True
+
+    @property
+    def most_weights(self) -> int:
+        """Maximum number of weights; a graph is limited to 2 GiB."""
+        return 2**29 - 2**18
 
 
 class TorchNetwork(Protocol):
@@ -85,9 +110,7 @@ class TorchNetwork(Protocol):
 
 _BYTES = 16
 """Bytes per trained weight: the weight, its gradient, and two moments of Adam."""
-_OF_A_GRAPH = 2**29 - 2**18
-"""Maximum number of weights in a graph, which is limited to 2 GiB."""
-_UNKNOWN = 2**40
+UNKNOWN = 2**40
 """Assumed bytes of memory if the system does not report it."""
 _FEW = 2**22
 _most_weights = ContextVar("most_weights", default=math.inf)
@@ -103,9 +126,9 @@ def weights_in_file(count: int) -> Iterator[None]:
         _most_weights.reset(before)
 
 
-def check_size(shapes: Mapping[str, tuple[int, ...]], *, stock: bool = True) -> None:
+def check_size(network: NetworkSpec) -> None:
     """Refuse a network that is too large to train on this machine."""
-    most = min(_memory() // _BYTES, _OF_A_GRAPH if stock else _UNKNOWN)
+    shapes, most = network.weight_shapes(), min(_memory() // _BYTES, network.most_weights)
     if sum(map(math.prod, shapes.values())) > _most_weights.get():
         raise _refusal(shapes, f"about as many as the checkpoint holds, {_most_weights.get() - _FEW:,}")
     if sum(map(math.prod, shapes.values())) > most:
@@ -135,4 +158,4 @@ def _memory() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
-        return _UNKNOWN
+        return UNKNOWN

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.errors import ConfigError
 from menv.inference.acting_graphs import ActingGraphs
 from menv.inference.action_heads import ActionHead
@@ -32,7 +33,7 @@ _LAST_SIDE = 11
 
 
 @dataclass(frozen=True)
-class StockSpec:
+class StockSpec(NetworkSpec):
     """A policy and a value network of fully connected layers.
 
     Attributes:
@@ -67,6 +68,11 @@ class StockSpec:
                 f"StockSpec: critic_size {self.critic_size} with a value head on the policy's layers, expected "
                 "a separate value network; set model.vf_share_layers to False"
             )
+
+    @property
+    def scales_bytes(self) -> bool:
+        """Whether bytes are scaled to [0, 1], as convolutions do."""
+        return self.conv is not None
 
     def inputs_of(self, role: Role) -> int:
         """Return the input size of the network of a role."""

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.nn.functional import elu
 
 from menv.algorithms.dqn.config import DQNSettings
-from menv.algorithms.dqn.learner import DQNLearner, DQNTerms, Weights, best_value, td_loss
+from menv.algorithms.dqn.learner import DQNLearner, DQNTerms, best_value, td_loss
 from menv.algorithms.networks.torch_stock import TorchStock
 from menv.algorithms.qmix.network import GroupSpec
+from menv.algorithms.recipe import Weights
 from menv.algorithms.torch_runtime import CPU
 
 

@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock_spec import Activation, Layer, StockSpec, UnitWeights, orthogonal
 from menv.algorithms.recipe import instead
 from menv.connectors.obs_preprocessor import Leaf, ObsPreprocessor
@@ -110,7 +111,7 @@ _UNSIGNED = ("mixer.hidden_weight", "mixer.out_weight")
 
 
 @dataclass(frozen=True)
-class GroupSpec:
+class GroupSpec(NetworkSpec):
     """The shared Q-network of a group's members and the mixing network.
 
     `obs_size` is F, the size of the group's flat observation. The mixer "qmix" uses non-negative weights that depend on
