@@ -31,7 +31,7 @@ from menv.algorithms.policy_set import PolicySet
 from menv.algorithms.recipe import Recipe
 from menv.algorithms.remote_rollouts import WorkerGroupFactory
 from menv.algorithms.results import EvaluationResult, TrainResult
-from menv.algorithms.rollouts import BatchAccumulator, LocalRollouts
+from menv.algorithms.rollouts import BatchAccumulator
 from menv.algorithms.weight_publisher import ExternalClients
 from menv.callbacks import read_callbacks
 from menv.errors import ConfigError, ContractError, MissingExtraError
@@ -128,7 +128,7 @@ class Algorithm:
         )
         self._checkpoints = Checkpoints(
             self.recipe.name, self.config, self._operation_guard, self._progress, self._policy_set, self._rollouts,
-            self._metrics, self._evaluation_runner, self._accumulator, self._external_clients.publisher,
+            self._metrics, self._evaluation_runner, self._accumulator, self._external_clients,
         )  # fmt: skip
         self._open()
 
@@ -174,7 +174,7 @@ class Algorithm:
 
     @property
     def _sampler(self) -> Sampler:
-        assert isinstance(self._rollouts, LocalRollouts)
+        assert self._rollouts.sampler is not None
         return self._rollouts.sampler
 
     def sample(self) -> MultiAgentBatch:

@@ -26,8 +26,8 @@ from menv.algorithms.networks.network_spec import weights_in_file
 from menv.algorithms.operation_guard import OperationGuard
 from menv.algorithms.policy_set import PolicySet
 from menv.algorithms.recipe import recipe_named
-from menv.algorithms.rollouts import BatchAccumulator, LocalRollouts, Rollouts
-from menv.algorithms.weight_publisher import WeightPublisher
+from menv.algorithms.rollouts import BatchAccumulator, Rollouts
+from menv.algorithms.weight_publisher import ExternalClients
 from menv.errors import ConfigError, MenvError
 from menv.inference.checkpoint_folder import (
     as_written,
@@ -112,7 +112,7 @@ class Checkpoints:
     metrics: Metrics
     evaluation_runner: EvaluationRunner
     accumulator: BatchAccumulator
-    publisher: WeightPublisher | None
+    external_clients: ExternalClients
 
     def save(
         self,
@@ -200,7 +200,7 @@ class Checkpoints:
             **self.evaluation_runner.state(),
             "gathered": self.accumulator.state(),
             "learners": [[policy_id, seed] for policy_id, (seed, _) in learners.items()],
-            "weights_seq_no": 0 if self.publisher is None else self.publisher.weights_seq_no,
+            "weights_seq_no": self.external_clients.weights_seq_no,
             "env_steps_trained": policy_set.learners.env_steps_trained,
             "agent_steps_trained": policy_set.learners.agent_steps_trained,
             **policy_set.state(),
@@ -255,9 +255,8 @@ class Checkpoints:
         policy_set.learners.set_state(chosen, seed)
         policy_set.learners.env_steps_trained = int(tree["env_steps_trained"])
         policy_set.learners.agent_steps_trained = int(tree["agent_steps_trained"])
-        if self.publisher is not None:
-            # Continue from the numbers that clients may know.
-            self.publisher.publish(tree["weights_seq_no"])
+        # Continue from the numbers that clients may know.
+        self.external_clients.publish(tree["weights_seq_no"])
         self.accumulator.set_state(tree["gathered"], policy_set.policies)
         self.metrics.set_state(tree["metrics"])
         self.metrics.episodes_not_resumed += self.rollouts.resume(tree["sampler"])
@@ -266,9 +265,7 @@ class Checkpoints:
     def _restart(self, seed: int) -> None:
         self.rollouts.restart(seed)
         self.progress.seed = seed
-        if self.publisher is not None:
-            assert isinstance(self.rollouts, LocalRollouts)
-            self.publisher.follow(self.rollouts.sampler)
+        self.external_clients.follow_sampler()
         self.evaluation_runner.restart(seed)
 
 

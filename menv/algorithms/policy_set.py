@@ -32,7 +32,7 @@ from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
 from menv.inference.network_policy import NetworkPolicy, SingleNetwork
 from menv.policy import Policy, weights_of
-from menv.policy_map import PolicyMap
+from menv.policy_map import MappingSetting, PolicyMap
 from menv.policy_spec import PolicySpec, SpecConfig, check_policy_id
 from menv.sampling.custom_policy_group import CustomPolicyGroup
 from menv.sampling.network_policy_group import NetworkPolicyGroup
@@ -40,6 +40,7 @@ from menv.sampling.policy_group import PolicyGroup
 
 Resolve = Callable[[PolicyMap], Mapping[str, PolicySpec]]
 Agents = Callable[[PolicyMap], Mapping[AgentId, str]]
+TrainSetting = Iterable[str] | Callable[..., bool] | None
 
 
 class PolicySet:
@@ -86,6 +87,11 @@ class PolicySet:
             callbacks.on_create_policy(policy_id=name, policy=policy)
 
     @property
+    def network_policies(self) -> dict[str, NetworkPolicy]:
+        """The policies with a network, by id."""
+        return {name: one for name, one in self.policies.items() if isinstance(one, NetworkPolicy)}
+
+    @property
     def inference(self) -> dict[str, str]:
         """The backend of each policy's network, "onnx" or "torch", by policy id."""
         nets = self.learners.nets
@@ -111,7 +117,9 @@ class PolicySet:
             )
         return self.policies[policy_id]
 
-    def add(self, policy_id: str, spec: Any, mapping_fn: Any, to_train: Any) -> list[PolicyGroup]:
+    def add(
+        self, policy_id: str, spec: Any, mapping_fn: MappingSetting, to_train: TrainSetting
+    ) -> list[PolicyGroup]:
         """Add a policy as `Algorithm.add_policy` does; return the new groups, if any."""
         check_policy_id(policy_id)
         spec = PolicySpec.of(policy_id, spec)
@@ -169,7 +177,7 @@ class PolicySet:
         del self.policies[policy_id]
         self._take(before)
 
-    def remove(self, policy_id: str, mapping_fn: Any, to_train: Any) -> None:
+    def remove(self, policy_id: str, mapping_fn: MappingSetting, to_train: TrainSetting) -> None:
         """Remove a policy as `Algorithm.remove_policy` does."""
         changed = self.policy_map.changed(
             remove=[policy_id], policy_mapping_fn=mapping_fn, policies_to_train=to_train
@@ -233,7 +241,7 @@ class PolicySet:
 
     def state(self) -> dict[str, Any]:
         """Return the state of connectors and of random sampling, as a plain tree."""
-        nets = {name: one for name, one in self.policies.items() if isinstance(one, NetworkPolicy)}
+        nets = self.network_policies
         return {
             "connectors": {name: one.connectors_state() for name, one in nets.items()},
             "draws": {name: one.draws_state() for name, one in nets.items()},
@@ -248,9 +256,9 @@ class PolicySet:
         for policy_id, policy in self.policies.items():
             if policy_id in weights:
                 policy.set_weights(weights[policy_id])
-            if isinstance(policy, NetworkPolicy):
-                policy.set_connectors_state(tree["connectors"].get(policy_id))
-                policy.set_draws_state(tree["draws"].get(policy_id))
+        for policy_id, net in self.network_policies.items():
+            net.set_connectors_state(tree["connectors"].get(policy_id))
+            net.set_draws_state(tree["draws"].get(policy_id))
 
     def sample_size(self, num_envs: int) -> int:
         """Return the steps to sample before learning: the largest number that any learning policy needs."""

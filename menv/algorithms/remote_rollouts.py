@@ -139,6 +139,7 @@ class RemoteRollouts:
     """
 
     idle = False
+    sampler = None
 
     def __init__(
         self,

@@ -68,6 +68,10 @@ class Rollouts(Protocol):
         """Held while sampling, learning or changing policies."""
 
     @property
+    def sampler(self) -> Sampler | None:
+        """The sampler, None where workers sample; another one after `restart`."""
+
+    @property
     def env_steps(self) -> int:
         """Env steps of all sub-environments since the start."""
 

@@ -22,7 +22,7 @@ from menv.adapters.adapter import Adapter
 from menv.adapters.external import ExternalEnvs
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.policy_set import PolicySet
-from menv.algorithms.rollouts import LocalRollouts, Rollouts
+from menv.algorithms.rollouts import Rollouts
 from menv.connectors.pipeline import PolicyConnectors
 from menv.episode import Episode
 from menv.errors import CallOrderError, ConfigError, ContractError
@@ -412,7 +412,7 @@ class ExternalClients:
         self._rollouts = rollouts
         self.publisher: WeightPublisher | None = None
         if isinstance(base_env, ExternalEnvs):
-            assert isinstance(rollouts, LocalRollouts)
+            assert rollouts.sampler is not None
             on_policy = any(not recipe.off_policy for recipe in policy_set.learners.recipes.values())
             self.publisher = WeightPublisher(
                 config, base_env, rollouts.sampler, lambda: policy_set.policies, on_policy=on_policy
@@ -429,10 +429,20 @@ class ExternalClients:
         host, port = addresses[0]
         return str(host), int(port)
 
-    def publish(self) -> None:
-        """Offer the current weights to the clients."""
+    @property
+    def weights_seq_no(self) -> int:
+        """The number of the current weights, 0 without clients."""
+        return 0 if self.publisher is None else self.publisher.weights_seq_no
+
+    def publish(self, after: int = 0) -> None:
+        """Offer the current weights to the clients, under a number above `after`."""
         if self.publisher is not None:
-            self.publisher.publish()
+            self.publisher.publish(after)
+
+    def follow_sampler(self) -> None:
+        """Judge the actions of clients for the current sampler."""
+        if self.publisher is not None and self._rollouts.sampler is not None:
+            self.publisher.follow(self._rollouts.sampler)
 
     def follow_connectors(self) -> None:
         """Publish again if connectors have changed; called before each fragment."""
@@ -441,10 +451,10 @@ class ExternalClients:
 
     def report(self) -> dict[str, Any]:
         """Return the entry `external` of a result, {} without an external environment."""
-        if not self._base_env.external:
+        sampler = self._rollouts.sampler
+        if not self._base_env.external or sampler is None:
             return {}
-        assert isinstance(self._rollouts, LocalRollouts)
-        sampler, status = self._rollouts.sampler, self._base_env.status()
+        status = self._base_env.status()
         if sampler.idle:
             told = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in list(status.items())[:2])
             status["idle"] = (
