@@ -374,8 +374,14 @@ class WeightPublisher:
         self._noted = {name: policy for name, policy in policies.items() if isinstance(policy, NetworkPolicy)}
 
     def _judge(
-        self, policy_id: str, number: int | None, obs: Any, mask: Any, actions: Any, state: Any
-    ) -> tuple[Any, Any] | None:
+        self,
+        policy_id: str,
+        number: int | None,
+        obs: Rows,
+        mask: Flags | None,
+        actions: Actions,
+        state: Floats | None,
+    ) -> ForwardOutputs | None:
         """Return distribution inputs and log-probabilities of actions."""
         policy = self._policies().get(policy_id)
         if not isinstance(policy, NetworkPolicy):

@@ -219,12 +219,12 @@ def portions(obs: Rows) -> list[slice]:
     return [slice(start, start + size) for start in range(0, rows, size)]
 
 
-def taken(array: Any, rows: Any) -> Any:
+def taken(array: Array | None, rows: Array | slice) -> Array | None:
     """Return some rows of an array, None without one."""
     return None if array is None else array[rows]
 
 
-def fill_in(whole: Decision, rows: Any, part: Decision) -> None:
+def fill_in(whole: Decision, rows: Array, part: Decision) -> None:
     """Write the decisions of some rows into the decision of all."""
     for column, own in zip(whole[:3], part[:3], strict=True):
         if column is not None:
@@ -256,7 +256,7 @@ def non_finite_rows(outputs: Floats, *, choices: bool) -> Flags:
 def non_finite_error(
     backend: ActingBackend,
     policy_ids: Sequence[str],
-    which: Any,
+    which: Which,
     obs: Rows,
     mask: Flags | None = None,
     state: Floats | None = None,
@@ -313,7 +313,7 @@ def not_finite(arrays: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _not_finite(value: Any) -> Any:
+def _not_finite(value: npt.ArrayLike) -> np.float32 | None:
     """Return the first number of an array that is NaN or infinity as float32, None if none is; or raise anything."""
     if np.iscomplexobj(value):
         raise TypeError("its numbers are complex")
@@ -322,10 +322,11 @@ def _not_finite(value: Any) -> Any:
     # As a rule one product shows that all of them are finite.
     if math.isfinite(np.vdot(flat, flat)) or np.isfinite(flat).all():
         return None
-    return flat[~np.isfinite(flat)][0]
+    first: np.float32 = flat[~np.isfinite(flat)][0]
+    return first
 
 
-def as_text(number: Any) -> str:
+def as_text(number: float | np.floating[Any]) -> str:
     """Return a non-finite number as messages write it."""
     return "NaN" if math.isnan(number) else f"{float(number)}"
 

@@ -8,13 +8,13 @@ output do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv.base_env import Column, End
+from menv.base_env import Column, End, EnvId
 from menv.connectors.action_connector import ActionConnectorDataType
 from menv.connectors.agent_connector import AgentRows, as_network_dtype
 from menv.connectors.clip_reward import ClipRewardAgentConnector
@@ -39,6 +39,7 @@ _KNOWN = (ClipRewardAgentConnector, FrameStackAgentConnector)
 
 
 Mask = npt.NDArray[np.bool_]
+Observations: TypeAlias = Sequence[Any] | npt.NDArray[Any]
 Seats = Sequence[tuple[Any, Any]]
 
 
@@ -110,8 +111,8 @@ class ConnectorPath:
     def rows(
         self,
         which: Column | int,
-        obs: Any,
-        rewards: Any = None,
+        obs: Observations,
+        rewards: Column | None = None,
         *,
         slots: Column | None = None,
         seats: Seats | None = None,
@@ -157,7 +158,7 @@ class ConnectorPath:
         return whole
 
     def rows_of_lives(
-        self, index: int, obs: Any, lives: Sequence[Any]
+        self, index: int, obs: Observations, lives: Sequence[Any]
     ) -> tuple[Column, Mask | None, Sequence[Any]]:
         """Return R observations of R agents as rows and masks, with their connectors' state before and after.
 
@@ -221,7 +222,7 @@ class ConnectorPath:
         """Begin an agent episode on a slot."""
         self._agent[index].begin(slot)
 
-    def reset(self, env_id: Any) -> None:
+    def reset(self, env_id: EnvId) -> None:
         """Call `reset` of all connectors."""
         for pipeline in self._agent:
             pipeline.reset(env_id)
@@ -304,11 +305,11 @@ class ConnectorPath:
     def _through(
         self,
         index: int,
-        obs: Any,
-        rewards: Any,
+        obs: Observations,
+        rewards: Column | None,
         slots: Column | None,
         seats: Seats | None,
-        infos: Any,
+        infos: Sequence[Mapping[str, Any]] | None,
         final: bool,
         over: Column | None = None,
     ) -> ConnectedRows:

@@ -43,7 +43,16 @@ from menv.connectors.pipeline import (
 )
 from menv.errors import ConfigError, ContractError
 from menv.inference.acting_graphs import ActingGraphs
-from menv.inference.backend import ActingBackend, Decision, check_weights, non_finite_error
+from menv.inference.backend import (
+    ActingBackend,
+    Actions,
+    Decision,
+    Flags,
+    Floats,
+    Rows,
+    check_weights,
+    non_finite_error,
+)
 from menv.inference.connector_path import ConnectorPath, plain, refuse_unknown_lives
 from menv.migration_hints import old_arguments
 from menv.policy import Policy, one_row, parts_given
@@ -318,7 +327,11 @@ class NetworkPolicy(Policy):
 
     @locked
     def decide(
-        self, obs_batch: Sequence[Any], noise: Any, state: Any = None, lives: Sequence[Any] | None = None
+        self,
+        obs_batch: Sequence[Any],
+        noise: Floats | None,
+        state: Floats | None = None,
+        lives: Sequence[Any] | None = None,
     ) -> ComputedAction:
         """Return the actions on R observations, whose bounds are not checked.
 
@@ -512,7 +525,9 @@ class NetworkPolicy(Policy):
             raise self._outside(OutsideSpaceError(*bad), len(obs))
         return obs, mask
 
-    def _decision(self, obs: Any, mask: Any, noise: Any, state: Any) -> Decision:
+    def _decision(
+        self, obs: Rows, mask: Flags | None, noise: Floats | None, state: Floats | None
+    ) -> Decision:
         """Return the network's decision on R rows.
 
         Raises:
@@ -545,11 +560,11 @@ class NetworkPolicy(Policy):
             self._path, self._version = path, version
         return self._path
 
-    def _answers(self, actions: Any, obs: Any, mask: Any) -> Any:
+    def _answers(self, actions: Actions, obs: Rows, mask: Flags | None) -> Any:
         path = self._connected()
         return self.networks.output(actions) if path is None else path.answers(0, actions, obs, mask, None)
 
-    def _state(self, state_batches: Sequence[Any] | None, rows: int) -> Any:
+    def _state(self, state_batches: Sequence[Any] | None, rows: int) -> Floats | None:
         """Return the [R, S] state of a recurrent policy, zeros if none is given; None of any other."""
         sizes = self.networks.state_sizes
         if not sizes:
@@ -576,18 +591,18 @@ class NetworkPolicy(Policy):
                 )
         return np.concatenate([part.astype(np.float32) for part in parts], 1)
 
-    def _parts(self, state: Any) -> list[Any]:
+    def _parts(self, state: Floats) -> list[Floats]:
         return np.split(state, np.cumsum(self.networks.state_sizes)[:-1], 1)
 
     def _outside(self, error: OutsideSpaceError, rows: int) -> ContractError:
         wrong = error.with_advice("pass observations of policy.observation_space")
         return ContractError(f"policy {self.policy_id!r}, observation {error.row} of {rows}: {wrong}")
 
-    def _noise_for(self, explore: bool | None, rows: int) -> Any:
+    def _noise_for(self, explore: bool | None, rows: int) -> Floats | None:
         """Return new random numbers for R rows, None without exploration."""
         return self._noise(rows) if (self.explore if explore is None else explore) else None
 
-    def _noise(self, rows: int) -> Any:
+    def _noise(self, rows: int) -> Floats:
         self._calls += 1
         keys = np.uint64(self._key) + np.arange(rows, dtype=np.uint64)
         head = self.networks.backend.head

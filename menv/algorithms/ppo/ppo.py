@@ -16,10 +16,11 @@ from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.recipe import Learner, Weights
 from menv.algorithms.sequences import state_before
 from menv.algorithms.torch_threads import learning_device
+from menv.base_env import Column
 from menv.connectors.action_output import flat_action_space
 from menv.connectors.clip_reward import clip_rewards_of
 from menv.inference.action_heads import ActionHead
-from menv.inference.backend import ActingBackend
+from menv.inference.backend import ActingBackend, Floats
 from menv.sample_batch import SampleBatch
 
 
@@ -133,9 +134,12 @@ def _add_logp(batch: SampleBatch, backend: ActingBackend, index: int) -> None:
     batch[SampleBatch.ACTION_LOGP] = computed if logp is None else np.where(np.isnan(logp), computed, logp)
 
 
-def _state_after(batch: SampleBatch, backend: ActingBackend, index: int, state: Any, rows: Any) -> Any:
+def _state_after(
+    batch: SampleBatch, backend: ActingBackend, index: int, state: Floats, rows: Column
+) -> Floats:
     mask = batch.get(SampleBatch.ACTION_MASK)
     decision = backend.decide(
         batch["obs"][rows], None if mask is None else mask[rows], None, index, state[rows]
     )
+    assert decision.state is not None
     return decision.state
