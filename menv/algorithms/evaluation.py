@@ -17,8 +17,8 @@ from menv import rng
 from menv.adapters.adapter import Adapter
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.postprocessing import BatchPostprocessor
-from menv.algorithms.rollouts import PolicyView
-from menv.algorithms.worker_messages import WorkerPlacement, env_context, joined_state, split_state
+from menv.algorithms.rollouts import PolicyView, new_sampler, tell_envs_created
+from menv.algorithms.worker_messages import WorkerPlacement, joined_state, split_state
 from menv.base_env import Column, EnvId, EpisodeEnd
 from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode
@@ -327,35 +327,15 @@ class Evaluation:
         if self._sampler is not None:
             self._base_env.stop()
             self._base_env = self._make_base_env(self._settings)
-        policy_view, placement = self._policy_view, self._placement
+        base_env, policy_view, settings = self._base_env, self._policy_view, self._settings
         self._playing = policy_view.policy_map
-        sampler = Sampler(
-            self._base_env, policy_view.policy_map, [group.clone() for group in policy_view.groups], self._limit,
-            metrics=self.metrics, seed=self._seed, worker_index=placement.worker_index,
-            num_workers=self._workers if placement.worker_index else 0,
-            first_index=placement.first_index(self._base_env.num_envs),
-            observation_fn=self._settings.multiagent.observation_fn, callbacks=self._callbacks,
+        sampler = new_sampler(
+            settings, base_env, policy_view, [group.clone() for group in policy_view.groups], self._limit,
+            self.metrics, self._seed, self._callbacks, self._placement,
         )  # fmt: skip
         sampler.use_vector_loop = False
-        sampler.explore = self._settings.explore
-        sampler.policies = policy_view.policies
-        self._tell_envs_created(sampler)
+        tell_envs_created(lambda: sampler, settings, base_env, self._callbacks, self._placement)
         return sampler
-
-    def _tell_envs_created(self, sampler: Sampler) -> None:
-        def tell(index: int, env: Any) -> None:
-            self._callbacks.on_sub_environment_created(
-                worker=sampler,
-                sub_environment=env,
-                env_context=env_context(self._settings, index, self._placement),
-                env_index=index,
-            )
-
-        base_env = sampler.base_env
-        for index, env in enumerate(base_env.get_sub_environments()):
-            tell(index, env)
-        if base_env.replayable is not None:
-            base_env.replayable.on_created = tell
 
 
 def as_result(metrics: Metrics, env_steps: int, agent_steps: int) -> dict[str, Any]:

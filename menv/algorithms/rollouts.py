@@ -25,6 +25,7 @@ from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.sample_batch import MultiAgentBatch, SampleBatch, TrajectorySlices
 from menv.sampling.digest import Digest
+from menv.sampling.fragment_limit import FragmentLimit
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.sampler import Sampler
 from menv.serialization import is_plain
@@ -176,10 +177,7 @@ class LocalRollouts:
         # Whether an exception has left the sampler in the midst of a fragment.
         self._interrupted = False
         self.sampler = self._new_sampler()
-        for index, env in enumerate(base_env.get_sub_environments()):
-            self._tell_env_created(index, env)
-        if base_env.replayable is not None:
-            base_env.replayable.on_created = self._tell_env_created
+        tell_envs_created(lambda: self.sampler, config, base_env, callbacks, self._placement)
 
     @property
     def env_steps(self) -> int:
@@ -315,26 +313,60 @@ class LocalRollouts:
         self._metrics.episodes_not_resumed += lost
 
     def _new_sampler(self) -> Sampler:
-        config, policy_view, placement = self._config, self._policy_view, self._placement
-        sampler = Sampler(
-            self.base_env, policy_view.policy_map, policy_view.groups, make_fragment_limit(config, self.base_env),
-            metrics=self._metrics, seed=self._seed, worker_index=placement.worker_index,
-            num_workers=config.num_workers, first_index=placement.first_index(self.base_env.num_envs),
-            observation_fn=config.multiagent.observation_fn, callbacks=self._callbacks,
+        config, policy_view = self._config, self._policy_view
+        sampler = new_sampler(
+            config, self.base_env, policy_view, policy_view.groups, make_fragment_limit(config, self.base_env),
+            self._metrics, self._seed, self._callbacks, self._placement,
         )  # fmt: skip
-        sampler.explore = config.explore
-        sampler.policies = policy_view.policies
         if policy_view.postprocessor.wanted:
             sampler.keep_episodes()
         return sampler
 
-    def _tell_env_created(self, index: int, env: Any) -> None:
-        self._callbacks.on_sub_environment_created(
-            worker=self.sampler,
+
+def new_sampler(
+    config: AlgorithmConfig,
+    base_env: Adapter,
+    policy_view: PolicyView,
+    groups: Sequence[PolicyGroup],
+    limit: FragmentLimit,
+    metrics: Metrics,
+    seed: int,
+    callbacks: DefaultCallbacks,
+    placement: WorkerPlacement,
+) -> Sampler:
+    """Return a sampler of the environments in the process of `placement`; `groups` are those of the policies."""
+    sampler = Sampler(
+        base_env, policy_view.policy_map, groups, limit, metrics=metrics, seed=seed,
+        worker_index=placement.worker_index, num_workers=config.num_workers if placement.worker_index else 0,
+        first_index=placement.first_index(base_env.num_envs), observation_fn=config.multiagent.observation_fn,
+        callbacks=callbacks,
+    )  # fmt: skip
+    sampler.explore = config.explore
+    sampler.policies = policy_view.policies
+    return sampler
+
+
+def tell_envs_created(
+    sampler: Callable[[], Sampler],
+    config: AlgorithmConfig,
+    base_env: Adapter,
+    callbacks: DefaultCallbacks,
+    placement: WorkerPlacement,
+) -> None:
+    """Call `on_sub_environment_created` for all sub-environments, now and when one is created again."""
+
+    def tell(index: int, env: Any) -> None:
+        callbacks.on_sub_environment_created(
+            worker=sampler(),
             sub_environment=env,
-            env_context=env_context(self._config, index, self._placement),
+            env_context=env_context(config, index, placement),
             env_index=index,
         )
+
+    for index, env in enumerate(base_env.get_sub_environments()):
+        tell(index, env)
+    if base_env.replayable is not None:
+        base_env.replayable.on_created = tell
 
 
 class BatchAccumulator:
