@@ -292,6 +292,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def port(text: str) -> int:
+    """Return the port of an option; 0 is any free one."""
+    if not text.isdecimal() or int(text) >= 1 << 16:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a port from 0 to 65535")
+    return int(text)
+
+
 def seed(text: str) -> int:
     """Return the seed of an option."""
     if not text.isdecimal():

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
-from menv.cli.arguments import Parser, print_text
+from menv.cli.arguments import Parser, port, print_text
 from menv.tracking.dashboard import Dashboard
 
 _PORT = 6007
@@ -17,17 +16,9 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv dashboard"
     parser.add_argument(
         "folder", nargs="?", default="runs", help="a folder of run folders, or one run (%(default)s)"
     )
-    parser.add_argument(
-        "--port", type=_port, default=_PORT, help="the port, 0 for any free one (%(default)s)"
-    )
+    parser.add_argument("--port", type=port, default=_PORT, help="the port, 0 for any free one (%(default)s)")
     args = parser.parse_args(arguments)
     dashboard = Dashboard(args.folder, args.port)
     print_text(f"dashboard: {dashboard.url} (Ctrl-C ends it)", program)
     dashboard.run()
     return 0
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 1 << 16:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected a port from 0 to 65535")
-    return int(text)

@@ -59,7 +59,8 @@ def _recording(args: argparse.Namespace, config: Mapping[str, Any]) -> Mapping[s
 
 
 def _lines(result: Mapping[str, Any]) -> list[str]:
-    lines = [f"{result['episodes_this_iter']} episodes, {_spread(result, 'episode_reward')}"]
+    count = result["episodes_this_iter"]
+    lines = [f"{count} episode{'s' if count != 1 else ''}, {_spread(result, 'episode_reward')}"]
     if result["episode_len_mean"] is not None:
         lines[0] += f", {result['episode_len_mean']:.1f} env steps long"
     means = result["policy_reward_mean"]

@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from menv.cli.arguments import Parser, parsed, print_text
+from menv.cli.arguments import Parser, parsed, port, print_text
 from menv.cli.watch import game_of, take_game
 from menv.errors import ConfigError
 from menv.inference.checkpoint_folder import find_checkpoint, read_manifest
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _QUIT = ("q", "quit")
 _PORT = 8765
-_MAX_PORT = 65535
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "menv play") -> int:
@@ -38,7 +37,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv play") -> 
     parser.add_argument(
         "--browser", action="store_true", help="play on a page that a browser on this machine shows"
     )
-    parser.add_argument("--port", type=_port, help=f"of the page; 0 takes a free one ({_PORT})")
+    parser.add_argument("--port", type=port, help=f"of the page; 0 takes a free one ({_PORT})")
     parser.add_argument("--learn", action="store_true", help="the policies learn from the games on the page")
     args = parsed(parser, arguments)
     if args.browser:
@@ -48,25 +47,18 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv play") -> 
             raise ConfigError(f"{name}: given without --browser, expected both; add --browser")
     with game_of(args, args.human, None) as game:
         if game.human is None:
+            seats = game.seats(None)
             raise ConfigError(
-                f"--as: no agent is given, expected one of {[str(agent) for agent in game.agents][:20]}; write "
-                f"--as {game.agents[0]}"
+                f"--as: no agent is given, expected one of {seats[:20]}; write --as {shlex.quote(seats[0])}"
             )
         _play(game, program, hints=args.hints)
     return 0
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > _MAX_PORT:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected a whole number from 0 to {_MAX_PORT}")
-    return int(text)
 
 
 def _serve(args: argparse.Namespace, program: str) -> int:
     """Serve the page until Ctrl-C and return the exit status."""
     from menv.playing.browser import PlayServer
 
-    port = _PORT if args.port is None else args.port
     with ExitStack() as stack:
         learning = stack.enter_context(closing(_learning(args))) if args.learn else None
         make = Game if learning is None else learning.game
@@ -74,7 +66,7 @@ def _serve(args: argparse.Namespace, program: str) -> int:
             lambda: _pictured(args, make),
             title=args.run,
             human=args.human,
-            port=port,
+            port=_PORT if args.port is None else args.port,
             learned=None if learning is None else learning.status,
         )
         print_text(f"{program}: open {server.url} in a browser; Ctrl-C ends", program)

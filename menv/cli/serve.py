@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from menv.cli.arguments import Parser, parsed, take_imports
+from menv.cli.arguments import Parser, parsed, port, take_imports
 from menv.cli.reopen import take_trust
 from menv.cli.train import train, train_parser
 from menv.env_context import InputContext
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv serve") ->
     )
     parser.add_argument("--env", help="the environment of the clients, for its spaces (the run's)")
     parser.add_argument("--address", default="127.0.0.1", help="%(default)s; any other needs a token")
-    parser.add_argument("--port", type=int, default=9900, help="%(default)s; 0 chooses a free one")
+    parser.add_argument("--port", type=port, default=9900, help="%(default)s; 0 chooses a free one")
     parser.add_argument("--transport", choices=("http", "tcp", "websocket"), default="http")
     parser.add_argument("--token-file", metavar="FILE", help="a file with the token that clients must send")
     parser.add_argument("--json", action="store_true", help="print results as JSON, one object per line")

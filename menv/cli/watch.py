@@ -191,18 +191,8 @@ class _Mp4(_Film):
     def add(self, picture: npt.NDArray[np.uint8]) -> None:
         if self.process is None:
             height, width = picture.shape[:2]
-            reads = [
-                "-f",
-                "rawvideo",
-                "-pix_fmt",
-                "rgb24",
-                "-s",
-                f"{width}x{height}",
-                "-r",
-                f"{self._fps:g}",
-                "-i",
-                "-",
-            ]
+            size = f"{width}x{height}"
+            reads = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", f"{self._fps:g}", "-i", "-"]
             # Players want an even number of pixels.
             writes = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-f", "mp4", self.path]
             self.process = subprocess.Popen(

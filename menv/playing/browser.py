@@ -269,13 +269,7 @@ class _Table:
 
 def _about(game: Game, title: str, human: AgentId | None) -> dict[str, Any]:
     """Return what stays the same in all games."""
-    seats = [str(one) for one in game.agents if isinstance(game.action_space(one), gym.spaces.Discrete)]
-    if not seats or (human is not None and str(human) not in seats):
-        who = f"agent {str(human)!r}" if human is not None and seats else "every agent"
-        raise ConfigError(
-            f"--browser: {who} has actions that are not Discrete, expected Discrete ones to play; menv watch shows the "
-            "policies"
-        )
+    seats = game.seats(human)
     game.start()
     board = _board(game)
     spec = getattr(game.env, "spec", None)

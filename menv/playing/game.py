@@ -250,11 +250,23 @@ class Game:
         for agent in self.agents:
             if agent != self.human and self.policy_of(agent) is None:
                 raise self._no_policy(agent)
-        if self.human is not None and not isinstance(self.action_space(self.human), gym.spaces.Discrete):
+        if self.human is not None:
+            self.seats(self.human)
+
+    def seats(self, human: AgentId | None) -> list[str]:
+        """Return the agents that a person can play.
+
+        Raises:
+            ConfigError: `human` has no Discrete actions, or no agent has.
+        """
+        found = [one for one in self.agents if isinstance(self.action_space(one), gym.spaces.Discrete)]
+        agent = self.agents[0] if human is None else self._agent(human)
+        if not found or (human is not None and agent not in found):
             raise ConfigError(
-                f"agent {self.human!r}: its action space is {str(self.action_space(self.human))[:80]}, expected "
-                "Discrete actions to play; menv watch shows the policies"
+                f"agent {agent!r}: its action space is {str(self.action_space(agent))[:80]}, expected Discrete actions "
+                "to play; menv watch shows the policies"
             )
+        return [*map(str, found)]
 
     def _no_policy(self, agent: AgentId) -> ConfigError:
         if self._unknown is not None:

@@ -256,12 +256,11 @@ def _numbers(values: Mapping[Any, Any], path: str) -> Iterator[tuple[str, float]
             continue
         # Halves of characters have no place in a file.
         tag = f"{path}{key}".encode("utf-8", "backslashreplace").decode("utf-8")
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{tag}/")
-        elif isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
-            number = float(value)
-            if math.isfinite(number):
+        if isinstance(value, int | float | np.integer | np.floating):
+            if not isinstance(value, bool) and math.isfinite(number := float(value)):
                 yield tag, number
+        elif isinstance(value, Mapping):
+            yield from _numbers(value, f"{tag}/")
 
 
 def _holds_run(folder: Path) -> bool:

@@ -57,8 +57,12 @@ class TensorBoardWriter:
             MissingExtraError: tensorboard is not installed.
             NotWrittenError: The folder cannot be made, or has no room.
         """
+        self.write_numbers(dict(scalars(result)), step)
+
+    def write_numbers(self, numbers: Mapping[str, float], step: int) -> None:
+        """Write finite numbers by tag; see `write`."""
         event, summary, record_writer = tensorboard_classes()
-        values = [summary.Value(tag=tag, simple_value=value) for tag, value in scalars(result)]
+        values = [summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()]
         path, records = self._path, io.BytesIO()
         if path is None:
             record_writer(records).write(event(file_version="brain.Event:2").SerializeToString())
@@ -115,7 +119,7 @@ class TensorBoard(Tracker):
     def result(self, result: Mapping[str, Any]) -> None:
         """Write a result."""
         grouped = {grouped_tag(key): value for key, value in scalars(result)}
-        self._writer.write(grouped, result["num_env_steps_sampled"])
+        self._writer.write_numbers(grouped, result["num_env_steps_sampled"])
 
     def end(self, reason: str) -> None:
         """Close the file."""

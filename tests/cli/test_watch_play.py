@@ -215,6 +215,7 @@ def test_a_video_is_piped_to_ffmpeg(
         (["play", "tictactoe"], r"--as: no agent is given, expected one of \['player1', 'player2'\]"),
         (["play", "tictactoe", "--as", "me"], r"agent 'me': .* expected one of \['player1', 'player2'\]"),
         (["play", "pendulum", "--as", "agent0"], "expected Discrete actions to play; menv watch shows"),
+        (["play", "pendulum"], "expected Discrete actions to play; menv watch shows"),
         (["play", "roles", "--as", "player1"], r"import \S+:named: menv play roles --as player1 --trust"),
         (
             ["watch", "halves"],
