@@ -1,12 +1,12 @@
 """The env servers of a `RemoteEnvs`: sends requests, waits for answers and replaces lost processes.
 
-`EnvServerGroup` holds the servers, `Restarter` starts their processes. `remote_envs` decides what to request.
+`remote_envs` decides what to request.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -41,22 +41,176 @@ class RemoteSettings:
 _LONGEST = 360
 
 
-class Restarter:
-    """Starts the processes of servers, and replaces lost ones with fresh seeds, a few times in a row.
+class EnvServerGroup:
+    """All servers, in the order of their sub-environments; lost ones are replaced with fresh seeds, a few times.
 
-    Lost episodes whose rows the sampler still holds are reported when these are answered. It stores no exceptions of
-    running servers, since a traceback keeps the variables of its callers alive.
+    Lost episodes whose rows the sampler still holds are reported when these are answered. No exception of a running
+    server is kept, since a traceback keeps the variables of its callers alive.
+
+    `created` is called with the index of each re-created sub-environment. `seats` is `Ready.seats`. `waiting` holds the
+    slots of rows that were delivered and not answered, by sub-environment.
     """
 
-    def __init__(self, engine: Engine, make_env: Callable[[int], Any], settings: RemoteSettings) -> None:
+    def __init__(
+        self,
+        make_env: Callable[[int], Any],
+        num_envs: int,
+        engine: Engine,
+        settings: RemoteSettings,
+        created: Callable[[int], None],
+    ) -> None:
+        self.seats: list[tuple[EnvId, AgentId]] = []
+        self.waiting: dict[int, IntArray] = {}
+        self._make_env = make_env
+        self._engine = engine
+        self._settings = settings
+        self._created = created
+        self._stopped = False
         # Type and message of the last loss, by the server's first sub-environment.
         self._last: dict[int, tuple[str, str]] = {}
-        self._engine = engine
-        self._make_env = make_env
-        self._settings = settings
         self._log = CrashLog(tolerated=settings.tolerated, creator=True)
+        size = settings.per_process
+        self._all = [
+            RemoteEnvServer(first, min(size, num_envs - first), self.seats)
+            for first in range(0, num_envs, size)
+        ]
+        for server in self._all:
+            self._start(server)
 
-    def start(self, server: RemoteEnvServer) -> None:
+    def __iter__(self) -> Iterator[RemoteEnvServer]:
+        return iter(self._all)
+
+    def of(self, index: int) -> RemoteEnvServer:
+        """Return the server of a sub-environment."""
+        return self._all[index // self._settings.per_process]
+
+    def begin(self) -> None:
+        """Begin all episodes, and wait for them."""
+        for server in self._all:
+            server.begin(server.indices, 0)
+        for server in self._all:
+            self.settle(server)
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._engine.stop()
+
+    def gather(self, timeout: float | None) -> None:
+        """Wait until there is something to deliver, then for more as long as the settings say."""
+        until = None if timeout is None else time.monotonic() + timeout
+        for server in self._all:
+            self._revive(server)
+        self._take_answers(0.0)
+        while not self._has_undelivered() and self._busy() and (until is None or time.monotonic() < until):
+            self._take_answers(None if until is None else max(0.0, until - time.monotonic()))
+        together = time.monotonic() + self._settings.batch_wait_ms / 1000
+        until = together if until is None else min(until, together)
+        while self._busy() and time.monotonic() < until:
+            self._take_answers(until - time.monotonic())
+
+    def _busy(self) -> list[RemoteEnvServer]:
+        return [server for server in self._all if server.asked]
+
+    def _has_undelivered(self) -> bool:
+        return any(not server.undelivered.empty for server in self._all)
+
+    def _take_answers(self, timeout: float | None) -> None:
+        """Receive available answers; wait for the first one within the time limits."""
+        busy = self._busy()
+        if not busy:
+            return
+        ready = self._engine.wait([server.actor for server in busy], self._time_left(busy, timeout))
+        for server in busy:
+            if not server.asked:
+                # A callback for another server has called a method of this one and received the answers.
+                continue
+            if server.actor in ready:
+                self._take_answer(server)
+            elif self._overdue(server):
+                self._lost(server, self._give_up(server))
+
+    def settle(self, server: RemoteEnvServer) -> None:
+        """Receive all answers of a server."""
+        self._revive(server)
+        while server.asked:
+            self._receive_next(server)
+
+    def wait_for(self, server: RemoteEnvServer) -> Any:
+        """Return the answer to a server's last request; WorkerLostError if the server was replaced meanwhile."""
+        actor, value = server.actor, None
+        while server.asked:
+            value = self._receive_next(server)
+            if server.actor is not actor:
+                raise WorkerLostError(self._last[server.first][1])
+        return value
+
+    def _receive_next(self, server: RemoteEnvServer) -> Any:
+        while True:
+            if self._engine.wait([server.actor], self._time_left([server], None)):
+                return self._take_answer(server)
+            if self._overdue(server):
+                self._lost(server, self._give_up(server))
+                return None
+
+    def _take_answer(self, server: RemoteEnvServer) -> Any:
+        try:
+            answer = server.actor.answer()
+        except WorkerLostError as error:
+            self._lost(server, error, counts=not server.actor.was_interrupted)
+            return None
+        except Exception as error:
+            if not self._handle_failed_start(server, error):
+                if server.answered() == "created":
+                    server.end()
+                raise
+            return None
+        kind = server.answered()
+        if kind in ("update", "begun"):
+            self.take(server, answer)
+        return answer
+
+    def take(self, server: RemoteEnvServer, update: ServerUpdate) -> None:
+        """Apply an update."""
+        server.take(update)
+        if update.events is None:
+            return
+        for episode in update.events.episodes:
+            # After a manual reset, its rows may be unanswered.
+            self.waiting.pop(episode.env_index, None)
+            if not episode.faulty:
+                self._log.finished(server.first)
+        for fault in update.events.faults:
+            self._created(fault.env_index)
+
+    def _lost(self, server: RemoteEnvServer, error: WorkerLostError, *, counts: bool = True) -> None:
+        """Replace a lost server; an interruption of this process is not its fault."""
+        self._check_running()
+        created = self._replace(server, error, counts=counts)
+        self._check_running()
+        for index in created:
+            self._created(index)
+
+    def _revive(self, server: RemoteEnvServer) -> None:
+        """Start a process for a server that was given up or is out of step, when the run continues after the error."""
+        if server.ended:
+            self._check_running()
+            for index in self._restart(server):
+                self._created(index)
+        elif server.is_out_of_step:
+            what = "let go of, because this process was interrupted in the midst of a question"
+            self._lost(
+                server, WorkerLostError(f"{server.actor.label}: {what}, expected it to go on"), counts=False
+            )
+
+    def _check_running(self) -> None:
+        if self._stopped:
+            # A process may have been started since.
+            self._engine.stop()
+            raise CallOrderError(
+                "poll: these environments were stopped meanwhile, expected running ones; make new ones"
+            )
+
+    def _start(self, server: RemoteEnvServer) -> None:
         settings = self._settings
         server.attach(
             self._engine.start(
@@ -65,17 +219,10 @@ class Restarter:
             )
         )  # fmt: skip
 
-    def finished(self, server: RemoteEnvServer) -> None:
-        """Count a finished episode as progress."""
-        self._log.finished(server.first)
-
-    def replace(
-        self, server: RemoteEnvServer, error: Exception, waiting: Container[int], *, counts: bool = True
-    ) -> Collection[int]:
+    def _replace(self, server: RemoteEnvServer, error: Exception, *, counts: bool = True) -> Collection[int]:
         """Replace the process of a lost server; return the sub-environments that are re-created.
 
-        `waiting` are sub-environments with unanswered rows; with `counts`, the loss counts against the limit. Raises
-        EnvCrashError if the server must not be replaced again.
+        Raises EnvCrashError if the server must not be replaced again; `counts` says whether the loss counts for that.
         """
         self._last[server.first] = type(error).__name__, str(error)
         over = self._running_episodes(server) if server.has_reported else []
@@ -87,35 +234,31 @@ class Restarter:
             server.end()
             raise
         finally:
-            for index in [index for index in over if index in waiting]:
+            for index in [index for index in over if index in self.waiting]:
                 server.hold_back(index)
                 over.remove(index)
             server.end_episodes(over, self._reason(server))
-        return self.restart(server)
+        return self._restart(server)
 
-    def restart(self, server: RemoteEnvServer) -> Collection[int]:
+    def _restart(self, server: RemoteEnvServer) -> Collection[int]:
         """Start a process and begin its episodes, except the unreported lost ones; return the re-created indices."""
         time.sleep(PAUSES[min(server.failed, len(PAUSES) - 1)])
         with suppress(Exception):
             server.actor.kill()
-        self.start(server)
+        self._start(server)
         server.begin(
             [index for index in server.indices if index not in server.held_back], int(server.has_reported)
         )
         return server.indices
 
-    def handle_failed_start(self, server: RemoteEnvServer, error: Exception, waiting: Container[int]) -> bool:
+    def _handle_failed_start(self, server: RemoteEnvServer, error: Exception) -> bool:
         """Replace a server whose replacement failed to begin; return False if the error must be raised."""
         if not server.has_reported or server.asked[0][0] not in ("created", "begun"):
             return False
         if isinstance(error, ContractError | ConfigError):
             return False
-        self.replace(server, error, waiting)
+        self._replace(server, error)
         return True
-
-    def loss(self, server: RemoteEnvServer) -> WorkerLostError:
-        """Return the error for a request to a server that was lost meanwhile."""
-        return WorkerLostError(self._last[server.first][1])
 
     def report_lost(
         self, server: RemoteEnvServer, indices: Collection[int], *, withdrawn: bool = True
@@ -124,7 +267,7 @@ class Restarter:
         server.end_episodes(indices, self._reason(server), withdrawn=withdrawn)
         server.begin(indices, 1)
 
-    def time_left(self, servers: Sequence[RemoteEnvServer], timeout: float | None) -> float | None:
+    def _time_left(self, servers: Sequence[RemoteEnvServer], timeout: float | None) -> float | None:
         """Return how long to wait before a server may be overdue, at most `timeout`."""
         limits_left = [
             server.since + limit for server in servers if (limit := self._limit(server)) is not None
@@ -134,12 +277,12 @@ class Restarter:
         until = max(0.0, min(limits_left) - time.monotonic())
         return until if timeout is None else min(until, timeout)
 
-    def overdue(self, server: RemoteEnvServer) -> bool:
+    def _overdue(self, server: RemoteEnvServer) -> bool:
         """Return whether a server has exceeded its time limit."""
         limit = self._limit(server)
         return limit is not None and time.monotonic() - server.since >= limit
 
-    def give_up(self, server: RemoteEnvServer) -> WorkerLostError:
+    def _give_up(self, server: RemoteEnvServer) -> WorkerLostError:
         """Kill the process of a hanging server, and return the error for it."""
         limit, pid = self._limit(server), server.actor.pid
         server.actor.kill()
@@ -194,167 +337,3 @@ class Restarter:
 def _head(error: Exception) -> str:
     """Return the reason of a loss, without the stderr."""
     return " ".join(str(error).partition(", expected ")[0].split())
-
-
-class EnvServerGroup:
-    """All servers, in the order of their sub-environments.
-
-    `created` is called with the index of each re-created sub-environment. `seats` is `Ready.seats`. `waiting` holds the
-    slots of rows that were delivered and not answered, by sub-environment.
-    """
-
-    def __init__(
-        self,
-        make_env: Callable[[int], Any],
-        num_envs: int,
-        engine: Engine,
-        settings: RemoteSettings,
-        created: Callable[[int], None],
-    ) -> None:
-        self.seats: list[tuple[EnvId, AgentId]] = []
-        self.waiting: dict[int, IntArray] = {}
-        self.restarter = Restarter(engine, make_env, settings)
-        self._engine = engine
-        self._settings = settings
-        self._created = created
-        self._stopped = False
-        size = settings.per_process
-        self._all = [
-            RemoteEnvServer(first, min(size, num_envs - first), self.seats)
-            for first in range(0, num_envs, size)
-        ]
-        for server in self._all:
-            self.restarter.start(server)
-
-    def __iter__(self) -> Iterator[RemoteEnvServer]:
-        return iter(self._all)
-
-    def of(self, index: int) -> RemoteEnvServer:
-        """Return the server of a sub-environment."""
-        return self._all[index // self._settings.per_process]
-
-    def begin(self) -> None:
-        """Begin all episodes, and wait for them."""
-        for server in self._all:
-            server.begin(server.indices, 0)
-        for server in self._all:
-            self.settle(server)
-
-    def stop(self) -> None:
-        self._stopped = True
-        self._engine.stop()
-
-    def gather(self, timeout: float | None) -> None:
-        """Wait until there is something to deliver, then for more as long as the settings say."""
-        until = None if timeout is None else time.monotonic() + timeout
-        for server in self._all:
-            self._revive(server)
-        self._take_answers(0.0)
-        while not self._has_undelivered() and self._busy() and (until is None or time.monotonic() < until):
-            self._take_answers(None if until is None else max(0.0, until - time.monotonic()))
-        together = time.monotonic() + self._settings.batch_wait_ms / 1000
-        until = together if until is None else min(until, together)
-        while self._busy() and time.monotonic() < until:
-            self._take_answers(until - time.monotonic())
-
-    def _busy(self) -> list[RemoteEnvServer]:
-        return [server for server in self._all if server.asked]
-
-    def _has_undelivered(self) -> bool:
-        return any(not server.undelivered.empty for server in self._all)
-
-    def _take_answers(self, timeout: float | None) -> None:
-        """Receive available answers; wait for the first one within the time limits."""
-        busy = self._busy()
-        if not busy:
-            return
-        ready = self._engine.wait([server.actor for server in busy], self.restarter.time_left(busy, timeout))
-        for server in busy:
-            if not server.asked:
-                # A callback for another server has called a method of this one and received the answers.
-                continue
-            if server.actor in ready:
-                self._take_answer(server)
-            elif self.restarter.overdue(server):
-                self._lost(server, self.restarter.give_up(server))
-
-    def settle(self, server: RemoteEnvServer) -> None:
-        """Receive all answers of a server."""
-        self._revive(server)
-        while server.asked:
-            self._receive_next(server)
-
-    def wait_for(self, server: RemoteEnvServer) -> Any:
-        """Return the answer to a server's last request; WorkerLostError if the server was replaced meanwhile."""
-        actor, value = server.actor, None
-        while server.asked:
-            value = self._receive_next(server)
-            if server.actor is not actor:
-                raise self.restarter.loss(server)
-        return value
-
-    def _receive_next(self, server: RemoteEnvServer) -> Any:
-        while True:
-            if self._engine.wait([server.actor], self.restarter.time_left([server], None)):
-                return self._take_answer(server)
-            if self.restarter.overdue(server):
-                self._lost(server, self.restarter.give_up(server))
-                return None
-
-    def _take_answer(self, server: RemoteEnvServer) -> Any:
-        try:
-            answer = server.actor.answer()
-        except WorkerLostError as error:
-            self._lost(server, error, counts=not server.actor.was_interrupted)
-            return None
-        except Exception as error:
-            if not self.restarter.handle_failed_start(server, error, self.waiting):
-                if server.answered() == "created":
-                    server.end()
-                raise
-            return None
-        kind = server.answered()
-        if kind in ("update", "begun"):
-            self.take(server, answer)
-        return answer
-
-    def take(self, server: RemoteEnvServer, update: ServerUpdate) -> None:
-        """Apply an update."""
-        server.take(update)
-        if update.events is None:
-            return
-        for episode in update.events.episodes:
-            # After a manual reset, its rows may be unanswered.
-            self.waiting.pop(episode.env_index, None)
-            if not episode.faulty:
-                self.restarter.finished(server)
-        for fault in update.events.faults:
-            self._created(fault.env_index)
-
-    def _lost(self, server: RemoteEnvServer, error: WorkerLostError, *, counts: bool = True) -> None:
-        """Replace a lost server; an interruption of this process is not its fault."""
-        self._check_running()
-        created = self.restarter.replace(server, error, self.waiting, counts=counts)
-        self._check_running()
-        for index in created:
-            self._created(index)
-
-    def _revive(self, server: RemoteEnvServer) -> None:
-        """Start a process for a server that was given up or is out of step, when the run continues after the error."""
-        if server.ended:
-            self._check_running()
-            for index in self.restarter.restart(server):
-                self._created(index)
-        elif server.is_out_of_step:
-            what = "let go of, because this process was interrupted in the midst of a question"
-            self._lost(
-                server, WorkerLostError(f"{server.actor.label}: {what}, expected it to go on"), counts=False
-            )
-
-    def _check_running(self) -> None:
-        if self._stopped:
-            # A process may have been started since.
-            self._engine.stop()
-            raise CallOrderError(
-                "poll: these environments were stopped meanwhile, expected running ones; make new ones"
-            )

@@ -228,7 +228,7 @@ class RemoteEnvs(CreatedEnvs):
             lost = [index for index in indices_here if index in server.held_back]
             if lost:
                 # The loss of these episodes was held back.
-                self._servers.restarter.report_lost(server, lost)
+                self._servers.report_lost(server, lost)
             slots = [slot for index in indices_here if index not in lost for slot in rows[index]]
             if slots:
                 server.undelivered.drop(set(slots))
@@ -264,7 +264,7 @@ class RemoteEnvs(CreatedEnvs):
         """End a lost episode that was held back; its rows will not be answered."""
         if index in server.held_back:
             self._servers.waiting.pop(index, None)
-            self._servers.restarter.report_lost(server, [index], withdrawn=False)
+            self._servers.report_lost(server, [index], withdrawn=False)
 
     def _tell_created(self, index: int) -> None:
         if self.on_created is not None:
