@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -214,8 +214,8 @@ class PolicyForms:
 class Publication:
     """Policies with the weights of one number; implements `menv.serving.client_state.PublishedPolicies`.
 
-    `weights` are of the policies with a network, by id, and never change; `since` holds by policy id the number with
-    which its connectors last changed.
+    `networks` are the policies with a network, by id, and `weights` theirs, which never change; `since` holds by policy
+    id the number with which its connectors last changed.
     """
 
     def __init__(
@@ -223,6 +223,7 @@ class Publication:
         forms: PolicyForms,
         number: int,
         policies: Mapping[str, Policy],
+        networks: Mapping[str, NetworkPolicy],
         weights: Mapping[str, Mapping[str, Any]],
         since: Mapping[str, int],
         sampler: Sampler,
@@ -231,9 +232,8 @@ class Publication:
         self.policies = dict(policies)
         self._forms = forms
         self._weights = weights
-        self._connectors = {
-            name: _kept(policy) for name, policy in policies.items() if isinstance(policy, NetworkPolicy)
-        }
+        self._networks = networks
+        self._connectors = {name: _kept(policy) for name, policy in networks.items()}
         self._since = dict(since)
         self._sampler, self._policy_map = sampler, sampler.policy_map
         self._made: dict[tuple[str, str], Any] = {}
@@ -261,8 +261,8 @@ class Publication:
 
     def expect_clients(self) -> None:
         """Make what a first client may ask for; see `menv.serving.trainer.PublishedPolicies.expect_clients`."""
-        for policy_id in list(self._weights)[:_FEW]:
-            graphs = self.policies[policy_id].networks.graphs()  # type: ignore[attr-defined]
+        for policy_id in list(self._networks)[:_FEW]:
+            graphs = self._networks[policy_id].networks.graphs()
             # The exporter of torch takes seconds, for modules that may never be asked for.
             if graphs is not None and graphs.stacks:
                 self._forms.asked |= {
@@ -282,11 +282,12 @@ class Publication:
 
     def _make(self, form: str, policy_id: str) -> Any:
         if (form, policy_id) not in self._made:
-            policy = self.policies[policy_id]
-            if not isinstance(policy, NetworkPolicy):
+            policy = self._networks.get(policy_id)
+            if policy is None:
+                kind = type(self.policies[policy_id]).__name__
                 raise ConfigError(
-                    f"policy {policy_id!r}: {type(policy).__name__} is code of the server's own, expected a policy "
-                    "with a network; let clients ask for each action"
+                    f"policy {policy_id!r}: {kind} is code of the server's own, expected a policy with a network; let "
+                    "clients ask for each action"
                 )
             self._made[form, policy_id] = self._forms.make(
                 form, policy, self._weights[policy_id], self._connectors[policy_id]
@@ -308,17 +309,15 @@ class WeightPublisher:
         config: AlgorithmConfig,
         base_env: ExternalEnvs,
         sampler: Sampler,
-        policies: Callable[[], Mapping[str, Policy]],
-        *,
-        on_policy: bool,
+        policy_set: PolicySet,
     ) -> None:
         self.env_steps_per_sample = config.fragment_length(1)
-        self.force_on_policy = on_policy
+        self.force_on_policy = not all(one.off_policy for one in policy_set.learners.recipes.values())
         self.explore = config.explore
         self.weights_seq_no = 0
         self.observation_fn = config.multiagent.observation_fn is not None
         self._base_env = base_env
-        self._policies = policies
+        self._policy_set = policy_set
         self._history = WeightsHistory()
         self._noted: dict[str, NetworkPolicy] = {}
         self._forms = PolicyForms()
@@ -355,7 +354,9 @@ class WeightPublisher:
                 self._since[policy_id] = number
             self._history.note(number, policy_id, policy.get_weights())
         weights = {policy_id: self._history.weights(policy_id) or {} for policy_id in self._noted}
-        self.latest = Publication(self._forms, number, self._policies(), weights, self._since, self._sampler)
+        self.latest = Publication(
+            self._forms, number, self._policy_set.policies, self._noted, weights, self._since, self._sampler
+        )
         self._base_env.broker.weights_seq_no = number
         self._sampler.external_writer.weights_seq_no = number
 
@@ -366,12 +367,12 @@ class WeightPublisher:
             self.publish()
 
     def _forget_others(self) -> None:
-        policies = self._policies()
+        now = self._policy_set.network_policies
         for policy_id, policy in self._noted.items():
-            if policies.get(policy_id) is not policy:
+            if now.get(policy_id) is not policy:
                 self._history.forget(policy_id)
                 self._versions.pop(policy_id, None)
-        self._noted = {name: policy for name, policy in policies.items() if isinstance(policy, NetworkPolicy)}
+        self._noted = now
 
     def _judge(
         self,
@@ -383,7 +384,7 @@ class WeightPublisher:
         state: Floats | None,
     ) -> ForwardOutputs | None:
         """Return distribution inputs and log-probabilities of actions."""
-        policy = self._policies().get(policy_id)
+        policy = self._policy_set.policies.get(policy_id)
         if not isinstance(policy, NetworkPolicy):
             return None
         return self._history.evaluate(policy, number, obs, mask, actions, state)
@@ -419,10 +420,7 @@ class ExternalClients:
         self.publisher: WeightPublisher | None = None
         if isinstance(base_env, ExternalEnvs):
             assert rollouts.sampler is not None
-            on_policy = any(not recipe.off_policy for recipe in policy_set.learners.recipes.values())
-            self.publisher = WeightPublisher(
-                config, base_env, rollouts.sampler, lambda: policy_set.policies, on_policy=on_policy
-            )
+            self.publisher = WeightPublisher(config, base_env, rollouts.sampler, policy_set)
 
     @property
     def address(self) -> tuple[str, int]:
