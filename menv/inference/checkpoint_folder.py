@@ -68,30 +68,6 @@ def check_root(root: Path) -> None:
         )
 
 
-def try_root(root: Path) -> None:
-    """Raise ConfigError if no checkpoint can be written to `root`, which stays unchanged."""
-    try:
-        check_root(root)
-        new = not root.exists()
-        root.mkdir(parents=True, exist_ok=True)
-        with _alone(root):
-            draft = root / f".writing-{secrets.token_hex(4)}"
-            try:
-                draft.mkdir()
-                (draft / MANIFEST).write_bytes(b"\n")
-            finally:
-                shutil.rmtree(draft, ignore_errors=True)
-        if new:
-            # Another process may have written to it.
-            with suppress(OSError):
-                root.rmdir()
-    except OSError as error:
-        raise ConfigError(
-            f"save: {root} cannot be written ({error}), expected a folder, or a name for one, in which files can be "
-            "created; choose another one"
-        ) from error
-
-
 def write_checkpoint(
     root: Path,
     number: int,
