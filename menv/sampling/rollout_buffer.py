@@ -387,7 +387,9 @@ class RolloutBuffer:
 
     def _trajectories(self) -> Trajectories:
         """Return all trajectories that have rows here, in the order of the split."""
-        starts = tuple(zip(*self._starts, strict=True)) or _NO_STARTS
+        if not self._starts:
+            return self._living
+        starts = zip(*self._starts, strict=True)
         return self._living.and_then(Trajectories.begun(starts, self._columns["actions"]))
 
     def _check_answered(self, split: TrajectorySplit, owners: Trajectories) -> None:

@@ -128,19 +128,6 @@ def split_trajectories(
     at = np.searchsorted(place, end_slots * (n + 1) + end_rows) - 1
     changes = np.ones(n, np.bool_)
     changes[:-1] = by_slot[1:] != by_slot[:-1]
-    return _split_sorted(order, changes, at, withdrawn)
-
-
-def split_vector_steps(frames: int, num_envs: int, end_slots: Column, end_rows: Column) -> TrajectorySplit:
-    """Sort the rows of vector steps into trajectories without sorting: row f * E + e is slot e in step f."""
-    order = np.arange(frames * num_envs).reshape(frames, num_envs).T.ravel()
-    changes = np.zeros(len(order), np.bool_)
-    changes[frames - 1 :: frames] = True
-    return _split_sorted(order, changes, end_slots * frames + end_rows // num_envs - 1, ())
-
-
-def _split_sorted(order: Column, changes: Column, at: Column, withdrawn: Collection[int]) -> TrajectorySplit:
-    """Return what is sorted already."""
     is_end = np.zeros(len(order), np.bool_)
     is_end[at] = True
     changes |= is_end
@@ -216,13 +203,13 @@ class Trajectories:
         slot, policy, trained, eps_id, agent_index, env_index, life, agent_id = starts
         count = len(agent_id)
         return cls(
-            np.array(slot, np.int64),
-            np.array(policy, np.int64),
-            np.array(trained, np.bool_),
-            np.array(eps_id, np.int64),
-            np.array(agent_index, np.int64),
-            np.array(env_index, np.int64),
-            np.array(life, np.int64),
+            np.asarray(slot, np.int64),
+            np.asarray(policy, np.int64),
+            np.asarray(trained, np.bool_),
+            np.asarray(eps_id, np.int64),
+            np.asarray(agent_index, np.int64),
+            np.asarray(env_index, np.int64),
+            np.asarray(life, np.int64),
             _objects(agent_id),
             np.zeros(count, np.int64),
             np.zeros((count, *actions.shape[1:]), actions.dtype),

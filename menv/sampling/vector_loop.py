@@ -47,26 +47,27 @@ class VectorSteps:
         policy: int,
         table: TrajectoryTable,
         tracker: EpisodeTracker,
-        since: Column,
     ) -> None:
         self.buffer = buffer
         self._env = env
         self._policy = policy
         self._table = table
         self._tracker = tracker
-        # [E] env steps at the start of the running episodes.
-        self._since = since
         self._slots = np.arange(env.num_envs)
         self._lives = (tracker.agent_keys(env.num_envs) >> np.uint64(1)).astype(np.int64)
         self.episode_ids: Column = np.zeros(env.num_envs, np.int64)
+        # [E] where the running episodes began, as a number of vector steps after the last `flush`.
+        self._since = np.zeros(env.num_envs, np.int64)
         if buffer.rows:
             self.episode_ids[:] = [tracker.running[index].episode_id for index in range(env.num_envs)]
+            self._since += [env.episode_start(index) for index in range(env.num_envs)] - env.env_steps - 1
         else:
             self._begin(self._slots, 0)
+        # [E] env steps at the next vector step; only where events are sorted by env step.
+        self._next: Column = env.env_steps + 1
         self.rows = slice(0, buffer.rows)
-        # Of the vector steps since the last `flush`: the rows of sub-environments that are done, and their env steps.
-        self._done: list[tuple[Column, Column] | None] = []
-        self._flags: list[tuple[Column, Column]] = []
+        # Of each vector step since the last `flush`: None, or the sub-environments [K] that are done, and their flags.
+        self._ended: list[tuple[Column, Column, Column] | None] = []
         # Final observations, None if they are rows, and their infos.
         self._finals: list[Any] | None = []
         self._final_infos: list[Mapping[str, Any]] = []
@@ -82,18 +83,17 @@ class VectorSteps:
 
     def add(self, step: VectorStep, obs: Column, mask: Column | None) -> None:
         """Add a vector step with its observations [E, F] and masks [E, M] as rows."""
-        rows = self.rows = self.buffer.add(self._slots, obs, mask, step.rewards)
+        self.rows = self.buffer.add(self._slots, obs, mask, step.rewards)
         if step.infos:
             self.buffer.add_infos(step.infos, None)
         if step.done is None:
-            self._done.append(None)
+            self._ended.append(None)
             return
-        ended = step.done.nonzero()[0]
-        self._done.append((ended + rows.start, self._env.env_steps[ended]))
-        self._flags.append((step.terminated[ended], step.truncated[ended]))
+        done = step.done.nonzero()[0]
+        self._ended.append((done, step.terminated.take(done), step.truncated.take(done)))
         if step.finals is None:
             self._finals = None
-            self._final_infos += [step.infos[index] if step.infos else {} for index in ended.tolist()]
+            self._final_infos += [step.infos[index] if step.infos else {} for index in done.tolist()]
         else:
             assert self._finals is not None
             self._finals += step.finals
@@ -116,47 +116,58 @@ class VectorSteps:
         )
 
     def flush(self) -> None:
-        """Pass starts and ends to the buffer, and count the returns."""
-        done, self._done = self._done, []
-        self._count_returns(done)
-        rows = np.concatenate([np.zeros(0, np.int64), *(ended for ended, _ in filter(None, done))])
-        if not len(rows):
-            return
-        terminated, truncated = (
-            np.concatenate(part).astype(np.bool_) for part in zip(*self._flags, strict=True)
-        )
-        slots = rows % len(self._slots)
-        self.buffer.end_all(slots, rows, terminated, truncated, self._finals, self._final_infos)
-        self._begin(slots, -1 if self._finals is None else 0)
-        self._flags, self._final_infos = [], []
-        self._finals = None if self._finals is None else []
+        """Pass starts and ends to the buffer, and the returns and lengths of episodes to `record`."""
+        ended, self._ended = self._ended, []
+        count, num_envs = len(ended), len(self._slots)
+        first = self.buffer.rows - count * num_envs
+        returns = self._returns_at_ends(ended, self.buffer.incoming[first:].reshape(-1, num_envs))
+        if returns:
+            slots, terminated, truncated = map(np.concatenate, zip(*filter(None, ended), strict=True))
+            steps = [number for number, parts in enumerate(ended) if parts is not None]
+            at = np.repeat(steps, [len(part) for part in returns])
+            self._count(slots, at, np.concatenate(returns))
+            flags = terminated.astype(np.bool_), truncated.astype(np.bool_)
+            rows = first + at * num_envs + slots
+            self.buffer.end_all(slots, rows, *flags, self._finals, self._final_infos)
+            self._begin(slots, -1 if self._finals is None else 0)
+            self._final_infos = []
+            self._finals = None if self._finals is None else []
+        self._since -= count
+        self._next += count
 
     def _begin(self, slots: Column, released: int) -> None:
         count = len(slots)
         ids = self.episode_ids[slots] = self._tracker.new_ids(slots)
+        zeros = np.zeros(count, np.int64)
         starts = (
-            slots, [self._policy] * count, [True] * count, ids, [0] * count, slots, self._lives[slots],
-            [SINGLE_AGENT] * count,
+            slots, zeros + self._policy, zeros == 0, ids, zeros, slots, self._lives[slots], [SINGLE_AGENT] * count
         )  # fmt: skip
         self.buffer.start_all(starts, released)
 
-    def _count_returns(self, done: Sequence[tuple[Column, Column] | None]) -> None:
-        """Add the rewards of vector steps to the returns in the order of the general loop, for equal sums."""
-        num_envs, since = len(self._slots), self._since
-        returns = self._table.returns[:num_envs]
-        steps = self.buffer.incoming[self.buffer.rows - len(done) * num_envs :].reshape(-1, num_envs)
+    def _returns_at_ends(self, ended: Sequence[tuple[Column, ...] | None], rewards: Column) -> list[Column]:
+        """Add rewards [T, E] to the returns in the order of the general loop; return those of ended episodes."""
+        returns, found = self._table.returns[: len(self._slots)], []
         with np.errstate(over="ignore", invalid="ignore"):
-            for rewards, ended in zip(steps, done, strict=True):
-                returns += rewards
-                if ended is None:
-                    continue
-                rows, until = ended
-                at = rows % num_envs
-                self._returns += returns[at].tolist()
-                self._lengths += (until - since[at]).tolist()
-                if self._env.events_have_order:
-                    self._when += map(self._tracker.when, at.tolist(), until.tolist())
-                since[at], returns[at] = until, 0.0
+            for earned, parts in zip(rewards, ended, strict=True):
+                returns += earned
+                if parts is not None:
+                    found.append(returns.take(parts[0]))
+                    returns[parts[0]] = 0.0
+        return found
+
+    def _count(self, slots: Column, at: Column, returns: Column) -> None:
+        """Count the episodes [K] that ended on slots in vector steps `at`, in time order."""
+        # Where the final observation is a row, the next vector step is a reset.
+        next_begins = at + (self._finals is None)
+        order = np.argsort(slots, kind="stable")
+        again = np.flatnonzero(slots[order[1:]] == slots[order[:-1]])
+        begun = self._since[slots]
+        begun[order[again + 1]] = next_begins[order[again]]
+        self._since[slots] = next_begins
+        self._returns += returns.tolist()
+        self._lengths += (at - begun).tolist()
+        if self._env.events_have_order:
+            self._when += map(self._tracker.when, slots.tolist(), (self._next[slots] + at).tolist())
 
     def fragment_closed(self) -> None:
         """Find the last vector step at its new position, after the buffer was closed."""
@@ -325,7 +336,7 @@ def vector_rollout_loop(
     for index, key in enumerate(tracker.agent_keys(env.num_envs).tolist()):
         table.assign(index, 0, policy, index, key)
     group.reset_buffer()
-    steps = VectorSteps(group.buffer, vector_env, policy, table, tracker, vector_env.env_steps.copy())
+    steps = VectorSteps(group.buffer, vector_env, policy, table, tracker)
     return VectorRolloutLoop(vector_env, group, policy, table, steps, timers)
 
 
@@ -409,6 +420,5 @@ def sync_vector_loop(
     ordered = np.array_equal(block.slots, copies.all_slots) and np.array_equal(places, copies.all_slots)
     if not ordered or block.taken is not None or not np.all(block.which == policy):
         return None
-    since = np.array([copies.episode_start(index) for index in range(env.num_envs)])
-    steps = VectorSteps(rows, copies, policy, table, tracker, since)
+    steps = VectorSteps(rows, copies, policy, table, tracker)
     return SyncVectorLoop(tracker, block, copies, group, policy, table, steps, timers)
