@@ -15,7 +15,7 @@ from collections.abc import (
     ValuesView,
 )
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from menv.adapters.local_envs import TOLERATED
@@ -183,7 +183,7 @@ class AlgorithmConfig(BuilderChain, Settings):
 
     env: Any = setting(None, methods="environment")
     """A registered name, a class, a function of the `EnvContext`, a gymnasium id, or "package.module:Class"."""
-    input: Any = None
+    input: Any = setting(None, classic="sampler")
     """A function of an `InputContext` that returns the source of experience, such as a policy server, instead of
     `env`."""
     env_config: Mapping[str, Any] = setting({}, methods="environment")
@@ -247,7 +247,9 @@ class AlgorithmConfig(BuilderChain, Settings):
     seed: int | None = setting(None, low=0, high=math.inf, methods="debugging")
     """Seed for reproducible runs. It seeds every reset, and `random` and `numpy.random` in each process, the main
     process included. None seeds none of these."""
-    clip_rewards: bool | float = setting(False, low=0, high=math.inf, methods="environment", scope="policy")
+    clip_rewards: bool | float = setting(
+        False, classic=None, low=0, high=math.inf, methods="environment", scope="policy"
+    )
     """True learns from the signs of rewards; a number clips rewards to [-number, number]."""
     clip_actions: bool = setting(False, methods="environment", scope="connectors")
     """Whether to clip Box actions to the bounds of the space, including the actions of custom policies."""
@@ -276,7 +278,7 @@ class AlgorithmConfig(BuilderChain, Settings):
     then act on the GPU too."""
     model: ModelConfig = setting(ModelConfig(), scope="network", old="model_config")
     """Architecture of the stock networks."""
-    evaluation_interval: int | None = setting(None, methods="evaluation", scope="schedule")
+    evaluation_interval: int | None = setting(None, classic=0, methods="evaluation", scope="schedule")
     """Number of training iterations between evaluations. None evaluates only when `evaluate()` is called."""
     evaluation_duration: int = setting(
         10, high=MOST_ROWS, methods="evaluation", old="evaluation_num_episodes"
@@ -305,15 +307,6 @@ class AlgorithmConfig(BuilderChain, Settings):
     """Policies, and the mapping of agents to policies."""
 
     def __post_init__(self) -> None:
-        # Classic spellings, as in `clip_rewards=None`, which clips the rewards of Atari games only.
-        for name, classic, value in (
-            ("input", "sampler", None),
-            ("evaluation_interval", 0, None),
-            ("clip_rewards", None, False),
-        ):
-            given = vars(self)[name]
-            if type(given) is type(classic) and given == classic:
-                vars(self)[name] = value
         super().__post_init__()
         if isinstance(self.agent_connectors, str) or not isinstance(self.agent_connectors, Sequence):
             raise ConfigError(
@@ -374,7 +367,7 @@ class AlgorithmConfig(BuilderChain, Settings):
             hint = setting_hint(key, known) or "keys() lists them"
             raise KeyError(f"config: no setting {key!r}, expected an existing one; {hint}")
         value = vars(self)[name]
-        return {one.name: getattr(value, one.name) for one in fields(value)} if is_dataclass(value) else value
+        return dict(vars(value)) if known[name].section else value
 
     def __setitem__(self, key: str, value: object) -> None:
         raise TypeError(

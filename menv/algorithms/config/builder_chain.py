@@ -22,55 +22,55 @@ class BuilderChain:
 
     def environment(self, env: Any = None, **settings: Any) -> Self:
         """Set the environment: `env`, `env_config`, spaces, and clipping."""
-        return _changed(self, "environment", settings if env is None else {"env": env, **settings})
+        return _with(self, "environment", settings if env is None else {"env": env, **settings})
 
     def env_runners(self, **settings: Any) -> Self:
         """Set how experience is sampled, such as `num_env_runners` and `rollout_fragment_length`."""
-        return _changed(self, "env_runners", settings)
+        return _with(self, "env_runners", settings)
 
     rollouts = env_runners
 
     def training(self, **settings: Any) -> Self:
         """Set how the algorithm learns, such as `lr`, `train_batch_size` and `model`."""
-        return _changed(self, "training", settings)
+        return _with(self, "training", settings)
 
     def multi_agent(self, **settings: Any) -> Self:
         """Set keys of `multiagent`, such as `policies` and `policy_mapping_fn`."""
-        return _changed(self, "multi_agent", settings)
+        return _with(self, "multi_agent", settings)
 
     def evaluation(self, **settings: Any) -> Self:
         """Set when and how policies are evaluated."""
-        return _changed(self, "evaluation", settings)
+        return _with(self, "evaluation", settings)
 
     def resources(self, **settings: Any) -> Self:
         """Set `num_gpus` and `torch_threads`."""
-        return _changed(self, "resources", settings)
+        return _with(self, "resources", settings)
 
     def debugging(self, **settings: Any) -> Self:
         """Set `seed` and `log_level`."""
-        return _changed(self, "debugging", settings)
+        return _with(self, "debugging", settings)
 
     def fault_tolerance(self, **settings: Any) -> Self:
         """Set what happens when a sub-environment fails."""
-        return _changed(self, "fault_tolerance", settings)
+        return _with(self, "fault_tolerance", settings)
 
     def framework(self, framework: str | None = None, **settings: Any) -> Self:
         """Set nothing: networks learn with torch. Other frameworks warn."""
-        return _changed(
+        return _with(
             self, "framework", settings if framework in (None, "torch") else {"framework": framework}
         )
 
     def exploration(self, **settings: Any) -> Self:
         """Set `explore` and `exploration_config`."""
-        return _changed(self, "exploration", settings)
+        return _with(self, "exploration", settings)
 
     def reporting(self, **settings: Any) -> Self:
         """Set over how many episodes and steps results are reported."""
-        return _changed(self, "reporting", settings)
+        return _with(self, "reporting", settings)
 
     def api_stack(self, **settings: Any) -> Self:
         """Set nothing: there is one stack."""
-        return _changed(self, "api_stack", settings)
+        return _with(self, "api_stack", settings)
 
     def build_algo(self, env: Any = None) -> Any:
         """Return the same as `build`."""
@@ -108,21 +108,20 @@ class CallbacksSetting:
         return repr(DefaultCallbacks)
 
 
-def merged_sections(config: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections that `changes` gives as dicts, merged over the sections of `config`."""
-    sections: dict[str, Any] = {}
+def changed(config: C, values: Mapping[str, Any]) -> C:
+    """Return a copy of a config with other settings; dicts of sections and of `env_config` change only their keys."""
+    whole, merged = cast(Any, config), dict(values)
     for name, row in table(type(config)).items():
-        before, given = getattr(config, name), changes.get(name)
+        before, given = getattr(config, name), values.get(name)
         if isinstance(given, Mapping) and row.section is not None:
-            sections[name] = replace(before, **section_values(row.section, given, name))
+            merged[name] = replace(before, **section_values(row.section, given, name))
         elif isinstance(given, Mapping) and name == "env_config":
-            sections[name] = {**before, **given}
-    return sections
+            merged[name] = {**before, **given}
+    return cast(C, replace(whole, **merged))
 
 
-def _changed(config: C, method: str, given: Mapping[str, Any]) -> C:
-    where, whole = f"{type(config).__name__}.{method}: ", cast(Any, config)
-    of_agents = table(type(whole.multiagent))
+def _with(config: C, method: str, given: Mapping[str, Any]) -> C:
+    where, of_agents = f"{type(config).__name__}.{method}: ", table(type(cast(Any, config).multiagent))
     known = {**table(type(config)), **of_agents}
     methods = {name: ["multi_agent"] if name in of_agents else row.methods for name, row in known.items()}
     own = {name: row for name, row in known.items() if method in methods[name]}
@@ -139,6 +138,4 @@ def _changed(config: C, method: str, given: Mapping[str, Any]) -> C:
             )
         else:
             refuse_or_warn(key, value, own, where, python_names=True)
-    if method == "multi_agent":
-        settings = {"multiagent": settings}
-    return cast(C, replace(whole, **{**settings, **merged_sections(config, settings)}))
+    return changed(config, {"multiagent": settings} if method == "multi_agent" else settings)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, MultiAgentConfig, left_over
-from menv.algorithms.config.builder_chain import merged_sections
+from menv.algorithms.config.builder_chain import changed
 from menv.algorithms.config.field_checks import shown
 from menv.algorithms.config.setting import known_values, prefixed, section_values, table
 from menv.errors import ConfigError
@@ -53,8 +53,7 @@ def read_config(config_class: type[C], config: Any, env: Any = None, default: An
         values["env"] = env
     if default is None:
         return config_class(**values)
-    below = read_config(config_class, default)
-    return replace(below, **{**values, **merged_sections(below, values)})
+    return changed(read_config(config_class, default), values)
 
 
 def override(
@@ -73,7 +72,7 @@ def override(
             "main config"
         )
     with prefixed(where):
-        return replace(config, **{**values, **merged_sections(config, values)})
+        return changed(config, values)
 
 
 def adopt(
@@ -100,8 +99,8 @@ def evaluation_settings(config: AlgorithmConfig) -> AlgorithmConfig:
         own = section_values(MultiAgentConfig, values["multiagent"], "evaluation_config.multiagent")
         _check_policies(own.get("policies"), config.multiagent.policies)
     with prefixed("evaluation_config: "):
-        values |= merged_sections(config, values)
-        return replace(config, **left_over(table(type(config)), {**vars(config), **values}, values), **values)
+        lost = left_over(table(type(config)), {**vars(config), **values}, values)
+        return changed(config, {**lost, **values})
 
 
 def _check_place(config: AlgorithmConfig, values: Mapping[str, Any]) -> None:

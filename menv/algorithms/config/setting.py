@@ -61,6 +61,8 @@ class Facts(TypedDict, total=False):
     """Whether 0 is refused."""
     old: str
     """Names in RLlib and Stable-Baselines3, separated by spaces: the builder chain accepts them, dicts explain them."""
+    classic: object
+    """RLlib's spelling of the default, such as 0 for `evaluation_interval`."""
     methods: str
     """Methods of the builder chain that set it, separated by spaces; "training" by default."""
     needs: str
@@ -126,9 +128,11 @@ class Setting(NamedTuple):
         if self.section is not None:
             return section(self.section, value, self.name)
         value = _plain(value)
+        facts, kinds = self.facts, self.kinds or ((),)
+        if "classic" in facts and type(value) is type(facts["classic"]) and value == facts["classic"]:
+            return self.default
         if any(isinstance(value, type(one)) and value == one for one in self.choices):
             return value
-        facts, kinds = self.facts, self.kinds or ((),)
         kind: Any = kinds[0] if len(kinds) == 1 else None
         also = "".join(f", or {one!r}" for one in self.choices)
         if kind is int:
