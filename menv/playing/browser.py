@@ -97,19 +97,11 @@ class PlayServer:
         self._num_open = 0
         self._thread = ThreadPoolExecutor(1, "menv-play")
         self._text = _PAGE.read_text("utf-8")
-        routes = [Route("/", self._page), WebSocketRoute("/play", self._play)]
-        self._server = Server(
-            Config(
-                Starlette(routes=routes),
-                log_level="critical",
-                access_log=False,
-                lifespan="off",
-                proxy_headers=False,
-                server_header=False,
-                ws_max_size=_MAX_MESSAGE,
-                timeout_graceful_shutdown=1,
-            )
-        )
+        app = Starlette(routes=[Route("/", self._page), WebSocketRoute("/play", self._play)])
+        self._server = Server(Config(
+            app, log_level="critical", access_log=False, lifespan="off", proxy_headers=False, server_header=False,
+            ws_max_size=_MAX_MESSAGE, timeout_graceful_shutdown=1,
+        ))  # fmt: skip
 
     def run(self) -> None:
         """Serve until `stop`, Ctrl-C or SIGTERM."""

@@ -14,17 +14,26 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from menv.errors import ConfigError, MissingExtraError
 from menv.serialization import path_given
 from menv.tracking.report import page, report_data
 from menv.tracking.run_folder import Run
 
-if TYPE_CHECKING:
+try:
     from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.requests import Request
-    from starlette.responses import Response
+    from starlette.responses import HTMLResponse, Response, StreamingResponse
+    from starlette.routing import Route
+    from uvicorn import Config, Server
+except ImportError as error:
+    raise MissingExtraError(
+        "dashboard: the packages starlette and uvicorn are not installed, expected them; run: pip install "
+        "'menv-rl[serve]', or write a report with menv report"
+    ) from error
 
 HOST = "127.0.0.1"
 _PAUSE_S, _PAUSES = 1.0, 20.0
@@ -44,17 +53,9 @@ class Dashboard:
 
     Raises:
         ConfigError: There is no such folder, or the port is taken.
-        MissingExtraError: starlette or uvicorn is not installed.
     """
 
     def __init__(self, folder: str | PathLike[str] = "runs", port: int = 0) -> None:
-        try:
-            import uvicorn
-        except ImportError as error:
-            raise MissingExtraError(
-                "dashboard: the packages starlette and uvicorn are not installed, expected them; run: pip install "
-                "'menv-rl[serve]', or write a report with menv report"
-            ) from error
         self._folder = path_given("dashboard", folder)
         if not self._folder.is_dir():
             raise ConfigError(
@@ -63,8 +64,9 @@ class Dashboard:
         self._known: dict[Path, tuple[int, Run]] = {}
         self._socket = _listening(port)
         self.url = f"http://{HOST}:{self._socket.getsockname()[1]}/"
-        config = uvicorn.Config(self._app(), log_config=None, access_log=False, lifespan="off")
-        self._server = uvicorn.Server(config)
+        hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"], www_redirect=False)
+        app = Starlette(routes=[Route("/", _page), Route("/events", self._events)], middleware=[hosts])
+        self._server = Server(Config(app, log_config=None, access_log=False, lifespan="off"))
 
     def run(self) -> None:
         """Answer browsers until Ctrl-C or `stop`."""
@@ -75,18 +77,7 @@ class Dashboard:
         """Let `run` return; may be called in another thread."""
         self._server.should_exit = True
 
-    def _app(self) -> Starlette:
-        from starlette.applications import Starlette
-        from starlette.middleware import Middleware
-        from starlette.middleware.trustedhost import TrustedHostMiddleware
-        from starlette.routing import Route
-
-        hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"], www_redirect=False)
-        return Starlette(routes=[Route("/", _page), Route("/events", self._events)], middleware=[hosts])
-
     async def _events(self, request: Request) -> Response:
-        from starlette.responses import StreamingResponse
-
         stream = self._messages(request.query_params.getlist("run"))
         return StreamingResponse(
             stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"}
@@ -124,8 +115,6 @@ class Dashboard:
 
 
 async def _page(request: Request) -> Response:
-    from starlette.responses import HTMLResponse
-
     return HTMLResponse(page({"live": True}))
 
 

@@ -57,9 +57,9 @@ class TensorBoardWriter:
             MissingExtraError: tensorboard is not installed.
             NotWrittenError: The folder cannot be made, or has no room.
         """
-        self.write_numbers(dict(scalars(result)), step)
+        self._write_numbers(dict(scalars(result)), step)
 
-    def write_numbers(self, numbers: Mapping[str, float], step: int) -> None:
+    def _write_numbers(self, numbers: Mapping[str, float], step: int) -> None:
         """Write finite numbers by tag; see `write`."""
         event, summary, record_writer = tensorboard_classes()
         values = [summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()]
@@ -119,7 +119,7 @@ class TensorBoard(Tracker):
     def result(self, result: Mapping[str, Any]) -> None:
         """Write a result."""
         grouped = {grouped_tag(key): value for key, value in scalars(result)}
-        self._writer.write_numbers(grouped, result["num_env_steps_sampled"])
+        self._writer._write_numbers(grouped, result["num_env_steps_sampled"])
 
     def end(self, reason: str) -> None:
         """Close the file."""
