@@ -113,7 +113,7 @@ def test_a_frozen_server_answers_a_client(tmp_path: Path) -> None:
         ("pistonball", (), 60, {"return": (80, 101)}),
         ("shoal", (), 10, {"mean_distance": (0, 1)}),
         ("two_step_game", (), 8, {"qmix": (8, 8)}),
-        ("tictactoe", (), 30, {"losses_vs_random_as_player1": (0, 10), "losses_vs_random_as_player2": (0, 10)}),
+        ("tictactoe", (), 120, {"losses_vs_random_as_player1": (0, 10), "losses_vs_random_as_player2": (0, 10)}),
     ],
 )  # fmt: skip
 def test_an_example_learns_what_it_says(
