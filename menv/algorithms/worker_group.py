@@ -18,6 +18,7 @@ import numpy as np
 from menv import rng
 from menv.adapters.validation import Declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.rollout_worker import import_runtime
 from menv.algorithms.rollouts import PolicyView
 from menv.algorithms.worker_messages import (
     PolicyUpdate,
@@ -191,10 +192,13 @@ class WorkerGroup:
         # Workers that could not be created, and those that were given up.
         self._unusable: set[int] = set()
         self._first = first
-        self._actors = [*early] or [self._started(index) for index in range(len(self))]
+        # All processes start before the first is sent its worker.
+        self._actors = [*early] or [
+            engine.start(import_runtime, label=f"{label} {index + 1}") for index in range(len(self))
+        ]
         # Answers of each worker that are due until it exists.
-        self._creating = [actor.pending for actor in self._actors]
-        for index in range(len(early)):
+        self._creating = [1] * len(self)
+        for index in range(len(self)):
             self.create_again(index)
         self._first = first or sealed_settings(config)
 
