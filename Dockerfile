@@ -4,6 +4,8 @@
 #   docker run -p 9900:9900 -v "$PWD/runs:/runs" menv serve pole --frozen --address 0.0.0.0 --token-file token
 FROM python:3.12-slim
 
+RUN useradd --create-home --uid 1000 menv
+
 # For pip, such as an index with builds of torch for the CPU alone: --build-arg PIP_OPTIONS="--extra-index-url ..."
 ARG PIP_OPTIONS=""
 
@@ -11,8 +13,7 @@ COPY pyproject.toml README.md LICENSE constraints.txt /src/
 COPY menv /src/menv
 RUN pip install --no-cache-dir -c /src/constraints.txt $PIP_OPTIONS "/src[train,serve]"
 
-RUN useradd --create-home menv
-USER menv
+USER 1000
 WORKDIR /runs
 EXPOSE 9900
 # Ctrl-C and `docker stop` save a run that learns.

@@ -43,21 +43,25 @@ BASE = """
 
 
 def build(what: str, source: Path, into: Path) -> Path:
-    """Build an sdist or a wheel and return its file."""
+    """Build an sdist or a wheel in a new folder and return its file."""
+    into.mkdir()
     code = f"import sys\nfrom setuptools import build_meta\nbuild_meta.build_{what}(sys.argv[1])"
     subprocess.run([sys.executable, "-c", code, into], cwd=source, check=True, capture_output=True)
     (built,) = into.iterdir()
     return built
 
 
+def build_sdist(folder: Path) -> Path:
+    """Build the sdist of the files that git tracks."""
+    for name in tracked():
+        (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / "source" / name, follow_symlinks=False)
+    return build("sdist", folder / "source", folder / "sdist")
+
+
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sdist of the files that git tracks."""
-    source = tmp_path_factory.mktemp("source")
-    for name in tracked():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, source / name, follow_symlinks=False)
-    return build("sdist", source, tmp_path_factory.mktemp("sdist"))
+    return build_sdist(tmp_path_factory.mktemp("sdist"))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +70,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
-    return build("wheel", next(folder.iterdir()), tmp_path_factory.mktemp("wheel"))
+    return build("wheel", next(folder.iterdir()), folder / "wheel")
 
 
 def tracked() -> set[str]:
@@ -98,18 +102,23 @@ def test_the_wheel_alone_acts_checks_and_is_a_client(wheel: Path, tmp_path: Path
     python, menv = (tmp_path / "venv" / "bin" / name for name in ("python", "menv"))
     install: list[str | Path] = ["install", "--quiet", "-c", ROOT / "constraints.txt", wheel]
     subprocess.run([python, "-m", "pip", *install], check=True, env=ELSEWHERE)
-    program = tmp_path / "base.py"
+    use(python, tmp_path)
+    assert "run: pip install 'menv-rl[train]'" in run([menv, "train", "CartPole-v1"], tmp_path).stderr
+
+
+def use(python: Path, folder: Path) -> None:
+    """Let the menv that an interpreter has installed check an environment, act and be a client of a server."""
+    program = folder / "base.py"
     program.write_text(textwrap.dedent(BASE), "utf-8")
     config = {"input": lambda ioctx: PolicyServerInput(ioctx, "127.0.0.1", 0), "train_batch_size": 2}
     with PPO(env="CartPole-v1", config=config) as algo:
-        algo.export_policy_checkpoint(tmp_path / "policy")
+        algo.export_policy_checkpoint(folder / "policy")
         address = "http://{}:{}".format(*algo.input_address)
-        learning = threading.Thread(target=algo.train)
+        learning = threading.Thread(target=algo.train, daemon=True)
         learning.start()
-        base = run([python, program, tmp_path / "policy", address], tmp_path)
+        base = run([python, program, folder / "policy", address], folder)
+        assert (base.stderr, base.stdout.split()) == ("", ["True"] * 5)
         learning.join()
-    assert (base.stderr, base.stdout.split()) == ("", ["True"] * 5)
-    assert "run: pip install 'menv-rl[train]'" in run([menv, "train", "CartPole-v1"], tmp_path).stderr
 
 
 def run(command: list[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
