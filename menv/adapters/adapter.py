@@ -40,19 +40,14 @@ class Adapter(BaseEnv):
         return None
 
     @property
-    def vector_steps(self) -> LockstepEnvs | None:
-        """This adapter, if all sub-environments can step as one `VectorStep`."""
+    def vector_steps(self) -> LockstepEnvs | GymEnvs | None:
+        """This adapter, if all sub-environments can step as one `VectorStep`: always, or while all of them wait."""
         return None
 
     @property
     def gone(self) -> Sequence[EnvId]:
         """Sub-environments that ended for good and were not replaced."""
         return ()
-
-    @property
-    def copies(self) -> GymEnvs | None:
-        """This adapter, if it steps copies of one `gymnasium.Env`, which step as one `VectorStep` while all wait."""
-        return None
 
     def index_of(self, env_id: EnvId) -> int:
         """Return the index of a sub-environment; ids are indices unless a subclass says otherwise."""

@@ -61,7 +61,7 @@ class GymEnvs(LocalEnvs):
         self._no_flags = np.zeros(num_envs, np.bool_)
 
     @property
-    def copies(self) -> GymEnvs | None:
+    def vector_steps(self) -> GymEnvs | None:
         return self
 
     def poll(self, timeout: float | None = None) -> Ready:
@@ -135,6 +135,11 @@ class GymEnvs(LocalEnvs):
             step.final_infos = [end.info for end in ends]
         return step
 
+    def send_vector_actions(self, actions: Any) -> None:
+        """Answer all copies, which wait."""
+        self._waiting = frozenset()
+        self._answers = (self._order, actions)
+
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer copies; see `BaseEnv.send_actions`."""
         if actions is None:
@@ -142,8 +147,7 @@ class GymEnvs(LocalEnvs):
             by_index = of_only_agents(slots, self.index_of, waiting)
             self._answer(list(by_index), list(by_index.values()), waiting)
         elif slots is self.all_slots and self._waiting is self._all and len(actions) == len(slots):
-            self._waiting = frozenset()
-            self._answers = (self._order, actions)
+            self.send_vector_actions(actions)
         else:
             self._answer([int(slot) for slot in slots], list(actions), self._waiting)
 

@@ -32,12 +32,7 @@ from menv.sampling.network_policy_group import NetworkPolicyGroup
 from menv.sampling.observation_fn import Fn, ObservationFn
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.rollout_loop import RolloutLoop
-from menv.sampling.vector_loop import (
-    SyncVectorLoop,
-    VectorRolloutLoop,
-    sync_vector_loop,
-    vector_rollout_loop,
-)
+from menv.sampling.vector_loop import VectorLoop, vector_loop
 
 Tree = dict[str, Any]
 
@@ -121,8 +116,9 @@ class Sampler:
             if created
             else None
         )
-        self._vector_loop: VectorRolloutLoop | None = None
-        self._sync_loop: SyncVectorLoop | None = None
+        # Drives a lockstep environment, or steps copies within a fragment of the general loop.
+        self._vector_loop: VectorLoop | None = None
+        self._copies_loop: VectorLoop | None = None
         self._next_unroll_id = 0
         # [E] env steps at the start of an unfinished fragment.
         self._fragment_start: Column | None = None
@@ -142,7 +138,7 @@ class Sampler:
         self._connect()
         if not self.polled and not self._watched:
             only = self.policy_map.only
-            self._vector_loop = vector_rollout_loop(
+            self._vector_loop = vector_loop(
                 self.base_env, self._groups, only, self._table, self._tracker, self.timers
             )
         if self._vector_loop is not None:
@@ -151,7 +147,7 @@ class Sampler:
             self._fragment_start = self._loop.begin(self.polled)
             self.polled = True
         try:
-            self.idle = not (self._fill_with_sync_loop() or self._loop.fill(self.explore))
+            self.idle = not (self._fill_with_vector_steps() or self._loop.fill(self.explore))
         finally:
             self.base_env.rest()
         if self.idle:
@@ -167,7 +163,7 @@ class Sampler:
                 group.connect()
         if self._vector_loop is not None and not self._vector_loop.fits:
             self._leave_lockstep_loop()
-        if self._sync_loop is not None and (self._watched or not self._sync_loop.fits):
+        if self._copies_loop is not None and (self._watched or not self._copies_loop.fits):
             self.leave_vector_loop()
 
     @property
@@ -176,7 +172,7 @@ class Sampler:
         callbacks, transforms = self._callbacks, self._observation_fn is not None
         return transforms or callbacks.active or callbacks.keeps or not self.use_vector_loop
 
-    def _sample_vector_loop(self, loop: VectorRolloutLoop) -> MultiAgentBatch:
+    def _sample_vector_loop(self, loop: VectorLoop) -> MultiAgentBatch:
         self.polled = True
         self._vector_start = int(loop.env_steps.sum())
         env_steps = loop.sample(self._limit, self.explore)
@@ -186,19 +182,20 @@ class Sampler:
         loop.fragment_closed(self.metrics)
         return batch
 
-    def _fill_with_sync_loop(self) -> bool:
+    def _fill_with_vector_steps(self) -> bool:
         """Take vector steps as long as possible; False if the general loop must fill the rest of the fragment."""
-        if self._sync_loop is None and self._limit.counts_env_steps and not self._watched:
+        if self._copies_loop is None and self._limit.counts_env_steps and not self._watched:
             only, block = self.policy_map.only, self._loop.only_block
-            self._sync_loop = sync_vector_loop(
-                self.base_env, self._groups, only, self._table, self._tracker, block, self.timers
-            )
-        if self._sync_loop is None:
+            if block is not None:
+                self._copies_loop = vector_loop(
+                    self.base_env, self._groups, only, self._table, self._tracker, self.timers, block
+                )
+        if self._copies_loop is None:
             return False
-        steps = self._sync_loop.env_steps
+        steps = self._copies_loop.env_steps
         self._loop.lend(steps)
         wanted = self._limit.vector_steps_left(steps)
-        done = self._sync_loop.take_steps(wanted, self.explore)
+        done = self._copies_loop.take_steps(wanted, self.explore)
         self.agent_steps += min(done + 1, wanted) * len(steps)
         if done < wanted:
             self.leave_vector_loop()
@@ -206,11 +203,10 @@ class Sampler:
         return done == wanted
 
     def leave_vector_loop(self) -> None:
-        """Return from the sync vector loop to the general one; the next fragment may use vector steps again."""
-        loop, self._sync_loop = self._sync_loop, None
+        """Step copies by the general loop again; the next fragment may use vector steps."""
+        loop, self._copies_loop = self._copies_loop, None
         if loop is not None:
-            loop.record(self.metrics)
-            self._loop.take_back(loop.hand_back())
+            self._loop.take_back(loop.hand_back(self.metrics))
 
     def _leave_lockstep_loop(self) -> None:
         """Use the general loop from now on; the running episodes are truncated."""
@@ -243,10 +239,10 @@ class Sampler:
             batches.update(closed if self._whole is None else group.add_dist_inputs(closed))
         if self._whole is not None:
             batches, env_steps = self._whole.release(batches, excluded)
-        if self._sync_loop is not None:
-            self._sync_loop.fragment_closed(self.metrics)
+        if self._copies_loop is not None:
+            self._copies_loop.fragment_closed(self.metrics)
         if checkpoint is not None and checkpoint.full:
-            checkpoint.keep_only((self._sync_loop or self._tracker).running_ids)
+            checkpoint.keep_only((self._copies_loop or self._tracker).running_ids)
         self._loop.fragment_closed()
         self.external_writer.fragment_closed()
         return MultiAgentBatch(self._numbered(batches), env_steps)

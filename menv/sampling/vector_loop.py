@@ -1,8 +1,8 @@
-"""The vector loops: whole vector steps go through one policy's network, without look-ups or objects per row.
+"""The vector loop: whole vector steps go through one policy's network, without look-ups or objects per row.
 
-`VectorRolloutLoop` runs lockstep environments, which step as one batch. `SyncVectorLoop` runs copies of one
-`gymnasium.Env` while all of them wait together; it takes over from the general loop and hands back to it without losing
-anything. Rows, random draws and episodes are the same as in `menv.sampling.rollout_loop`.
+`VectorLoop` takes them from any environment that declares `vector_steps`: lockstep environments, which step as one
+batch, and copies of one `gymnasium.Env` while all of them wait together. Rows, random draws and episodes are the same
+as in `menv.sampling.rollout_loop`.
 """
 
 from __future__ import annotations
@@ -180,8 +180,20 @@ class VectorSteps:
             self._returns, self._lengths, self._when = [], [], []
 
 
-class VectorRolloutLoop:
-    """Collects fragments from one lockstep environment, which has not been polled, with one policy.
+class VectorLoop:
+    """Takes vector steps of one environment with one feedforward policy.
+
+    A lockstep environment is driven from its first poll on. Copies of one `gymnasium.Env` are lent by the general loop
+    at a moment at which every copy waits, and may be handed back after each vector step.
+
+    Args:
+        env: The source of the vector steps, `Adapter.vector_steps`.
+        group: The group of the policy.
+        policy: The policy's index in it.
+        table: Its entries of the slots are set.
+        tracker: Knows the running episodes.
+        timers: Count the seconds of environments and policies.
+        block: The rows that wait in the group's closed buffer, one of each copy; None for a lockstep environment.
 
     Attributes:
         env_steps: [E] env steps of each sub-environment, the array that the environment itself counts in.
@@ -193,25 +205,36 @@ class VectorRolloutLoop:
         group: NetworkPolicyGroup,
         policy: int,
         table: TrajectoryTable,
-        steps: VectorSteps,
+        tracker: EpisodeTracker,
         timers: Timers,
+        block: PendingRows | None,
     ) -> None:
         self._env = env
         self.env_steps: Column = env.env_steps
         self._group = group
         self._policy = policy
         self._table = table
-        self._steps = steps
+        self._tracker = tracker
         self._timers = timers
+        self._block = block
+        self._steps = VectorSteps(group.buffer, env, policy, table, tracker)
         # Vector steps since random numbers were drawn ahead.
         self._since = AHEAD
         self._runner: FixedBatchRunner
         self._explore = True
+        # Whether the environment has actions whose outcome is no vector step.
+        self._acted = False
 
     @property
     def fits(self) -> bool:
         """Whether no connector needs to know which agent a row belongs to."""
-        return self._group.path is None or self._group.path.whole
+        return _fits(self._group, self._block is not None)
+
+    @property
+    def running_ids(self) -> list[int]:
+        """The ids of the running episodes [E]."""
+        ids: list[int] = self._steps.episode_ids.tolist()
+        return ids
 
     def _begin(self, explore: bool) -> None:
         obs, mask = self._steps.last_obs()
@@ -258,8 +281,16 @@ class VectorRolloutLoop:
             self._feed(obs, mask)
         self._steps.add(step, obs, mask)
 
+    def _take_step(self) -> VectorStep | None:
+        """Act and step; None if the outcome is no vector step, and the next poll of the environment returns it."""
+        actions, before, env = self._act(), perf_counter(), self._env
+        env.send_vector_actions(actions)
+        step: VectorStep | None = env.poll_vector_step()
+        self._timers.env += perf_counter() - before
+        return step
+
     def sample(self, limit: FragmentLimit, explore: bool) -> int:
-        """Take a fragment's vector steps; return the env steps of all sub-environments together."""
+        """Take a fragment's steps of a lockstep environment; return the env steps of all sub-environments together."""
         env = self._env
         num_envs = env.num_envs
         if not self._steps.buffer.rows:
@@ -273,10 +304,8 @@ class VectorRolloutLoop:
             whole.begin(env.env_steps)
         count, full = 0, False
         while not full:
-            actions, before = self._act(), perf_counter()
-            env.send_vector_actions(actions)
-            step = env.poll_vector_step()
-            self._timers.env += perf_counter() - before
+            step = self._take_step()
+            assert step is not None
             count += num_envs if step.begun is None else num_envs - step.begun.tobytes().count(1)
             full = (
                 count >= limit.length * num_envs
@@ -284,17 +313,30 @@ class VectorRolloutLoop:
                 else whole.end_vector_step(step.done, env.env_steps)
             )
             self._add(step, act_next=not full)
-        self._steps.check_rewards()
-        self._steps.flush()
+        self._close()
         return count
 
-    def record(self, metrics: Metrics) -> None:
-        """Record the episodes that ended since the last call."""
-        self._steps.record(metrics, self._group.policy_ids[self._policy])
+    def take_steps(self, steps: int, explore: bool) -> int:
+        """Take vector steps and return how many; fewer than `steps` if the next poll needs the general loop."""
+        self._begin(explore)
+        done = 0
+        while done < steps:
+            step = self._take_step()
+            if step is None:
+                self._acted = True
+                break
+            done += 1
+            self._add(step, act_next=done < steps)
+        self._close()
+        return done
+
+    def _close(self) -> None:
+        self._steps.check_rewards()
+        self._steps.flush()
 
     def fragment_closed(self, metrics: Metrics) -> None:
-        """Record episodes; the pending rows are the first of the closed buffer now."""
-        self.record(metrics)
+        """Record the episodes that ended; the pending rows are the first of the closed buffer now."""
+        self._steps.record(metrics, self._group.policy_ids[self._policy])
         self._steps.fragment_closed()
 
     def count_episodes(self, numbered: Column) -> tuple[Column, int]:
@@ -308,7 +350,7 @@ class VectorRolloutLoop:
         return numbered - between, self._env.num_envs - int(np.count_nonzero(between))
 
     def leave(self) -> Column:
-        """Return the environment to the general loop; return its env steps [E].
+        """Return a lockstep environment to the general loop; return its env steps [E].
 
         Pending rows are dropped; the rows before them have their whole reward already.
         """
@@ -317,108 +359,57 @@ class VectorRolloutLoop:
         steps: Column = self._env.env_steps.copy()
         return steps
 
-
-def vector_rollout_loop(
-    env: Adapter,
-    groups: list[PolicyGroup],
-    only: str | None,
-    table: TrajectoryTable,
-    tracker: EpisodeTracker,
-    timers: Timers,
-) -> VectorRolloutLoop | None:
-    """Return the loop for a lockstep environment, None unless one feedforward network acts for all agents."""
-    group, vector_env = _only_network(groups, only), env.vector_steps
-    if group is None or only is None or vector_env is None:
-        return None
-    if group.path is not None and not group.path.whole:
-        return None
-    policy = group.policy_ids.index(only)
-    for index, key in enumerate(tracker.agent_keys(env.num_envs).tolist()):
-        table.assign(index, 0, policy, index, key)
-    group.reset_buffer()
-    steps = VectorSteps(group.buffer, vector_env, policy, table, tracker)
-    return VectorRolloutLoop(vector_env, group, policy, table, steps, timers)
-
-
-def _only_network(groups: list[PolicyGroup], only: str | None) -> NetworkPolicyGroup | None:
-    """Return the group of the only policy, None unless it is a feedforward network."""
-    if only is None or len(groups) != 1 or not isinstance(groups[0], NetworkPolicyGroup):
-        return None
-    return None if groups[0].state_sizes else groups[0]
-
-
-class SyncVectorLoop(VectorRolloutLoop):
-    """Steps all copies of a `gymnasium.Env` together, from a moment at which every copy waits.
-
-    The group's buffer is closed and holds the one row of each copy, which are `block`.
-    """
-
-    def __init__(self, tracker: EpisodeTracker, block: PendingRows, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._tracker = tracker
-        self._block = block
-        self._acted = False
-
-    @property
-    def fits(self) -> bool:
-        return self._group.path is None
-
-    @property
-    def running_ids(self) -> list[int]:
-        """The ids of the running episodes [E]."""
-        ids: list[int] = self._steps.episode_ids.tolist()
-        return ids
-
-    def take_steps(self, steps: int, explore: bool) -> int:
-        """Take vector steps and return how many; fewer than `steps` if the next poll needs the general loop."""
-        env = self._env
-        slots = env.all_slots
-        self._begin(explore)
-        done = 0
-        while done < steps:
-            actions, before = self._act(), perf_counter()
-            env.send_actions(slots, actions)
-            step = env.poll_vector_step()
-            self._timers.env += perf_counter() - before
-            if step is None:
-                self._acted = True
-                break
-            self._add(step, act_next=done < steps - 1)
-            done += 1
-        self._steps.check_rewards()
+    def hand_back(self, metrics: Metrics) -> list[PendingRows]:
+        """Return the pending rows of copies to the general loop, none if the actions were already sent."""
         self._steps.flush()
-        return done
-
-    def hand_back(self) -> list[PendingRows]:
-        """Return the pending rows to the general loop, none if the actions were already sent."""
-        self._steps.flush()
-        self._tracker.set_running(self.running_ids, self._group.policy_ids[self._policy])
-        if self._acted:
+        policy_id = self._group.policy_ids[self._policy]
+        self._steps.record(metrics, policy_id)
+        self._tracker.set_running(self.running_ids, policy_id)
+        if self._acted or self._block is None:
             return []
         self._block.rows = self._steps.rows
         return [self._block]
 
 
-def sync_vector_loop(
+def vector_loop(
     env: Adapter,
     groups: list[PolicyGroup],
     only: str | None,
     table: TrajectoryTable,
     tracker: EpisodeTracker,
-    block: PendingRows | None,
     timers: Timers,
-) -> SyncVectorLoop | None:
-    """Return the loop for copies, None unless all wait for one feedforward network without connectors."""
-    group, copies = _only_network(groups, only), env.copies
-    if group is None or only is None or block is None or copies is None:
+    block: PendingRows | None = None,
+) -> VectorLoop | None:
+    """Return the loop if the environment takes vector steps, and one feedforward network acts for all agents.
+
+    A lockstep environment has not been polled. Otherwise every sub-environment has one row that waits, in `block`.
+    """
+    if env.vector_steps is None or env.lockstep == (block is not None):
         return None
-    policy, rows = group.policy_ids.index(only), group.buffer
-    if group.path is not None or rows.rows != env.num_envs or rows.carried or not tracker.all_use(only):
+    if only is None or len(groups) != 1 or not isinstance(groups[0], NetworkPolicyGroup):
         return None
-    # Every copy has one row, in the order of the copies.
-    places = np.arange(rows.rows)[block.rows]
-    ordered = np.array_equal(block.slots, copies.all_slots) and np.array_equal(places, copies.all_slots)
-    if not ordered or block.taken is not None or not np.all(block.which == policy):
+    group = groups[0]
+    policy = group.policy_ids.index(only)
+    if group.state_sizes or not _fits(group, block is not None):
         return None
-    steps = VectorSteps(rows, copies, policy, table, tracker)
-    return SyncVectorLoop(tracker, block, copies, group, policy, table, steps, timers)
+    if block is None:
+        group.reset_buffer()
+        for index, key in enumerate(tracker.agent_keys(env.num_envs).tolist()):
+            table.assign(index, 0, policy, index, key)
+    elif not tracker.all_use(only) or not _in_order(block, group, policy, env.num_envs):
+        return None
+    return VectorLoop(env.vector_steps, group, policy, table, tracker, timers, block)
+
+
+def _fits(group: NetworkPolicyGroup, lent: bool) -> bool:
+    return group.path is None or (group.path.whole and not lent)
+
+
+def _in_order(block: PendingRows, group: NetworkPolicyGroup, policy: int, num_envs: int) -> bool:
+    """Return whether a block holds one row of each sub-environment, in order, for which one policy acts."""
+    buffer, order = group.buffer, np.arange(num_envs)
+    if buffer.rows != num_envs or buffer.carried or block.taken is not None:
+        return False
+    places = np.arange(buffer.rows)[block.rows]
+    ordered = np.array_equal(block.slots, order) and np.array_equal(places, order)
+    return ordered and bool(np.all(block.which == policy))

@@ -66,7 +66,7 @@ class Run:
     @property
     def short(self) -> bool:
         """Whether the last fragment went round in whole frames to its end."""
-        return self.loop._sync_loop is not None
+        return self.loop._copies_loop is not None
 
     def told(self) -> dict[str, Any]:
         """Return the summary of what happened, sums of returns to the last bit."""
@@ -147,7 +147,7 @@ def test_a_run_that_is_written_down_goes_on_with_frames_there_and_here(tmp_path:
         same(here.sample(), there.sample())
     for algo in (here, there):
         assert isinstance(algo._rollouts, LocalRollouts)
-        assert algo._rollouts.sampler._sync_loop is not None
+        assert algo._rollouts.sampler._copies_loop is not None
         algo.stop()
 
 
