@@ -123,11 +123,11 @@ class StockGraph(ActingGraph):
             return x
         if spec.pixels:
             x = self.add("Cast", x, to=TensorProto.FLOAT)
-        return (
-            x
-            if spec.conv is None
-            else convolution_nodes(self, spec.conv, spec.conv_layers(role), x, spec.pixels)
-        )
+        if spec.conv is None:
+            return x
+        if spec.pixels:
+            x = self.add("Mul", x, self.constant(1.0 / 255.0, np.float32))
+        return convolution_nodes(self, spec.conv, spec.conv_layers(role), x)
 
     def _outputs_of(self, role: Role, features: str) -> str:
         layer = self.spec.out_layer(role)

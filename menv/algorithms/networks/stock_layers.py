@@ -82,20 +82,15 @@ def activation_nodes(graph: ActingGraph, activation: Activation, x: str) -> str:
 
 
 def torch_convolutions(
-    stack: ConvStack, layers: Sequence[ConvLayer], params: Params, pixels: bool
+    stack: ConvStack, layers: Sequence[ConvLayer], params: Params
 ) -> Callable[[Tensor], Tensor]:
     """Return the function from image rows [N, F] to flattened features [N, D], channels first."""
     from torch.nn import functional
-
-    from menv.algorithms.torch_runtime import constant
 
     activation = torch_activation(stack.activation)
     weights = [(layer, params[f"{layer.name}.weight"], params[f"{layer.name}.bias"]) for layer in layers]
 
     def convolved(rows: Tensor) -> Tensor:
-        if pixels:
-            # Multiplying bytes by a float32 converts them in the same pass.
-            rows = rows * constant(1.0 / 255.0, rows.device)
         x = rows.view(-1, *stack.shape).permute(0, 3, 1, 2)
         for layer, weight, bias in weights:
             top, left, bottom, right = layer.pads
@@ -110,12 +105,8 @@ def torch_convolutions(
     return convolved
 
 
-def convolution_nodes(
-    graph: ActingGraph, stack: ConvStack, layers: Sequence[ConvLayer], x: str, pixels: bool
-) -> str:
-    """Add what makes flattened features, channels first, of image rows that are float32 already."""
-    if pixels:
-        x = graph.add("Mul", x, graph.constant(1.0 / 255.0, np.float32))
+def convolution_nodes(graph: ActingGraph, stack: ConvStack, layers: Sequence[ConvLayer], x: str) -> str:
+    """Add what makes flattened features, channels first, of image rows."""
     x = graph.add("Reshape", x, graph.constant([-1, *stack.shape]))
     x = graph.add("Transpose", x, perm=[0, 3, 1, 2])
     for layer in layers:

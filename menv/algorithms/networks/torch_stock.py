@@ -19,6 +19,7 @@ from menv.algorithms.networks.stock_layers import (
 )
 from menv.algorithms.networks.stock_spec import LOG_STD, VALUE_OUT, Role, StockSpec
 from menv.algorithms.torch_distributions import masked
+from menv.algorithms.torch_runtime import constant
 
 
 class TorchStock:
@@ -44,7 +45,7 @@ class TorchStock:
             for role in spec.roles
         }
         self._convolutions = {
-            role: torch_convolutions(spec.conv, layers, params, spec.pixels)
+            role: torch_convolutions(spec.conv, layers, params)
             for role in spec.roles
             if spec.conv is not None and (layers := spec.conv_layers(role))
         }
@@ -94,7 +95,8 @@ class TorchStock:
 
     def _hidden_features(self, role: Role, x: Tensor) -> Tensor:
         if role in self._convolutions:
-            x = self._convolutions[role](x)
+            # Multiplying bytes by a float32 converts them in the same pass.
+            x = self._convolutions[role](x * constant(1.0 / 255.0, x.device) if self._pixels else x)
         elif self._pixels:
             x = x.float()
         for layer in self._hidden[role]:
