@@ -222,6 +222,8 @@ def _checked_states(states: Any, count: int, rows: int, policy_id: str) -> list[
 class CustomPolicyGroup(PolicyGroup):
     """`Policy` objects that users wrote; each acts for its own rows and receives raw observations."""
 
+    reads_episodes = True
+
     def __init__(
         self,
         policy_ids: Sequence[str],
@@ -252,6 +254,9 @@ class CustomPolicyGroup(PolicyGroup):
         return CustomPolicyGroup, (
             list(self.policy_ids), there, self.observation_space, self.action_space, self._uses_compute_actions,
         )  # fmt: skip
+
+    def connect(self) -> None:
+        """The connectors of custom policies are part of them."""
 
     def fits(self, policy: Policy, place: int, spec: PolicySpec) -> bool:
         """Return whether a policy can reuse the index `place` of a removed one."""

@@ -33,7 +33,13 @@ class FragmentLimit:
         lockstep: The sub-environments step at once. The share counts for all of them together, so that a
             sub-environment whose resets take env steps of the others does not delay them. For complete episodes see
             `WholeEpisodeLimit`.
+
+    Attributes:
+        room: How many steps the fragment of an external environment lacked at the last check, and whether these are
+            agent steps; None for others.
     """
+
+    room: tuple[float, bool] | None = None
 
     def __init__(
         self,
@@ -141,12 +147,7 @@ class ExternalFragmentLimit(FragmentLimit):
     ) -> None:
         super().__init__(length, batch_mode, count_steps_by)
         self._begun = 0
-        self._left: float = length
-
-    @property
-    def room(self) -> tuple[float, bool]:
-        """How many steps the fragment lacked at the last check, and whether these are agent steps."""
-        return self._left, self._by_rows
+        self.room = length, self._by_rows
 
     def begin(self, env_steps: Column) -> None:
         self._begun = int(env_steps.sum())
@@ -156,7 +157,7 @@ class ExternalFragmentLimit(FragmentLimit):
     def closed(self, env_steps: Column) -> Flags | None:
         self._make_room(len(env_steps))
         steps = self._rows.sum() if self._by_rows else int(env_steps.sum()) - self._begun
-        self._left = self.length - steps
+        self.room = self.length - steps, self._by_rows
         if steps < self.length:
             return None
         if not self._complete:

@@ -145,10 +145,7 @@ class NetworkPolicyGroup(PolicyGroup):
         return self.preprocess(obs, False if over is None else over)
 
     def connect(self) -> None:
-        """Follow changed pipelines; called before each fragment.
-
-        After a pipeline was not plain once, rows are checked one by one, even if it becomes plain again.
-        """
+        # After a pipeline was not plain once, rows are checked one by one, even if it becomes plain again.
         # The objects are compared too, because a replacement may have the same version.
         versions = [(own, own.version) for own in self.connectors]
         if versions == self._versions:

@@ -54,8 +54,10 @@ class PolicyGroup(ABC):
         path: Runs connectors; None where the preprocessor does all that they do.
         untrained: Rows of the last `close` that are excluded from training, by policy.
         weights_seq_no: Number of the weights that act; None where rows do not record it.
+        reads_episodes: Whether its policies read raw observations and episodes.
     """
 
+    reads_episodes = False
     path: ConnectorPath | None = None
     untrained: Sequence[tuple[str, SampleBatch]] = ()
     weights_seq_no: int | None = None
@@ -89,6 +91,10 @@ class PolicyGroup(ABC):
     def reset_buffer(self) -> None:
         """Start with an empty buffer; rows that have not been released are dropped."""
         self.buffer = RolloutBuffer(*self._columns, self.state_sizes)
+
+    @abstractmethod
+    def connect(self) -> None:
+        """Follow changed connectors; called before each fragment."""
 
     def start(self, start: TrajectoryStart) -> None:
         """Start a trajectory."""

@@ -21,10 +21,9 @@ from menv.errors import ContractError
 from menv.inference.action_sampler import TrajectoryTable
 from menv.metrics import Timers
 from menv.sampling.callback_runner import CallbackRunner
-from menv.sampling.custom_policy_group import CustomPolicyGroup
 from menv.sampling.episode_tracker import EpisodeTracker
 from menv.sampling.external_trajectories import ExternalTrajectoryWriter
-from menv.sampling.fragment_limit import ExternalFragmentLimit, FragmentLimit
+from menv.sampling.fragment_limit import FragmentLimit
 from menv.sampling.observation_fn import ObservationFn
 from menv.sampling.policy_group import (
     Answers,
@@ -85,7 +84,7 @@ class RolloutLoop:
         self.groups_changed()
 
     def groups_changed(self) -> None:
-        self._has_custom = any(isinstance(group, CustomPolicyGroup) for group in self._groups)
+        self._reads_episodes = any(group.reads_episodes for group in self._groups)
         self._layout = None
 
     def begin(self, polled: bool) -> Column:
@@ -108,7 +107,7 @@ class RolloutLoop:
             if closed is not None and closed.all():
                 return True
             acted = self._act(closed, explore)
-            if isinstance(limit, ExternalFragmentLimit):
+            if limit.room is not None:
                 self._base_env.limit_steps(*limit.room)
             ready = self._poll(remaining)
             self._apply(ready)
@@ -197,7 +196,7 @@ class RolloutLoop:
             origin = "" if self._observation_fn is None else "observation_fn, "
             where = f"{origin}env step {step}"
             raise outside_space_error(env_id, agent_id, where, error, group.observation_space) from error
-        block.raw = obs if self._has_custom else None
+        block.raw = obs if self._reads_episodes else None
 
     def _act(self, closed: npt.NDArray[np.bool_] | None, explore: bool) -> bool:
         """Act for the rows that wait, except in sub-environments that are `closed` [E]; False if there are none."""
@@ -220,7 +219,7 @@ class RolloutLoop:
 
     def _act_for(self, number: int, block: PendingRows, explore: bool) -> Answers:
         before, group = perf_counter(), self._groups[number]
-        if self._has_custom and isinstance(group, CustomPolicyGroup):
+        if group.reads_episodes:
             seats = self._seats
             block.episodes = [self._tracker.running[seats[slot][0]] for slot in block.slots.tolist()]
         self._limit.count(block.env_indices)

@@ -28,7 +28,6 @@ from menv.sampling.episode_checkpoint import EpisodeCheckpoint
 from menv.sampling.episode_tracker import EpisodeTracker
 from menv.sampling.external_trajectories import ExternalTrajectoryWriter
 from menv.sampling.fragment_limit import FragmentLimit, WholeEpisodeLimit
-from menv.sampling.network_policy_group import NetworkPolicyGroup
 from menv.sampling.observation_fn import Fn, ObservationFn
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.rollout_loop import RolloutLoop
@@ -159,8 +158,7 @@ class Sampler:
     def _connect(self) -> None:
         """Follow changed connectors, and leave vector loops that no longer fit."""
         for group in self._groups:
-            if isinstance(group, NetworkPolicyGroup):
-                group.connect()
+            group.connect()
         if self._vector_loop is not None and not self._vector_loop.fits:
             self._leave_lockstep_loop()
         if self._copies_loop is not None and (self._watched or not self._copies_loop.fits):
