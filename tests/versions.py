@@ -97,9 +97,11 @@ def install(python: str, lowest: bool, extras: list[str], *others: str) -> None:
 def bounds(python: str, wanted: list[Requirement]) -> Iterator[str]:
     """Yield the lowest version of each that is allowed and has a build for the interpreter."""
     for one in wanted:
-        command = [python, "-m", "pip", "index", "versions", one.name, "--only-binary", ":all:"]
-        listed = subprocess.run(command, env=ELSEWHERE, capture_output=True, text=True, check=True).stdout
-        (versions,) = re.findall("Available versions: (.*)", listed)
+        # No package has the version 0, and pip answers with those that it could install.
+        ask = ["download", "--no-deps", "--only-binary", ":all:", f"{one.name}==0"]
+        command = [python, "-m", "pip", *ask]
+        answer = subprocess.run(command, env=ELSEWHERE, capture_output=True, text=True, check=False).stderr
+        (versions,) = re.findall(r"from versions: ([^)]*)\)", answer)
         yield f"{one.name}=={min(one.specifier.filter(versions.split(', ')), key=Version)}"
 
 
