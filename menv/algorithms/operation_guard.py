@@ -31,7 +31,7 @@ class OperationGuard:
         self._free = threading.Condition()
         self._thread: int | None = None
         # The running calls of that thread, the outermost first, and whether they are brief.
-        self._calls: list[str] = []
+        self._calls: tuple[str, ...] = ()
         self._brief = False
         # The operation in progress, in words.
         self._half: str | None = None
@@ -46,20 +46,21 @@ class OperationGuard:
         policy to be saved while the sampler waits for that environment. `whole` requires that nothing is in progress.
         """
         self.refuse_stopped(name)
-        own = False
+        before = None
         try:
             with self._free:
                 self._free.wait_for(lambda: self._mine or not self._calls or not self._brief)
                 self._check(name, whole)
-                if not self._calls:
+                before = self._calls
+                if not before:
                     self._thread, self._brief = threading.get_ident(), brief
-                self._calls.append(name)
-                own = True
+                self._calls = (*before, name)
             yield
         finally:
-            if own:
+            if before is not None:
+                # First, and without a call: a Ctrl-C here must not leave a call that seems to run for ever.
+                self._calls = before
                 with self._free:
-                    self._calls.pop()
                     self._free.notify_all()
 
     @contextmanager
