@@ -36,7 +36,15 @@ from typing import Any, Final, Self, TypeAlias
 import gymnasium as gym
 
 from menv.env_context import EnvContext
-from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError, UnknownNameError, raised_by_envs
+from menv.errors import (
+    ConfigError,
+    ContractError,
+    EnvCrashError,
+    MenvError,
+    MissingExtraError,
+    UnknownNameError,
+    raised_by_envs,
+)
 
 EnvCreator: TypeAlias = Callable[[EnvContext], Any]
 
@@ -176,6 +184,7 @@ def resolve_env(env: Any) -> EnvCreator:
         ConfigError: `env` is None, an existing environment, no creator, or a callable of which it is not clear how to
             pass the settings.
         EnvCrashError: The module that `env` names raised while it was imported.
+        MissingExtraError: That module needs a package that is not installed.
         UnknownNameError: The name is unknown; near names are listed.
     """
     if type(env).__module__.partition(".")[0] == "pyspiel":
@@ -353,6 +362,13 @@ def _import(name: str, module_name: str) -> Any:
     except raised_by_envs() as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             raise unknown_name(name, why) from error
+        package = (getattr(error, "name", None) or "").partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and package and importlib.util.find_spec(package) is None:
+            extra = "'menv-rl[pettingzoo]'" if package in ("pettingzoo", "mpe2") else package
+            raise MissingExtraError(
+                f"env {name!r}: importing {module_name} needs the package {package}, which is not installed, expected "
+                f"it; run: pip install {extra}"
+            ) from error
         raise EnvCrashError(
             f"env {name!r}: importing {module_name} raised {type(error).__name__}: {_first_line(error)}, "
             "expected a module that can be imported; the traceback of the cause leads to the line"

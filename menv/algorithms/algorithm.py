@@ -208,16 +208,14 @@ class Algorithm:
               could not begin), `episode_media` (a list for each name in `episode.media`).
             - Since the start: `faulty_episodes_total`, and `first_fault`, the cause of the first of them in one line.
             - `num_episodes_not_resumed`: since the start, episodes that ran at a `save`, or when `train` was
-              interrupted,
-              and could not be resumed.
+              interrupted, and could not be resumed.
             - `sampler_results`: all of these again, and `sampler_perf`.
             - `info`: learning statistics, at `info[policy]` and at `info["learner"][policy]["learner_stats"]`; entries
               that `on_learn_on_batch` adds are at `info["learner"][policy]["custom_metrics"]` too.
             - `num_env_steps_sampled`, `num_agent_steps_sampled`, the same `_trained`, and more counts.
             - `digest`: of all rows sampled since the start; equal for two runs with the same experience.
             - With workers `num_worker_restarts` since the start, and with `overlap` the `staleness` of the learned
-              rows,
-              mean and max: updates between the weights that acted and the weights that learned.
+              rows, mean and max: updates between the weights that acted and the weights that learned.
             - `external`, with external clients: `open_episodes`, rows that not every algorithm can learn from
               (`num_off_policy_steps`, of which `num_stale_steps` for their old weights), rows that were left out
               (`num_agent_steps_left_out`), and `idle`, a sentence, if no client has called for a while.

@@ -158,7 +158,7 @@ _CLOSING: Mapping[str, Code] = {
 _OTHER: Mapping[str, Code] = {
     "ME090": Code("error", "step raised", "fix the environment; its own message is above"),
     "ME091": Code("error", "reset raised", "fix the environment; its own message is above"),
-    "ME092": Code("error", "the environment could not be created", "fix the constructor"),
+    "ME092": Code("error", "the environment could not be created", "fix its constructor or module"),
     "ME093": Code("error", "the creator does not take an EnvContext", "declare __init__(self, config), or pass "
                   "`lambda context: ...`"),
     "ME094": Code("error", "a given action lies outside its space", "fix the function given as `actions`"),

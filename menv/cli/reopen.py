@@ -31,7 +31,7 @@ _NAME = re.compile(r"(class |function )?((?:[\w.]+|[^:]+\.py):[\w./(),=-]+|[\w.]
 _MODULE = re.compile(r"[\w.]+|.+\.py")
 _SERVED = "an instance of menv.cli.serve:ServedPolicies"
 _DEEPEST = 2
-"""Maximum number of keys in a path that `--config` can set."""
+"""Maximum number of keys in a path that `--config` can set, below `evaluation_config` one more."""
 
 
 def take_trust(parser: argparse.ArgumentParser) -> None:
@@ -154,7 +154,8 @@ def _as_argument(args: argparse.Namespace, path: tuple[Any, ...], was: str) -> s
     if path == ("multiagent", "policy_mapping_fn") and not hasattr(args, "config"):
         return "--policy AGENT=POLICY"
     if path != ("env",):
-        return f"--config {'.'.join(map(str, path[:_DEEPEST]))}=@module:name"
+        deepest = _DEEPEST + (path[0] == "evaluation_config")
+        return f"--config {'.'.join(map(str, path[:deepest]))}=@module:name"
     if _is_registered(path, was):
         return f"{IMPORT} and the module that registers {was!r}"
     return "--env module:name"

@@ -107,6 +107,13 @@ def test_what_has_no_name_is_typed_again(folder: Path, capsys: pytest.CaptureFix
     assert main(["evaluate", "run", "--trust"]) == 2
     assert capsys.readouterr().err.endswith("; add --config multiagent.policy_mapping_fn=@module:name\n")
     assert main(["evaluate", "run", "--episodes", "1", *mapping]) == 0
+    evaluated = ["--config", "evaluation_config.multiagent.policy_mapping_fn=@league:policy_for"]
+    assert main(["train", "tictactoe", *evaluated, *ONCE, "--run-dir", "other"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "other"]) == 2
+    key = "evaluation_config.multiagent.policy_mapping_fn=@module:name"
+    assert capsys.readouterr().err.endswith(f"; add --config {key}\n")
+    assert main(["evaluate", "other", "--episodes", "1", *evaluated]) == 0
 
 
 def test_of_a_forged_run_only_the_shown_names_are_imported(
