@@ -76,7 +76,7 @@ MEANINGS: Mapping[ErrorCode, str] = MappingProxyType(
             "The token, the Origin or the Host is missing or wrong, or such messages are not taken here."
         ),
         ErrorCode.TOO_MANY: "There are too many connections, episodes, agents or bodies in a second.",
-        ErrorCode.TOO_SLOW: "Nothing, or only a part of a body, came for too long, or a body took too long to read.",
+        ErrorCode.TOO_SLOW: "Nothing, or only a part of a body, came for too long, or reading it needed too much time.",
         ErrorCode.STOPPING: "The server is about to stop.",
         ErrorCode.INTERNAL: "The fault is the server's; its report says more.",
     }
