@@ -117,7 +117,7 @@ def use(python: Path, folder: Path) -> None:
         learning = threading.Thread(target=algo.train, daemon=True)
         learning.start()
         base = run([python, program, folder / "policy", address], folder)
-        assert (base.stderr, base.stdout.split()) == ("", ["True"] * 5)
+        assert (base.stderr, base.stdout.split()) == ("", ["True"] * 5), base.stderr + base.stdout
         learning.join()
 
 

@@ -74,7 +74,7 @@ def passes(python: str, lowest: bool, wheel: Path, source: Path) -> bool:
             use(Path(inside), Path(folder))
             run_tests(inside, source, SAMPLE)
             if Path(python).name == "python{}.{}".format(*sys.version_info):
-                install(inside, lowest, ["train", "ray"], f"torch=={TESTED['torch']}")
+                install(inside, lowest, ["", "train", "ray"], f"torch=={TESTED['torch']}")
                 run_tests(inside, source, TORCH_SAMPLE)
         except (OSError, subprocess.CalledProcessError, AssertionError) as error:
             sys.stderr.write(f"{python}: {error}\n")
