@@ -154,7 +154,7 @@ if __name__ == "__main__":
     import menv.algorithms.dqn.dqn
     import menv.algorithms.ppo.ppo
     import menv.algorithms.rollout_worker
-    import menv.verify.backends  # noqa: F401
+    import menv.verify.verify  # noqa: F401
 
     assert not {"torch", "ray"} & set(sys.modules)
     gc.collect()

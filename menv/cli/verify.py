@@ -8,11 +8,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from menv.cli.arguments import Parser, json_settings, print_text, run_parsed, take_imports
-from menv.verify.backends import ROWS, play_here
-from menv.verify.task import Task
 from menv.verify.verify import ENV_STEPS, NUM_ENVS, verify_backends
 
 
@@ -23,9 +20,6 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.
 
 
 def _verify(program: str, args: argparse.Namespace) -> int:
-    if args.rows is not None:
-        play_here(Task(args.env, args.config, args.envs, args.steps, args.seed)).save(args.rows)
-        return 0
     report = verify_backends(
         args.env, args.config, num_envs=args.envs, env_steps=args.steps, seed=args.seed,
         ray=args.ray or None, modules=args.modules,
@@ -51,7 +45,6 @@ def _parser(program: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--ray", action="store_true", help="also run workers on Ray, which is started")
     take_imports(parser)
-    parser.add_argument(ROWS, type=Path, help=argparse.SUPPRESS)
     return parser
 
 

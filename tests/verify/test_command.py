@@ -10,8 +10,7 @@ from functools import partial
 import pytest
 
 from menv.cli.verify import main
-from menv.verify.backends import BACKENDS
-from menv.verify.verify import verify_backends
+from menv.verify.verify import BACKENDS, verify_backends
 from tests.house.sources import ROOT
 
 SHORT = ["--envs", "2", "--steps", "60"]

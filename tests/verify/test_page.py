@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from menv.verify.backends import BACKENDS
+from menv.verify.verify import BACKENDS
 from tests.doc_blocks import blocks, run_python
 from tests.house.sources import ROOT
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+import gymnasium as gym
 import pytest
 
 from menv import ConfigError, EnvCrashError, register_env, verify_backends
 from menv.sampling.digest import Digest
-from menv.verify.backends import BACKENDS, Backend, RunRecord, play_here
-from menv.verify.task import Task
-from menv.verify.verify import VerifyReport
+from menv.verify.verify import BACKENDS, Backend, RunRecord, Task, VerifyReport, play_here
 from tests.verify import hosted, unsteady
 
 # The games of PettingZoo that are tested here are made as its documentation says for its versions up to now.
@@ -208,36 +208,37 @@ def test_the_lines_say_what_differs_where_and_what_to_look_for() -> None:
     assert all(len(line) < 300 for line in lines)
 
 
-def test_what_no_name_leads_to_is_left_out_of_another_process_and_said_so() -> None:
-    report = verify_backends(
-        lambda context: unsteady.Walk(context), num_envs=2, env_steps=40, backends=WITHOUT_RAY
-    )
+def test_environments_without_a_name_and_functions_in_settings_reach_other_processes() -> None:
+    config = {"multiagent": {"policies": ["a", "b"], "policy_mapping_fn": by_seat}}
+    gym.register("OnlyHere-v0", entry_point="tests.verify.unsteady:Walk")
+    played: list[tuple[Any, dict[str, Any]]] = [
+        (lambda context: unsteady.Walk(context), {}), ("tictactoe", config), ("OnlyHere-v0", {}),
+    ]  # fmt: skip
+    for env, settings in played:
+        report = verify_backends(env, settings, num_envs=2, env_steps=40, backends=OVER_THERE)
+        assert report.same, str(report)
+        assert list(report.digests) == ["copies", "another process"]
+
+
+def test_an_environment_that_cannot_be_sent_is_left_out_and_its_reason_is_reported() -> None:
+    lock = threading.Lock()
+
+    def locked(context: Any) -> unsteady.Walk:
+        with lock:
+            return unsteady.Walk(context)
+
+    report = verify_backends(locked, num_envs=2, env_steps=40, backends=WITHOUT_RAY)
     assert report.same
-    assert list(report.digests) == [name for name in ALL if name != "another process"]
-    assert "no name leads to" in report.left_out["another process"]
-    assert report.lines[-1].startswith("  left out, another process: no name leads to ")
+    assert list(report.digests) == [name for name in ALL if name not in ("another process", *FAR)]
+    assert list(report.left_out) == ["another process", *FAR]
+    assert "lock" in report.left_out["another process"]
+    assert report.lines[-1].startswith("  left out, remote environments (process): ")
 
 
 @pytest.mark.parametrize("modules", ["tictactoe", [3], [""]], ids=str)
 def test_modules_that_are_no_list_of_names_are_refused(modules: Any) -> None:
     with pytest.raises(ConfigError, match=r"modules is .*, expected a list of names of modules"):
         verify_backends("tictactoe", modules=modules)
-
-
-def test_settings_that_are_no_json_are_left_out_of_another_process() -> None:
-    config = {"multiagent": {"policies": ["a", "b"], "policy_mapping_fn": by_seat}}
-    report = verify_backends("tictactoe", config, num_envs=2, env_steps=40, backends=OVER_THERE)
-    assert report.same
-    assert "JSON cannot hold these settings" in report.left_out["another process"]
-
-
-def test_what_another_process_does_not_know_is_said_in_its_own_words() -> None:
-    import gymnasium as gym
-
-    gym.register("OnlyHere-v0", entry_point="tests.verify.unsteady:Walk")
-    report = verify_backends("OnlyHere-v0", num_envs=2, env_steps=40, backends=OVER_THERE)
-    assert report.same
-    assert "'OnlyHere-v0'" in report.left_out["another process"]
 
 
 def test_a_registered_name_is_found_in_another_process_by_what_it_stands_for() -> None:
@@ -307,7 +308,7 @@ def test_where_an_environment_fails_is_told_with_its_error() -> None:
         (unsteady.Walk, {"seed": -1}, "seed is -1"),
         (unsteady.Walk, {"config": {"gama": 1}}, "did you mean 'gamma'"),
         (unsteady.Walk, {"config": 3}, "config is 3, expected a dict of settings"),
-        (unsteady.Walk, {"backends": ()}, "backends is .., expected some of menv.verify.backends.BACKENDS"),
+        (unsteady.Walk, {"backends": ()}, "backends is .., expected some of menv.verify.verify.BACKENDS"),
         (unsteady.Walk, {"backends": ["ray"]}, "backends is .'ray'., expected some"),
         ("no_such_env", {}, "no_such_env"),
     ],
