@@ -24,47 +24,44 @@ from menv.migration_hints import hinted
 from menv.spaces import call_method
 
 
-class ConvertibleEnv:
-    """An environment of any kind that menv can step; `to_base_env` converts it."""
+def innermost(env: Any) -> Any:
+    """The innermost environment, as in gymnasium."""
+    inner = getattr(env, "env", env)
+    return env if inner is env else getattr(inner, "unwrapped", inner)
 
-    @property
-    def unwrapped(self) -> Any:
-        """The innermost environment, as in gymnasium."""
-        inner = getattr(self, "env", self)
-        return self if inner is self else getattr(inner, "unwrapped", inner)
 
-    def to_base_env(
-        self,
-        make_env: Callable[[int], Any] | None = None,
-        num_envs: int = 1,
-        remote_envs: bool = False,
-        remote_env_batch_wait_ms: float = 0,
-        restart_failed_sub_environments: bool = True,
-        num_consecutive_env_failures_tolerance: int = 2,
-    ) -> BaseEnv:
-        """Return this environment and `num_envs - 1` copies of it as one `BaseEnv`.
+def convert_env(  # noqa: D417 - a method
+    self: Any,
+    make_env: Callable[[int], Any] | None = None,
+    num_envs: int = 1,
+    remote_envs: bool = False,
+    remote_env_batch_wait_ms: float = 0,
+    restart_failed_sub_environments: bool = True,
+    num_consecutive_env_failures_tolerance: int = 2,
+) -> BaseEnv:
+    """Return this environment and `num_envs - 1` copies of it as one `BaseEnv`.
 
-        A `VectorEnv` or a `BaseEnv` holds several already: `num_envs`, if given, must be their number. A `BaseEnv` that
-        this method returned is returned unchanged.
+    A `VectorEnv` or a `BaseEnv` holds several already: `num_envs`, if given, must be their number. A `BaseEnv` that
+    this method returned is returned unchanged.
 
-        Args:
-            make_env: Creates the sub-environment of a given index; this one has index 0.
-            num_envs: Number of sub-environments.
-            remote_envs: Whether each lives in its own process. `make_env` creates all of them there; this one only
-                provides spaces and agents, and is closed.
-            remote_env_batch_wait_ms: Milliseconds that a poll waits for more sub-environments once one has answered.
-            restart_failed_sub_environments: Whether one that raises is closed and created again by `make_env`, which
-                costs its episode; False ends the run.
-            num_consecutive_env_failures_tolerance: Number of consecutive crashes of one sub-environment, each in a
-                reset or in the first 10 env steps of an episode, that do not end the run.
-        """
-        from menv.workers.convert import to_base_env
+    Args:
+        make_env: Creates the sub-environment of a given index; this one has index 0.
+        num_envs: Number of sub-environments.
+        remote_envs: Whether each lives in its own process. `make_env` creates all of them there; this one only
+            provides spaces and agents, and is closed.
+        remote_env_batch_wait_ms: Milliseconds that a poll waits for more sub-environments once one has answered.
+        restart_failed_sub_environments: Whether one that raises is closed and created again by `make_env`, which
+            costs its episode; False ends the run.
+        num_consecutive_env_failures_tolerance: Number of consecutive crashes of one sub-environment, each in a
+            reset or in the first 10 env steps of an episode, that do not end the run.
+    """
+    from menv.workers.convert import to_base_env
 
-        return to_base_env(
-            self, make_env, num_envs, remote_envs=remote_envs, remote_env_batch_wait_ms=remote_env_batch_wait_ms,
-            restart_failed_sub_environments=restart_failed_sub_environments,
-            num_consecutive_env_failures_tolerance=num_consecutive_env_failures_tolerance,
-        )  # fmt: skip
+    return to_base_env(
+        self, make_env, num_envs, remote_envs=remote_envs, remote_env_batch_wait_ms=remote_env_batch_wait_ms,
+        restart_failed_sub_environments=restart_failed_sub_environments,
+        num_consecutive_env_failures_tolerance=num_consecutive_env_failures_tolerance,
+    )  # fmt: skip
 
 
 EnvId: TypeAlias = Hashable
@@ -322,7 +319,7 @@ def six_dicts(ready: Ready) -> tuple[MultiEnvDict, ...]:
     return obs, rewards, terminateds, truncateds, infos, taken
 
 
-class BaseEnv(ConvertibleEnv, abc.ABC):
+class BaseEnv(abc.ABC):
     """Many sub-environments, each stepped when all its waiting agents have an action.
 
     A subclass may return the six nested dicts from `poll(self)` and accept one nested dict in
@@ -350,6 +347,9 @@ class BaseEnv(ConvertibleEnv, abc.ABC):
     num_envs: int = 0
     """E, the number of sub-environments; 0 if it is unknown before the first poll, or changes. Evaluations, and
     fragments of length "auto", then count the episodes and steps of all together, not a share of each."""
+
+    unwrapped = property(innermost)
+    to_base_env = convert_env
 
     if not TYPE_CHECKING:
         __getattr__ = hinted("BaseEnv")
@@ -399,7 +399,7 @@ class BaseEnv(ConvertibleEnv, abc.ABC):
         """
         return None, None
 
-    def try_restart(self, env_id: EnvId | None = None) -> None:
+    def try_restart(self, env_id: EnvId | None = None) -> None:  # noqa: B027 - optional
         """Replace a sub-environment, or all of them, by a newly created one."""
 
     def get_sub_environments(self, as_dict: bool = False) -> Any:
@@ -410,7 +410,7 @@ class BaseEnv(ConvertibleEnv, abc.ABC):
         """Return all agent ids known so far."""
         return set()
 
-    def rest(self) -> None:
+    def rest(self) -> None:  # noqa: B027 - optional
         """Called when a fragment is complete or interrupted: the next poll may come late."""
 
     def unbroken(self) -> AbstractContextManager[Any]:
@@ -448,7 +448,7 @@ class BaseEnv(ConvertibleEnv, abc.ABC):
             )
         return call_method(env, method, env_id, args)
 
-    def stop(self) -> None:
+    def stop(self) -> None:  # noqa: B027 - optional
         """Close every sub-environment; may be called more than once."""
 
 

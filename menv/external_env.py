@@ -17,7 +17,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from menv.base_env import SINGLE_AGENT, AgentId, ConvertibleEnv
+from menv.base_env import SINGLE_AGENT, AgentId, convert_env, innermost
 from menv.errors import CallOrderError, ConfigError, ContractError, EpisodeError
 from menv.spaces import as_flag
 
@@ -110,7 +110,7 @@ def _named(agents: Iterable[AgentId]) -> str:
 Space = gym.Space[Any]
 
 
-class _External(ConvertibleEnv, abc.ABC):
+class _External(abc.ABC):
     """What both kinds have in common.
 
     Args:
@@ -123,6 +123,9 @@ class _External(ConvertibleEnv, abc.ABC):
         converted: Whether it was converted to a `BaseEnv`.
         sampler: The thread that samples now, None if there is none.
     """
+
+    unwrapped = property(innermost)
+    to_base_env = convert_env
 
     def __init__(self, action_space: Any, observation_space: Any, max_concurrent: int | None = None) -> None:
         if max_concurrent is not None and max_concurrent < 1:

@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.utils import seeding
 
-from menv.base_env import AgentId, ConvertibleEnv
+from menv.base_env import AgentId, convert_env, innermost
 from menv.errors import ContractError
 
 AgentDict: TypeAlias = dict[Any, Any]
@@ -21,7 +21,7 @@ AgentDict: TypeAlias = dict[Any, Any]
 StepDicts: TypeAlias = tuple[AgentDict, AgentDict, AgentDict, AgentDict, AgentDict]
 
 
-class MultiAgentEnv(ConvertibleEnv):
+class MultiAgentEnv:
     """An environment in which several agents act simultaneously, turn-based, or in any mixture.
 
     Write `reset` and `step`, name the agents, declare the spaces. The contract:
@@ -67,6 +67,8 @@ class MultiAgentEnv(ConvertibleEnv):
     render_mode: str | None = None
     _np_random: np.random.Generator | None = None
     _agent_ids: Any
+    unwrapped = property(innermost)
+    to_base_env = convert_env
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         env = super().__new__(cls)

@@ -13,14 +13,14 @@ from typing import Any, NoReturn
 import gymnasium as gym
 import numpy as np
 
-from menv.base_env import ConvertibleEnv
+from menv.base_env import convert_env, innermost
 from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError, raised_by_envs
 from menv.spaces import close_all, close_env, how_many, reset_env
 
 StepLists = tuple[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]]
 
 
-class VectorEnv(ConvertibleEnv):
+class VectorEnv:
     """E sub-environments; write `vector_reset`, `reset_at` and `vector_step`, and declare the spaces of one of them.
 
     The adapter resets a sub-environment that is done with `reset_at`, in the same poll; a `VectorEnv` does not reset
@@ -31,6 +31,9 @@ class VectorEnv(ConvertibleEnv):
         action_space: Of each sub-environment.
         num_envs: E, the number of sub-environments.
     """
+
+    unwrapped = property(innermost)
+    to_base_env = convert_env
 
     def __init__(
         self, observation_space: gym.Space[Any], action_space: gym.Space[Any], num_envs: int

@@ -39,7 +39,7 @@ DOORS = {
 """Functions of a noun that may import from above, inside the function: (module, function) -> where from."""
 
 TO_BASE_ENV = ("menv.workers.convert",)
-"""The third door, which every noun that is an environment has: its `to_base_env` method."""
+"""The third door: `convert_env` in `base_env.py`, the method `to_base_env` of every environment."""
 
 HANDS_NAMES_ON = "menv"
 """`menv/__init__.py` may tell type checkers where the names live that it hands on when they are asked for."""
@@ -116,7 +116,7 @@ def _is_allowed(entry: Import, importer: str, imported: str) -> bool:
         return True
     function = entry.function.rpartition(".")[2]
     door = DOORS.get((entry.module, function), ())
-    if importer == NOUNS and function == "to_base_env":
+    if importer == NOUNS and function == "convert_env":
         door = TO_BASE_ENV
     return any(f"{entry.imported}.".startswith(f"{target}.") for target in door)
 

@@ -58,7 +58,7 @@ def test_imports_are_absolute() -> None:
         ("wrappers/group.py", "from menv import adapters", "wrappers may not import adapters"),
         ("spaces.py", "def f():\n    import torch.nn", "only menv.algorithms may import torch"),
         ("algorithms/ppo.py", "import onnxruntime", "only menv.inference may import onnxruntime"),
-        ("multi_agent_env.py", "def to_base_env():\n    import menv.algorithms", "may not import algorithms"),
+        ("multi_agent_env.py", "def convert_env():\n    import menv.algorithms", "may not import algorithms"),
         ("policy.py", "from menv import to_base_env", "import it from its own module"),
         ("__init__.py", "from menv.sampling.sampler import Sampler", f"{NOUNS} may not import sampling"),
     ],
@@ -79,7 +79,7 @@ def test_an_import_against_the_direction_is_found(
         ),
         (
             "vector_env.py",
-            "class VectorEnv:\n  def to_base_env():\n    from menv.workers.convert import to_base_env",
+            "class VectorEnv:\n  def convert_env():\n    from menv.workers.convert import to_base_env",
         ),
         ("multi_agent_env.py", "def with_agent_groups():\n    from menv.wrappers import group_agents"),
         ("__init__.py", "if TYPE_CHECKING:\n    from menv.sampling.sampler import Sampler"),
