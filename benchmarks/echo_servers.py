@@ -115,6 +115,9 @@ class _Talks:
     def refused(self, why: str) -> bytes:
         return json.dumps({"type": "ERROR", "message": why}).encode()
 
+    def metrics(self) -> bytes:
+        return b""
+
 
 def ours(kind: str) -> None:
     from menv.serving.transports.http import HttpTransport

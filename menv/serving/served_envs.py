@@ -226,7 +226,7 @@ class ServedEnvs(ExternalEnvs):
             **super().status(),
             **self._sessions.latency(),
             "steps_sent_again": self._sessions.ingest.repeated,
-            "messages_refused": self._sessions.refusals,
+            "messages_refused": self._sessions.figures.refusals.total(),
             "server_faults": self.server.faults.count,
         }
 

@@ -7,6 +7,7 @@ sampler's decisions. Everything but `send_decisions` runs in the event loop, in 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ from menv.serving.client_state import ClientState, Responder
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat
 from menv.serving.episode_ingest import EpisodeIngest
 from menv.serving.limits import Limits
+from menv.serving.metrics import ServerMetrics
 from menv.serving.protocol import Action, Answer, Error, encode
 from menv.serving.session import Session
 from menv.serving.step_columns import action_spaces_json
@@ -35,6 +37,8 @@ from menv.serving.trainer import PublishedPolicies, Trainer
 from menv.serving.transports.access import Access
 from menv.serving.transports.server import CooperativeScheduler
 from menv.serving.transports.transport import Peer, Reply
+
+_log = logging.getLogger("menv.serving")
 
 _TRANSPORT_CODES = {"timeout": ErrorCode.TOO_SLOW, "too_many_connections": ErrorCode.TOO_MANY}
 """Error codes of transports whose name differs."""
@@ -56,7 +60,7 @@ class ServerSessions:
         retired: Policies that were removed, which some clients may still have.
         states: Clients by token.
         connected: Sessions with a connection.
-        refusals: Number of refused messages and connections.
+        figures: What `metrics` shows.
         backlog: Bytes of all clients' episodes that wait for the sampler.
     """
 
@@ -92,7 +96,7 @@ class ServerSessions:
         self.retired: frozenset[str] = frozenset()
         self.states: dict[str, ClientState] = {}
         self.connected: set[Session] = set()
-        self.refusals = 0
+        self.figures = ServerMetrics(lambda: len(self.connected), lambda: broker.open_episodes)
         self.backlog = ByteBudget()
 
     def set_policies(self, described: dict[str, Any]) -> None:
@@ -112,17 +116,27 @@ class ServerSessions:
             self.tasks.add(self.latest.expect_clients, lambda _: None)
         session = Session(self, peer, admitted=token is not None or self.access.token is None)
         self.connected.add(session)
+        _log.info("%s client %s connected", peer.transport, peer.address)
         return session
 
     def refused(self, why: str) -> bytes:
         """Encode the ERROR for a peer that a transport refuses; see `Handler.refused`."""
         self.action_requests.flush()
-        self.refusals += 1
         word, _, sentence = why.partition(": ")
         code = _TRANSPORT_CODES.get(word) or (
             ErrorCode(word) if word in set(ErrorCode) else ErrorCode.NOT_ALLOWED
         )
+        self.count_refusal(code, sentence or why)
         return encode(Error(code=code, message=sentence or why), WireFormat.JSON)
+
+    def count_refusal(self, code: str, why: str) -> None:
+        """Count and log a refused message or connection."""
+        self.figures.refusals[str(code)] += 1
+        _log.info("refused, %s: %s", code, why)
+
+    def metrics(self) -> bytes:
+        """Return the figures for Prometheus; see `Handler.metrics`."""
+        return self.figures.text()
 
     def spaces(self) -> dict[str, Any]:
         """Return the fields of SET_CONFIG that describe the spaces."""
@@ -142,7 +156,7 @@ class ServerSessions:
         elif not isinstance(error, BadMessageError):
             responder.refuse(BadMessageError(ErrorCode.STOPPING, str(error)), seq)
             return
-        self.refusals += 1
+        self.count_refusal(error.code, error.text)
         responder.refuse(error, seq)
         if error.code == ErrorCode.NOT_ALLOWED:
             responder.close()
@@ -183,6 +197,7 @@ class ServerSessions:
         # Encode everything first, then send: a peer that waits in between falls asleep, and waking it is expensive.
         for reply, body in replies:
             reply(body)
+        self.figures.latency.add(waited)
 
     def latency(self) -> dict[str, float | None]:
         """Return milliseconds from receiving a request to sending its action, since the last call."""
@@ -205,6 +220,7 @@ class ServerSessions:
         """Handle the end of a connection; the client loses its episodes unless it may reconnect."""
         self.action_requests.flush()
         self.connected.discard(session)
+        _log.info("%s client %s left", session.peer.transport, session.peer.address)
         self.tasks.drop(session)
         state = session.state
         state.connected -= 1

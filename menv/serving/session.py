@@ -287,7 +287,7 @@ class Session:
     def refuse(self, error: BadMessageError, responder: Responder) -> None:
         """Answer a body that is not a request."""
         self._sessions.action_requests.flush()
-        self._sessions.refusals += 1
+        self._sessions.count_refusal(error.code, error.text)
         responder.refuse(error)
         if error.code in (ErrorCode.NOT_ALLOWED, ErrorCode.INTERNAL):
             responder.close()
@@ -361,6 +361,9 @@ class Session:
             if error is not None:
                 raise error
             self.played_at = time.monotonic()
+            number = self.state.weights_seq_no if request.weights_seq_no is None else request.weights_seq_no
+            if number is not None:
+                sessions.figures.staleness.add([max(0, sessions.latest.weights_seq_no - number)])
             if not isinstance(request, EpisodesAndGetState):
                 responder.nothing()
                 return

@@ -72,6 +72,9 @@ class Talks:
     def refused(self, why: str) -> bytes:
         return b'{"type": "ERROR", "message": "%b"}' % why.encode()
 
+    def metrics(self) -> bytes:
+        return b""
+
     @property
     def bodies(self) -> list[bytes]:
         return [body for talk in self.all for body in talk.bodies]

@@ -23,6 +23,8 @@ from menv.serving.transports.listener import LINGER_S, MAX_DISCARDED, Listener, 
 from menv.serving.transports.transport import ErrorLog, Handler, Peer, SessionProtocol
 
 try:
+    from starlette.requests import Request
+    from starlette.responses import PlainTextResponse, Response
     from starlette.routing import Route, Router
     from starlette.types import Receive, Scope, Send
     from uvicorn.config import Config
@@ -67,7 +69,14 @@ class HttpTransport(Listener):
         self._state = ServerState()
         # With these values of `log_config` and `access_log` uvicorn configures no logger.
         self._config = Config(
-            Router([Route("/rllink", cast(Any, self), methods=["POST", "OPTIONS"])], redirect_slashes=False),
+            Router(
+                [
+                    Route("/rllink", cast(Any, self), methods=["POST", "OPTIONS"]),
+                    Route("/health", self._health),
+                    Route("/metrics", self._metrics),
+                ],
+                redirect_slashes=False,
+            ),
             loop="none",
             ws="none",
             lifespan="off",
@@ -100,6 +109,18 @@ class HttpTransport(Listener):
 
     def _sweep(self, now: float) -> None:
         self.sessions.sweep(now)
+
+    async def _health(self, request: Request) -> Response:
+        request.state.connection.request_complete()
+        return PlainTextResponse("ok\n")
+
+    async def _metrics(self, request: Request) -> Response:
+        try:
+            self._check_access(_headers(request.scope))
+        except _Refusal as refusal:
+            return Response(self.handler.refused(refusal.why), refusal.status, media_type="application/json")
+        request.state.connection.request_complete()
+        return Response(self.handler.metrics(), media_type="text/plain; version=1.0.0; charset=utf-8")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection: HttpConnection = scope["state"]["connection"]

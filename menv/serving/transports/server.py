@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import sys
 import threading
@@ -22,6 +23,8 @@ from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.serving.limits import Limits
 from menv.serving.transports.access import Access
 from menv.serving.transports.transport import ErrorLog, Handler, Transport
+
+_log = logging.getLogger("menv.serving")
 
 _STOP_S = 0.8
 """Most seconds for all transports to stop; afterwards their sockets are closed with the loop."""
@@ -121,6 +124,8 @@ class Server:
         except BaseException:
             self.stop()
             raise
+        for host, port in self.addresses:
+            _log.info("serving at %s:%d", host, port)
 
     def post(self, callback: Callable[[], object]) -> None:
         """Call `callback` in the loop, from any thread. Before `start` and after `stop` it is dropped."""
@@ -265,6 +270,7 @@ class Server:
     def _leave(self, _: object) -> None:
         assert self._loop is not None
         self._ended = True
+        _log.info("stopped")
         self._loop.stop()
 
     @staticmethod

@@ -95,6 +95,9 @@ class Handler(Protocol):
             why: "code: sentence", such as "too_large: a body of 9 bytes, expected at most 8".
         """
 
+    def metrics(self) -> bytes:
+        """Return the figures of the server in Prometheus' text format."""
+
 
 class Transport(ABC):
     """Carries bodies between peers and sessions.
