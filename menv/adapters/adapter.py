@@ -5,18 +5,18 @@ Each adapter returns tables and declares what it can do. Code that samples asks 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from menv.base_env import BaseEnv, EnvId, IntArray
+from menv.adapters.poll_events import EpisodeReplay
+from menv.base_env import AgentId, BaseEnv, EnvId, IntArray
 from menv.errors import ConfigError
 
 if TYPE_CHECKING:
     from menv.adapters.gym import GymEnvs
-    from menv.adapters.local_envs import CreatedEnvs
-    from menv.adapters.vector_base import LockstepEnvs
+    from menv.adapters.vector import LockstepEnvs
 
 
 class Adapter(BaseEnv):
@@ -70,3 +70,50 @@ class Adapter(BaseEnv):
     def episodes_at(self, env_indices: Iterable[int]) -> list[EnvId]:
         """Return the ids of clients' open episodes at some indices."""
         return []
+
+
+class CreatedEnvs(Protocol):
+    """Sub-environments that menv created and can create again, here or in other processes.
+
+    `menv.sampling.episode_checkpoint` reads their state for a checkpoint and lets them resume from one.
+
+    Attributes:
+        num_envs: E, the number of sub-environments.
+        env_steps: [E] env steps of each sub-environment since its start.
+        seats: The seats by slot; see `Ready.seats`.
+        on_created: Called with the index and the sub-environment whenever one is replaced.
+    """
+
+    num_envs: int
+    env_steps: IntArray
+    seats: list[tuple[EnvId, AgentId]]
+    on_created: Callable[[int, Any], None] | None
+
+    @property
+    def free_slots(self) -> list[int]:
+        """Freed slots, in the order in which they were freed."""
+
+    def episode_start(self, index: int) -> int:
+        """Return the env steps of a sub-environment at its last reset."""
+
+    def episode_seed(self, index: int) -> int | None:
+        """Return the seed of a sub-environment's last reset, None if it was reset without one."""
+
+    def slots_of(self, index: int) -> Mapping[AgentId, int]:
+        """Return the slot of each known agent of a sub-environment."""
+
+    def shown(self, index: int) -> str | None:
+        """Return a digest of the rows that wait in a sub-environment, None if they cannot be stored in a file."""
+
+    def resume(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any) -> set[int]:
+        """Resume from a checkpoint: replay running episodes, begin new ones in the other sub-environments.
+
+        Args:
+            env_steps: [E] env steps so far.
+            recorded: Running episodes by index.
+            seats: `(seats, free_slots)` at the checkpoint.
+
+        Returns:
+            The sub-environments that begin a new episode, because none is in `recorded` or its replay differed. Their
+            first rows come with the next poll.
+        """

@@ -6,7 +6,8 @@ next poll, because its reset takes that step; with SAME_STEP and DISABLED its fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import gymnasium as gym
@@ -16,7 +17,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from menv import rng
 from menv.adapters.validation import as_rewards, env_reward_labels
-from menv.adapters.vector_base import LockstepEnvs, VectorInfos, by_name, info_of
+from menv.adapters.vector import LockstepEnvs
 from menv.base_env import EnvId, Flags, IntArray, VectorStep
 from menv.errors import ConfigError, ContractError, MenvError, raised_by_envs
 from menv.spaces import as_flag, close_env, has_order, how_many, last_obs, own_copy
@@ -267,3 +268,86 @@ def autoreset_mode(env: gym.vector.VectorEnv[Any, Any, Any]) -> str:
             "what the environment does with a sub-environment that is done"
         )
     return str(name)
+
+
+class VectorInfos(Sequence[Mapping[str, Any]]):
+    """The infos of a vectorised gymnasium environment, a dict of arrays, as one dict per row, built when it is read.
+
+    Args:
+        infos: As gymnasium returns them, with a mask under `_<key>` for each key.
+        indices: [R] sub-environments of the rows.
+        resets: The infos of a later reset, and [E] True for the sub-environments that it reset.
+    """
+
+    __slots__ = ("_indices", "_infos", "_resets")
+
+    def __init__(
+        self,
+        infos: Mapping[str, Any],
+        indices: IntArray,
+        resets: tuple[Mapping[str, Any], npt.NDArray[np.bool_]] | None = None,
+    ) -> None:
+        self._infos = infos
+        self._indices = indices
+        self._resets = resets
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, place: Any) -> Any:
+        """Return the info at a place, or the infos at several: a slice or an array."""
+        if isinstance(place, slice | np.ndarray):
+            return VectorInfos(self._infos, self._indices[place], self._resets)
+        return self._of(int(self._indices[place]))
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return map(self._of, self._indices.tolist())
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of all entries."""
+        return self._infos.keys() if self._resets is None else {*self._infos, *self._resets[0]}
+
+    def _of(self, index: int) -> Mapping[str, Any]:
+        if self._resets is not None and self._resets[1][index]:
+            return info_of(self._resets[0], index)
+        return info_of(self._infos, index)
+
+
+def info_of(infos: Mapping[str, Any], index: int) -> Mapping[str, Any]:
+    """Return what a dict of arrays says about one sub-environment; values without a mask belong to all."""
+    found: dict[str, Any] = {}
+    for name, values in infos.items():
+        mask = infos.get(f"_{name}")
+        is_mask = name.startswith("_") and name[1:] in infos
+        try:
+            if is_mask or (mask is not None and not mask[index]):
+                continue
+            if isinstance(values, dict):
+                found[name] = info_of(values, index)
+            else:
+                found[name] = values[index] if isinstance(values, np.ndarray | list | tuple) else values
+        except (IndexError, TypeError) as error:
+            raise ContractError(
+                f"env {index} step: infos hold nothing of it under {name!r} ({error}), expected an array of one value "
+                f"for each sub-environment, and one of flags, {'_' + name!r}, if only some have it; fix its infos"
+            ) from error
+    return found
+
+
+def by_name(infos: Any, num_envs: int, where: str) -> Mapping[str, Any]:
+    """Return infos as a dict of arrays; gymnasium's `DictInfoToList` gives a list of dicts."""
+    if isinstance(infos, Mapping):
+        return infos
+    listed = isinstance(infos, list | tuple)
+    if infos is None or (listed and not infos):
+        return {}
+    if not listed or [isinstance(info, Mapping) for info in infos] != [True] * num_envs:
+        size = f" of {len(infos)}" if listed else ""
+        raise ContractError(
+            f"{where}: returned infos that are a {type(infos).__name__}{size}, expected a dict of arrays, or a list of "
+            f"{num_envs} dicts; fix its return value"
+        )
+    names = dict.fromkeys(chain.from_iterable(infos))
+    values = {name: [info.get(name) for info in infos] for name in names}
+    return {**values, **{f"_{name}": [name in info for info in infos] for name in names}}

@@ -42,66 +42,6 @@ PAUSES = (0.0, 0.05, 0.25)
 _MAX_TRACEBACKS = 8
 
 
-class CreatedEnvs(Adapter):
-    """Sub-environments that menv created and can create again, here or in other processes.
-
-    `menv.sampling.episode_checkpoint` reads their state for a checkpoint and lets them resume from one.
-
-    Attributes:
-        env_steps: [E] env steps of each sub-environment since its start.
-        seats: The seats by slot; see `Ready.seats`.
-        on_created: Called with the index and the sub-environment whenever one is replaced.
-    """
-
-    can_restart = events_have_order = True
-    env_steps: IntArray
-    seats: list[tuple[EnvId, AgentId]]
-    on_created: Callable[[int, Any], None] | None = None
-    _seed: int | None = None
-    _first_index: int = 0
-
-    @property
-    def replayable(self) -> CreatedEnvs | None:
-        return self
-
-    @abstractmethod
-    def episode_start(self, index: int) -> int:
-        """Return the env steps of a sub-environment at its last reset."""
-
-    @abstractmethod
-    def slots_of(self, index: int) -> Mapping[Any, int]:
-        """Return the slot of each known agent of a sub-environment."""
-
-    def episode_seed(self, index: int) -> int | None:
-        """Return the seed of a sub-environment's last reset, None if it was reset without one."""
-        if self._seed is None:
-            return None
-        return rng.reset_seed(self._seed, self._first_index + index, self.episode_start(index))
-
-    @abstractmethod
-    def shown(self, index: int) -> str | None:
-        """Return a digest of the rows that wait in a sub-environment, None if they cannot be stored in a file."""
-
-    @property
-    def free_slots(self) -> list[int]:
-        """Freed slots, in the order in which they were freed."""
-        return []
-
-    @abstractmethod
-    def resume(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any) -> set[int]:
-        """Resume from a checkpoint: replay running episodes, begin new ones in the other sub-environments.
-
-        Args:
-            env_steps: [E] env steps so far.
-            recorded: Running episodes by index.
-            seats: `(seats, free_slots)` at the checkpoint.
-
-        Returns:
-            The sub-environments that begin a new episode, because none is in `recorded` or its replay differed. Their
-            first rows come with the next poll.
-        """
-
-
 class CrashLog:
     """The crashes of each sub-environment since it last made progress.
 
@@ -170,7 +110,7 @@ def _traceback_to_note(error: BaseException) -> None:
     error.__traceback__ = error.__cause__ = error.__context__ = None
 
 
-class LocalEnvs(CreatedEnvs):
+class LocalEnvs(Adapter):
     """Sub-environments that this process steps.
 
     Args:
@@ -182,6 +122,9 @@ class LocalEnvs(CreatedEnvs):
         tolerated: Crashes in a row, of one sub-environment without progress, that do not end the run; None creates no
             replacements.
     """
+
+    can_restart = events_have_order = True
+    seats: list[tuple[EnvId, AgentId]]
 
     def __init__(
         self,
@@ -220,6 +163,7 @@ class LocalEnvs(CreatedEnvs):
         self._stopped = False
         self._events = PollEvents()
         self._crashes = CrashLog(tolerated=tolerated, creator=make_env is not None)
+        self.on_created: Callable[[int, Any], None] | None = None
         self._was_reset = [False] * num_envs
         # True during a poll, and after a poll that was interrupted with some sub-environments stepped and others not.
         self._in_poll = False
@@ -299,6 +243,31 @@ class LocalEnvs(CreatedEnvs):
             self._report_created(index)
             if self._started:
                 self._truncate(index, None, None)
+
+    @property
+    def replayable(self) -> LocalEnvs | None:
+        return self
+
+    @property
+    def free_slots(self) -> list[int]:
+        """Freed slots, in the order in which they were freed."""
+        return []
+
+    @abstractmethod
+    def episode_start(self, index: int) -> int:
+        """Return the env steps of a sub-environment at its last reset."""
+
+    def episode_seed(self, index: int) -> int | None:
+        """Return the seed of a sub-environment's last reset, None if it was reset without one."""
+        return self._reset_seed(index, self.episode_start(index))
+
+    @abstractmethod
+    def slots_of(self, index: int) -> Mapping[AgentId, int]:
+        """Return the slot of each known agent of a sub-environment."""
+
+    @abstractmethod
+    def shown(self, index: int) -> str | None:
+        """Return a digest of the rows that wait in a sub-environment; see `CreatedEnvs.shown`."""
 
     @abstractmethod
     def present(self, index: int) -> tuple[Mapping[Any, int], IntArray]:
@@ -391,11 +360,16 @@ class LocalEnvs(CreatedEnvs):
         self, index: int, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Any]:
         """Reset a sub-environment with its own seed and return `(obs, info)`; may raise anything."""
-        if seed is None and self._seed is not None:
-            seed = rng.reset_seed(self._seed, self._first_index + index, int(self.env_steps[index]))
+        if seed is None:
+            seed = self._reset_seed(index, int(self.env_steps[index]))
         result = reset_env(self._envs[index], index, seed, options)
         self._was_reset[index] = True
         return result
+
+    def _reset_seed(self, index: int, env_steps: int) -> int | None:
+        return (
+            None if self._seed is None else rng.reset_seed(self._seed, self._first_index + index, env_steps)
+        )
 
     def _recreate(
         self,

@@ -10,9 +10,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
-from menv.adapters.gym_vector import DISABLED, SAME_STEP, autoreset_mode
+from menv.adapters.gym_vector import DISABLED, SAME_STEP, autoreset_mode, by_name
 from menv.adapters.table import TableEnvs
-from menv.adapters.vector_base import by_name
 from menv.base_env import ALL, SINGLE_AGENT, AgentId, EnvId, MultiEnvDict, Ready
 from menv.checking.codes import Broken, FindingCollector
 from menv.checking.env_runner import (

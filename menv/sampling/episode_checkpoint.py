@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from menv.adapters.local_envs import CreatedEnvs
+from menv.adapters.adapter import CreatedEnvs
 from menv.adapters.poll_events import EpisodeReplay
 from menv.base_env import AgentId, Column
 from menv.episode import Episode

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from menv.adapters.local_envs import CreatedEnvs
+from menv import rng
+from menv.adapters.adapter import Adapter
 from menv.adapters.poll_events import EpisodeReplay
 from menv.adapters.validation import (
     by_sub_environment,
@@ -30,8 +31,10 @@ from menv.workers.env_server_group import EnvServerGroup, RemoteSettings
 from menv.workers.remote_env_server import CombinedPoll, RemoteEnvServer, RemoteLayout, combined_ready
 
 
-class RemoteEnvs(CreatedEnvs):
+class RemoteEnvs(Adapter):
     """Sub-environments in processes of an engine; `on_created` receives `RemoteEnv` handles."""
+
+    can_restart = events_have_order = True
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class RemoteEnvs(CreatedEnvs):
             (possible_agents(like) or frozenset()) if isinstance(like, MultiAgentEnv) else {SINGLE_AGENT}
         )
         self._seed, self._first_index = settings.seed, settings.first_index
+        self.on_created: Callable[[int, Any], None] | None = None
         self._handles = [RemoteEnv(self, index) for index in range(num_envs)]
         self.env_steps = np.zeros(num_envs, np.int64)
         self._started = self._stopped = False
@@ -146,6 +150,10 @@ class RemoteEnvs(CreatedEnvs):
             self._servers.stop()
 
     @property
+    def replayable(self) -> RemoteEnvs | None:
+        return self
+
+    @property
     def free_slots(self) -> list[int]:
         """Free slots, server by server."""
         for server in self._servers:
@@ -156,6 +164,12 @@ class RemoteEnvs(CreatedEnvs):
     def episode_start(self, index: int) -> int:
         """Return the env steps of a sub-environment at its last reset."""
         return self._servers.of(index).start_of(index)
+
+    def episode_seed(self, index: int) -> int | None:
+        """Return the seed of a sub-environment's last reset, None if it was reset without one."""
+        if self._seed is None:
+            return None
+        return rng.reset_seed(self._seed, self._first_index + index, self.episode_start(index))
 
     def slots_of(self, index: int) -> dict[AgentId, int]:
         """Return the slot of each agent that a sub-environment knows."""
