@@ -531,7 +531,7 @@ class ActionRequestHandler:
         info = _plain(request.info, wire_format)
         if not has_reward and not info and not request.done:
             if isinstance(request, LogReturns):
-                raise BadMessageError(ErrorCode.MISSING_FIELD, "LOG_RETURNS: no field 'reward', expected it")
+                raise BadMessageError(ErrorCode.MALFORMED, "LOG_RETURNS: no field 'reward', expected it")
             return None
         paid = value_readers.reward(request.reward, wire_format) if has_reward else ({} if multi else 0.0)
         if isinstance(paid, dict) is not multi:

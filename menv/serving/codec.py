@@ -29,19 +29,12 @@ class ErrorCode(StrEnum):
 
     BAD_FRAME = "bad_frame"
     TOO_LARGE = "too_large"
-    TOO_DEEP = "too_deep"
     MALFORMED = "malformed"
-    DUPLICATE_KEY = "duplicate_key"
     UNKNOWN_TYPE = "unknown_type"
-    NOT_A_REQUEST = "not_a_request"
-    MISSING_FIELD = "missing_field"
     WRONG_TYPE = "wrong_type"
     WRONG_LENGTH = "wrong_length"
     OUT_OF_RANGE = "out_of_range"
-    NOT_FINITE = "not_finite"
-    MASKED = "masked"
-    UNKNOWN_AGENT = "unknown_agent"
-    UNKNOWN_POLICY = "unknown_policy"
+    UNKNOWN_ID = "unknown_id"
     UNKNOWN_EPISODE = "unknown_episode"
     WRONG_ORDER = "wrong_order"
     NOT_ALLOWED = "not_allowed"
@@ -56,20 +49,18 @@ MEANINGS: Mapping[ErrorCode, str] = MappingProxyType(
         ErrorCode.BAD_FRAME: (
             "A frame of TCP has no eight digits in front, or came to another port; the connection ends."
         ),
-        ErrorCode.TOO_LARGE: "A body, or a part of it, has more bytes or entries than the server takes.",
-        ErrorCode.TOO_DEEP: "Lists and objects lie within each other more deeply than the server reads.",
-        ErrorCode.MALFORMED: "The body is neither JSON nor msgpack, or it breaks off, or a text is not UTF-8.",
-        ErrorCode.DUPLICATE_KEY: "A key of a message, of an episode or of a map of agents is there twice.",
-        ErrorCode.UNKNOWN_TYPE: "There is no message of this type.",
-        ErrorCode.NOT_A_REQUEST: "A message of this type is only ever sent by the server.",
-        ErrorCode.MISSING_FIELD: "A field that the message or the episode needs is not there.",
+        ErrorCode.TOO_LARGE: "A body, or a part of it, has more bytes, entries or levels than the server reads.",
+        ErrorCode.MALFORMED: (
+            "The body is neither JSON nor msgpack, is not complete, repeats a key, or lacks a field that it needs."
+        ),
+        ErrorCode.UNKNOWN_TYPE: "Clients send no message of this type.",
         ErrorCode.WRONG_TYPE: "A value is of another kind than its field or its space.",
         ErrorCode.WRONG_LENGTH: "A list has another length than its space says, or two columns do not fit together.",
-        ErrorCode.OUT_OF_RANGE: "A number or a text is outside the range of its field or its space.",
-        ErrorCode.NOT_FINITE: "A number is NaN, infinite, or too large for the type of its space.",
-        ErrorCode.MASKED: "An action mask allows nothing, or not the action that was taken.",
-        ErrorCode.UNKNOWN_AGENT: "The environment has no agent of this id.",
-        ErrorCode.UNKNOWN_POLICY: "There is no policy of this id.",
+        ErrorCode.OUT_OF_RANGE: (
+            "A number, a text or an action is not among those that its field, its space or its action mask allows; NaN "
+            "and infinity never are."
+        ),
+        ErrorCode.UNKNOWN_ID: "There is no agent or policy of this id.",
         ErrorCode.UNKNOWN_EPISODE: "No episode of this id is open on this session.",
         ErrorCode.WRONG_ORDER: "The message cannot come now, such as a second START_EPISODE for an open episode.",
         ErrorCode.NOT_ALLOWED: (
@@ -193,9 +184,7 @@ def fields(data: Data, wire_format: WireFormat, where: str) -> dict[str, Raw]:
     found: dict[str, Raw] = _FIELDS.read(data, wire_format, where)
     in_json = wire_format is WireFormat.JSON
     if _has_more_strings(bytes(data), found) if in_json else _entries(data) != len(found):
-        raise BadMessageError(
-            ErrorCode.DUPLICATE_KEY, f"{where}: a key is there twice, expected each key once"
-        )
+        raise BadMessageError(ErrorCode.MALFORMED, f"{where}: a key is there twice, expected each key once")
     return found
 
 
@@ -277,7 +266,7 @@ def _check_levels(data: bytes, wire_format: WireFormat, most: int, where: str) -
     levels = json_levels(data) if wire_format is WireFormat.JSON else msgpack_levels(data)
     if levels > most:
         raise BadMessageError(
-            ErrorCode.TOO_DEEP, f"{where}: {levels} levels, expected at most {most}; flatten it"
+            ErrorCode.TOO_LARGE, f"{where}: {levels} levels, expected at most {most}; flatten it"
         )
 
 
@@ -290,7 +279,7 @@ def explained(error: Exception, where: str) -> BadMessageError:
     """Return an error of a decoder as a sentence for the author of a client."""
     if isinstance(error, RecursionError):
         return BadMessageError(
-            ErrorCode.TOO_DEEP, f"{where}: nested more deeply than anything that is read; flatten it"
+            ErrorCode.TOO_LARGE, f"{where}: nested more deeply than anything that is read; flatten it"
         )
     if isinstance(error, UnicodeDecodeError):
         return BadMessageError(
@@ -316,7 +305,7 @@ def _describe_mismatch(text: str, where: str) -> tuple[ErrorCode, str]:
             return ErrorCode.WRONG_TYPE, f"{where}: got {what}, expected {rule.replace(' | ', ' or ')}"
         if rule == "float":
             return (
-                ErrorCode.NOT_FINITE,
+                ErrorCode.OUT_OF_RANGE,
                 f"{where}: got NaN or a number too large for its type, expected float {bound}",
             )
         code = ErrorCode.WRONG_LENGTH if rule == "array" else ErrorCode.OUT_OF_RANGE
@@ -326,7 +315,7 @@ def _describe_mismatch(text: str, where: str) -> tuple[ErrorCode, str]:
         )
     if text.startswith("Object missing"):
         return (
-            ErrorCode.MISSING_FIELD,
+            ErrorCode.MALFORMED,
             f"{where}: field {_name(text)} is missing, expected all fields without a default",
         )
     if text.startswith("Object contains"):

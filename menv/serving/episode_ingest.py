@@ -101,7 +101,7 @@ class EpisodeIngest:
             raise BadMessageError(ErrorCode.WRONG_TYPE, f"{where}: expected an episode of {kind}")
         if multi and episode.id is None:
             raise BadMessageError(
-                ErrorCode.MISSING_FIELD,
+                ErrorCode.MALFORMED,
                 f"{where}: no field 'id', expected one for an episode of several agents",
             )
         self._check_num_agents(episode.unclaimed or (), where)
@@ -109,7 +109,7 @@ class EpisodeIngest:
         for agent in episode.unclaimed or ():
             if self.spaces_of(agent) is None:
                 raise BadMessageError(
-                    ErrorCode.UNKNOWN_AGENT,
+                    ErrorCode.UNKNOWN_ID,
                     f"{where}.unclaimed: no agent {agent[:40]!r}, expected one of the environment's",
                 )
 
@@ -131,7 +131,7 @@ class EpisodeIngest:
                 )
         if len(one.rewards) and np.abs(one.rewards).max() > LARGEST_REWARD:
             raise BadMessageError(
-                ErrorCode.NOT_FINITE,
+                ErrorCode.OUT_OF_RANGE,
                 f"{where}.rewards: got a number that is not finite as float32, expected a finite one",
             )
 

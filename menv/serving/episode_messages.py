@@ -113,7 +113,7 @@ def read_episode(
         spaces = spaces_of(agent_id)
         if spaces is None:
             raise BadMessageError(
-                ErrorCode.UNKNOWN_AGENT, f"{at}: unknown agent, expected one of the environment's"
+                ErrorCode.UNKNOWN_ID, f"{at}: unknown agent, expected one of the environment's"
             )
         agents[agent_id] = _reader_of(spaces).read(member, wire_format, at)
     return WireEpisode(
@@ -223,7 +223,7 @@ def _declared(
     missing = [name for name in needed if getattr(found, name) is UNSET]
     if missing:
         raise BadMessageError(
-            ErrorCode.MISSING_FIELD, f"{where}: no {' and no '.join(missing)}, expected {', '.join(needed)}"
+            ErrorCode.MALFORMED, f"{where}: no {' and no '.join(missing)}, expected {', '.join(needed)}"
         )
     keys = sum(value is not UNSET for value in msgspec.structs.astuple(found))
     strings = isinstance(found.id, str) + isinstance(found.env, str)

@@ -162,7 +162,7 @@ class NumberReader:
         if self._dtype.kind == "f" and np.count_nonzero(np.isfinite(array)) != array.size:
             row, at = _first(~np.isfinite(array))
             raise BadValueError(
-                ErrorCode.NOT_FINITE, f"got a number that is not finite as {self._dtype}, expected a finite one",
+                ErrorCode.OUT_OF_RANGE, f"got a number that is not finite as {self._dtype}, expected a finite one",
                 row, self._path + at,
             )  # fmt: skip
 
@@ -340,7 +340,7 @@ def _finite(array: Array, where: str) -> Floats:
     if np.count_nonzero(np.isfinite(floats)) != floats.size:
         row = int(np.argwhere(~np.isfinite(floats))[0][0])
         raise BadMessageError(
-            ErrorCode.NOT_FINITE,
+            ErrorCode.OUT_OF_RANGE,
             f"{where}[{row}]: got a number that is not finite as float32, expected a finite one",
         )
     return floats

@@ -338,7 +338,7 @@ def _message(
 ) -> Any:
     if "type" not in found:
         raise BadMessageError(
-            ErrorCode.MISSING_FIELD, f"message: no field 'type', expected one of {', '.join(known)}"
+            ErrorCode.MALFORMED, f"message: no field 'type', expected one of {', '.join(known)}"
         )
     name: str = _NAME.read(found["type"], wire_format, "message.type")
     typed = known.get(name)
@@ -366,7 +366,7 @@ def _without_nulls(body: bytes, wire_format: WireFormat, found: Mapping[str, Raw
 def _unknown(name: str, known: Mapping[str, TypedDecoder]) -> BadMessageError:
     if known is _REQUESTS and name in _ANSWERS:
         return BadMessageError(
-            ErrorCode.NOT_A_REQUEST,
+            ErrorCode.UNKNOWN_TYPE,
             f"message: {name} is what a server sends, expected one of {', '.join(known)}",
         )
     what = "is not spoken any more" if name in OLD_NAMES else "is unknown"

@@ -391,7 +391,7 @@ class Session:
         if error is None:
             self._send_state(request, responder)
         else:
-            _refuse(error, responder, ErrorCode.UNKNOWN_POLICY)
+            _refuse(error, responder, ErrorCode.UNKNOWN_ID)
 
     def _send_state(self, request: GetState | EpisodesAndGetState, responder: Responder) -> None:
         """Answer with the latest weights: at once if they are encoded already, else when a thread has encoded them."""
@@ -399,7 +399,7 @@ class Session:
 
         def send(result: SetState | MenvError) -> None:
             if isinstance(result, MenvError):
-                _refuse(result, responder, ErrorCode.UNKNOWN_POLICY)
+                _refuse(result, responder, ErrorCode.UNKNOWN_ID)
             else:
                 self.state.weights_seq_no = result.weights_seq_no
                 responder.send(result)
@@ -430,7 +430,7 @@ class Session:
         for name in chosen:
             if name not in known:
                 raise BadMessageError(
-                    ErrorCode.UNKNOWN_POLICY,
+                    ErrorCode.UNKNOWN_ID,
                     f"policy_ids: no policy {name[:40]!r}, expected one of {known[:20]}",
                 )
         ask = self.state.only_policy is not None and known != [self.state.only_policy]
@@ -451,7 +451,7 @@ class Session:
             )
         if len(chosen) != 1:
             raise BadMessageError(
-                ErrorCode.UNKNOWN_POLICY,
+                ErrorCode.UNKNOWN_ID,
                 f"policy_ids: an ONNX file holds one policy, expected one of {known[:20]}; name it",
             )
         return SetState(weights_seq_no=number, onnx_file=form("onnx", chosen[0]))
@@ -465,7 +465,7 @@ class Session:
                 if agent not in policies:
                     policies[agent] = sessions.latest.policy_for(f"{state.token}/{name}", agent)
         except MenvError as error:
-            _refuse(error, responder, ErrorCode.UNKNOWN_AGENT)
+            _refuse(error, responder, ErrorCode.UNKNOWN_ID)
             return
         except Exception as error:
             # An error of the user's policy_mapping_fn; `train()` raises it.
@@ -486,7 +486,7 @@ class Session:
         for agent in request.agent_ids:
             if self._sessions.ioctx.multi_agent and self._sessions.ingest.spaces_of(agent) is None:
                 raise BadMessageError(
-                    ErrorCode.UNKNOWN_AGENT,
+                    ErrorCode.UNKNOWN_ID,
                     f"GET_POLICIES.agent_ids: no agent {agent[:40]!r}, expected one of the environment's",
                 )
 

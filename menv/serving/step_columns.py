@@ -157,7 +157,7 @@ class StepColumns:
         spaces = self._spaces_of(agent)
         if spaces is None:
             raise BadMessageError(
-                ErrorCode.UNKNOWN_AGENT,
+                ErrorCode.UNKNOWN_ID,
                 f"{where}: no agent {str(agent)[:40]!r}, expected one of the environment's",
             )
         return spaces

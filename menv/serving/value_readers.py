@@ -172,7 +172,7 @@ class MaskCheck:
             nothing = _allow_nothing(self._mask(obs[:acting], member, actions), actions)
             if nothing.any():
                 raise BadValueError(
-                    ErrorCode.MASKED, "got a mask that allows nothing, expected one action at least",
+                    ErrorCode.OUT_OF_RANGE, "got a mask that allows nothing, expected one action at least",
                     int(np.argmax(nothing)), f"{_path_text(member)}[{MASK_KEY!r}]",
                 ).in_message(where, is_column)  # fmt: skip
 
@@ -192,7 +192,8 @@ class MaskCheck:
             forbidden = ~np.take_along_axis(mask, columns, axis=1).all(axis=1)
             if forbidden.any():
                 raise BadValueError(
-                    ErrorCode.MASKED, "got an action that the mask of its observation forbids, expected an allowed one",
+                    ErrorCode.OUT_OF_RANGE,
+                    "got an action that the mask of its observation forbids, expected an allowed one",
                     int(np.argmax(forbidden)), _path_text(member),
                 ).in_message(where, is_column)  # fmt: skip
 
@@ -378,7 +379,7 @@ def reward(raw: Raw, wire_format: WireFormat, where: str = "reward") -> float | 
     # Comparisons with NaN are False.
     if not all(abs(one) <= LARGEST_REWARD for one in (paid.values() if isinstance(paid, dict) else (paid,))):
         raise BadMessageError(
-            ErrorCode.NOT_FINITE,
+            ErrorCode.OUT_OF_RANGE,
             f"{where}: got a number that is not finite as float32, expected a finite one",
         )
     return paid

@@ -19,7 +19,7 @@ ONE_AGENT: dict[str, tuple[str, dict[str, Any], str]] = {
     "an unknown episode": ("GET_ACTION", {"episode_id": "x", "observation": obs_of(0)}, "unknown_episode"),
     "no episode": ("GET_ACTION", {"observation": obs_of(0), "episode_id": None}, "wrong_type"),
     "a second start": ("START_EPISODE", {}, "wrong_order"),
-    "no observation": ("GET_ACTION", {}, "missing_field"),
+    "no observation": ("GET_ACTION", {}, "malformed"),
     "an observation that is too short": ("GET_ACTION", {"observation": [0, 0]}, "wrong_length"),
     "an observation of texts": ("GET_ACTION", {"observation": ["0", "0", "0"]}, "wrong_type"),
     "an observation out of bounds": ("GET_ACTION", {"observation": [0, 0, 11]}, "out_of_range"),
@@ -27,7 +27,7 @@ ONE_AGENT: dict[str, tuple[str, dict[str, Any], str]] = {
     "an action that does not exist": ("LOG_ACTION", {"observation": obs_of(0), "action": 2}, "out_of_range"),
     "an action that is a list": ("LOG_ACTION", {"observation": obs_of(0), "action": [1]}, "wrong_type"),
     "a reward that is a text": ("LOG_RETURNS", {"reward": "1"}, "wrong_type"),
-    "a reward that is too large": ("LOG_RETURNS", {"reward": HUGE}, "not_finite"),
+    "a reward that is too large": ("LOG_RETURNS", {"reward": HUGE}, "out_of_range"),
     "a reward by agent": ("LOG_RETURNS", {"reward": {"agent0": 1.0}}, "wrong_type"),
     "an info that is a list": ("LOG_RETURNS", {"reward": 1, "info": [1]}, "wrong_type"),
     "a last observation that is too long": ("END_EPISODE", {"observation": [0, 0, 0, 0]}, "wrong_length"),
@@ -55,7 +55,7 @@ def test_an_illegal_move_costs_an_error_and_the_episode_goes_on(door: Door) -> N
 
 
 def test_nan_is_refused_in_both_dialects() -> None:
-    for msgpack, code in ((False, "malformed"), (True, "not_finite")):
+    for msgpack, code in ((False, "malformed"), (True, "out_of_range")):
         with served() as one, one.sampling(), one.voice(msgpack=msgpack) as voice:
             turns = Turns(voice, "e")
             nan = float("nan")
@@ -127,23 +127,23 @@ def test_episodes_of_another_client_are_out_of_reach() -> None:
 def two_agents(voice: Voice) -> list[tuple[str, dict[str, Any], str]]:
     ann = [0, 0]
     return [
-        ("GET_ACTION", {"observation": {"carl": ann}}, "unknown_agent"),
-        ("GET_ACTION", {"observation": {"ann": ann, "carl": ann}}, "unknown_agent"),
+        ("GET_ACTION", {"observation": {"carl": ann}}, "unknown_id"),
+        ("GET_ACTION", {"observation": {"ann": ann, "carl": ann}}, "unknown_id"),
         ("GET_ACTION", {"observation": {"bob": ann}}, "wrong_length"),
         ("GET_ACTION", {"observation": ann}, "wrong_type"),
         ("LOG_ACTION", {"observation": {"ann": ann}, "action": {}}, "wrong_length"),
         ("LOG_ACTION", {"observation": {"ann": ann}, "action": {"ann": 3}}, "out_of_range"),
         ("LOG_ACTION", {"observation": {"ann": ann}, "action": 0}, "wrong_type"),
-        ("LOG_RETURNS", {"reward": {"carl": 1.0}}, "unknown_agent"),
-        ("LOG_RETURNS", {"reward": {"ann": 1.0}, "done": {"carl": True}}, "unknown_agent"),
+        ("LOG_RETURNS", {"reward": {"carl": 1.0}}, "unknown_id"),
+        ("LOG_RETURNS", {"reward": {"ann": 1.0}, "done": {"carl": True}}, "unknown_id"),
         ("LOG_RETURNS", {"reward": {"ann": 1.0}, "info": {"ann": 1}}, "wrong_type"),
-        ("LOG_RETURNS", {"reward": {"__all__": 1.0}}, "unknown_agent"),
-        ("LOG_RETURNS", {"reward": {}, "info": {"carl": {}}}, "unknown_agent"),
+        ("LOG_RETURNS", {"reward": {"__all__": 1.0}}, "unknown_id"),
+        ("LOG_RETURNS", {"reward": {}, "info": {"carl": {}}}, "unknown_id"),
         ("LOG_RETURNS", {"reward": 1.0}, "wrong_type"),
-        ("LOG_RETURNS", {"reward": {"ann": HUGE}}, "not_finite"),
-        ("END_EPISODE", {"observation": {"carl": ann}}, "unknown_agent"),
-        ("GET_POLICIES", {"agent_ids": ["ann", "carl"]}, "unknown_agent"),
-        ("EPISODES", {"episodes": [{"agents": {"carl": {}}, "id": "p"}]}, "missing_field"),
+        ("LOG_RETURNS", {"reward": {"ann": HUGE}}, "out_of_range"),
+        ("END_EPISODE", {"observation": {"carl": ann}}, "unknown_id"),
+        ("GET_POLICIES", {"agent_ids": ["ann", "carl"]}, "unknown_id"),
+        ("EPISODES", {"episodes": [{"agents": {"carl": {}}, "id": "p"}]}, "malformed"),
     ]  # fmt: skip
 
 
@@ -177,8 +177,8 @@ def test_masks_that_allow_nothing_and_masked_actions_are_refused() -> None:
     nothing, first = ({"action_mask": mask, "at": [0, 0]} for mask in ([0, 0, 0], [1, 0, 0]))
     with served(**MASKED) as one, one.sampling(), one.voice() as voice:
         turns = Turns(voice, "e")
-        assert voice.refused("GET_ACTION", episode_id="e", observation=nothing) == "masked"
-        assert voice.refused("LOG_ACTION", episode_id="e", observation=first, action=1) == "masked"
+        assert voice.refused("GET_ACTION", episode_id="e", observation=nothing) == "out_of_range"
+        assert voice.refused("LOG_ACTION", episode_id="e", observation=first, action=1) == "out_of_range"
         assert turns.act(first) == 0
         assert turns.say("LOG_ACTION", observation=first, action=0)["type"] == "OK"
         # Nobody acts on a last observation.
@@ -188,8 +188,8 @@ def test_masks_that_allow_nothing_and_masked_actions_are_refused() -> None:
 
 def test_policies_that_do_not_exist_and_forms_that_cannot_be_had_are_refused() -> None:
     with served(**TWO) as one, one.sampling(), one.voice() as voice:
-        assert voice.refused("GET_STATE", policy_ids=["nobody"]) == "unknown_policy"
-        assert voice.refused("GET_STATE") == "unknown_policy"
+        assert voice.refused("GET_STATE", policy_ids=["nobody"]) == "unknown_id"
+        assert voice.refused("GET_STATE") == "unknown_id"
         assert voice.ask("GET_STATE", policy_ids=["for_ann"])["type"] == "SET_STATE"
         assert set(voice.ask("GET_STATE", form="weights")["weights"]) == {"for_ann", "for_bob"}
         assert set(voice.ask("GET_STATE", form="bundle", policy_ids=["for_bob"])["bundles"]) == {"for_bob"}

@@ -99,11 +99,11 @@ def test_actions_that_are_none_or_that_a_mask_forbids_are_refused_by_name(door: 
         gear = turns.act(observed(1))["gear"][0]
         assert gear in (1, 3)
         for wrong, code in (
-            (drive(2), "masked"),
+            (drive(2), "out_of_range"),
             (drive(4), "out_of_range"),
             (drive(gas=[0.5]), "wrong_length"),
             (drive(gas=[0.5, "x"]), "wrong_type"),
-            ({"gas": [0.5, 0.5]}, "missing_field"),
+            ({"gas": [0.5, 0.5]}, "malformed"),
         ):
             said = voice.ask("LOG_ACTION", episode_id="e", observation=observed(2), action=wrong)
             assert (said["type"], said["code"]) == ("ERROR", code), said
@@ -116,9 +116,11 @@ def test_a_mask_that_is_declared_in_parts_is_read_as_one_of_flags_is() -> None:
         shown: Any = {"action_mask": {"gear": [[0, 1, 0]]}, "seen": [0.0, 0.0]}
         turns = Turns(voice, "e")
         assert turns.act(shown)["gear"][0] == 2
-        assert voice.refused("LOG_ACTION", episode_id="e", observation=shown, action=drive(1)) == "masked"
+        assert (
+            voice.refused("LOG_ACTION", episode_id="e", observation=shown, action=drive(1)) == "out_of_range"
+        )
         shown["action_mask"]["gear"] = [[0, 0, 0]]
-        assert voice.refused("GET_ACTION", episode_id="e", observation=shown) == "masked"
+        assert voice.refused("GET_ACTION", episode_id="e", observation=shown) == "out_of_range"
 
 
 @pytest.mark.parametrize("mode", ["local", "remote"])

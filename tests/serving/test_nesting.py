@@ -107,4 +107,4 @@ thread.join()
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
         timeout=60,
     )  # fmt: skip
-    assert (done.returncode, done.stdout.strip()) == (0, "too_deep"), done.stderr
+    assert (done.returncode, done.stdout.strip()) == (0, "too_large"), done.stderr

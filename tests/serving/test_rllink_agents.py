@@ -98,8 +98,8 @@ def test_what_no_action_can_own_counts_once_and_with_the_end(size: int) -> None:
             for wrong, code in (
                 (3.0, "wrong_type"),
                 ({"bob": "x"}, "wrong_type"),
-                ({"bob": 1e300}, "not_finite"),
-                ({"bob": 1.0, "nobody": 1.0}, "unknown_agent"),
+                ({"bob": 1e300}, "out_of_range"),
+                ({"bob": 1.0, "nobody": 1.0}, "unknown_id"),
             ):
                 assert voice.refused("EPISODES", episodes=[last | {"unclaimed": wrong}]) == code
             voice.bring(first)
@@ -211,9 +211,9 @@ def test_who_answers_is_told_before_and_kept_through_the_episode() -> None:
 @pytest.mark.parametrize(
     ("wrong", "code"),
     [
-        (member(2, 5, end="terminated"), "missing_field"),
-        ({**together("e", {"ann": member(2, 5)}), "id": None}, "missing_field"),
-        (together("e", {"carl": member(2, 5)}), "unknown_agent"),
+        (member(2, 5, end="terminated"), "malformed"),
+        ({**together("e", {"ann": member(2, 5)}), "id": None}, "malformed"),
+        (together("e", {"carl": member(2, 5)}), "unknown_id"),
         (together("e", {"ann": member(3, 5)}), "wrong_length"),
         (together("e", {"ann": member(2, 5), "bob": member(2, 5)}), "wrong_length"),
     ],

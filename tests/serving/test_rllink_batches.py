@@ -317,9 +317,9 @@ def test_rewards_that_no_network_can_learn_from_are_refused() -> None:
     wrong = whole(32)
     wrong["rewards"][3] = 1e39
     with served(kind=RLlinkInput) as one, one.voice() as voice:
-        assert voice.refused("EPISODES", episodes=[wrong]) == "not_finite"
+        assert voice.refused("EPISODES", episodes=[wrong]) == "out_of_range"
         voice.ask("START_EPISODE", episode_id="e")
-        assert voice.refused("LOG_RETURNS", episode_id="e", reward=-1e39) == "not_finite"
+        assert voice.refused("LOG_RETURNS", episode_id="e", reward=-1e39) == "out_of_range"
         assert voice.ask("LOG_RETURNS", episode_id="e", reward=3e38)["type"] == "OK"
 
 

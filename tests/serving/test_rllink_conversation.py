@@ -211,7 +211,7 @@ def test_names_that_nobody_needs_and_answers_are_refused_and_the_conversation_go
         for name in ("ACTION_SPACE", "OBSERVATION_SPACE", "GET_WORKER_ARGS", "GET_WEIGHTS", "REPORT_SAMPLES"):
             assert voice.refused(name) == "unknown_type"
         for name in ("PONG", "SET_STATE", "SET_CONFIG", "OK"):
-            assert voice.refused(name) == "not_a_request"
+            assert voice.refused(name) == "unknown_type"
         assert voice.ask("PING") == {"type": "PONG"}
         assert one.refused == 9
 

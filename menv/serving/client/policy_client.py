@@ -128,9 +128,7 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-_SIZE_CODES = (ErrorCode.TOO_LARGE, ErrorCode.TOO_DEEP)
-"""Refusals that the same info would cause again."""
-_VALUE_CODES = (ErrorCode.UNKNOWN_AGENT, ErrorCode.WRONG_TYPE, ErrorCode.OUT_OF_RANGE, ErrorCode.NOT_FINITE)
+_VALUE_CODES = (ErrorCode.UNKNOWN_ID, ErrorCode.WRONG_TYPE, ErrorCode.OUT_OF_RANGE)
 """Refusals that the same rewards, infos or done flags may cause again."""
 
 
@@ -267,7 +265,8 @@ class RemoteEpisode:
             raise
         except MenvError as error:
             self._unconfirmed = None
-            self._restore_attached(getattr(error, "code", None) not in _SIZE_CODES)
+            # An info that is too large would be refused again.
+            self._restore_attached(getattr(error, "code", None) != ErrorCode.TOO_LARGE)
             if isinstance(error, NotNowError):
                 self._update_seq(error)
             raise
