@@ -1,27 +1,31 @@
-"""The process that parses large bodies for a server, whose event loop they would block.
+"""`BodyParserPool`: another process parses large bodies, which would block the server's event loop.
 
-    python -m menv.serving.body_parser
-
-`menv.serving.body_parser_pool` starts it and talks to it over its standard input and output; it ends when its input
-does. It parses and checks messages with the code that the server uses for short ones, and returns them in a form that
-is fast to read. The frames on both pipes are a kind, a length, and that many bytes.
+The process parses and checks messages with the code that the server uses for short ones, and returns them in a form
+that is fast to read. It starts for the first large body, and again after it ends.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import enum
+import logging
+import multiprocessing
+import os
 import signal
-import struct
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw
 
 from menv.base_env import SINGLE_AGENT
 from menv.env_context import InputContext
+from menv.errors import ConfigError
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, explained, fields, to_raw
 from menv.serving.episode_messages import read_episode, write_flat
 from menv.serving.limits import Limits
@@ -36,54 +40,36 @@ from menv.serving.protocol import (
     decode,
     encode,
 )
-from menv.serving.step_columns import StepColumns, agent_spaces, context_from_json
+from menv.serving.step_columns import StepColumns, agent_spaces, context_from_json, context_to_json
 from menv.serving.value_readers import reward
 
-_HEAD = struct.Struct(">BQ")
+_log = logging.getLogger("menv.serving")
 
-
-class PipeFrameKind(enum.IntEnum):
-    """The content of a frame.
-
-    Attributes:
-        SETUP: First frame to the process: spaces and limits, as JSON.
-        READY: Its answer: empty.
-        BODY: To the process: a body as received.
-        MESSAGE: Its answer: the message in msgpack, with packed arrays.
-        EPISODES: Its answer to a message with episodes: the message without them, and each as `write_flat` returns it.
-        REFUSAL: Its answer to an invalid body: code, text and sequence number of a `BadMessageError`, in msgpack.
-    """
-
-    SETUP = 1
-    READY = 2
-    BODY = 3
-    MESSAGE = 4
-    EPISODES = 5
-    REFUSAL = 6
-
-
-def write_frame(file: IO[bytes], kind: PipeFrameKind, data: bytes) -> None:
-    """Write one frame, waiting until it is written."""
-    file.write(_HEAD.pack(kind, len(data)))
-    file.write(data)
-    file.flush()
-
-
-def read_frame(file: IO[bytes]) -> tuple[PipeFrameKind, bytes] | None:
-    """Wait for the next frame; None if the other end is closed."""
-    head = file.read(_HEAD.size)
-    if len(head) < _HEAD.size:
-        return None
-    kind, size = _HEAD.unpack(head)
-    data = file.read(size)
-    return None if len(data) < size else (PipeFrameKind(kind), data)
-
-
+MEMORY_FACTOR = 64
+"""Bytes of memory per byte of the longest body; small integers in JSON need sixteen."""
+_MEMORY_BASE = 128_000_000
+_START_S = 60.0
+_MAX_TRIES = 2
+_NO_ANSWER = "message: the process that reads it has ended, expected an answer; send less at once"
 _NOTHING = Raw(b"\xc0")
 
 
+class Parsed(NamedTuple):
+    """What the process returns.
+
+    Attributes:
+        message: The message in msgpack, with packed arrays; without episodes.
+        episodes: Its episodes as `write_flat` encodes them; None if the message has none.
+        refusal: Code, text and sequence number of a `BadMessageError` instead.
+    """
+
+    message: bytes = b""
+    episodes: list[bytes] | None = None
+    refusal: tuple[str, str, int | None] | None = None
+
+
 class BodyParser:
-    """Parses bodies."""
+    """Parses bodies, in the process."""
 
     def __init__(self, ioctx: InputContext, limits: Limits) -> None:
         self._limits = limits
@@ -91,8 +77,8 @@ class BodyParser:
         self._values = StepColumns(ioctx, limits.max_agents)
         self._spaces_of = agent_spaces(ioctx)
 
-    def parse(self, body: bytes) -> tuple[PipeFrameKind, bytes]:
-        """Return the answer to a body."""
+    def parse(self, body: bytes) -> Parsed:
+        """Return what a body holds, or why it is refused."""
         try:
             return self._read(body)
         except BadMessageError as error:
@@ -102,12 +88,12 @@ class BodyParser:
                 ErrorCode.TOO_LARGE,
                 "message: reading it takes more memory than there is for one; send less at once",
             )
-        return PipeFrameKind.REFUSAL, msgspec.msgpack.encode((str(refusal.code), refusal.text, refusal.seq))
+        return Parsed(refusal=(str(refusal.code), refusal.text, refusal.seq))
 
-    def _read(self, body: bytes) -> tuple[PipeFrameKind, bytes]:
+    def _read(self, body: bytes) -> Parsed:
         request, wire_format = decode(body, self._limits.max_depth)
         if isinstance(request, Episodes):
-            return PipeFrameKind.EPISODES, self._episodes(request, wire_format)
+            return self._episodes(request, wire_format)
         try:
             rest, message = self._message(request, wire_format)
         except BadMessageError as error:
@@ -120,16 +106,16 @@ class BodyParser:
                 f"{self._limits.inline_body} (Limits.inline_body); send less",
                 getattr(request, "seq", None),
             )
-        return PipeFrameKind.MESSAGE, message
+        return Parsed(message)
 
-    def _episodes(self, request: Episodes, wire_format: WireFormat) -> bytes:
+    def _episodes(self, request: Episodes, wire_format: WireFormat) -> Parsed:
         name = _tag(request)
         flat = [
-            write_flat(read_episode(raw, self._spaces_of, wire_format, f"{name}.episodes[{index}]"))
+            bytes(write_flat(read_episode(raw, self._spaces_of, wire_format, f"{name}.episodes[{index}]")))
             for index, raw in enumerate(request.episodes)
         ]
         head = encode(msgspec.structs.replace(request, episodes=[]), WireFormat.MSGPACK)
-        return msgspec.msgpack.encode((head, flat))
+        return Parsed(head, flat)
 
     def _message(self, request: Request, wire_format: WireFormat) -> tuple[int, bytes]:
         """Return a message in msgpack, and the size of everything in it that no space bounds."""
@@ -195,27 +181,198 @@ def bound_memory(most_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def serve(source: BinaryIO, sink: BinaryIO) -> None:
-    """Parse one body after the other until the input ends."""
-    setup = read_frame(source)
-    if setup is None:
-        return
-    settings = msgspec.json.decode(setup[1])
-    limits = Limits(**settings["limits"])
-    parser = BodyParser(context_from_json(settings["context"]), limits)
-    bound_memory(settings["memory"])
-    write_frame(sink, PipeFrameKind.READY, b"")
-    while (frame := read_frame(source)) is not None:
-        write_frame(sink, *parser.parse(frame[1]))
+_parser: BodyParser
+"""The parser of this process, if it is one that `BodyParserPool` has started."""
 
 
-def main() -> None:
-    """Run as a process."""
+def _begin(setup: bytes) -> None:
+    """Prepare this process; called once in it."""
+    global _parser
     # Ctrl-C is meant for the server, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(BrokenPipeError):
-        serve(sys.stdin.buffer, sys.stdout.buffer)
+    threading.Thread(target=_end_with_server, daemon=True).start()
+    settings = msgspec.json.decode(setup)
+    _parser = BodyParser(context_from_json(settings["context"]), Limits(**settings["limits"]))
+    bound_memory(settings["memory"])
 
 
-if __name__ == "__main__":
-    main()
+def _end_with_server() -> None:
+    server = multiprocessing.parent_process()
+    if server is not None:
+        server.join()
+        os._exit(0)
+
+
+def _parse(body: bytes) -> Parsed:
+    return _parser.parse(body)
+
+
+Outcome = Parsed | BadMessageError | None
+"""What the process returned, an error, or None if the body has to be parsed in the event loop."""
+ParseJob = asyncio.Task[Outcome]
+
+
+class BodyParserPool:
+    """The process, and the bodies that wait for it. Everything but `stop` is called in the server's event loop.
+
+    Attributes:
+        usable: False if a space cannot be written as JSON, or no process can be started.
+        longest_inline: Shorter bodies are always parsed in the event loop.
+        parsed: Number of bodies parsed so far.
+        pid: The process; None if there is none.
+    """
+
+    def __init__(self, ioctx: InputContext, limits: Limits) -> None:
+        self.parsed = 0
+        self.pid: int | None = None
+        self.longest_inline = limits.inline_body
+        self._limits = limits
+        self._setup = _setup(ioctx, limits)
+        self.usable = self._setup is not None and not getattr(sys, "frozen", False)
+        self._was_ready = False
+        self._waiting = 0
+        self._executor: ProcessPoolExecutor | None = None
+        # One body at a time: a body that ends the process costs no other one a try.
+        self._turn = asyncio.Lock()
+
+    def takes(self, body: bytes) -> bool:
+        """Return whether a body has to be parsed by the process."""
+        return len(body) > self._limits.inline_body and self.usable
+
+    def add(self, body: bytes, then: Callable[[Outcome], None]) -> ParseJob:
+        """Have a body parsed; `then` is called later, in the loop. Raises `BadMessageError` if too many bytes wait.
+
+        `then` is not called if the returned task is cancelled.
+        """
+        if self._waiting + len(body) > self._limits.max_large:
+            raise BadMessageError(
+                ErrorCode.TOO_MANY,
+                f"message: {self._waiting} bytes of large messages wait to be read, expected at most "
+                f"{self._limits.max_large} (Limits.max_large); send it again later, or in smaller parts",
+            )
+        self._waiting += len(body)
+
+        def done(job: ParseJob) -> None:
+            self._waiting -= len(body)
+            if job.cancelled():
+                return
+            fault = job.exception()
+            if fault is None:
+                then(job.result())
+                return
+            then(BadMessageError(ErrorCode.INTERNAL, _NO_ANSWER))
+            raise fault
+
+        job = asyncio.get_running_loop().create_task(self._outcome(body))
+        job.add_done_callback(done)
+        return job
+
+    def stop(self) -> None:
+        """End the process; from any thread but the serving one, and more than once."""
+        self._kill()
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+
+    async def _outcome(self, body: bytes) -> Outcome:
+        """Have a body parsed, by a second process if the first one ends."""
+        async with self._turn:
+            for tries in range(_MAX_TRIES):
+                executor = await self._ready()
+                if executor is None:
+                    # A body that ended a process is not parsed in the event loop.
+                    return BadMessageError(ErrorCode.INTERNAL, _NO_ANSWER) if tries else None
+                try:
+                    parsed: Parsed = await asyncio.wait_for(
+                        _submit(executor, _parse, body), self._limits.handshake_s
+                    )
+                except TimeoutError:
+                    self._discard("took too long")
+                    return BadMessageError(
+                        ErrorCode.TOO_SLOW,
+                        f"message: not read after {self._limits.handshake_s:g} s; see Limits.handshake_s",
+                    )
+                except BrokenProcessPool:
+                    self._discard("ended")
+                else:
+                    self.parsed += 1
+                    return parsed
+            return BadMessageError(ErrorCode.INTERNAL, _NO_ANSWER)
+
+    async def _ready(self) -> ProcessPoolExecutor | None:
+        """Return the executor of a process that runs; None if no process can be started."""
+        if self._executor is None:
+            try:
+                assert self._setup is not None
+                context = multiprocessing.get_context("spawn")
+                self._executor = ProcessPoolExecutor(1, context, _begin, (self._setup,))
+                with _without_main():
+                    started = _submit(self._executor, os.getpid)
+                self.pid = await asyncio.wait_for(started, _START_S)
+                self._was_ready = True
+            except (OSError, AssertionError, TimeoutError, BrokenProcessPool):
+                self._discard("could not start")
+                # If no process ever started, this program cannot start any.
+                self.usable = self._was_ready
+        return self._executor
+
+    def _discard(self, why: str) -> None:
+        _log.info("the process that parses large messages %s, and is started again", why)
+        self._kill()
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+            self._executor = None
+
+    def _kill(self) -> None:
+        pid, self.pid = self.pid, None
+        if pid is not None:
+            with contextlib.suppress(OSError):
+                os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))
+
+
+def _submit(executor: ProcessPoolExecutor, do: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+    made: Future[Any] = executor.submit(do, *arguments)
+    return asyncio.wrap_future(made)
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Start no process that imports the program's main module, which may be large or have no `__name__` guard."""
+    main = sys.modules["__main__"]
+    known: dict[str, Any] = {
+        name: vars(main)[name] for name in ("__spec__", "__file__") if name in vars(main)
+    }
+    vars(main).update(dict.fromkeys(known))
+    try:
+        yield
+    finally:
+        vars(main).update(known)
+
+
+def _setup(ioctx: InputContext, limits: Limits) -> bytes | None:
+    with contextlib.suppress(ConfigError):
+        bounds = {
+            name: getattr(limits, name) for name in ("max_body", "max_depth", "max_agents", "inline_body")
+        }
+        memory = _MEMORY_BASE + MEMORY_FACTOR * limits.max_body
+        return msgspec.json.encode({"context": context_to_json(ioctx), "limits": bounds, "memory": memory})
+    return None
+
+
+def parsed_request(outcome: Outcome, body: bytes, max_depth: int) -> tuple[Request, bool, WireFormat]:
+    """Return the request in a body, whether its episodes were encoded by `write_flat`, and its wire format.
+
+    If the pool has not parsed the body (`outcome` is None), it is decoded here. Raises the `BadMessageError` of a
+    refusal.
+    """
+    if outcome is None:
+        request, wire_format = decode(body, max_depth)
+        return request, False, wire_format
+    if isinstance(outcome, BadMessageError):
+        raise outcome
+    if outcome.refusal is not None:
+        raise BadMessageError(*outcome.refusal)
+    request = decode(outcome.message, max_depth)[0]
+    if outcome.episodes is None:
+        return request, False, WireFormat.MSGPACK
+    episodes = [Raw(one) for one in outcome.episodes]
+    return msgspec.structs.replace(request, episodes=episodes), True, WireFormat.MSGPACK

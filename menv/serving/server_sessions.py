@@ -24,7 +24,7 @@ from menv.env_context import InputContext
 from menv.errors import CallOrderError, EpisodeError, MenvError
 from menv.serialization import space_to_json
 from menv.serving.action_requests import ActionRequestHandler, Decision
-from menv.serving.body_parser_pool import BodyParserPool
+from menv.serving.body_parser import BodyParserPool
 from menv.serving.client_state import ClientState, Responder
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat
 from menv.serving.episode_ingest import EpisodeIngest

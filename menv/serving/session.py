@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from menv.adapters.episode_channel import ByteBudget
 from menv.errors import CallOrderError, MenvError
-from menv.serving.body_parser_pool import Outcome, ParseJob, parsed_request
+from menv.serving.body_parser import Outcome, ParseJob, parsed_request
 from menv.serving.client_state import ClientState, Responder
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, wire_format_of
 from menv.serving.protocol import (
@@ -128,7 +128,7 @@ class MessageReader:
         self._waiting.clear()
         self._last = None
         if self._job is not None:
-            self._parsers.drop(self._job)
+            self._job.cancel()
         if self._work is not None:
             self._scheduler.drop(self._work)
 
@@ -363,7 +363,7 @@ class Session:
             self.played_at = time.monotonic()
             number = self.state.weights_seq_no if request.weights_seq_no is None else request.weights_seq_no
             if number is not None:
-                sessions.figures.staleness.add([max(0, sessions.latest.weights_seq_no - number)])
+                sessions.figures.staleness.add([max(0, sessions.broker.weights_seq_no - number)])
             if not isinstance(request, EpisodesAndGetState):
                 responder.nothing()
                 return

@@ -56,8 +56,8 @@ class Receiving:
 
     def pid(self) -> int:
         """Return the process that reads large bodies, once there is one."""
-        wait_for(lambda: self.parsers._process is not None)
-        return int(self.parsers._process.pid)
+        wait_for(lambda: self.parsers.pid is not None)
+        return int(self.parsers.pid)
 
     def client(self, door: Door = TCP) -> Client:
         return Client(door, self.server.addresses[0])

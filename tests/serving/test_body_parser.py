@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -42,8 +42,8 @@ def stopped_one(one: Receiving, client: Any) -> int:
 
 
 def under_way(one: Receiving) -> bool:
-    job = one.parsers._current
-    return job is not None and job.since is not None
+    # Bodies are handed over in the round of the loop in which they begin to wait.
+    return bool(one.parsers._waiting)
 
 
 def test_a_body_whose_process_is_killed_is_read_by_the_next_one() -> None:
@@ -54,7 +54,6 @@ def test_a_body_whose_process_is_killed_is_read_by_the_next_one() -> None:
         os.kill(pid, signal.SIGKILL)
         assert client.ask(PING) == b'{"type":"PONG"}'
         assert len(one.played()) == 1
-        assert one.parsers.deaths == 1
         assert one.pid() != pid
         assert not is_there(pid)
 
@@ -65,14 +64,10 @@ def test_who_kills_two_processes_with_a_body_loses_the_connection_and_others_are
         bad.send(BODY)
         wait_for(lambda: under_way(one))
         good.send(BODY)
-        job = one.parsers._current
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: job.tries == 2 or job.then is None)
-        # The second process has to be caught while it reads: it is killed wherever it is.
-        killed: Any = None
-        while killed is None and one.parsers._current is job:
-            killed = one.parsers._process
-            killed.kill()
+        wait_for(lambda: one.parsers.pid not in (pid, None))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one.parsers.pid, signal.SIGKILL)
         answer = json.loads(bad.receive())
         assert answer["code"] == "internal"
         assert bad.rest() == b""
@@ -130,7 +125,6 @@ def test_nothing_is_left_when_a_server_stops_with_bodies_under_way() -> None:
             one.server.stop()
             one.parsers.stop()
             assert not is_there(pid)
-    assert "menv-body-parser" not in {thread.name for thread in threading.enumerate()}
     assert open_files() <= before
 
 
@@ -138,8 +132,7 @@ def test_stopping_twice_and_without_a_body_is_fine() -> None:
     with receiving() as one:
         one.parsers.stop()
         one.parsers.stop()
-        assert one.parsers._process is None
-    assert "menv-body-parser" not in {thread.name for thread in threading.enumerate()}
+        assert one.parsers.pid is None
 
 
 SERVER = """
@@ -180,30 +173,31 @@ def test_an_interrupt_from_the_keyboard_is_the_servers() -> None:
     with receiving() as one, one.client() as client:
         client.send(BODY)
         assert client.ask(PING) == b'{"type":"PONG"}'
-        os.kill(one.pid(), signal.SIGINT)
+        pid = one.pid()
+        os.kill(pid, signal.SIGINT)
         time.sleep(0.1)
         client.send(BODY)
         assert client.ask(PING) == b'{"type":"PONG"}'
-        assert (len(one.played()), one.parsers.deaths) == (2, 0)
+        assert (len(one.played()), one.pid()) == (2, pid)
 
 
 def test_a_body_that_needs_more_memory_than_there_is_for_one_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("menv.serving.body_parser_pool.MEMORY_FACTOR", 0)
+    monkeypatch.setattr("menv.serving.body_parser.MEMORY_FACTOR", 0)
     with receiving(max_body=40_000_000) as one, one.client() as client:
         rows = b",".join([b"[0,0,0,0]"] * 2_000_000)
         episode = b'{"is_terminated": true, "is_truncated": true, "obs": [%b]}' % rows
         answer = json.loads(client.ask(b'{"type": "EPISODES", "episodes": [%b]}' % episode))
         assert answer["code"] == "too_large"
         assert ask(client, "PING") == {"type": "PONG"}
-        assert one.parsers.deaths == 0
+        assert one.parsers.parsed == 1
 
 
 def test_a_fault_on_the_way_to_the_process_is_noted_and_costs_one_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fails(*_: object) -> None:
+    async def fails(*_: object) -> None:
         raise ZeroDivisionError
 
     with receiving(faults=1) as one, one.client() as client, one.client() as other:
@@ -218,7 +212,7 @@ def test_a_fault_on_the_way_to_the_process_is_noted_and_costs_one_connection(
 
 def test_bodies_are_read_here_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     for executable in ("/no/such/file", "/bin/false"):
-        monkeypatch.setattr(sys, "executable", executable)
+        monkeypatch.setattr("multiprocessing.spawn._python_exe", os.fsencode(executable))
         with receiving() as one, one.client() as client:
             for _ in range(2):
                 client.send(BODY)

@@ -248,24 +248,6 @@ def test_more_than_may_wait_is_refused() -> None:
         assert len(one.played()) == 1
 
 
-def test_short_bodies_overtake_long_ones_that_wait() -> None:
-    with receiving() as one, one.client() as first, one.client() as long, one.client() as short:
-        first.send(large({"type": "EPISODES", "episodes": []}))
-        wait_for(lambda: one.parsers.parsed)
-        os.kill(one.pid(), signal.SIGSTOP)
-        first.send(large({"type": "EPISODES", "episodes": [an_episode(1)]}))
-        wait_for(lambda: one.parsers._current is not None)
-        body = large({"type": "EPISODES", "episodes": [an_episode(2)]})
-        long.send(b" " * 3_900_000 + body)
-        wait_for(lambda: one.parsers._pending == 2)
-        short.send(large({"type": "EPISODES", "episodes": [an_episode(3)]}))
-        wait_for(lambda: one.parsers._pending == 3)
-        os.kill(one.pid(), signal.SIGCONT)
-        for client in (long, short, first):
-            assert client.ask(PING) == b'{"type":"PONG"}'
-        assert [piece.env_steps for piece in one.played()] == [1, 3, 2]
-
-
 def test_who_has_shown_no_token_has_nothing_read() -> None:
     with receiving(access=Access(token="a token")) as one:
         with one.client() as stranger:
@@ -274,7 +256,7 @@ def test_who_has_shown_no_token_has_nothing_read() -> None:
             assert stranger.rest() == b""
         with one.client() as friend:
             assert ask(friend, "GET_CONFIG", token="a token")["type"] == "SET_CONFIG"
-            assert one.parsers._process is None
+            assert one.parsers.pid is None
             friend.send(large({"type": "EPISODES", "episodes": [an_episode(5)]}))
             assert friend.ask(PING) == b'{"type":"PONG"}'
             assert len(one.played()) == 1
