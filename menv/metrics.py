@@ -28,7 +28,7 @@ AS_THEY_COME: When = (0, 0)
 
 # Environments in which agents never return have no end of ids.
 _MOST_AGENTS = 1_000
-_FIRST_ELO = 1200.0
+FIRST_ELO = 1200.0
 _ELO_STEP = 16.0
 _MOST_PLAYERS = 8
 """Agents of a game whose results are compared in pairs."""
@@ -194,6 +194,15 @@ class Metrics:
         self.episodes_total += 1
         self.add_unclaimed(episode.unclaimed_rewards)
 
+    def rename_policies(self, names: Mapping[str, str]) -> None:
+        """Change the ids of policies in the episodes of this iteration; others keep theirs."""
+        for place, episode in enumerate(self._new):
+            rewards = {
+                (agent, names.get(one, one)): earned for (agent, one), earned in episode.rewards.items()
+            }
+            others = [(names.get(one, one), earned) for one, earned in episode.others]
+            self._new[place] = episode._replace(rewards=rewards, others=others)
+
     @property
     def unclaimed_rewards(self) -> float:
         """Sum of rewards that belong to no action."""
@@ -243,7 +252,7 @@ class Metrics:
 
     def summary(self) -> dict[str, Any]:
         """Return RLlib's result keys and begin a new iteration."""
-        new, count, faulty = self._in_order(), self._new_count, self._new_faulty
+        new, count, faulty = self.finished(), self._new_count, self._new_faulty
         media = [shown for _, shown in sorted(self._media, key=itemgetter(0))]
         self._forget_new()
         missing = max(0, self._window - len(new))
@@ -292,7 +301,9 @@ class Metrics:
         if len(sides) < len(episodes) or not is_game:
             return found
         for side in sides[len(sides) - new :]:
-            _rate(self._elo, side)
+            update_elo(self._elo, side)
+            while len(self._elo) > _MOST_AGENTS:
+                del self._elo[next(iter(self._elo))]
         outcomes: Returns = {}
         for side in sides:
             for name, reward in side.items():
@@ -302,14 +313,14 @@ class Metrics:
             found["win_share"][name] = sum(reward > 0 for reward in rewards) / count
             found["draw_share"][name] = sum(reward == 0 for reward in rewards) / count
             found["loss_share"][name] = sum(reward < 0 for reward in rewards) / count
-            found["elo"][name] = self._elo.get(name, _FIRST_ELO)
+            found["elo"][name] = self._elo.get(name, FIRST_ELO)
         return found
 
     def state(self) -> dict[str, Any]:
         """Return what the next summaries depend on, except `episode_media`, as a plain tree."""
         return {
             "before": [_as_plain(record) for record in self._before],
-            "new": [_as_plain(record) for record in self._in_order()],
+            "new": [_as_plain(record) for record in self.finished()],
             "new_count": self._new_count,
             "new_faulty": self._new_faulty,
             "faulty_total": self._faulty_total,
@@ -342,7 +353,8 @@ class Metrics:
         self._solo.clear()
         self._new_count = self._new_faulty = 0
 
-    def _in_order(self) -> list[EpisodeSummary]:
+    def finished(self) -> list[EpisodeSummary]:
+        """Return the episodes of this iteration in the order in which they ended."""
         solos = [
             EpisodeSummary(reward, length, {key: reward}, (), _NOTHING, _NOTHING, _NOTHING, when)
             for key, *columns in self._solo
@@ -405,17 +417,15 @@ def _sides(episode: EpisodeSummary) -> dict[Any, float] | None:
     return by_policy if len(by_policy) > 1 else {agent: reward for (agent, _), reward in rewards.items()}
 
 
-def _rate(elo: dict[Any, float], side: Mapping[Any, float]) -> None:
+def update_elo(elo: dict[Any, float], side: Mapping[Any, float]) -> None:
     """Update Elo ratings by the returns of an episode; each pair of players is a game."""
-    before = [(name, reward, elo.get(name, _FIRST_ELO)) for name, reward in side.items()]
+    before = [(name, reward, elo.get(name, FIRST_ELO)) for name, reward in side.items()]
     step = _ELO_STEP / max(1, len(before) - 1)
     for (one, reward, rating), (other, against, opposed) in combinations(before, 2):
         score = 0.5 if reward == against else float(reward > against)
         gain = step * (score - 1.0 / (1.0 + 10.0 ** ((opposed - rating) / 400.0)))
-        elo[one] = elo.get(one, _FIRST_ELO) + gain
-        elo[other] = elo.get(other, _FIRST_ELO) - gain
-    while len(elo) > _MOST_AGENTS:
-        del elo[next(iter(elo))]
+        elo[one] = elo.get(one, FIRST_ELO) + gain
+        elo[other] = elo.get(other, FIRST_ELO) - gain
 
 
 def _without_strangers(by_agent: Returns) -> Returns:

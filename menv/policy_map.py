@@ -187,6 +187,15 @@ class PolicyMap:
         )
         return self._fn, trained
 
+    @property
+    def table(self) -> Any:
+        """The table of a mapping function that has one, which changes during a run; None for others."""
+        return getattr(self._fn, "table", None)
+
+    @table.setter
+    def table(self, table: Any) -> None:
+        vars(self._fn)["table"] = table
+
     def trains(self, policy_id: str, batch: Any = None) -> bool:
         """Return whether a policy learns from `batch`.
 

@@ -26,6 +26,7 @@ MAPPING: Final = 3
 WEIGHTS: Final = 4
 PROCESS: Final = 5
 EVALUATION: Final = 6
+LEAGUE: Final = 7
 
 # For numbers one by one, and for arrays.
 _ONE_GAMMA: Final = 0x9E3779B97F4A7C15

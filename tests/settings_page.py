@@ -12,7 +12,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from menv.algorithms.config.algorithm_config import AlgorithmConfig, ModelConfig, MultiAgentConfig
+from menv.algorithms.config.algorithm_config import (
+    AlgorithmConfig,
+    ModelConfig,
+    MultiAgentConfig,
+    SelfPlayConfig,
+)
 from menv.algorithms.config.read_config import of_scope
 from menv.algorithms.config.setting import Setting, table
 from menv.algorithms.dqn.config import DQNConfig, ExplorationConfig, ReplayBufferConfig
@@ -29,7 +34,7 @@ classic keys without a meaning in menv warn once.
 This page is built from the docstrings of the settings (`python -m tests.settings_page`).
 
 A star means that a policy may override the setting: `PolicySpec(config={"gamma": 0.85})`.
-For a section (`model`, `exploration_config`, `replay_buffer_config`) give only the keys that differ.
+For a section (`model`, `self_play`, `exploration_config`, `replay_buffer_config`) give only the keys that differ.
 A policy with another algorithm than the run, `PolicySpec(algorithm="DQN")`, uses the main settings of
 "Every algorithm" and `gamma`, but not `train_batch_size`. Its other settings, `lr` too, are its
 algorithm's defaults, unless its config overrides them.
@@ -52,6 +57,7 @@ def page() -> str:
         ("QMIX", "All of DQN, and:", QMIXConfig, _said_anew(QMIXConfig, off_policy)),
         ("`model`", "", ModelConfig, _names(ModelConfig)),
         ("`multiagent`", "", MultiAgentConfig, _names(MultiAgentConfig)),
+        ("`self_play`", "", SelfPlayConfig, _names(SelfPlayConfig)),
         ("`exploration_config`", "Of DQN and QMIX.", ExplorationConfig, _names(ExplorationConfig)),
         ("`replay_buffer_config`", "Of DQN and QMIX.", ReplayBufferConfig, _names(ReplayBufferConfig)),
     ]

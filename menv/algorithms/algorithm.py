@@ -24,6 +24,7 @@ from menv.algorithms.checkpoints import Checkpoints, SavedRun, TrainingProgress
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import evaluation_settings, read_config
 from menv.algorithms.evaluation_runner import EvaluationRunner
+from menv.algorithms.league import make_league
 from menv.algorithms.learn import learn
 from menv.algorithms.learners import learner_info, merged
 from menv.algorithms.operation_guard import OperationGuard
@@ -109,10 +110,15 @@ class Algorithm:
         actions = AgentSpaces(declares, "action", self.config.action_space)
         workers = self.config.num_workers
         envs: dict[str, Any] = {"base_env": self._base_env, "env": first, "num_workers": workers}
+        resolve = partial(resolve_specs, observations=observations, actions=actions, **envs)
+        agents = partial(resolve_agents, **envs)
+        self._league = make_league(self.config.self_play, policy_map, resolve, agents, seed)
         self._policy_set = PolicySet(
-            policy_map, partial(resolve_specs, observations=observations, actions=actions, **envs),
-            partial(resolve_agents, **envs), self.config, self.recipe, seed, self._callbacks,
+            policy_map if self._league is None else self._league.policy_map, resolve, agents, self.config,
+            self.recipe, seed, self._callbacks,
         )  # fmt: skip
+        if self._league is not None:
+            self._league.start(self._policy_set)
         self._metrics = Metrics(self.config.metrics_num_episodes_for_smoothing)
         self._rollouts = self._worker_factory.rollouts(
             self._base_env, self._policy_set, self._callbacks, seed, self._metrics
@@ -128,7 +134,7 @@ class Algorithm:
         )
         self._checkpoints = Checkpoints(
             self.recipe.name, self.config, self._operation_guard, self._progress, self._policy_set, self._rollouts,
-            self._metrics, self._evaluation_runner, self._accumulator, self._external_clients,
+            self._metrics, self._evaluation_runner, self._accumulator, self._external_clients, self._league,
         )  # fmt: skip
         self._open()
 
@@ -310,7 +316,7 @@ class Algorithm:
         learned = time.perf_counter()
         self.iteration += 1
         sampler_results = {
-            **self._metrics.summary(),
+            **self._of_episodes(),
             "sampler_perf": {**times, **rollouts.timers.take().as_seconds()},
         }
         return Result(
@@ -416,6 +422,12 @@ class Algorithm:
             result.update(self.evaluate())
         elif self.config.always_attach_evaluation_results:
             result.update(self._evaluation_runner.latest)
+
+    def _of_episodes(self) -> dict[str, Any]:
+        if self._league is None:
+            return self._metrics.summary()
+        with self._rollouts.lock:
+            return self._league.summary(self.iteration, self._metrics, self._rollouts.seats_playing)
 
     def _of_workers(self) -> dict[str, Any]:
         numbers = self._worker_factory.replaced()
@@ -736,6 +748,8 @@ class Algorithm:
             stopping.callback(self._evaluation_runner.stop)
             stopping.callback(self._base_env.stop)
             stopping.callback(self._rollouts.stop)
+            if self._league is not None:
+                stopping.callback(self._league.stop)
 
     def __enter__(self) -> Self:
         return self

@@ -10,7 +10,6 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, is_dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -20,8 +19,9 @@ import menv
 from menv import algorithms
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.field_checks import check_stored
-from menv.algorithms.config.stored_config import check_connectors, restored_config, stored_config
+from menv.algorithms.config.stored_config import check_connectors, given_map, restored_config, stored_config
 from menv.algorithms.evaluation_runner import EvaluationRunner
+from menv.algorithms.league import FOLDER, League
 from menv.algorithms.networks.network_spec import weights_in_file
 from menv.algorithms.operation_guard import OperationGuard
 from menv.algorithms.policy_set import PolicySet
@@ -74,7 +74,7 @@ _RANGES: dict[str, tuple[str, float]] = {
 """Entries with numbers, at any depth of a state: their dtype kinds and the largest value."""
 _OF_USERS = (
     "connectors", "evaluated", "gathered", "extras", "actions", "last", "lives", "remembered", "raw", "shown",
-    "columns", "agent_rewards", "policies", "open", "rng", "elo",
+    "columns", "agent_rewards", "policies", "open", "rng", "elo", "league",
 )  # fmt: skip
 """Entries with values and names from users and environments."""
 
@@ -113,6 +113,7 @@ class Checkpoints:
     evaluation_runner: EvaluationRunner
     accumulator: BatchAccumulator
     external_clients: ExternalClients
+    league: League | None
 
     def save(
         self,
@@ -146,8 +147,16 @@ class Checkpoints:
             "config": stored_config(self.config, self.policy_set.policy_map),
             "metrics": {metric: _metric(result, metric)} if metric else {},
         }
-        policies = partial(write_policies, policies=self.policy_set.policies, trained=self.trained)
-        return write_checkpoint(root, iteration, manifest, self.files(), policies)
+        return write_checkpoint(root, iteration, manifest, self.files(), self._write_policies)
+
+    def _write_policies(self, folder: Path) -> Mapping[str, Any]:
+        policies = self.policy_set.policies
+        if self.league is not None:
+            self.league.save(folder / FOLDER)
+            # The league has these already.
+            in_memory = self.league.policies_in_memory
+            policies = {name: policy for name, policy in policies.items() if name not in in_memory}
+        return write_policies(folder, policies, self.trained)
 
     def trained(self, policy_id: str) -> dict[str, Any]:
         """Return how a policy was trained, for the manifest on disk."""
@@ -162,7 +171,7 @@ class Checkpoints:
         """Resume a saved run; where the settings have another seed, keep this run's."""
         with _taken_over(saved.folder):
             same = self.config.seed == saved.manifest["config"]["seed"]
-            self._restore(saved.files, keep_seed=not same)
+            self._restore(saved, keep_seed=not same)
 
     @contextmanager
     def restored(self, path: str | Path, kind: type) -> Iterator[None]:
@@ -171,18 +180,19 @@ class Checkpoints:
         saved = SavedRun.read(path, kind)
         with _taken_over(saved.folder):
             found = sorted(saved.manifest["config"]["multiagent"]["policies"])
-        own = sorted(self.policy_set.policies)
+        given = given_map(self.policy_set.policy_map).specs
+        own = sorted(self.policy_set.policies if self.league is None else given)
         if found != own:
             raise ConfigError(f"{saved.folder}: policies {found}, expected {own}; {_AGAIN}")
         with _taken_over(saved.folder):
-            saved.check_connectors("restore", self.config, self.policy_set.policy_map.specs)
+            saved.check_connectors("restore", self.config, given)
         with self.guard.call("restore", whole=True):
             with (
                 _taken_over(saved.folder),
                 self.rollouts.lock,
                 self.guard.in_progress("a checkpoint is being restored"),
             ):
-                self._restore(saved.files, changing=self.guard.must_finish("restore"))
+                self._restore(saved, changing=self.guard.must_finish("restore"))
             yield
 
     def files(self) -> Files:
@@ -204,6 +214,7 @@ class Checkpoints:
             "env_steps_trained": policy_set.learners.env_steps_trained,
             "agent_steps_trained": policy_set.learners.agent_steps_trained,
             **policy_set.state(),
+            **({} if self.league is None else {"league": self.league.state()}),
         }
         plain = to_plain(tree, arrays)
         return {
@@ -215,16 +226,17 @@ class Checkpoints:
 
     def _restore(
         self,
-        files: Mapping[str, Any],
+        saved: SavedRun,
         *,
         keep_seed: bool = False,
         changing: AbstractContextManager[Any] | None = None,
     ) -> None:
-        """Resume from `files` of a run with the same policies, or more; discard what this run did.
+        """Resume a run with the same policies, or more; discard what this run did.
 
         If a policy has another network or other experience, `ConfigError` is raised and nothing has changed.
         `changing` is entered while anything changes; `keep_seed` keeps this run's seed.
         """
+        files = saved.files
         weights, learners = _nested(files[WEIGHTS]), _nested(files[LEARNERS])
         tree = from_plain(files[STATE], files[ARRAYS])
         _check_counts(tree)
@@ -241,8 +253,13 @@ class Checkpoints:
         }
         policy_set.learners.check_state(chosen)
         self.rollouts.check_restartable()
+        league, snapshots = self.league, saved.folder / FOLDER
+        if league is not None:
+            league.check_state(tree["league"], snapshots)
         with changing or nullcontext():
             self._take_over(tree, weights, chosen, seed)
+            if league is not None:
+                league.set_state(tree["league"], snapshots, seed)
 
     def _take_over(
         self, tree: Mapping[str, Any], weights: Mapping[str, Any], chosen: Mapping[str, Any], seed: int

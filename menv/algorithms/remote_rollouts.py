@@ -387,6 +387,10 @@ class RemoteRollouts:
         return None if len(known) < len(found) else set().union(*known)
 
     @locked
+    def seats_playing(self) -> set[str]:
+        return set().union(*self._call_all(RolloutWorker.seats_playing))
+
+    @locked
     def break_off(self) -> None:
         for index in range(len(self._workers)):
             self._forget_taken(index)

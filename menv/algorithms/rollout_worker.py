@@ -165,6 +165,9 @@ class RolloutWorker:
         """See `Rollouts.running_ids`."""
         return self._rollouts.running_ids()
 
+    def seats_playing(self) -> set[str]:
+        return self._rollouts.seats_playing()
+
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
         return self._rollouts.call_envs(method, args)
 

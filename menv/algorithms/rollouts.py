@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from menv import rng
 from menv.adapters.adapter import Adapter
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
+from menv.algorithms.matches import seats_in
 from menv.algorithms.postprocessing import BatchPostprocessor
 from menv.algorithms.worker_messages import WorkerPlacement, env_context, joined_state, make_fragment_limit
 from menv.callbacks import DefaultCallbacks
@@ -122,6 +123,9 @@ class Rollouts(Protocol):
 
     def running_ids(self) -> set[int] | None:
         """Return the ids of running episodes; None where other episodes may hold rows or arrive later."""
+
+    def seats_playing(self) -> set[str]:
+        """Return the seats of self-play in running episodes; see `menv.algorithms.matches`."""
 
     def break_off(self) -> None:
         """End the fragments that workers are sampling; their running episodes are lost."""
@@ -258,6 +262,9 @@ class LocalRollouts:
         if self.base_env.external or not all(group.buffer.closed for group in self._policy_view.groups):
             return None
         return {episode.episode_id for episode in self.sampler.running.values()}
+
+    def seats_playing(self) -> set[str]:
+        return seats_in(self.sampler.running.values())
 
     def break_off(self) -> None:
         """Do nothing: the exception has ended the fragment."""

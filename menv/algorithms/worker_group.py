@@ -49,6 +49,7 @@ class PolicySync:
         self.version = 1
         self._weights: dict[str, Weights] = {}
         self._versions: dict[str, int] = {}
+        self._table: Any = None
         # Policies whose filters have changed since the last update.
         self._moved: set[str] = set()
         self.mark_sent()
@@ -73,6 +74,7 @@ class PolicySync:
         self._versions = {
             name: self._versions.get(name, own.version) for name, own in self._pipelines().items()
         }
+        self._table = self._policy_view.policy_map.table
 
     def next_update(self) -> PolicyUpdate:
         """Return what has changed since the last call."""
@@ -91,7 +93,8 @@ class PolicySync:
         self._versions.update({name: own.version for name, own in edited.items()})
         self._moved.clear()
         self.version += bool(weights)
-        return PolicyUpdate(weights, edited, filters)
+        before, self._table = self._table, self._policy_view.policy_map.table
+        return PolicyUpdate(weights, edited, filters, None if self._table is before else self._table)
 
     def mark_unsent(self, update: PolicyUpdate) -> None:
         """Include an update again in the next one: some workers have not received it."""
@@ -99,6 +102,7 @@ class PolicySync:
         self._weights.update({name: {} for name in update.weights})
         self._versions.update(dict.fromkeys(update.connectors, -1))
         self._moved |= update.filters.keys()
+        self._table = None if update.table is not None else self._table
 
     def resend_filters(self) -> None:
         """Include all filters in the next update, for evaluation workers."""

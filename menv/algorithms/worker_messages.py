@@ -223,24 +223,27 @@ def _shared_space(config: AlgorithmConfig, kind: str) -> Any:
 class PolicyUpdate(NamedTuple):
     """Changes of the policies since the last update, by policy id.
 
-    `filters` holds for each policy positions among its agent connectors, each with a filter whose statistics to copy.
+    `filters` holds for each policy positions among its agent connectors, each with a filter whose statistics to copy;
+    `table` is that of the mapping, None if it has not changed.
     """
 
     weights: Mapping[str, Mapping[str, Any]]
     connectors: Mapping[str, PolicyConnectors]
     filters: Mapping[str, Sequence[tuple[int, Any]]]
+    table: Any = None
 
     @property
     def empty(self) -> bool:
-        return not (self.weights or self.connectors or self.filters)
+        return not (self.weights or self.connectors or self.filters or self.table)
 
     def of(self, policy_ids: Collection[str]) -> PolicyUpdate:
         """Return the part about some policies."""
-        weights, connectors, filters = self
+        weights, connectors, filters, table = self
         return PolicyUpdate(
             {name: own for name, own in weights.items() if name in policy_ids},
             {name: own for name, own in connectors.items() if name in policy_ids},
             {name: own for name, own in filters.items() if name in policy_ids},
+            table,
         )
 
 
@@ -257,6 +260,8 @@ class WorkerPolicies:
         """Apply an update; `slots` are the slots whose agent episodes connectors here may remember."""
         # The replacement of a lost worker lacks policies that were removed since.
         update = update.of(self.policies)
+        if update.table is not None:
+            self.policy_map.table = update.table
         for policy_id, own in update.connectors.items():
             policy = self.policies[policy_id]
             assert isinstance(policy, NetworkPolicy)

@@ -56,6 +56,7 @@ _EXAMPLES = """\
 examples:
   menv train CartPole-v1 --stop episode_reward_mean=450
   menv train tictactoe --policies per-agent --config gamma=1.0 --stop time_total_s=60
+  menv train connect_four --self-play --stop time_total_s=600
   menv train pettingzoo:mpe/simple_tag_v3 --policies auto --seed 1
   menv train my_traffic.py:Streets --policy 'car_*=cars' --policy 'light_*=lights:DQN'
   menv train my_game:Corridor --run DQN --config settings.toml --stop num_env_steps_sampled=100000
@@ -82,6 +83,10 @@ def train_parser(program: str) -> Parser:
     env.add_argument("--env", dest="named", metavar="ENV", help="the same")
     parser.add_argument("--run", choices=ALGORITHMS, help="the algorithm (PPO)")
     take_policies(parser)
+    parser.add_argument(
+        "--self-play", action="store_true",
+        help="play against a league of frozen snapshots of the policies; --config self_play.KEY=VALUE has its settings",
+    )  # fmt: skip
     parser.add_argument("--seed", metavar="N", type=seed, help="the seed, for a run that can be repeated")
     parser.add_argument(
         "--stop", metavar="KEY=VALUE", type=stop_bounds, action="append", default=[],
@@ -259,6 +264,8 @@ def _zoo(args: argparse.Namespace) -> ZooSettings | None:
 def algorithm_of(args: argparse.Namespace, zoo: ZooSettings | None) -> Algorithm:
     """Return a new algorithm, or one resumed from a checkpoint."""
     config = with_objects(args.config)
+    if args.self_play:
+        config = merge({"self_play": {"enabled": True}}, config)
     if args.seed is not None:
         config = merge(config, {"seed": args.seed})
     if args.resume is not None:

@@ -507,7 +507,7 @@ def policy_from_bytes(blob: bytes) -> NetworkPolicy:
 def pack_weights(policy: NetworkPolicy) -> bytes:
     """Return a policy's weights as safetensors, with a hash among their metadata."""
     weights = {name: np.ascontiguousarray(value) for name, value in policy.get_weights().items()}
-    return save(weights, {_HASH: _hash(weights)})
+    return save(weights, {_HASH: weights_hash(weights)})
 
 
 def unpack_weights(blob: bytes) -> dict[str, Array]:
@@ -521,7 +521,7 @@ def unpack_weights(blob: bytes) -> dict[str, Array]:
         raise ConfigError(
             f"{_WEIGHTS}: {len(blob)} bytes are no safetensors, expected what pack_weights returned; {_PACK_AGAIN}"
         ) from error
-    if metadata.get(_HASH) != _hash(weights):
+    if metadata.get(_HASH) != weights_hash(weights):
         raise ConfigError(f"{_WEIGHTS}: the sha256 differs, expected unchanged weights; {_PACK_AGAIN}")
     return weights
 
@@ -549,7 +549,8 @@ def _files(blob: bytes) -> dict[str, bytes]:
     return files
 
 
-def _hash(weights: Mapping[str, Array]) -> str:
+def weights_hash(weights: Mapping[str, Array]) -> str:
+    """Return the hash of weights by name: of their names, types, shapes and values."""
     found = hashlib.sha256()
     for name in sorted(weights):
         value = weights[name]

@@ -62,6 +62,7 @@ CONFINED = {
     "rich": {"tracking"},
     "wandb": {"tracking"},
     "mlflow": {"tracking"},
+    "openskill": {"algorithms"},
     "msgspec": {"serving", "workers", "inference", "sampling", "checking", "algorithms"},
     "safetensors": {"serving", "inference", "algorithms"},
 }

@@ -71,6 +71,42 @@ class MultiAgentConfig(Settings):
             )
 
 
+@by_name
+@dataclass(frozen=True, kw_only=True)
+class SelfPlayConfig(Settings):
+    """The `self_play` section: a league of frozen snapshots as opponents."""
+
+    _where: ClassVar[str] = "self_play"
+
+    enabled: bool = True
+    """Whether there is a league. `self_play=True` means `{"enabled": True}`, and so does a dict of other keys."""
+    matchmaking: Literal["latest", "uniform", "prioritized"] | Mapping[str, float] = setting(
+        {"current": 0.5, "prioritized": 0.5}
+    )
+    """Opponents of the learning side: "latest", the last snapshot; "uniform", any member of the league; "prioritized",
+    members in proportion to how often the learner loses to them (prioritized fictitious self-play). Or shares of these
+    by name, among which "current" is the learner itself, whose both sides learn, and each of `opponents` may be
+    named."""
+    opponents: Mapping[str, Any] = setting({"random": "random"})
+    """Fixed members by name: "random", or a custom `Policy` class such as a search. Their Elo rating stays at 1200."""
+    sides: Mapping[str, Sequence[str]] | None = None
+    """Patterns of agent names by side: `{"red": ["red_*"], "blue": ["blue_*"]}`. The agents of a side win together.
+    None makes a side of each agent, or of each policy if there are several."""
+    snapshot_interval: int = 10
+    """Number of training iterations between two snapshots of the learner."""
+    snapshot_score: float = setting(0.0, low=0.0, high=1.0)
+    """Share of points that the learner must have won against its opponents since the last snapshot; else the snapshot
+    waits."""
+    members_in_memory: int = setting(20, high=1000)
+    """Number of snapshots of each role in memory. The others are on disk."""
+    opponents_at_once: int = setting(4, high=1000)
+    """Number of members that "uniform" and "prioritized" sample for each iteration. Many small batches cost time."""
+    rating: Literal["elo", "trueskill"] = "elo"
+    """"trueskill" adds ratings with an uncertainty, computed by the library openskill."""
+    folder: str | None = None
+    """Where the snapshots are while the run lasts; None uses a temporary folder. Checkpoints have all of them."""
+
+
 Activation: TypeAlias = Literal["tanh", "relu", "silu", "elu", "linear"]
 _MOST_LAYERS = 256
 
@@ -305,6 +341,8 @@ class AlgorithmConfig(BuilderChain, Settings):
     """A subclass of `DefaultCallbacks`, an instance of one, or a list of these."""
     multiagent: MultiAgentConfig = setting(MultiAgentConfig(), old="multi_agent")
     """Policies, and the mapping of agents to policies."""
+    self_play: SelfPlayConfig = setting(SelfPlayConfig(enabled=False), scope="schedule")
+    """Self-play against a league of snapshots; True uses its defaults."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -338,6 +376,11 @@ class AlgorithmConfig(BuilderChain, Settings):
             if self.input is not None:
                 what = "with an input, expected False, because clients play while this process learns; leave it out"
             raise ConfigError(f"{self._where}: overlap is True {what}")
+        if self.overlap and self.self_play.enabled:
+            raise ConfigError(
+                f"{self._where}: overlap is True with self_play, expected False, because opponents change between "
+                "iterations; leave it out"
+            )
 
     own_meaning: ClassVar[frozenset[str]] = frozenset()
     """Fields with another meaning in this algorithm, which its policies never take from the config of another one."""

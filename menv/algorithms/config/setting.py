@@ -166,7 +166,7 @@ def _read_table(config_class: type[Any]) -> Mapping[str, Setting]:
         parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
         rows[one.name] = Setting(
             one.name,
-            {} if one.default is MISSING else one.default,
+            one.default_factory() if one.default_factory is not MISSING else one.default,
             tuple(get_origin(part) or part for part in parts if not _choices(part, parts)),
             tuple(choice for part in parts for choice in _choices(part, parts)),
             cast(Facts, facts),
@@ -225,11 +225,16 @@ def section(section_class: type[S], value: object, where: str) -> S:
 
 def section_values(section_class: type[Any], value: object, where: str) -> dict[str, Any]:
     """Return the keyword arguments for a nested section that is given as a dict."""
+    switch = "enabled" in table(section_class)
+    if switch and isinstance(value, bool):
+        return {"enabled": value}
     if not isinstance(value, Mapping):
         raise ConfigError(
             f"config[{where!r}]: {type(value).__name__}, expected a dict; write {where}={{...}}"
         )
-    return known_values(section_class, value, f"config[{where!r}]: ")
+    return known_values(
+        section_class, {"enabled": True, **value} if switch else value, f"config[{where!r}]: "
+    )
 
 
 def known_values(

@@ -131,9 +131,16 @@ def _is_gymnasiums(space: object) -> bool:
     return type(space).__module__.partition(".")[0] == "gymnasium" and all(map(_is_gymnasiums, parts))
 
 
+def given_map(policy_map: PolicyMap) -> PolicyMap:
+    """Return the policies and the mapping of the settings, without what self-play has made of them."""
+    given: PolicyMap = getattr(policy_map.settings[0], "base_map", policy_map)
+    return given
+
+
 def stored_config(config: AlgorithmConfig, policy_map: PolicyMap) -> Tree:
     """Return the settings of an algorithm with its current policies."""
     tree: Tree = as_json(config)
+    policy_map = given_map(policy_map)
     mapping_fn, to_train = policy_map.settings
     tree["multiagent"] |= {
         "policies": {

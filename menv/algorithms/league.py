@@ -1,0 +1,476 @@
+"""The league of self-play: snapshots of the learner as opponents, matchmaking, a payoff matrix and ratings.
+
+A snapshot is a policy bundle on disk, in a folder named by the hash of its content, and never changes. `Algorithm`
+reports each iteration's episodes; the league then takes a snapshot if one is due and chooses the next opponents. Those
+are loaded into policies that do not learn, and only when no running episode plays against them any more.
+`menv.algorithms.matches` draws the match of each episode.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from menv import rng
+from menv.algorithms.config.algorithm_config import SelfPlayConfig
+from menv.algorithms.matches import LEARNER, Matches
+from menv.algorithms.policy_set import PolicySet
+from menv.base_env import AgentId
+from menv.errors import ConfigError, ContractError, MissingExtraError
+from menv.inference.policy_bundle import (
+    MANIFEST,
+    ExportCache,
+    parse_manifest,
+    policy_files,
+    policy_of,
+    read_folder,
+    weights_hash,
+    write_folder,
+)
+from menv.metrics import FIRST_ELO, EpisodeSummary, Metrics, update_elo
+from menv.policy import RandomPolicy
+from menv.policy_map import PolicyMap
+from menv.policy_spec import PolicySpec
+
+FOLDER = "league"
+"""The folder of the snapshots in a checkpoint."""
+
+_CURRENT, _LATEST, _UNIFORM, _PRIORITIZED = "current", "latest", "uniform", "prioritized"
+
+
+class Member(NamedTuple):
+    """A snapshot: for each base policy of its role, the hash of its bundle and of the weights in it."""
+
+    role: str
+    iteration: int
+    bundles: Mapping[str, str]
+    weights: Mapping[str, str]
+
+
+class League:
+    """The members, their results, and which of them play next.
+
+    Players are known by name: learners by their role, snapshots as `snapshot_3` and fixed opponents as in the settings,
+    the last two with the role in front if there are several.
+
+    Args:
+        settings: The `self_play` section.
+        base_map: The policies that learn and their mapping; their spaces are known.
+        owners: The base policy of each possible agent.
+        seed: Key of the choice of opponents.
+
+    Attributes:
+        members: The snapshots by name, the oldest first.
+        payoff: Points and games of each player against each other one; a draw is half a point. A snapshot starts with
+            the points of the learner.
+        elo: Ratings by player.
+        trueskill: Mean and deviation by player, {} unless the settings ask for them.
+        slots: The snapshot in each seat in memory, None in an empty one.
+        policy_map: The policies of the run: the learners, the fixed opponents and the snapshots in memory.
+    """
+
+    def __init__(
+        self, settings: SelfPlayConfig, base_map: PolicyMap, owners: Mapping[AgentId, str], seed: int
+    ) -> None:
+        self._settings = settings
+        self._seed = seed
+        _check_learners(base_map)
+        self._matches = Matches(base_map, owners, settings.sides)
+        prefixes = self._matches.prefixes
+        self._fixed = {
+            role: {f"{prefix}{name}": _fixed_spec(name, one) for name, one in settings.opponents.items()}
+            for role, prefix in prefixes.items()
+        }
+        self._seats = {
+            role: [f"{prefix}opponent_{number}" for number in range(settings.members_in_memory)]
+            for role, prefix in prefixes.items()
+        }
+        self._shares = _shares(settings)
+        self.policy_map, self._players = self._policies(base_map)
+        self.members: dict[str, Member] = {}
+        self.payoff: dict[str, dict[str, list[float]]] = {}
+        self.elo: dict[str, float] = dict.fromkeys([*prefixes, *self._anchors], FIRST_ELO)
+        self._skill = _Skill() if settings.rating == "trueskill" else None
+        self.slots: dict[str, str | None] = {seat: None for own in self._seats.values() for seat in own}
+        # Points and games of each learner since its last snapshot.
+        self._recent: dict[str, list[float]] = {role: [0.0, 0.0] for role in prefixes}
+        self._cache: ExportCache = {}
+        self._temporary = None if settings.folder else tempfile.TemporaryDirectory(prefix="menv-league-")
+        self._folder = Path(settings.folder or self._temporary.name)  # type: ignore[union-attr]
+
+    def _policies(self, base_map: PolicyMap) -> tuple[PolicyMap, dict[str, tuple[str, str]]]:
+        """Return the map of all policies, and the role and the seat of each policy."""
+        specs = dict(base_map.specs)
+        players: dict[str, tuple[str, str]] = {}
+        for role in self._matches.prefixes:
+            for base in role.split("+"):
+                own = base_map.specs[base]
+                players[base] = role, LEARNER
+                for seat, fixed in self._fixed[role].items():
+                    policy_id = self._matches.policy_id(role, seat, base)
+                    specs[policy_id] = replace(fixed, inferred=own.inferred)
+                    players[policy_id] = role, seat
+                for seat in self._seats[role]:
+                    policy_id = self._matches.policy_id(role, seat, base)
+                    specs[policy_id] = own
+                    players[policy_id] = role, seat
+        return PolicyMap(specs, self._matches, list(base_map.specs)), players
+
+    @property
+    def _anchors(self) -> list[str]:
+        return [seat for own in self._fixed.values() for seat in own]
+
+    @property
+    def policies_in_memory(self) -> set[str]:
+        """The policies of the run into which snapshots are loaded."""
+        return {name for name, (_, seat) in self._players.items() if seat in self.slots}
+
+    def start(self, policy_set: PolicySet) -> None:
+        """Take the first snapshots, of untrained policies, and choose the first opponents."""
+        self._policy_set = policy_set
+        for role in self._matches.prefixes:
+            self._take_snapshot(role, 0)
+        self._choose(0, set())
+
+    def summary(self, iteration: int, metrics: Metrics, playing: Callable[[], set[str]]) -> dict[str, Any]:
+        """Count the episodes of an iteration, take snapshots, choose the next opponents and return `metrics.summary()`.
+
+        The summary names players instead of the policies in memory, and holds `league`. `playing` returns the seats
+        that play in running episodes.
+        """
+        for episode in metrics.finished():
+            self._count(episode)
+        metrics.rename_policies(self._names())
+        for role, (points, games) in self._recent.items():
+            due = iteration % self._settings.snapshot_interval == 0
+            if due and points >= self._settings.snapshot_score * games:
+                self._take_snapshot(role, iteration)
+        self._choose(iteration, playing())
+        summary = metrics.summary()
+        # Ratings of one window would begin again with each snapshot.
+        summary["elo"] = {name: self.elo.get(name, rating) for name, rating in summary["elo"].items()}
+        return {**summary, "league": self.report()}
+
+    def report(self) -> dict[str, Any]:
+        """Return what a result says about the league: see `docs/how_to/self_play.md`."""
+        rates = {
+            role: {name: points / games for name, (points, games) in self.payoff.get(role, {}).items()}
+            for role in self._matches.prefixes
+        }
+        opponents = {
+            role: [self._player(role, seat) for seat, _ in own] for role, own in self._matches.table.items()
+        }
+        report = {"members": len(self.members), "opponents": opponents, "score": rates, "elo": dict(self.elo)}
+        if self._skill is not None:
+            report["trueskill"] = {name: list(rating) for name, rating in self._skill.ratings.items()}
+        return report
+
+    def _names(self) -> dict[str, str]:
+        """Return the player's name for each policy in memory; each policy of a team adds its base policy."""
+        names = {}
+        for policy_id, (role, seat) in self._players.items():
+            if seat in self.slots:
+                name = self._player(role, seat)
+                names[policy_id] = name if "+" not in role else f"{name}_{self._base_of(policy_id)}"
+        return names
+
+    def _player(self, role: str, seat: str) -> str:
+        """Return the player in a seat."""
+        return role if seat == LEARNER else self.slots.get(seat, seat) or seat
+
+    def _count(self, episode: EpisodeSummary) -> None:
+        """Count an episode as a game between its learning side and each other side."""
+        returns: dict[str, float] = {}
+        players: dict[str, tuple[str, str]] = {}
+        for (agent, policy_id), reward in episode.rewards.items():
+            if policy_id in self._players:
+                side = self._matches.side_of(agent, self._base_of(policy_id))
+                returns[side] = returns.get(side, 0.0) + reward
+                players[side] = self._players[policy_id]
+        for side, (role, seat) in players.items():
+            for other, (its_role, its_seat) in players.items():
+                if seat == LEARNER != its_seat:
+                    self._add_game(role, self._player(its_role, its_seat), returns[side], returns[other])
+
+    def _base_of(self, policy_id: str) -> str:
+        role, seat = self._players[policy_id]
+        bases = role.split("+")
+        return next(base for base in bases if self._matches.policy_id(role, seat, base) == policy_id)
+
+    def _add_game(self, learner: str, opponent: str, mine: float, theirs: float) -> None:
+        points = 0.5 if mine == theirs else float(mine > theirs)
+        for player, other, won in ((learner, opponent, points), (opponent, learner, 1.0 - points)):
+            entry = self.payoff.setdefault(player, {}).setdefault(other, [0.0, 0.0])
+            # The learner changes, so its old games count less and less.
+            entry[:] = _KEPT * entry[0] + won, _KEPT * entry[1] + 1.0
+        recent = self._recent[learner]
+        recent[:] = recent[0] + points, recent[1] + 1.0
+        update_elo(self.elo, {learner: mine, opponent: theirs})
+        self.elo |= dict.fromkeys(self._anchors, FIRST_ELO)
+        if self._skill is not None:
+            self._skill.add_game(learner, opponent, points)
+
+    def _take_snapshot(self, role: str, iteration: int) -> None:
+        prefix = self._matches.prefixes[role]
+        name = f"{prefix}snapshot_{sum(one.role == role for one in self.members.values())}"
+        bundles, weights = {}, {}
+        for base in role.split("+"):
+            policy = self._policy_set.network_policies[base]
+            files = policy_files(policy, {"iterations": iteration}, self._cache)
+            bundles[base] = parse_manifest(files[MANIFEST], name)["sha256"]
+            weights[base] = weights_hash(policy.get_weights())
+            if not (self._folder / bundles[base]).exists():
+                write_folder(self._folder / bundles[base], files)
+        self.members[name] = Member(role, iteration, bundles, weights)
+        self.elo[name] = self.elo[role]
+        self.payoff[name] = {other: list(entry) for other, entry in self.payoff.get(role, {}).items()}
+        for other, entry in self.payoff[name].items():
+            self.payoff[other][name] = [entry[1] - entry[0], entry[1]]
+        if self._skill is not None:
+            self._skill.ratings[name] = self._skill.ratings.get(role, self._skill.first)
+        self._recent[role] = [0.0, 0.0]
+
+    def _choose(self, iteration: int, playing: set[str]) -> None:
+        """Choose the opponents of the episodes that begin from now on, and load them into memory."""
+        chosen = rng.key(self._seed, rng.LEAGUE, iteration)
+        draws = np.random.default_rng(chosen)
+        table = {}
+        for role in self._matches.prefixes:
+            wanted = [
+                (player, share / len(players))
+                for kind, share in self._shares.items()
+                if (players := self._opponents(kind, role, draws))
+                for player in players
+            ]
+            table[role] = self._seated(role, wanted, playing)
+        self._matches.table = table
+
+    def _opponents(self, kind: str, role: str, draws: np.random.Generator) -> list[str]:
+        """Return the players that one kind of matchmaking chooses, with repetitions."""
+        snapshots = [name for name, member in self.members.items() if member.role == role]
+        fixed = list(self._fixed[role])
+        if kind == _CURRENT:
+            return [LEARNER]
+        if kind == _LATEST:
+            return snapshots[-1:]
+        if kind not in (_UNIFORM, _PRIORITIZED):
+            return [f"{self._matches.prefixes[role]}{kind}"]
+        pool = [*fixed, *snapshots]
+        chances = np.array([1.0 if kind == _UNIFORM else self.loss_rate(role, name) for name in pool])
+        drawn = draws.choice(len(pool), self._settings.opponents_at_once, p=chances / chances.sum())
+        return [pool[number] for number in drawn.tolist()]
+
+    def loss_rate(self, role: str, name: str) -> float:
+        """Return the share of points that learners lose against a member of a role, as if one game more was a draw.
+
+        With several roles, learners of the member's own role count only where these play against each other.
+        """
+        entries = [own[name] for own in (self.payoff.get(one, {}) for one in self._recent) if name in own]
+        points, games = (sum(entry[number] for entry in entries) for number in (0, 1))
+        return (games - points + 0.5) / (games + 1.0)
+
+    def _seated(
+        self, role: str, wanted: Sequence[tuple[str, float]], playing: set[str]
+    ) -> list[tuple[str, float]]:
+        """Return the seats of players with their probabilities, after loading snapshots into free seats.
+
+        A snapshot stays out if all seats are taken by other opponents and by running episodes.
+        """
+        names = {name for name, _ in wanted}
+        free = [seat for seat in self._seats[role] if self.slots[seat] not in names and seat not in playing]
+        # Empty seats first, then the seats of earlier snapshots.
+        free.sort(key=lambda seat: self.slots[seat] is not None)
+        found: dict[str, float] = {}
+        for name, chance in wanted:
+            seat: str | None = name
+            if name in self.members:
+                held = {own: seat for seat, own in self.slots.items()}
+                seat = held.get(name) or (free.pop(0) if free else None)
+                if seat is not None and self.slots[seat] != name:
+                    self._load(seat, name)
+            if seat is not None:
+                found[seat] = found.get(seat, 0.0) + chance
+        return list(found.items()) or [(LEARNER, 1.0)]
+
+    def _load(self, seat: str, name: str) -> None:
+        """Load a snapshot into the policies of a seat."""
+        member = self.members[name]
+        for base, bundle in member.bundles.items():
+            manifest, files = self._read(self._folder, bundle)
+            policy = policy_of(manifest, files, name)
+            self._policy_set.copy(policy, self._matches.policy_id(member.role, seat, base))
+        self.slots[seat] = name
+
+    @staticmethod
+    def _read(folder: Path, bundle: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+        manifest, files = read_folder(folder / bundle)
+        if manifest["sha256"] != bundle:
+            raise ConfigError(
+                f"{folder / bundle}: holds the policy {manifest['sha256'][:16]}, expected the one that the folder is "
+                "named after; load another checkpoint"
+            )
+        return manifest, files
+
+    def check_unchanged(self) -> None:
+        """Compare the weights of the snapshots in memory with the stored ones.
+
+        Raises:
+            ContractError: One has changed, such as by `set_weights`.
+        """
+        for seat, name in self.slots.items():
+            member = self.members[name] if name is not None else None
+            for base, stored in member.weights.items() if member is not None else ():
+                policy_id = self._matches.policy_id(member.role, seat, base)  # type: ignore[union-attr]
+                if weights_hash(self._policy_set.network_policies[policy_id].get_weights()) != stored:
+                    raise ContractError(
+                        f"self_play: the weights of policy {policy_id!r} are not the weights of {name}, which is "
+                        "frozen, expected them unchanged; do not set weights of opponents"
+                    )
+
+    def state(self) -> dict[str, Any]:
+        """Return everything but the snapshots as a plain tree."""
+        return {
+            "members": {name: list(member) for name, member in self.members.items()},
+            "payoff": self.payoff,
+            "elo": self.elo,
+            "trueskill": {} if self._skill is None else self._skill.ratings,
+            "slots": self.slots,
+            "recent": self._recent,
+            "table": {role: [list(entry) for entry in own] for role, own in self._matches.table.items()},
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write the snapshots into a folder of a checkpoint, as links where the file system has them."""
+        self.check_unchanged()
+        self._copy(self._folder, folder, self.members)
+
+    def check_state(self, state: Mapping[str, Any], folder: Path) -> None:
+        """Refuse a state that `set_state` could not restore, or whose snapshots have changed; changes nothing."""
+        if state["slots"].keys() != self.slots.keys() or state["table"].keys() != self._matches.table.keys():
+            raise ConfigError(
+                f"checkpoint: a league of {len(state['slots'])} seats in memory, expected {len(self.slots)}; leave "
+                "members_in_memory and sides unchanged"
+            )
+        for member in map(Member._make, state["members"].values()):
+            for bundle in member.bundles.values():
+                self._read(folder, bundle)
+
+    def set_state(self, state: Mapping[str, Any], folder: Path, seed: int) -> None:
+        """Restore what `state` returned, with the snapshots in a folder; their policies have their weights."""
+        self._seed = seed
+        self.members = {name: Member._make(member) for name, member in state["members"].items()}
+        self._copy(folder, self._folder, self.members)
+        self.payoff, self.elo, self.slots = state["payoff"], state["elo"], state["slots"]
+        self._recent = state["recent"]
+        if self._skill is not None:
+            self._skill.ratings = {
+                name: (mean, spread) for name, (mean, spread) in state["trueskill"].items()
+            }
+        self._matches.table = {
+            role: [(seat, chance) for seat, chance in own] for role, own in state["table"].items()
+        }
+        self.check_unchanged()
+
+    @staticmethod
+    def _copy(source: Path, target: Path, members: Mapping[str, Member]) -> None:
+        for member in members.values():
+            for bundle in member.bundles.values():
+                if not (target / bundle).exists():
+                    shutil.copytree(source / bundle, target / bundle, copy_function=_link)
+
+    def stop(self) -> None:
+        """Delete the temporary folder; may be called more than once."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+
+_KEPT = 0.99
+"""Weight of earlier games, at each new game of the same players."""
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _check_learners(base_map: PolicyMap) -> None:
+    for policy_id, spec in base_map.specs.items():
+        if spec.answers_itself or base_map.is_frozen(policy_id):
+            raise ConfigError(
+                f"self_play: policy {policy_id!r} does not learn, expected a league of policies that do; move it to "
+                "self_play={'opponents': ...}, or leave policies_to_train out"
+            )
+
+
+def _fixed_spec(name: str, given: Any) -> PolicySpec:
+    spec = PolicySpec.of(name, RandomPolicy if given == "random" else given)
+    if not spec.answers_itself:
+        raise ConfigError(
+            f'self_play: opponents[{name!r}] is {given!r:.60}, expected "random" or a subclass of menv.Policy that '
+            "chooses actions itself; the league takes snapshots of learners itself"
+        )
+    return spec
+
+
+def _shares(settings: SelfPlayConfig) -> dict[str, float]:
+    """Return the share of each kind of opponents."""
+    given = settings.matchmaking
+    shares: dict[str, float] = {given: 1.0} if isinstance(given, str) else dict(given)
+    known = [_CURRENT, _LATEST, _UNIFORM, _PRIORITIZED, *settings.opponents]
+    numbers = all(isinstance(share, int | float) and 0 <= share < 1e9 for share in shares.values())
+    if not shares.keys() <= set(known) or not numbers or not sum(shares.values()) > 0:
+        raise ConfigError(
+            f"self_play: matchmaking is {given!r:.100}, expected shares of {', '.join(known)}; write "
+            '{"current": 0.5, "prioritized": 0.5}'
+        )
+    return shares
+
+
+class _Skill:
+    """Ratings of players by the Thurstone-Mosteller model of openskill, which is TrueSkill's."""
+
+    def __init__(self) -> None:
+        if find_spec("openskill") is None:
+            raise MissingExtraError(
+                "self_play: rating is 'trueskill' and the package openskill is not installed, expected it; run: pip "
+                "install 'menv-rl[league]'"
+            )
+        self._model: Any = import_module("openskill.models").ThurstoneMostellerFull()
+        one = self._model.rating()
+        self.first: tuple[float, float] = (one.mu, one.sigma)
+        self.ratings: dict[str, tuple[float, float]] = {}
+
+    def add_game(self, learner: str, opponent: str, points: float) -> None:
+        teams = [[self._rating(name)] for name in (learner, opponent)]
+        after = self._model.rate(teams, ranks=[1.0 - points, points])
+        for name, (one,) in zip((learner, opponent), after, strict=True):
+            self.ratings[name] = one.mu, one.sigma
+
+    def _rating(self, name: str) -> Any:
+        mean, spread = self.ratings.get(name, self.first)
+        return self._model.rating(mu=mean, sigma=spread)
+
+
+def make_league(
+    settings: SelfPlayConfig,
+    base_map: PolicyMap,
+    resolve: Callable[[PolicyMap], Mapping[str, PolicySpec]],
+    agents: Callable[[PolicyMap], Mapping[AgentId, str]],
+    seed: int,
+) -> League | None:
+    """Return the league of a run, None without self-play; the arguments are as of `PolicySet`."""
+    if not settings.enabled:
+        return None
+    base_map.keep_spaces(resolve(base_map))
+    return League(settings, base_map, agents(base_map), seed)
