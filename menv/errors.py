@@ -22,7 +22,15 @@ class MenvError(Exception):
 
 
 class ContractError(MenvError):
-    """An environment or a policy broke its interface; fix that class."""
+    """An environment or a policy broke its interface; fix that class.
+
+    Attributes:
+        finding: The code under which `check_env` reports the same fault, "" if it does not.
+    """
+
+    def __init__(self, message: str = "", finding: str = "") -> None:
+        super().__init__(message)
+        self.finding = finding
 
 
 class ConfigError(MenvError, ValueError):

@@ -576,7 +576,7 @@ def as_flag(flag: Any, whose: str, fix: str = "return one flag") -> bool:
             return bool(flag)
         except (ValueError, RuntimeError, TypeError):
             pass
-    raise ContractError(f"{whose} is {type(flag).__name__}, expected True or False; {fix}")
+    raise ContractError(f"{whose} is {type(flag).__name__}, expected True or False; {fix}", "ME024")
 
 
 def last_obs(obs: Any, where: str) -> Any:
@@ -620,9 +620,13 @@ def as_reward(reward: Any, whose: str, otherwise: str = "") -> float:
     if number is None:
         got = f"{type(reward).__name__} of shape {shape}" if shape else type(reward).__name__
         weighted = _WEIGHTED if size > 1 else ""
-        raise ContractError(f"{whose} is {got}, expected a number; return a float{weighted}{otherwise}")
+        raise ContractError(
+            f"{whose} is {got}, expected a number; return a float{weighted}{otherwise}", "ME025"
+        )
     if not math.isfinite(number):
-        raise ContractError(f"{whose} is {number}, expected a finite number; look for a division by zero")
+        raise ContractError(
+            f"{whose} is {number}, expected a finite number; look for a division by zero", "ME026"
+        )
     return number
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from menv.adapters.poll_events import PollEvents, all_empty, check_info
-from menv.adapters.validation import any_set, flag_of, lasting, refuse_none, validate_step
+from menv.adapters.validation import any_set, flag_of, lasting, refuse_none, validate_reset, validate_step
 from menv.base_env import (
     ALL,
     COMMON,
@@ -156,14 +156,9 @@ class AgentTracker:
 
     def begin(self, obs: Any, infos: Any, events: PollEvents) -> None:
         """Begin an episode with what `reset` returned."""
-        if not isinstance(obs, dict):
-            raise self._wrong("reset", f"observations are {type(obs).__name__}", "a dict keyed by agent id")
-        if ALL in obs:
-            raise self._wrong("reset", f"{ALL!r} is among the observations", "agent ids only")
+        validate_reset(obs, infos, self._wrong)
         self.episode_steps = 0
         self.answered = False
-        if not isinstance(infos, dict):
-            raise self._wrong("reset", f"infos are {type(infos).__name__}", "a dict keyed by agent id")
         if COMMON in infos:
             self._share(infos[COMMON], events)
         self._set_waiting(obs, infos, events)
@@ -430,6 +425,7 @@ class AgentTracker:
                 f"{what} {agent!r}, which never appeared in the episode",
                 f"one of possible_agents {', '.join(sorted(map(repr, self._possible))[:8])}",
                 "check the spelling of the agent id",
+                "ME027",
             )
 
     def _set_waiting(self, obs: Any, infos: Any, events: PollEvents) -> None:
@@ -458,7 +454,8 @@ class AgentTracker:
         if COMMON in agents:
             raise ContractError(
                 f"env {self.env_id}: an agent is called {COMMON!r}, expected another name: infos under it are of the "
-                "whole environment; rename the agent"
+                "whole environment; rename the agent",
+                "ME013",
             )
         if len(self._layouts) >= _KEPT_LAYOUTS:
             self._layouts.clear()
@@ -505,9 +502,14 @@ class AgentTracker:
         return f"{self._where('step')}: the reward of {agent!r}"
 
     def _wrong(
-        self, where: str, got: str, expected: str, fix: str = "fix the environment's return value"
+        self,
+        where: str,
+        got: str,
+        expected: str,
+        fix: str = "fix the environment's return value",
+        finding: str = "",
     ) -> ContractError:
-        return ContractError(f"{self._where(where)}: {got}, expected {expected}; {fix}")
+        return ContractError(f"{self._where(where)}: {got}, expected {expected}; {fix}", finding)
 
     def _where(self, method: str) -> str:
         return f"env {self.env_id} {method}, env step {self.episode_steps} of the episode"

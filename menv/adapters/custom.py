@@ -29,6 +29,8 @@ from menv.base_env import ALL, AgentId, BaseEnv, EnvId, IntArray, MultiEnvDict, 
 from menv.errors import ContractError, EnvCrashError, MenvError, raised_by_envs
 from menv.spaces import how_many
 
+_PARTS = ("obs", "rewards", "terminateds", "truncateds", "infos", "off_policy_actions")
+
 
 class InnerEnvs(Adapter):
     """Base of `CustomEnvs` and `TableEnvs`: calls another `BaseEnv`, not before the first poll, and chains its errors.
@@ -44,6 +46,8 @@ class InnerEnvs(Adapter):
         self.action_space = inner.action_space
         self.possible_agents = getattr(inner, "possible_agents", None)
         self.num_envs = inner.num_envs or 0
+        # `check_env`: its `began` and `stepped` see what the inner environment returned.
+        self.watcher: Any = None
 
     def get_sub_environments(self, as_dict: bool = False) -> Any:
         """Return the answer of the inner environment."""
@@ -151,7 +155,8 @@ class CustomEnvs(InnerEnvs):
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise ContractError(
                 f"{type(self.inner).__name__}.try_reset: returned {how_many(result)}, expected (obs, infos), two "
-                "dicts by env id, or (None, None) where this environment resets itself; return both"
+                "dicts by env id, or (None, None) where this environment resets itself; return both",
+                "ME011",
             )
         obs, infos = result
         if isinstance(obs, dict):
@@ -166,7 +171,8 @@ class CustomEnvs(InnerEnvs):
             elif not isinstance(by_agent, str):
                 raise ContractError(
                     f"{type(self.inner).__name__}.try_reset: returned {type(by_agent).__name__} under {env_id!r}, "
-                    "expected {env_id: {agent_id: obs}}; key by sub-environment first, then by agent"
+                    "expected {env_id: {agent_id: obs}}; key by sub-environment first, then by agent",
+                    "ME012",
                 )
 
     def try_restart(self, env_id: EnvId | None = None) -> None:
@@ -202,15 +208,17 @@ class CustomEnvs(InnerEnvs):
         if not isinstance(result, tuple | list) or len(result) != 6:
             raise ContractError(
                 f"{name}.poll: returned {how_many(result)}, expected six nested dicts (obs, rewards, terminateds, "
-                "truncateds, infos, off_policy_actions); split the old `dones` into terminateds and truncateds"
+                "truncateds, infos, off_policy_actions); split the old `dones` into terminateds and truncateds",
+                "ME020",
             )
-        for part in result:
+        for part_name, part in zip(_PARTS, result, strict=True):
             if not isinstance(part, Mapping) or not all(
                 isinstance(value, Mapping) for value in part.values()
             ):
                 raise ContractError(
-                    f"{name}.poll: one of the six values is not a dict of dicts, expected "
-                    "{env_id: {agent_id: value}}; key by sub-environment first, then by agent"
+                    f"{name}.poll: {part_name} is not a dict of dicts, expected "
+                    "{env_id: {agent_id: value}}; key by sub-environment first, then by agent",
+                    "ME021",
                 )
         return tuple(result)
 
@@ -253,6 +261,8 @@ class CustomEnvs(InnerEnvs):
 
     def _step(self, env_id: EnvId, step: Any) -> None:
         tracker = self._trackers[env_id]
+        if self.watcher is not None:
+            self.watcher.stepped(env_id, step)
         self._env_steps[tracker.env_index] += 1
         self._events.count_step(env_id)
         if tracker.step(step, self._events):
@@ -283,6 +293,8 @@ class CustomEnvs(InnerEnvs):
             tracker.truncate(self._events)
             self._stop_running(env_id)
         tracker.add_rewards(rewards, self._events)
+        if self.watcher is not None:
+            self.watcher.began(env_id, obs, infos)
         tracker.begin(obs, infos, self._events)
         self._running.add(env_id)
         self._update_waiting(env_id)
@@ -333,6 +345,7 @@ def _add_missing_all(env_id: EnvId, name: str, flags: dict[AgentId, Any]) -> Non
     if flags and ALL not in flags:
         raise ContractError(
             f"env {env_id} poll: {name} has no {ALL!r}, expected {ALL!r}: True where the episode ends for everyone; "
-            "fix what poll returns"
+            "fix what poll returns",
+            "ME022",
         )
     flags.setdefault(ALL, False)

@@ -51,7 +51,8 @@ def check_info(info: Any, label: str) -> None:
     """Raise a `ContractError` that begins with `label` if an info is not a dict, or a subclass of dict."""
     if not isinstance(info, dict):
         raise ContractError(
-            f"{label}: info is {type(info).__name__}, expected a dict; return {{}} if there is nothing to tell"
+            f"{label}: info is {type(info).__name__}, expected a dict; return {{}} if there is nothing to tell",
+            "ME029",
         )
 
 

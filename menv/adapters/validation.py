@@ -43,20 +43,33 @@ def validate_step(result: Any, wrong: Callable[..., ContractError]) -> tuple[Any
             "step", f"returned {how_many(result)}", "(obs, rewards, terminateds, truncateds, infos)",
             "return all five from step" if result is None else
             "split the old `dones` into terminateds and truncateds, or wrap the environment in "
-            "menv.wrappers.LegacyGym",
+            "menv.wrappers.LegacyGym", "ME020",
         )  # fmt: skip
     obs, rewards, terminateds, truncateds, infos = result
     # Cheaper than five isinstance calls in the usual case; subclasses of dict are valid too.
     if not type(obs) is type(rewards) is type(terminateds) is type(truncateds) is type(infos) is dict:
         for name, part in zip(_NAMES, result, strict=True):
             if not isinstance(part, dict):
-                raise wrong("step", f"{name} is {type(part).__name__}", "a dict keyed by agent id")
+                got = f"{name} is {type(part).__name__}"
+                raise wrong("step", got, "a dict keyed by agent id", finding="ME021")
     if ALL not in terminateds or ALL not in truncateds:
         name = "terminateds" if ALL not in terminateds else "truncateds"
-        raise wrong("step", f"{name} has no {ALL!r}", f"{ALL!r}: True where the episode ends for everyone")
+        rule = f"{ALL!r}: True where the episode ends for everyone"
+        raise wrong("step", f"{name} has no {ALL!r}", rule, finding="ME022")
     if ALL in obs or ALL in rewards:
-        raise wrong("step", f"{ALL!r} is among obs or rewards", "agent ids only")
+        raise wrong("step", f"{ALL!r} is among obs or rewards", "agent ids only", finding="ME013")
     return obs, rewards, terminateds, truncateds, infos
+
+
+def validate_reset(obs: Any, infos: Any, wrong: Callable[..., ContractError]) -> None:
+    """Check the two dicts of `MultiAgentEnv.reset`; `wrong` as in `validate_step`."""
+    if not isinstance(obs, dict):
+        got = f"observations are {type(obs).__name__}"
+        raise wrong("reset", got, "a dict keyed by agent id", finding="ME012")
+    if ALL in obs:
+        raise wrong("reset", f"{ALL!r} is among the observations", "agent ids only", finding="ME013")
+    if not isinstance(infos, dict):
+        raise wrong("reset", f"infos are {type(infos).__name__}", "a dict keyed by agent id", finding="ME029")
 
 
 # In the next three functions `where(method)` makes the beginning of an error.
@@ -95,7 +108,8 @@ def empty_steps_error(where: str) -> ContractError:
     """Return the error for a sub-environment without a waiting agent for `MAX_EMPTY_STEPS`; `where` begins it."""
     return ContractError(
         f"{where}: no agent waited for an action in {MAX_EMPTY_STEPS} env steps in a row, expected an observation for "
-        'an agent that acts next; end the episode with "__all__" once all agents are gone'
+        'an agent that acts next; end the episode with "__all__" once all agents are gone',
+        "ME045",
     )
 
 
@@ -229,7 +243,8 @@ def possible_agents(env: Any) -> frozenset[AgentId] | None:
 def _wrong_agents(env: Any, got: str) -> ContractError:
     return ContractError(
         f"{type(env).__name__}: possible_agents is {got}, expected a list of agent ids; set it to all that may "
-        "ever appear, or leave it out"
+        "ever appear, or leave it out",
+        "ME014",
     )
 
 

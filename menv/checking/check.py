@@ -23,12 +23,12 @@ import gymnasium as gym
 import numpy as np
 
 from menv.base_env import BaseEnv
-from menv.checking.batched_runners import BaseEnvRunner, GymVectorRunner
+from menv.checking.agent_runners import BaseEnvRunner, MultiAgentRunner
 from menv.checking.codes import Broken, Finding, FindingCollector, checked_codes
-from menv.checking.env_runner import EnvRunner, GymRunner, VectorRunner, describe
-from menv.checking.multi_agent_runner import MultiAgentRunner
-from menv.checking.play import ActionFn, Actor, play_at_length, same
+from menv.checking.play import ActionFn, Actor, play_at_length
+from menv.checking.runners import EnvRunner, GymRunner, GymVectorRunner, VectorRunner, describe
 from menv.checking.seeds import SeedProbe
+from menv.checking.values import same
 from menv.env_context import EnvContext
 from menv.errors import ConfigError, EnvCrashError, UnknownNameError
 from menv.multi_agent_env import MultiAgentEnv

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, Self, TypeAlias
 
-from menv.errors import ConfigError
+from menv.errors import ConfigError, ContractError
 
 Severity: TypeAlias = Literal["error", "warning", "info"]
 """error: menv refuses it, or training on it is wrong. warning: it works with a limitation. info: it works."""
@@ -179,15 +179,20 @@ CODES: Final[Mapping[str, Code]] = {
 closing, everything else."""
 
 
-class Broken(Exception):  # noqa: N818 - describes the environment
+class Broken(ContractError):  # noqa: N818 - describes the environment
     """The environment cannot be stepped further. `fix` None stands for the code's own."""
 
     def __init__(self, code: str, message: str, step: int | None = None, fix: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
+        super().__init__(message, code)
         self.message = message
         self.step = step
         self.fix = fix
+
+    @classmethod
+    def of(cls, error: ContractError, step: int | None = None) -> Self:
+        """Return the error of an adapter as a finding."""
+        message, _, fix = str(error).rpartition("; ")
+        return cls(error.finding or "ME100", message, step, fix)
 
 
 class FindingCollector:
@@ -209,7 +214,7 @@ class FindingCollector:
         )
 
     def take(self, broken: Broken, where: str = "") -> None:
-        self.add(broken.code, where + broken.message, broken.step, fix=broken.fix)
+        self.add(broken.finding, where + broken.message, broken.step, fix=broken.fix)
 
     def findings(self, ignored: Iterable[str]) -> list[Finding]:
         """Return the findings, sorted by severity, env step and code."""

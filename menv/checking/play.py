@@ -5,18 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
-import gymnasium as gym
 import numpy as np
 
 from menv.adapters.validation import MAX_EMPTY_STEPS
 from menv.checking.codes import Broken
-from menv.checking.env_runner import EnvRunner, Key, RunnerStep
-from menv.checking.values import components, usable_mask
-from menv.connectors.action_output import component_sizes
-from menv.spaces import built, own_copy, parts_of, values_in
+from menv.checking.runners import EnvRunner, Key, RunnerStep
+from menv.checking.values import same, sample_action, usable_mask
+from menv.spaces import own_copy, values_in
 
 ActionFn: TypeAlias = Callable[[Any, Any], Any]
 """`actions(obs, agent_id) -> action`."""
@@ -81,46 +78,6 @@ class Actor:
         return action
 
 
-def sample_action(space: gym.Space[Any], rng: np.random.Generator, mask: Any = None) -> Any:
-    """Return a random element of `space` that `mask` allows; a mask that allows nothing is ignored."""
-    if isinstance(space, gym.spaces.Discrete):
-        return space.dtype.type(int(space.start) + _pick(int(space.n), rng, mask))
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        parts = components(mask, space) if mask is not None else [None] * space.nvec.size
-        picked = [_pick(int(n), rng, part) for n, part in zip(space.nvec.reshape(-1), parts, strict=True)]
-        return space.start + np.array(picked, space.dtype).reshape(space.shape)
-    if parts_of(space) is not None:
-        flags = iter([] if mask is None else components(mask, space))
-        return built(space, lambda keys, leaf: sample_action(leaf, rng, _next(flags, leaf)))
-    if isinstance(space, gym.spaces.Box) and space.dtype is not None and space.dtype.kind == "f":
-        return _sample_box(space, rng)
-    # Sampling the space itself would change its owner's random state.
-    twin = copy.deepcopy(space)
-    twin.seed(int(rng.integers(2**31)))
-    return twin.sample()
-
-
-def _next(flags: Iterator[Any], leaf: gym.Space[Any]) -> Any:
-    """Return the flags of all components of the next leaf, None if it has none."""
-    found = list(islice(flags, len(component_sizes(leaf))))
-    return np.concatenate(found) if found else None
-
-
-def _pick(n: int, rng: np.random.Generator, flags: Any) -> Any:
-    if flags is None or not flags.any():
-        return rng.integers(n)
-    return rng.choice(np.flatnonzero(flags))
-
-
-def _sample_box(space: gym.spaces.Box, rng: np.random.Generator) -> Any:
-    """Sample uniformly within bounds, normally where a bound is infinite, and clip."""
-    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-    bounded = np.isfinite(low) & np.isfinite(high)
-    even = np.where(bounded, low, 0.0) + rng.random(space.shape) * np.where(bounded, high - low, 1.0)
-    drawn = np.clip(np.where(bounded, even, rng.standard_normal(space.shape)), low, high)
-    return np.asarray(drawn, space.dtype)
-
-
 def frozen(action: Any) -> Any:
     """Make the arrays in an action read-only."""
     for part in values_in(action):
@@ -174,32 +131,6 @@ def first_difference(one: list[Entry], other: list[Entry]) -> tuple[int, str] | 
     return None
 
 
-def same(one: Any, other: Any) -> bool:
-    """Return whether two values are bit-identical; NaN equals NaN."""
-    if isinstance(one, dict):
-        return (
-            isinstance(other, dict)
-            and one.keys() == other.keys()
-            and all(same(value, other[key]) for key, value in one.items())
-        )
-    if isinstance(one, tuple | list):
-        return isinstance(other, tuple | list) and len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, np.ndarray | np.generic) or isinstance(other, np.ndarray | np.generic):
-        return _same_arrays(np.asarray(one), np.asarray(other))
-    if isinstance(one, float) and isinstance(other, float):
-        return one == other or (one != one and other != other)
-    try:
-        return bool(one == other)
-    except Exception:  # custom values that do not compare
-        return True
-
-
-def _same_arrays(one: Any, other: Any) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return bool(np.array_equal(one, other, equal_nan=one.dtype.kind in "fc"))
-
-
 @contextmanager
 def _reuse_reported(runner: EnvRunner, timestep: RunnerStep) -> Iterator[None]:
     """Report observations and infos of `timestep` that the steps within the context change."""
@@ -243,8 +174,8 @@ def _step(runner: EnvRunner, actor: Actor, timestep: RunnerStep) -> RunnerStep:
         masked = any(
             usable_mask(obs, runner.spaces(key)[1]) is not None for key, obs in timestep.waiting.items()
         )
-        if broken.code == "ME090" and masked and actor.is_random:
-            broken.code = "ME053"
+        if broken.finding == "ME090" and masked and actor.is_random:
+            broken.finding = "ME053"
             broken.message = f"an action that the mask allows was taken and {broken.message}"
         raise
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from menv.checking.codes import FindingCollector
-from menv.checking.env_runner import EnvRunner, RunnerStep
 from menv.checking.play import (
     EPISODE_STEPS,
     EPISODES,
@@ -23,8 +22,9 @@ from menv.checking.play import (
     Entry,
     first_difference,
     play_episodes,
-    same,
 )
+from menv.checking.runners import EnvRunner, RunnerStep
+from menv.checking.values import same
 from menv.spaces import values_in
 
 

@@ -1,20 +1,29 @@
-"""Checks of single values: observations, masks, rewards, flags and infos.
+"""Checks of single values: spaces, observations, masks, rewards, flags, infos, and the global generators.
 
 The runners of all kinds of environments call them for each value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import ctypes
+import random
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from menv import spaces
-from menv.checking.codes import FindingCollector
-from menv.connectors.action_output import component_sizes
-from menv.spaces import bounds, flat_mask, parts_of, why_outside
+from menv.checking.codes import Broken, FindingCollector
+from menv.connectors.action_output import component_sizes, flat_action_space
+from menv.errors import ConfigError, ContractError
+from menv.inference.action_heads import ActionHead
+from menv.spaces import as_flag, as_reward, bounds, built, flat_mask, parts_of, why_outside
+
+Report = Callable[..., None]
+"""`report(code, message, about="")`"""
 
 MASK_KEY = "action_mask"
 _MASK_WORDS = ("mask", "avail", "legal", "valid", "allowed")
@@ -35,29 +44,22 @@ def leaves(space: gym.Space[Any], value: Any, path: str) -> Iterator[tuple[str, 
         yield from leaves(part, value[key], f"{path}[{key!r}]")
 
 
-def check_obs(collector: FindingCollector, step: int, who: str, space: gym.Space[Any], obs: Any) -> None:
+def check_obs(report: Report, who: str, space: gym.Space[Any], obs: Any) -> None:
     """Report leaves that are outside their space, not finite, or slow to copy; `who` begins the messages."""
     for path, leaf, value in leaves(space, obs, "obs"):
         why = why_outside(leaf, value, path)
         if why is not None and path.startswith(f"obs[{MASK_KEY!r}]"):
             if value is not None and not _is_flat_mask(leaf, value):
-                collector.add("ME052", who + why, step)
+                report("ME052", who + why)
         elif not _is_finite(value):
-            collector.add("ME032", f"{who}{path}: holds {_first_not_finite(value)}", step, about=path)
+            report("ME032", f"{who}{path}: holds {_first_not_finite(value)}", path)
         elif why is not None:
-            collector.add(_code_of(leaf, value), who + why, step, about=path)
+            report(_code_of(leaf, value), who + why, path)
         elif _is_cast(leaf, value):
             got = np.asarray(value).dtype
-            collector.add(
-                "ME034",
-                f"{who}{path}: is {got}, expected {leaf.dtype}, to which it is cast",
-                step,
-                about=path,
-            )
+            report("ME034", f"{who}{path}: is {got}, expected {leaf.dtype}, to which it is cast", path)
         elif isinstance(leaf, _ARRAYS) and isinstance(value, list | tuple):
-            collector.add(
-                "ME033", f"{who}{path}: is a {type(value).__name__}, expected an array", step, about=path
-            )
+            report("ME033", f"{who}{path}: is a {type(value).__name__}, expected an array", path)
 
 
 def _code_of(space: gym.Space[Any], value: Any) -> str:
@@ -138,23 +140,19 @@ def _seems_a_mask(name: Any, space: gym.Space[Any], width: int | None) -> bool:
     return flags and any(word in str(name).lower() for word in _MASK_WORDS)
 
 
-def check_mask(collector: FindingCollector, step: int, who: str, obs: Any, action_space: Any) -> None:
+def check_mask(report: Report, who: str, obs: Any, action_space: Any) -> None:
     """Report a mask that allows its agent nothing, in any component of the action."""
     flags = usable_mask(obs, action_space)
     if flags is None:
         if isinstance(obs, dict) and isinstance(obs.get(MASK_KEY), tuple | dict):
             rule = "expected a mask for each discrete part, with a flag for each of its choices"
-            collector.add("ME052", f"{who}obs[{MASK_KEY!r}]: does not fit {action_space}, {rule}", step)
+            report("ME052", f"{who}obs[{MASK_KEY!r}]: does not fit {action_space}, {rule}")
         return
     for index, part in enumerate(components(flags, action_space)):
         if not part.any():
             of = "" if isinstance(action_space, gym.spaces.Discrete) else f"component {index} of "
-            collector.add(
-                "ME050",
-                f"{who}obs[{MASK_KEY!r}]: allows none of {len(part)} choices of {of}the action, "
-                "expected at least one",
-                step,
-            )
+            got = f"allows none of {len(part)} choices of {of}the action"
+            report("ME050", f"{who}obs[{MASK_KEY!r}]: {got}, expected at least one")
             return
 
 
@@ -178,41 +176,152 @@ def components(flags: Any, action_space: Any) -> list[Any]:
     return np.split(flags, np.cumsum(component_sizes(action_space))[:-1])
 
 
-def check_reward(collector: FindingCollector, step: int, who: str, reward: Any) -> None:
+def check_reward(report: Report, who: str, reward: Any) -> None:
     """Report a reward that is not one finite number."""
     try:
-        numbers = np.asarray(reward)
-        is_number = numbers.size == 1 and numbers.dtype.kind in "biuf"
-    except ValueError:
-        is_number = False
-    if not is_number:
-        got = f"{type(reward).__name__} of shape {np.shape(reward)}" if isinstance(reward, np.ndarray) else (
-            type(reward).__name__
-        )  # fmt: skip
-        collector.add("ME025", f"{who}the reward is {got}, expected a number", step)
-    elif not np.isfinite(numbers).all():
-        collector.add("ME026", f"{who}the reward is {numbers.reshape(())}, expected a finite number", step)
+        as_reward(reward, f"{who}the reward")
+    except ContractError as error:
+        report(error.finding, str(error).partition("; ")[0])
 
 
-def check_flag(collector: FindingCollector, step: int, who: str, flag: Any) -> bool:
+def check_flag(report: Report, who: str, flag: Any) -> bool:
     """Return a flag as a bool, and report one of another type."""
-    if isinstance(flag, bool | np.bool_):
-        return bool(flag)
-    shape = np.shape(flag) if isinstance(flag, np.ndarray | np.generic) else None
-    if isinstance(flag, int | float | np.number) or shape == ():
-        collector.add("ME023", f"{who}is the {type(flag).__name__} {flag}, expected True or False", step)
-        return bool(flag)
-    collector.add("ME024", f"{who}is a {type(flag).__name__}, expected True or False", step)
-    return False
+    try:
+        is_set = as_flag(flag, who)
+    except ContractError as error:
+        report(error.finding, str(error).partition("; ")[0])
+        return False
+    if not isinstance(flag, bool | np.bool_):
+        report("ME023", f"{who} is the {type(flag).__name__} {flag!s:.40}, expected True or False")
+    return is_set
 
 
-def check_info(collector: FindingCollector, step: int, who: str, info: Any, obs: Any) -> None:
+def check_info(report: Report, who: str, info: Any, obs: Any) -> None:
     """Report an info that is no dict, or holds a mask, which is read from observations only."""
     if not isinstance(info, dict):
-        collector.add("ME029", f"{who}the info is {type(info).__name__}, expected a dict", step)
+        report("ME029", f"{who}the info is {type(info).__name__}, expected a dict")
     elif MASK_KEY in info and not (isinstance(obs, dict) and MASK_KEY in obs):
-        collector.add(
-            "ME054",
-            f"{who}{MASK_KEY!r} is in the info, expected in the observation, where masks are read",
-            step,
+        rule = "expected in the observation, where masks are read"
+        report("ME054", f"{who}{MASK_KEY!r} is in the info, {rule}")
+
+
+def check_pair(collector: FindingCollector, who: str, obs_space: Any, action_space: Any) -> None:
+    """Report spaces that no stock network supports; raise `Broken` for missing ones."""
+    for name, space in (("observation", obs_space), ("action", action_space)):
+        if space is None:
+            raise Broken("ME001", f"{who}the {name} space is None, expected a gymnasium space")
+        if not isinstance(space, gym.Space):
+            kind = f"{type(space).__module__}.{type(space).__qualname__}"
+            raise Broken("ME002", f"{who}the {name} space is a {kind}, expected a gymnasium.Space")
+    for name, space, takes in (
+        ("observation", obs_space, _readable(obs_space)), ("action", action_space, _has_head(action_space)),
+    ):  # fmt: skip
+        if not takes:
+            what = f"{who}the {name} space {type(space).__name__}"
+            collector.add("ME005", f"{what} suits no stock network", about=name)
+
+
+def _readable(space: gym.Space[Any]) -> bool:
+    kinds = gym.spaces.Box | gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary
+    return all(isinstance(leaf, kinds) for leaf in spaces.leaves(space))
+
+
+def _has_head(space: gym.Space[Any]) -> bool:
+    try:
+        ActionHead.for_space(flat_action_space(space))
+    except ConfigError:
+        return False
+    return True
+
+
+def sample_action(space: gym.Space[Any], rng: np.random.Generator, mask: Any = None) -> Any:
+    """Return a random element of `space` that `mask` allows; a mask that allows nothing is ignored."""
+    if isinstance(space, gym.spaces.Discrete):
+        return space.dtype.type(int(space.start) + _pick(int(space.n), rng, mask))
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        parts = components(mask, space) if mask is not None else [None] * space.nvec.size
+        picked = [_pick(int(n), rng, part) for n, part in zip(space.nvec.reshape(-1), parts, strict=True)]
+        return space.start + np.array(picked, space.dtype).reshape(space.shape)
+    if parts_of(space) is not None:
+        flags = iter([] if mask is None else components(mask, space))
+        return built(space, lambda keys, leaf: sample_action(leaf, rng, _next(flags, leaf)))
+    if isinstance(space, gym.spaces.Box) and space.dtype is not None and space.dtype.kind == "f":
+        return _sample_box(space, rng)
+    # Sampling the space itself would change its owner's random state.
+    twin = copy.deepcopy(space)
+    twin.seed(int(rng.integers(2**31)))
+    return twin.sample()
+
+
+def _next(flags: Iterator[Any], leaf: gym.Space[Any]) -> Any:
+    """Return the flags of all components of the next leaf, None if it has none."""
+    found = list(islice(flags, len(component_sizes(leaf))))
+    return np.concatenate(found) if found else None
+
+
+def _pick(n: int, rng: np.random.Generator, flags: Any) -> Any:
+    if flags is None or not flags.any():
+        return rng.integers(n)
+    return rng.choice(np.flatnonzero(flags))
+
+
+def _sample_box(space: gym.spaces.Box, rng: np.random.Generator) -> Any:
+    """Sample uniformly within bounds, normally where a bound is infinite, and clip."""
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    bounded = np.isfinite(low) & np.isfinite(high)
+    even = np.where(bounded, low, 0.0) + rng.random(space.shape) * np.where(bounded, high - low, 1.0)
+    drawn = np.clip(np.where(bounded, even, rng.standard_normal(space.shape)), low, high)
+    return np.asarray(drawn, space.dtype)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two values are bit-identical; NaN equals NaN."""
+    if isinstance(one, dict):
+        return (
+            isinstance(other, dict)
+            and one.keys() == other.keys()
+            and all(same(value, other[key]) for key, value in one.items())
         )
+    if isinstance(one, tuple | list):
+        return isinstance(other, tuple | list) and len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, np.ndarray | np.generic) or isinstance(other, np.ndarray | np.generic):
+        return _same_arrays(np.asarray(one), np.asarray(other))
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other or (one != one and other != other)
+    try:
+        return bool(one == other)
+    except Exception:  # custom values that do not compare
+        return True
+
+
+def _same_arrays(one: Any, other: Any) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool(np.array_equal(one, other, equal_nan=one.dtype.kind in "fc"))
+
+
+_MT19937_BYTES = 625 * 4
+"""624 words and the position in them."""
+
+
+def state_of_generators() -> tuple[Any, Any]:
+    """Return values that differ when `numpy.random` or `random` is used."""
+    return _state_of_numpy(), random.getstate()
+
+
+def used_since(before: tuple[Any, Any]) -> str | None:
+    """Return the names of the global generators that were sampled or seeded, None if neither was."""
+    now = state_of_generators()
+    names = [
+        name for name, one, other in zip(("numpy.random", "random"), before, now, strict=True) if one != other
+    ]
+    return " and ".join(names) or None
+
+
+def _state_of_numpy() -> Any:
+    # numpy's cached normal number is left out: the call that sampled it was seen.
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]  # numpy's stubs leave it out
+    if type(generator) is np.random.MT19937:
+        # The raw memory; `get_state` takes fifty times as long and runs twice per env step.
+        return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+    return repr(np.random.get_state(legacy=False))

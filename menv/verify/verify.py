@@ -25,7 +25,7 @@ from menv.algorithms.network_group_builder import build_groups
 from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.ppo import PPORecipe
 from menv.base_env import SINGLE_AGENT, AgentId, Column
-from menv.checking.env_runner import state_of_generators, used_since
+from menv.checking.values import state_of_generators, used_since
 from menv.env_context import EnvContext
 from menv.errors import ConfigError, MenvError
 from menv.multi_agent_env import MultiAgentEnv

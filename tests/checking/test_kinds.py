@@ -359,12 +359,12 @@ def test_an_own_base_env_is_right() -> None:
 @pytest.mark.parametrize(
     ("env", "code", "message"),
     [
-        (own("poll", lambda self, timeout=None: Own.poll(self)[:5]), "ME020", "poll returned 5 values"),
-        (own("poll", lambda self, timeout=None: ([], *Own.poll(self)[1:])), "ME021", "poll: obs is no dict of dicts"),
+        (own("poll", lambda self, timeout=None: Own.poll(self)[:5]), "ME020", "poll: returned 5 values"),
+        (own("poll", lambda self, timeout=None: ([], *Own.poll(self)[1:])), "ME021", "obs is not a dict of dicts"),
         (own("poll", lambda self, timeout=None: 1 / 0), "ME090", "poll raised ZeroDivisionError"),
         (own("send_actions", lambda self, slots, actions=None: 1 / 0), "ME090", "send_actions raised"),
-        (own("try_reset", lambda self, env_id=None: ({env_id: 3}, {})), "ME012", "try_reset: env 'left' has no dict"),
-        (own("try_reset", lambda self, env_id=None: 3), "ME011", "try_reset returned a single int"),
+        (own("try_reset", lambda self, env_id=None: ({env_id: 3}, {})), "ME012", "returned int under 'left'"),
+        (own("try_reset", lambda self, env_id=None: 3), "ME011", "try_reset: returned a single int"),
         (own("stop", lambda self: 1 / 0), "ME080", "close raised ZeroDivisionError"),
         (own("observation_space", None), "ME001", "the observation space is None"),
     ],
