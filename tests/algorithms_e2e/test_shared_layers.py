@@ -22,7 +22,7 @@ SMALL = {"train_batch_size": 32, "seed": 1, "model": {"fcnet_hiddens": [8, 8]}}
 OF_PPO = {**SMALL, "sgd_minibatch_size": 16, "num_sgd_iter": 2}
 OF_DQN = {**SMALL, "train_batch_size": 16, "rollout_fragment_length": 8, "min_sample_timesteps_per_iteration": 32,
           "training_intensity": 4, "num_steps_sampled_before_learning_starts": 0}  # fmt: skip
-TOGETHER = {"model": {"shared_layers": "eyes"}}
+TOGETHER = {"model": {"shared_layers": "eyes", "fcnet_activation": "tanh"}}
 BOTH = {"a": PolicySpec(config=TOGETHER), "b": PolicySpec(config=TOGETHER)}
 
 
@@ -252,8 +252,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         r"have policy.1.weight, expected no policy.1.weight as",
     ),
     "activation": (
-        {"policies": {"a": spec(), "b": spec(fcnet_activation="tanh")}},
-        r"have activation 'tanh', expected 'relu' as .*'a'",
+        {"policies": {"a": spec(), "b": spec(fcnet_activation="relu")}},
+        r"have activation 'relu', expected 'tanh' as .*'a'",
     ),
     "one trunk and two": (
         {"policies": {"a": spec(), "b": spec(vf_share_layers=True)}}, r"have no policy.0.weight, expected"

@@ -141,7 +141,7 @@ def test_an_observation_fn_that_cannot_be_called_is_refused_when_it_is_given(fun
 
 
 @pytest.mark.parametrize("name", ["fcnet_activation", "conv_activation"])
-@pytest.mark.parametrize("value", ["rellu", None, 3, ["relu"]])
+@pytest.mark.parametrize("value", ["rellu", False, 3, ["relu"]])
 def test_an_activation_that_does_not_exist_is_refused_though_nothing_asks_for_it(
     name: str, value: Any
 ) -> None:

@@ -9,6 +9,7 @@ import warnings
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -17,6 +18,7 @@ from menv.algorithms import PPO, DQNConfig, PPOConfig, QMIXConfig
 from menv.algorithms.config import setting as table_of_settings
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, ModelConfig, MultiAgentConfig
 from menv.algorithms.config.read_config import override, read_config
+from menv.algorithms.recipe import recipe_named
 from menv.connectors.frame_stack import FrameStackAgentConnector
 from menv.errors import ConfigError
 from menv.migration_hints import HINTS, ONLY_VALUES
@@ -286,6 +288,23 @@ def test_a_policys_own_settings_are_put_over_the_main_ones() -> None:
     assert own.model == ModelConfig(fcnet_hiddens=(16,), fcnet_activation="tanh")
     assert override(main, None, "p") is main
     assert override(main, {}, "p") is main
+
+
+@pytest.mark.parametrize(("algorithm", "activation"), [("PPO", "tanh"), ("DQN", "relu"), ("QMIX", "relu")])
+def test_the_algorithm_chooses_the_activation_unless_the_model_names_one(
+    algorithm: str, activation: str
+) -> None:
+    recipe = recipe_named(algorithm, "p")
+    one = (gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(2))
+    obs_space, action_space = one if algorithm != "QMIX" else (gym.spaces.Tuple([space]) for space in one)
+
+    def found(**model: Any) -> str:
+        config = recipe.config_class(env="unused", model=model)  # type: ignore[arg-type]
+        network: Any = recipe.network(4, action_space, config, obs_space)
+        return str(network.activation)
+
+    assert found() == activation
+    assert [found(fcnet_activation=name) for name in ("relu", "tanh", "elu")] == ["relu", "tanh", "elu"]
 
 
 @pytest.mark.parametrize(

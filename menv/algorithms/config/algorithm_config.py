@@ -120,8 +120,9 @@ class ModelConfig(Settings):
 
     fcnet_hiddens: tuple[int, ...] = (64, 64)
     """Sizes of the hidden layers, which follow the convolutions if there are any."""
-    fcnet_activation: Activation = "relu"
-    """Activation after each hidden layer: "relu", "tanh", "silu", "elu" or "linear"."""
+    fcnet_activation: Activation | None = None
+    """Activation after each hidden layer: "relu", "tanh", "silu", "elu" or "linear". None means "tanh" for PPO, and
+    "relu" for DQN and QMIX."""
     vf_share_layers: bool = False
     """Whether the value function shares the policy's hidden layers and convolutions. Sharing nearly halves the cost of
     learning from images, but with large returns the value error can dominate the shared layers."""
@@ -137,7 +138,7 @@ class ModelConfig(Settings):
     shared_layers: str | None = None
     """Name of a group of policies that share one set of hidden layers and have separate heads. None shares nothing.
     The gradient steps of each policy change the shared layers for the whole group, so either all policies of a group
-    learn or none."""
+    learn or none. A group of PPO and DQN policies needs one `fcnet_activation` for both."""
     conv_filters: tuple[ConvFilter, ...] | None = None
     """Convolutions over image observations, Boxes of shape (height, width, channels): a list of [out_channels, kernel,
     stride], such as [[16, [8, 8], 4], [32, 4, 2]]. All but the last use zero padding. None selects default filters for
@@ -145,7 +146,7 @@ class ModelConfig(Settings):
     them by 255. An image inside a Dict or Tuple gets convolutions only if the other entry is an `action_mask`;
     otherwise the stock network reads its pixels as plain numbers, and a `custom_model` can convolve it."""
     conv_activation: Activation = "relu"
-    """Activation after each convolution; same choices as `fcnet_activation`."""
+    """Activation after each convolution: "relu", "tanh", "silu", "elu" or "linear"."""
     custom_model: Callable[..., Any] | None = None
     """A custom network: a `torch.nn.Module` class, or a function that returns a module. It replaces all layers above.
     `menv.algorithms.networks.custom_model` defines its inputs and outputs."""

@@ -36,7 +36,7 @@ class DQNRecipe(OffPolicyRecipe):
         head = ActionHead("q_values", (int(action_space.n),))
         model = config.model
         stock = StockSpec(
-            obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation,
+            obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation or "relu",
             dueling=config.dueling, cell=model.cell,
         )  # fmt: skip
         return chosen_network(stock, model, observation_space)

@@ -37,7 +37,7 @@ class PPORecipe:
         """Return the description of a policy network and a value network."""
         model, head = config.model, ActionHead.for_space(flat_action_space(action_space))
         stock = StockSpec(
-            obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation, model.vf_share_layers,
+            obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation or "tanh", model.vf_share_layers,
             cell=model.cell, critic_size=config.critic_obs_size or 0,
         )  # fmt: skip
         return chosen_network(stock, model, observation_space)

@@ -34,6 +34,8 @@ class QMIXConfig(OffPolicyConfig):
     training_intensity: float = 8.0
     """Number of timesteps to learn from per sampled timestep; divided by `train_batch_size`, the number of gradient
     steps."""
+    target_network_update_freq: int = 2000
+    """Number of sampled timesteps between updates of the target network, as for DQN."""
     dueling: bool = False
     """Whether to use a dueling network: a member's Q-values are the sum of the state's value and the actions'
     advantages."""

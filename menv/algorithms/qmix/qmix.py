@@ -40,7 +40,7 @@ class QMIXRecipe(OffPolicyRecipe):
                     f'{{"{name}": {off}}} into the model of this policy\'s own config'
                 )
         return GroupSpec(
-            obs_size, layout, tuple(model.fcnet_hiddens), model.fcnet_activation,
+            obs_size, layout, tuple(model.fcnet_hiddens), model.fcnet_activation or "relu",
             dueling=config.dueling, mixer=config.mixer, embed_dim=config.mixing_embed_dim,
         )  # fmt: skip
 
