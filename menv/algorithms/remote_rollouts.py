@@ -132,7 +132,7 @@ class FragmentQueue:
 
 
 class RemoteRollouts:
-    """Workers that sample; see `Rollouts`.
+    """Workers that sample; see `LocalRollouts`.
 
     With `overlap`, fragments are requested before the current one is learned from. `staleness` holds, for each fragment
     since the last report, the updates between acting and learning of its rows.

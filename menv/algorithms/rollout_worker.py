@@ -23,11 +23,11 @@ from menv.algorithms.worker_messages import (
     WorkerInit,
     WorkerPolicies,
     create_envs,
+    network_policies,
     synced_filters,
 )
 from menv.callbacks import overrides, read_callbacks
 from menv.errors import EnvFaultWarning
-from menv.inference.network_policy import NetworkPolicy
 from menv.metrics import Metrics
 from menv.sampling.custom_policy_group import CustomPolicyGroup
 from menv.workers.engine import BREAK
@@ -147,9 +147,8 @@ class RolloutWorker:
             id(newer): mine for newer, mine in zip(worker_policies.groups, groups, strict=True)
         }
         policies = dict(worker_policies.policies)
-        for policy in policies.values():
-            if isinstance(policy, NetworkPolicy):
-                policy.networks = home[id(policy.networks)]
+        for policy in network_policies(policies).values():
+            policy.networks = home[id(policy.networks)]
         for group in own.groups:
             if isinstance(group, CustomPolicyGroup):
                 known = dict(zip(group.policy_ids, group.policies, strict=True))
@@ -162,7 +161,6 @@ class RolloutWorker:
         own.groups = groups
 
     def running_ids(self) -> set[int] | None:
-        """See `Rollouts.running_ids`."""
         return self._rollouts.running_ids()
 
     def seats_playing(self) -> set[str]:

@@ -10,17 +10,22 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from menv import rng
 from menv.adapters.adapter import Adapter
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.matches import seats_in
 from menv.algorithms.postprocessing import BatchPostprocessor
-from menv.algorithms.worker_messages import WorkerPlacement, env_context, joined_state, make_fragment_limit
+from menv.algorithms.worker_messages import (
+    WorkerPlacement,
+    env_context,
+    joined_state,
+    make_fragment_limit,
+    network_policies,
+)
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
-from menv.inference.network_policy import NetworkPolicy
 from menv.metrics import Metrics, Timers
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
@@ -30,6 +35,9 @@ from menv.sampling.fragment_limit import FragmentLimit
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.sampler import Sampler
 from menv.serialization import is_plain
+
+if TYPE_CHECKING:
+    from menv.algorithms.remote_rollouts import RemoteRollouts
 
 Tree = dict[str, Any]
 
@@ -56,104 +64,17 @@ class PolicyView(Protocol):
 
 def freeze(policy_view: PolicyView) -> None:
     """Let connectors of trained policies learn from what they see, and no others."""
-    for name, policy in policy_view.policies.items():
-        if isinstance(policy, NetworkPolicy):
-            pipeline = policy.agent_connectors
-            (pipeline.in_eval if policy_view.policy_map.is_frozen(name) else pipeline.in_training)()
-
-
-class Rollouts(Protocol):
-    """A source of fragments that are ready to be learned from."""
-
-    @property
-    def lock(self) -> AbstractContextManager[Any]:
-        """Held while sampling, learning or changing policies."""
-
-    @property
-    def sampler(self) -> Sampler | None:
-        """The sampler, None where workers sample; another one after `restart`."""
-
-    @property
-    def env_steps(self) -> int:
-        """Env steps of all sub-environments since the start."""
-
-    @property
-    def steps_under_way(self) -> int:
-        """Env steps since then that `env_steps` lacks, as far as they are known; any thread may ask."""
-
-    @property
-    def agent_steps(self) -> int:
-        """Agent steps since the start."""
-
-    @property
-    def idle(self) -> bool:
-        """True if the last `sample()` timed out while waiting for external clients."""
-
-    @property
-    def digest(self) -> Digest:
-        """Digest of all rows that were released."""
-
-    @property
-    def left_out(self) -> int:
-        """Rows that could not be learned from."""
-
-    @property
-    def num_envs(self) -> int:
-        """Number of sub-environments in all processes."""
-
-    @property
-    def timers(self) -> Timers:
-        """Where the time of sampling goes; workers' seconds add up."""
-
-    @property
-    def uninterrupted(self) -> AbstractContextManager[Any]:
-        """A context around `sample` and the storing of its fragment that delays Ctrl-C, so that no fragment is lost."""
-
-    def prepare(self) -> None:
-        """Wait for the fragments of other processes, if any; an interrupt loses nothing."""
-
-    def sample(self) -> MultiAgentBatch:
-        """Return a fragment of every sub-environment; see `Algorithm.sample`."""
-
-    def follow(self, added: Sequence[PolicyGroup] = ()) -> None:
-        """Apply changes of the policies; running episodes keep theirs. `added` are new groups."""
-
-    def retire(self, policy_id: str) -> None:
-        """Release the id of a removed policy."""
-
-    def running_ids(self) -> set[int] | None:
-        """Return the ids of running episodes; None where other episodes may hold rows or arrive later."""
-
-    def seats_playing(self) -> set[str]:
-        """Return the seats of self-play in running episodes; see `menv.algorithms.matches`."""
-
-    def break_off(self) -> None:
-        """End the fragments that workers are sampling; their running episodes are lost."""
-
-    def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
-        """Call a method of each sub-environment; return the results."""
-
-    def state(self) -> Tree:
-        """Return the state of the samplers; see `Sampler.state`."""
-
-    def check_restartable(self) -> None:
-        """Refuse environments that cannot restart."""
-
-    def restart(self, seed: int) -> None:
-        """Discard everything that was sampled."""
-
-    def resume(self, tree: Mapping[str, Any]) -> int:
-        """Restore `state`; return how many episodes could not be resumed."""
-
-    def stop(self) -> None:
-        """Close the environments; may be called more than once."""
+    for name, policy in network_policies(policy_view.policies).items():
+        pipeline = policy.agent_connectors
+        (pipeline.in_eval if policy_view.policy_map.is_frozen(name) else pipeline.in_training)()
 
 
 class LocalRollouts:
-    """A sampler in this process.
+    """A sampler in this process; `RemoteRollouts` has the same methods.
 
     `guard` and `breakable` are entered while environments are stepped; `breakable` may raise KeyboardInterrupt. `later`
-    leaves the values of networks to be added by the learning process.
+    leaves the values of networks to be added by the learning process. `lock` is held while sampling, learning or
+    changing policies. `uninterrupted` is entered around `sample` and the storing of its fragment.
     """
 
     def __init__(
@@ -189,6 +110,7 @@ class LocalRollouts:
 
     @property
     def steps_under_way(self) -> int:
+        """Env steps that `env_steps` lacks, as far as they are known; any thread may ask."""
         return self.sampler.steps_under_way
 
     @property
@@ -205,6 +127,7 @@ class LocalRollouts:
 
     @property
     def left_out(self) -> int:
+        """Rows that could not be learned from."""
         return self._policy_view.postprocessor.left_out
 
     @property
@@ -249,6 +172,7 @@ class LocalRollouts:
                 raise
 
     def follow(self, added: Sequence[PolicyGroup] = ()) -> None:
+        """Apply changes of the policies; running episodes keep theirs. `added` are new groups."""
         self.sampler.change_policies(self._policy_view.policy_map, added)
         if self._policy_view.postprocessor.wanted:
             self.sampler.keep_episodes()
@@ -257,6 +181,7 @@ class LocalRollouts:
         self.sampler.retire(policy_id)
 
     def running_ids(self) -> set[int] | None:
+        """Return the ids of running episodes; None where other episodes may hold rows or arrive later."""
         self.sampler.leave_vector_loop()
         # Clients may name policies that were removed.
         if self.base_env.external or not all(group.buffer.closed for group in self._policy_view.groups):
@@ -279,6 +204,7 @@ class LocalRollouts:
         return self.sampler.state()
 
     def check_restartable(self) -> None:
+        """Refuse environments that cannot restart."""
         if self.sampler.polled and not self.base_env.can_restart:
             raise ConfigError(
                 f"restore: {type(self.base_env).__name__} cannot begin again, expected environments that menv made; "
@@ -286,6 +212,7 @@ class LocalRollouts:
             )
 
     def restart(self, seed: int) -> None:
+        """Discard everything that was sampled."""
         self.check_restartable()
         self._seed = seed
         self._interrupted = False
@@ -294,6 +221,7 @@ class LocalRollouts:
         self.sampler = self._new_sampler()
 
     def resume(self, tree: Mapping[str, Any]) -> int:
+        """Restore `state`; return how many episodes could not be resumed."""
         tree = joined_state(tree)
         if self._config.seed is not None:
             # Environments must not repeat random numbers.
@@ -374,6 +302,10 @@ def tell_envs_created(
         tell(index, env)
     if base_env.replayable is not None:
         base_env.replayable.on_created = tell
+
+
+Rollouts: TypeAlias = "LocalRollouts | RemoteRollouts"
+"""A source of fragments that are ready to be learned from."""
 
 
 class BatchAccumulator:

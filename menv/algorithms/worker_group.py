@@ -26,11 +26,11 @@ from menv.algorithms.worker_messages import (
     WorkerPlacement,
     WorkerPolicies,
     WorkerSettings,
+    network_policies,
     synced_filters,
 )
 from menv.connectors.pipeline import PolicyConnectors
 from menv.errors import CallOrderError, EnvCrashError, EnvFaultWarning, NoRoomError, WorkerLostError
-from menv.inference.network_policy import NetworkPolicy
 from menv.policy import weights_of
 from menv.workers.engine import Engine, RemoteActor, T, Ts
 from menv.workers.pipe_channel import SealedValue, can_be_pickled
@@ -65,7 +65,7 @@ class PolicySync:
         """Record that workers have the current policies."""
         before, policies = self._weights, self._policy_view.policies
         # Workers keep their custom policy objects, so weights set meanwhile must still be sent.
-        stay = {name for name in before if not isinstance(policies.get(name), NetworkPolicy)}
+        stay = before.keys() - network_policies(policies)
         self.version += bool(before and self._changed().keys() - stay)
         self._weights = {
             name: before[name] if name in stay else weights_of(policy) for name, policy in policies.items()
@@ -133,8 +133,7 @@ class PolicySync:
     def _pipelines(self) -> dict[str, PolicyConnectors]:
         return {
             name: policy.networks.connectors[policy.index]
-            for name, policy in self._policy_view.policies.items()
-            if isinstance(policy, NetworkPolicy)
+            for name, policy in network_policies(self._policy_view.policies).items()
         }
 
 

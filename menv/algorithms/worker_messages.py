@@ -262,9 +262,9 @@ class WorkerPolicies:
         update = update.of(self.policies)
         if update.table is not None:
             self.policy_map.table = update.table
+        networks = network_policies(self.policies)
         for policy_id, own in update.connectors.items():
-            policy = self.policies[policy_id]
-            assert isinstance(policy, NetworkPolicy)
+            policy = networks[policy_id]
             before = policy.networks.connectors[policy.index]
             transfer_lives(before.agent, own.agent, slots)
             policy.networks.connectors[policy.index] = own  # type: ignore[index]
@@ -274,6 +274,11 @@ class WorkerPolicies:
             mine = synced_filters(self.policies[policy_id])
             for position, theirs in filters:
                 mine[position].sync(theirs)
+
+
+def network_policies(policies: Mapping[str, Policy]) -> dict[str, NetworkPolicy]:
+    """Return the policies that act by networks."""
+    return {name: policy for name, policy in policies.items() if isinstance(policy, NetworkPolicy)}
 
 
 def synced_filters(policy: Policy) -> dict[int, SyncedFilterAgentConnector]:

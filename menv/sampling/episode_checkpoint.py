@@ -6,7 +6,7 @@ each agent.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -25,8 +25,6 @@ from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.rollout_loop import RolloutLoop
 from menv.serialization import is_plain
 
-_ROWS = 65_536
-"""Rows that are recorded before rows of finished episodes are dropped."""
 LONGEST = 200_000
 """Rows of an episode; a longer one is not kept, because replaying it would take too long."""
 
@@ -37,9 +35,6 @@ class EpisodeCheckpoint:
     """Records the actions of one sampler's running episodes, stores these episodes, and continues those of another.
 
     An episode that does not fit is dropped.
-
-    Attributes:
-        rows: The number of recorded rows.
     """
 
     def __init__(
@@ -50,67 +45,42 @@ class EpisodeCheckpoint:
         tracker: EpisodeTracker,
         loop: RolloutLoop,
     ) -> None:
-        self.rows = 0
         self._env = env
         self._groups = groups
         self._table = table
         self._tracker = tracker
         self._loop = loop
-        # Of each batch: the episode, agent, length and turn of its chunks, and the actions of its rows.
-        self._recorded: list[tuple[Column, ...]] = []
-        self._next = _ROWS
-        self._too_long: set[int] = set()
+        # Of each running episode: for each agent's number the actions of its chunks, each with the chunk's number;
+        # None if it is too long.
+        self._actions: dict[int, dict[int, list[tuple[int, Column]]] | None] = {}
+        self._rows: dict[int, int] = {}
 
-    @property
-    def full(self) -> bool:
-        """Whether it is time to call `keep_only`."""
-        return self.rows > self._next
-
-    def record(self, batch: SampleBatch) -> None:
-        """Record a policy's rows of a fragment."""
-        chunks, actions = batch.segments, batch[SampleBatch.ACTIONS].copy()
-        self._recorded.append((chunks.eps_id, chunks.agent_index, chunks.lengths, chunks.unroll_id, actions))
-        self.rows += len(actions)
-
-    def keep_only(self, episodes: Collection[int]) -> None:
-        """Drop all episodes except the running ones, and those of the running ones that are too long."""
-        if self._recorded:
-            eps_id, _, lengths, *_ = zip(*self._recorded, strict=True)
-            ids, places = np.unique(np.concatenate(eps_id), return_inverse=True)
-            self._too_long |= set(ids[np.bincount(places, np.concatenate(lengths)) > LONGEST].tolist())
-        self._too_long &= set(episodes)
-        wanted = np.array(sorted(set(episodes) - self._too_long), np.int64)
-        recorded, self._recorded, self.rows = self._recorded, [], 0
-        for *chunks, actions in recorded:
-            mine = np.isin(chunks[0], wanted)
-            if mine.any():
-                kept = actions if mine.all() else actions[np.repeat(mine, chunks[2])]
-                self._recorded.append((*(column[mine] for column in chunks), kept))
-                self.rows += len(kept)
-        # The threshold doubles, so that the cost per row stays small.
-        self._next = _ROWS + 2 * self.rows
-
-    def actions_of(self, episodes: Collection[int]) -> dict[int, dict[int, Column]]:
-        """Return each agent's actions in order, by episode and the agent's number, of running episodes.
-
-        Other episodes are dropped; episodes that are too long have no entry.
-        """
-        self.keep_only(episodes)
-        found: dict[int, dict[int, list[tuple[int, Column]]]] = {
-            episode: {} for episode in episodes if episode not in self._too_long
-        }
-        for *chunks, actions in self._recorded:
-            stop = 0
-            for episode, agent, length, turn in zip(*(column.tolist() for column in chunks), strict=True):
+    def record(self, batches: Iterable[SampleBatch], running: Iterable[int]) -> None:
+        """Record the actions of a fragment's batches; drop all episodes except those that run."""
+        known, rows = self._actions, self._rows
+        found = self._actions = {episode: known.get(episode, {}) for episode in running}
+        self._rows = {episode: rows.get(episode, 0) for episode in found}
+        for batch in batches:
+            chunks, actions, stop = batch.segments, batch[SampleBatch.ACTIONS], 0
+            columns = (chunks.eps_id, chunks.agent_index, chunks.lengths, chunks.unroll_id)
+            for episode, agent, length, number in zip(*(column.tolist() for column in columns), strict=True):
                 stop += length
-                found[episode].setdefault(agent, []).append((turn, actions[stop - length : stop]))
+                by_agent = found.get(episode)
+                if by_agent is not None:
+                    by_agent.setdefault(agent, []).append((number, actions[stop - length : stop].copy()))
+                    self._rows[episode] += length
+                    if self._rows[episode] > LONGEST:
+                        found[episode] = None
+
+    def actions_of(self, episode: int) -> dict[int, Column] | None:
+        """Return each agent's actions in order, by the agent's number; None of an episode that is too long."""
+        by_agent = self._actions.get(episode, {})
+        if by_agent is None:
+            return None
         # Chunks that are excluded from training come from another batch.
         return {
-            episode: {
-                agent: np.concatenate([part for _, part in sorted(parts, key=itemgetter(0))])
-                for agent, parts in by_agent.items()
-            }
-            for episode, by_agent in found.items()
+            agent: np.concatenate([part for _, part in sorted(parts, key=itemgetter(0))])
+            for agent, parts in by_agent.items()
         }
 
     def state(self, policy_map: PolicyMap) -> Tree:
@@ -118,9 +88,8 @@ class EpisodeCheckpoint:
         seats = list(self._env.seats), list(self._env.free_slots)
         if not is_plain(seats):
             return {}
-        actions = self.actions_of(self._tracker.running_ids)
         rows = [self._rows_of(number) for number in range(len(self._groups))]
-        found = [self._episode(index, rows, actions, policy_map) for index in range(self._env.num_envs)]
+        found = [self._episode(index, rows, policy_map) for index in range(self._env.num_envs)]
         episodes = [episode for episode in found if episode is not None]
         written = {episode["env_index"] for episode in episodes}
         kept = [_of_envs(part, written) for part in rows]
@@ -149,13 +118,7 @@ class EpisodeCheckpoint:
         slots = part["slot"]
         return part | {"returns": self._table.returns[slots], **self._loop.state(number, slots)}
 
-    def _episode(
-        self,
-        index: int,
-        rows: Sequence[Tree],
-        actions: Mapping[int, Mapping[int, Column]],
-        policy_map: PolicyMap,
-    ) -> Tree | None:
+    def _episode(self, index: int, rows: Sequence[Tree], policy_map: PolicyMap) -> Tree | None:
         """Return the checkpoint of a running episode, None if it cannot be stored completely."""
         env, tracker = self._env, self._tracker
         episode, shown = tracker.running.get(index), env.shown(index)
@@ -164,7 +127,8 @@ class EpisodeCheckpoint:
         groups = {tracker.locate_policy(policy)[0] for policy, _ in episode.seats().values()}
         if not all(self._groups[number].can_replay for number in groups):
             return None
-        if episode.episode_id not in actions:
+        actions = self.actions_of(episode.episode_id)
+        if actions is None:
             return None
         own = [_of_envs(part, [index]) for part in rows]
         tree = {
@@ -174,7 +138,7 @@ class EpisodeCheckpoint:
             "seed": env.episode_seed(index),
             "slots": dict(env.slots_of(index)),
             "shown": shown,
-            "actions": actions[episode.episode_id],
+            "actions": actions,
             "last": _last_actions(own),
             "episode": episode.state(),
         }
@@ -208,11 +172,11 @@ class EpisodeCheckpoint:
     def _begin(self, index: int, one: Tree, env_steps: Column) -> None:
         episode = Episode.from_state(index, one["episode"])
         self._tracker.restore_episode(episode, one["start"], env_steps)
-        for number, actions in one["actions"].items():
-            # These are earlier than all chunks that follow.
-            chunk = (episode.episode_id, number, len(actions), -1)
-            self._recorded.append((*(np.array([field], np.int64) for field in chunk), actions))
-            self.rows += len(actions)
+        # These are earlier than all chunks that follow.
+        self._actions[episode.episode_id] = {
+            number: [(-1, actions)] for number, actions in one["actions"].items()
+        }
+        self._rows[episode.episode_id] = sum(map(len, one["actions"].values()))
 
     def _restore_rows(self, part: Tree) -> Iterator[tuple[int, int, Tree]]:
         """Restore a stored group's rows in the groups that have their policies now.

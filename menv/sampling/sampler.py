@@ -220,14 +220,12 @@ class Sampler:
         self.untrained = []
         batches: dict[str, SampleBatch] = {}
         excluded: list[SampleBatch] = []
-        checkpoint = self._checkpoint
+        recorded: list[SampleBatch] = []
         for group in self._groups:
             closed = group.close()
             for reward in group.buffer.unclaimed_rewards:
                 self.metrics.add_unclaimed(reward)
-            if checkpoint is not None:
-                for batch in (*closed.values(), *(batch for _, batch in group.untrained)):
-                    checkpoint.record(batch)
+            recorded += closed.values()
             if self._callbacks.keeps:
                 self.untrained += group.untrained
             excluded += [batch for _, batch in group.untrained]
@@ -239,8 +237,8 @@ class Sampler:
             batches, env_steps = self._whole.release(batches, excluded)
         if self._copies_loop is not None:
             self._copies_loop.fragment_closed(self.metrics)
-        if checkpoint is not None and checkpoint.full:
-            checkpoint.keep_only((self._copies_loop or self._tracker).running_ids)
+        if self._checkpoint is not None:
+            self._checkpoint.record([*recorded, *excluded], (self._copies_loop or self._tracker).running_ids)
         self._loop.fragment_closed()
         self.external_writer.fragment_closed()
         return MultiAgentBatch(self._numbered(batches), env_steps)

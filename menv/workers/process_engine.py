@@ -288,7 +288,7 @@ class ProcessEngine(Engine):
         return cast(T, SealedValue(value, "parcel"))
 
     def wait(self, actors: Sequence[RemoteActor], timeout: float | None = None) -> list[RemoteActor]:
-        own = [actor for actor in actors if isinstance(actor, ProcessActor) and actor.pending]
+        own = [actor for actor in cast("Sequence[ProcessActor]", actors) if actor.pending]
         if not own:
             return []
         for actor in own:

@@ -377,11 +377,8 @@ class RayEngine(Engine):
         return cast(T, ray.put(boxed(pack(value, "parcel"))))
 
     def wait(self, actors: Sequence[RemoteActor], timeout: float | None = None) -> list[RemoteActor]:
-        return [
-            *wait_for(
-                [actor for actor in actors if isinstance(actor, RayRemoteActor) and actor.pending], timeout
-            )
-        ]
+        own = cast("Sequence[RayRemoteActor]", actors)
+        return [*wait_for([actor for actor in own if actor.pending], timeout)]
 
     def stop(self, grace: float = 5.0) -> None:
         actors = list(self._peers)
