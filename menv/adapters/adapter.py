@@ -15,6 +15,7 @@ from menv.base_env import AgentId, BaseEnv, EnvId, IntArray
 from menv.errors import ConfigError
 
 if TYPE_CHECKING:
+    from menv.adapters.external import RequestSource
     from menv.adapters.gym import GymEnvs
     from menv.adapters.vector import LockstepEnvs
 
@@ -27,12 +28,14 @@ class Adapter(BaseEnv):
         counts_steps: Whether `start_from` sets its env steps; those of clients' episodes cannot be set.
         events_have_order: Whether ends of sub-environments are sorted by env step; otherwise they count in the order in
             which polls return them.
+        source: Where the calls of an external environment come from.
     """
 
     returns_table = True
     can_restart: bool = False
     counts_steps: bool = True
     events_have_order: bool = False
+    source: RequestSource | None = None
 
     @property
     def replayable(self) -> CreatedEnvs | None:

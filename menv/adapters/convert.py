@@ -12,7 +12,7 @@ import gymnasium as gym
 
 from menv.adapters.adapter import Adapter
 from menv.adapters.custom import CustomEnvs
-from menv.adapters.external import ExternalEnvs
+from menv.adapters.external import EnvThreads, ExternalEnvs
 from menv.adapters.gym import GymEnvs
 from menv.adapters.gym_vector import GymVectorEnvs
 from menv.adapters.local_envs import TOLERATED
@@ -146,4 +146,4 @@ def _external(
             )
         other.converted, other.broker = True, env.broker
     possible_agents = env.possible_agents if isinstance(env, ExternalMultiAgentEnv) else [SINGLE_AGENT]
-    return ExternalEnvs(env.broker, envs, possible_agents=possible_agents)
+    return ExternalEnvs(EnvThreads(env.broker, envs), possible_agents=possible_agents)

@@ -1,14 +1,15 @@
 """External episodes as a `BaseEnv`: each open episode is a sub-environment that comes and goes.
 
 Callers send to an `EpisodeBroker` from their own threads; each poll reads what they sent, with the same `AgentTracker`
-as the other dict adapters. `menv.adapters.convert` builds one from `ExternalEnv`s, and servers subclass it. It knows
+as the other dict adapters. A `RequestSource` lets the calls in: threads of this process or a server. The adapter knows
 neither sockets nor policies.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any
 
@@ -39,6 +40,94 @@ _NOT_OVER: dict[AgentId, bool] = {ALL: False}
 _FEW = 16
 
 
+class RequestSource:
+    """Where the calls of an external environment come from; this one waits for any thread that calls `broker`.
+
+    Attributes:
+        broker: Receives the calls.
+        envs: External environments whose `run` is executed here.
+        addresses: Host and port of each transport of a server.
+        max_staleness: Updates by which weights may be behind when PPO learns from their steps; None for any.
+    """
+
+    envs: Sequence[Any] = ()
+    max_staleness: int | None = None
+
+    def __init__(self, broker: EpisodeBroker) -> None:
+        self.broker = broker
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        return []
+
+    def connect(self, trainer: Any) -> None:
+        """Accept calls for an algorithm."""
+
+    def published(self) -> None:
+        """Called in the sampler's thread when the weights have changed."""
+
+    def poll(self, read: Callable[[float | None], Ready], timeout: float | None) -> Ready:
+        """Return what callers sent; `read` returns it after waiting as many seconds for the first message."""
+        return read(timeout)
+
+    def answered(self) -> None:
+        """Called when the sampler has answered callers."""
+
+    def rest(self) -> None:
+        """See `BaseEnv.rest`."""
+
+    def unbroken(self) -> AbstractContextManager[Any]:
+        """See `BaseEnv.unbroken`."""
+        return nullcontext()
+
+    def status(self) -> dict[str, Any]:
+        """Return how many episodes are open, and more about callers."""
+        return {"open_episodes": self.broker.open_episodes}
+
+    def stop(self) -> None:
+        """Called after the broker was stopped, in any thread."""
+
+
+class EnvThreads(RequestSource):
+    """Runs each of some external environments in its own thread, from the first poll on."""
+
+    def __init__(self, broker: EpisodeBroker, envs: Sequence[Any]) -> None:
+        super().__init__(broker)
+        self.envs = list(envs)
+        self._started = False
+
+    def poll(self, read: Callable[[float | None], Ready], timeout: float | None) -> Ready:
+        if not self._started:
+            self._started = True
+            for env in self.envs:
+                name = f"{type(env).__name__}.run"
+                threading.Thread(target=self._run, args=(env,), name=name, daemon=True).start()
+        for env in self.envs:
+            env.sampler = threading.get_ident()
+        return read(timeout)
+
+    def rest(self) -> None:
+        """Allow calls in this thread until the next poll."""
+        for env in self.envs:
+            env.sampler = None
+
+    def _run(self, env: Any) -> None:
+        name = type(env).__name__
+        try:
+            env.run()
+        except BaseException as error:
+            fault = EnvCrashError(
+                f"{name}.run: raised {type(error).__name__}: {error}; its traceback is above"
+            )
+            fault.__cause__ = error
+        else:
+            fault = EnvCrashError(
+                f"{name}.run: returned while its actions are sampled, expected it to go on; loop over episodes, or "
+                "train less often"
+            )
+        self.broker.fail(fault)
+
+
 class ExternalEpisode:
     """An open episode as the sampler sees it.
 
@@ -57,41 +146,45 @@ class ExternalEpisode:
 
 
 class ExternalEnvs(Adapter):
-    """The open episodes of one `EpisodeBroker`.
+    """The open episodes of one `RequestSource`.
 
     Requests that arrive as a `RequestBatch` are delivered as columns, if nothing else was sent since the last poll, and
     answered together, if all of them are answered at once. Otherwise they become steps of their episodes.
 
     Args:
-        broker: Where callers send to.
-        envs: External environments that call it; the first poll starts their `run`.
-        observation_space: Of each agent, if there are no such environments; so is `action_space`.
+        source: Where calls come from.
+        observation_space: Of each agent, if the source has no environments; so is `action_space`.
         action_space: Of each agent.
+        observation_spaces: By agent, where they differ; so are `action_spaces`.
+        action_spaces: By agent.
         possible_agents: Agents that may ever appear, () if unknown.
         idle_timeout: Seconds without a message after which the sampler gives up for now.
     """
 
     external = True
     counts_steps = False
+    source: RequestSource
 
     def __init__(
         self,
-        broker: EpisodeBroker,
-        envs: Sequence[Any] = (),
+        source: RequestSource,
         *,
         observation_space: Any = None,
         action_space: Any = None,
+        observation_spaces: Mapping[AgentId, Any] | None = None,
+        action_spaces: Mapping[AgentId, Any] | None = None,
         possible_agents: Iterable[AgentId] = (),
         idle_timeout: float | None = 30.0,
     ) -> None:
-        self.broker = broker
+        self.source = source
+        self.broker = source.broker
         self.idle_timeout = idle_timeout
         self.observation_space = observation_space
         self.action_space = action_space
+        if observation_spaces is not None and action_spaces is not None:
+            self.observation_spaces, self.action_spaces = dict(observation_spaces), dict(action_spaces)
         self.possible_agents = list(possible_agents)
         self._possible = frozenset(self.possible_agents) or None
-        self._envs = list(envs)
-        self._started = False
         self._allocator = SlotAllocator()
         self._episodes: dict[EnvId, ExternalEpisode] = {}
         self._free_trackers: list[AgentTracker] = []
@@ -120,23 +213,13 @@ class ExternalEnvs(Adapter):
         self._lock = threading.RLock()
         self._over = False
 
-    def connect(self, trainer: Any) -> None:
-        """Accept calls for an algorithm; for subclasses."""
-
-    def published(self) -> None:
-        """Called in the sampler's thread when the weights have changed; for subclasses."""
-
     def poll(self, timeout: float | None = None) -> Ready:
         """Return what callers sent since the last poll; wait at most `timeout` seconds for the first message."""
-        if not self._started:
-            self._started = True
-            for env in self._envs:
-                name = f"{type(env).__name__}.run"
-                threading.Thread(target=self._run, args=(env,), name=name, daemon=True).start()
+        return self.source.poll(self._read, timeout)
+
+    def _read(self, timeout: float | None) -> Ready:
         self._free_trackers += self._closing
         self._closing = []
-        for env in self._envs:
-            env.sampler = threading.get_ident()
         channels = self.broker.collect(timeout)
         with self._lock:
             if self._over:
@@ -151,10 +234,18 @@ class ExternalEnvs(Adapter):
                 self._advance(channel, sent)
             return self._deliver()
 
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Host and port of each transport of a server."""
+        return self.source.addresses
+
     def rest(self) -> None:
-        """Allow calls in this thread until the next poll; see `BaseEnv.rest`."""
-        for env in self._envs:
-            env.sampler = None
+        """Let the source serve callers until the next poll; see `BaseEnv.rest`."""
+        self.source.rest()
+
+    def unbroken(self) -> AbstractContextManager[Any]:
+        """Hold Ctrl-C back until the next poll, if a server answers clients here; see `BaseEnv.unbroken`."""
+        return self.source.unbroken()
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer callers; see `BaseEnv.send_actions`."""
@@ -162,6 +253,7 @@ class ExternalEnvs(Adapter):
             # `stop` sends an error to the callers that wait, and the next poll raises.
             if not self._over:
                 self._answer(slots, actions)
+        self.source.answered()
 
     def _answer(self, slots: Any, actions: Any) -> None:
         batch, self._batch = self._batch, None
@@ -220,7 +312,7 @@ class ExternalEnvs(Adapter):
 
     def get_sub_environments(self, as_dict: bool = False) -> Any:
         """Return the external environments whose `run` is executed here."""
-        return dict(enumerate(self._envs)) if as_dict else list(self._envs)
+        return dict(enumerate(self.source.envs)) if as_dict else list(self.source.envs)
 
     def get_agent_ids(self) -> set[AgentId]:
         """Return the agents that are known to appear and the agents of open episodes."""
@@ -248,8 +340,8 @@ class ExternalEnvs(Adapter):
         return found
 
     def status(self) -> dict[str, Any]:
-        """Return how many episodes are open."""
-        return {"open_episodes": self.broker.open_episodes}
+        """Return what the source knows about its callers."""
+        return self.source.status()
 
     def stop(self) -> None:
         """Refuse further calls and send an error to the callers that wait; may be called from any thread."""
@@ -262,22 +354,7 @@ class ExternalEnvs(Adapter):
                     step.respond(stopped())
             if (batch := self._batch) is not None:
                 batch.respond(stopped())
-
-    def _run(self, env: Any) -> None:
-        name = type(env).__name__
-        try:
-            env.run()
-        except BaseException as error:
-            fault = EnvCrashError(
-                f"{name}.run: raised {type(error).__name__}: {error}; its traceback is above"
-            )
-            fault.__cause__ = error
-        else:
-            fault = EnvCrashError(
-                f"{name}.run: returned while its actions are sampled, expected it to go on; loop over episodes, or "
-                "train less often"
-            )
-        self.broker.fail(fault)
+        self.source.stop()
 
     def _advance(self, channel: EpisodeChannel, sent: ChannelStep | ExternalTrajectory | None) -> None:
         """Process a chunk, or steps up to one that must be answered first."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from menv import rng
 from menv.adapters.adapter import Adapter
-from menv.adapters.external import ExternalEnvs
+from menv.adapters.external import RequestSource
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.policy_set import PolicySet
 from menv.algorithms.rollouts import Rollouts
@@ -307,7 +307,7 @@ class WeightPublisher:
     def __init__(
         self,
         config: AlgorithmConfig,
-        base_env: ExternalEnvs,
+        source: RequestSource,
         sampler: Sampler,
         policy_set: PolicySet,
     ) -> None:
@@ -316,7 +316,7 @@ class WeightPublisher:
         self.explore = config.explore
         self.weights_seq_no = 0
         self.observation_fn = config.multiagent.observation_fn is not None
-        self._base_env = base_env
+        self._source = source
         self._policy_set = policy_set
         self._history = WeightsHistory()
         self._noted: dict[str, NetworkPolicy] = {}
@@ -328,13 +328,13 @@ class WeightPublisher:
         self._since: dict[str, int] = {}
         self.follow(sampler)
         self.publish()
-        base_env.connect(self)
+        source.connect(self)
 
     def follow(self, sampler: Sampler) -> None:
         """Judge the externally chosen actions of this sampler."""
         self._sampler = sampler
         sampler.external_writer.old_weights = self._judge
-        sampler.external_writer.max_staleness = getattr(self._base_env, "max_staleness", None)
+        sampler.external_writer.max_staleness = self._source.max_staleness
         sampler.external_writer.weights_seq_no = self.weights_seq_no
         sampler.external_writer.connectors_since = self._since
 
@@ -344,7 +344,7 @@ class WeightPublisher:
             self.weights_seq_no = max(self.weights_seq_no, after) + 1
             self._publish(self.weights_seq_no)
         if self.weights_seq_no > 1:
-            self._base_env.published()
+            self._source.published()
 
     def _publish(self, number: int) -> None:
         self._forget_others()
@@ -357,7 +357,7 @@ class WeightPublisher:
         self.latest = Publication(
             self._forms, number, self._policy_set.policies, self._noted, weights, self._since, self._sampler
         )
-        self._base_env.broker.weights_seq_no = number
+        self._source.broker.weights_seq_no = number
         self._sampler.external_writer.weights_seq_no = number
 
     def follow_connectors(self) -> None:
@@ -418,14 +418,14 @@ class ExternalClients:
         self._base_env = base_env
         self._rollouts = rollouts
         self.publisher: WeightPublisher | None = None
-        if isinstance(base_env, ExternalEnvs):
+        if base_env.source is not None:
             assert rollouts.sampler is not None
-            self.publisher = WeightPublisher(config, base_env, rollouts.sampler, policy_set)
+            self.publisher = WeightPublisher(config, base_env.source, rollouts.sampler, policy_set)
 
     @property
     def address(self) -> tuple[str, int]:
         """Host and port of the server; see `Algorithm.input_address`."""
-        addresses = getattr(self._base_env, "addresses", [])
+        addresses = self._base_env.source.addresses if self._base_env.source is not None else []
         if not addresses:
             raise ConfigError(
                 'input_address: this algorithm has no server, expected one in config["input"]; see PolicyServerInput'

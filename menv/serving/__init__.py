@@ -1,10 +1,10 @@
 """Environments of remote clients, over TCP, HTTP and WebSocket. Nothing here imports torch or ray.
 
 Clients run the environment: they request actions, or run a policy themselves and send episodes. `PolicyServerInput` in
-`policy_server` is the server side, `client` the other. Begin to read with `served_envs` (the server as a `BaseEnv`),
-`session` (the messages of one connection) and `protocol` (the messages themselves). `transports` carry bodies; `codec`,
-`number_reader`, `value_readers`, `step_columns` and `episode_messages` decode them and check every value against the
-spaces. The protocol itself is described in docs/reference/rllink.md.
+`policy_server` is the server side, `client` the other. Begin to read with `policy_server` (the server and its
+environments), `session` (the messages of one connection) and `protocol` (the messages themselves). `transports` carry
+bodies; `codec`, `number_reader`, `value_readers`, `step_columns` and `episode_messages` decode them and check every
+value against the spaces. The protocol itself is described in docs/reference/rllink.md.
 """
 
 from typing import TYPE_CHECKING

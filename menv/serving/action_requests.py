@@ -294,6 +294,9 @@ class ActionRequestBatcher:
         )
 
     def _batch_decided(self, requests: Sequence[Any], actions: Actions | BaseException) -> None:
+        if isinstance(actions, np.ndarray) and actions.ndim == 1 and actions.dtype.kind in "iu":
+            # Messages hold plain numbers; converting them all at once is cheap.
+            actions = actions.tolist()
         self._decided((requests, actions))
 
     def _observations(

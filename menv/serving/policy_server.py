@@ -1,28 +1,284 @@
 """`PolicyServerInput` and `RLlinkInput`: an algorithm learns from clients over the network and answers them.
 
-Set `config["input"] = lambda ioctx: PolicyServerInput(ioctx, address, port)`.
+Set `config["input"] = lambda ioctx: PolicyServerInput(ioctx, address, port)`. Both are external environments whose
+`RequestSource` is a `PolicyServer`: each poll of the sampler serves clients until one has sent something, and passes
+that on. Between rollout fragments the server's own thread serves them.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from typing import Any, Literal
+import math
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
+from menv.adapters.episode_broker import EpisodeBroker
+from menv.adapters.external import ExternalEnvs, RequestSource
+from menv.base_env import SINGLE_AGENT, Ready
 from menv.env_context import InputContext
-from menv.errors import ConfigError
+from menv.errors import CallOrderError, ConfigError
+from menv.external_env import stopped
+from menv.inference.network_policy import NetworkPolicy
+from menv.policy import Policy
+from menv.serialization import space_to_json
+from menv.serving.codec import BadMessageError, ErrorCode
+from menv.serving.interrupts import Interrupts
 from menv.serving.limits import Limits
-from menv.serving.served_envs import ServedEnvs
+from menv.serving.server_sessions import SamplerTaskQueue, ServerSessions
+from menv.serving.session import STILL_PLAYING_S
 from menv.serving.trainer import Trainer
 from menv.serving.transports.access import Access
+from menv.serving.transports.server import Server
 from menv.serving.transports.transport import Transport
+from menv.spaces import leaves
 
 TransportName = Literal["http", "tcp", "websocket"]
+Kind: TypeAlias = tuple[int, int, str]
+"""Numbers of the hidden state and of the action distribution's inputs, and the kind of action head."""
 
 _MAX_PORT = 65535
+_NUMBER_BYTES = 26
+"""Most bytes of a float in JSON, with comma and blank."""
+_STEP_BYTES = 150
+"""Bytes of flags and names if each episode has one step."""
+_DECODE_AHEAD = 16
+"""From this many deferred bodies on, they are decoded while the server waits for others."""
 
 
-class PolicyServerInput(ServedEnvs):
+class PolicyServer(RequestSource):
+    """Receives what clients play, over any transports.
+
+    Args:
+        name: Name of the input, for errors.
+        ioctx: The argument of the function `config["input"]`.
+        transports: One for each port.
+        limits: Limits of each client.
+        access: Who may connect.
+        idle_timeout: Seconds without a step after which `train()` returns and reports it; None waits forever.
+        max_staleness: Updates by which weights may be behind when PPO learns from their steps; None for any.
+        return_s: Seconds in which a client that lost its connection may return to its episodes.
+        batch_wait: Most seconds that a request for an action waits to be batched with others.
+        env_steps_per_sample: Env steps that clients with local inference send at once. None is the length of a rollout
+            fragment, or less if it may not fit into `Limits.max_body` as JSON.
+        force_on_policy: Whether these clients wait for the next weights; None leaves it to the algorithm.
+        clients_act: Whether all clients act by themselves, so that policies must not see the output of an
+            `observation_fn`.
+
+    Attributes:
+        server: The server with its transports.
+        sessions: Its clients.
+        tasks: Requests for weights that wait.
+        described: Arguments of `ExternalEnvs` for what the clients play.
+
+    Raises:
+        ConfigError: A setting is invalid.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ioctx: InputContext,
+        transports: Sequence[Transport],
+        *,
+        limits: Limits | None = None,
+        access: Access | None = None,
+        idle_timeout: float | None = 30.0,
+        max_staleness: int | None = None,
+        return_s: float = 60.0,
+        batch_wait: float = 0.0005,
+        env_steps_per_sample: int | None = None,
+        force_on_policy: bool | None = None,
+        clients_act: bool = False,
+    ) -> None:
+        _check(
+            limits=limits, access=access, transports=transports, idle_timeout=idle_timeout, max_staleness=max_staleness,
+            return_s=return_s, batch_wait=batch_wait, env_steps_per_sample=env_steps_per_sample,
+            force_on_policy=force_on_policy,
+        )  # fmt: skip
+        _check_spaces(name, ioctx)
+        super().__init__(EpisodeBroker())
+        self.described: dict[str, Any] = {
+            "idle_timeout": idle_timeout,
+            "observation_space": ioctx.observation_space,
+            "action_space": ioctx.action_space,
+            "observation_spaces": ioctx.observation_spaces,
+            "action_spaces": ioctx.action_spaces,
+            "possible_agents": ioctx.possible_agents,
+        }
+        self.max_staleness = max_staleness
+        self._name, self._clients_act = name, clients_act
+        self._batch_wait = batch_wait
+        self._env_steps_per_sample, self._force_on_policy = env_steps_per_sample, force_on_policy
+        self._trainer: Trainer | None = None
+        # Kinds of all policies so far; clients may still have removed ones.
+        self._kinds: set[Kind | None] = set()
+        limits, access = limits or Limits(), access or Access()
+        self._lock = threading.Lock()
+        self.tasks = SamplerTaskQueue(self._wake, self._post)
+        self.sessions = ServerSessions(self.broker, ioctx, limits, access, self.tasks, return_s)
+        self.server = Server(self.sessions, transports, limits, access)
+        self.broker.on_message = self.server.begin_batch_window
+        self._interrupts = Interrupts(lambda: self.server.post_from_signal(self._wake))
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        return list(self.server.addresses)
+
+    def connect(self, trainer: Trainer) -> None:
+        """Start the server; see `RequestSource.connect`.
+
+        Raises:
+            ConfigError: Policies see the output of an `observation_fn`, which clients that act by themselves lack.
+        """
+        if trainer.observation_fn and self._clients_act:
+            raise ConfigError(
+                f"observation_fn: set beside {self._name}, whose clients act by themselves on what they observe, "
+                "expected one of the two; show more in the clients' own observations, or have remote clients ask "
+                "PolicyServerInput"
+            )
+        self._trainer = trainer
+        self._add_kinds(trainer)
+        forced = self._force_on_policy
+        sessions = self.sessions
+        fit = _max_env_steps(sessions.ioctx, sessions.ingest.widths, sessions.limits)
+        sessions.config = {
+            "env_steps_per_sample": self._env_steps_per_sample or min(trainer.env_steps_per_sample, fit),
+            "force_on_policy": trainer.force_on_policy if forced is None else forced,
+            "policies": _describe_policies(trainer),
+            "explore": trainer.explore,
+        }
+        sessions.trainer = trainer
+        self.sessions.ingest.refused = trainer.observation_fn
+        self.server.start()
+
+    def published(self) -> None:
+        """Answer the clients that wait for new weights; see `RequestSource.published`."""
+        if (trainer := self._trainer) is not None:
+            self._add_kinds(trainer)
+            self.sessions.set_policies(_describe_policies(trainer))
+            # Make the forms of the weights before clients request them.
+            self.tasks.add(trainer.latest.make_ready, lambda _: None)
+        self.tasks.weights_changed()
+
+    def _add_kinds(self, trainer: Trainer) -> None:
+        self._kinds.update(map(_kind, trainer.latest.policies.values()))
+        self.sessions.ingest.widths = _widths(self._kinds)
+
+    def poll(self, read: Callable[[float | None], Ready], timeout: float | None) -> Ready:
+        """Return what clients have sent; see `RequestSource.poll`.
+
+        Until `rest`, the calling thread serves the clients itself while it waits. It raises the Ctrl-C that `unbroken`
+        holds back.
+        """
+        if self._trainer is None:
+            raise CallOrderError(
+                f"{self._name}: polled before an algorithm was built on it, expected `connect` first; give "
+                'it as config["input"]'
+            )
+        until = None if timeout is None else time.monotonic() + timeout
+        borrowed = self.server.borrow()
+        while True:
+            self._interrupts.check()
+            if not self.broker.ready and self._all_wait_for_weights():
+                self.tasks.weights_changed()
+            left = None if until is None else max(0.0, until - time.monotonic())
+            if borrowed:
+                self._serve(left)
+                left = 0.0
+            ready = read(left)
+            # Requests without agents have an answer already.
+            self._flush()
+            if len(ready.slots) or ready.played or ready.ended or ready.episodes or ready.unclaimed:
+                return ready
+            if until is not None and time.monotonic() >= until:
+                # The algorithm does not learn now: clients continue with the current weights.
+                self.tasks.weights_changed()
+                return ready
+
+    def rest(self) -> None:
+        """Let the serving thread serve the clients again; see `BaseEnv.rest`."""
+        batcher = self.sessions.action_requests.batcher
+        if batcher.on_deferred is not None:
+            batcher.on_deferred = None
+            self._post(batcher.flush)
+        self.server.give_back()
+
+    def unbroken(self) -> Interrupts:
+        """Hold Ctrl-C back until the next poll; see `BaseEnv.unbroken`."""
+        return self._interrupts
+
+    def _serve(self, seconds: float | None) -> None:
+        """Serve clients until one has sent something, and then a little longer for the others."""
+        broker, batcher = self.broker, self.sessions.action_requests.batcher
+        batcher.on_deferred = self.server.begin_batch_window
+        seen = 0
+
+        def nothing_to_wait_for() -> bool:
+            """Whether all clients have sent something, or as many as were answered last and no more since then."""
+            nonlocal seen
+            here = broker.ready + batcher.waiting
+            more, seen = here > seen, here
+            if not here or (here >= broker.expected and (not more or here >= broker.open_episodes)):
+                return True
+            if len(batcher.deferred) >= _DECODE_AHEAD:
+                # Decode while waiting for the others.
+                batcher.decode_deferred()
+            return False
+
+        # Run the loop in any case: it sends the last decisions.
+        here = broker.ready or batcher.waiting
+        self.server.run(0.0 if here else seconds, self._batch_wait, nothing_to_wait_for, batcher.flush)
+
+    def _wake(self) -> None:
+        self.broker.wake()
+        self.server.begin_batch_window()
+
+    def answered(self) -> None:
+        """Send the sampler's decisions; see `RequestSource.answered`."""
+        self._flush()
+
+    def status(self) -> dict[str, Any]:
+        """Return the number of clients, and of their faults."""
+        return {
+            "clients_connected": len(self.sessions.connected),
+            **super().status(),
+            **self.sessions.latency(),
+            "steps_sent_again": self.sessions.ingest.repeated,
+            "messages_refused": self.sessions.figures.refusals.total(),
+            "server_faults": self.server.faults.count,
+        }
+
+    def stop(self) -> None:
+        """Tell clients that the server stops, and free ports and threads."""
+        self.tasks.stop(BadMessageError(ErrorCode.STOPPING, str(stopped())))
+        self._flush()
+        try:
+            self.server.stop()
+        finally:
+            self.sessions.parsers.stop()
+
+    def _all_wait_for_weights(self) -> bool:
+        """Return whether all clients with local inference wait for weights, so that none sends more steps."""
+        tasks, since = self.tasks, time.monotonic() - STILL_PLAYING_S
+        return bool(tasks.waiting) and not any(
+            session.played_at > since and not tasks.waits(session)
+            for session in list(self.sessions.connected)
+        )
+
+    def _flush(self) -> None:
+        """Have all decisions sent; called by the sampler's thread or the one that stops it."""
+        with self._lock:
+            self.sessions.send_decisions(self._post)
+
+    def _post(self, callback: Any) -> None:
+        self.server.post(callback)
+
+
+class PolicyServerInput(ExternalEnvs):
     """A server for any number of clients, each with any number of episodes.
 
     Clients request each action, or run the policy themselves and send whole episodes; one port takes both. While the
@@ -39,7 +295,7 @@ class PolicyServerInput(ServedEnvs):
         token: Token that clients must send, see `Access`.
         access: Who may connect, instead of address and token.
         idle_timeout: Seconds without a step after which `train()` returns and reports it; None waits forever.
-        settings: See `menv.serving.served_envs.ServedEnvs`.
+        settings: See `menv.serving.policy_server.PolicyServer`.
 
     Raises:
         ConfigError: A setting is wrong, or other machines could connect without a token.
@@ -58,27 +314,14 @@ class PolicyServerInput(ServedEnvs):
         idle_timeout: float | None = 30.0,
         **settings: Any,
     ) -> None:
-        if not isinstance(ioctx, InputContext):
-            raise ConfigError(
-                f"{type(self).__name__}: its first argument is a {type(ioctx).__name__}, expected the InputContext "
-                f"that the function is given; write lambda ioctx: {type(self).__name__}(ioctx, address, port)"
-            )
-        if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= _MAX_PORT:
-            raise ConfigError(
-                f"{type(self).__name__}: port {port!r}, expected an integer from 0 to {_MAX_PORT}; "
-                "0 takes one that is free"
-            )
-        worker_port = port + ioctx.worker_index if port else 0
-        transports = (
-            transport if isinstance(transport, list | tuple) else [_make_transport(transport, worker_port)]
-        )
-        access = access or Access(address=address, token=token)
-        super().__init__(
-            ioctx, transports, limits=limits, access=access, idle_timeout=idle_timeout, **settings
-        )
+        server = _make_server(
+            type(self).__name__, ioctx, address, port, transport=transport, limits=limits, token=token, access=access,
+            idle_timeout=idle_timeout, **settings,
+        )  # fmt: skip
+        super().__init__(server, **server.described)
 
 
-class RLlinkInput(PolicyServerInput):
+class RLlinkInput(ExternalEnvs):
     """A server for RLlink clients over TCP, which run an ONNX policy themselves; see `PolicyServerInput`.
 
     Clients that use the menv extension may connect to the same port.
@@ -93,21 +336,37 @@ class RLlinkInput(PolicyServerInput):
     def __init__(
         self, ioctx: InputContext, address: str = "127.0.0.1", port: int = 5555, **settings: Any
     ) -> None:
-        super().__init__(ioctx, address, port, **{"transport": "tcp", **settings})
+        settings = {"transport": "tcp", **settings}
+        server = _make_server(type(self).__name__, ioctx, address, port, clients_act=True, **settings)
+        super().__init__(server, **server.described)
 
-    def connect(self, trainer: Trainer) -> None:
-        """Start the server; see `ExternalEnvs.connect`.
 
-        Raises:
-            ConfigError: Policies see the output of an `observation_fn`, which RLlink clients do not have.
-        """
-        if trainer.observation_fn:
-            raise ConfigError(
-                "observation_fn: set beside RLlinkInput, whose clients act by themselves on what they observe, "
-                "expected one of the two; show more in the clients' own observations, or have remote clients ask "
-                "PolicyServerInput"
-            )
-        super().connect(trainer)
+def _make_server(
+    name: str,
+    ioctx: InputContext,
+    address: str,
+    port: int,
+    *,
+    transport: Any,
+    token: str | None = None,
+    access: Access | None = None,
+    **settings: Any,
+) -> PolicyServer:
+    if not isinstance(ioctx, InputContext):
+        raise ConfigError(
+            f"{name}: its first argument is a {type(ioctx).__name__}, expected the InputContext "
+            f"that the function is given; write lambda ioctx: {name}(ioctx, address, port)"
+        )
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= _MAX_PORT:
+        raise ConfigError(
+            f"{name}: port {port!r}, expected an integer from 0 to {_MAX_PORT}; 0 takes one that is free"
+        )
+    worker_port = port + ioctx.worker_index if port else 0
+    transports = (
+        transport if isinstance(transport, list | tuple) else [_make_transport(transport, worker_port)]
+    )
+    access = access or Access(address=address, token=token)
+    return PolicyServer(name, ioctx, transports, access=access, **settings)
 
 
 _TRANSPORTS = {"http": "HttpTransport", "tcp": "TcpTransport", "websocket": "WebSocketTransport"}
@@ -124,3 +383,104 @@ def _make_transport(transport: object, port: int) -> Transport:
     raise ConfigError(
         f'transport: {transport!r}, expected "http", "tcp", "websocket" or a Transport; choose one of these'
     )
+
+
+def _seconds(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "limits": (lambda value: value is None or isinstance(value, Limits), "a Limits or None"),
+    "access": (lambda value: value is None or isinstance(value, Access), "an Access or None"),
+    "transports": (lambda value: all(isinstance(one, Transport) for one in value or [0]), "one Transport at least"),
+    "idle_timeout": (lambda value: value is None or (_seconds(value) and value > 0), "seconds above 0 or None"),
+    "max_staleness": (lambda value: value is None or _whole(value), "a whole number from 0 or None"),
+    "return_s": (_seconds, "seconds from 0"),
+    "batch_wait": (_seconds, "seconds from 0"),
+    "env_steps_per_sample": (lambda value: value is None or (_whole(value) and value > 0), "a whole number above 0"),
+    "force_on_policy": (lambda value: value is None or isinstance(value, bool), "True, False or None"),
+}  # fmt: skip
+
+
+def _check(**settings: Any) -> None:
+    for name, value in settings.items():
+        is_right, expected = _RULES[name]
+        if not is_right(value):
+            raise ConfigError(
+                f"{name}: got {value!r:.60}, expected {expected}; leave it out for what is usual"
+            )
+
+
+def _check_spaces(name: str, ioctx: InputContext) -> None:
+    for kind in ("observation", "action"):
+        if getattr(ioctx, f"{kind}_space") is None and not getattr(ioctx, f"{kind}_spaces"):
+            raise ConfigError(
+                f"{name}: no {kind} space is known, expected those of a stub or of the config; give env=..., a stub, a "
+                "MultiAgentEnv if clients name agents, or observation_space and action_space"
+            )
+    agents = (*ioctx.possible_agents, *ioctx.observation_spaces, *ioctx.action_spaces)
+    unnamed = [agent for agent in agents if not isinstance(agent, str)]
+    if ioctx.multi_agent and unnamed:
+        raise ConfigError(
+            f"{name}: agent {unnamed[0]!r:.60} is a {type(unnamed[0]).__name__}, expected texts, by which messages "
+            "name agents; have the stub call it by one, and give its spaces under that"
+        )
+
+
+def _describe_policies(trainer: Trainer) -> dict[str, Any]:
+    return {
+        name: {
+            "observation_space": space_to_json(policy.observation_space),
+            "action_space": space_to_json(policy.action_space),
+        }
+        for name, policy in trainer.latest.policies.items()
+    }
+
+
+def _max_env_steps(ioctx: InputContext, widths: Mapping[str, Collection[int]], limits: Limits) -> int:
+    """Return how many env steps surely fit into one JSON body if all agents act in each; at least 1."""
+    numbers = 2 + sum(max(widths.get(name, ()), default=0) for name in ("dist_inputs", "state_in"))
+    beside = _STEP_BYTES + _NUMBER_BYTES * numbers
+    sizes = [
+        beside + sum(_json_bytes(space) for space in ioctx.spaces_of(agent) if space is not None)
+        for agent in ioctx.possible_agents or (SINGLE_AGENT,)
+    ]
+    # There is one more observation than actions.
+    return max(1, limits.max_body // sum(sizes) - 1)
+
+
+def _json_bytes(space: Any) -> int:
+    size = 0
+    for leaf in leaves(space):
+        each = _NUMBER_BYTES
+        if leaf.dtype is not None and leaf.dtype.kind in "iu":
+            # 255 may be written as 255.0, followed by comma and blank.
+            each = 4 + max(len(f"{end}") for end in (np.iinfo(leaf.dtype).min, np.iinfo(leaf.dtype).max))
+        size += each * (getattr(leaf, "max_length", 0) or math.prod(leaf.shape or ()))
+    return size
+
+
+def _kind(policy: Policy) -> Kind | None:
+    """Return the sizes of a policy's hidden state and distribution inputs; None if it is no `NetworkPolicy`."""
+    if not isinstance(policy, NetworkPolicy):
+        return None
+    head = policy.networks.backend.head
+    return sum(policy.networks.state_sizes), head.inputs, head.kind
+
+
+def _widths(kinds: Collection[Kind | None]) -> dict[str, frozenset[int]]:
+    """Return the allowed lengths of `dist_inputs` and `state_in`; nothing if a policy is unknown."""
+    known = [kind for kind in kinds if kind is not None]
+    if len(known) < len(kinds):
+        return {}
+    states, inputs = frozenset(kind[0] for kind in known), frozenset(kind[1] for kind in known)
+    # States of policies without hidden state are ignored, and so are Q-values.
+    has_inputs = any(kind[2] != "q_values" for kind in known)
+    return {
+        "dist_inputs": inputs if has_inputs else frozenset(),
+        "state_in": frozenset() if 0 in states else states,
+    }

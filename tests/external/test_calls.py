@@ -12,7 +12,7 @@ import pytest
 
 from menv.adapters.convert import to_local_base_env
 from menv.adapters.episode_broker import EpisodeBroker
-from menv.adapters.external import ExternalEnvs
+from menv.adapters.external import ExternalEnvs, RequestSource
 from menv.algorithms import DQN, PPO
 from menv.errors import CallOrderError, ConfigError, ContractError, EpisodeError
 from tests.external.told import (
@@ -143,7 +143,9 @@ def test_an_episode_that_ends_while_its_action_is_read_holds_no_later_one_back()
         return len(ready.slots)
 
     broker = Ending()
-    envs = ExternalEnvs(broker, observation_space=OBS, action_space=ACTIONS, possible_agents=["agent0"])
+    envs = ExternalEnvs(
+        RequestSource(broker), observation_space=OBS, action_space=ACTIONS, possible_agents=["agent0"]
+    )
     for number in range(20):
         log(str(number))
         broker.end(str(number), {"agent0": obs(0, 1)})

@@ -12,7 +12,7 @@ import pytest
 
 from menv.adapters.episode_broker import EpisodeBroker
 from menv.adapters.episode_channel import STEP_BYTES, ActionCall, ByteBudget, LoggedReturns, RequestBatch
-from menv.adapters.external import ExternalEnvs
+from menv.adapters.external import ExternalEnvs, RequestSource
 from menv.base_env import SINGLE_AGENT, Ready
 from menv.errors import CallOrderError, EpisodeError
 
@@ -90,7 +90,9 @@ def _paid(reward: float) -> LoggedReturns | None:
 
 
 def both() -> tuple[InRounds, Player]:
-    return InRounds(ExternalEnvs(EpisodeBroker(), **SPACES)), Player(ExternalEnvs(EpisodeBroker(), **SPACES))
+    return InRounds(ExternalEnvs(RequestSource(EpisodeBroker()), **SPACES)), Player(
+        ExternalEnvs(RequestSource(EpisodeBroker()), **SPACES)
+    )
 
 
 def rows(ready: Ready) -> dict[Any, Any]:

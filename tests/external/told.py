@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv import ExternalEnv, ExternalMultiAgentEnv
-from menv.adapters.external import ExternalEnvs
+from menv.adapters.external import EnvThreads, ExternalEnvs
 from menv.algorithms import PPO
 from menv.errors import CallOrderError
 
@@ -78,7 +78,7 @@ def training(
 def waiting(env: Any, idle_timeout: float) -> ExternalEnvs:
     """Return an external environment in table form that gives up soon where nobody calls."""
     return ExternalEnvs(
-        env.broker, [env], observation_space=OBS, action_space=ACTIONS, possible_agents=["agent0"],
+        EnvThreads(env.broker, [env]), observation_space=OBS, action_space=ACTIONS, possible_agents=["agent0"],
         idle_timeout=idle_timeout,
     )  # fmt: skip
 

@@ -12,11 +12,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from menv.adapters.external import ExternalEnvs
 from menv.algorithms import DQN, PPO
 from menv.algorithms.algorithm import Algorithm
 from menv.sample_batch import SampleBatch
 from menv.serving.policy_server import PolicyServerInput
-from menv.serving.served_envs import ServedEnvs
 from menv.serving.transports.transport import Transport
 from tests.serving.doors import HTTP, PATIENCE_S, TCP, WEBSOCKET, Door
 from tests.serving.talks import eventually
@@ -25,7 +25,7 @@ from tests.serving.voices import Voice
 OBS: Any = gym.spaces.Box(-10.0, 10.0, (3,), np.float32)
 ACTIONS: Any = gym.spaces.Discrete(2)
 PLACES: dict[Door, int] = {TCP: 0, HTTP: 1, WEBSOCKET: 2}
-"""Where in `ServedEnvs.addresses` each door is."""
+"""Where in `ExternalEnvs.addresses` each door is."""
 TINY: dict[str, Any] = {
     "seed": 0,
     "train_batch_size": 32,
@@ -53,13 +53,15 @@ class Served:
     Attributes:
         algo: The algorithm.
         envs: Its input.
+        source: The server of that.
         batches: Fragments that the thread has sampled, in order.
         results: What the thread's `train()` returned.
     """
 
-    def __init__(self, algo: Algorithm, envs: ServedEnvs) -> None:
+    def __init__(self, algo: Algorithm, envs: ExternalEnvs) -> None:
         self.algo = algo
         self.envs = envs
+        self.source: Any = envs.source
         self.batches: list[Any] = []
         self.results: list[Mapping[str, Any]] = []
         self.error: BaseException | None = None
@@ -104,7 +106,7 @@ class Served:
             if self._thread.is_alive():
                 # It waits for callers, for longer than a test may take.
                 self.envs.broker.fail(_HaltError())
-                self.envs._tasks.wake()
+                self.source.tasks.wake()
             self._thread.join(6 * PATIENCE_S)
             assert not self._thread.is_alive(), "the sampler hangs"
         if self.error is not None and not isinstance(self.error, _HaltError):
@@ -159,7 +161,7 @@ class Served:
 @contextlib.contextmanager
 def served(
     algorithm: type[Algorithm] = PPO,
-    kind: Callable[..., ServedEnvs] = PolicyServerInput,
+    kind: Callable[..., ExternalEnvs] = PolicyServerInput,
     doors: tuple[Door, ...] = (TCP, HTTP, WEBSOCKET),
     faults: int = 0,
     settings: dict[str, Any] | None = None,
@@ -175,9 +177,9 @@ def served(
         settings: Of the input.
         config: Of the algorithm, instead of what `TINY` says.
     """
-    made: list[ServedEnvs] = []
+    made: list[ExternalEnvs] = []
 
-    def source(ioctx: Any) -> ServedEnvs:
+    def source(ioctx: Any) -> ExternalEnvs:
         transports: list[Transport] = [door.make() for door in doors]
         made.append(kind(ioctx, port=0, transport=transports, **{"idle_timeout": IDLE_S, **(settings or {})}))
         return made[0]
@@ -186,14 +188,16 @@ def served(
     if algorithm is DQN:
         del options["sgd_minibatch_size"], options["num_sgd_iter"]
     algo = algorithm(config={**options, **config, "input": source})
+    one = Served(algo, made[0])
     try:
-        yield Served(algo, made[0])
+        yield one
     finally:
         algo.stop()
-    assert made[0].server.faults.count == faults, traceback.format_exception(made[0].server.faults.kept[-1])
+    kept: Any = one.source.server.faults
+    assert kept.count == faults, traceback.format_exception(kept.kept[-1])
 
 
 def settled(one: Served, episodes: int = 0) -> bool:
     """Wait until so many episodes are open, and nothing that was said of others waits for the sampler."""
-    backlog = one.envs._sessions.backlog
+    backlog = one.source.sessions.backlog
     return eventually(lambda: one.status["open_episodes"] == episodes and not backlog.waiting)

@@ -334,7 +334,7 @@ def test_beside_a_client_that_sends_a_million_steps_others_are_answered() -> Non
             before = median()
             flood(voice, 60, 20_000)
             assert voice.ask("PING") == {"type": "PONG"}
-            backlog = one.envs._sessions.backlog
+            backlog = one.source.sessions.backlog
             assert any(eventually(lambda: backlog.waiting < 10_000) for _ in range(6))
             assert median() < 3 * before
         assert max(batch.env_steps() for batch in one.batches) < 300 + 20_000

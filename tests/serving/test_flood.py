@@ -20,7 +20,7 @@ def long_episode(**more: Any) -> Any:
 
 
 def waiting(one: Served) -> int:
-    return one.envs._sessions.backlog.waiting
+    return int(one.source.sessions.backlog.waiting)
 
 
 def flood(voice: Voice, count: int = 100) -> list[str]:

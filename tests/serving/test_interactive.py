@@ -308,7 +308,7 @@ def test_who_waits_when_the_server_stops_is_told_so_and_the_port_is_free_at_once
         turns = Turns(voice, "e")
         turns.tell("GET_ACTION", observation=obs_of(0))
         other.tell("EPISODES_AND_GET_STATE", episodes=[])
-        assert eventually(lambda: one.envs._tasks.waiting and one.envs._sessions.backlog.waiting)
+        assert eventually(lambda: one.source.tasks.waiting and one.source.sessions.backlog.waiting)
         address = one.envs.addresses[PLACES[door]]
         began = time.monotonic()
         one.algo.stop()
@@ -330,7 +330,7 @@ def test_reading_that_is_interrupted_leaves_no_later_question_unasked(
 
     with served(doors=(TCP,)) as one, one.voice() as voice:
         turns = Turns(voice, "e")
-        questions = one.envs._sessions.action_requests.batcher
+        questions = one.source.sessions.action_requests.batcher
         with monkeypatch.context() as patch:
             patch.setattr(questions, "_decode", interrupted)
             with pytest.raises(KeyboardInterrupt):

@@ -14,8 +14,8 @@ from menv.env_context import InputContext
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, packed, to_raw
 from menv.serving.episode_messages import WireEpisode, read_episode
 from menv.serving.limits import Limits
+from menv.serving.policy_server import _max_env_steps
 from menv.serving.protocol import Episodes, GetAction, decode
-from menv.serving.served_envs import _max_env_steps
 from menv.serving.value_readers import action, column, observation
 from tests.serving.doors import HTTP, TCP, WEBSOCKET, Door
 from tests.serving.served import obs_of, served

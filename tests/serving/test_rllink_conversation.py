@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from menv.serving import served_envs, session
+from menv.serving import policy_server, session
 from menv.serving.policy_server import RLlinkInput
 from tests.serving.doors import DOORS, HTTP, TCP, Door
 from tests.serving.served import obs_of, served
@@ -123,7 +123,7 @@ def test_a_client_that_says_nothing_after_connecting_holds_nobody_up() -> None:
 def test_a_client_that_played_and_fell_silent_holds_nobody_up(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (session, served_envs):
+    for module in (session, policy_server):
         monkeypatch.setattr(module, "STILL_PLAYING_S", 0.3)
     with (
         served(kind=RLlinkInput, settings={"idle_timeout": 60.0}) as one,

@@ -280,7 +280,7 @@ def test_of_clients_that_come_and_go_only_the_last_ones_may_return(monkeypatch: 
 def test_nothing_is_kept_of_a_client_whose_place_another_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_sessions, "_MAX_AWAY", 1)
     with served() as one:
-        states = one.envs._sessions.states
+        states = one.source.sessions.states
         with one.voice(TCP) as voice:
             gone = weakref.ref(states[voice.greet(client="x" * 4000)["session"]])
         for _ in range(2):

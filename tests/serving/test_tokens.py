@@ -113,10 +113,22 @@ def test_an_address_that_others_can_reach_needs_a_token_before_anything_is_bound
 
 def shown(one: Served) -> str:
     """Return everything that people get to see of a server."""
-    envs = one.envs
-    objects = [envs, envs.server, envs._sessions, envs._sessions.access, *envs._sessions.connected]
+    envs, source = one.envs, one.source
+    objects = [
+        envs,
+        source.server,
+        source.sessions,
+        source.sessions.access,
+        *source.sessions.connected,
+    ]
     return repr(
-        [*objects, *map(vars, envs._sessions.connected), one.status, envs.server.faults.kept, one.results]
+        [
+            *objects,
+            *map(vars, source.sessions.connected),
+            one.status,
+            source.server.faults.kept,
+            one.results,
+        ]
     )
 
 
