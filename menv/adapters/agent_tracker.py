@@ -219,7 +219,18 @@ class AgentTracker:
             self.obs, self.rewards = [*obs.values()], [*rewards.values()]
             self.infos = self._infos_of(infos, layout) if infos else layout.no_infos
             return
-        if self.held or (rewards and self._any_reward(rewards)):
+        paid = bool(self.held)
+        if rewards and not paid:
+            try:
+                if rewards != layout.zero_rewards:
+                    # One call for all; a reward that is not a number does not equal 0.
+                    paid = [*rewards.values()].count(0) < len(rewards)
+                    if not paid:
+                        layout.zero_rewards = lasting(rewards)
+            except ValueError:
+                # An array instead of a number; the error names the agent.
+                paid = bool([self._number(agent, reward) for agent, reward in rewards.items()])
+        if paid:
             self._add_rewards(rewards, obs, _NO_FLAGS, _NO_FLAGS, events)
         self._set_waiting(obs, infos, events)
 
@@ -320,20 +331,6 @@ class AgentTracker:
         events = PollEvents()
         self._close_episode((terminated, truncated), events)
         return events.episodes[0]
-
-    def _any_reward(self, rewards: Any) -> bool:
-        layout = self.waiting
-        try:
-            if rewards == layout.zero_rewards:
-                return False
-            # One call for all; a reward that is not a number does not equal 0.
-            if [*rewards.values()].count(0) < len(rewards):
-                return True
-            layout.zero_rewards = lasting(rewards)
-            return False
-        except ValueError:
-            # An array instead of a number; the error names the agent.
-            return bool([self._number(agent, reward) for agent, reward in rewards.items()])
 
     def _add_rewards(
         self, rewards: Any, obs: Any, terminateds: Any, truncateds: Any, events: PollEvents

@@ -6,8 +6,9 @@ answered, and with `{}` while none waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import chain
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -30,6 +31,9 @@ from menv.base_env import AgentId, EnvId, IntArray, Ready
 from menv.errors import MenvError, raised_by_envs
 from menv.serialization import digest
 
+# Getters of `map`, which take a third of the time of a comprehension.
+_WAITING, _OBS, _REWARDS, _INFOS = map(attrgetter, ("waiting", "obs", "rewards", "infos"))
+
 
 class MultiAgentEnvs(LocalEnvs):
     """Steps n multi-agent environments one after another."""
@@ -48,8 +52,6 @@ class MultiAgentEnvs(LocalEnvs):
         self._due: set[int] = set()
         self._waiting: set[int] = set()
         self._delivered: tuple[list[WaitingAgents], list[int], IntArray] = ([], [], np.zeros(0, np.int64))
-        # Whether a copy's results survive the steps of other copies; None before it is known.
-        self._separate: bool | None = None
 
     def poll(self, timeout: float | None = None) -> Ready:
         """Step the copies that were answered and return their rows; never waits."""
@@ -64,18 +66,18 @@ class MultiAgentEnvs(LocalEnvs):
             trackers = [self._trackers[index] for index in fresh]
         self._due.clear()
         self._waiting.update(fresh)
-        slots = self._slots_of(fresh, [tracker.waiting for tracker in trackers])
+        slots = self._slots_of(fresh, list(map(_WAITING, trackers)))
         events = self._events
-        informed = [tracker for tracker in trackers if tracker.infos is not tracker.waiting.no_infos]
+        infos = list(chain.from_iterable(map(_INFOS, trackers)))
         ready = Ready(
             slots,
-            list(chain.from_iterable([tracker.obs for tracker in trackers])),
+            list(chain.from_iterable(map(_OBS, trackers))),
             as_rewards(
-                [*chain.from_iterable([tracker.rewards for tracker in trackers])], lambda: reward_labels(trackers)
+                list(chain.from_iterable(map(_REWARDS, trackers))), lambda: reward_labels(trackers)
             ),
             self.env_steps,
             events.joined, events.ended, events.episodes, events.unclaimed,
-            list(chain.from_iterable([tracker.infos for tracker in trackers])) if informed else [{}] * len(slots),
+            infos if any(infos) else [{}] * len(slots),
             {}, self.seats, (), events.faults, events.shared_infos,
         )  # fmt: skip
         self._events, self._in_poll = PollEvents(), False
@@ -83,36 +85,25 @@ class MultiAgentEnvs(LocalEnvs):
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer copies; see `BaseEnv.send_actions`."""
-        indices = self._delivered[1]
+        layouts, indices, delivered = self._delivered
         if (
-            slots is self._delivered[2]
+            slots is delivered
             and actions is not None
             and len(self._waiting) == len(indices)
             and self._waiting.issuperset(indices)
         ):
-            self._answer_all(actions)
+            if len(actions) != len(slots):
+                raise wrong_count(len(actions), len(slots))
+            rest = iter(actions)
+            for index, layout in zip(indices, layouts, strict=True):
+                # An iterator takes a third of the time of slices, and `strict` would cost a fifth more.
+                self._answers[index] = dict(zip(layout.agents, rest))  # noqa: B905
+            self._waiting.clear()
             return
         by_env = by_sub_environment(slots, actions, self.seats)
         by_index = {self.index_of(env_id): answers for env_id, answers in by_env.items()}
         # After `try_reset` rows may be answered before a poll has delivered them.
         self._answer(by_index, self._waiting if actions is not None else self._waiting | self._due)
-
-    def _answer_all(self, actions: Sequence[Any]) -> None:
-        layouts, indices, slots = self._delivered
-        if len(actions) != len(slots):
-            raise wrong_count(len(actions), len(slots))
-        # An iterator takes a third of the time of slices, and `strict` would cost a fifth more.
-        rest = iter(actions)
-        answers = [
-            {layout.agents[0]: next(rest)} if len(layout.agents) == 1 else dict(zip(layout.agents, rest))  # noqa: B905
-            for layout in layouts
-        ]
-        if len(answers) == len(self._envs):
-            self._answers[:] = answers
-        else:
-            for index, by_agent in zip(indices, answers, strict=True):
-                self._answers[index] = by_agent
-        self._waiting.clear()
 
     def get_agent_ids(self) -> set[AgentId]:
         """Return the agents that the environment lists and those seen so far."""
@@ -199,57 +190,32 @@ class MultiAgentEnvs(LocalEnvs):
 
     def _step_answered(self) -> None:
         answers, self._answers = self._answers, [None] * len(self._envs)
-        stepped = [index for index, by_agent in enumerate(answers) if by_agent is not None]
-        self.env_steps[stepped if len(stepped) < len(answers) else slice(None)] += 1
-        trackers, events = self._trackers, self._events
-        outcomes: Any = self._outcomes(stepped, answers)
-        if self._separate:
-            # All steps first, then all results: both find their data in the processor's caches.
-            outcomes = [*outcomes]
-        elif self._separate is None and len(stepped) > 1:
-            outcomes = self._find_out_separate(outcomes)
-        over = []
-        for index, result in outcomes:
+        envs, trackers, events = self._envs, self._trackers, self._events
+        stepped, over = [], []
+        for index, by_agent in enumerate(answers):
+            if by_agent is None:
+                continue
+            stepped.append(index)
+            self.env_steps[index] += 1
             tracker = trackers[index]
             tracker.answered = True
-            if isinstance(result, BaseException):
-                self._lose(index, result)
-            elif tracker.step(result, events):
-                over.append(index)
-                continue
+            try:
+                result = envs[index].step(by_agent)
+            except MenvError:
+                raise
+            except raised_by_envs() as error:
+                # The traceback of an error holds this frame.
+                result = None
+                self._lose(index, error)
+            else:
+                if tracker.step(result, events):
+                    over.append(index)
+                    continue
             if not tracker.waiting.agents:
                 self._step_until_waiting(index)
         for index in over:
             self._begin(index, *self._next_episode(index))
         self._due.update(stepped)
-
-    def _outcomes(
-        self, stepped: Sequence[int], answers: Sequence[dict[AgentId, Any] | None]
-    ) -> Iterator[tuple[int, Any]]:
-        """Step copies one after another, even if some raise; yield what each returned or raised."""
-        envs = self._envs
-        for index in stepped:
-            try:
-                result = envs[index].step(answers[index])
-            except MenvError:
-                raise
-            except raised_by_envs() as error:
-                result = error
-            yield index, result
-            # The traceback of an error holds this frame.
-            result = None
-
-    def _find_out_separate(self, outcomes: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-        """Yield each result before the next copy steps, and set `_separate`.
-
-        Copies that return the same dict objects, such as attributes of their class, overwrite each other's results.
-        """
-        results = []
-        for index, result in outcomes:
-            results.append(result)
-            yield index, result
-        parts = [{id(part) for part in result} for result in results if isinstance(result, tuple | list)]
-        self._separate = len(set().union(*parts)) == sum(map(len, parts))
 
     def _step_until_waiting(self, index: int) -> None:
         """Step a copy with `{}` until an agent waits."""

@@ -42,15 +42,24 @@ class ActionSampler:
     def rows(self, slots: Column, table: TrajectoryTable, env_steps: Column) -> Noise:
         """Return the numbers of the rows at `slots` [R], given [E] env steps since each sub-environment's start."""
         if self._version == table.version and len(env_steps) == len(self._first):
-            found = self._from_block(slots, table, env_steps - self._first)
-            if found is not None:
-                return found
+            ahead = env_steps - self._first
+            if len(ahead) <= _FEW:
+                steps = ahead.tolist()
+                first, last = min(steps), max(steps)
+            else:
+                first, last = int(np.minimum.reduce(ahead)), int(np.maximum.reduce(ahead))
+            if first >= 0 and last < AHEAD:
+                if first == last:
+                    together: Noise = self._block[first].take(slots, axis=0)
+                    return together
+                scattered: Noise = self._block[ahead[table.env_indices[slots]], slots]
+                return scattered
         self._misses += 1
         if self._misses == 1 or table.used > _SLOTS_PER_ROW * len(slots):
             return self._draw(table.keys[slots], env_steps[table.env_indices[slots]], self._width)
         self._draw_block(table, env_steps)
-        first: Noise = self._block[0].take(slots, axis=0)
-        return first
+        fresh: Noise = self._block[0].take(slots, axis=0)
+        return fresh
 
     def draw_ahead(self, table: TrajectoryTable, env_steps: Column) -> None:
         """Generate a block of `AHEAD` env steps for all sub-environments, from this one on; each is its own slot."""
@@ -66,21 +75,6 @@ class ActionSampler:
         places -= self._origin
         found: Noise = self._rows.take(places, axis=0)
         return found
-
-    def _from_block(self, slots: Column, table: TrajectoryTable, ahead: Column) -> Noise | None:
-        """Return the block's numbers for env steps [E] after its first; None if the block does not reach so far."""
-        if len(ahead) <= _FEW:
-            steps = ahead.tolist()
-            first, last = min(steps), max(steps)
-        else:
-            first, last = int(np.minimum.reduce(ahead)), int(np.maximum.reduce(ahead))
-        if first < 0 or last >= AHEAD:
-            return None
-        if first == last:
-            together: Noise = self._block[first].take(slots, axis=0)
-            return together
-        scattered: Noise = self._block[ahead[table.env_indices[slots]], slots]
-        return scattered
 
     def _draw_block(self, table: TrajectoryTable, env_steps: Column) -> None:
         self._misses = 0

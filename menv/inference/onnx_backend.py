@@ -166,7 +166,13 @@ class OnnxBackend(ActingBackend):
         kind: GraphKind = "greedy" if noise is None else "act"
         if which is None or isinstance(which, int):
             return self._answer(kind, which or 0, obs, mask, noise, None, state)
-        return self._mixed(kind, which, obs, mask, noise, state)
+        rows = len(which)
+        if rows < 2 or self._stacks.policies == 1:
+            return self._answer(kind, int(which[0]) if rows else 0, obs, mask, noise, None, state)
+        lanes = self._plan.lanes_of(which)
+        if lanes is None:
+            return self._grouped(kind, which, obs, mask, noise, state)
+        return self._answer(kind, None, obs, mask, noise, lanes, state)
 
     def fixed_batch(self, policy: int, rows: int, *, masked: bool, explore: bool) -> FixedBatchRunner:
         """See `ActingBackend.fixed_batch`."""
@@ -269,23 +275,6 @@ class OnnxBackend(ActingBackend):
         self._newcomers += 1
         full = len(self._bound) >= _BOUND_RUNNERS
         return numbers <= _BOUND_NUMBERS and (not full or self._newcomers % _NEWCOMERS == 0)
-
-    def _mixed(
-        self,
-        kind: GraphKind,
-        which: npt.NDArray[np.int64],
-        obs: Rows,
-        mask: Flags | None,
-        noise: Floats | None,
-        state: Floats | None,
-    ) -> Decision:
-        rows = len(which)
-        if rows < 2 or self._stacks.policies == 1:
-            return self._answer(kind, int(which[0]) if rows else 0, obs, mask, noise, None, state)
-        lanes = self._plan.lanes_of(which)
-        if lanes is None:
-            return self._grouped(kind, which, obs, mask, noise, state)
-        return self._answer(kind, None, obs, mask, noise, lanes, state)
 
     def _grouped(
         self,

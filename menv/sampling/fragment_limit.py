@@ -97,7 +97,8 @@ class FragmentLimit:
 
     def closed(self, env_steps: Column) -> Flags | None:
         """Return [E] True where a sub-environment's share is full, None if there is none."""
-        self._make_room(len(env_steps))
+        if len(env_steps) > len(self._boundary):
+            self._make_room(len(env_steps))
         if self._lockstep:
             steps = self._rows.sum() if self._by_rows else (env_steps - self._target).sum()
             goal = self.length * len(env_steps) if self._by_rows else 0

@@ -201,9 +201,7 @@ class NetworkPolicyGroup(PolicyGroup):
 
     def act(self, block: PendingRows, table: TrajectoryTable, env_steps: Column, explore: bool) -> Answers:
         buffer = self.buffer
-        obs = buffer.obs[block.rows]
-        masks = buffer.masks
-        mask = None if masks is None else masks[block.rows]
+        obs, mask = buffer.inputs(block.rows)
         noise = self.action_sampler.rows(block.slots, table, env_steps) if explore else None
         if self.state_sizes:
             before = buffer.states(block.slots)
@@ -238,9 +236,8 @@ class NetworkPolicyGroup(PolicyGroup):
     def record_actions(self, block: PendingRows, actions: Sequence[Any]) -> None:
         buffer = self.buffer
         if self.state_sizes:
-            mask = None if buffer.masks is None else buffer.masks[block.rows]
             before = buffer.states(block.slots)
-            decision = self.backend.decide(buffer.obs[block.rows], mask, None, block.which, before)
+            decision = self.backend.decide(*buffer.inputs(block.rows), None, block.which, before)
             assert decision.state is not None
             buffer.set_states(block.rows, block.slots, before, decision.state)
         super().record_actions(block, actions)
@@ -314,11 +311,10 @@ class NetworkPolicyGroup(PolicyGroup):
         slots, after = np.full(len(rows), slot), buffer.states(np.array([slot]))
         before = steps.state_in
         if before is None or before.shape[1] != after.shape[1]:
-            before, masks = np.zeros((len(rows), after.shape[1]), np.float32), buffer.masks
+            before = np.zeros((len(rows), after.shape[1]), np.float32)
             for place, row in enumerate(rows.tolist()):
                 before[place] = after[0]
-                mask = None if masks is None else masks[row : row + 1]
-                decision = self.backend.decide(buffer.obs[row : row + 1], mask, None, which, after)
+                decision = self.backend.decide(*buffer.inputs(slice(row, row + 1)), None, which, after)
                 assert decision.state is not None
                 after = decision.state
         buffer.set_states(rows, slots, before, np.broadcast_to(after, before.shape))

@@ -113,10 +113,10 @@ class RolloutBuffer:
         """[N, F] observations of all rows so far; room for more behind them."""
         return self._columns["obs"]
 
-    @property
-    def masks(self) -> Column | None:
-        """[N, M] action masks of all rows, None without masks; room for more behind them."""
-        return self._columns.get("action_mask")
+    def inputs(self, rows: Rows) -> tuple[Column, Column | None]:
+        """Return the observations [R, F] and masks [R, M] of some rows."""
+        masks = self._columns.get("action_mask")
+        return self._columns["obs"][rows], None if masks is None else masks[rows]
 
     @property
     def incoming(self) -> Column:

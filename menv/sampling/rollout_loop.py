@@ -109,8 +109,7 @@ class RolloutLoop:
             acted = self._act(closed, explore)
             if limit.room is not None:
                 self._base_env.limit_steps(*limit.room)
-            ready = self._poll(remaining)
-            self._apply(ready)
+            ready = self.poll(remaining)
             empty_polls = 0 if acted or len(ready.slots) or ready.played else empty_polls + 1
             if idle_timeout is not None:
                 # An end has no rows, and an episode without actions leaves nothing else.
@@ -132,18 +131,15 @@ class RolloutLoop:
         if empty_polls > 100:
             time.sleep(0.001)
 
-    def poll(self) -> None:
-        """Poll once and add the rows."""
-        self._apply(self._poll(None))
-
-    def _poll(self, timeout: float | None) -> Ready:
+    def poll(self, timeout: float | None = None) -> Ready:
+        """Poll once and record what came: ends first, then joins, then rows."""
         before = perf_counter()
-        ready: Ready = self._base_env.poll(timeout)
+        polled: Ready = self._base_env.poll(timeout)
         self._timers.env += perf_counter() - before
-        return ready
+        self._apply(polled)
+        return polled
 
     def _apply(self, ready: Ready) -> None:
-        """Record what a poll returned: ends first, then joins, then rows."""
         self.env_steps = ready.env_steps
         self._seats = ready.seats
         original = ready
@@ -179,12 +175,14 @@ class RolloutLoop:
         for number, looked_up in blocks:
             block = looked_up if len(blocks) == 1 else looked_up.copy()
             self._add_block(number, block, ready)
-            parts = split_by_actor(block, ready.taken) if ready.taken else [block]
-            self._pending += [(number, part) for part in parts]
+            for part in split_by_actor(block, ready.taken) if ready.taken else (block,):
+                self._pending.append((number, part))
         self._pending_slots = ready.slots if is_whole_poll else None
 
     def _add_block(self, number: int, block: PendingRows, ready: Ready) -> None:
-        group, obs, rewards = self._groups[number], block.of(ready.obs), block.of(ready.rewards)
+        group, obs, rewards = self._groups[number], ready.obs, ready.rewards
+        if block.places is not None:
+            obs, rewards = block.of(obs), block.of(rewards)
         try:
             block.rows = group.add_rows(block, obs, rewards, ready)
             group.buffer.add_infos(ready.infos, block.places)
@@ -210,11 +208,14 @@ class RolloutLoop:
         if slots is not None and len(blocks) == 1:
             # The usual case: one policy group acts for all rows of a poll.
             self.agent_steps += len(slots)
-            self._send(slots, self._act_for(*blocks[0], explore))
-            return True
-        answers = [self._act_for(number, block, explore) for number, block in blocks]
-        self.agent_steps += sum(len(block.slots) for _, block in blocks)
-        self._send(*join_actions(blocks, answers, slots))
+            actions = self._act_for(*blocks[0], explore)
+        else:
+            answers = [self._act_for(number, block, explore) for number, block in blocks]
+            self.agent_steps += sum(len(block.slots) for _, block in blocks)
+            slots, actions = join_actions(blocks, answers, slots)
+        before = perf_counter()
+        self._base_env.send_actions(slots, actions)
+        self._timers.env += perf_counter() - before
         return True
 
     def _act_for(self, number: int, block: PendingRows, explore: bool) -> Answers:
@@ -228,11 +229,6 @@ class RolloutLoop:
         answers = group.act(block, self._table, self.env_steps, explore)
         self._timers.act += perf_counter() - before
         return answers
-
-    def _send(self, slots: Column, actions: Answers) -> None:
-        before = perf_counter()
-        self._base_env.send_actions(slots, actions)
-        self._timers.env += perf_counter() - before
 
     def fragment_closed(self) -> None:
         """Find the rows that wait at their new places, after the buffers were closed."""
@@ -303,26 +299,19 @@ class RolloutLoop:
 
 def _by_group(slots: Column, table: TrajectoryTable, groups: list[PolicyGroup]) -> Blocks:
     """Split the rows of a slots array [R] by policy group and look up what acting needs."""
-    if len(groups) == 1:
-        return [(0, _block(slots, None, table, groups[0]))]
     numbers = table.groups[slots]
-    first = int(numbers[0])
-    if (numbers == first).all():
-        return [(first, _block(slots, None, table, groups[first]))]
-    return [
-        (int(number), _block(slots, np.flatnonzero(numbers == number), table, groups[number]))
-        for number in np.flatnonzero(np.bincount(numbers))
-    ]
-
-
-def _block(slots: Column, places: Column | None, table: TrajectoryTable, group: PolicyGroup) -> PendingRows:
-    mine = slots if places is None else slots[places]
-    which: Column | int = 0
-    if len(group.policy_ids) > 1:
-        which = table.policies[mine]
-        # Back-ends cache what they derive from this array while it stays the same object.
-        which.flags.writeable = False
-    return PendingRows(mine, which, table.env_indices[mine], slice(0, 0), places=places)
+    present = np.flatnonzero(np.bincount(numbers)).tolist() if len(groups) > 1 else [0]
+    blocks = []
+    for number in present:
+        places = None if len(present) == 1 else np.flatnonzero(numbers == number)
+        mine = slots if places is None else slots[places]
+        which: Column | int = 0
+        if len(groups[number].policy_ids) > 1:
+            which = table.policies[mine]
+            # Back-ends cache what they derive from this array while it stays the same object.
+            which.flags.writeable = False
+        blocks.append((number, PendingRows(mine, which, table.env_indices[mine], slice(0, 0), places=places)))
+    return blocks
 
 
 def _empty_polls_error(polls: int, gone: Sequence[EnvId]) -> ContractError:

@@ -78,8 +78,7 @@ class VectorSteps:
 
     def last_obs(self) -> tuple[Column, Column | None]:
         """Return the observations [E, F] and masks [E, M] of the last vector step."""
-        masks = self.buffer.masks
-        return self.buffer.obs[self.rows], None if masks is None else masks[self.rows]
+        return self.buffer.inputs(self.rows)
 
     def add(self, step: VectorStep, obs: Column, mask: Column | None) -> None:
         """Add a vector step with its observations [E, F] and masks [E, M] as rows."""
