@@ -190,17 +190,16 @@ class MultiAgentEnvs(LocalEnvs):
 
     def _step_answered(self) -> None:
         answers, self._answers = self._answers, [None] * len(self._envs)
-        envs, trackers, events = self._envs, self._trackers, self._events
-        stepped, over = [], []
-        for index, by_agent in enumerate(answers):
-            if by_agent is None:
-                continue
-            stepped.append(index)
-            self.env_steps[index] += 1
+        envs, trackers, events, over = self._envs, self._trackers, self._events, []
+        stepped = self._all_indices
+        if None in answers:
+            stepped = [index for index, by_agent in enumerate(answers) if by_agent is not None]
+        self.env_steps[stepped if len(stepped) < len(answers) else slice(None)] += 1
+        for index in stepped:
             tracker = trackers[index]
             tracker.answered = True
             try:
-                result = envs[index].step(by_agent)
+                result = envs[index].step(answers[index])
             except MenvError:
                 raise
             except raised_by_envs() as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import gymnasium as gym
@@ -198,8 +199,9 @@ class ObsPreprocessor:
 
     def _mask(self, obs: Sequence[Any] | Array, final: bool | Mask) -> Mask:
         """Return [R, M] True where an action is allowed; all True for a final mask that allows nothing."""
-        masks = [self._mask_of(leaf, obs, final) for leaf in self.mask_leaves]
-        return masks[0] if len(masks) == 1 else np.concatenate(masks, axis=1)
+        if len(self.mask_leaves) == 1:
+            return self._mask_of(self.mask_leaves[0], obs, final)
+        return np.concatenate([self._mask_of(leaf, obs, final) for leaf in self.mask_leaves], axis=1)
 
     def _mask_of(self, leaf: Leaf, obs: Sequence[Any] | Array, final: bool | Mask) -> Mask:
         """Return [R, M] of one mask."""
@@ -373,7 +375,7 @@ def _path(keys: tuple[Any, ...]) -> str:
 
 def _parts_at(obs: Sequence[Any] | Array, keys: tuple[Any, ...]) -> Sequence[Any] | Array:
     for key in keys:
-        obs = [element[key] for element in obs]
+        obs = list(map(itemgetter(key), obs))
     return obs
 
 
