@@ -24,7 +24,6 @@ from menv.registry import wrapped_if_foreign
 from menv.spaces import close_unused
 from menv.vector_env import VectorEnv
 from menv.workers.engine import Engine, EngineName
-from menv.workers.env_server_group import RemoteSettings
 from menv.workers.pipe_channel import SealedValue
 from menv.workers.registered_envs import RemoteEnvSpec, remote_creator
 from menv.workers.remote_envs import RemoteEnvs
@@ -85,10 +84,11 @@ def to_base_env(
         )  # fmt: skip
     make = _creator(env, make_env, num_envs)
     tolerated = num_consecutive_env_failures_tolerance if restart_failed_sub_environments else None
-    settings = RemoteSettings(
-        remote_env_batch_wait_ms, env_timeout, remote_envs_per_process, tolerated, seed, first_index
-    )
-    found = RemoteEnvs(same_spaces(make, env), num_envs, _engine(engine), like=env, settings=settings)
+    found = RemoteEnvs(
+        same_spaces(make, env), num_envs, _engine(engine), like=env, batch_wait_ms=remote_env_batch_wait_ms,
+        env_timeout=env_timeout, per_process=remote_envs_per_process, tolerated=tolerated, seed=seed,
+        first_index=first_index,
+    )  # fmt: skip
     close_unused(env)
     return found
 

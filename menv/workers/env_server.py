@@ -8,14 +8,14 @@ actions travel as few arrays (`pack_stack`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from menv import rng
 from menv.adapters.convert import to_local_base_env
 from menv.adapters.local_envs import LocalEnvs
-from menv.adapters.poll_events import EpisodeReplay
+from menv.adapters.poll_events import EpisodeReplay, PollEvents
 from menv.base_env import (
     AgentId,
     End,
@@ -31,27 +31,15 @@ from menv.errors import ConfigError, EnvFault, MenvError
 from menv.spaces import call_method
 
 
-class ServerEvents(NamedTuple):
-    """Everything in a `Ready` except the rows; `starts` is [k] env steps of each sub-environment at its last reset.
-
-    Sub-environments have their numbers among all servers of a `RemoteEnvs`; slots are the server's.
-    """
-
-    joined: Sequence[Join]
-    ended: Sequence[End]
-    episodes: Sequence[EpisodeEnd]
-    unclaimed: Sequence[Unclaimed]
-    faults: Sequence[EnvFault]
-    shared_infos: Sequence[SharedInfo]
-    starts: Sequence[int]
-
-
 class ServerUpdate(NamedTuple):
     """The answer to a step: a `Ready` in the form in which it travels.
 
     `slots` are [R], None if the last update had the same. `obs` holds R packed observations, `rewards` is [R],
     `env_steps` is [k], `infos` is None where all are empty. `held` are rewards that wait for their agent's next row, by
-    sub-environment and agent.
+    sub-environment and agent. `events` is everything else, None where nothing has happened, and `starts` [k] are the
+    env steps at the last resets, as far as they have changed.
+
+    Sub-environments have their numbers among all servers of a `RemoteEnvs`; slots are the server's.
     """
 
     slots: IntArray | None
@@ -60,42 +48,36 @@ class ServerUpdate(NamedTuple):
     env_steps: IntArray
     infos: Sequence[Mapping[str, Any]] | None
     held: Mapping[int, Mapping[AgentId, float]]
-    events: ServerEvents | None
+    events: PollEvents | None
+    starts: Sequence[int]
 
 
-def renumbered(ready: Ready, offset: int, starts: Sequence[int]) -> ServerEvents | None:
+Numbered = TypeVar("Numbered", Join, EpisodeEnd, Unclaimed)
+Named = TypeVar("Named", End, SharedInfo)
+
+
+def renumbered(ready: Ready, offset: int) -> PollEvents | None:
     """Return the events of a `Ready` with `offset` added to the numbers of sub-environments."""
     events = (ready.joined, ready.ended, ready.episodes, ready.unclaimed, ready.faults, ready.shared_infos)
     if not any(events):
         return None
-    return ServerEvents(
-        [
-            one._replace(env_id=one.env_index + offset, env_index=one.env_index + offset)
-            for one in ready.joined
-        ],
-        [one._replace(env_id=_shift(one.env_id, offset)) for one in ready.ended],
-        [
-            one._replace(env_id=one.env_index + offset, env_index=one.env_index + offset)
-            for one in ready.episodes
-        ],
-        [
-            one._replace(env_id=one.env_index + offset, env_index=one.env_index + offset)
-            for one in ready.unclaimed
-        ],
-        [_renumber_fault(one, offset) for one in ready.faults],
-        [one._replace(env_id=_shift(one.env_id, offset)) for one in ready.shared_infos],
-        starts,
-    )
+
+    def numbered(entries: Sequence[Numbered]) -> list[Numbered]:
+        return [one._replace(env_id=(now := one.env_index + offset), env_index=now) for one in entries]
+
+    def named(entries: Sequence[Named]) -> list[Named]:
+        return [one._replace(env_id=int(one.env_id) + offset) for one in entries]  # type: ignore[call-overload]
+
+    return PollEvents(
+        named(ready.ended), numbered(ready.unclaimed), numbered(ready.episodes), numbered(ready.joined),
+        [_renumber_fault(one, offset) for one in ready.faults], named(ready.shared_infos),
+    )  # fmt: skip
 
 
 def _renumber_fault(fault: EnvFault, offset: int) -> EnvFault:
     index, where = fault.env_index + offset, f" in {fault.where} of env "
     message, _, place = fault.line.rpartition(f"{where}{fault.env_id}")
     return fault._replace(env_id=index, env_index=index, line=f"{message}{where}{index}{place}")
-
-
-def _shift(env_id: Any, offset: int) -> int:
-    return int(env_id) + offset
 
 
 Present: TypeAlias = tuple[Mapping[AgentId, int], IntArray]
@@ -217,7 +199,8 @@ class EnvServer:
         slots = None if ready.slots is self._slots else ready.slots
         self._slots = ready.slots
         envs, first = self._envs, self._first
-        starts = [envs.episode_start(place) for place in range(envs.num_envs)]
+        events = renumbered(ready, first)
+        starts = [] if events is None else [envs.episode_start(place) for place in range(envs.num_envs)]
         held = {int(place) + first: rewards for place, rewards in envs.held_rewards().items()}  # type: ignore[call-overload]
         infos = ready.infos if ready.infos is not None and any(ready.infos) else None
         return ServerUpdate(
@@ -227,7 +210,8 @@ class EnvServer:
             ready.env_steps,
             infos,
             held,
-            renumbered(ready, first, starts),
+            events,
+            starts,
         )
 
     def _renumber(self, error: MenvError) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
 
-from menv.adapters.poll_events import EpisodeReplay
+from menv.adapters.poll_events import EpisodeReplay, PollEvents
 from menv.base_env import (
     AgentId,
     End,
@@ -25,12 +25,11 @@ from menv.base_env import (
     IntArray,
     Join,
     Ready,
-    SharedInfo,
     Unclaimed,
 )
 from menv.errors import EnvFault
 from menv.workers.engine import RemoteActor, Ts
-from menv.workers.env_server import EnvServer, Present, ServerEvents, ServerUpdate, unpack_stack
+from menv.workers.env_server import EnvServer, Present, ServerUpdate, unpack_stack
 
 
 class RemoteLayout:
@@ -78,37 +77,28 @@ class UndeliveredRows:
     """
 
     rows: list[RemoteRows] = field(default_factory=list)
-    joined: list[Join] = field(default_factory=list)
-    ended: list[End] = field(default_factory=list)
-    episodes: list[EpisodeEnd] = field(default_factory=list)
-    unclaimed: list[Unclaimed] = field(default_factory=list)
-    faults: list[EnvFault] = field(default_factory=list)
-    shared_infos: list[SharedInfo] = field(default_factory=list)
+    events: PollEvents = field(default_factory=PollEvents)
 
     @property
     def empty(self) -> bool:
+        events = self.events
         return not (
-            self.rows or self.ended or self.episodes or self.unclaimed or self.joined or self.faults
-            or self.shared_infos
+            self.rows or events.ended or events.episodes or events.unclaimed or events.joined or events.faults
+            or events.shared_infos
         )  # fmt: skip
 
-    def add(self, rows: RemoteRows | None, events: ServerEvents | None) -> None:
+    def add(self, rows: RemoteRows | None, events: PollEvents | None) -> None:
         """Append an update."""
+        own = self.events
         if events is not None:
-            ended, early = self._merge_ends(events.ended) if self.rows or self.joined else (events.ended, [])
-            before = len(self.unclaimed) + len(early)
-            self.ended += ended
-            self.unclaimed += [*early, *events.unclaimed]
-            self.episodes += [
-                one if not before else one._replace(unclaimed=one.unclaimed + before)
-                for one in events.episodes
-            ]
-            self.joined += events.joined
-            self.faults += events.faults
+            if self.rows or own.joined:
+                ended, early = self._merge_ends(events.ended)
+                events = replace(events, ended=ended)
+                own.unclaimed += early
             # Drop the infos of episodes that have ended.
             over = {one.env_id for one in events.episodes}
-            self.shared_infos = [one for one in self.shared_infos if one.env_id not in over]
-            self.shared_infos += events.shared_infos
+            own.shared_infos = [one for one in own.shared_infos if one.env_id not in over]
+            _append(own, events)
         if rows is not None and len(rows.layout.slots):
             self.rows.append(rows)
 
@@ -125,7 +115,7 @@ class UndeliveredRows:
 
         Returns the ends of delivered trajectories, and the rewards of the others.
         """
-        joined = {join.slot: join for join in self.joined}
+        joined = {join.slot: join for join in self.events.joined}
         shown = {
             slot: (rows, place) for rows in self.rows for place, slot in enumerate(rows.layout.slots.tolist())
         }
@@ -144,7 +134,7 @@ class UndeliveredRows:
             elif reward:
                 early.append(Unclaimed(end.env_id, end.agent_id, reward, joined[end.slot].env_index))
         gone = {end.slot for end in ended}
-        self.joined = [join for join in self.joined if join.slot not in gone]
+        self.events.joined = [join for join in self.events.joined if join.slot not in gone]
         self.drop(gone & set(shown))
         return delivered, early
 
@@ -281,6 +271,8 @@ class RemoteEnvServer:
         """Apply an update."""
         self.has_reported, self.failed, before = True, 0, self.env_steps
         events = None if update.events is None else self._translated(update.events)
+        if update.starts:
+            self._starts = list(update.starts)
         if update.slots is not None:
             self.layout = self._layout_of(update.slots)
         self._held = dict(update.held)
@@ -316,7 +308,7 @@ class RemoteEnvServer:
             if reason is not None:
                 line, kind = reason
                 faults.append(EnvFault(index, index, "step", f"{line} in step of env {index}", (kind, "", 0)))
-        self.undelivered.add(None, ServerEvents([], ended, episodes, unclaimed, faults, [], []))
+        self.undelivered.add(None, PollEvents(ended, unclaimed, episodes, [], faults, []))
 
     def start_of(self, index: int) -> int:
         """Return the env steps of a sub-environment at its last reset."""
@@ -373,7 +365,7 @@ class RemoteEnvServer:
             waiting[index] = self._slots[waits]
         return waiting
 
-    def _translated(self, events: ServerEvents) -> ServerEvents:
+    def _translated(self, events: PollEvents) -> PollEvents:
         ended = [end._replace(slot=int(self._slots[end.slot])) for end in events.ended]
         for end in ended:
             self._alive.pop(end.slot, None)
@@ -383,9 +375,7 @@ class RemoteEnvServer:
             self._seats[slot] = (join.env_id, join.agent_id)
             joined.append(join._replace(slot=slot))
             self._alive[slot] = joined[-1]
-        if events.starts:
-            self._starts = list(events.starts)
-        return events._replace(joined=joined, ended=ended)
+        return replace(events, joined=joined, ended=ended)
 
     def _slot(self, own: int) -> int:
         while own >= len(self._slots):
@@ -436,19 +426,16 @@ class CombinedPoll:
         )
 
 
-def _merged_events(all_undelivered: Iterable[UndeliveredRows]) -> UndeliveredRows:
-    found = UndeliveredRows()
-    for undelivered in all_undelivered:
-        before = len(found.unclaimed)
-        found.joined += undelivered.joined
-        found.ended += undelivered.ended
-        found.unclaimed += undelivered.unclaimed
-        found.episodes += [
-            one._replace(unclaimed=one.unclaimed + before) if before else one for one in undelivered.episodes
-        ]
-        found.faults += undelivered.faults
-        found.shared_infos += undelivered.shared_infos
-    return found
+def _append(events: PollEvents, more: PollEvents) -> None:
+    before = len(events.unclaimed)
+    events.joined += more.joined
+    events.ended += more.ended
+    events.unclaimed += more.unclaimed
+    events.episodes += [
+        one._replace(unclaimed=one.unclaimed + before) if before else one for one in more.episodes
+    ]
+    events.faults += more.faults
+    events.shared_infos += more.shared_infos
 
 
 def combined_ready(
@@ -458,7 +445,7 @@ def combined_ready(
 
     While the same agents wait, `slots` stays the same array. `env_steps`, [E], is updated in place.
     """
-    all_undelivered: list[UndeliveredRows] = []
+    events = PollEvents()
     parts: list[tuple[RemoteEnvServer, RemoteLayout]] = []
     rows: list[RemoteRows] = []
     for server in servers:
@@ -466,7 +453,7 @@ def combined_ready(
         env_steps[server.first : server.first + server.size] = server.env_steps
         if not undelivered.empty:
             server.undelivered = UndeliveredRows()
-            all_undelivered.append(undelivered)
+            _append(events, undelivered.events)
             rows += undelivered.rows
             parts += [(server, one.layout) for one in undelivered.rows]
     same = [layout for _, layout in parts] == [layout for _, layout in before.parts]
@@ -476,7 +463,6 @@ def combined_ready(
     if any(one.infos is not None for one in rows):
         infos = list(chain.from_iterable([one.infos or [_NO_INFO] * len(one.obs) for one in rows]))
     rewards = np.concatenate([one.rewards for one in rows]) if rows else np.zeros(0)
-    events = _merged_events(all_undelivered)
     ready = Ready(
         delivered.slots, obs, rewards, env_steps, events.joined, events.ended, events.episodes, events.unclaimed,
         infos, {}, seats, (), events.faults, events.shared_infos,
