@@ -141,7 +141,6 @@ class GymEnvs(LocalEnvs):
         self._answers = (self._order, actions)
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
-        """Answer copies; see `BaseEnv.send_actions`."""
         if actions is None:
             waiting = self._waiting | self._due
             by_index = of_only_agents(slots, self.index_of, waiting)
@@ -152,19 +151,15 @@ class GymEnvs(LocalEnvs):
             self._answer([int(slot) for slot in slots], list(actions), self._waiting)
 
     def get_agent_ids(self) -> set[AgentId]:
-        """Return the one agent id."""
         return {SINGLE_AGENT}
 
     def episode_start(self, index: int) -> int:
-        """Return the env steps of a copy at its last reset."""
         return self._episode_start[index]
 
     def slots_of(self, index: int) -> dict[AgentId, int]:
-        """Return the slot of a copy's agent."""
         return {SINGLE_AGENT: index}
 
     def present(self, index: int) -> tuple[Mapping[AgentId, int], IntArray]:
-        """Return the slot of a copy's agent, which waits."""
         return self.slots_of(index), np.array([index])
 
     def _moved(self, index: int) -> bool:
@@ -174,7 +169,6 @@ class GymEnvs(LocalEnvs):
         return {SINGLE_AGENT: self._obs[index]}, {SINGLE_AGENT: dict(self._infos[index])}
 
     def shown(self, index: int) -> str | None:
-        """Return a digest of a copy's last observation, None if it cannot be stored in a file."""
         return digest(self._obs[index])
 
     def _clear(self, seats: Any) -> None:

@@ -57,7 +57,6 @@ class GymVectorEnvs(LockstepEnvs):
         return dict(enumerate(found)) if as_dict else found
 
     def try_render(self, env_id: EnvId | None = None) -> Any:
-        """Render one sub-environment, the first by default."""
         index = self.index_of(env_id or 0)
         frames = self.env.render()
         return frames if frames is None else frames[index]

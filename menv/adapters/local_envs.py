@@ -185,15 +185,12 @@ class LocalEnvs(Adapter):
         """Create the state of a subclass; the sub-environments exist."""
 
     def get_sub_environments(self, as_dict: bool = False) -> Any:
-        """Return the sub-environments as a list, or as a dict by index."""
         return dict(enumerate(self._envs)) if as_dict else list(self._envs)
 
     def try_render(self, env_id: EnvId | None = None) -> Any:
-        """Render one sub-environment, the first by default."""
         return self._envs[self.index_of(env_id or 0)].render()
 
     def call(self, env_id: EnvId, method: str, *args: Any) -> Any:
-        """Call a method of one sub-environment; see `BaseEnv.call`."""
         index = self.index_of(env_id)
         return call_method(self._envs[index], method, index, args)
 
@@ -223,7 +220,6 @@ class LocalEnvs(Adapter):
     def try_reset(
         self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[MultiEnvDict, MultiEnvDict]:
-        """Reset one sub-environment or all; see `BaseEnv.try_reset`."""
         indices = self.indices(env_id)
         if not self._started:
             self._start()
@@ -250,7 +246,6 @@ class LocalEnvs(Adapter):
 
     @property
     def free_slots(self) -> list[int]:
-        """Freed slots, in the order in which they were freed."""
         return []
 
     @abstractmethod
@@ -258,7 +253,6 @@ class LocalEnvs(Adapter):
         """Return the env steps of a sub-environment at its last reset."""
 
     def episode_seed(self, index: int) -> int | None:
-        """Return the seed of a sub-environment's last reset, None if it was reset without one."""
         return self._reset_seed(index, self.episode_start(index))
 
     @abstractmethod
@@ -274,7 +268,6 @@ class LocalEnvs(Adapter):
         """Return the slots of a sub-environment's agents that are alive, and the slots of the waiting ones."""
 
     def resume(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any) -> set[int]:
-        """Resume from a checkpoint; see `CreatedEnvs.resume`."""
         self._started, self._in_poll = True, False
         self._clear(seats)
         new = set()

@@ -84,7 +84,6 @@ class MultiAgentEnvs(LocalEnvs):
         return ready
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
-        """Answer copies; see `BaseEnv.send_actions`."""
         layouts, indices, delivered = self._delivered
         if (
             slots is delivered
@@ -106,30 +105,24 @@ class MultiAgentEnvs(LocalEnvs):
         self._answer(by_index, self._waiting if actions is not None else self._waiting | self._due)
 
     def get_agent_ids(self) -> set[AgentId]:
-        """Return the agents that the environment lists and those seen so far."""
         listed = possible_agents(self._envs[0]) or frozenset()
         return set(listed).union(*(tracker.slots for tracker in self._trackers))
 
     def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
-        """Return the rewards that wait for their agent's next row."""
         return {tracker.env_id: dict(tracker.held) for tracker in self._trackers if tracker.held}
 
     def episode_start(self, index: int) -> int:
-        """Return the env steps of a copy at its last reset."""
         return int(self.env_steps[index]) - self._trackers[index].episode_steps
 
     def slots_of(self, index: int) -> dict[AgentId, int]:
-        """Return the slot of each agent that a copy knows."""
         return self._trackers[index].slots
 
     def present(self, index: int) -> tuple[Mapping[AgentId, int], IntArray]:
-        """Return the slots of the agents that are alive in a copy, and the slots of the waiting ones."""
         tracker = self._trackers[index]
         return {agent: tracker.slots[agent] for agent in tracker.alive()}, tracker.waiting.slots
 
     @property
     def free_slots(self) -> list[int]:
-        """Freed slots, in the order in which they were freed."""
         return self._allocator.free
 
     def _moved(self, index: int) -> bool:
@@ -139,7 +132,6 @@ class MultiAgentEnvs(LocalEnvs):
         return self._trackers[index].by_agent()
 
     def shown(self, index: int) -> str | None:
-        """Return a digest of the rows that wait in a copy, None if they cannot be stored in a file."""
         tracker = self._trackers[index]
         rewards = [float(reward) for reward in tracker.rewards]
         return digest([tracker.waiting.agents, tracker.obs, rewards, tracker.held])

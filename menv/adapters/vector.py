@@ -159,7 +159,6 @@ class LockstepEnvs(Adapter):
     def try_reset(
         self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Any]:
-        """Reset one or all; see `BaseEnv.try_reset`."""
         self._refuse_two_drivers()
         if not self._started:
             self._start(seed, options)
@@ -205,11 +204,9 @@ class LockstepEnvs(Adapter):
         return step.done
 
     def get_agent_ids(self) -> set[AgentId]:
-        """Return the one agent id."""
         return {SINGLE_AGENT}
 
     def stop(self) -> None:
-        """Close the environment; may be called more than once."""
         if not self._stopped:
             self._stopped = True
             self._close()
@@ -389,11 +386,9 @@ class VectorEnvs(LockstepEnvs):
         return dict(enumerate(found)) if as_dict else list(found)
 
     def try_render(self, env_id: EnvId | None = None) -> Any:
-        """Render one sub-environment, the first by default."""
         return self.env.try_render_at(self.index_of(env_id or 0))
 
     def try_restart(self, env_id: EnvId | None = None) -> None:
-        """Replace one sub-environment or all; their next rows begin a new episode."""
         self._refuse_two_drivers()
         for index in self.indices(env_id):
             self._call("restart_at", index)

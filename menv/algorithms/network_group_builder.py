@@ -20,8 +20,7 @@ from menv.algorithms.config.read_config import override
 from menv.algorithms.networks.network_spec import NetworkSpec, check_size, memory_for
 from menv.algorithms.recipe import Recipe
 from menv.algorithms.torch_threads import learning_device
-from menv.connectors.action_connector import CustomSteps
-from menv.connectors.action_output import ActionOutput
+from menv.connectors.action_output import ActionOutput, CustomSteps
 from menv.connectors.connector import ConnectorContext
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.connectors.pipeline import PolicyConnectors, action_pipeline, agent_pipeline

@@ -32,8 +32,8 @@ except ImportError as error:
 import menv
 from menv.algorithms.networks.graph_builder import GraphBuilder, renamed
 from menv.connectors.action_output import ActionOutput, is_discrete
-from menv.connectors.agent_connector import AgentConnector, AgentRows
-from menv.connectors.frame_stack import FrameStackAgentConnector
+from menv.connectors.built_in import FrameStackAgentConnector
+from menv.connectors.connector import AgentConnector, AgentRows
 from menv.connectors.mean_std_filter import MeanStdObservationFilterAgentConnector
 from menv.connectors.obs_preprocessor import Leaf, ObsPreprocessor, ObsPreprocessorConnector
 from menv.connectors.pipeline import AgentConnectorPipeline, PolicyConnectors, action_plan, batch_steps

@@ -18,8 +18,8 @@ from menv.algorithms.centralized_critic import CriticRows, JointFragment, JointO
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, MultiAgentConfig
 from menv.algorithms.recipe import Recipe
 from menv.base_env import AgentId
-from menv.connectors.action_connector import CustomSteps
-from menv.connectors.clip_reward import clip_rewards_of
+from menv.connectors.action_output import CustomSteps
+from menv.connectors.built_in import clip_rewards_of
 from menv.episode import Episode
 from menv.errors import ContractError
 from menv.inference.backend import ActingBackend

@@ -20,7 +20,7 @@ from menv.algorithms.dqn.config import OffPolicyConfig
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock_spec import EPSILON
 from menv.connectors.action_output import flat_action_space
-from menv.connectors.clip_reward import clip_rewards_of
+from menv.connectors.built_in import clip_rewards_of
 from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead
 from menv.inference.backend import ActingBackend

@@ -20,13 +20,13 @@ from onnx.utils import Extractor
 import menv
 from menv.algorithms.networks.stock_spec import EPSILON
 from menv.algorithms.onnx_export import MASK, PREFIX, ROWS, GraphEnds, filtered
-from menv.connectors.action_connector import (
+from menv.connectors.action_output import ActionOutput
+from menv.connectors.built_in import (
     ClipActionsConnector,
+    ClipRewardAgentConnector,
     ConvertToNumpyConnector,
     ImmutableActionsConnector,
 )
-from menv.connectors.action_output import ActionOutput
-from menv.connectors.clip_reward import ClipRewardAgentConnector
 from menv.connectors.connector import Connector
 from menv.connectors.mean_std_filter import MeanStdObservationFilterAgentConnector
 from menv.connectors.obs_preprocessor import ObsPreprocessorConnector

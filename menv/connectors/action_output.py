@@ -6,7 +6,9 @@ sample batch keeps the network's own actions; for actions from external clients,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -14,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.errors import ConfigError
-from menv.spaces import OutsideSpaceError, builder_of, columns_of, leaves, why_outside
+from menv.spaces import OutsideSpaceError, builder_of, columns_of, leaves, own_copy, why_outside
 
 Array = npt.NDArray[Any]
 Space = gym.Space[Any]
@@ -306,3 +308,76 @@ def with_range(low: Array, high: Array) -> npt.NDArray[np.bool_]:
     with np.errstate(over="ignore", invalid="ignore"):
         found: npt.NDArray[np.bool_] = np.isfinite(high.astype(np.float32) - low.astype(np.float32))
     return found
+
+
+@dataclass(frozen=True)
+class CustomSteps:
+    """The settings `normalize_actions`, `clip_actions` and `clip_rewards` for a custom policy of an action space."""
+
+    space: Space
+    normalize: bool
+    clip: bool
+    clip_rewards: bool | float
+
+    def __call__(self, action: Any) -> Any:
+        for given, change in ((self.normalize, scaled), (self.clip, clipped)):
+            action = fitted(action, self.space, change) if given else action
+        return action
+
+
+def element(action: Any, space: Space) -> Any:
+    """Return an action as a write-protected copy in the dtypes of its space; OutsideSpaceError if it is outside."""
+    action = own_copy(action)
+    with suppress(TypeError, KeyError, ValueError, IndexError):
+        action = fitted(action, space, lambda value, box: value.astype(box.dtype, copy=False))
+    why = why_outside(space, action, "action")
+    if why is not None:
+        raise OutsideSpaceError(0, why)
+    return each_part(action, write_protected)
+
+
+def each_part(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a nested value with each of its parts changed."""
+    if isinstance(value, Mapping):
+        return {key: each_part(part, change) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(each_part(part, change) for part in value)
+    if isinstance(value, list) and not all(isinstance(part, int | float) for part in value):
+        return [each_part(part, change) for part in value]
+    return change(value)
+
+
+def write_protected(value: Any) -> Any:
+    """Return a read-only view of an array; anything else unchanged."""
+    if isinstance(value, np.ndarray):
+        value = value.view()
+        value.flags.writeable = False
+    return value
+
+
+def fitted(value: Any, space: Space, change: Callable[[Array, gym.spaces.Box], Array]) -> Any:
+    """Return an element of `space` with `change(value, box)` of each Box."""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: fitted(value[key], part, change) for key, part in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(fitted(part, own, change) for part, own in zip(value, space.spaces, strict=True))
+    return change(np.asarray(value), space) if isinstance(space, gym.spaces.Box) else value
+
+
+def scaled(value: Array, space: gym.spaces.Box) -> Array:
+    """Return a value of [-1, 1] scaled to the bounds; integers are shifted by the lower bound."""
+    low, high = space.low, space.high
+    finite = with_range(low, high)
+    least, most = np.where(finite, low, 0), np.where(finite, high, 0)
+    if space.dtype.kind in "iu":
+        value = value + least
+    else:
+        value = np.where(finite, least + (value + 1.0) * (most - least) / 2.0, value)
+    bounded: Array = np.clip(value, low, high).astype(space.dtype)
+    return bounded
+
+
+def clipped(value: Array, space: gym.spaces.Box) -> Array:
+    """Return a value clipped into the bounds."""
+    inside: Array = np.clip(value, space.low, space.high)
+    return inside

@@ -1,18 +1,33 @@
-"""Connector: the base of agent connectors, action connectors and their pipelines, and the registry of their names.
+"""Connectors: their base classes, what they take and return, and the registry of their names.
 
-A saved pipeline names its connectors, never a module to import, so reading one runs no code of the file's choice.
+An `AgentConnector` stands between an environment's observations and a policy, an `ActionConnector` between a policy's
+answer and the action that the environment gets. Users subclass them; pipelines call them. The built-in ones also work
+on whole batches of rows. A saved pipeline names its connectors, never a module to import, so reading one runs no code
+of the file's choice.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
-from typing import Any, Self
+from typing import Any, ClassVar, Self, TypeAlias
 
+import gymnasium as gym
+import numpy as np
+
+from menv.base_env import Column
 from menv.errors import ConfigError, ContractError, UnknownNameError
 from menv.policy import Policy
+from menv.sample_batch import SampleBatch
+from menv.spaces import OutsideSpaceError
+
+MASK = "action_mask"
+
+PolicyOutput: TypeAlias = tuple[Any, Any, Mapping[str, Any]]
+"""The action, the parts of the recurrent state, and fetches such as `action_logp`."""
 
 
 @dataclass(frozen=True)
@@ -121,23 +136,19 @@ class Connector:
 
 
 BUILT_IN = {
-    "ActionConnectorPipeline": "pipeline",
-    "AgentConnectorPipeline": "pipeline",
-    "ClipActionsConnector": "action_connector",
-    "ClipRewardAgentConnector": "clip_reward",
-    "ConvertToNumpyConnector": "action_connector",
-    "EnvSamplingAgentConnector": "view_requirement",
-    "FlattenDataAgentConnector": "obs_preprocessor",
-    "FrameStackAgentConnector": "frame_stack",
-    "ImmutableActionsConnector": "action_connector",
+    **dict.fromkeys(("ActionConnectorPipeline", "AgentConnectorPipeline"), "pipeline"),
+    **dict.fromkeys(("FlattenDataAgentConnector", "ObsPreprocessorConnector"), "obs_preprocessor"),
     "MeanStdObservationFilterAgentConnector": "mean_std_filter",
-    "NormalizeActionsConnector": "action_connector",
-    "ObsPreprocessorConnector": "obs_preprocessor",
-    "StateBufferConnector": "view_requirement",
-    "ViewRequirementAgentConnector": "view_requirement",
-}
-"""The module of each built-in connector, which registers it on import."""
-
+    **dict.fromkeys(
+        (
+            "ClipActionsConnector", "ClipRewardAgentConnector", "ConvertToNumpyConnector", "EnvSamplingAgentConnector",
+            "FrameStackAgentConnector", "ImmutableActionsConnector", "NormalizeActionsConnector",
+            "StateBufferConnector", "ViewRequirementAgentConnector",
+        ),
+        "built_in",
+    ),
+}  # fmt: skip
+"""The module of each built-in connector."""
 
 _classes: dict[str, type[Connector]] = {}
 
@@ -155,8 +166,7 @@ def register_connector(name: str, cls: type[Connector]) -> None:
         )
     if not isinstance(name, str) or not name:
         raise ConfigError(f"register_connector: {name!r}, expected a name that is not empty; pass a string")
-    own = f"menv.connectors.{BUILT_IN[name]}" if name in BUILT_IN else cls.__module__
-    if name in _classes or cls.__module__ != own:
+    if name in _classes or name in BUILT_IN:
         raise ConfigError(
             f"register_connector: {name!r} is a registered connector already, expected a new name; choose another one"
         )
@@ -176,12 +186,15 @@ def get_connector(name: str, ctx: ConnectorContext | None = None, params: Any = 
         ConfigError: The parameters do not fit the class.
     """
     if name in BUILT_IN:
-        import_module(f"menv.connectors.{BUILT_IN[name]}")
-    if name not in _classes:
+        cls = getattr(import_module(f"menv.connectors.{BUILT_IN[name]}"), name)
+    elif name in _classes:
+        cls = _classes[name]
+    else:
         near = difflib.get_close_matches(str(name), {**BUILT_IN, **_classes}, 1, 0.5)
         hint = f"did you mean {near[0]!r}?" if near else "call register_connector in this process first"
         raise UnknownNameError(f"connector {name!r}: not registered, expected a registered name; {hint}")
-    return _classes[name].from_state(ctx or ConnectorContext(), params)
+    made: Connector = cls.from_state(ctx or ConnectorContext(), params)
+    return made
 
 
 def keywords(where: str, params: Any, known: tuple[str, ...]) -> dict[str, Any]:
@@ -200,11 +213,381 @@ class Stateless(Connector):
     """A connector without parameters: its state is its name."""
 
     def to_state(self) -> tuple[str, Any]:
-        """Return the name, and no parameters."""
         return self.name, None
 
     @classmethod
     def from_state(cls, ctx: ConnectorContext, params: Any) -> Self:
-        """Return a connector."""
         keywords(cls.__name__, params, ())
         return cls(ctx)
+
+
+@dataclass(slots=True)
+class ActionConnectorDataType:
+    """What action connectors take and give for one agent.
+
+    Attributes:
+        env_id: The sub-environment.
+        agent_id: The agent.
+        input_dict: What the policy was shown.
+        output: `(action, states, fetches)`.
+    """
+
+    env_id: Any
+    agent_id: Any
+    input_dict: Any
+    output: PolicyOutput
+
+
+@dataclass(slots=True)
+class AgentConnectorDataType:
+    """What agent connectors take and give for one agent.
+
+    Attributes:
+        env_id: The sub-environment.
+        agent_id: The agent.
+        data: A dict of columns, such as `SampleBatch.NEXT_OBS`; or an `AgentConnectorsOutput`.
+    """
+
+    env_id: Any
+    agent_id: Any
+    data: Any
+
+
+@dataclass(slots=True)
+class AgentConnectorsOutput:
+    """What a whole pipeline makes of one agent's data.
+
+    Attributes:
+        raw_dict: The columns that came in; action connectors see them.
+        sample_batch: What the model is shown, with one row.
+    """
+
+    raw_dict: Mapping[str, Any]
+    sample_batch: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class AgentRows:
+    """R agents of one policy as columns, which built-in connectors change in place.
+
+    Attributes:
+        obs: R observations, finally [R, F].
+        rewards: [R] since each agent's previous timestep.
+        mask: [R, M] allowed actions, set by the preprocessor.
+        slots: [R] one integer per agent episode; None if unknown.
+        seats: `(env_id, agent_id)` of each row; None if unknown.
+        infos: R info dicts, or None.
+        terminated: Whether these are final observations of terminated agent episodes.
+        truncated: Whether they are of truncated ones.
+        learning: Whether statistics may count these rows.
+        over: [R] True at final observations among others, which statistics do not count; None if there is none.
+    """
+
+    obs: Any
+    rewards: Any = None
+    mask: Any = None
+    slots: Column | None = None
+    seats: Sequence[tuple[Any, Any]] | None = None
+    infos: Sequence[Mapping[str, Any]] | None = None
+    terminated: bool = False
+    truncated: bool = False
+    learning: bool = False
+    over: Column | None = None
+
+    @property
+    def final(self) -> bool:
+        """Whether these are final observations."""
+        return self.terminated or self.truncated
+
+    def array(self) -> Column:
+        """Return the observations as [R, F], and keep them so."""
+        if not (isinstance(self.obs, np.ndarray) and self.obs.ndim == 2):
+            try:
+                shaped = [np.asarray(row) for row in self.obs]
+                rows = np.stack([np.ravel(row) for row in shaped])
+            except (TypeError, ValueError) as error:
+                raise OutsideSpaceError(
+                    0, "obs: expected arrays of one size after the agent connectors"
+                ) from error
+            if rows.dtype.kind not in "biuf":
+                raise OutsideSpaceError(
+                    0, f"obs: expected numbers after the agent connectors, got {rows.dtype}"
+                )
+            self.obs = rows if rows.dtype == np.uint8 else rows.astype(np.float32, copy=False)
+        result: Column = self.obs
+        return result
+
+    def to_agents(self) -> list[AgentConnectorDataType]:
+        """Return one object a row."""
+        nobody = (None, None)
+        agents = []
+        for row, obs in enumerate(self.obs):
+            env_id, agent_id = nobody if self.seats is None else self.seats[row]
+            data = {
+                SampleBatch.NEXT_OBS: obs,
+                SampleBatch.REWARDS: 0.0 if self.rewards is None else float(self.rewards[row]),
+                SampleBatch.TERMINATEDS: self.terminated,
+                SampleBatch.TRUNCATEDS: self.truncated,
+                SampleBatch.INFOS: {} if self.infos is None else self.infos[row],
+            }
+            if self.mask is not None:
+                data[MASK] = self.mask[row]
+            agents.append(AgentConnectorDataType(env_id, agent_id, data))
+        return agents
+
+    def take(self, agents: Any, connector: str) -> None:
+        """Write the agents that a connector returned for `to_agents` back into the columns."""
+        whose = [] if self.seats is None else list(self.seats)
+        given = list(agents) if isinstance(agents, Sequence) else []
+        data: list[Any] = [getattr(agent, "data", None) for agent in given]
+        needed = [SampleBatch.NEXT_OBS]
+        if self.rewards is not None:
+            needed.append(SampleBatch.REWARDS)
+        if self.mask is not None:
+            needed.append(MASK)
+        good = len(given) == len(self.obs) and all(
+            isinstance(columns, dict) and all(key in columns for key in needed) for columns in data
+        )
+        if not good or (whose and [(agent.env_id, agent.agent_id) for agent in given] != whose):
+            raise ContractError(
+                f"{connector}: returned {len(given)} agents for {len(self.obs)}, expected the same agents in the same "
+                f"order, each with {', '.join(needed)} in its data; return everything that came in, changed"
+            )
+        self.obs = [single(columns[SampleBatch.NEXT_OBS]) for columns in data]
+        if self.rewards is not None:
+            self.rewards = _rewards([columns[SampleBatch.REWARDS] for columns in data], connector)
+        if self.mask is not None:
+            self.mask = np.array([columns[MASK] for columns in data], np.bool_)
+
+
+def _rewards(given: list[Any], connector: str) -> Column:
+    """Return R rewards as a connector left them, as [R] float64."""
+    try:
+        # No dtype is asked for: texts would be read as numbers.
+        rewards = np.asarray(given)
+    except ValueError:
+        rewards = np.zeros(0, np.object_)
+    if rewards.dtype.kind in "biuf" and rewards.shape == (len(given),):
+        rewards = rewards.astype(np.float64)
+        if np.isfinite(rewards).all():
+            return rewards
+    wrong = next((reward for reward in given if not _is_finite(reward)), given[0])
+    raise ContractError(
+        f"{connector}: a reward is {wrong!r}, expected a finite number, because it is learned from; return a float"
+    )
+
+
+def _is_finite(reward: Any) -> bool:
+    number = np.asarray(reward if isinstance(reward, np.ndarray | np.generic | int | float) else None)
+    return number.shape == () and number.dtype.kind in "biuf" and bool(np.isfinite(number))
+
+
+def as_network_dtype(rows: Column, dtype: np.dtype[Any]) -> Column:
+    """Return [R, F] rows in the network's dtype; OutsideSpaceError where uint8 cannot hold a number."""
+    if rows.dtype == dtype:
+        return rows
+    with np.errstate(invalid="ignore"):
+        taken: Column = rows.astype(dtype)
+    if dtype == np.uint8 and not np.array_equal(taken, rows):
+        row, column = np.argwhere(taken != rows)[0]
+        raise OutsideSpaceError(
+            int(row),
+            f"obs: {rows[row, column]} after the agent connectors, expected whole numbers from 0 to 255, because "
+            "images of bytes stay bytes, divided by 255 in the network; leave scaling out, or define your connector's "
+            "space",
+        )
+    return taken
+
+
+def single(obs: Any) -> Any:
+    """Return a float64 array, such as arithmetic on observations returns, as float32."""
+    return obs.astype(np.float32) if isinstance(obs, np.ndarray) and obs.dtype == np.float64 else obs
+
+
+class ActionConnector(Connector):
+    """Base of action connectors; override `transform`."""
+
+    def __call__(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
+        """Return the answer to one agent, transformed.
+
+        Raises:
+            ContractError: `transform` returned something else, or an output that is not the three of an answer.
+        """
+        out = self.transform(ac_data)
+        if not isinstance(out, ActionConnectorDataType):
+            raise ContractError(
+                f"{self.name}.transform: returned {type(out).__name__}, expected ActionConnectorDataType; return the "
+                "one that came in, changed"
+            )
+        if not isinstance(out.output, tuple | list) or len(out.output) != 3:
+            raise ContractError(
+                f"{self.name}.transform: output is {type(out.output).__name__}, expected (actions, states, fetches); "
+                "put the changed action into a tuple with the other two"
+            )
+        return out
+
+    def transform(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
+        """Return the answer to one agent, transformed."""
+        raise ContractError(
+            f"{self.name}.transform: not defined, expected the agent's answer; define transform"
+        )
+
+
+_WAYS = ("__call__", "transform", "over_rows")
+
+
+class AgentConnector(Connector):
+    """Base of agent connectors; override `transform`, or `__call__` to see all agents that wait together."""
+
+    keeps_lives: ClassVar[bool] = False
+    """Whether it keeps state per agent episode, so it needs to know the agent of each observation."""
+    tells_lives: ClassVar[bool] = False
+    """Whether `lives` returns all of that state, so agent episodes can continue in another process."""
+    at_ends: ClassVar[bool] = True
+    """Whether it needs final observations and rewards as soon as they come, not all at once later."""
+
+    def __call__(self, acd_list: list[AgentConnectorDataType]) -> list[AgentConnectorDataType]:
+        """Return the data of the same agents, in the same order.
+
+        Raises:
+            ContractError: What came in is no list, or `transform` returned something else than an agent's data.
+        """
+        if not isinstance(acd_list, list | tuple):
+            raise ContractError(
+                f"{self.name}: {type(acd_list).__name__}, expected a list of AgentConnectorDataType; pass [data]"
+            )
+        out = [self.transform(data) for data in acd_list]
+        for data in out:
+            if not isinstance(data, AgentConnectorDataType):
+                raise ContractError(
+                    f"{self.name}.transform: returned {type(data).__name__}, expected AgentConnectorDataType; return "
+                    "the one that came in, changed"
+                )
+        return out
+
+    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+        """Return one agent's data, transformed."""
+        raise ContractError(
+            f"{self.name}.transform: not defined, expected the agent's data; define transform or __call__"
+        )
+
+    def over_rows(self, rows: AgentRows) -> None:
+        """Transform a whole batch in place; used instead of `__call__` where `takes_rows`."""
+        raise ContractError(
+            f"{self.name}.over_rows: not defined, expected a transformation of whole batches; define it, or __call__"
+        )
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether `over_rows` replaces `__call__`: not where a subclass overrides `__call__` or `transform`."""
+        kind: Any = type(self)
+        return _takes_rows(kind)
+
+    def space(self, space: gym.Space[Any], width: int) -> tuple[gym.Space[Any], int]:
+        """Return the space and the width of rows behind this connector.
+
+        Args:
+            space: Of the observations before it.
+            width: Numbers in each of them as a flat row.
+        """
+        return space, width
+
+    def begin(self, slot: int) -> None:
+        """Reset the state of a slot, where a new agent episode begins."""
+
+    def lives(self, slots: Sequence[int]) -> list[Any]:
+        """Return the state of the agent episode on each slot; None for a new one. Only called where `tells_lives`.
+
+        Checkpoints hold it: arrays, numbers, texts, and lists and dicts of them.
+        """
+        return [None] * len(slots)
+
+    def take_lives(self, slots: Sequence[int], lives: Sequence[Any]) -> None:
+        """Restore the states that `lives` returned, on these slots."""
+
+    def settle(self) -> None:
+        """Called when a fragment has been closed, for work that is done once for many rows."""
+
+    def reset(self, env_id: Any) -> None:
+        """Forget an environment's agents; its episode ended."""
+
+    def forget(self, env_id: Any, agent_id: Any) -> None:
+        """Forget one agent, whose episode ended without a final observation."""
+
+    def on_policy_output(self, output: ActionConnectorDataType) -> None:
+        """Called with the policy's output for an agent, before action connectors change it."""
+
+
+@cache
+def _takes_rows(kind: Any) -> bool:
+    # The first class of the MRO that defines any of the three decides.
+    for base in kind.__mro__:
+        found = [way for way in _WAYS if way in vars(base)]
+        if found:
+            return "over_rows" in found and base is not AgentConnector
+    return False
+
+
+def columns_of(connector: Connector, ac_data: AgentConnectorDataType) -> Mapping[str, Any]:
+    """Return the dict of an agent's data."""
+    if not isinstance(ac_data.data, dict):
+        raise ContractError(
+            f"{connector.name}: data is {type(ac_data.data).__name__}, expected a dict of columns; place the connector "
+            "before ViewRequirementAgentConnector"
+        )
+    return ac_data.data
+
+
+def register_lambda_agent_connector(name: str, fn: Callable[[Any], Any]) -> type[AgentConnector]:
+    """Return a class of agent connectors that call a function, registered under a name.
+
+    Args:
+        name: Of the class; a saved pipeline refers to it.
+        fn: Takes an agent's data, a dict of columns such as `data[SampleBatch.NEXT_OBS]`, and returns it.
+
+    Raises:
+        ConfigError: The name is taken.
+    """
+
+    class LambdaAgentConnector(Stateless, AgentConnector):
+        """Calls a function for each agent."""
+
+        def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+            data = fn(columns_of(self, ac_data))
+            if data is None:
+                raise ContractError(f"{name}: the function returned None, expected the data; return it")
+            return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, data)
+
+    LambdaAgentConnector.__name__ = LambdaAgentConnector.__qualname__ = name
+    register_connector(name, LambdaAgentConnector)
+    return LambdaAgentConnector
+
+
+def register_lambda_action_connector(
+    name: str, fn: Callable[[Any, Any, Any], tuple[Any, Any, Any]]
+) -> type[ActionConnector]:
+    """Return a class of action connectors that call a function, registered under a name.
+
+    Args:
+        name: Of the class; a saved pipeline refers to it.
+        fn: Takes an action, the parts of the recurrent state and the fetches, and returns the three.
+
+    Raises:
+        ConfigError: The name is taken.
+    """
+
+    class LambdaActionConnector(Stateless, ActionConnector):
+        """Calls a function for each answer."""
+
+        def transform(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
+            output: Any = fn(*ac_data.output)
+            if not isinstance(output, tuple) or len(output) != 3:
+                raise ContractError(
+                    f"{name}: the function returned {type(output).__name__}, expected (actions, states, fetches); "
+                    "put parentheses around the three in a lambda"
+                )
+            return ActionConnectorDataType(ac_data.env_id, ac_data.agent_id, ac_data.input_dict, output)
+
+    LambdaActionConnector.__name__ = LambdaActionConnector.__qualname__ = name
+    register_connector(name, LambdaActionConnector)
+    return LambdaActionConnector

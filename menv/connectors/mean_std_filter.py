@@ -15,8 +15,14 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv.connectors.agent_connector import AgentConnector, AgentConnectorDataType, AgentRows, columns_of
-from menv.connectors.connector import ConnectorContext, keywords, register_connector
+from menv.connectors.connector import (
+    AgentConnector,
+    AgentConnectorDataType,
+    AgentRows,
+    ConnectorContext,
+    columns_of,
+    keywords,
+)
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError, ContractError
 from menv.sample_batch import SampleBatch
@@ -294,7 +300,6 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
         return applied
 
     def settle(self) -> None:
-        """Add the pending rows to the statistics."""
         if self.is_training:
             self._applied.settle()
 
@@ -313,7 +318,6 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
         self._applied.apply()
 
     def copy(self) -> Self:
-        """Return an independent copy with the same statistics and buffer."""
         copied = type(self)(self.ctx, self.demean, self.destd, self.clip)
         copied.is_training = self.is_training
         copied.sync(self)
@@ -331,7 +335,6 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
         mine.apply()
 
     def reset_state(self) -> None:
-        """Empty the buffer."""
         self._applied.settle()
         self._applied.buffer = RunningMean()
 
@@ -343,7 +346,6 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
         return copied
 
     def to_state(self) -> tuple[str, Any]:
-        """Return the name, the arguments, the statistics and the buffer."""
         self._applied.settle()
         return "MeanStdObservationFilterAgentConnector", {
             **{name: getattr(self, name) for name in _ARGUMENTS},
@@ -369,6 +371,3 @@ class MeanStdObservationFilterAgentConnector(SyncedFilterAgentConnector):
 @lru_cache(8)
 def _ones(count: int) -> npt.NDArray[np.float64]:
     return np.ones(count)
-
-
-register_connector("MeanStdObservationFilterAgentConnector", MeanStdObservationFilterAgentConnector)

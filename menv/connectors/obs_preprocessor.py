@@ -18,15 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.connectors.action_output import component_sizes
-from menv.connectors.agent_connector import (
+from menv.connectors.connector import (
     MASK,
     AgentConnector,
     AgentConnectorDataType,
     AgentRows,
+    Stateless,
     columns_of,
     single,
 )
-from menv.connectors.connector import Stateless, register_connector
 from menv.errors import ConfigError
 from menv.sample_batch import SampleBatch
 from menv.spaces import (
@@ -448,7 +448,6 @@ class ObsPreprocessorConnector(Stateless, AgentConnector):
         return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, data)
 
     def over_rows(self, rows: AgentRows) -> None:
-        """Turn a batch into rows and masks."""
         rows.obs, rows.mask = self._checked(rows.obs, rows.final)
 
     def _checked(self, obs: Any, final: bool) -> tuple[Any, Any]:
@@ -461,7 +460,6 @@ class ObsPreprocessorConnector(Stateless, AgentConnector):
         return rows, mask
 
     def space(self, space: Any, width: int) -> tuple[Any, int]:
-        """Return the same space and the width of its flat rows."""
         return space, self.preprocess.size
 
 
@@ -479,7 +477,6 @@ class FlattenDataAgentConnector(Stateless, AgentConnector):
         return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, data)
 
     def over_rows(self, rows: AgentRows) -> None:
-        """Make flat rows, unless they are flat."""
         if not isinstance(rows.obs, np.ndarray):
             rows.obs = [_flat(obs) for obs in rows.obs]
         rows.array()
@@ -508,7 +505,3 @@ def _leaves(value: Any) -> Any:
             yield from _leaves(part)
     else:
         yield np.asarray(value)
-
-
-register_connector("ObsPreprocessorConnector", ObsPreprocessorConnector)
-register_connector("FlattenDataAgentConnector", FlattenDataAgentConnector)

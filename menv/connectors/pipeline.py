@@ -16,28 +16,32 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 import gymnasium as gym
 import numpy as np
 
-from menv.connectors.action_connector import (
-    ActionConnector,
-    ActionConnectorDataType,
+from menv.connectors.action_output import ActionOutput
+from menv.connectors.built_in import (
     ClipActionsConnector,
+    ClipRewardAgentConnector,
     ConvertToNumpyConnector,
+    EnvSamplingAgentConnector,
     ImmutableActionsConnector,
     NormalizeActionsConnector,
+    StateBufferConnector,
+    ViewRequirementAgentConnector,
 )
-from menv.connectors.action_output import ActionOutput
-from menv.connectors.agent_connector import AgentConnector, AgentConnectorDataType, AgentRows
-from menv.connectors.clip_reward import ClipRewardAgentConnector
-from menv.connectors.connector import Connector, ConnectorContext, get_connector, register_connector
+from menv.connectors.connector import (
+    ActionConnector,
+    ActionConnectorDataType,
+    AgentConnector,
+    AgentConnectorDataType,
+    AgentRows,
+    Connector,
+    ConnectorContext,
+    get_connector,
+)
 from menv.connectors.mean_std_filter import MeanStdObservationFilterAgentConnector
 from menv.connectors.obs_preprocessor import (
     FlattenDataAgentConnector,
     ObsPreprocessor,
     ObsPreprocessorConnector,
-)
-from menv.connectors.view_requirement import (
-    EnvSamplingAgentConnector,
-    StateBufferConnector,
-    ViewRequirementAgentConnector,
 )
 from menv.errors import ConfigError, ContractError, UnknownNameError
 from menv.spaces import OutsideSpaceError
@@ -119,13 +123,11 @@ class Pipeline(Connector, Generic[C]):
         return len(self.connectors)
 
     def in_training(self) -> None:
-        """Switch all connectors to training."""
         super().in_training()
         for connector in self.connectors:
             connector.in_training()
 
     def in_eval(self) -> None:
-        """Switch all connectors to evaluation."""
         super().in_eval()
         for connector in self.connectors:
             connector.in_eval()
@@ -249,33 +251,27 @@ class AgentConnectorPipeline(Pipeline[AgentConnector], AgentConnector):
         return self._groups[1]
 
     def space(self, space: gym.Space[Any], width: int) -> tuple[gym.Space[Any], int]:
-        """Return the space and the width of rows after all connectors."""
         for connector in self.connectors:
             space, width = connector.space(space, width)
         return space, width
 
     def begin(self, slot: int) -> None:
-        """Reset the state of a slot in all connectors."""
         for connector in self.connectors:
             connector.begin(slot)
 
     def settle(self) -> None:
-        """Call `settle` of all connectors."""
         for connector in self.connectors:
             connector.settle()
 
     def reset(self, env_id: Any) -> None:
-        """Forget an environment's agents in all connectors."""
         for connector in self.connectors:
             connector.reset(env_id)
 
     def forget(self, env_id: Any, agent_id: Any) -> None:
-        """Forget one agent in all connectors."""
         for connector in self.connectors:
             connector.forget(env_id, agent_id)
 
     def on_policy_output(self, output: ActionConnectorDataType) -> None:
-        """Pass the policy's output to all connectors."""
         for connector in self.connectors:
             connector.on_policy_output(output)
 
@@ -289,10 +285,6 @@ class ActionConnectorPipeline(Pipeline[ActionConnector], ActionConnector):
         for connector in self.connectors:
             ac_data = connector(ac_data)
         return ac_data
-
-
-register_connector("AgentConnectorPipeline", AgentConnectorPipeline)
-register_connector("ActionConnectorPipeline", ActionConnectorPipeline)
 
 
 FILTERS = {"NoFilter": None, "MeanStdFilter": MeanStdObservationFilterAgentConnector}

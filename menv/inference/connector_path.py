@@ -15,10 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from menv.base_env import Column, End, EnvId
-from menv.connectors.action_connector import ActionConnectorDataType
-from menv.connectors.agent_connector import AgentRows, as_network_dtype
-from menv.connectors.clip_reward import ClipRewardAgentConnector
-from menv.connectors.frame_stack import FrameStackAgentConnector
+from menv.connectors.built_in import ClipRewardAgentConnector, FrameStackAgentConnector
+from menv.connectors.connector import ActionConnectorDataType, AgentRows, as_network_dtype
 from menv.connectors.pipeline import (
     ActionPlan,
     PolicyConnectors,

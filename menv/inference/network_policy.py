@@ -23,12 +23,13 @@ import numpy.typing as npt
 
 from menv import rng
 from menv.base_env import Column
-from menv.connectors.action_connector import ActionConnectorDataType, PolicyOutput
 from menv.connectors.action_output import ActionOutput
-from menv.connectors.agent_connector import (
+from menv.connectors.connector import (
     MASK,
+    ActionConnectorDataType,
     AgentConnectorDataType,
     AgentConnectorsOutput,
+    PolicyOutput,
     as_network_dtype,
 )
 from menv.connectors.obs_preprocessor import ObsPreprocessor

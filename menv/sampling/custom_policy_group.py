@@ -17,8 +17,8 @@ import gymnasium as gym
 import numpy as np
 
 from menv.base_env import Column, Ready
-from menv.connectors.action_connector import CustomSteps, element
-from menv.connectors.clip_reward import clip_reward
+from menv.connectors.action_output import CustomSteps, element
+from menv.connectors.built_in import clip_reward
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError, ContractError
 from menv.inference.action_sampler import TrajectoryTable

@@ -10,9 +10,9 @@ import weakref
 from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias
 
-from menv.connectors.agent_connector import AgentConnectorDataType
+from menv.connectors.built_in import StateBufferConnector
+from menv.connectors.connector import AgentConnectorDataType
 from menv.connectors.pipeline import leaf_connectors
-from menv.connectors.view_requirement import StateBufferConnector
 from menv.errors import ContractError
 from menv.inference.network_policy import NetworkPolicy
 from menv.policy import Policy, check_one_policy

@@ -19,7 +19,7 @@ from menv.algorithms.config import setting as table_of_settings
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, ModelConfig, MultiAgentConfig
 from menv.algorithms.config.read_config import override, read_config
 from menv.algorithms.recipe import recipe_named
-from menv.connectors.frame_stack import FrameStackAgentConnector
+from menv.connectors.built_in import FrameStackAgentConnector
 from menv.errors import ConfigError
 from menv.migration_hints import HINTS, ONLY_VALUES
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from menv.connectors.action_output import ActionOutput
-from menv.connectors.clip_reward import clip_reward
+from menv.connectors.built_in import clip_reward
 from menv.errors import ConfigError
 
 spaces = gym.spaces

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from menv.connectors import AgentConnectorDataType, ConnectorContext, MeanStdObservationFilterAgentConnector
-from menv.connectors.agent_connector import AgentRows
+from menv.connectors.connector import AgentRows
 from menv.connectors.mean_std_filter import RunningMean
 from menv.errors import ConfigError
 from menv.sample_batch import SampleBatch

@@ -27,7 +27,7 @@ from menv.connectors import (
     ViewRequirementAgentConnector,
     register_lambda_agent_connector,
 )
-from menv.connectors.agent_connector import AgentRows
+from menv.connectors.connector import AgentRows
 from menv.connectors.pipeline import agent_pipeline
 from menv.errors import ConfigError, ContractError
 from menv.sample_batch import SampleBatch

@@ -33,7 +33,7 @@ from menv.connectors import (
     register_lambda_action_connector,
     register_lambda_agent_connector,
 )
-from menv.connectors.agent_connector import AgentRows
+from menv.connectors.connector import AgentRows
 from menv.connectors.pipeline import PolicyConnectors
 from menv.errors import ConfigError, ContractError, UnknownNameError
 from menv.sample_batch import SampleBatch

@@ -17,7 +17,7 @@ from menv.connectors import (
     FrameStackAgentConnector,
     register_connector,
 )
-from menv.connectors.agent_connector import AgentRows
+from menv.connectors.connector import AgentRows
 
 
 class OwnFrames(FrameStackAgentConnector):

@@ -32,7 +32,7 @@ from menv.connectors import (
     EnvSamplingAgentConnector,
     MeanStdObservationFilterAgentConnector,
 )
-from menv.connectors.agent_connector import register_lambda_agent_connector
+from menv.connectors.connector import register_lambda_agent_connector
 from menv.errors import CallOrderError, ContractError
 from menv.registry import make_env
 from tests.workers.crews import PLAYERS, Counting, running, same, weights_of

@@ -18,7 +18,7 @@ from menv.algorithms.sequences import state_before
 from menv.algorithms.torch_threads import learning_device
 from menv.base_env import Column
 from menv.connectors.action_output import flat_action_space
-from menv.connectors.clip_reward import clip_rewards_of
+from menv.connectors.built_in import clip_rewards_of
 from menv.inference.action_heads import ActionHead
 from menv.inference.backend import ActingBackend, Floats
 from menv.sample_batch import SampleBatch

@@ -1,0 +1,516 @@
+"""Built-in connectors: of actions, rewards, stacked frames, and the columns of a model's input.
+
+Samplers pass whole rows to networks, so the connectors that select columns do nothing to batches; they serve
+`answer_agents`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Self
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from menv.connectors.action_output import (
+    clipped,
+    each_part,
+    fitted,
+    flat_action_space,
+    scaled,
+    write_protected,
+)
+from menv.connectors.connector import (
+    MASK,
+    ActionConnector,
+    ActionConnectorDataType,
+    AgentConnector,
+    AgentConnectorDataType,
+    AgentConnectorsOutput,
+    AgentRows,
+    ConnectorContext,
+    PolicyOutput,
+    Stateless,
+    columns_of,
+    keywords,
+)
+from menv.connectors.obs_preprocessor import MOST_COLUMNS, ObsPreprocessor
+from menv.errors import ConfigError, ContractError
+from menv.sample_batch import SampleBatch
+
+Rows = npt.NDArray[Any]
+
+_MOST_FRAMES = 10_000
+
+
+def _with_action(ac_data: ActionConnectorDataType, action: Any) -> ActionConnectorDataType:
+    """Return the same answer with another action."""
+    output: PolicyOutput = (action, ac_data.output[1], ac_data.output[2])
+    return ActionConnectorDataType(ac_data.env_id, ac_data.agent_id, ac_data.input_dict, output)
+
+
+class ConvertToNumpyConnector(Stateless, ActionConnector):
+    """Makes numpy arrays of actions and states."""
+
+    def transform(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
+        action, states, fetches = ac_data.output
+        output = (each_part(action, np.asarray), each_part(states, np.asarray), fetches)
+        return ActionConnectorDataType(ac_data.env_id, ac_data.agent_id, ac_data.input_dict, output)
+
+
+class NormalizeActionsConnector(Stateless, ActionConnector):
+    """Scales bounded Box actions from [-1, 1] to the bounds; integers are shifted by the lower bound."""
+
+    def transform(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
+        return _with_action(ac_data, fitted(ac_data.output[0], self.known("action_space"), scaled))
+
+
+class ClipActionsConnector(Stateless, ActionConnector):
+    """Clips Box actions into the bounds."""
+
+    def transform(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
+        return _with_action(ac_data, fitted(ac_data.output[0], self.known("action_space"), clipped))
+
+
+class ImmutableActionsConnector(Stateless, ActionConnector):
+    """Write-protects actions, so that an environment that changes one in place gets an error."""
+
+    def transform(self, ac_data: ActionConnectorDataType) -> ActionConnectorDataType:
+        return _with_action(ac_data, each_part(ac_data.output[0], write_protected))
+
+
+def clip_reward(rewards: npt.NDArray[Any], limit: bool | float) -> npt.NDArray[Any]:
+    """Return [N] clipped rewards."""
+    most = float(limit)
+    clipped: npt.NDArray[Any] = np.sign(rewards) if limit is True else np.clip(rewards, -most, most)
+    return clipped
+
+
+def clip_rewards_of(batch: SampleBatch, limit: bool | float) -> None:
+    """Clip the rewards of a batch in place, those before its chunks too; a limit of 0 or False changes nothing."""
+    if limit:
+        batch[SampleBatch.REWARDS] = clip_reward(batch[SampleBatch.REWARDS], limit)
+        batch.segments.prev_reward = clip_reward(batch.segments.prev_reward, limit)
+
+
+class ClipRewardAgentConnector(AgentConnector):
+    """Clips rewards, where there are any.
+
+    Args:
+        ctx: The context.
+        sign: Takes the signs.
+        limit: Clips to plus and minus it. One of the two may be given.
+
+    Attributes:
+        later: Whether rewards are clipped by the learner, and not here.
+
+    Raises:
+        ConfigError: Both are given, or the limit is negative.
+    """
+
+    at_ends = True
+
+    def __init__(
+        self, ctx: ConnectorContext | None = None, sign: bool = False, limit: float | None = None
+    ) -> None:
+        super().__init__(ctx)
+        if limit is not None and (sign or limit < 0):
+            raise ConfigError(
+                f"ClipRewardAgentConnector: sign={sign}, limit={limit}, expected one of them, and a limit of at least "
+                "0; leave the other out"
+            )
+        self.sign = sign
+        self.limit = limit
+        self.later = False
+
+    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+        """Return the agent with its reward clipped; unchanged if `later`."""
+        columns = columns_of(self, ac_data)
+        if self.later or columns.get(SampleBatch.REWARDS) is None:
+            return ac_data
+        rewards = self._clipped(np.asarray(columns[SampleBatch.REWARDS], np.float64))
+        data = {**columns, SampleBatch.REWARDS: rewards[()]}
+        return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, data)
+
+    def over_rows(self, rows: AgentRows) -> None:
+        if rows.rewards is not None and not self.later:
+            rows.rewards = self._clipped(rows.rewards)
+
+    def _clipped(self, rewards: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if not self.sign and self.limit is None:
+            return rewards
+        return clip_reward(rewards, True if self.limit is None else float(self.limit))
+
+    def to_state(self) -> tuple[str, Any]:
+        return "ClipRewardAgentConnector", {"sign": self.sign, "limit": self.limit, "later": self.later}
+
+    @classmethod
+    def from_state(cls, ctx: ConnectorContext, params: Any) -> Self:
+        values = keywords(cls.__name__, params, ("sign", "limit", "later"))
+        later = bool(values.pop("later", False))
+        made = cls(ctx, **values)
+        made.later = later
+        return made
+
+
+class FrameStackAgentConnector(AgentConnector):
+    """Stacks the last observations of an agent episode in one row, the oldest first.
+
+    The network's input is `num_frames` times as wide. Images are stacked along their channels, all other observations
+    as flat rows. A new agent episode begins with its first observation, repeated.
+
+    Args:
+        ctx: The context; its observation space says whether there are images.
+        num_frames: How many, the newest included.
+
+    Raises:
+        ConfigError: The number is not positive, or too large.
+    """
+
+    keeps_lives = True
+    tells_lives = True
+
+    def __init__(self, ctx: ConnectorContext | None = None, num_frames: int = 4) -> None:
+        super().__init__(ctx)
+        number = isinstance(num_frames, int | np.integer) and not isinstance(num_frames, bool)
+        if not number or not 1 <= num_frames <= _MOST_FRAMES:
+            raise ConfigError(
+                f"{self.name}: num_frames={num_frames!r:.60}, expected an integer from 1 to {_MOST_FRAMES}; choose one"
+            )
+        self.num_frames = int(num_frames)
+        self._channels: int | None = None
+        # [S, P, K * C] by slot, and whether its agent episode is new.
+        self._frames: Rows = np.zeros((0, 0, 0), np.float32)
+        self._fresh = np.ones(0, np.bool_)
+        self._by_agent: dict[Hashable, dict[Hashable, Rows]] = {}
+
+    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+        """Return the agent with its last observations in one row; a final one ends its agent episode here.
+
+        Raises:
+            ContractError: env_id or agent_id is missing.
+        """
+        if ac_data.env_id is None or ac_data.agent_id is None:
+            raise ContractError(
+                f"{self.name}: env_id {ac_data.env_id!r}, agent_id {ac_data.agent_id!r}, expected both; pass "
+                "the env_id and agent_id of the data"
+            )
+        data = dict(columns_of(self, ac_data))
+        agents = self._by_agent.setdefault(ac_data.env_id, {})
+        flat = np.ravel(np.asarray(data[SampleBatch.NEXT_OBS]))[None]
+        new = self._parts(flat)
+        before = agents.get(ac_data.agent_id)
+        stacked = self._repeated(new) if before is None else self._pushed(before, new)
+        data[SampleBatch.NEXT_OBS] = stacked.reshape(-1)
+        if data.get(SampleBatch.TERMINATEDS) or data.get(SampleBatch.TRUNCATEDS):
+            agents.pop(ac_data.agent_id, None)
+        else:
+            # A copy, because later connectors may write into the array.
+            agents[ac_data.agent_id] = stacked.copy()
+        if not agents:
+            del self._by_agent[ac_data.env_id]
+        return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, data)
+
+    def over_rows(self, rows: AgentRows) -> None:
+        """Stack a whole batch, each row after those of its agent episode.
+
+        Raises:
+            ContractError: The slots are unknown.
+        """
+        if rows.slots is None:
+            raise ContractError(
+                f"{self.name}: rows of unknown agents, expected their slots; call the policy by env and agent"
+            )
+        new = self._parts(rows.array())
+        slots = rows.slots
+        self._widen(int(slots.max()) + 1, new.shape[1:], new.dtype)
+        stacked = self._pushed(self._frames[slots], new)
+        fresh = self._fresh[slots]
+        if fresh.any():
+            stacked[fresh] = self._repeated(new[fresh])
+        if not rows.final:
+            self._frames[slots] = stacked
+            self._fresh[slots] = False
+        rows.obs = stacked.reshape(len(stacked), -1)
+
+    def space(self, space: gym.Space[Any], width: int) -> tuple[gym.Space[Any], int]:
+        """Return the space and the width of stacked rows: images stay images."""
+        stacked = width * self.num_frames
+        if stacked > MOST_COLUMNS:
+            raise ConfigError(
+                f"{self.name}: {self.num_frames} frames of {width} numbers, expected {MOST_COLUMNS:,} numbers at most; "
+                "stack fewer"
+            )
+        preprocessor = ObsPreprocessor(space)
+        if preprocessor.image is None:
+            return gym.spaces.Box(-np.inf, np.inf, (stacked,), np.float32), stacked
+        shape = (*preprocessor.image[:2], preprocessor.image[2] * self.num_frames)
+        if preprocessor.dtype == np.uint8:
+            return gym.spaces.Box(0, 255, shape, np.uint8), stacked
+        return gym.spaces.Box(-np.inf, np.inf, shape, np.float32), stacked
+
+    def begin(self, slot: int) -> None:
+        if slot < len(self._fresh):
+            self._fresh[slot] = True
+
+    def lives(self, slots: Sequence[int]) -> list[Any]:
+        """Return the frames of each slot, [P, K * C]."""
+        known = len(self._fresh)
+        return [None if slot >= known or self._fresh[slot] else self._frames[slot].copy() for slot in slots]
+
+    def take_lives(self, slots: Sequence[int], lives: Sequence[Any]) -> None:
+        for slot, frames in zip(slots, lives, strict=True):
+            if frames is None:
+                self.begin(slot)
+                continue
+            self._widen(slot + 1, (frames.shape[0], frames.shape[1] // self.num_frames), frames.dtype)
+            self._frames[slot] = frames
+            self._fresh[slot] = False
+
+    def reset(self, env_id: Any) -> None:
+        self._by_agent.pop(env_id, None)
+
+    def forget(self, env_id: Any, agent_id: Any) -> None:
+        self._by_agent.get(env_id, {}).pop(agent_id, None)
+
+    def _parts(self, rows: Rows) -> Rows:
+        """Return [R, P, C], where the C numbers stay adjacent."""
+        if self._channels is None:
+            space = getattr(self.ctx, "observation_space", None)
+            image = None if space is None else ObsPreprocessor(space).image
+            self._channels = rows.shape[1] if image is None else image[2]
+        return rows.reshape(len(rows), -1, self._channels)
+
+    def _repeated(self, new: Rows) -> Rows:
+        return np.tile(new, (1, 1, self.num_frames))
+
+    def _pushed(self, before: Rows, new: Rows) -> Rows:
+        return np.concatenate((before[:, :, new.shape[2] :], new), 2)
+
+    def _widen(self, slots: int, one: tuple[int, ...], dtype: Any) -> None:
+        """Make room for slots with frames [P, C]."""
+        if slots > len(self._fresh):
+            more = max(slots, 2 * len(self._fresh)) - len(self._fresh)
+            blank = np.zeros((more, one[0], one[1] * self.num_frames), dtype)
+            self._frames = np.concatenate((self._frames, blank)) if len(self._fresh) else blank
+            self._fresh = np.append(self._fresh, np.ones(more, np.bool_))
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        """Return a copy without the state of agents."""
+        copied = type(self)(self.ctx, self.num_frames)
+        copied.is_training = self.is_training
+        return copied
+
+    def to_state(self) -> tuple[str, Any]:
+        """Return the name and the argument, without the state of agents."""
+        return "FrameStackAgentConnector", {"num_frames": self.num_frames}
+
+    @classmethod
+    def from_state(cls, ctx: ConnectorContext, params: Any) -> Self:
+        return cls(ctx, **keywords(cls.__name__, params, ("num_frames",)))
+
+
+@dataclass(frozen=True)
+class ViewRequirement:
+    """One column of a model's input.
+
+    For example `ViewRequirement("obs", shift="-2:0")` is the last three observations, the latest last.
+
+    Attributes:
+        data_col: The source column; None for the one of its own name.
+        space: Accepted for compatibility. Steps before the first are zeros of the column's own shape.
+        shift: Steps from now, 0 or less; rewards and actions start at -1. A range such as "-2:0", both ends included,
+            or a list gives one value for each step, [K, ...].
+        used_for_compute_actions: Whether it is needed to act; without it `shift` may be positive.
+        used_for_training: Accepted for compatibility. Training batches have every column.
+    """
+
+    data_col: str | None = None
+    space: gym.Space[Any] | None = None
+    shift: int | str | Sequence[int] = 0
+    used_for_compute_actions: bool = True
+    used_for_training: bool = True
+
+    def __post_init__(self) -> None:
+        if self.used_for_compute_actions and max(self.shifts) > 0:
+            raise ConfigError(
+                f"ViewRequirement: shift={self.shift!r}, expected 0 or less; only the past is known when acting, "
+                "unless used_for_compute_actions=False"
+            )
+
+    @property
+    def shifts(self) -> list[int]:
+        """The steps of `shift`, in order."""
+        shift: Any = self.shift
+        with suppress(TypeError, ValueError):
+            if isinstance(shift, str):
+                first, last = map(int, shift.split(":"))
+                shift = range(first, last + 1)
+            steps = [operator.index(step) for step in (shift if isinstance(shift, Iterable) else [shift])]
+            if steps and not isinstance(shift, bool):
+                return steps
+        raise ConfigError(
+            f"ViewRequirement: shift={self.shift!r:.60}, expected an integer, a list of integers or a range such as "
+            '"-2:0"; correct it'
+        )
+
+
+class ViewRequirementAgentConnector(Stateless, AgentConnector):
+    """Builds the model's input from the context's `view_requirements`.
+
+    Without any it is the observation, the action mask if there is one, and the recurrent states.
+    """
+
+    at_ends = False
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        # Columns of each agent's last steps, the latest first.
+        self._before: dict[Hashable, dict[Hashable, list[Mapping[str, Any]]]] = {}
+
+    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+        """Return the agent with an `AgentConnectorsOutput`.
+
+        Raises:
+            ContractError: There is no new observation, or a column is missing.
+        """
+        data = columns_of(self, ac_data)
+        if SampleBatch.NEXT_OBS not in data:
+            raise ContractError(
+                f"{self.name}: columns {sorted(data)}, expected {SampleBatch.NEXT_OBS!r} among them; put the "
+                "observation there"
+            )
+        wanted = self._wanted(data)
+        agents = self._before.setdefault(ac_data.env_id, {})
+        steps = [data, *agents.get(ac_data.agent_id, ())]
+        shown = {name: np.asarray(self._value(name, view, steps))[None] for name, view in wanted.items()}
+        if data.get(SampleBatch.TERMINATEDS) or data.get(SampleBatch.TRUNCATEDS):
+            agents.pop(ac_data.agent_id, None)
+        else:
+            deepest = -min((min(view.shifts) for view in wanted.values()), default=0)
+            agents[ac_data.agent_id] = steps[: max(deepest, 0)]
+        if not agents:
+            del self._before[ac_data.env_id]
+        output = AgentConnectorsOutput(data, shown)
+        return AgentConnectorDataType(ac_data.env_id, ac_data.agent_id, output)
+
+    def over_rows(self, rows: AgentRows) -> None:
+        """Do nothing: networks read the rows."""
+
+    def reset(self, env_id: Any) -> None:
+        self._before.pop(env_id, None)
+
+    def forget(self, env_id: Any, agent_id: Any) -> None:
+        self._before.get(env_id, {}).pop(agent_id, None)
+
+    def _wanted(self, data: Mapping[str, Any]) -> dict[str, ViewRequirement]:
+        required = {} if self.ctx is None else self.ctx.view_requirements
+        if required:
+            return {name: view for name, view in required.items() if view.used_for_compute_actions}
+        wanted = {SampleBatch.OBS: ViewRequirement(SampleBatch.OBS)}
+        if MASK in data:
+            wanted[MASK] = ViewRequirement()
+        number = 0
+        while f"state_out_{number}" in data:
+            wanted[SampleBatch.STATE_IN.format(number)] = ViewRequirement(f"state_out_{number}", shift=-1)
+            number += 1
+        return wanted
+
+    def _value(self, name: str, view: ViewRequirement, steps: list[Mapping[str, Any]]) -> Any:
+        values = [self._value_at(name, view.data_col or name, -shift, steps) for shift in view.shifts]
+        return np.stack(values) if isinstance(view.shift, Iterable) else values[0]
+
+    def _value_at(self, name: str, column: str, back: int, steps: list[Mapping[str, Any]]) -> Any:
+        if column == SampleBatch.OBS:
+            column = SampleBatch.NEXT_OBS
+        elif back and column != SampleBatch.NEXT_OBS:
+            # The reward of the last action comes with this observation.
+            back -= 1
+        if column not in steps[0]:
+            raise ContractError(
+                f"{self.name}: no column {column!r} for {name!r}, expected one of {sorted(steps[0])}; add it in a "
+                "connector before this one, such as StateBufferConnector"
+            )
+        return steps[back][column] if back < len(steps) else np.zeros_like(steps[0][column])
+
+
+class EnvSamplingAgentConnector(Stateless, AgentConnector):
+    """Does nothing; older pipelines contain it."""
+
+    at_ends = False
+
+    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+        return ac_data
+
+    def over_rows(self, rows: AgentRows) -> None:
+        """Do nothing."""
+
+
+class StateBufferConnector(Stateless, AgentConnector):
+    """Adds the last action (zeros at first), `state_out_0` and so on, and the last fetches to an agent's data.
+
+    Attributes:
+        memory: By (env, agent), state that `local_policy_inference` keeps until `reset`.
+    """
+
+    at_ends = False
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._last: dict[Hashable, dict[Hashable, PolicyOutput]] = {}
+        self.memory: dict[tuple[Hashable, Hashable], Any] = {}
+
+    def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:
+        """Return the agent with the policy's last output; a final observation ends the agent episode here.
+
+        Raises:
+            ContractError: env_id or agent_id is missing.
+        """
+        env_id, agent_id = self._whose(ac_data)
+        data = dict(columns_of(self, ac_data))
+        agents = self._last.setdefault(env_id, {})
+        action, states, fetches = agents.get(agent_id) or self._first()
+        data.update(fetches)
+        data[SampleBatch.ACTIONS] = action
+        data.update({f"state_out_{number}": state for number, state in enumerate(states)})
+        if data.get(SampleBatch.TERMINATEDS) or data.get(SampleBatch.TRUNCATEDS):
+            agents.pop(agent_id, None)
+        if not agents:
+            del self._last[env_id]
+        return AgentConnectorDataType(env_id, agent_id, data)
+
+    def on_policy_output(self, output: ActionConnectorDataType) -> None:
+        env_id, agent_id = self._whose(output)
+        self._last.setdefault(env_id, {})[agent_id] = output.output
+
+    def over_rows(self, rows: AgentRows) -> None:
+        """Do nothing: the rollout buffer passes policies their states."""
+
+    def reset(self, env_id: Any) -> None:
+        self._last.pop(env_id, None)
+        for key in [key for key in self.memory if key[0] == env_id]:
+            self.memory.pop(key, None)
+
+    def forget(self, env_id: Any, agent_id: Any) -> None:
+        self._last.get(env_id, {}).pop(agent_id, None)
+        self.memory.pop((env_id, agent_id), None)
+
+    def _first(self) -> PolicyOutput:
+        space = flat_action_space(self.known("action_space"))
+        states = [] if self.ctx is None else list(self.ctx.initial_states)
+        shape: tuple[int, ...] = space.shape or ()
+        if isinstance(space, gym.spaces.Tuple):
+            # Choices and numbers are one row of floats.
+            shape = (sum(int(np.prod(leaf.shape or ())) for leaf in space.spaces),)
+        return np.zeros(shape, space.dtype or np.float32), states, {}
+
+    def _whose(self, data: AgentConnectorDataType | ActionConnectorDataType) -> tuple[Any, Any]:
+        if data.env_id is None or data.agent_id is None:
+            raise ContractError(
+                f"{self.name}: env_id {data.env_id!r}, agent_id {data.agent_id!r}, expected both; pass its ids"
+            )
+        return data.env_id, data.agent_id
