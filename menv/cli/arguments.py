@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import difflib
 import functools
 import json
 import os
@@ -192,13 +193,20 @@ def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> 
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that handles a closed stdout when it prints help."""
+    """An argument parser that handles a closed stdout when it prints help, and names the nearest option."""
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """Exit with this status, or with 1 if the help cannot be written."""
         if status == 0:
             flush(self.prog)
         super().exit(status, message)
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with a usage error, which names the option that an unknown one resembles."""
+        rest = message.partition("unrecognized arguments: ")[2].split()
+        unknown = next((word.partition("=")[0] for word in rest if word.startswith("--")), "")
+        near = difflib.get_close_matches(unknown, self._option_string_actions, 1, 0.75)
+        super().error(f"{message}; did you mean {near[0]}?" if near else message)
 
 
 def print_text(text: str, program: str, end: str = "\n") -> None:

@@ -1,4 +1,4 @@
-"""The command `menv`: `menv COMMAND ...` calls `main` of the module of that name in this package.
+"""The command `menv`: `menv COMMAND ...` calls `main` of the module of that name, or a function of `short_commands`.
 
 Nothing heavy is imported before the command is known.
 """
@@ -29,6 +29,7 @@ COMMANDS = {
     "check": "find errors in an environment",
     "verify": "check reproducibility across back-ends",
 }
+_SHORT = ("dashboard", "plot", "report", "export", "envs")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,9 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.path.append(os.getcwd())
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] and given[0] in COMMANDS:
-        command = import_module(f"menv.cli.{given[0]}")
-        program = f"menv {given[0]}"
-        return run_command(program, lambda: int(command.main(given[1:], program)))
+        name, program = given[0], f"menv {given[0]}"
+        short = name in _SHORT
+        module = import_module(f"menv.cli.{'short_commands' if short else name}")
+        command = getattr(module, name if short else "main")
+        return run_command(program, lambda: int(command(given[1:], program)))
     _parser().parse_args(given)
     raise AssertionError("unreachable: the parser knows no other command")
 

@@ -178,6 +178,17 @@ def test_the_command_is_installed_and_tells_its_version(capsys: pytest.CaptureFi
     assert capsys.readouterr().out == f"menv {menv.__version__}\n"
 
 
+@pytest.mark.parametrize(("typed", "meant"), [(["--sedd", "3"], "--seed"), (["--epsiodes=3"], "")])
+def test_an_unknown_option_is_answered_with_the_nearest_one(
+    typed: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "CartPole-v1", *typed])
+    assert ended.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.partition("; ")[2] == (f"did you mean {meant}?" if meant else "")
+
+
 def test_on_a_terminal_figures_stand_in_tables_and_names_are_no_markup() -> None:
     screen = io.StringIO()
     name = "[bold]first"
