@@ -11,13 +11,12 @@ from typing import Any
 import gymnasium as gym
 
 from menv.adapters.adapter import Adapter
-from menv.adapters.custom import CustomEnvs
+from menv.adapters.custom import CustomEnvs, TableEnvs
 from menv.adapters.external import EnvThreads, ExternalEnvs
 from menv.adapters.gym import GymEnvs
 from menv.adapters.gym_vector import GymVectorEnvs
 from menv.adapters.local_envs import TOLERATED
 from menv.adapters.multi_agent import MultiAgentEnvs
-from menv.adapters.table import TableEnvs
 from menv.adapters.vector import VectorEnvs
 from menv.base_env import SINGLE_AGENT, BaseEnv
 from menv.errors import ConfigError, ContractError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
-from menv.base_env import ALL, SINGLE_AGENT, AgentId, BaseEnv, EnvId, FloatArray
+from menv.base_env import ALL, SINGLE_AGENT, AgentId, BaseEnv, EnvId, FloatArray, Ready
 from menv.errors import ContractError
 from menv.multi_agent_env import MultiAgentEnv
 from menv.registry import wrapped_if_foreign
@@ -34,6 +34,9 @@ _FLOAT64 = np.dtype(np.float64)
 _NONE = np.zeros((0, 0))
 _IMMUTABLE = frozenset((bool, int, float, np.bool_, np.int64, np.float32, np.float64))
 _NAMES = ("obs", "rewards", "terminateds", "truncateds", "infos")
+_TAKEN = "off_policy_actions"
+KEY_FIRST = "key by sub-environment first, then by agent"
+"""What to do about dicts that are not nested."""
 
 
 def validate_step(result: Any, wrong: Callable[..., ContractError]) -> tuple[Any, Any, Any, Any, Any]:
@@ -70,6 +73,23 @@ def validate_reset(obs: Any, infos: Any, wrong: Callable[..., ContractError]) ->
         raise wrong("reset", f"{ALL!r} is among the observations", "agent ids only", finding="ME013")
     if not isinstance(infos, dict):
         raise wrong("reset", f"infos are {type(infos).__name__}", "a dict keyed by agent id", finding="ME029")
+
+
+def validate_poll(result: Any, wrong: Callable[..., ContractError]) -> tuple[Any, ...]:
+    """Return the six nested dicts of `BaseEnv.poll`; `wrong` as in `validate_step`."""
+    if isinstance(result, Ready):
+        fix = "set returns_table = True on the class"
+        raise wrong("poll", "returned a menv.Ready", "six nested dicts", fix)
+    if not isinstance(result, tuple | list) or len(result) != 6:
+        raise wrong(
+            "poll", f"returned {how_many(result)}", f"six nested dicts ({', '.join((*_NAMES, _TAKEN))})",
+            "split the old `dones` into terminateds and truncateds", "ME020",
+        )  # fmt: skip
+    for name, part in zip((*_NAMES, _TAKEN), result, strict=True):
+        if not isinstance(part, Mapping) or not all(isinstance(one, Mapping) for one in part.values()):
+            got = f"{name} is not a dict of dicts"
+            raise wrong("poll", got, "{env_id: {agent_id: value}}", KEY_FIRST, "ME021")
+    return tuple(result)
 
 
 # In the next three functions `where(method)` makes the beginning of an error.

@@ -11,8 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from menv.adapters.custom import CustomEnvs
-from menv.adapters.table import TableEnvs
+from menv.adapters.custom import CustomEnvs, TableEnvs
 from menv.adapters.validation import MAX_EMPTY_STEPS, possible_agents, validate_reset, validate_step
 from menv.base_env import ALL, COMMON, AgentId, EnvId, Ready
 from menv.checking.codes import Broken, FindingCollector

@@ -25,7 +25,7 @@ from menv import (
     check_env,
     to_base_env,
 )
-from menv.adapters.table import TableEnvs
+from menv.adapters.custom import TableEnvs
 from menv.algorithms import PPO
 
 SEATS = [(world, agent) for world in range(2) for agent in "abc"]
