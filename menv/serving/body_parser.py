@@ -27,7 +27,7 @@ from menv.base_env import SINGLE_AGENT
 from menv.env_context import InputContext
 from menv.errors import ConfigError
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, explained, fields, to_raw
-from menv.serving.episode_messages import read_episode, write_flat
+from menv.serving.episode_messages import WireEpisode, in_pieces, read_episode
 from menv.serving.limits import Limits
 from menv.serving.protocol import (
     EndEpisode,
@@ -59,12 +59,12 @@ class Parsed(NamedTuple):
 
     Attributes:
         message: The message in msgpack, with packed arrays; without episodes.
-        episodes: Its episodes as `write_flat` encodes them; None if the message has none.
+        episodes: Its episodes, see `in_pieces`; None if the message has none.
         refusal: Code, text and sequence number of a `BadMessageError` instead.
     """
 
     message: bytes = b""
-    episodes: list[bytes] | None = None
+    episodes: list[WireEpisode] | None = None
     refusal: tuple[str, str, int | None] | None = None
 
 
@@ -110,12 +110,12 @@ class BodyParser:
 
     def _episodes(self, request: Episodes, wire_format: WireFormat) -> Parsed:
         name = _tag(request)
-        flat = [
-            bytes(write_flat(read_episode(raw, self._spaces_of, wire_format, f"{name}.episodes[{index}]")))
+        episodes = [
+            in_pieces(read_episode(raw, self._spaces_of, wire_format, f"{name}.episodes[{index}]"))
             for index, raw in enumerate(request.episodes)
         ]
         head = encode(msgspec.structs.replace(request, episodes=[]), WireFormat.MSGPACK)
-        return Parsed(head, flat)
+        return Parsed(head, episodes)
 
     def _message(self, request: Request, wire_format: WireFormat) -> tuple[int, bytes]:
         """Return a message in msgpack, and the size of everything in it that no space bounds."""
@@ -358,21 +358,19 @@ def _setup(ioctx: InputContext, limits: Limits) -> bytes | None:
     return None
 
 
-def parsed_request(outcome: Outcome, body: bytes, max_depth: int) -> tuple[Request, bool, WireFormat]:
-    """Return the request in a body, whether its episodes were encoded by `write_flat`, and its wire format.
+def parsed_request(
+    outcome: Outcome, body: bytes, max_depth: int
+) -> tuple[Request, list[WireEpisode] | None, WireFormat]:
+    """Return the request in a body, its episodes if the process has read them, and its wire format.
 
     If the pool has not parsed the body (`outcome` is None), it is decoded here. Raises the `BadMessageError` of a
     refusal.
     """
     if outcome is None:
         request, wire_format = decode(body, max_depth)
-        return request, False, wire_format
+        return request, None, wire_format
     if isinstance(outcome, BadMessageError):
         raise outcome
     if outcome.refusal is not None:
         raise BadMessageError(*outcome.refusal)
-    request = decode(outcome.message, max_depth)[0]
-    if outcome.episodes is None:
-        return request, False, WireFormat.MSGPACK
-    episodes = [Raw(one) for one in outcome.episodes]
-    return msgspec.structs.replace(request, episodes=episodes), True, WireFormat.MSGPACK
+    return decode(outcome.message, max_depth)[0], outcome.episodes, WireFormat.MSGPACK

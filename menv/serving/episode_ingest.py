@@ -20,7 +20,7 @@ from menv.env_context import InputContext
 from menv.errors import EpisodeError
 from menv.serving.client_state import ChunkProgress, ClientState
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat
-from menv.serving.episode_messages import WireEpisode, read_episode, read_flat
+from menv.serving.episode_messages import WireEpisode, from_pieces, read_episode
 from menv.serving.limits import Limits
 from menv.serving.protocol import Episodes
 from menv.serving.step_columns import agent_spaces
@@ -59,9 +59,13 @@ class EpisodeIngest:
             )
 
     def take(
-        self, state: ClientState, request: Episodes, wire_format: WireFormat, *, parsed: bool = False
+        self,
+        state: ClientState,
+        request: Episodes,
+        wire_format: WireFormat,
+        parsed: Sequence[WireEpisode] | None = None,
     ) -> Iterator[None]:
-        """Take the episodes of a message in small steps; `parsed` says that the parser process has checked them.
+        """Take the episodes of a message in small steps; `parsed` are the episodes if another process has read them.
 
         Nothing is taken if one episode is invalid. If a chunk does not continue its episode, the episodes before it
         are taken.
@@ -70,22 +74,21 @@ class EpisodeIngest:
         self._give_up(state, request.lost or ())
         # Freed one by one: freeing tens of thousands at once takes long.
         read: deque[WireEpisode] = deque()
-        for index, raw in enumerate(request.episodes):
-            if not parsed:
-                read.append(read_episode(raw, self.spaces_of, wire_format, f"{name}.episodes[{index}]"))
-                yield
-                continue
-            for episode in read_flat(raw, self.spaces_of):
+        for one in parsed or ():
+            for episode in from_pieces(one, self.spaces_of):
                 if episode is not None:
                     read.append(episode)
                 yield
+        for index, raw in enumerate(request.episodes):
+            read.append(read_episode(raw, self.spaces_of, wire_format, f"{name}.episodes[{index}]"))
+            yield
         for index, episode in enumerate(read):
             where = f"{name}.episodes[{index}]"
             self._check(episode, where)
             for one in [episode] if episode.agents is None else episode.agents.values():
                 self._check_columns(one, where)
             yield
-        total = sum(len(memoryview(raw)) for raw in request.episodes)
+        total = sum(episode.size for episode in read)
         state.check_backlog(total, self._limits, name)
         number = request.weights_seq_no if request.weights_seq_no is not None else state.weights_seq_no
         size = total // max(1, len(read))

@@ -1,16 +1,15 @@
 """Episodes in messages, whole or as trajectory chunks, of one agent or several, checked against the spaces.
 
-`read_episode` decodes them from EPISODES. `write_flat` and `read_flat` pass checked episodes from the body parser
-process to the server, where they have to be cheap to read: numbers are blocks of bytes, and other columns are cut into
-small pieces, so that reading never holds up the event loop for long.
+`read_episode` decodes them from EPISODES, in the server or in the process that parses large bodies. That process sends
+columns which are no arrays in small pieces, so that reading them never holds up the event loop for long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import gymnasium as gym
 import msgspec
@@ -19,7 +18,6 @@ import numpy.typing as npt
 from msgspec import UNSET, Raw, UnsetType
 
 from menv.serving.codec import (
-    Array,
     BadMessageError,
     Data,
     ErrorCode,
@@ -34,14 +32,12 @@ from menv.serving.codec import (
 from menv.serving.number_reader import (
     NUMBERS_OR_ROWS,
     ROWS,
-    TIMES,
     Floats,
     gaussian,
     log_probabilities,
     matrix,
     refuse_positive,
     rows_within,
-    times,
 )
 from menv.serving.protocol import Count, Id
 from menv.serving.value_readers import Column, ElementReader, Space, reader_of, reward
@@ -72,6 +68,7 @@ class WireEpisode:
         agents: The episode of each agent, if there are several; the columns here are empty then.
         env_steps: Env steps of a chunk of several agents, if known.
         unclaimed: Rewards of agents that none of their actions can own, by agent.
+        size: Bytes in the message.
     """
 
     id: str | None = None
@@ -90,6 +87,7 @@ class WireEpisode:
     agents: Mapping[str, WireEpisode] | None = None
     env_steps: int | None = None
     unclaimed: Mapping[str, float] | None = None
+    size: int = 0
 
     @property
     def steps(self) -> int:
@@ -119,7 +117,7 @@ def read_episode(
     return WireEpisode(
         **_about(whole), obs=[], actions=[], rewards=np.empty(0), agents=agents,
         env_steps=whole.env_steps if isinstance(whole.env_steps, int) else None,
-        unclaimed=_unclaimed(whole.unclaimed, wire_format, f"{where}.unclaimed"),
+        unclaimed=_unclaimed(whole.unclaimed, wire_format, f"{where}.unclaimed"), size=len(memoryview(raw)),
     )  # fmt: skip
 
 
@@ -138,11 +136,31 @@ _GROUP_FIELDS: list[tuple[str, Any, Any]] = [
 ]
 _WHOLE = TypedDecoder(msgspec.defstruct("Whole", [*_HEADER_FIELDS, *_GROUP_FIELDS]))
 _REWARDS = reader_of(gym.spaces.Box(-np.inf, np.inf, (), np.float64))
+_TIMES = reader_of(gym.spaces.Box(0, 2**31 - 1, (), np.int64))
+
+
+def _times(values: Any, where: str, rows: int) -> npt.NDArray[np.int64]:
+    """Return [rows + 1] env steps of an episode, in ascending order."""
+    steps: Any = _TIMES.column(values, where)
+    if len(steps) != rows + 1:
+        raise BadMessageError(
+            ErrorCode.WRONG_LENGTH,
+            f"{where}: got {len(steps)} env steps, expected {rows + 1}, one for each observation",
+        )
+    if (steps[1:] < steps[:-1]).any():
+        raise BadMessageError(
+            ErrorCode.OUT_OF_RANGE,
+            f"{where}: expected env steps none of which is earlier than the one before",
+        )
+    found: npt.NDArray[np.int64] = steps
+    return found
+
+
 _OPTIONAL: dict[str, tuple[str, Callable[[Any, str, int], npt.NDArray[Any]]]] = {
     "logp": ("action_logp", log_probabilities),
     "dist_inputs": ("action_dist_inputs", matrix),
     "state_in": ("state_in", matrix),
-    "env_t": ("env_t", times),
+    "env_t": ("env_t", _times),
 }
 _NEEDED = ("obs", "actions", "rewards", "is_terminated", "is_truncated")
 
@@ -166,7 +184,7 @@ class EpisodeReader:
             ("action_logp", NUMBERS_OR_ROWS | None | packed, UNSET),
             ("action_dist_inputs", rows_within(len(self._shape or ())) | None | packed, UNSET),
             ("state_in", ROWS | None | packed, UNSET),
-            ("env_t", TIMES | None | packed, UNSET),
+            ("env_t", getattr(_TIMES, wire_format) | None | UnsetType, UNSET),
         ]
         return msgspec.defstruct("OneAgent", [*_HEADER_FIELDS, *columns])
 
@@ -196,7 +214,8 @@ class EpisodeReader:
                 about[name] = build(values, f"{where}.{column}", steps)
         if self._is_discrete and "logp" in about:
             refuse_positive(about["logp"], f"{where}.action_logp")
-        return WireEpisode(**about, obs=obs, actions=actions, rewards=rewards)
+        size = len(memoryview(raw))
+        return WireEpisode(**about, obs=obs, actions=actions, rewards=rewards, size=size)
 
 
 _MAX_READERS = 1024
@@ -252,88 +271,45 @@ def _about(found: Any) -> dict[str, Any]:
     return about
 
 
-_PIECE_BYTES = 16_384
+_PIECE_ROWS = 64
 
 
-_Block: TypeAlias = tuple[str, Sequence[int], Any]
-"""Dtype, shape and bytes of an array; other rows have an empty dtype and are encoded lists of them."""
-_FLAT_HEADER = ("id", "env", "t", "terminated", "truncated", "weights_seq_no", "unclaimed", "env_steps")
-_FLAT_ARRAYS = ("rewards", "logp", "dist_inputs", "state_in", "env_t")
-_ENCODER = msgspec.msgpack.Encoder()
-
-
-def write_flat(episode: WireEpisode) -> Raw:
-    """Encode a checked episode."""
-    flat: dict[str, Any] = {name: getattr(episode, name) for name in _FLAT_HEADER}
+def in_pieces(episode: WireEpisode) -> WireEpisode:
+    """Return a checked episode for another process: columns that are no arrays become encoded pieces."""
     if episode.agents is not None:
-        flat["agents"] = {name: bytes(write_flat(one)) for name, one in episode.agents.items()}
-    else:
-        arrays = {name: getattr(episode, name) for name in _FLAT_ARRAYS}
-        flat |= {name: _block(array) for name, array in arrays.items() if array is not None}
-        flat |= {"obs": _column(episode.obs), "actions": _column(episode.actions)}
-    return Raw(_ENCODER.encode(flat))
+        return replace(episode, agents={agent: in_pieces(one) for agent, one in episode.agents.items()})
+    return replace(episode, obs=_pieces(episode.obs), actions=_pieces(episode.actions))
 
 
-def read_flat(
-    raw: bytes | Raw, spaces_of: SpacesOf, agent: str | None = None
+def from_pieces(
+    episode: WireEpisode, spaces_of: SpacesOf, agent: str | None = None
 ) -> Iterator[WireEpisode | None]:
-    """Read an episode from `write_flat` in small steps: yield None in between, and the episode at the end."""
-    flat = msgspec.msgpack.decode(raw)
-    about = {name: flat[name] for name in _FLAT_HEADER}
-    if "agents" in flat:
+    """Read an episode of `in_pieces` in small steps: yield None in between, and the episode at the end."""
+    if episode.agents is not None:
         agents: dict[str, WireEpisode] = {}
-        for name, part in flat["agents"].items():
-            for one in read_flat(part, spaces_of, name):
+        for name, part in episode.agents.items():
+            for one in from_pieces(part, spaces_of, name):
                 if one is not None:
                     agents[name] = one
                 yield None
-        yield WireEpisode(**about, obs=[], actions=[], rewards=np.empty(0), agents=agents)
+        yield replace(episode, agents=agents)
         return
     spaces = spaces_of(agent)
     assert spaces is not None
-    columns: dict[str, Any] = {name: _array(flat[name]) for name in _FLAT_ARRAYS if name in flat}
+    columns: dict[str, Any] = {"obs": episode.obs, "actions": episode.actions}
     for name, space, bounded in (("obs", spaces[0], True), ("actions", spaces[1], False)):
-        for column in _rows(flat[name], space, bounded):
-            columns[name] = column
-            if column is None:
-                yield None
-    yield WireEpisode(**about, **columns)
+        if isinstance(columns[name], np.ndarray):
+            continue
+        rows: list[Any] = []
+        for piece in columns[name]:
+            rows.extend(reader_of(space, bounded).read_column(piece, WireFormat.MSGPACK, "translated"))
+            yield None
+        columns[name] = rows
+    yield replace(episode, **columns)
 
 
-def _array(block: _Block) -> Array:
-    dtype, shape, data = block
-    return np.frombuffer(data, dtype).reshape(shape)
-
-
-def _block(array: Array) -> _Block:
-    return array.dtype.str, array.shape, np.ascontiguousarray(array).tobytes()
-
-
-def _column(column: Column) -> _Block:
-    """Return a column of numbers as a block, others as lists of rows in pieces."""
+def _pieces(column: Column) -> Column:
     if isinstance(column, np.ndarray):
-        return _block(column)
-    pieces: list[bytes] = []
-    rows: list[Raw] = []
-    size = 0
-    for row in column:
-        rows.append(to_raw(row, WireFormat.MSGPACK))
-        size += len(memoryview(rows[-1]))
-        if size > _PIECE_BYTES:
-            pieces.append(_ENCODER.encode(rows))
-            rows, size = [], 0
-    return "", (), [*pieces, _ENCODER.encode(rows)]
-
-
-def _rows(block: _Block, space: Space, bounded: bool) -> Iterator[Column | None]:
-    """Yield None for each piece of a column, and the column at the end."""
-    dtype, _, pieces = block
-    if dtype:
-        yield _array(block)
-        return
-    reader = reader_of(space, bounded)
-    column: list[Any] = []
-    for piece in pieces:
-        column.extend(reader.read_column(piece, WireFormat.MSGPACK, "translated"))
-        yield None
-    yield column
+        return column
+    starts = range(0, len(column), _PIECE_ROWS)
+    return [bytes(to_raw(column[at : at + _PIECE_ROWS], WireFormat.MSGPACK)) for at in starts]

@@ -200,9 +200,6 @@ NUMBERS_OR_ROWS = list[float | tuple[float, ...]]
 """msgspec type of numbers, or of rows of them."""
 _LOGP_TOLERANCE = 1e-4
 """Rounding may lift the log-probability of a discrete action this far above 0."""
-_MAX_ENV_STEP = 2**31 - 1
-TIMES = list[Annotated[int, Meta(ge=0, le=_MAX_ENV_STEP)]]
-"""msgspec type of the env steps of an episode."""
 
 
 def matrix(values: Array | PackedArray | list[Any], where: str, rows: int) -> Floats:
@@ -273,32 +270,6 @@ def _of_length(
     return array
 
 
-def times(values: PackedArray | list[int], where: str, rows: int) -> npt.NDArray[np.int64]:
-    """Return [rows + 1] env steps of an episode, in ascending order."""
-    if isinstance(values, PackedArray):
-        try:
-            array = as_integers(unpacked(values))
-        except BadValueError as error:
-            raise error.in_message(where) from None
-        if array.dtype.kind not in "iu":
-            raise BadMessageError(
-                ErrorCode.WRONG_TYPE, f"{where}: got packed {array.dtype}, expected integers"
-            )
-    else:
-        array = np.array(values, np.int64)
-    if array.shape != (rows + 1,):
-        raise BadMessageError(
-            ErrorCode.WRONG_LENGTH,
-            f"{where}: got shape {array.shape}, expected {rows + 1} env steps, one for each observation",
-        )
-    if array[0] < 0 or array[-1] > _MAX_ENV_STEP or (array[1:] < array[:-1]).any():
-        raise BadMessageError(
-            ErrorCode.OUT_OF_RANGE,
-            f"{where}: expected env steps from 0 to 2**31 - 1, none earlier than the one before",
-        )
-    return array.astype(np.int64)
-
-
 def _array(values: PackedArray | list[Any], where: str) -> Array:
     """Return numbers as an array; an empty list has two dimensions."""
     if isinstance(values, PackedArray):
@@ -311,27 +282,13 @@ def _array(values: PackedArray | list[Any], where: str) -> Array:
                 ErrorCode.WRONG_TYPE, f"{where}: got packed {array.dtype}, expected <f4 or <f8"
             )
         return array
-    kinds = set(map(type, values))
-    if kinds == {float}:
-        return np.fromiter(values, np.float64, len(values))
-    widths = set(map(len, values)) if float not in kinds else {-1}
-    if len(widths) > 1 or -1 in widths:
-        raise BadMessageError(
-            ErrorCode.WRONG_LENGTH, f"{where}: got rows of several lengths, expected one length"
-        )
-    width = widths.pop() if widths else 0
     try:
-        flat = np.fromiter(itertools.chain.from_iterable(values), np.float64, len(values) * width)
-        return flat.reshape(len(values), width)
-    except (TypeError, ValueError):
-        # Rows are nested.
-        pass
-    try:
-        return np.array(values, np.float64)
+        array = np.array(values, np.float64)
     except ValueError:
         raise BadMessageError(
-            ErrorCode.WRONG_LENGTH, f"{where}: got rows of several shapes, expected one shape"
+            ErrorCode.WRONG_LENGTH, f"{where}: got rows of several lengths, expected one length"
         ) from None
+    return array if len(values) else array.reshape(0, 0)
 
 
 def _finite(array: Array, where: str) -> Floats:

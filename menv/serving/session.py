@@ -12,7 +12,7 @@ import math
 import time
 from asyncio import Future
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,6 +21,7 @@ from menv.errors import CallOrderError, MenvError
 from menv.serving.body_parser import Outcome, ParseJob, parsed_request
 from menv.serving.client_state import ClientState, Responder
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, wire_format_of
+from menv.serving.episode_messages import WireEpisode
 from menv.serving.protocol import (
     EXTENSION,
     EpisodeMessage,
@@ -151,7 +152,7 @@ class MessageReader:
         except BadMessageError as error:
             self.session.refuse(error, Responder(reply, _wire_format_of(body), close))
             return
-        self.session.answer(request, self._responder_of(reply, wire_format, close), parsed=False)
+        self.session.answer(request, self._responder_of(reply, wire_format, close))
 
     def _responder_of(self, reply: Reply, wire_format: WireFormat, close: Close) -> Responder:
         """Return the responder for a body; a stream connection nearly always reuses the last one."""
@@ -178,9 +179,7 @@ class MessageReader:
                 raise error
             else:
                 request, wire_format = read[0]
-                self.session.answer(
-                    request, Responder(reply, wire_format, close, self._always_reply), parsed=False
-                )
+                self.session.answer(request, Responder(reply, wire_format, close, self._always_reply))
 
         self.run(work(), then, close)
 
@@ -203,12 +202,12 @@ class MessageReader:
         self, outcome: Outcome, body: bytes, reply: Reply, wire_format: WireFormat, close: Close
     ) -> None:
         try:
-            request, flat, read_as = parsed_request(outcome, body, self._max_depth)
+            request, episodes, read_as = parsed_request(outcome, body, self._max_depth)
         except BadMessageError as error:
             self.session.refuse(error, Responder(reply, wire_format, close))
             return
         responder = Responder(reply, read_as, close, self._always_reply, reply_format=wire_format)
-        self.session.answer(request, responder, parsed=flat)
+        self.session.answer(request, responder, episodes)
 
     def _wait(self) -> None:
         if self.hold is None and (self._job is not None or self._work is not None):
@@ -268,8 +267,10 @@ class Session:
         self._reader = MessageReader(self, sessions, always_reply=peer.transport == "http")
         self.received = self._reader.received
 
-    def answer(self, request: Request, responder: Responder, *, parsed: bool = False) -> None:
-        """Handle a decoded request; `parsed` says that the parser process has checked its episodes."""
+    def answer(
+        self, request: Request, responder: Responder, episodes: Sequence[WireEpisode] | None = None
+    ) -> None:
+        """Handle a decoded request; `episodes` are its episodes if the parser process has read them."""
         if type(request) is GetAction and self.admitted:
             self._action_requests.batcher.add(self.state, request, responder)
             return
@@ -277,7 +278,7 @@ class Session:
         try:
             action_requests.flush()
             if self.admitted and isinstance(request, Episodes):
-                self._take_episodes(request, responder, parsed)
+                self._take_episodes(request, responder, episodes)
             else:
                 self._handle(request, responder)
         except (BadMessageError, CallOrderError) as error:
@@ -348,7 +349,9 @@ class Session:
         }
         responder.send(SetConfig(**plain, **more, **sessions.spaces()))
 
-    def _take_episodes(self, request: Episodes, responder: Responder, parsed: bool) -> None:
+    def _take_episodes(
+        self, request: Episodes, responder: Responder, episodes: Sequence[WireEpisode] | None
+    ) -> None:
         sessions = self._sessions
         sessions.ingest.check_allowed(request)
         if isinstance(request, EpisodesAndGetState):
@@ -373,7 +376,7 @@ class Session:
             # Look again then: other clients may have stopped playing.
             asyncio.get_running_loop().call_later(STILL_PLAYING_S, sessions.tasks.wake)
 
-        work = sessions.ingest.take(self.state, request, responder.wire_format, parsed=parsed)
+        work = sessions.ingest.take(self.state, request, responder.wire_format, episodes)
         self._reader.run(work, then, responder.close)
 
     def _check_pending(self) -> None:

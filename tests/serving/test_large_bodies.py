@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from menv.adapters.episode_channel import ChannelStep
 from menv.env_context import InputContext
 from menv.serving.codec import BadMessageError, WireFormat, to_raw
-from menv.serving.episode_messages import read_episode, read_flat, write_flat
+from menv.serving.episode_messages import from_pieces, in_pieces, read_episode
 from menv.serving.transports.access import Access
 from tests.serving import corpus
 from tests.serving.corpus import EPISODE, MALFORMED, RICH, several_agents
@@ -116,7 +116,7 @@ def test_episodes_in_any_spaces_are_the_same_after_their_way_between_processes(
         "rewards": [0.5] * steps, "is_terminated": True, "is_truncated": False,
     }  # fmt: skip
     read = read_episode(to_raw(fields, dialect), lambda _: both, dialect)
-    *pauses, again = read_flat(write_flat(read), lambda _: both)
+    *pauses, again = from_pieces(in_pieces(read), lambda _: both)
     assert again is not None
     assert set(pauses) <= {None}
     for name in ("obs", "actions", "rewards"):
@@ -128,7 +128,7 @@ def test_a_long_column_of_composite_observations_is_read_in_many_small_steps() -
     fields = {**EPISODE, "obs": obs, "actions": [0] * 4_000, "rewards": [0] * 4_000}
     both = several_agents("masked")
     read = read_episode(to_raw(fields, WireFormat.JSON), lambda _: both, WireFormat.JSON)
-    *pauses, again = read_flat(write_flat(read), lambda _: both)
+    *pauses, again = from_pieces(in_pieces(read), lambda _: both)
     assert len(pauses) > 10
     assert again is not None
     assert same(read.obs, again.obs)
