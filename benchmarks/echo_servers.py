@@ -123,9 +123,8 @@ def ours(kind: str) -> None:
     from menv.serving.transports.http import HttpTransport
     from menv.serving.transports.server import Server
     from menv.serving.transports.tcp import TcpTransport
-    from menv.serving.transports.websocket import WebSocketTransport
 
-    transports: dict[str, Any] = {"tcp": TcpTransport, "http": HttpTransport, "websocket": WebSocketTransport}
+    transports: dict[str, Any] = {"tcp": TcpTransport, "http": HttpTransport, "websocket": HttpTransport}
     with Server(_Talks(), [transports[kind]()]) as server:
         announce(*server.addresses[0])
         sys.stdin.read()

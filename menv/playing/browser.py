@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import re
+import socket
 import struct
 import zlib
 from collections.abc import Callable, Mapping
@@ -88,7 +89,7 @@ class PlayServer:
         game = make_game()
         try:
             self._about = _about(game, title, human)
-            self._socket = bind(self._access.address, port)
+            self._socket = bind(self._access.address, port, socket.socket)
         except BaseException:
             game.close()
             raise

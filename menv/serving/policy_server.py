@@ -369,7 +369,10 @@ def _make_server(
     return PolicyServer(name, ioctx, transports, access=access, **settings)
 
 
-_TRANSPORTS = {"http": "HttpTransport", "tcp": "TcpTransport", "websocket": "WebSocketTransport"}
+_TRANSPORTS = {
+    "tcp": ("tcp", "TcpTransport"),
+    **dict.fromkeys(("http", "websocket"), ("http", "HttpTransport")),
+}
 
 
 def _make_transport(transport: object, port: int) -> Transport:
@@ -377,8 +380,8 @@ def _make_transport(transport: object, port: int) -> Transport:
         return transport
     if isinstance(transport, str) and transport in _TRANSPORTS:
         # Some of the modules need an extra.
-        module = importlib.import_module(f"menv.serving.transports.{transport}")
-        made: Transport = getattr(module, _TRANSPORTS[transport])(port)
+        module, name = _TRANSPORTS[transport]
+        made: Transport = getattr(importlib.import_module(f"menv.serving.transports.{module}"), name)(port)
         return made
     raise ConfigError(
         f'transport: {transport!r}, expected "http", "tcp", "websocket" or a Transport; choose one of these'

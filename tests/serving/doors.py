@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import BinaryIO, NamedTuple
 
 from menv.serving.transports.http import HttpTransport
-from menv.serving.transports.listener import Listener
 from menv.serving.transports.tcp import TcpTransport
-from menv.serving.transports.websocket import WebSocketTransport
+from menv.serving.transports.transport import Transport
 
 PATIENCE_S = 10.0
 SESSION = "0123456789abcdef" * 2
@@ -31,7 +30,7 @@ class Door(NamedTuple):
     """
 
     name: str
-    make: Callable[[], Listener]
+    make: Callable[..., Transport]
     opening: Callable[[str], bytes]
     wrap: Callable[[bytes], bytes]
     unwrap: Callable[[BinaryIO], bytes]
@@ -186,5 +185,5 @@ def nothing(headers: str) -> bytes:
 
 TCP = Door("tcp", TcpTransport, nothing, tcp_wrap, tcp_unwrap)
 HTTP = Door("http", HttpTransport, nothing, http_wrap, http_unwrap)
-WEBSOCKET = Door("websocket", WebSocketTransport, websocket_opening, websocket_wrap, websocket_unwrap)
+WEBSOCKET = Door("websocket", HttpTransport, websocket_opening, websocket_wrap, websocket_unwrap)
 DOORS = (TCP, HTTP, WEBSOCKET)

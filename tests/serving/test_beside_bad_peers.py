@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from menv.serving.limits import Limits
-from tests.serving.doors import DOORS, HTTP, TCP, WEBSOCKET, Client, Door, websocket_frame
+from tests.serving.doors import DOORS, HEADERS, HTTP, TCP, WEBSOCKET, Client, Door, websocket_frame
 from tests.serving.talks import eventually, serving
 
 every_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
@@ -82,6 +82,7 @@ def too_many(door: Door, address: Address, ended: threading.Event) -> None:
         assert one.ask(b"{in") == b"{in"
     while not ended.is_set():
         with Client(door, address, greets=False) as one:
+            one.raw(door.opening(HEADERS) or (door.wrap(b"{") if door is HTTP else b""))
             one.rest()
     for one in crowd:
         one.leave()

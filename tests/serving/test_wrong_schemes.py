@@ -23,7 +23,7 @@ PATIENCE = 60
 def test_a_client_is_told_at_once_which_scheme_its_address_should_have(transport: TransportName) -> None:
     with Course(transport=transport) as course:
         for scheme in ("tcp", "http", "ws", "tcps", "https", "wss"):
-            if scheme == course.scheme:
+            if scheme == course.scheme or {scheme, course.scheme} == {"http", "ws"}:
                 continue
             better = scheme[:-1] if scheme.endswith("s") and scheme != "ws" else course.scheme
             with pytest.raises(ConfigError, match=rf"{scheme}://.*{better}://"):

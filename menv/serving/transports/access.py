@@ -12,12 +12,14 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any
+from typing import Any, TypeVar
 
 from menv.errors import ConfigError
+
+AnySocket = TypeVar("AnySocket", bound=socket.socket)
 
 _BEARER = "bearer "
 _ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^\s/]+")
@@ -193,11 +195,11 @@ _ADVICE = {
 }
 
 
-def bind(address: str, port: int) -> socket.socket:
+def bind(address: str, port: int, kind: Callable[[int, int, int], AnySocket]) -> AnySocket:
     """Return a listening, non-blocking socket; IPv4 is preferred if a name has several addresses."""
     family, where = _resolve(address, port)
     # asyncio sets TCP_NODELAY only if the socket's protocol is explicitly TCP.
-    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening = kind(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         _reuse_address(listening)
         listening.bind(where)

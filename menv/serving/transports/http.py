@@ -1,44 +1,53 @@
-"""HTTP: POST /rllink with one body in the request and one in the response, implemented with Starlette and uvicorn.
+"""HTTP and WebSocket on one port: a Starlette application under uvicorn.
 
-uvicorn's connections run in the server's event loop, but are accepted by `Listener`: uvicorn's own server would handle
-signals, wait for clients that stay connected, and not count connections that have sent nothing yet.
+`POST /rllink` has one body in the request and one in the response; a WebSocket at `/rllink` or `/` has one body in each
+message. `GET /health` and `GET /metrics` are for operators. `ListeningSocket` bounds what uvicorn does not: connections
+without a request, and the time that they may take.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import re
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from menv.errors import MissingExtraError
+from menv.errors import ConfigError, MissingExtraError
 from menv.serving.limits import Limits, TokenBucket
-from menv.serving.transports.access import bearer
-from menv.serving.transports.listener import LINGER_S, MAX_DISCARDED, Listener, tcp_frame_reply, unavailable
-from menv.serving.transports.transport import ErrorLog, Handler, Peer, SessionProtocol
+from menv.serving.protocol import frame
+from menv.serving.transports.access import Access, bearer, bind
+from menv.serving.transports.arrivals import Arrival, ListeningSocket
+from menv.serving.transports.transport import ErrorLog, Handler, Peer, SessionProtocol, Transport
 
 try:
+    import websockets
+    from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import PlainTextResponse, Response
-    from starlette.routing import Route, Router
+    from starlette.routing import Route, WebSocketRoute
     from starlette.types import Receive, Scope, Send
-    from uvicorn.config import Config
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-    from uvicorn.server import ServerState
+    from uvicorn import Config, Server
 except ImportError as error:
     raise MissingExtraError(
-        "HttpTransport: the packages starlette and uvicorn are not installed, expected them for this transport; "
-        "run: pip install 'menv-rl[serve]'"
+        "HttpTransport: the packages starlette, uvicorn and websockets are not installed, expected them for this "
+        "transport; run: pip install 'menv-rl[serve]'"
     ) from error
+else:
+    del websockets
 
 Headers = list[tuple[bytes, bytes]]
 
+LINGER_S = 1.0
+"""Seconds that a refused peer has to read the reason."""
+_MAX_DISCARDED = 4
+"""Bodies of `max_body` bytes that are read and dropped meanwhile, so that closing does not reset the connection."""
 _JSON = b"{ \t\r\n"
+_TEXT = tuple(bytes([one]) for one in _JSON)
 _SESSION = re.compile(r"(?:[0-9a-fA-F]{2}){16,64}")
 _HEADERS = (b"authorization", b"content-length", b"host", b"menv-session", b"origin")
 _PREFLIGHT = (
@@ -47,71 +56,141 @@ _PREFLIGHT = (
     (b"access-control-max-age", b"600"),
 )
 """Answer to the preflight request of a browser."""
-_SILENT_LOGGER = logging.Logger("menv.serving.transports.http", logging.CRITICAL)
-"""Has no parent and no handler: faults of peers are reported to the peers, not logged."""
+_WEBSOCKET_PATHS = ("/", "/rllink")
+_POLICY_VIOLATION = 1008
+_MAX_UNWRITTEN = 65_536
+"""Bytes of replies that wait to be written to a WebSocket before its next message is read."""
+_MESSAGES_IN_A_ROW = 16
+"""Messages of a WebSocket that are handled before other peers get their turn."""
 
 
-class HttpTransport(Listener):
-    """Listens for HTTP clients; also the ASGI application behind the path `/rllink`.
+class HttpTransport(Transport):
+    """Listens for HTTP and WebSocket clients.
 
     Requests with the same value of the header `menv-session` (16 to 64 random bytes in hexadecimal, chosen by the
     client) share a session; a request without it has a session for itself. If the server has a token, every request
-    shows it in the header `Authorization: Bearer`.
+    shows it in the header `Authorization: Bearer`. A WebSocket is a session; it shows the token in that header or in
+    GET_CONFIG, because a web page cannot set headers of a WebSocket. Port 0 chooses a free port.
 
     Attributes:
-        sessions: Sessions with a name.
+        app: The Starlette application; add middleware before the server starts.
+        sessions: HTTP sessions with a name.
     """
 
     sessions: HttpSessions
+    handler: Handler
+    limits: Limits
+    access: Access
 
-    def _prepare(self) -> None:
-        self.sessions = HttpSessions(self.handler, self.limits, self.faults)
-        self._state = ServerState()
-        # With these values of `log_config` and `access_log` uvicorn configures no logger.
-        self._config = Config(
-            Router(
-                [
-                    Route("/rllink", cast(Any, self), methods=["POST", "OPTIONS"]),
-                    Route("/health", self._health),
-                    Route("/metrics", self._metrics),
-                ],
-                redirect_slashes=False,
-            ),
-            loop="none",
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-            access_log=True,
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            timeout_keep_alive=math.ceil(self.limits.idle_s) + 1,
+    def __init__(self, port: int = 0) -> None:
+        if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65_535:
+            raise ConfigError(
+                f"{type(self).__name__}: port is {port!r}, expected 0 to 65535; 0 takes one that is free"
+            )
+        self._port = port
+        self._listening: ListeningSocket | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.app = Starlette(
+            routes=[
+                Route("/rllink", cast(Any, _Endpoint(self, self._rllink)), methods=["POST", "OPTIONS"]),
+                Route("/health", self._health),
+                Route("/metrics", self._metrics),
+                WebSocketRoute("/{path:path}", cast(Any, _Endpoint(self, self._websocket))),
+            ]
         )
-        self._config.load()
+
+        self.app.router.redirect_slashes = False
+
+    @property
+    def connections(self) -> int:
+        """Number of open connections."""
+        return 0 if self._listening is None else self._listening.count
+
+    async def start(self, handler: Handler, limits: Limits, access: Access) -> tuple[str, int]:
+        """Bind and begin to accept; see `Transport.start`."""
+        self.handler, self.limits, self.access = handler, limits, access
+        self.sessions = HttpSessions(handler, limits, self.faults)
+        tls = access.tls()
+        config = Config(
+            self._bounded, interface="asgi3", loop="none", http="h11", ws="websockets-sansio",
+            ws_max_size=limits.max_body, ws_ping_interval=None, ws_per_message_deflate=False, lifespan="off",
+            log_config=None, log_level="critical", access_log=False, proxy_headers=False, server_header=False,
+            date_header=False, timeout_keep_alive=math.ceil(limits.idle_s) + 1, timeout_graceful_shutdown=0,
+            ssl_context_factory=None if tls is None else lambda *_: tls,
+        )  # fmt: skip
+        listening = self._listening = bind(access.address, self._port, ListeningSocket)
+        listening.limits, listening.answer_first = limits, self._answer_first
+        server = self._server = Server(config)
+        loop = asyncio.get_running_loop()
+        serving = loop.create_task(server.serve([listening]))
+        self._tasks = [serving, loop.create_task(self._watch(listening))]
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.001)
+        host, port = listening.getsockname()[:2]
+        return host, port
 
     async def stop(self) -> None:
         """Close the port, all connections and all sessions."""
-        await super().stop()
-        if not hasattr(self, "sessions"):
+        if self._listening is None:
             return
-        tasks = list(self._state.tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self.sessions.end_all()
+        arrivals = list(self._listening.arrivals.values())
+        if self._tasks:
+            serving, watching = self._tasks
+            watching.cancel()
+            self._server.should_exit = True
+            for arrival in arrivals:
+                # Requests that wait for a reply get none.
+                arrival.on_close()
+            await asyncio.wait([serving])
+        self._listening.close()
+        for arrival in arrivals:
+            arrival.cut()
+        await asyncio.sleep(0)
+        if hasattr(self, "sessions"):
+            self.sessions.end_all()
 
-    def _connection(self) -> asyncio.Protocol:
-        return HttpConnection(self, self._config, self._state)
+    async def _watch(self, listening: ListeningSocket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(1.0, self.limits.handshake_s / 4, self.limits.idle_s / 4))
+            listening.watch(loop.time())
+            self.sessions.sweep(loop.time())
 
-    def _full_response(self) -> bytes:
-        return unavailable(self.handler.refused(self._full_reason()))
+    def _answer_first(self, data: bytes) -> bytes | None:
+        # No HTTP request begins with a digit. A client that sends a frame of TCP waits for one.
+        if not data[:1].isdigit():
+            return None
+        why = (
+            "bad_frame: this port speaks HTTP and WebSocket, expected no frame of TCP; "
+            "let the address begin with http:// or ws://"
+        )
+        return frame(self.handler.refused(why))
 
-    def _sweep(self, now: float) -> None:
-        self.sessions.sweep(now)
+    # ASGI applications.
+
+    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Bound the time and the number of requests, around the application."""
+        assert self._listening is not None
+        arrival = self._listening.arrivals.get((scope["client"], scope["server"]))
+        if arrival is None:
+            # It is closed already, or gives way to another connection.
+            return
+        scope["arrival"] = arrival
+        arrival.begin()
+        try:
+            if arrival.refused:
+                most = self.limits.max_connections
+                why = f"too_many: {most} peers are connected, expected fewer; see Limits.max_connections"
+                await self._refuse(_Refusal(503, why), scope, [], receive, send)
+                return
+            await self.app(scope, receive, send)
+        except Exception as fault:
+            self.faults.add(fault)
+            arrival.cut()
+        finally:
+            arrival.end()
 
     async def _health(self, request: Request) -> Response:
-        request.state.connection.request_complete()
         return PlainTextResponse("ok\n")
 
     async def _metrics(self, request: Request) -> Response:
@@ -119,100 +198,72 @@ class HttpTransport(Listener):
             self._check_access(_headers(request.scope))
         except _Refusal as refusal:
             return Response(self.handler.refused(refusal.why), refusal.status, media_type="application/json")
-        request.state.connection.request_complete()
         return Response(self.handler.metrics(), media_type="text/plain; version=1.0.0; charset=utf-8")
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection: HttpConnection = scope["state"]["connection"]
+    async def _rllink(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = _headers(scope)
+        # A page may read a response only if the response has these headers.
+        page = headers.get(b"origin")
+        allowed = _cors_headers(page) if page and page in self.access.allowed_origins else []
         try:
-            headers = _headers(scope)
-            # A page may read a response only if the response has these headers.
-            page = headers.get(b"origin")
-            allowed = _cors_headers(page) if page and page in self.access.allowed_origins else []
             if scope["method"] == "OPTIONS":
-                await self._answer_preflight(connection, headers, allowed, receive, send)
-            else:
-                await self._answer(connection, headers, allowed, receive, send)
-        except Exception as fault:
-            self.faults.add(fault)
-            connection.abort()
+                await self._answer_preflight(headers, allowed, send)
+                return
+            token = self._check_access(headers)
+            name = _session_name(headers)
+            async with asyncio.timeout(self.limits.handshake_s):
+                body = await self._body(headers, receive)
+        except _Refusal as refusal:
+            await self._refuse(refusal, scope, allowed, receive, send)
+        except TimeoutError:
+            why = (
+                f"too_slow: a body was not whole after {self.limits.handshake_s:g} s; see Limits.handshake_s"
+            )
+            await self._refuse(_Refusal(408, why), scope, allowed, receive, send)
+        else:
+            if body is not None:
+                scope["arrival"].kept = True
+                await self._exchange(scope["arrival"], name, token, body, allowed, send)
 
-    async def _answer_preflight(
-        self,
-        connection: HttpConnection,
-        headers: dict[bytes, str],
-        allowed: Headers,
-        receive: Receive,
-        send: Send,
-    ) -> None:
+    async def _answer_preflight(self, headers: dict[bytes, str], allowed: Headers, send: Send) -> None:
         if why := self.access.stranger(headers.get(b"origin"), headers.get(b"host")):
-            await self._refuse(_Refusal(403, why), connection, allowed, receive, send)
-            return
-        connection.response_started()
+            raise _Refusal(403, why)
         headers_out = [(b"allow", b"POST, OPTIONS"), *allowed, *(_PREFLIGHT if allowed else ())]
         await send({"type": "http.response.start", "status": 204, "headers": headers_out})
         await send({"type": "http.response.body", "body": b""})
-        connection.response_sent()
-
-    async def _answer(
-        self,
-        connection: HttpConnection,
-        headers: dict[bytes, str],
-        allowed: Headers,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        try:
-            token = self._check_access(headers)
-            name = _session_name(headers)
-            body = await self._body(headers, receive)
-        except _Refusal as refusal:
-            await self._refuse(refusal, connection, allowed, receive, send)
-            return
-        if body is not None:
-            connection.request_complete()
-            await self._exchange(connection, name, token, body, allowed, send)
 
     async def _exchange(
-        self,
-        connection: HttpConnection,
-        name: str | None,
-        token: str | None,
-        body: bytes,
-        allowed: Headers,
-        send: Send,
+        self, arrival: Arrival, name: str | None, token: str | None, body: bytes, allowed: Headers, send: Send
     ) -> None:
         loop = asyncio.get_running_loop()
         sessions = self.sessions
-        session = sessions.of(connection, name, loop.time(), token)
+        user = sessions.user(arrival)
+        session = sessions.of(user, name, loop.time(), token)
         exchange = _Exchange(loop.create_future(), partial(sessions.end, session), allowed)
-        connection.replied = exchange.replied
+        user.replied = exchange.replied
         session.busy += 1
         try:
             while wait := session.bucket.wait(loop.time()):
                 await asyncio.sleep(wait)
             session.server_session.received(body, exchange.reply, exchange.close)
-            await exchange.replied
-            await self._respond(exchange, connection, send)
+            reply = await exchange.replied
+            if reply is None or arrival.broken:
+                arrival.cut()
+                return
+            async with asyncio.timeout(self.limits.idle_s):
+                await send(_start(200, reply, exchange.closes, exchange.allowed))
+                await send({"type": "http.response.body", "body": reply})
+        except TimeoutError:
+            arrival.cut()
         except Exception:
             exchange.closes = True
             raise
         finally:
-            connection.replied, exchange.responded = None, True
+            user.replied, exchange.responded = None, True
             session.busy -= 1
             session.last_active = loop.time()
             if name is None or exchange.closes:
                 sessions.end(session)
-
-    async def _respond(self, exchange: _Exchange, connection: HttpConnection, send: Send) -> None:
-        body = exchange.replied.result()
-        if body is None:
-            connection.abort()
-            return
-        connection.response_started()
-        await send(_start(200, body, exchange.closes, exchange.allowed))
-        await send({"type": "http.response.body", "body": body})
-        connection.response_sent()
 
     def _check_access(self, headers: dict[bytes, str]) -> str | None:
         access = self.access
@@ -244,123 +295,204 @@ class HttpTransport(Listener):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _refuse(
-        self, refusal: _Refusal, connection: HttpConnection, allowed: Headers, receive: Receive, send: Send
+        self, refusal: _Refusal, scope: Scope, allowed: Headers, receive: Receive, send: Send
     ) -> None:
         """Respond with an ERROR, then read on for a moment: closing at once could lose the response."""
         body = self.handler.refused(refusal.why)
-        connection.response_started()
+        arrival: Arrival = scope["arrival"]
+        arrival.kept = False
+        if scope["type"] == "websocket":
+            await send(
+                {**_start(refusal.status, body, True, allowed), "type": "websocket.http.response.start"}
+            )
+            await send({"type": "websocket.http.response.body", "body": body})
+            return
         await send(_start(refusal.status, body, True, allowed))
         await send({"type": "http.response.body", "body": body, "more_body": True})
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._discard(receive), LINGER_S)
+            async with asyncio.timeout(LINGER_S):
+                await self._discard(receive)
         await send({"type": "http.response.body", "body": b""})
 
     async def _discard(self, receive: Receive) -> None:
-        left = MAX_DISCARDED * self.limits.max_body
+        left = _MAX_DISCARDED * self.limits.max_body
         while left > 0:
             message = await receive()
             if message["type"] == "http.disconnect" or not message["more_body"]:
                 return
             left -= len(message["body"])
 
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers, access = _headers(scope), self.access
+        token = bearer(headers.get(b"authorization"))
+        try:
+            if scope["path"] not in _WEBSOCKET_PATHS:
+                raise _Refusal(404, "not_allowed: nothing is at this path, expected /rllink")
+            if token is not None and not access.admits(token):
+                raise _Refusal(401, "not_allowed: the token in the header Authorization is not the right one")
+            if why := access.stranger(headers.get(b"origin"), headers.get(b"host")):
+                raise _Refusal(403, why)
+        except _Refusal as refusal:
+            await self._refuse(refusal, scope, [], receive, send)
+            return
+        arrival: Arrival = scope["arrival"]
+        session = self.handler.open(_peer(arrival, "websocket"), None if access.token is None else token)
+        try:
+            await receive()
+            await send({"type": "websocket.accept"})
+            await _WebSocketTalk(session, arrival, self.handler, self.limits, send).run(receive)
+        finally:
+            session.lost()
 
-class HttpConnection(H11Protocol):
-    """One connection, which carries one request after the other. h11 is used because it bounds the size of headers.
+
+class _Endpoint:
+    """An ASGI application, as Starlette tells it from a function of a request."""
+
+    def __init__(self, transport: Transport, app: Callable[[Scope, Receive, Send], Any]) -> None:
+        self._transport = transport
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except Exception as fault:
+            self._transport.faults.add(fault)
+            scope["arrival"].cut()
+
+
+class _WebSocketTalk:
+    """One WebSocket: reads its messages one after the other, and writes replies as they become ready."""
+
+    def __init__(
+        self, session: SessionProtocol, arrival: Arrival, handler: Handler, limits: Limits, send: Send
+    ) -> None:
+        self._session = session
+        self._arrival = arrival
+        self._handler = handler
+        self._limits = limits
+        self._send = send
+        self._replies: deque[bytes] = deque()
+        self._unwritten = 0
+        self._closes = False
+        # Set when there is something to write, and when everything is written.
+        self._ready, self._written = asyncio.Event(), asyncio.Event()
+
+    async def run(self, receive: Receive) -> None:
+        """Serve the peer until it leaves or is refused."""
+        reading = asyncio.ensure_future(self._read(receive))
+        writing = asyncio.ensure_future(self._write())
+        try:
+            await asyncio.wait([reading, writing], return_when=asyncio.FIRST_COMPLETED)
+            if self._closes:
+                await asyncio.wait([writing])
+            elif writing.done():
+                # The peer reads nothing any more, but what it sent before counts.
+                await asyncio.wait([reading])
+        finally:
+            for task in (reading, writing):
+                task.cancel()
+            errors = await asyncio.gather(reading, writing, return_exceptions=True)
+        for error in errors:
+            if isinstance(error, Exception) and not isinstance(error, OSError):
+                raise error
+
+    def reply(self, body: bytes) -> None:
+        if self._closes:
+            return
+        if self._unwritten > self._limits.max_unsent:
+            self._arrival.cut()
+            return
+        self._replies.append(body)
+        self._unwritten += len(body)
+        self._written.clear()
+        self._ready.set()
+
+    def close(self) -> None:
+        """Close the connection after all replies are written."""
+        self._closes = True
+        self._ready.set()
+
+    async def _read(self, receive: Receive) -> None:
+        loop, bucket = asyncio.get_running_loop(), TokenBucket(self._limits.max_rate)
+        # A session recognises the connection by the identity of `reply`.
+        reply, close = self.reply, self.close
+        most, count = self._limits.handshake_s, 0
+        while not self._closes:
+            try:
+                async with asyncio.timeout(most):
+                    message = await receive()
+            except TimeoutError:
+                which = "idle_s" if self._arrival.kept else "handshake_s"
+                reply(self._handler.refused(f"too_slow: no message came for {most:g} s; see Limits.{which}"))
+                close()
+                return
+            if message["type"] == "websocket.disconnect":
+                return
+            while wait := bucket.wait(loop.time()):
+                await asyncio.sleep(wait)
+            body = message.get("bytes")
+            held = self._session.received(message["text"].encode() if body is None else body, reply, close)
+            if held is not None:
+                await held
+            if self._session.admitted:
+                self._arrival.kept, most = True, self._limits.idle_s
+            if self._unwritten > _MAX_UNWRITTEN:
+                await self._written.wait()
+            count += 1
+            if count % _MESSAGES_IN_A_ROW == 0:
+                await asyncio.sleep(0)
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                await self._ready.wait()
+                self._ready.clear()
+                while self._replies and not self._arrival.broken:
+                    body = self._replies[0]
+                    message = (
+                        {"text": body.decode(errors="replace")} if body[:1] in _TEXT else {"bytes": body}
+                    )
+                    async with asyncio.timeout(self._limits.idle_s):
+                        await self._send({"type": "websocket.send", **message})
+                    self._replies.popleft()
+                    self._unwritten -= len(body)
+                self._written.set()
+                if self._closes:
+                    await self._end()
+                    return
+        except TimeoutError:
+            self._arrival.cut()
+        finally:
+            self._unwritten = 0
+            self._replies.clear()
+            self._written.set()
+
+    async def _end(self) -> None:
+        await self._send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+        # The peer has a moment to read the reason and to answer.
+        self._arrival.kept = False
+        asyncio.get_running_loop().call_later(LINGER_S, self._arrival.cut)
+
+
+def _peer(arrival: Arrival, transport: str) -> Peer:
+    return Peer.at(transport, arrival.key[0])
+
+
+class HttpUser:
+    """A connection as HTTP sessions see it.
 
     Attributes:
+        peer: The other end.
         session: Session of the last request with a name.
         bucket: Rate limit of requests without a name.
         replied: Resolves to the reply of the current request, or to None if the peer is gone; None between requests.
     """
 
-    def __init__(self, listener: HttpTransport, config: Config, state: ServerState) -> None:
-        loop = asyncio.get_running_loop()
-        # The scope of every request has a copy of this dict, from which `__call__` gets its connection.
-        super().__init__(config, state, {"connection": self}, loop)
-        self.logger = _SILENT_LOGGER
-        self.access_log = False
-        self._listener = listener
-        self._limits = listener.limits
+    def __init__(self, arrival: Arrival, limits: Limits) -> None:
+        self.peer = _peer(arrival, "http")
         self.session: HttpSession | None = None
-        self.bucket = TokenBucket(listener.limits.max_rate)
+        self.bucket = TokenBucket(limits.max_rate)
         self.replied: asyncio.Future[bytes | None] | None = None
-        self._clock = loop.time
-        self._waits_since: float | None = self._clock()
-        """When the current incomplete request began; None if there is none."""
-        self._sends_since: float | None = None
-        self._last_active = self._clock()
-        self._is_new = True
-
-    @property
-    def peer(self) -> Peer:
-        return Peer.at("http", self.client)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        super().connection_made(transport)
-        self._listener.opened(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self.timeout_keep_alive_task is not None:
-            # After a reset uvicorn does not cancel it, and it would keep this connection in memory.
-            self.timeout_keep_alive_task.cancel()
-        self._listener.closed(self)
-        self._listener.shut_down(self.transport)
-        self._listener.sessions.release(self)
-        if self.replied is not None and not self.replied.done():
-            self.replied.set_result(None)
-
-    def data_received(self, data: bytes) -> None:
-        self._last_active = self._clock()
-        if self._waits_since is None:
-            self._waits_since = self._last_active
-        if self._is_new:
-            self._is_new = False
-            reply = tcp_frame_reply(data, "HTTP", "http", self._listener.handler.refused)
-            if reply is not None:
-                self.transport.write(reply)
-                self.transport.close()
-        if self.transport.is_closing():
-            return
-        super().data_received(data)
-
-    def request_complete(self) -> None:
-        """The whole request has arrived; the peer waits for its response."""
-        self._waits_since = None
-        self._listener.keep(self)
-
-    def response_started(self) -> None:
-        """The response is being sent."""
-        self._sends_since = self._clock()
-
-    def response_sent(self) -> None:
-        """The response has been sent."""
-        self._sends_since = self._waits_since = None
-        self._last_active = self._clock()
-
-    def look(self, now: float) -> None:
-        """Close the connection if the peer is too slow."""
-        limits = self._limits
-        if self._sends_since is not None:
-            late = now - self._sends_since > limits.idle_s
-        elif self.replied is not None:
-            late = False
-        elif self._waits_since is not None:
-            late = now - self._waits_since > limits.handshake_s
-        else:
-            late = now - self._last_active > limits.idle_s
-        if late:
-            self.abort()
-
-    def hang_up(self) -> None:
-        """Close the connection after the current response."""
-        if not self.transport.is_closing():
-            self.shutdown()
-
-    def abort(self) -> None:
-        """Close the connection at once."""
-        self.transport.abort()
 
 
 class HttpSession:
@@ -398,8 +530,24 @@ class HttpSessions:
         self._faults = faults
         # In the order of their last activity.
         self._all: dict[str, HttpSession] = {}
+        self._users: dict[Arrival, HttpUser] = {}
 
-    def of(self, user: HttpConnection, name: str | None, now: float, token: str | None) -> HttpSession:
+    def user(self, arrival: Arrival) -> HttpUser:
+        """Return what is known of a connection."""
+        user = self._users.get(arrival)
+        if user is None:
+            user = self._users[arrival] = HttpUser(arrival, self._limits)
+            arrival.on_close = partial(self._closed, arrival)
+        return user
+
+    def _closed(self, arrival: Arrival) -> None:
+        user = self._users.pop(arrival, None)
+        if user is not None:
+            self.release(user)
+            if user.replied is not None and not user.replied.done():
+                user.replied.set_result(None)
+
+    def of(self, user: HttpUser, name: str | None, now: float, token: str | None) -> HttpSession:
         """Return the session called `name`, a new one if there is none, as the session that `user` uses now."""
         if name is None:
             return HttpSession(self._handler.open(user.peer, token), user.bucket, None)
@@ -417,7 +565,7 @@ class HttpSessions:
             session.users += 1
         return session
 
-    def release(self, user: HttpConnection) -> None:
+    def release(self, user: HttpUser) -> None:
         """The connection is closed, or uses another session."""
         if user.session is not None:
             user.session.users -= 1
@@ -511,7 +659,7 @@ def _cors_headers(page: str) -> Headers:
     return [(b"access-control-allow-origin", page.encode("latin-1")), (b"vary", b"Origin")]
 
 
-def _start(status: int, body: bytes, closes: bool, allowed: Headers) -> dict[str, object]:
+def _start(status: int, body: bytes, closes: bool, allowed: Headers) -> dict[str, Any]:
     kind = b"application/json" if body[:1] in _JSON else b"application/msgpack"
     headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *allowed]
     if closes:

@@ -108,7 +108,7 @@ class Listener(Transport):
                 "ssl_shutdown_timeout": LINGER_S,
             }
         self._prepare()
-        self._socket = bind(access.address, self._port)
+        self._socket = bind(access.address, self._port, socket.socket)
         if self.reads_together and context is None and hasattr(select, "epoll"):
             self.reader = SocketReader()
         self._listen()

@@ -1,0 +1,168 @@
+"""`ListeningSocket`: bounds the connections of a port from their first byte on, whatever server accepts them.
+
+asyncio and uvicorn accept from it as from any socket. Connections count until they are closed, silent ones make room
+for new ones, and `watch` ends the slow ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from menv.serving.limits import Limits
+
+_MAX_ACCEPTS = 4
+"""Few in a row, so that connections that are closed already are noticed before they fill all places."""
+_MAX_REFUSED = 32
+_MAX_READ = 32_768
+"""Bytes of one read, so that no peer keeps a parser busy for long."""
+
+
+class Arrival(socket.socket):
+    """An accepted connection.
+
+    Attributes:
+        listening: The socket that accepted it.
+        key: Address of the peer and of this end.
+        since: When it was accepted, or its last request ended.
+        kept: Whether the peer has sent a whole request, so that no new connection may replace it.
+        busy: Whether a request is under way, which has its own timeouts.
+        refused: Whether there are too many connections.
+        broken: Whether the peer cannot be sent anything any more.
+        on_close: Called when the connection is closed.
+    """
+
+    listening: ListeningSocket
+    key: tuple[Any, Any]
+    since: float
+    kept = busy = refused = broken = False
+    on_close: Callable[[], object] = staticmethod(lambda: None)
+    _is_new = True
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        """Read a bounded number of bytes; the first ones may get an answer that ends the connection."""
+        try:
+            data = super().recv(min(size, _MAX_READ), flags)
+        except ConnectionError:
+            # After an error uvicorn would keep the connection in memory until its timer runs out.
+            return b""
+        if self._is_new:
+            self._is_new = False
+            answer = self.listening.answer_first(data)
+            if answer is not None:
+                with contextlib.suppress(OSError):
+                    self.send(answer)
+                return b""
+        return data
+
+    def recv_into(self, buffer: Any, size: int = 0, flags: int = 0, /) -> int:
+        """Read a bounded number of bytes."""
+        return super().recv_into(memoryview(buffer)[:_MAX_READ], size, flags)
+
+    def send(self, data: Any, flags: int = 0, /) -> int:
+        """Send, and remember whether that is over."""
+        try:
+            return super().send(data, flags)
+        except (BlockingIOError, InterruptedError):
+            raise
+        except OSError:
+            self.broken = True
+            raise
+
+    def close(self) -> None:
+        """Close the connection, which makes room for another one."""
+        if self.fileno() >= 0:
+            self.listening.forget(self)
+            # A forked process may have the socket, too.
+            self.cut()
+            super().close()
+            self.on_close()
+
+    def cut(self) -> None:
+        """End the connection in both directions; the transport that reads it finds its end."""
+        with contextlib.suppress(OSError):
+            self.shutdown(socket.SHUT_RDWR)
+
+    def begin(self) -> None:
+        """A request begins."""
+        self.busy = True
+
+    def end(self) -> None:
+        """A request has ended."""
+        self.busy = False
+        self.since = asyncio.get_running_loop().time()
+
+
+class ListeningSocket(socket.socket):
+    """Accepts connections.
+
+    Attributes:
+        limits: Bounds of the connections; set before it listens.
+        answer_first: Returns the answer to a peer whose first bytes belong to another protocol, or None.
+        arrivals: Open connections by `Arrival.key`, oldest first.
+    """
+
+    limits: Limits
+    answer_first: Callable[[bytes], bytes | None] = staticmethod(lambda _: None)
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.arrivals: dict[tuple[Any, Any], Arrival] = {}
+        self._accepts = 0
+
+    @property
+    def count(self) -> int:
+        """Number of open connections."""
+        return len(self.arrivals)
+
+    def accept(self) -> tuple[Arrival, Any]:
+        """Accept a connection; see `socket.accept`."""
+        self._accepts += 1
+        if self._accepts > _MAX_ACCEPTS:
+            self._accepts = 0
+            raise BlockingIOError
+        accepted, address = super().accept()
+        arrival = Arrival(self.family, self.type, self.proto, fileno=accepted.detach())
+        arrival.listening = self
+        arrival.key = (address[:2], arrival.getsockname()[:2])
+        arrival.since = asyncio.get_running_loop().time()
+        if not self._make_room():
+            arrival.refused = True
+            if sum(one.refused for one in self.arrivals.values()) >= _MAX_REFUSED:
+                arrival.close()
+                raise BlockingIOError
+        self.arrivals[arrival.key] = arrival
+        return arrival, address
+
+    def close(self) -> None:
+        """Close the port."""
+        # A forked process has the socket, too, and would keep the port.
+        with contextlib.suppress(OSError):
+            self.shutdown(socket.SHUT_RDWR)
+        super().close()
+
+    def forget(self, arrival: Arrival) -> None:
+        """The connection is closed, or gives way."""
+        if self.arrivals.get(arrival.key) is arrival:
+            del self.arrivals[arrival.key]
+
+    def watch(self, now: float) -> None:
+        """End the connections on which no request has come for too long."""
+        for arrival in list(self.arrivals.values()):
+            most = self.limits.idle_s if arrival.kept else self.limits.handshake_s
+            if not arrival.busy and now - arrival.since > most:
+                arrival.cut()
+
+    def _make_room(self) -> bool:
+        places = [one for one in self.arrivals.values() if not one.refused]
+        if len(places) < self.limits.max_connections:
+            return True
+        for arrival in places:
+            if not arrival.kept:
+                self.forget(arrival)
+                arrival.cut()
+                return True
+        return False
