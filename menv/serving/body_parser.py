@@ -102,7 +102,7 @@ class BodyParser:
         if rest > self._limits.inline_body:
             raise BadMessageError(
                 ErrorCode.TOO_LARGE,
-                f"{_tag(request)}: {rest} bytes beside observations and actions, expected at most "
+                f"{_tag(request)}: {rest} bytes next to observations and actions, expected at most "
                 f"{self._limits.inline_body} (Limits.inline_body); send less",
                 getattr(request, "seq", None),
             )
@@ -286,7 +286,7 @@ class BodyParserPool:
                         _submit(executor, _parse, body), self._limits.handshake_s
                     )
                 except TimeoutError:
-                    self._discard("took too long")
+                    self._discard("was too slow")
                     return BadMessageError(
                         ErrorCode.TOO_SLOW,
                         f"message: not read after {self._limits.handshake_s:g} s; see Limits.handshake_s",

@@ -533,7 +533,7 @@ class HttpSessions:
         self._users: dict[Arrival, HttpUser] = {}
 
     def user(self, arrival: Arrival) -> HttpUser:
-        """Return what is known of a connection."""
+        """Return the sessions' view of a connection."""
         user = self._users.get(arrival)
         if user is None:
             user = self._users[arrival] = HttpUser(arrival, self._limits)
