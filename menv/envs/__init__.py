@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from menv.envs.rock_paper_scissors import RockPaperScissors as RockPaperScissors
     from menv.envs.stub_envs import NullEnv as NullEnv
     from menv.envs.stub_envs import RandomMultiAgentEnv as RandomMultiAgentEnv
-    from menv.envs.three_level_maze import ThreeLevelMaze as ThreeLevelMaze
     from menv.envs.tictactoe import TicTacToe as TicTacToe
     from menv.envs.traffic import MultiAgentTrafficEnv as MultiAgentTrafficEnv
     from menv.envs.two_step_game import TwoStepGame as TwoStepGame
     from menv.envs.windy_maze import HierarchicalWindyMaze as HierarchicalWindyMaze
+    from menv.envs.windy_maze import ThreeLevelMaze as ThreeLevelMaze
     from menv.envs.windy_maze import WindyMaze as WindyMaze
 
 __all__, __getattr__, __dir__ = lazy_names(__name__)
