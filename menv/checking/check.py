@@ -25,9 +25,8 @@ import numpy as np
 from menv.base_env import BaseEnv
 from menv.checking.agent_runners import BaseEnvRunner, MultiAgentRunner
 from menv.checking.codes import Broken, Finding, FindingCollector, checked_codes
-from menv.checking.play import ActionFn, Actor, play_at_length
+from menv.checking.play import ActionFn, Actor, SeedProbe, play_at_length
 from menv.checking.runners import EnvRunner, GymRunner, GymVectorRunner, VectorRunner, describe
-from menv.checking.seeds import SeedProbe
 from menv.checking.values import same
 from menv.env_context import EnvContext
 from menv.errors import ConfigError, EnvCrashError, UnknownNameError

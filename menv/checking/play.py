@@ -1,16 +1,19 @@
-"""Drives a runner: one long play, and short repeatable plays whose recorded steps can be compared."""
+"""Drives a runner: one long play, then short repeatable plays, which `SeedProbe` compares.
+
+Episodes repeat with their seed, differ without it, and do not depend on other sub-environments.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from menv.adapters.validation import MAX_EMPTY_STEPS
-from menv.checking.codes import Broken
+from menv.checking.codes import Broken, FindingCollector
 from menv.checking.runners import EnvRunner, Key, RunnerStep
 from menv.checking.values import same, sample_action, usable_mask
 from menv.spaces import own_copy, values_in
@@ -86,48 +89,23 @@ def frozen(action: Any) -> Any:
     return action
 
 
-class Entry(NamedTuple):
-    """A copied timestep of a play, or the error that ended the play.
-
-    Attributes:
-        env_steps: Env steps since the beginning of the play.
-        acting: Keys of the agents that act next, in order.
-    """
-
-    env_steps: int
-    acting: Any
-    obs: Any
-    rewards: Any = None
-    flags: Any = None
-    broken: Broken | None = None
-
-    @property
-    def raised(self) -> str:
-        return self.broken.message if self.broken is not None else ""
+Play: TypeAlias = list[RunnerStep]
+"""Copies of the timesteps of a play, in order."""
 
 
-def _entry_of(timestep: RunnerStep, env_steps: int) -> Entry:
-    return Entry(
-        env_steps,
-        list(timestep.waiting),
-        own_copy(timestep.shown),
-        own_copy(timestep.rewards),
-        own_copy(timestep.flags),
-    )
-
-
-def first_difference(one: list[Entry], other: list[Entry]) -> tuple[int, str] | None:
+def first_difference(one: Play, other: Play) -> tuple[int, str] | None:
     """Return env step and subject of the first difference, None if there is none."""
     for mine, theirs in zip(one, other, strict=False):
-        if theirs.raised or mine.raised:
-            if theirs.raised != mine.raised:
-                return mine.env_steps, f"in one of them {theirs.raised or mine.raised}"
-            continue
-        for name in ("acting", "obs", "rewards", "flags"):
+        raised, raised_there = (step.broken.message if step.broken else "" for step in (mine, theirs))
+        if raised != raised_there:
+            return mine.env_steps, f"in one of them {raised_there or raised}"
+        if list(mine.waiting) != list(theirs.waiting):
+            return mine.env_steps, "the waiting agents differ"
+        for name, what in (("shown", "obs"), ("rewards", "rewards"), ("flags", "flags")):
             if not same(getattr(mine, name), getattr(theirs, name)):
-                return mine.env_steps, f"{'the waiting agents' if name == 'acting' else name} differ"
+                return mine.env_steps, f"{what} differ"
     if len(one) != len(other):
-        return min(one[-1:] + other[-1:])[0], "their lengths differ"
+        return min(step.env_steps for step in one[-1:] + other[-1:]), "their lengths differ"
     return None
 
 
@@ -186,8 +164,8 @@ def play_episodes(
     seed: int | None,
     length: tuple[int, int],
     during: During = nullcontext,
-) -> Iterator[Entry]:
-    """Yield the timesteps of a few short episodes; a crash is the last entry.
+) -> Iterator[RunnerStep]:
+    """Yield copies of the timesteps of a few short episodes; a crash is the last one.
 
     Args:
         runner: The environment.
@@ -202,12 +180,219 @@ def play_episodes(
         for episode in range(episodes):
             timestep = runner.reset(None if seed is None else seed + episode)
             begin = runner.env_steps
-            yield _entry_of(timestep, runner.env_steps - start)
+            yield timestep.copied(runner.env_steps - start)
             while not timestep.over and runner.env_steps - begin < steps:
                 answers = actor.answer(runner, timestep)
                 with during(timestep):
                     timestep = runner.step(answers)
-                    entry = _entry_of(timestep, runner.env_steps - start)
-                yield entry
+                    copied = timestep.copied(runner.env_steps - start)
+                yield copied
     except Broken as broken:
-        yield Entry(runner.env_steps - start, None, None, broken=broken)
+        yield RunnerStep({}, {}, env_steps=runner.env_steps - start, broken=broken)
+
+
+@contextmanager
+def written_into(timestep: RunnerStep) -> Iterator[None]:
+    """Change every array in the observations of `timestep` within the context.
+
+    Arrays may be shared constants, so that they are restored, unless the environment wrote new numbers.
+    """
+    changed: list[tuple[Any, Any, Any]] = []
+    try:
+        for obs in timestep.shown.values():
+            for array in filter(_is_writable, values_in(obs)):
+                before = array.copy()
+                _change(array)
+                changed.append((array, before, array.copy()))
+        yield
+    finally:
+        for array, before, after in reversed(changed):
+            if same(array, after):
+                array[...] = before
+
+
+def _is_writable(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.flags.writeable and value.dtype.kind in "biuf"
+
+
+def _change(array: Any) -> None:
+    if array.dtype.kind == "b":
+        np.logical_not(array, out=array)
+    else:
+        np.add(array, 1, out=array, casting="unsafe")
+
+
+_OTHER_SEED = 1_000_003
+_EPISODES_COMPARED = 12
+_COMMON = 3
+"""Randomness that changes less than one episode in three proves nothing in a few episodes."""
+_SLOW_STEPS = 2
+
+NewRunner = Callable[[int], EnvRunner | None]
+"""Creates a runner of a new copy with a vector_index; None if there is only one instance."""
+
+
+class SeedProbe:
+    """Compares short plays with equal and with different seeds."""
+
+    def __init__(
+        self,
+        collector: FindingCollector,
+        runner: EnvRunner,
+        new_runner: NewRunner,
+        seed: int,
+        action_fn: ActionFn | None,
+        is_slow: bool = False,
+    ) -> None:
+        self._collector = collector
+        self._runner = runner
+        self._new_runner = new_runner
+        self._seed = seed
+        self._action_fn = action_fn
+        self._action_log: ActionLog = []
+        self._first: Play = []
+        self._copies: list[EnvRunner] = []
+        self._length = (1, _SLOW_STEPS) if is_slow else (EPISODES, EPISODE_STEPS)
+        self._one_episode = (1, self._length[1])
+
+    def run(self) -> None:
+        self._copies = [copy for copy in (self._new_runner(1), self._new_runner(1)) if copy is not None]
+        first = self._copies[0] if self._copies else self._runner
+        actor = Actor(self._seed, self._action_fn)
+        self._first = list(play_episodes(first, actor, self._seed, self._length))
+        self._action_log = actor.action_log
+        broken = self._first[-1].broken
+        if broken is not None:
+            self._collector.take(broken, "in a play of episodes that are cut by a reset: ")
+        elif self._shares_episodes() or not self._repeats(first):
+            # The other checks compare with episodes that repeat.
+            return
+        else:
+            self._check_unseeded(first)
+            self._check_neighbours()
+            self._check_rows(first)
+            self._check_writing(first)
+
+    def _again(self) -> Actor:
+        """Return an actor that repeats the recorded actions as far as they fit."""
+        return Actor(self._seed, self._action_fn, self._action_log)
+
+    def _play(self, runner: EnvRunner, seed: int, during: During = nullcontext) -> Play:
+        return list(play_episodes(runner, self._again(), seed, self._length, during))
+
+    def _repeats(self, runner: EnvRunner) -> bool:
+        again = [(runner, "of the same environment"), *((copy, "of two copies") for copy in self._copies[1:])]
+        for which, where in again:
+            found = first_difference(self._first, self._play(which, self._seed))
+            if found is not None:
+                step, what = found
+                self._collector.add(
+                    "ME060", f"two episodes {where} with the same seed and actions: {what}", step
+                )
+                return False
+        return True
+
+    def _shares_episodes(self) -> bool:
+        """Report copies that are random and still equal under different seeds."""
+        seed = self._seed + _OTHER_SEED
+        if len(self._copies) < 2 or first_difference(self._first, self._play(self._copies[1], seed)):
+            return False
+        # Equal under different seeds: the episodes are not random, or all copies sample the same numbers.
+        if first_difference(self._first, self._play(self._copies[1], seed)) is None:
+            return False
+        elsewhere = self._new_runner(2)
+        if elsewhere is None or first_difference(self._first, self._play(elsewhere, seed)):
+            return False
+        self._collector.add(
+            "ME062",
+            "new environments with different vector_index and seed play the same episodes, and the second time they "
+            "play others",
+        )
+        return True
+
+    def _check_rows(self, runner: EnvRunner) -> None:
+        """Report sub-environments of one vectorised environment that play the same episodes."""
+        seed = self._seed + _OTHER_SEED
+        indices = sorted({key[0] for key in self._first[0].shown}, key=str)
+        if len(indices) < 2 or first_difference(self._first, self._play(runner, seed)) is None:
+            return
+        entries = list(
+            play_episodes(runner, Actor(self._seed, self._action_fn, same_for_all=True), seed, self._length)
+        )
+        for index in indices[1:]:
+            alike = all(same(_part(entry, indices[0]), _part(entry, index)) for entry in entries)
+            if alike and self._always_alike(runner, indices[0], index):
+                self._collector.add(
+                    "ME062",
+                    f"env {indices[0]} and env {index} of one reset play the same episodes, expected others",
+                )
+                return
+
+    def _check_unseeded(self, runner: EnvRunner) -> None:
+        """Report episodes that depend on the seed and are all equal without one."""
+        if first_difference(self._first, self._play(runner, self._seed + _OTHER_SEED)) is None:
+            return
+        unseeded = self._different_episodes(runner, [None] * _EPISODES_COMPARED)
+        # Chance may begin late or be rare. Then episodes without a seed are often equal, and so are those with one.
+        if next(unseeded, None) is None and self._is_common(runner):
+            self._collector.add(
+                "ME063",
+                f"{_EPISODES_COMPARED} episodes after a reset without a seed are all the same, expected chance",
+            )
+
+    def _different_episodes(self, runner: EnvRunner, seeds: Sequence[int | None]) -> Iterator[int]:
+        first, *others = (
+            list(play_episodes(runner, self._again(), seed, self._one_episode)) for seed in seeds
+        )
+        for place, episode in enumerate(others, 1):
+            if first_difference(first, episode) is not None:
+                yield place
+
+    def _always_alike(self, runner: EnvRunner, one: Any, other: Any) -> bool:
+        """Return whether two sub-environments play the same episode with every seed, and many seeds another one."""
+        shown = []
+        for seed in self._seeds():
+            actor = Actor(self._seed, self._action_fn, same_for_all=True)
+            entries = list(play_episodes(runner, actor, seed, self._one_episode))
+            shown.append([_part(entry, one) for entry in entries])
+            if not same(shown[-1], [_part(entry, other) for entry in entries]):
+                return False
+        return _COMMON * sum(not same(shown[0], episode) for episode in shown[1:]) > len(shown)
+
+    def _seeds(self) -> list[int]:
+        return [self._seed + _OTHER_SEED * number for number in range(_EPISODES_COMPARED)]
+
+    def _is_common(self, runner: EnvRunner) -> bool:
+        return _COMMON * len(list(self._different_episodes(runner, self._seeds()))) > _EPISODES_COMPARED
+
+    def _check_neighbours(self) -> None:
+        """Report a copy that plays differently while another one is played."""
+        if len(self._copies) < 2 or "ME061" in self._collector:
+            return
+        one, other = self._copies
+        mine: Play = []
+        neighbour = play_episodes(
+            other, Actor(self._seed + 1, self._action_fn), self._seed + _OTHER_SEED, self._length
+        )
+        for entry in play_episodes(one, self._again(), self._seed, self._length):
+            mine.append(entry)
+            next(neighbour, None)
+        found = first_difference(self._first, mine)
+        if found is not None:
+            step, what = found
+            self._collector.add(
+                "ME076", f"an episode played while another copy runs, with the same seed: {what}", step
+            )
+
+    def _check_writing(self, runner: EnvRunner) -> None:
+        """Report an environment that keeps using the arrays that it returned."""
+        with np.errstate(all="ignore"):
+            written = self._play(runner, self._seed, written_into)
+        found = first_difference(self._first, written)
+        if found is not None:
+            step, what = found
+            self._collector.add("ME073", f"after the observations were written into: {what}", step)
+
+
+def _part(entry: RunnerStep, env_id: Any) -> Any:
+    return {key[1]: obs for key, obs in entry.shown.items() if key[0] == env_id}

@@ -52,6 +52,8 @@ class RunnerStep:
         shown: All observations, final ones included.
         flags: Terminated and truncated.
         over: Whether a reset is due.
+        env_steps: Of a copy: env steps since the beginning of the play.
+        broken: The error that ended the play, in place of a timestep.
     """
 
     waiting: dict[Key, Any]
@@ -60,6 +62,14 @@ class RunnerStep:
     flags: Any = None
     infos: Mapping[Any, Any] = field(default_factory=dict)
     over: bool = False
+    env_steps: int = 0
+    broken: Broken | None = None
+
+    def copied(self, env_steps: int) -> RunnerStep:
+        """Return a copy of what plays are compared by."""
+        waiting, shown = dict.fromkeys(self.waiting), own_copy(self.shown)
+        rewards, flags = own_copy(self.rewards), own_copy(self.flags)
+        return RunnerStep(waiting, shown, rewards, flags, env_steps=env_steps)
 
 
 class EnvRunner(abc.ABC):
