@@ -50,7 +50,12 @@ def test_the_keys_of_workers_and_of_those_who_call_are_those_of_the_page() -> No
     spread = {"num_workers": 1, "engine": "process", "overlap": True, "train_batch_size": 64}
     with PPO(env=TicTacToe, config=spread) as algo:
         assert algo.train().keys() - named("Episodes") - counts() == named("With workers")
-    assert {"evaluation", "external", *named("With workers")} == TrainResult.__optional_keys__
+    assert {
+        "evaluation",
+        "external",
+        *named("With workers"),
+        *named("With self-play"),
+    } == TrainResult.__optional_keys__
     served = {"input": lambda ioctx: PolicyServerInput(ioctx, "127.0.0.1", 0, idle_timeout=0.1)}
     with PPO(env=TicTacToe, config=served) as algo:
         result = algo.train()

@@ -29,9 +29,9 @@ from menv.errors import ConfigError, ContractError, MissingExtraError
 from menv.inference.policy_bundle import (
     MANIFEST,
     ExportCache,
+    load_into,
     parse_manifest,
     policy_files,
-    policy_of,
     read_folder,
     weights_hash,
     write_folder,
@@ -306,8 +306,8 @@ class League:
         member = self.members[name]
         for base, bundle in member.bundles.items():
             manifest, files = self._read(self._folder, bundle)
-            policy = policy_of(manifest, files, name)
-            self._policy_set.copy(policy, self._matches.policy_id(member.role, seat, base))
+            policy_id = self._matches.policy_id(member.role, seat, base)
+            load_into(self._policy_set.network_policies[policy_id], manifest, files)
         self.slots[seat] = name
 
     @staticmethod

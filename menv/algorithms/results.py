@@ -54,6 +54,7 @@ class _Sometimes(TypedDict, total=False):
 
     evaluation: EpisodeResult
     num_worker_restarts: int
+    league: dict[str, Any]
     staleness: dict[str, float]
     external: dict[str, Any]
 

@@ -292,6 +292,15 @@ def read_policy(folder: Path) -> NetworkPolicy:
     return policy_of(*read_folder(folder), f"{folder}")
 
 
+def load_into(policy: NetworkPolicy, manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+    """Give a policy the weights and the connectors of one with the same network; the hashes have been checked."""
+    check_header(files[WEIGHTS])
+    policy.set_weights(load(files[WEIGHTS]))
+    connectors = manifest["agent_connectors"], manifest["action_connectors"]
+    if [name for name, _ in connectors[0]] != [_PREPROCESSOR]:
+        policy.set_connectors_state(connectors)
+
+
 def policy_of(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: str) -> NetworkPolicy:
     """Return the policy in files whose hashes have been checked; `where` begins the messages."""
     for name in _GRAPHS.values():

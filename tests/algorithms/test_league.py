@@ -168,7 +168,7 @@ def test_a_restarted_league_continues_bit_identically(num_workers: int, tmp_path
 
     def outcome(algo: PPO, iterations: int) -> list[Any]:
         results = [algo.train() for _ in range(iterations)]
-        return [(one["digest"], one["elo"], one["win_rate"], one["league"]) for one in results]  # type: ignore[typeddict-item]
+        return [(one["digest"], one["elo"], one["win_rate"], one["league"]) for one in results]
 
     with PPO(env="tictactoe", config=config) as algo:
         first = outcome(algo, 5)

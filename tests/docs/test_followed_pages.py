@@ -22,6 +22,7 @@ PAGES = [
     "how_to/not_learning",
     "how_to/parameter_sharing",
     "how_to/resume",
+    "how_to/self_play",
     "how_to/several_algorithms",
     "how_to/slow",
     "how_to/sweeps",

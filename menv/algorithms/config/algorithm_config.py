@@ -99,8 +99,9 @@ class SelfPlayConfig(Settings):
     waits."""
     members_in_memory: int = setting(20, high=1000)
     """Number of snapshots of each role in memory. The others are on disk."""
-    opponents_at_once: int = setting(4, high=1000)
-    """Number of members that "uniform" and "prioritized" sample for each iteration. Many small batches cost time."""
+    opponents_at_once: int = setting(1, high=1000)
+    """Number of members that "uniform" and "prioritized" sample for each iteration. More of them make smaller batches,
+    which take longer."""
     rating: Literal["elo", "trueskill"] = "elo"
     """"trueskill" adds ratings with an uncertainty, computed by the library openskill."""
     folder: str | None = None
