@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv watch") ->
     with ExitStack() as stack:
         game = stack.enter_context(game_of(args, None, "rgb_array" if path else None))
         fps = args.fps or float((getattr(game.env, "metadata", None) or {}).get("render_fps") or _FPS)
-        shown: _Shown = _Screen(game, program, fps if args.fps else min(fps, _MOST_FPS_SHOWN))
+        shown: _Screen | _Film = _Screen(game, program, fps if args.fps else min(fps, _MOST_FPS_SHOWN))
         if path:
             shown = stack.enter_context(_gif(path, fps) if args.gif else _mp4(ffmpeg, path, fps))
         for episode in range(args.episodes):
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv watch") ->
     return 0
 
 
-def _played(game: Game, shown: _Shown) -> Position:
+def _played(game: Game, shown: _Screen | _Film) -> Position:
     """Play an episode, show each env step, and return the end."""
     position = game.start()
     shown.show(position, first=True)
@@ -105,13 +105,6 @@ def game_of(
     ))  # fmt: skip
 
 
-class _Shown(Protocol):
-    """Where positions are shown."""
-
-    def show(self, position: Position, first: bool = False) -> None:
-        """Show a position; `first` of an episode."""
-
-
 class _Screen:
     """Draws in place on a terminal; prints each position one below the other elsewhere."""
 
@@ -142,77 +135,59 @@ class _Screen:
 
 
 class _Film:
-    """Collects pictures; a file shows the last one of an episode for a second."""
+    """Passes pictures to the writer of a file; the file shows the last one of an episode for a second."""
 
-    def __init__(self, path: str, fps: float) -> None:
-        self.path, self._hold = path, round(fps)
-        self._last: npt.NDArray[np.uint8] | None = None
+    def __init__(self, path: str, fps: float, add: Callable[[npt.NDArray[np.uint8]], None]) -> None:
+        self._path, self._hold, self._add = path, round(fps), add
 
     def show(self, position: Position, first: bool = False) -> None:
         if not isinstance(position.picture, np.ndarray):
             raise ConfigError(
-                f"{self.path}: the environment renders {'text' if position.picture else 'nothing'}, expected pictures "
+                f"{self._path}: the environment renders {'text' if position.picture else 'nothing'}, expected pictures "
                 "(render_mode rgb_array); watch it in the terminal"
             )
         for _ in range(self._hold if position.done else 1):
-            self.add(position.picture)
-
-    def add(self, picture: npt.NDArray[np.uint8]) -> None:
-        raise NotImplementedError
-
-
-class _Gif(_Film):
-    def __init__(self, path: str, fps: float) -> None:
-        super().__init__(path, fps)
-        self.frames: list[Any] = []
-
-    def add(self, picture: npt.NDArray[np.uint8]) -> None:
-        self.frames.append(quantized(picture, f"--gif {self.path}"))
+            self._add(position.picture)
 
 
 @contextmanager
-def _gif(path: str, fps: float) -> Iterator[_Gif]:
-    film = _Gif(path, fps)
+def _gif(path: str, fps: float) -> Iterator[_Film]:
+    frames: list[Any] = []
     try:
-        yield film
+        yield _Film(path, fps, lambda picture: frames.append(quantized(picture, f"--gif {path}")))
     finally:
         # Ctrl-C keeps what was played.
-        if film.frames:
+        if frames:
             with writing("--gif", path):
-                write_gif(film.frames, Path(path), fps)
-
-
-class _Mp4(_Film):
-    def __init__(self, path: str, fps: float, ffmpeg: str) -> None:
-        super().__init__(path, fps)
-        self._fps, self._ffmpeg = fps, ffmpeg
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def add(self, picture: npt.NDArray[np.uint8]) -> None:
-        if self.process is None:
-            height, width = picture.shape[:2]
-            size = f"{width}x{height}"
-            reads = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", f"{self._fps:g}", "-i", "-"]
-            # Players want an even number of pixels.
-            writes = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-f", "mp4", self.path]
-            self.process = subprocess.Popen(
-                [self._ffmpeg, "-y", "-loglevel", "error", *reads, *writes],
-                stdin=subprocess.PIPE, stderr=subprocess.PIPE,
-            )  # fmt: skip
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError):
-            self.process.stdin.write(np.ascontiguousarray(picture).tobytes())
+                write_gif(frames, Path(path), fps)
 
 
 @contextmanager
-def _mp4(ffmpeg: str, path: str, fps: float) -> Iterator[_Mp4]:
-    film = _Mp4(path, fps, ffmpeg)
+def _mp4(ffmpeg: str, path: str, fps: float) -> Iterator[_Film]:
+    process: subprocess.Popen[bytes] | None = None
+
+    def add(picture: npt.NDArray[np.uint8]) -> None:
+        nonlocal process
+        if process is None:
+            height, width = picture.shape[:2]
+            size = f"{width}x{height}"
+            reads = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", f"{fps:g}", "-i", "-"]
+            # Players want an even number of pixels.
+            writes = ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-f", "mp4", path]
+            process = subprocess.Popen(
+                [ffmpeg, "-y", "-loglevel", "error", *reads, *writes],
+                stdin=subprocess.PIPE, stderr=subprocess.PIPE,
+            )  # fmt: skip
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(np.ascontiguousarray(picture).tobytes())
+
     try:
-        yield film
+        yield _Film(path, fps, add)
     finally:
-        if film.process is not None:
-            _, said = film.process.communicate()
-            if film.process.returncode:
+        if process is not None:
+            _, said = process.communicate()
+            if process.returncode:
                 why = (said.decode("utf-8", "replace").strip().splitlines() or ["no reason given"])[-1]
                 raise ConfigError(
                     f"--mp4 {path}: ffmpeg failed ({why:.200}), expected a video; write --gif FILE"
