@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from menv.base_env import Column, EnvId, EpisodeEnd
 from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode
 from menv.errors import CallOrderError, ConfigError, ContractError
-from menv.metrics import AS_THEY_COME, Metrics, When
+from menv.metrics import AS_THEY_COME, Metrics, MetricsSnapshot, When
 from menv.policy import Policy
 from menv.policy_map import MappingSetting, PolicyMap
 from menv.sampling import fragment_limit
@@ -172,6 +172,15 @@ class JointLimit(EvaluationLimit, ExternalFragmentLimit):
         return np.ones(len(env_steps), np.bool_) if self._left_to_end <= 0 else None
 
 
+class EvaluationShare(NamedTuple):
+    """The part of an evaluation that one process has run, with warnings for the driver."""
+
+    metrics: MetricsSnapshot
+    env_steps: int
+    agent_steps: int
+    warnings: Sequence[str] = ()
+
+
 MakeBaseEnv = Callable[[AlgorithmConfig], Adapter]
 
 
@@ -179,10 +188,8 @@ class Evaluation:
     """Runs episodes with the current weights of some policies.
 
     `placement` decides the share of the sub-environments and episodes. `guard` is entered while environments are
-    stepped. `begun` is False: `run` never waits for something begun earlier.
+    stepped.
     """
-
-    begun = False
 
     def __init__(
         self,
@@ -215,11 +222,6 @@ class Evaluation:
         self.guard: AbstractContextManager[Any] = nullcontext()
 
     @property
-    def metrics(self) -> Metrics:
-        """Where episodes are recorded."""
-        return self._limit.metrics
-
-    @property
     def progress(self) -> int:
         """A number that changes with each env step."""
         steps = getattr(self._base_env, "env_steps", None)
@@ -229,18 +231,11 @@ class Evaluation:
     def _workers(self) -> int:
         return self._settings.num_workers if self._placement.worker_index else 1
 
-    def begin(self) -> None:
-        """Do nothing: this process runs episodes in `run`."""
-
-    def run(self) -> dict[str, Any]:
-        """Run the episodes and return their metrics."""
-        env_steps, agent_steps = self.play()
-        return as_result(self.metrics, env_steps, agent_steps)
-
-    def play(self) -> tuple[int, int]:
-        """Run the episodes; return env steps and agent steps."""
+    def play(self) -> EvaluationShare:
+        """Run the episodes."""
         with nullcontext() if self._generators is None else self._generators.entered():
-            return self._play()
+            env_steps, agent_steps = self._play()
+        return EvaluationShare(self._limit.metrics.take(), env_steps, agent_steps)
 
     def _play(self) -> tuple[int, int]:
         sampler = self._ready()
@@ -255,29 +250,13 @@ class Evaluation:
         self._interrupted = False
         return sampler.env_steps - env_steps, sampler.agent_steps - agent_steps
 
-    def break_off(self) -> None:
-        """Do nothing: the exception has ended the episodes."""
-
-    def recreated(self) -> Sequence[int]:
-        """Return nothing: there are no workers."""
-        return ()
-
     def state(self) -> dict[str, Any] | None:
-        """Return what the next evaluation depends on; None before the first one and after a failed one."""
-        if self._sampler is None or self._interrupted:
+        """Return the sampler's state; None before the first evaluation, after a failed one and with other policies."""
+        if self._sampler is None or self._interrupted or self._playing is not self._policy_view.policy_map:
             return None
         with suppress(CallOrderError):
-            # With other policies the next evaluation begins new episodes.
-            same = self._playing is self._policy_view.policy_map
-            return {"sampler": self._sampler.state() if same else None, "metrics": self.metrics.state()}
+            return self._sampler.state()
         return None
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore `state`."""
-        self._ready()
-        if state["sampler"] is not None:
-            self.resume(state["sampler"])
-        self.metrics.set_state(state["metrics"])
 
     def resume(self, tree: Mapping[str, Any]) -> None:
         """Resume from the samplers of another run's evaluation; one of several workers resumes its share."""
@@ -331,22 +310,11 @@ class Evaluation:
         self._playing = policy_view.policy_map
         sampler = new_sampler(
             settings, base_env, policy_view, [group.clone() for group in policy_view.groups], self._limit,
-            self.metrics, self._seed, self._callbacks, self._placement,
+            self._limit.metrics, self._seed, self._callbacks, self._placement,
         )  # fmt: skip
         sampler.use_vector_loop = False
         tell_envs_created(lambda: sampler, settings, base_env, self._callbacks, self._placement)
         return sampler
-
-
-def as_result(metrics: Metrics, env_steps: int, agent_steps: int) -> dict[str, Any]:
-    """Return an evaluation's result: the summary of the recorded episodes and the steps."""
-    summary = metrics.summary()
-    return {
-        **summary,
-        "sampler_results": summary,
-        "num_env_steps_sampled_this_iter": env_steps,
-        "num_agent_steps_sampled_this_iter": agent_steps,
-    }
 
 
 Kind: TypeAlias = Literal["observation", "action"]

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -16,7 +15,7 @@ from menv.adapters.convert import check_number
 from menv.adapters.validation import Declared, check_worker, declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import evaluation_settings
-from menv.algorithms.evaluation import EvalPolicies, Evaluation, as_result
+from menv.algorithms.evaluation import EvalPolicies, Evaluation, EvaluationShare
 from menv.algorithms.operation_guard import OperationGuard
 from menv.algorithms.policy_set import PolicySet
 from menv.algorithms.rollout_worker import collect_warnings, open_settings
@@ -30,8 +29,8 @@ from menv.algorithms.worker_messages import (
     create_evaluation_envs,
 )
 from menv.callbacks import DefaultCallbacks, read_callbacks
-from menv.errors import ConfigError, ContractError, EnvCrashError, EnvFaultWarning
-from menv.metrics import Metrics, MetricsSnapshot
+from menv.errors import ConfigError, ContractError, EnvCrashError
+from menv.metrics import Metrics
 from menv.migration_hints import Result
 from menv.policy_map import PolicyMap
 from menv.serialization import is_plain
@@ -68,7 +67,7 @@ class EvaluationRunner:
         self._training_env = training_env
         self._callbacks = callbacks
         self._seed = seed
-        self._evaluation: Evaluation | EvaluationWorkers | None = None
+        self._evaluation: EvaluationGroup | None = None
         # Settings for workers from before callbacks received the algorithm and kept it.
         self._first: SealedValue | None = None
         self._declared = declared(training_env)
@@ -138,9 +137,7 @@ class EvaluationRunner:
         self.latest = Result({"evaluation": evaluation.run()})
         numbers = evaluation.recreated()
         if numbers:
-            self._callbacks.on_workers_recreated(
-                algorithm=algorithm, worker_ids=list(numbers), is_evaluation=True
-            )
+            self._callbacks.on_workers_recreated(algorithm=algorithm, worker_ids=numbers, is_evaluation=True)
 
     def begin(self, algorithm: Algorithm, iteration: int) -> None:
         """Start the workers on the evaluation that ends this iteration, if it runs parallel to training."""
@@ -181,22 +178,24 @@ class EvaluationRunner:
         if self._evaluation is not None:
             self._evaluation.stop()
 
-    def _ready(self) -> Evaluation | EvaluationWorkers:
+    def _ready(self) -> EvaluationGroup:
         if self._evaluation is None:
             self._evaluation = self._new_evaluation()
         return self._evaluation
 
-    def _new_evaluation(self) -> Evaluation | EvaluationWorkers:
+    def _new_evaluation(self) -> EvaluationGroup:
         config, first, seed = self._config, self._training_env, self._seed + _SEED
         settings = evaluation_settings(config)
         eval_policies = self._eval_policies(settings)
         if config.evaluation_num_workers:
+            check_evaluable(settings, first)
             if config.evaluation_interval is None:
                 self._try_out()
-            return EvaluationWorkers(settings, eval_policies, first, seed, self._first, self._declared)
+            return EvaluationGroup(settings, eval_policies, seed, None, self._first, self._declared)
         own = settings["callbacks"]
         callbacks = self._callbacks if own is config["callbacks"] else read_callbacks(own)
-        return Evaluation(settings, eval_policies, self._make_envs, callbacks, seed)
+        here = Evaluation(settings, eval_policies, self._make_envs, callbacks, seed)
+        return EvaluationGroup(settings, eval_policies, seed, here)
 
     def _eval_policies(self, settings: AlgorithmConfig) -> EvalPolicies:
         mapped = "policy_mapping_fn" in ((self._config.evaluation_config or {}).get("multiagent") or {})
@@ -212,54 +211,29 @@ def _prefixed_errors() -> Iterator[None]:
         raise type(error)(f"evaluation_config: {error}") from (error.__cause__ or error)
 
 
-EvaluationShare = tuple[MetricsSnapshot, int, int, Sequence[str]]
-"""Episodes, env steps and agent steps of one worker, with warnings for the driver."""
-
-
-class EvaluationWorker:
+class EvaluationWorker(Evaluation):
     """Runs the share that its placement says, in another process.
 
     It imports no torch, unless a policy acts with it.
     """
 
     def __init__(self, worker_init: WorkerInit) -> None:
-        config = open_settings(worker_init)
-        self._placement, self._worker_policies, self._declared = (
-            worker_init.placement,
-            worker_init.worker_policies,
-            worker_init.declared,
-        )
+        config, policies = open_settings(worker_init), worker_init.worker_policies
+        self._worker_policies, self._declared = policies, worker_init.declared
         # Remote environments are watched from here.
         self._seconds = None if config.remote_worker_envs else config.env_timeout
-        self._evaluation = Evaluation(
-            config,
-            worker_init.worker_policies,
-            self._make_envs,
-            read_callbacks(config["callbacks"]),
-            worker_init.seed,
+        super().__init__(
+            config, policies, self._make_envs, read_callbacks(config["callbacks"]), worker_init.seed,
             worker_init.placement,
-        )
-        self._evaluation.guard = Watchdog(self._seconds, lambda: self._evaluation.progress)
+        )  # fmt: skip
+        self.guard = Watchdog(self._seconds, lambda: self.progress)
 
-    def play(self, update: PolicyUpdate) -> EvaluationShare:
+    def follow_and_play(self, update: PolicyUpdate) -> EvaluationShare:
         """Run the episodes after applying an update."""
         # No episode is running.
         self._worker_policies.take(update, ())
         with collect_warnings() as faults:
-            steps = self._evaluation.play()
-        return self._evaluation.metrics.take(), *steps, faults
-
-    def state(self) -> Any:
-        """Return the sampler's state; see `Evaluation.state`."""
-        state = self._evaluation.state()
-        return state and state["sampler"]
-
-    def resume(self, tree: Mapping[str, Any]) -> None:
-        """Resume the share of `state` of all workers, of this or another number of them."""
-        self._evaluation.resume(tree)
-
-    def stop(self) -> None:
-        self._evaluation.stop()
+            return self.play()._replace(warnings=faults)
 
     def _make_envs(self, config: AlgorithmConfig) -> Adapter:
         with limited(creation_limit(self._seconds)):
@@ -268,30 +242,32 @@ class EvaluationWorker:
         return base_env
 
 
-class EvaluationWorkers:
-    """An evaluation in worker processes, which start with the first evaluation.
+class EvaluationGroup:
+    """The processes that run the episodes of evaluations: workers, which start with the first one, or only this.
 
-    Each worker has its share of sub-environments and episodes; the result is that of one process with all of them.
+    Each has its share of sub-environments and episodes; the result does not depend on their number. `here` runs the
+    episodes in this process; None starts workers.
     """
 
     def __init__(
         self,
         settings: AlgorithmConfig,
         policy_view: PolicyView,
-        training_env: Any,
         seed: int,
+        here: Evaluation | None,
         first: SealedValue | None = None,
         declared: Declared | None = None,
     ) -> None:
-        check_evaluable(settings, training_env)
-        self._settings = _of_workers(settings)
+        self._settings = settings if here is not None else _of_workers(settings)
         self._first, self._declared = first, declared
         self._policy_view = policy_view
         self._seed = seed
+        self._here = here
         self._metrics = Metrics(0)
-        self._policy_sync = PolicySync(policy_view)
-        self._engine = make_engine(settings.engine, patience=settings.worker_start_timeout_s)
         self._workers: WorkerGroup | None = None
+        if here is None:
+            self._policy_sync = PolicySync(policy_view)
+            self._engine = make_engine(settings.engine, patience=settings.worker_start_timeout_s)
         self._playing: PolicyMap | None = None
         self._interrupted = False
         # An evaluation that was begun and not waited for, the update sent with it, and its results.
@@ -300,7 +276,6 @@ class EvaluationWorkers:
         self._played: Sequence[EvaluationShare] | None = None
         # Sampler states of another run, until the next evaluation resumes them.
         self._resumed: Mapping[str, Any] | None = None
-        self._warned: set[str] = set()
 
     @property
     def begun(self) -> bool:
@@ -308,7 +283,7 @@ class EvaluationWorkers:
         return self._begun or self._played is not None
 
     def begin(self) -> None:
-        """Start an evaluation with the current policies; `run` waits for it."""
+        """Let workers start an evaluation with the current policies; `run` waits for it."""
         # Discard an evaluation that was begun and not waited for.
         self._interrupted |= self._begun
         self._played = None
@@ -324,27 +299,33 @@ class EvaluationWorkers:
             if len(replaced) == len(workers):
                 workers.stand_in(replaced)
             workers.call_all(EvaluationWorker.resume, tree)
-        workers.ask_all(EvaluationWorker.play, update)
+        workers.ask_all(EvaluationWorker.follow_and_play, update)
         self._update, self._interrupted = update, False
 
     def run(self) -> dict[str, Any]:
         """Return the metrics of the evaluation that was begun, or of a new one."""
-        if not self.begun:
-            self.begin()
-        env_steps = agent_steps = 0
-        for metrics, more_env_steps, more_agent_steps, lines in self._all_played():
-            self._metrics.absorb(metrics)
-            self._warn(lines)
-            env_steps, agent_steps = env_steps + more_env_steps, agent_steps + more_agent_steps
+        shares = [self._here.play()] if self._here is not None else self._all_played()
+        for share in shares:
+            self._metrics.absorb(share.metrics)
+            if self._workers is not None:
+                self._workers.warn(share.warnings)
         self._played = None
-        return as_result(self._metrics, env_steps, agent_steps)
+        summary = self._metrics.summary()
+        return {
+            **summary,
+            "sampler_results": summary,
+            "num_env_steps_sampled_this_iter": sum(share.env_steps for share in shares),
+            "num_agent_steps_sampled_this_iter": sum(share.agent_steps for share in shares),
+        }
 
     def _all_played(self) -> Sequence[EvaluationShare]:
+        if not self.begun:
+            self.begin()
         if self._played is None:
             assert self._workers is not None
             assert self._update is not None
             self._begun, self._interrupted = False, True
-            self._played = self._workers.answers(EvaluationWorker.play, self._update)
+            self._played = self._workers.answers(EvaluationWorker.follow_and_play, self._update)
             self._interrupted = False
         return self._played
 
@@ -355,13 +336,12 @@ class EvaluationWorkers:
 
     def recreated(self) -> list[int]:
         """Return the numbers, from 1, of the workers that were replaced since the last call."""
-        if self._workers is None:
-            return []
-        numbers, self._workers.recreated = self._workers.recreated, []
-        return numbers
+        return [] if self._workers is None else self._workers.take_recreated()
 
     def state(self) -> dict[str, Any] | None:
         """Return what the next evaluation depends on; None before the first one and after a failed one."""
+        if self._here is not None:
+            return {"sampler": self._here.state(), "metrics": self._metrics.state()}
         if self._resumed is not None:
             return {"sampler": self._resumed, "metrics": self._metrics.state()}
         if self._workers is None or self._interrupted:
@@ -382,11 +362,16 @@ class EvaluationWorkers:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore `state` of another run's evaluation, by workers or not."""
-        self._resumed = state["sampler"]
+        if self._here is None:
+            self._resumed = state["sampler"]
+        elif state["sampler"] is not None:
+            self._here.resume(state["sampler"])
         self._metrics.set_state(state["metrics"])
 
     def stop(self) -> None:
-        """End the workers."""
+        """End the workers, or close the environments of this process."""
+        if self._here is not None:
+            self._here.stop()
         if self._workers is not None:
             self._workers.stop()
 
@@ -410,12 +395,6 @@ class EvaluationWorkers:
     def _lose(self, _index: int, line: str) -> None:
         for _ in range(self._settings.num_envs_per_worker):
             self._metrics.record_faulty(line)
-
-    def _warn(self, lines: Sequence[str]) -> None:
-        for line in lines:
-            if line not in self._warned:
-                self._warned.add(line)
-                warnings.warn(line, EnvFaultWarning, stacklevel=2)
 
 
 def sealed(settings: AlgorithmConfig) -> SealedValue | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +36,7 @@ from menv.algorithms.worker_messages import (
 )
 from menv.base_env import AgentId, Column
 from menv.callbacks import DefaultCallbacks
-from menv.errors import ConfigError, EnvFaultWarning, WorkerLostError
+from menv.errors import ConfigError, WorkerLostError
 from menv.metrics import Metrics, Timers
 from menv.multi_agent_env import MultiAgentEnv
 from menv.policy_spec import PolicySpec
@@ -108,14 +107,14 @@ class FragmentQueue:
     def put(self, fragment: Fragment) -> None:
         self.asked -= 1
         self._waiting.append((fragment, self._other))
-        self._other, self.running = False, fragment.running
+        self._other, self.running = False, fragment.counters.running
 
     def take(self) -> Fragment:
         """Return the oldest fragment, which is counted from now on."""
         fragment, other = self._waiting.popleft()
         if other:
             self.past_counters.add(self.counters)
-        self.counters = WorkerCounters.after(fragment)
+        self.counters = fragment.counters
         return fragment
 
     def drop(self, policy_id: str) -> None:
@@ -170,7 +169,6 @@ class RemoteRollouts:
         # Counters of the workers before a checkpoint.
         self._past_counters = WorkerCounters()
         self._unrolls = 0
-        self._warned: set[str] = set()
         # Whether workers sample ahead and none of their fragments was consumed.
         self._begun = False
         # Whether a fragment of each has arrived and none was consumed.
@@ -217,8 +215,7 @@ class RemoteRollouts:
 
     def recreated(self) -> list[int]:
         """Return the numbers, from 1, of the workers that were replaced since the last call."""
-        numbers, self._workers.recreated = self._workers.recreated, []
-        return numbers
+        return self._workers.take_recreated()
 
     @property
     def _total(self) -> WorkerCounters:
@@ -488,7 +485,7 @@ class RemoteRollouts:
             self._metrics.absorb(fragment.metrics)
             self.timers.add(fragment.timers)
             self._policy_sync.merge_filters(fragment.filters)
-            self._warn(fragment.warnings)
+            self._workers.warn(fragment.warnings)
             for batch in fragment.batch.policy_batches.values():
                 batch.segments.env_id = batch.segments.env_id + index * self._each
         batches = [fragment.batch for fragment in fragments.values()]
@@ -512,12 +509,6 @@ class RemoteRollouts:
             # Empty where all rows sampled ahead are of a removed policy.
             for rows in batch.policy_batches.values():
                 self.staleness.append(self._policy_sync.version - rows[SampleBatch.WEIGHTS_SEQ_NO])
-
-    def _warn(self, lines: Sequence[str]) -> None:
-        for line in lines:
-            if line not in self._warned:
-                self._warned.add(line)
-                warnings.warn(line, EnvFaultWarning, stacklevel=2)
 
 
 def _own(batch: MultiAgentBatch) -> MultiAgentBatch:

@@ -20,6 +20,7 @@ from menv.algorithms.rollouts import LocalRollouts, Tree, freeze
 from menv.algorithms.worker_messages import (
     Fragment,
     PolicyUpdate,
+    WorkerCounters,
     WorkerInit,
     WorkerPolicies,
     create_envs,
@@ -30,6 +31,7 @@ from menv.callbacks import overrides, read_callbacks
 from menv.errors import EnvFaultWarning
 from menv.metrics import Metrics
 from menv.sampling.custom_policy_group import CustomPolicyGroup
+from menv.sampling.digest import Digest
 from menv.workers.engine import BREAK
 from menv.workers.pipe_channel import SealedValue
 from menv.workers.watchdog import Watchdog, creation_limit, limited
@@ -129,11 +131,11 @@ class RolloutWorker:
                 batch = rollouts.sample()
             except KeyboardInterrupt:
                 return None
-        return Fragment(
-            batch, rollouts.env_steps, rollouts.agent_steps, rollouts.digest.state(), rollouts.left_out,
-            rollouts.num_envs, len(rollouts.sampler.running), self._metrics.take(), self._seen(), faults,
-            rollouts.timers.take(),
+        counters = WorkerCounters(
+            rollouts.env_steps, rollouts.agent_steps, rollouts.left_out, Digest(*rollouts.digest.state()),
+            len(rollouts.sampler.running),
         )  # fmt: skip
+        return Fragment(batch, counters, self._metrics.take(), self._seen(), faults, rollouts.timers.take())
 
     def follow(self, worker_policies: WorkerPolicies) -> None:
         """Switch to the current policies; running episodes keep theirs."""

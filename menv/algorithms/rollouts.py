@@ -189,6 +189,7 @@ class LocalRollouts:
         return {episode.episode_id for episode in self.sampler.running.values()}
 
     def seats_playing(self) -> set[str]:
+        """Return the seats of self-play in running episodes; see `menv.algorithms.matches`."""
         return seats_in(self.sampler.running.values())
 
     def break_off(self) -> None:

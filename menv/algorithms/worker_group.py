@@ -190,6 +190,7 @@ class WorkerGroup:
         self._declared = declared or {}
         self._leaves_out = leaves_out
         self._stopped = False
+        self._warned: set[str] = set()
         # Errors of each worker since its last answer, the first cause first.
         self._errors: list[list[WorkerLostError]] = [[] for _ in self.replaced]
         # Workers that could not be created, and those that were given up.
@@ -212,6 +213,18 @@ class WorkerGroup:
     def pids(self) -> list[int | None]:
         """Process ids of the workers."""
         return [actor.pid for actor in self._actors]
+
+    def take_recreated(self) -> list[int]:
+        """Return the numbers, from 1, of the workers that were replaced since the last call."""
+        numbers, self.recreated = self.recreated, []
+        return numbers
+
+    def warn(self, lines: Sequence[str]) -> None:
+        """Show warnings of workers, each once."""
+        for line in lines:
+            if line not in self._warned:
+                self._warned.add(line)
+                warnings.warn(line, EnvFaultWarning, stacklevel=2)
 
     def present(self) -> list[int]:
         """Return the indices of running workers, after waiting for Ray to place the others."""

@@ -318,49 +318,21 @@ class WorkerInit:
     num_envs: int
 
 
-class Fragment(NamedTuple):
-    """A worker's fragment, ready to be learned from, and the worker's counters since its start.
-
-    `metrics`, `filters`, `warnings` and `times` cover the time since the previous fragment; `filters` are as in
-    `PolicyUpdate`, `running` counts episodes that run.
-    """
-
-    batch: MultiAgentBatch
-    env_steps: int
-    agent_steps: int
-    digest: list[int]
-    left_out: int
-    num_envs: int
-    running: int
-    metrics: MetricsSnapshot
-    filters: Mapping[str, Sequence[tuple[int, Any]]]
-    warnings: Sequence[str]
-    timers: Timers
-
-
 Tree = dict[str, Any]
 
 
 @dataclass(slots=True)
 class WorkerCounters:
-    """Counters of one worker, or sums of several; `left_out` counts rows that could not be learned from."""
+    """Counters of one worker, or sums of several.
+
+    `left_out` counts rows that could not be learned from, `running` the running episodes.
+    """
 
     env_steps: int = 0
     agent_steps: int = 0
     left_out: int = 0
     digest: Digest = field(default_factory=Digest)
     running: int = 0
-
-    @classmethod
-    def after(cls, fragment: Fragment) -> Self:
-        """Return a worker's counters after a fragment."""
-        return cls(
-            fragment.env_steps,
-            fragment.agent_steps,
-            fragment.left_out,
-            Digest(*fragment.digest),
-            fragment.running,
-        )
 
     @classmethod
     def of(cls, tree: Mapping[str, Any]) -> Self:
@@ -392,6 +364,21 @@ class WorkerCounters:
             "digest": self.digest.state(),
             "running": self.running,
         }
+
+
+class Fragment(NamedTuple):
+    """A worker's fragment, ready to be learned from, and the worker's counters since its start.
+
+    `metrics`, `filters`, `warnings` and `times` cover the time since the previous fragment; `filters` are as in
+    `PolicyUpdate`.
+    """
+
+    batch: MultiAgentBatch
+    counters: WorkerCounters
+    metrics: MetricsSnapshot
+    filters: Mapping[str, Sequence[tuple[int, Any]]]
+    warnings: Sequence[str]
+    timers: Timers
 
 
 def joined_state(tree: Mapping[str, Any]) -> Mapping[str, Any]:
