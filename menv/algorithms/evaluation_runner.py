@@ -25,6 +25,7 @@ from menv.algorithms.worker_messages import (
     PolicyUpdate,
     WorkerCounters,
     WorkerInit,
+    WorkerSettings,
     check_evaluable,
     create_evaluation_envs,
 )
@@ -35,7 +36,7 @@ from menv.migration_hints import Result
 from menv.policy_map import PolicyMap
 from menv.serialization import is_plain
 from menv.workers.engines import check_system, make_engine
-from menv.workers.pipe_channel import SealedValue, UnsendableError
+from menv.workers.pipe_channel import UnsendableError
 from menv.workers.watchdog import Watchdog, creation_limit, limited
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class EvaluationRunner:
         self._seed = seed
         self._evaluation: EvaluationGroup | None = None
         # Settings for workers from before callbacks received the algorithm and kept it.
-        self._first: SealedValue | None = None
+        self._first: WorkerSettings | None = None
         self._declared = declared(training_env)
 
     def check_settings(self) -> None:
@@ -255,7 +256,7 @@ class EvaluationGroup:
         policy_view: PolicyView,
         seed: int,
         here: Evaluation | None,
-        first: SealedValue | None = None,
+        first: WorkerSettings | None = None,
         declared: Declared | None = None,
     ) -> None:
         self._settings = settings if here is not None else _of_workers(settings)
@@ -397,7 +398,7 @@ class EvaluationGroup:
             self._metrics.record_faulty(line)
 
 
-def sealed(settings: AlgorithmConfig) -> SealedValue | None:
+def sealed(settings: AlgorithmConfig) -> WorkerSettings | None:
     """Return the settings of evaluation workers, pickled before callbacks receive the algorithm.
 
     None if they cannot be pickled; the first evaluation raises the error.

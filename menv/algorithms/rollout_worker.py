@@ -33,7 +33,6 @@ from menv.metrics import Metrics
 from menv.sampling.custom_policy_group import CustomPolicyGroup
 from menv.sampling.digest import Digest
 from menv.workers.engine import BREAK
-from menv.workers.pipe_channel import SealedValue
 from menv.workers.watchdog import Watchdog, creation_limit, limited
 from menv.workers.worker_process import set_log_level
 
@@ -203,16 +202,11 @@ class RolloutWorker:
 
 def open_settings(worker_init: WorkerInit) -> AlgorithmConfig:
     """Return the settings of a worker, after registering the driver's environment names here."""
-    settings = (
-        worker_init.settings.opened()
-        if isinstance(worker_init.settings, SealedValue)
-        else worker_init.settings
-    )
-    config: AlgorithmConfig = settings.config
+    config = worker_init.settings.config
     if worker_init.placement.recreated and config.seed is not None:
         config = replace(config, seed=worker_init.seed)
     set_log_level(config.log_level)
-    settings.registered.register()
+    worker_init.settings.registered.register()
     return config
 
 

@@ -33,7 +33,7 @@ from menv.connectors.pipeline import PolicyConnectors
 from menv.errors import CallOrderError, EnvCrashError, EnvFaultWarning, NoRoomError, WorkerLostError
 from menv.policy import weights_of
 from menv.workers.engine import Engine, RemoteActor, T, Ts
-from menv.workers.pipe_channel import SealedValue, can_be_pickled
+from menv.workers.pipe_channel import can_be_pickled, sealed
 from menv.workers.process_engine import in_a_line
 from menv.workers.registered_envs import known_here
 from menv.workers.watchdog import creation_limit, where_it_hung
@@ -171,7 +171,7 @@ class WorkerGroup:
         early: Sequence[RemoteActor] = (),
         *,
         label: str = "worker",
-        first: SealedValue | None = None,
+        first: WorkerSettings | None = None,
         declared: Declared | None = None,
         leaves_out: bool = False,
     ) -> None:
@@ -389,7 +389,7 @@ class WorkerGroup:
 
     def _worker_init(self, index: int) -> WorkerInit:
         """Return what a worker is created from; a replacement samples with another seed."""
-        settings: WorkerSettings | SealedValue = _settings(self._config)
+        settings = _settings(self._config)
         if self._first is not None and not can_be_pickled(settings):
             # Callbacks may hold the algorithm or open files by now, which workers do not need.
             settings = self._first
@@ -476,9 +476,9 @@ class WorkerGroup:
             raise CallOrderError("sample: this algorithm was stopped meanwhile; build a new one")
 
 
-def sealed_settings(config: AlgorithmConfig) -> SealedValue:
+def sealed_settings(config: AlgorithmConfig) -> WorkerSettings:
     """Return the current settings for workers that start later, pickled."""
-    return SealedValue(_settings(config))
+    return sealed(_settings(config))
 
 
 def _settings(config: AlgorithmConfig) -> WorkerSettings:

@@ -35,7 +35,6 @@ from menv.sampling.digest import Digest
 from menv.sampling.fragment_limit import ExternalFragmentLimit, FragmentLimit, WholeEpisodeLimit
 from menv.sampling.policy_group import PolicyGroup
 from menv.workers.convert import to_base_env
-from menv.workers.pipe_channel import SealedValue
 from menv.workers.registered_envs import RemoteEnvSpec
 
 Spaces = Mapping[Hashable, gym.Space[Any]]
@@ -310,7 +309,7 @@ class WorkerInit:
     `declared` are the spaces of the driver's environment; `num_envs` is the number of sub-environments of each worker.
     """
 
-    settings: WorkerSettings | SealedValue
+    settings: WorkerSettings
     placement: WorkerPlacement
     worker_policies: WorkerPolicies
     seed: int

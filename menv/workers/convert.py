@@ -24,7 +24,7 @@ from menv.registry import wrapped_if_foreign
 from menv.spaces import close_unused
 from menv.vector_env import VectorEnv
 from menv.workers.engine import Engine, EngineName
-from menv.workers.pipe_channel import SealedValue
+from menv.workers.pipe_channel import dumps, loads
 from menv.workers.registered_envs import RemoteEnvSpec, remote_creator
 from menv.workers.remote_envs import RemoteEnvs
 
@@ -128,7 +128,7 @@ def _creator(env: Any, make_env: Callable[[int], Any] | None, num_envs: int) -> 
 def _check_agents(env: Any) -> None:
     """Refuse agent ids that do not equal their pickled copies: their rows could not be assigned."""
     for agent in (possible_agents(env) or ()) if isinstance(env, MultiAgentEnv) else ():
-        if SealedValue(agent).opened() not in {agent}:
+        if loads(dumps(agent)) not in {agent}:
             kind = type(agent).__name__
             raise ContractError(
                 f"remote_envs: agent {agent!r:.100} of {type(env).__name__} does not equal its copy from another "

@@ -17,11 +17,13 @@ from contextlib import suppress
 from functools import partial
 from pickle import PickleBuffer
 from types import FunctionType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 import cloudpickle
 
 from menv.errors import ConfigError
+
+T = TypeVar("T")
 
 
 def dumps(value: Any, take_buffer: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
@@ -71,14 +73,20 @@ def pack(value: Any, what: str = "", at: str = "") -> Parts:
     return [head, *buffers]
 
 
-class SealedValue:
-    """A snapshot of a value that is sent later, maybe to many. Its class may have changed when it is pickled again."""
+class _Sealed:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = [PickleBuffer(bytearray(part)) for part in parts]
 
-    def __init__(self, value: Any, what: str = "") -> None:
-        self._parts = [PickleBuffer(bytearray(part)) for part in pack(value, what)]
+    def __reduce__(self) -> Any:
+        return unpack, (self._parts,)
 
-    def opened(self) -> Any:
-        return unpack(self._parts)
+
+def sealed(value: T, what: str = "") -> T:
+    """Return a snapshot of a value that is sent later, maybe to many; it becomes the value where it is unpickled.
+
+    The class of the value may have changed when it is pickled again.
+    """
+    return cast(T, _Sealed(pack(value, what)))
 
 
 def unpack(parts: Parts) -> Any:

@@ -35,7 +35,7 @@ from menv.workers.engine import (
     warn_of_bad_end,
     warn_of_slow_end,
 )
-from menv.workers.pipe_channel import Parts, PipeChannel, SealedValue, unpack
+from menv.workers.pipe_channel import Parts, PipeChannel, sealed, unpack
 from menv.workers.watchdog import FATAL, last_of, where_it_hung
 from menv.workers.worker_process import CREATE, ONE_THREAD, import_paths, pack_request
 
@@ -198,7 +198,7 @@ class ProcessActor(RemoteActor):
             return True
         ended = True
         try:
-            _wait(self._process, max(0.0, until - time.monotonic()))
+            self._process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             ended = False
         self.was_killed = self.was_killed or not ended
@@ -243,7 +243,7 @@ class ProcessActor(RemoteActor):
     def _lost(self) -> WorkerLostError:
         with suppress(subprocess.TimeoutExpired):
             # A process without its channel is useless even if it still runs.
-            _wait(self._process, _ENDING_S)
+            self._process.wait(_ENDING_S)
         if self.was_killed:
             how = "was killed by this process"
         elif self.channel.was_interrupted:
@@ -285,7 +285,7 @@ class ProcessEngine(Engine):
         return actor
 
     def put(self, value: T) -> T:
-        return cast(T, SealedValue(value, "parcel"))
+        return sealed(value, "parcel")
 
     def wait(self, actors: Sequence[RemoteActor], timeout: float | None = None) -> list[RemoteActor]:
         own = [actor for actor in cast("Sequence[ProcessActor]", actors) if actor.pending]
@@ -355,23 +355,6 @@ def _drop(process: subprocess.Popen[bytes], channel: PipeChannel, owner: int) ->
     with suppress(subprocess.TimeoutExpired):
         process.wait(_DROPPED_S)
     _kill(process)
-
-
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Wait for a process to end; subprocess.TimeoutExpired after `seconds`."""
-    # Once the end of a process was seen, another one may have its id.
-    if process.poll() is None and hasattr(os, "pidfd_open"):
-        # `Popen.wait` polls with pauses of up to 0.05 s.
-        with suppress(OSError):
-            ended = os.pidfd_open(process.pid)
-            try:
-                poll = select.poll()
-                poll.register(ended, select.POLLIN)
-                poll.poll(1000.0 * seconds)
-            finally:
-                os.close(ended)
-            seconds = 0.0
-    process.wait(seconds)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -23,7 +23,6 @@ from menv.errors import end_if_forked
 from menv.workers.engine import CapturedError
 from menv.workers.pipe_channel import (
     Parts,
-    SealedValue,
     UnsendableError,
     pack,
     receive_parts,
@@ -64,9 +63,10 @@ class WorkerProcess:
         method = "?"
         try:
             method, args = _unpack_request(request, parcel)
+            if method != CREATE and self._creation_error is not None:
+                # Requests may be under way before the driver knows that the creation failed.
+                return pack((False, self._creation_error))
             value = self._call(method, args)
-            if isinstance(value, CapturedError):
-                return pack((False, value))
             return pack((True, value), f"the answer of {method!r}", "[1]")
         except Exception as error:
             end_if_forked(error)
@@ -86,16 +86,12 @@ class WorkerProcess:
             self._object = self._creation_error = None
             self._object = args[0](*args[1:])
             return None
-        # Requests may be under way before the driver knows that the creation failed.
-        return (
-            self._creation_error if self._creation_error is not None else getattr(self._object, method)(*args)
-        )
+        return getattr(self._object, method)(*args)
 
 
 def _unpack_request(request: Parts, parcel: Parts | None) -> tuple[str, tuple[Any, ...]]:
     try:
         method, args = unpack(request)
-        args = tuple(arg.opened() if isinstance(arg, SealedValue) else arg for arg in args)
         return method, args if parcel is None else (*args, unpack(parcel))
     except (ImportError, AttributeError) as error:
         raise UnsendableError(
