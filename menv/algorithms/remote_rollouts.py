@@ -280,7 +280,7 @@ class RemoteRollouts:
         for _ in range(times):
             if not self._queues[index].asked:
                 self._workers.settle(index)
-            self._workers.ask(index, RolloutWorker.sample, number, self._config.explore, update)
+            self._workers.ask(index, RolloutWorker.fragment, number, self._config.explore, update)
             if update is not None:
                 self._updated.add(index)
             self._queues[index].asked += 1
@@ -359,7 +359,7 @@ class RemoteRollouts:
         self._behind = True
         self.discard_prefetched()
         policies = self._engine.put(self._policy_sync.worker_policies())
-        self._call_all(RolloutWorker.follow, policies)
+        self._call_all(RolloutWorker.switch, policies)
         self._policy_sync.mark_sent()
         self._behind = False
 

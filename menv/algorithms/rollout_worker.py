@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from menv import rng
 from menv.adapters.validation import check_worker
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.rollouts import LocalRollouts, Tree, freeze
+from menv.algorithms.rollouts import LocalRollouts, freeze
 from menv.algorithms.worker_messages import (
     Fragment,
     PolicyUpdate,
@@ -72,43 +72,31 @@ class Breakable:
         raise KeyboardInterrupt
 
 
-class RolloutWorker:
+class RolloutWorker(LocalRollouts):
     """Samples the share of the sub-environments that its placement says."""
 
     def __init__(self, worker_init: WorkerInit) -> None:
-        config = open_settings(worker_init)
+        config, placement = open_settings(worker_init), worker_init.placement
         self._worker_policies = worker_init.worker_policies
-        self._metrics = Metrics(0)
         # Remote environments are watched from here.
         seconds = None if config.remote_worker_envs else config.env_timeout
         if config.seed is not None:
-            rng.seed_process(worker_init.seed, worker_init.placement.worker_index)
+            rng.seed_process(worker_init.seed, placement.worker_index)
         with limited(creation_limit(seconds)):
-            first, base_env = create_envs(config, worker_init.placement)
-        check_worker(
-            f"worker {worker_init.placement.worker_index}",
-            base_env,
-            first,
-            worker_init.declared,
-            worker_init.num_envs,
-        )
+            first, base_env = create_envs(config, placement)
+        where = f"worker {placement.worker_index}"
+        check_worker(where, base_env, first, worker_init.declared, worker_init.num_envs)
         callbacks = read_callbacks(config["callbacks"])
-        self._rollouts = LocalRollouts(
-            config,
-            base_env,
-            worker_init.worker_policies,
-            callbacks,
-            worker_init.seed,
-            self._metrics,
-            worker_init.placement,
+        super().__init__(
+            config, base_env, self._worker_policies, callbacks, worker_init.seed, Metrics(0), placement
         )
         # Callbacks here must see complete batches.
         looked_at = any(overrides(callbacks, hook) for hook in ("on_postprocess_trajectory", "on_sample_end"))
-        self._rollouts.later = config.overlap and not looked_at
-        self._rollouts.breakable = Breakable()
-        self._rollouts.guard = Watchdog(seconds, self._progress)
+        self.later = config.overlap and not looked_at
+        self.breakable = Breakable()
+        self.guard = Watchdog(seconds, self._progress)
 
-    def sample(
+    def fragment(
         self, weights_seq_no: int | None, explore: bool, update: PolicyUpdate | None = None
     ) -> Fragment | None:
         """Return one fragment, after applying an update; rows carry `weights_seq_no` unless it is None.
@@ -116,27 +104,29 @@ class RolloutWorker:
         Return None if the driver has broken it off.
         """
         if update is not None:
-            self._worker_policies.take(update, range(self._rollouts.sampler.slots_used))
+            self._worker_policies.take(update, range(self.sampler.slots_used))
         # The statistics of a received filter already include its buffered changes.
         for policy in self._worker_policies.policies.values():
             for one in synced_filters(policy).values():
                 one.reset_state()
-        rollouts = self._rollouts
         for group in self._worker_policies.groups:
             group.weights_seq_no = weights_seq_no
-        rollouts.sampler.explore = explore
+        self.sampler.explore = explore
         with collect_warnings() as faults:
             try:
-                batch = rollouts.sample()
+                batch = self.sample()
             except KeyboardInterrupt:
                 return None
         counters = WorkerCounters(
-            rollouts.env_steps, rollouts.agent_steps, rollouts.left_out, Digest(*rollouts.digest.state()),
-            len(rollouts.sampler.running),
-        )  # fmt: skip
-        return Fragment(batch, counters, self._metrics.take(), self._seen(), faults, rollouts.timers.take())
+            self.env_steps,
+            self.agent_steps,
+            self.left_out,
+            Digest(*self.digest.state()),
+            len(self.sampler.running),
+        )
+        return Fragment(batch, counters, self._metrics.take(), self._seen(), faults, self.timers.take())
 
-    def follow(self, worker_policies: WorkerPolicies) -> None:
+    def switch(self, worker_policies: WorkerPolicies) -> None:
         """Switch to the current policies; running episodes keep theirs."""
         own = self._worker_policies
         added = worker_policies.groups[len(own.groups) :]
@@ -157,37 +147,16 @@ class RolloutWorker:
         own.postprocessor = worker_policies.postprocessor.over(groups, policies, own.postprocessor.left_out)
         own.policy_map, own.policies = worker_policies.policy_map, policies
         freeze(own)
-        self._rollouts.sampler.policies = policies
-        self._rollouts.follow(added)
+        self.sampler.policies = policies
+        self.follow(added)
         own.groups = groups
-
-    def running_ids(self) -> set[int] | None:
-        return self._rollouts.running_ids()
-
-    def seats_playing(self) -> set[str]:
-        return self._rollouts.seats_playing()
-
-    def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
-        return self._rollouts.call_envs(method, args)
-
-    def state(self) -> Tree:
-        return self._rollouts.state()
-
-    def check_restartable(self) -> None:
-        self._rollouts.check_restartable()
 
     def restart(self, seed: int) -> None:
         self._metrics.take()
-        self._rollouts.restart(seed)
-
-    def resume(self, tree: Mapping[str, Any]) -> int:
-        return self._rollouts.resume(tree)
-
-    def stop(self) -> None:
-        self._rollouts.stop()
+        super().restart(seed)
 
     def _progress(self) -> int:
-        steps = getattr(self._rollouts.base_env, "env_steps", None)
+        steps = getattr(self.base_env, "env_steps", None)
         return 0 if steps is None else int(steps.sum())
 
     def _seen(self) -> Filters:
