@@ -373,7 +373,7 @@ class TableEnvs(InnerEnvs):
         self._before: IntArray = np.zeros(self.num_envs, np.int64)
         self._now = self._before
         self._had_rows = np.full(self.num_envs, _NEVER)
-        # [R] of the rows of the last poll, the same array as long as they are equal, and their sub-environments.
+        # [R] of the rows of the last poll, the same array while the same agents wait, and their sub-environments.
         self._slots: IntArray = np.zeros(0, np.int64)
         self._envs = self._slots
         # By slot: whether an agent lives there, whether it waits, and its sub-environment.

@@ -169,7 +169,7 @@ class RunRecord:
 
     Attributes:
         digest: The digest of all of them.
-        parts: Columns of [N] timesteps each: those in `COMPARED`, `hash`, the trajectory (`life`, `eps_id`, `env_index`
+        parts: Columns of [N] timesteps each: all of `COMPARED`, `hash`, the trajectory (`life`, `eps_id`, `env_index`
             among all, `agent` as text) and the time (`t` in the trajectory, `env_t` in the sub-environment).
     """
 
@@ -253,7 +253,7 @@ def play_share(task: Task, samplers: int, number: int, host: Host = host_copies)
     """Play the share of sampler `number`; each has as many sub-environments as the others, or one more."""
     size, more = divmod(task.num_envs, samplers)
     first_index = number * size + min(number, more)
-    # A sampler of its own is the driver, number 0 of 0.
+    # A single sampler is the driver, number 0 of 0.
     worker = (number + 1, samplers) if samplers > 1 else (0, 0)
     base_env = host(task, lambda index: task.make_env(index, *worker), size + (number < more), first_index)
     try:
@@ -333,7 +333,7 @@ class Backend:
         kinds: The kinds of environments that it can host.
         play: Plays the whole task.
         suspects: Likely causes of a difference, for the report.
-        repeats: Whether it repeats the first back-end; a difference then explains those of later back-ends.
+        repeats: Whether it repeats the first back-end; a difference then explains the later ones.
         elsewhere: Whether the environments run in other processes.
         on_ray: Whether these are Ray's.
     """
