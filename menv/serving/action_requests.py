@@ -26,7 +26,7 @@ from menv.env_context import InputContext
 from menv.errors import CallOrderError, EpisodeError
 from menv.serving import value_readers
 from menv.serving.client_state import ClientState, OpenEpisode, Responder
-from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, is_plain, listed
+from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, listed
 from menv.serving.limits import Limits
 from menv.serving.protocol import (
     Action,
@@ -41,6 +41,7 @@ from menv.serving.protocol import (
     Ok,
     Ping,
     StartEpisode,
+    plain_get_action,
 )
 from menv.serving.session import MAX_DEFERRED, Unread
 from menv.serving.step_columns import StepColumns
@@ -70,14 +71,7 @@ def read_action_requests(bodies: Sequence[bytes], wire_format: WireFormat) -> li
         asked = _TYPED[wire_format](whole)
         if not _apart(whole, bodies, len(asked), wire_format):
             return unread
-        # Infos and ended agents need the checks of `decode`.
-        found = [
-            one if type(one) is GetAction and one.done is None and not one.info else None for one in asked
-        ]
-        return [
-            one if one is not None and is_plain(body, wire_format, _keys(one), strings=2) else None
-            for one, body in zip(found, bodies, strict=True)
-        ]
+        return [plain_get_action(one, body, wire_format) for one, body in zip(asked, bodies, strict=True)]
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
         return unread
 
@@ -90,11 +84,6 @@ def _apart(whole: bytes, bodies: Sequence[bytes], count: int, wire_format: WireF
     if wire_format is WireFormat.JSON and whole.count(b"{") == count:
         return True
     return [*map(len, _RAWS[wire_format](whole))] == [*map(len, bodies)]
-
-
-def _keys(asked: GetAction) -> int:
-    """Return the number of known keys; type, id and observation are always there."""
-    return 3 + bool(asked.reward) + (asked.seq is not None)
 
 
 _MAX_BYTES = 65_536

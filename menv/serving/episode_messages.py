@@ -6,6 +6,7 @@ columns which are no arrays in small pieces, so that reading them never holds up
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +19,9 @@ import numpy.typing as npt
 from msgspec import UNSET, Raw, UnsetType
 
 from menv.serving.codec import (
+    Array,
     BadMessageError,
+    BadValueError,
     Data,
     ErrorCode,
     PackedArray,
@@ -28,21 +31,13 @@ from menv.serving.codec import (
     fields,
     is_nil,
     to_raw,
-)
-from menv.serving.number_reader import (
-    NUMBERS_OR_ROWS,
-    ROWS,
-    Floats,
-    gaussian,
-    log_probabilities,
-    matrix,
-    refuse_positive,
-    rows_within,
+    unpacked,
 )
 from menv.serving.protocol import Count, Id
 from menv.serving.value_readers import Column, ElementReader, Space, reader_of, reward
 from menv.spaces import leaves
 
+Floats = npt.NDArray[np.float32]
 SpacesOf = Callable[[str | None], tuple[Space, Space] | None]
 """See `menv.serving.step_columns.agent_spaces`."""
 
@@ -119,6 +114,115 @@ def read_episode(
         env_steps=whole.env_steps if isinstance(whole.env_steps, int) else None,
         unclaimed=_unclaimed(whole.unclaimed, wire_format, f"{where}.unclaimed"), size=len(memoryview(raw)),
     )  # fmt: skip
+
+
+ROWS = list[tuple[float, ...]]
+"""msgspec type of rows."""
+NUMBERS_OR_ROWS = list[float | tuple[float, ...]]
+"""msgspec type of numbers, or of rows of them."""
+_LOGP_TOLERANCE = 1e-4
+"""Rounding may lift the log-probability of a discrete action this far above 0."""
+
+
+def matrix(values: Array | PackedArray | list[Any], where: str, rows: int) -> Floats:
+    """Return [rows, K] of decoded `ROWS` or a packed array."""
+    return _finite(_of_length(values, where, rows, (2,), "rows"), where)
+
+
+def rows_within(dimensions: int) -> Any:
+    """Return the msgspec type of rows whose numbers may be nested in this many dimensions."""
+    row: Any = tuple[float, ...]
+    for _ in range(dimensions):
+        row = tuple.__class_getitem__((float | row, ...))
+    return list.__class_getitem__(row)
+
+
+def gaussian(values: PackedArray | list[Any], where: str, rows: int, shape: tuple[int, ...]) -> Floats:
+    """Return [rows, 2 * size] of means, followed by logarithms of standard deviations.
+
+    Args:
+        values: Flat rows in this order, or of shape [rows, *shape, 2], [rows, 2, *shape], or [rows, *shape] with a
+            last dimension twice as long.
+        where: Begins the text of an error.
+        rows: The number of rows.
+        shape: Shape of one action.
+    """
+    array = _array(values, where)
+    if array.ndim > 2:
+        if array.shape[1:] == (*shape, 2):
+            array = np.moveaxis(array, -1, 1)
+        elif array.shape[1:] == (*shape[:-1], 2 * shape[-1]):
+            array = np.stack(np.split(array, 2, -1), 1)
+        elif array.shape[1:] != (2, *shape):
+            size = 2 * math.prod(shape)
+            raise BadMessageError(
+                ErrorCode.WRONG_LENGTH,
+                f"{where}: got shape {array.shape}, expected {rows} rows of {size} numbers or of shape {(*shape, 2)}",
+            )
+        array = array.reshape(len(array), -1)
+    return matrix(array, where, rows)
+
+
+def refuse_positive(logp: Floats, where: str) -> None:
+    """Refuse log-probabilities above 0."""
+    if len(logp) and logp.max() > _LOGP_TOLERANCE:
+        row = int(np.argmax(logp > _LOGP_TOLERANCE))
+        raise BadMessageError(
+            ErrorCode.OUT_OF_RANGE,
+            f"{where}[{row}]: got {logp[row]:g}, expected at most 0, the logarithm of a probability",
+        )
+
+
+def log_probabilities(values: PackedArray | list[Any], where: str, rows: int) -> Floats:
+    """Return [rows] log-probabilities; if there is one for each dimension of an action, their sums."""
+    array = _of_length(values, where, rows, (1, 2), "numbers")
+    return _finite(array if array.ndim == 1 else array.sum(axis=1, dtype=np.float64), where)
+
+
+def _of_length(
+    values: Array | PackedArray | list[Any], where: str, rows: int, dimensions: tuple[int, ...], expected: str
+) -> Array:
+    """Return an array with `rows` rows and one of these numbers of dimensions."""
+    array = values if isinstance(values, np.ndarray) else _array(values, where)
+    if array.ndim not in dimensions or len(array) != rows:
+        raise BadMessageError(
+            ErrorCode.WRONG_LENGTH,
+            f"{where}: got shape {array.shape}, expected {rows} {expected}, one for each action",
+        )
+    return array
+
+
+def _array(values: PackedArray | list[Any], where: str) -> Array:
+    """Return numbers as an array; an empty list has two dimensions."""
+    if isinstance(values, PackedArray):
+        try:
+            array = unpacked(values)
+        except BadValueError as error:
+            raise error.in_message(where) from None
+        if array.dtype.kind != "f":
+            raise BadMessageError(
+                ErrorCode.WRONG_TYPE, f"{where}: got packed {array.dtype}, expected <f4 or <f8"
+            )
+        return array
+    try:
+        array = np.array(values, np.float64)
+    except ValueError:
+        raise BadMessageError(
+            ErrorCode.WRONG_LENGTH, f"{where}: got rows of several lengths, expected one length"
+        ) from None
+    return array if len(values) else array.reshape(0, 0)
+
+
+def _finite(array: Array, where: str) -> Floats:
+    with np.errstate(over="ignore"):
+        floats = array.astype(np.float32)
+    if np.count_nonzero(np.isfinite(floats)) != floats.size:
+        row = int(np.argwhere(~np.isfinite(floats))[0][0])
+        raise BadMessageError(
+            ErrorCode.OUT_OF_RANGE,
+            f"{where}[{row}]: got a number that is not finite as float32, expected a finite one",
+        )
+    return floats
 
 
 _HEADER_FIELDS: list[tuple[str, Any, Any]] = [

@@ -324,13 +324,19 @@ def _decode_get_action(body: bytes, wire_format: WireFormat) -> GetAction | None
         return None
     try:
         asked = _JSON_GET_ACTION(body) if wire_format is WireFormat.JSON else _MSGPACK_GET_ACTION(body)
-        if not isinstance(asked, GetAction) or asked.info or asked.done is not None:
-            return None
-        # Type, id and observation are always there; the first two are strings.
-        keys = 3 + bool(asked.reward) + (asked.seq is not None)
-        return asked if is_plain(body, wire_format, keys, strings=2) else None
+        return plain_get_action(asked, body, wire_format)
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
         return None
+
+
+def plain_get_action(request: Request, body: bytes, wire_format: WireFormat) -> GetAction | None:
+    """Return a decoded GET_ACTION; None if it is another message, or needs the checks of `decode`."""
+    # Infos and ended agents do.
+    if type(request) is not GetAction or request.info or request.done is not None:
+        return None
+    # Type, id and observation are always there; the first two are strings.
+    keys = 3 + bool(request.reward) + (request.seq is not None)
+    return request if is_plain(body, wire_format, keys, strings=2) else None
 
 
 def _message(

@@ -300,24 +300,20 @@ class Session:
         self._sessions.lost(self)
 
     def _handle(self, request: Request, responder: Responder) -> None:
-        if isinstance(request, Ping):
-            responder.send(Pong())
-            return
-        if isinstance(request, GetConfig):
-            self._greet(request, responder)
-            return
-        if not self.admitted:
+        if not self.admitted and type(request) not in (Ping, GetConfig):
             raise BadMessageError(
                 ErrorCode.NOT_ALLOWED, "GET_CONFIG.token: is missing, expected the server's token first"
             )
-        if isinstance(request, GetState):
-            self._send_state(request, responder)
-        elif isinstance(request, GetPolicies):
-            self._send_policies(request, responder)
-        elif isinstance(request, StartEpisode):
-            self._sessions.action_requests.start(self.state, request, responder)
-        elif isinstance(request, EpisodeMessage):
-            self._sessions.action_requests.step(self.state, request, responder)
+        _HANDLERS.get(type(request), Session._step)(self, request, responder)
+
+    def _ping(self, _: Ping, responder: Responder) -> None:
+        responder.send(Pong())
+
+    def _start(self, request: StartEpisode, responder: Responder) -> None:
+        self._sessions.action_requests.start(self.state, request, responder)
+
+    def _step(self, request: EpisodeMessage, responder: Responder) -> None:
+        self._sessions.action_requests.step(self.state, request, responder)
 
     def _greet(self, request: GetConfig, responder: Responder) -> None:
         sessions = self._sessions
@@ -496,3 +492,12 @@ class Session:
 
 def _refuse(error: MenvError, responder: Responder, code: ErrorCode) -> None:
     responder.refuse(error if isinstance(error, BadMessageError) else BadMessageError(code, str(error)))
+
+
+_HANDLERS: dict[type[Request], Callable[[Session, Any, Responder], None]] = {
+    Ping: Session._ping,
+    GetConfig: Session._greet,
+    GetState: Session._send_state,
+    GetPolicies: Session._send_policies,
+    StartEpisode: Session._start,
+}

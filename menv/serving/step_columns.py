@@ -98,6 +98,7 @@ class StepColumns:
         self._multi_agent = ioctx.multi_agent
         self._max_agents = max_agents
         self._spaces_of = agent_spaces(ioctx)
+        self._alone = self._spaces_of(None)
 
     def observations(
         self, raw: Raw, wire_format: WireFormat, what: str, final: bool = False, gone: Container[AgentId] = ()
@@ -154,7 +155,7 @@ class StepColumns:
 
     def spaces(self, agent: AgentId, where: str) -> tuple[Space, Space]:
         """Return the spaces of an agent, or raise `BadMessageError`."""
-        spaces = self._spaces_of(agent)
+        spaces = self._alone or self._spaces_of(agent)
         if spaces is None:
             raise BadMessageError(
                 ErrorCode.UNKNOWN_ID,

@@ -1,15 +1,17 @@
 """Reads observations, actions and rewards of messages, one or a column of them, and checks them against their space.
 
-A `SpaceReader` tells msgspec the type of a space's elements, which checks lengths and keys, and converts decoded
-columns. The result has exactly the shape and dtype of the space, is finite and within its bounds; anything else is
-refused.
+A `SpaceReader` tells msgspec the type of a space's elements, which checks types, lengths and keys while it decodes, and
+converts decoded columns, whose numbers are checked as whole arrays. The result has exactly the shape and dtype of the
+space, is finite and within its bounds; anything else is refused.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Protocol, TypeAlias
 
 import gymnasium as gym
@@ -31,10 +33,11 @@ from menv.serving.codec import (
     PackedArray,
     TypedDecoder,
     WireFormat,
+    as_integers,
     fields,
     listed,
+    unpacked,
 )
-from menv.serving.number_reader import NumberReader
 from menv.spaces import bounds, columns_of, flat_mask, leaves
 
 _NAME = re.compile(r'[^"\\\x00-\x1f]*')
@@ -42,6 +45,172 @@ _NAME = re.compile(r'[^"\\\x00-\x1f]*')
 Space = gym.Space[Any]
 Column = Array | list[Any]
 """R elements: an array [R, *shape] of numbers, or a list of strings or of elements of a composite space."""
+
+
+_INT64 = np.iinfo(np.int64)
+_LONGEST_TUPLE = 128
+_CASTS = {"f": "fiu", "i": "iub", "u": "iub", "b": "iub"}
+"""Kinds of packed numbers that can be cast to each kind of dtype."""
+
+
+class NumberReader:
+    """Reads arrays of numbers of one dtype and shape.
+
+    `low` and `high` are bounds [*shape] or None. `flags` allows true and false for 1 and 0. `path` is the place of
+    this leaf in the space.
+
+    Attributes:
+        json: Type of an element in JSON, for msgspec.
+        msgpack: The same in msgpack, where arrays may be packed.
+    """
+
+    def __init__(
+        self,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...] = (),
+        low: Array | None = None,
+        high: Array | None = None,
+        flags: bool = False,
+        path: str = "",
+    ) -> None:
+        self._dtype, self._shape, self._path = dtype, shape, path
+        self._size = math.prod(shape)
+        self._low, self._high = low, high
+        if dtype.kind == "f" and low is not None and high is not None and np.isinf([low, high]).all():
+            self._low = self._high = None
+        # Integers with the same bounds everywhere are checked by msgspec.
+        self._checked_by_type = dtype.kind in "biu" and all(
+            b is None or np.unique(b).size <= 1 for b in (low, high)
+        )
+        self._is_float64 = dtype.kind == "f" and dtype.itemsize >= 8
+        kind = bool | Annotated[int, Meta(ge=0, le=1)] if flags else self._number()
+        for size in reversed(shape):
+            kind = _several(kind, size)
+        self.json: Any = kind
+        self.msgpack: Any = kind | PackedArray if shape else kind
+
+    def _number(self) -> Any:
+        if self._dtype.kind == "f":
+            # Bounds exclude overflows of narrower types; for float64 NaN and infinity are checked later.
+            most = float(np.finfo(self._dtype).max)
+            return float if self._is_float64 else Annotated[float, Meta(ge=-most, le=most)]
+        least, greatest = np.iinfo(self._dtype).min, np.iinfo(self._dtype).max
+        if self._low is not None and self._high is not None and self._size:
+            least, greatest = int(self._low.min()), int(self._high.max())
+        # msgspec can bound signed 64-bit integers only; larger numbers fail in the conversion.
+        if greatest > _INT64.max:
+            self._checked_by_type = False
+            return Annotated[int, Meta(ge=max(least, _INT64.min))]
+        return Annotated[int, Meta(ge=least, le=greatest)]
+
+    def column(self, values: Sequence[Any]) -> Array:
+        """Return [R, *shape] of R decoded values, or raise `BadValueError`."""
+        if self._shape and PackedArray in map(type, values):
+            return self._stacked(values)
+        flat: Iterable[Any] = values
+        for _ in self._shape:
+            flat = itertools.chain.from_iterable(flat)
+        try:
+            array = np.fromiter(flat, self._dtype, len(values) * self._size)
+        except OverflowError:
+            raise BadValueError(
+                ErrorCode.OUT_OF_RANGE, f"got a number out of range, expected {self._dtype}", path=self._path
+            ) from None
+        array = array.reshape(len(values), *self._shape)
+        if self._is_float64:
+            self._check_finite(array)
+        if not self._checked_by_type:
+            self._check_bounds(array)
+        return array
+
+    def packed_column(self, packed: PackedArray) -> Array:
+        """Return [R, *shape] of numbers that were packed together."""
+        array = unpacked(packed)
+        if array.ndim != 1 + len(self._shape) or array.shape[1:] != self._shape:
+            raise BadValueError(
+                ErrorCode.WRONG_LENGTH,
+                f"got packed numbers of shape {array.shape}, expected one row for each of "
+                f"{self._shape or 'a number'}",
+            )
+        return self._checked(self._cast(array))
+
+    def _stacked(self, values: Sequence[Any]) -> Array:
+        rows = np.empty((len(values), *self._shape), self._dtype)
+        for row, value in enumerate(values):
+            if not isinstance(value, PackedArray):
+                rows[row] = self.column([value])[0]
+                continue
+            try:
+                array = unpacked(value)
+                if array.shape != self._shape:
+                    raise BadValueError(
+                        ErrorCode.WRONG_LENGTH,
+                        f"got packed numbers of shape {array.shape}, expected {self._shape}",
+                    )
+                rows[row] = self._cast(array)
+            except BadValueError as error:
+                raise BadValueError(error.code, error.text, row, self._path) from None
+        return self._checked(rows)
+
+    def _cast(self, array: Array) -> Array:
+        """Convert packed numbers to the dtype, if only digits are lost."""
+        if array.dtype == self._dtype:
+            return array
+        kind = self._dtype.kind
+        if kind != "f":
+            array = as_integers(array)
+        if array.dtype.kind not in _CASTS[kind]:
+            raise BadValueError(
+                ErrorCode.WRONG_TYPE, f"got packed {array.dtype}, expected numbers that fit {self._dtype}"
+            )
+        if kind != "f" and array.size:
+            least, greatest = (
+                (0, 1) if kind == "b" else (np.iinfo(self._dtype).min, np.iinfo(self._dtype).max)
+            )
+            if int(array.min()) < least or int(array.max()) > greatest:
+                raise BadValueError(
+                    ErrorCode.OUT_OF_RANGE, f"got packed numbers that do not fit, expected {self._dtype}"
+                )
+        with np.errstate(over="ignore"):
+            return array.astype(self._dtype)
+
+    def _checked(self, array: Array) -> Array:
+        self._check_finite(array)
+        self._check_bounds(array)
+        return array
+
+    def _check_finite(self, array: Array) -> None:
+        if self._dtype.kind == "f" and np.count_nonzero(np.isfinite(array)) != array.size:
+            row, at = _first(~np.isfinite(array))
+            raise BadValueError(
+                ErrorCode.OUT_OF_RANGE, f"got a number that is not finite as {self._dtype}, expected a finite one",
+                row, self._path + at,
+            )  # fmt: skip
+
+    def _check_bounds(self, array: Array) -> None:
+        if self._low is None or self._high is None:
+            return
+        good = (array >= self._low) & (array <= self._high)
+        if np.count_nonzero(good) != good.size:
+            row, at = _first(~good)
+            index = tuple(np.argwhere(~good)[0])
+            low, high = (np.broadcast_to(bound, self._shape)[index[1:]] for bound in (self._low, self._high))
+            raise BadValueError(
+                ErrorCode.OUT_OF_RANGE, f"got {array[index]}, expected {low} to {high}", row, self._path + at
+            )
+
+
+def _several(kind: Any, size: int) -> Any:
+    if size <= _LONGEST_TUPLE:
+        # The garbage collector untracks tuples of numbers, but not lists.
+        return tuple.__class_getitem__((kind,) * size or ((),))
+    return Annotated[list[kind], Meta(min_length=size, max_length=size)]
+
+
+def _first(bad: Array) -> tuple[int, str]:
+    """Return the row of the first True and its place within the row."""
+    row, *inner = np.argwhere(bad)[0]
+    return int(row), "".join(f"[{i}]" for i in inner)
 
 
 class SpaceReader(Protocol):
