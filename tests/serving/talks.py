@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from unittest.mock import patch
 
 from menv.serving.limits import Limits
-from menv.serving.transports import http, listener, stream_connection
+from menv.serving.transports import http, tcp
 from menv.serving.transports.access import Access
 from menv.serving.transports.server import Server
 from menv.serving.transports.transport import Peer, Reply
@@ -90,7 +90,7 @@ def serving(
 ) -> Iterator[tuple[Server, Talks]]:
     """Run a server with a port for each door; it must have had that many faults, and nothing may be logged."""
     with contextlib.ExitStack() as short:
-        for module in (http, listener, stream_connection):
+        for module in (http, tcp):
             short.enter_context(patch.object(module, "LINGER_S", LINGER_S))
         yield from _served(doors, limits, access, faults)
 

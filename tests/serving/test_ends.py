@@ -16,8 +16,7 @@ import pytest
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.serving.transports.arrivals import Arrival
 from menv.serving.transports.server import Server
-from menv.serving.transports.stream_connection import StreamConnection
-from menv.serving.transports.tcp import TcpTransport
+from menv.serving.transports.tcp import TcpConnection, TcpTransport
 from tests.house.sources import ROOT
 from tests.serving.doors import DOORS, HTTP, PATIENCE_S, TCP, WEBSOCKET, Client, Door
 from tests.serving.few_descriptors import FEW
@@ -75,7 +74,7 @@ def open_files() -> int:
 
 def connections_in_memory() -> int:
     gc.collect()
-    return sum(issubclass(type(one), (StreamConnection, Arrival)) for one in gc.get_objects())
+    return sum(issubclass(type(one), (TcpConnection, Arrival)) for one in gc.get_objects())
 
 
 @every_door

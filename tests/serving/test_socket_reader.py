@@ -1,8 +1,7 @@
-"""Sockets that are read in one go, and systems on which that cannot be."""
+"""Reads and writes that are cut anywhere, and peers that leave in the same moment."""
 
 from __future__ import annotations
 
-import select
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,28 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.serving.doors import TCP, WEBSOCKET, Client, Door, tcp_wrap
-from tests.serving.talks import FLOOD, HOLD, eventually, serving
+from tests.serving.talks import HOLD, eventually, serving
 
 streams = pytest.mark.parametrize("door", [TCP, WEBSOCKET], ids=lambda door: door.name)
 LARGE = 700_000
 """Bytes that no single look takes."""
-
-
-@streams
-def test_where_there_is_no_epoll_connections_are_read_all_the_same(
-    door: Door, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(select, "epoll")
-    with serving(door) as (server, talks), Client(door, server.addresses[0]) as one:
-        for body in (b"{short", b"{" + bytes(LARGE)):
-            assert one.ask(body) == body
-        # Reading pauses and goes on.
-        for _ in range(4):
-            one.send(FLOOD)
-        for _ in range(4):
-            one.receive()
-        one.reset()
-        assert eventually(lambda: talks.losses == [1])
 
 
 @streams

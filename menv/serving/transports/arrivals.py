@@ -12,11 +12,15 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from menv.errors import ConfigError
 from menv.serving.limits import Limits
+from menv.serving.transports.access import Access
+from menv.serving.transports.transport import Handler, Transport
 
 _MAX_ACCEPTS = 4
 """Few in a row, so that connections that are closed already are noticed before they fill all places."""
 _MAX_REFUSED = 32
+_FLUSH_S = 0.2
 _MAX_READ = 32_768
 """Bytes of one read, so that no peer keeps a parser busy for long."""
 
@@ -113,11 +117,6 @@ class ListeningSocket(socket.socket):
         self.arrivals: dict[tuple[Any, Any], Arrival] = {}
         self._accepts = 0
 
-    @property
-    def count(self) -> int:
-        """Number of open connections."""
-        return len(self.arrivals)
-
     def accept(self) -> tuple[Arrival, Any]:
         """Accept a connection; see `socket.accept`."""
         self._accepts += 1
@@ -166,3 +165,50 @@ class ListeningSocket(socket.socket):
                 arrival.cut()
                 return True
         return False
+
+
+class Listener(Transport):
+    """A transport with a port; 0 chooses a free one.
+
+    Attributes:
+        listening: The socket; None before the start.
+    """
+
+    handler: Handler
+    limits: Limits
+    access: Access
+
+    def __init__(self, port: int = 0) -> None:
+        if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65_535:
+            raise ConfigError(
+                f"{type(self).__name__}: port is {port!r}, expected 0 to 65535; 0 takes one that is free"
+            )
+        self._port = port
+        self.listening: ListeningSocket | None = None
+
+    @property
+    def connections(self) -> int:
+        """Number of open connections."""
+        return 0 if self.listening is None else len(self.listening.arrivals)
+
+    def arrival(self, transport: asyncio.BaseTransport) -> Arrival | None:
+        """Return the connection of a transport; None if it is closed or gives way to another one."""
+        assert self.listening is not None
+        ends = [(transport.get_extra_info(name) or ())[:2] for name in ("peername", "sockname")]
+        return self.listening.arrivals.get((ends[0], ends[1]))
+
+    async def _cut_all(self) -> None:
+        """Close the port, end all connections, and wait a moment until they are closed."""
+        if self.listening is None:
+            return
+        self.listening.close()
+        for arrival in list(self.listening.arrivals.values()):
+            arrival.cut()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FLUSH_S):
+                while self.listening.arrivals:
+                    await asyncio.sleep(0.002)
+
+    def _period(self) -> float:
+        """Return the seconds after which connections are checked again."""
+        return min(1.0, self.limits.handshake_s / 4, self.limits.idle_s / 4)

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from menv.errors import ConfigError, MissingExtraError
+from menv.errors import MissingExtraError
 from menv.serving.limits import Limits, TokenBucket
 from menv.serving.protocol import frame
 from menv.serving.transports.access import Access, bearer, bind
-from menv.serving.transports.arrivals import Arrival, ListeningSocket
+from menv.serving.transports.arrivals import Arrival, Listener, ListeningSocket
 from menv.serving.transports.transport import ErrorLog, Handler, Peer, SessionProtocol, Transport
 
 try:
@@ -64,7 +64,7 @@ _MESSAGES_IN_A_ROW = 16
 """Messages of a WebSocket that are handled before other peers get their turn."""
 
 
-class HttpTransport(Transport):
+class HttpTransport(Listener):
     """Listens for HTTP and WebSocket clients.
 
     Requests with the same value of the header `menv-session` (16 to 64 random bytes in hexadecimal, chosen by the
@@ -78,17 +78,9 @@ class HttpTransport(Transport):
     """
 
     sessions: HttpSessions
-    handler: Handler
-    limits: Limits
-    access: Access
 
     def __init__(self, port: int = 0) -> None:
-        if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65_535:
-            raise ConfigError(
-                f"{type(self).__name__}: port is {port!r}, expected 0 to 65535; 0 takes one that is free"
-            )
-        self._port = port
-        self._listening: ListeningSocket | None = None
+        super().__init__(port)
         self._tasks: list[asyncio.Task[None]] = []
         self.app = Starlette(
             routes=[
@@ -100,11 +92,6 @@ class HttpTransport(Transport):
         )
 
         self.app.router.redirect_slashes = False
-
-    @property
-    def connections(self) -> int:
-        """Number of open connections."""
-        return 0 if self._listening is None else self._listening.count
 
     async def start(self, handler: Handler, limits: Limits, access: Access) -> tuple[str, int]:
         """Bind and begin to accept; see `Transport.start`."""
@@ -118,7 +105,7 @@ class HttpTransport(Transport):
             date_header=False, timeout_keep_alive=math.ceil(limits.idle_s) + 1, timeout_graceful_shutdown=0,
             ssl_context_factory=None if tls is None else lambda *_: tls,
         )  # fmt: skip
-        listening = self._listening = bind(access.address, self._port, ListeningSocket)
+        listening = self.listening = bind(access.address, self._port, ListeningSocket)
         listening.limits, listening.answer_first = limits, self._answer_first
         server = self._server = Server(config)
         loop = asyncio.get_running_loop()
@@ -131,9 +118,9 @@ class HttpTransport(Transport):
 
     async def stop(self) -> None:
         """Close the port, all connections and all sessions."""
-        if self._listening is None:
+        if self.listening is None:
             return
-        arrivals = list(self._listening.arrivals.values())
+        arrivals = list(self.listening.arrivals.values())
         if self._tasks:
             serving, watching = self._tasks
             watching.cancel()
@@ -142,17 +129,14 @@ class HttpTransport(Transport):
                 # Requests that wait for a reply get none.
                 arrival.on_close()
             await asyncio.wait([serving])
-        self._listening.close()
-        for arrival in arrivals:
-            arrival.cut()
-        await asyncio.sleep(0)
+        await self._cut_all()
         if hasattr(self, "sessions"):
             self.sessions.end_all()
 
     async def _watch(self, listening: ListeningSocket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(min(1.0, self.limits.handshake_s / 4, self.limits.idle_s / 4))
+            await asyncio.sleep(self._period())
             listening.watch(loop.time())
             self.sessions.sweep(loop.time())
 
@@ -170,8 +154,8 @@ class HttpTransport(Transport):
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Bound the time and the number of requests, around the application."""
-        assert self._listening is not None
-        arrival = self._listening.arrivals.get((scope["client"], scope["server"]))
+        assert self.listening is not None
+        arrival = self.listening.arrivals.get((scope["client"], scope["server"]))
         if arrival is None:
             # It is closed already, or gives way to another connection.
             return

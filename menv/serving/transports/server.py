@@ -31,7 +31,7 @@ _STOP_S = 0.8
 _JOIN_S = 10.0
 _SWITCH_S = 0.001
 """Switch interval of threads while a server runs; Python's default is 5 ms."""
-_RESETS = (errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE)
+_RESETS = (errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE, errno.EMFILE, errno.ENFILE)
 
 
 _SWITCHING = threading.Lock()
