@@ -92,11 +92,8 @@ class FragmentQueue:
     @property
     def before(self) -> WorkerCounters:
         """Counters of the workers before the current one, as far as their fragments were consumed."""
-        total = WorkerCounters()
-        total.add(self.past_counters)
-        if self._other or any(other for _, other in self._waiting):
-            total.add(self.counters)
-        return total
+        ended = self._other or any(other for _, other in self._waiting)
+        return WorkerCounters.sum((self.past_counters, self.counters) if ended else (self.past_counters,))
 
     def check(self) -> None:
         """Raise the stored error, once."""

@@ -385,9 +385,7 @@ def joined_state(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     if "workers" not in tree:
         return tree
     workers: Sequence[Tree] = tree["workers"]
-    total = WorkerCounters()
-    for one in (tree["gone"], *workers):
-        total.add(WorkerCounters.of(one))
+    total = WorkerCounters.sum(map(WorkerCounters.of, (tree["gone"], *workers)))
     return {
         **total.state(),
         "running": sum(one["running"] for one in workers),
@@ -409,18 +407,9 @@ def split_state(tree: Mapping[str, Any], count: int, each: int) -> Mapping[str, 
         steps = np.full(count * each, steps.max(initial=0))
     if len(begun) != len(steps):
         begun = np.full(len(steps), begun.max(initial=0))
-    workers = []
-    for index in range(count):
-        own = slice(index * each, (index + 1) * each)
-        workers.append(
-            {
-                **WorkerCounters().state(),
-                "pieces": 0,
-                "steps": steps[own],
-                "begun": begun[own],
-                **_NO_EPISODES,
-            }
-        )
+    empty = {**WorkerCounters().state(), "pieces": 0, **_NO_EPISODES}
+    shares = zip(np.split(steps, count), np.split(begun, count), strict=True)
+    workers = [{**empty, "steps": own_steps, "begun": own_begun} for own_steps, own_begun in shares]
     # The first one counts all dropped episodes.
     workers[0]["running"] = whole["running"]
     return {"workers": workers, "gone": WorkerCounters.of(whole).state(), "pieces": whole["pieces"]}
