@@ -30,8 +30,7 @@ from menv.migration_hints import warn_of_uncalled
 from menv.policy import Policy
 from menv.policy_spec import PolicySpec
 from menv.sampling.custom_policy_group import CustomPolicyGroup
-from menv.sampling.network_policy_group import NetworkPolicyGroup
-from menv.sampling.policy_group import PolicyGroup
+from menv.sampling.policy_group import NetworkPolicyGroup, PolicyGroup
 
 
 class FreePolicySlots:
@@ -214,9 +213,7 @@ def _add_own(
 ) -> list[PolicyGroup]:
     """Give a custom policy a free slot, or return a new group of it."""
     policy = _own_policy(name, spec, main)
-    left = free_slots.claim(
-        lambda group, place: isinstance(group, CustomPolicyGroup) and group.fits(policy, place, spec)
-    )
+    left = free_slots.claim(lambda group, place: group.fits(policy, place, spec))
     if left is None:
         return [CustomPolicyGroup([name], [policy], spec.observation_space, spec.action_space)]
     group, place = left

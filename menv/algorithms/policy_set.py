@@ -34,8 +34,6 @@ from menv.inference.network_policy import NetworkPolicy, SingleNetwork
 from menv.policy import Policy, weights_of
 from menv.policy_map import MappingSetting, PolicyMap
 from menv.policy_spec import PolicySpec, SpecConfig, check_policy_id
-from menv.sampling.custom_policy_group import CustomPolicyGroup
-from menv.sampling.network_policy_group import NetworkPolicyGroup
 from menv.sampling.policy_group import PolicyGroup
 
 Resolve = Callable[[PolicyMap], Mapping[str, PolicySpec]]
@@ -189,7 +187,6 @@ class PolicySet:
         policy, group = self.policies.pop(policy_id), _group_of(policy_id, self.groups)
         self.free_slots.release(group, group.policy_ids.index(policy_id))
         if isinstance(policy, NetworkPolicy):
-            assert isinstance(policy.networks, NetworkPolicyGroup)
             # The object stays usable.
             policy.networks, policy.index = SingleNetwork.of(policy.networks, policy.index), 0
         self._take(changed)
@@ -329,18 +326,18 @@ def _policy_of(
     configs: Mapping[str, AlgorithmConfig],
 ) -> Policy:
     index = group.policy_ids.index(policy_id)
-    if isinstance(group, CustomPolicyGroup):
+    networks = group.networks
+    if networks is None:
         return group.policies[index]
-    assert isinstance(group, NetworkPolicyGroup)
     if spec.policy_class is not None:
         (network,) = (built.network for built in nets if built.group is group)
         settings = configs[policy_id]
         check_policy_class(policy_id, spec.policy_class)
         policy: NetworkPolicy = spec.policy_class(
-            group, index, spec.config, seed, network=network, settings=settings
+            networks, index, spec.config, seed, network=network, settings=settings
         )
     else:
-        policy = NetworkPolicy(group, index, spec.config, seed)
+        policy = NetworkPolicy(networks, index, spec.config, seed)
         policy.config = SpecConfig(spec.config or {}, configs[policy_id])
     policy.explore = configs[policy_id].explore
     return policy

@@ -18,7 +18,6 @@ from menv.algorithms.centralized_critic import CriticRows, JointFragment, JointO
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, MultiAgentConfig
 from menv.algorithms.recipe import Recipe
 from menv.base_env import AgentId
-from menv.connectors.action_output import CustomSteps
 from menv.connectors.built_in import clip_rewards_of
 from menv.episode import Episode
 from menv.errors import ContractError
@@ -27,8 +26,7 @@ from menv.inference.network_policy import NetworkPolicy
 from menv.policy import Policy
 from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.callback_runner import broken_columns, refuse_broken
-from menv.sampling.network_policy_group import NetworkPolicyGroup
-from menv.sampling.policy_group import PolicyGroup
+from menv.sampling.policy_group import NetworkPolicyGroup, PolicyGroup
 from menv.sampling.trajectories import AgentTrajectory, agent_trajectories
 
 Episodes = Mapping[int, Episode]
@@ -170,9 +168,7 @@ class BatchPostprocessor:
         self._run_hooks(batch, episodes, beside)
         critics = self._critic_rows(batch, episodes, beside)
         for policy_id, rows in batch.policy_batches.items():
-            steps = self._policies[policy_id].given_steps
-            if isinstance(steps, CustomSteps):
-                clip_rewards_of(rows, steps.clip_rewards)
+            clip_rewards_of(rows, getattr(self._policies[policy_id].given_steps, "clip_rewards", False))
         for group, index, policy_id in self._of(batch):
             if policy_id in critics:
                 add_critic_values(batch[policy_id], critics[policy_id], group.backend, index)
@@ -267,8 +263,8 @@ class BatchPostprocessor:
         return SampleBatch.concat_samples(done)
 
     def _of(self, batch: MultiAgentBatch) -> Iterator[tuple[NetworkPolicyGroup, int, str]]:
-        for group in self._groups:
-            if isinstance(group, NetworkPolicyGroup):
+        for group in (one.networks for one in self._groups):
+            if group is not None:
                 for index, policy_id in enumerate(group.policy_ids):
                     if policy_id in batch.policy_batches:
                         yield group, index, policy_id

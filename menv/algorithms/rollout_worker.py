@@ -30,7 +30,6 @@ from menv.algorithms.worker_messages import (
 from menv.callbacks import overrides, read_callbacks
 from menv.errors import EnvFaultWarning
 from menv.metrics import Metrics
-from menv.sampling.custom_policy_group import CustomPolicyGroup
 from menv.sampling.digest import Digest
 from menv.workers.engine import BREAK
 from menv.workers.watchdog import Watchdog, creation_limit, limited
@@ -141,9 +140,9 @@ class RolloutWorker(LocalRollouts):
         for policy in network_policies(policies).values():
             policy.networks = home[id(policy.networks)]
         for group in own.groups:
-            if isinstance(group, CustomPolicyGroup):
-                known = dict(zip(group.policy_ids, group.policies, strict=True))
-                policies |= {name: policy for name, policy in known.items() if name in policies}
+            # Without policies where networks act.
+            known = zip(group.policy_ids, group.policies, strict=False)
+            policies |= {name: policy for name, policy in known if name in policies}
         own.postprocessor = worker_policies.postprocessor.over(groups, policies, own.postprocessor.left_out)
         own.policy_map, own.policies = worker_policies.policy_map, policies
         freeze(own)

@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 
 from menv.base_env import Column, Ready
-from menv.connectors.action_output import CustomSteps, element
+from menv.connectors.action_output import element
 from menv.connectors.built_in import clip_reward
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError, ContractError
@@ -203,7 +203,7 @@ def _previous_actions(space: gym.Space[Any], histories: Sequence[AgentHistory]) 
 def _previous_rewards(policy: Policy, histories: Sequence[AgentHistory]) -> Column:
     """Return the rewards [R] of the previous actions, clipped where `clip_rewards` is set."""
     rewards = np.array([history.reward for history in histories])
-    limit = policy.given_steps.clip_rewards if isinstance(policy.given_steps, CustomSteps) else False
+    limit = getattr(policy.given_steps, "clip_rewards", False)
     return clip_reward(rewards, limit) if limit else rewards
 
 
@@ -241,7 +241,7 @@ class CustomPolicyGroup(PolicyGroup):
         )
         self._keeps_histories = any(self._uses_compute_actions)
         super().__init__(policy_ids, observation_space, shape, action_space.dtype if plain else object)
-        self.policies = list(policies)
+        self.policies: list[Policy] = list(policies)
         self.action_space = action_space
         self._plain = plain
 
@@ -259,7 +259,6 @@ class CustomPolicyGroup(PolicyGroup):
         """The connectors of custom policies are part of them."""
 
     def fits(self, policy: Policy, place: int, spec: PolicySpec) -> bool:
-        """Return whether a policy can reuse the index `place` of a removed one."""
         spaces = spec.observation_space == self.observation_space and spec.action_space == self.action_space
         # Histories are kept only for policies that act in `compute_actions`.
         return spaces and acts_in_compute_actions(policy) == self._uses_compute_actions[place]
@@ -269,7 +268,6 @@ class CustomPolicyGroup(PolicyGroup):
         self.policy_ids[place], self.policies[place] = policy_id, policy
 
     def update_policies(self, other: PolicyGroup) -> None:
-        assert isinstance(other, CustomPolicyGroup)
         for place, (mine, theirs) in enumerate(zip(self.policy_ids, other.policy_ids, strict=True)):
             if mine != theirs and not is_retired(theirs):
                 self.policies[place] = other.policies[place]

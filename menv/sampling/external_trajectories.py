@@ -15,8 +15,13 @@ from menv.base_env import AgentChunk, AgentId, Column, EnvId, ExternalSteps, Rea
 from menv.inference.action_sampler import TrajectoryTable
 from menv.sample_batch import SampleBatch
 from menv.sampling.episode_tracker import EpisodeTracker
-from menv.sampling.network_policy_group import NetworkPolicyGroup
-from menv.sampling.policy_group import PendingRows, PolicyGroup, outside_space_error, refused_action_error
+from menv.sampling.policy_group import (
+    NetworkPolicyGroup,
+    PendingRows,
+    PolicyGroup,
+    outside_space_error,
+    refused_action_error,
+)
 from menv.spaces import OutsideSpaceError
 
 OldWeights: TypeAlias = Callable[[str, int | None, Column, Any, Column, Any], tuple[Column, Column] | None]
@@ -176,8 +181,8 @@ class ExternalTrajectoryWriter:
         if number is not None:
             stale = stale or number < self.connectors_since.get(group.policy_ids[which], 0)
         known = steps.logp is not None or steps.dist_inputs is not None
-        if not stale and not known and isinstance(group, NetworkPolicyGroup):
-            stale = not self._add_logp(group, which, rows, number)
+        if not stale and not known and group.networks is not None:
+            stale = not self._add_logp(group.networks, which, rows, number)
         if stale:
             self.stale_rows += len(rows)
             self.off_policy_rows += len(rows)

@@ -95,6 +95,15 @@ class FragmentLimit:
                 self._make_room(end.env_index + 1)
                 self._boundary[end.env_index] = True
 
+    @property
+    def whole(self) -> WholeEpisodeLimit | None:
+        """This limit, if it holds back the rows of running episodes."""
+        return None
+
+    def end_vector_step(self, steps: int, done: Flags | None, env_steps: Column) -> bool:
+        """Return whether the fragment is full after so many env steps; episodes ended where `done` [E]."""
+        return steps >= self.length * len(env_steps)
+
     def closed(self, env_steps: Column) -> Flags | None:
         """Return [E] True where a sub-environment's share is full, None if there is none."""
         if len(env_steps) > len(self._boundary):
@@ -181,6 +190,10 @@ class WholeEpisodeLimit(FragmentLimit):
         self._over = 0
         self._kept: dict[str, SampleBatch] = {}
 
+    @property
+    def whole(self) -> WholeEpisodeLimit:
+        return self
+
     def begin(self, env_steps: Column) -> None:
         self._over = 0
         if len(env_steps) != len(self._since):
@@ -191,8 +204,7 @@ class WholeEpisodeLimit(FragmentLimit):
             self._since[end.env_index] += end.env_steps
             self._over += end.env_steps
 
-    def end_vector_step(self, done: Flags | None, env_steps: Column) -> bool:
-        """Count the env steps of episodes that are `done` [E]; return whether the fragment is full."""
+    def end_vector_step(self, steps: int, done: Flags | None, env_steps: Column) -> bool:
         if done is not None:
             self._over += int((env_steps - self._since)[done].sum())
             self._since[done] = env_steps[done]

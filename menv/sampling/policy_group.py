@@ -8,25 +8,31 @@ networks, `CustomPolicyGroup` asks `Policy` objects that users wrote.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from menv.base_env import Column, Columns, End, EnvId, ExternalSteps, Ready
+from menv.base_env import Column, Columns, End, EnvId, ExternalSteps, Ready, VectorStep
+from menv.connectors.action_output import ActionOutput
+from menv.connectors.connector import ConnectorContext
 from menv.connectors.obs_preprocessor import ObsPreprocessor
+from menv.connectors.pipeline import ActionPlan, PolicyConnectors, action_plan, export_lives, import_lives
 from menv.episode import Episode
 from menv.errors import ContractError
-from menv.inference.action_sampler import TrajectoryTable
-from menv.inference.connector_path import ConnectorPath
+from menv.inference.acting_graphs import ActingGraphs
+from menv.inference.action_sampler import ActionSampler, TrajectoryTable
+from menv.inference.backend import ActingBackend, Weights, non_finite_error
+from menv.inference.connector_path import ConnectorPath, plain
+from menv.policy import Policy
+from menv.policy_spec import PolicySpec
 from menv.sample_batch import SampleBatch
 from menv.sampling.rollout_buffer import Prepared, RolloutBuffer, Rows
 from menv.sampling.trajectories import Trajectories, TrajectoryStart
-from menv.spaces import OutsideSpaceError, own_copy
+from menv.spaces import OutsideSpaceError
 
 Answers: TypeAlias = Sequence[Any] | npt.NDArray[Any]
 """R actions as the environment expects them."""
@@ -52,6 +58,7 @@ class PolicyGroup(ABC):
         preprocess: Turns observations into rows; None where the space cannot be flattened.
         buffer: The rows of all policies.
         path: Runs connectors; None where the preprocessor does all that they do.
+        policies: The policy objects, by index, of custom policies; () where networks act.
         untrained: Rows of the last `close` that are excluded from training, by policy.
         weights_seq_no: Number of the weights that act; None where rows do not record it.
         reads_episodes: Whether its policies read raw observations and episodes.
@@ -59,6 +66,7 @@ class PolicyGroup(ABC):
 
     reads_episodes = False
     path: ConnectorPath | None = None
+    policies: Sequence[Policy] = ()
     untrained: Sequence[tuple[str, SampleBatch]] = ()
     weights_seq_no: int | None = None
 
@@ -82,8 +90,15 @@ class PolicyGroup(ABC):
         size = size if row_width is None else row_width
         self._columns = (size, width, action_shape, np.dtype(action_dtype), inputs_width, obs_dtype)
         self.state_sizes = state_sizes
+        # `Ready.seats` of the pending rows.
+        self._seats: Sequence[tuple[Any, Any]] = ()
         self.buffer: RolloutBuffer
         self.reset_buffer()
+
+    @property
+    def networks(self) -> NetworkPolicyGroup | None:
+        """This group, if networks act."""
+        return None
 
     def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor | None:
         return ObsPreprocessor(space)
@@ -109,6 +124,12 @@ class PolicyGroup(ABC):
             OutsideSpaceError: An observation is outside the space, or a mask allows no action.
         """
         slots = block.slots
+        # Needed even without connectors, because some may be added before the pending rows are answered.
+        self._seats = ready.seats
+        if self.path is not None:
+            infos = None if ready.infos is None else block.of(ready.infos)
+            done = self.path.rows(block.which, obs, rewards, slots=slots, seats=ready.seats, infos=infos)
+            return self.buffer.add(slots, done.obs, done.mask, done.rewards)
         if self.preprocess is None:
             return self.buffer.add(slots, np.zeros((len(slots), 0), np.float32), None, rewards)
         rows, mask = self.preprocess(obs)
@@ -231,6 +252,10 @@ class PolicyGroup(ABC):
         """Whether a running episode can be replayed from its actions and continues unchanged."""
         return True
 
+    def fits(self, policy: Policy, place: int, spec: PolicySpec) -> bool:
+        """Return whether a custom policy can reuse the index `place` of a removed one."""
+        return False
+
     @abstractmethod
     def clone(self) -> PolicyGroup:
         """Return a group of the same policies with an empty buffer."""
@@ -242,6 +267,290 @@ class PolicyGroup(ABC):
     def retire(self, policy_id: str) -> None:
         """Free a policy's id for another policy; its index stays reserved until `admit`."""
         self.policy_ids[self.policy_ids.index(policy_id)] = policy_id + _REMOVED
+
+
+class NetworkPolicyGroup(PolicyGroup):
+    """Policies of one network architecture, run by an acting back-end.
+
+    Args:
+        policy_ids: The ids, by index.
+        observation_space: The space of each policy.
+        action_space: The action space of each policy.
+        backend: Runs the networks.
+        output: Does what the action connectors do initially.
+        state_sizes: Sizes of the parts of the recurrent state.
+        connectors: The pipelines of each policy; None for the default ones.
+        original: For evaluation: the group whose connectors are copied, and copied again when they change.
+
+    Attributes:
+        graphs: Returns the builder of the acting graphs, for policies on disk; None if only torch runs the networks.
+        built: The part of the action connectors that `output` does.
+    """
+
+    def __init__(
+        self,
+        policy_ids: Sequence[str],
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+        backend: ActingBackend,
+        output: ActionOutput,
+        state_sizes: tuple[int, ...] = (),
+        connectors: list[PolicyConnectors] | None = None,
+        *,
+        original: NetworkPolicyGroup | None = None,
+    ) -> None:
+        head = backend.head
+        inputs_width = head.inputs if head.returns_dist_inputs else 0
+        if connectors is None:
+            ctx = ConnectorContext(observation_space=observation_space, action_space=action_space)
+            connectors = [PolicyConnectors.plain(ctx) for _ in policy_ids]
+        rows = original or connectors[0].rows_of(observation_space)
+        self.action_space = action_space
+        super().__init__(
+            policy_ids, observation_space, head.action_shape, head.action_dtype, inputs_width, state_sizes,
+            rows.row_width, rows.row_dtype,
+        )  # fmt: skip
+        self.backend = backend
+        self.output = output
+        self.graphs: Callable[[], ActingGraphs | None] = lambda: None
+        self.action_sampler = ActionSampler(head.draw, head.noise_width)
+        self.connectors = connectors
+        self._evaluates = original is not None
+        self.built: ActionPlan = original.built if original else action_plan(connectors[0].action)
+        self._versions: list[tuple[PolicyConnectors, int]] = []
+        self.connect()
+
+    def __reduce__(self) -> Any:
+        # Rows and running episodes stay in this process.
+        parts = (
+            list(self.policy_ids), self.observation_space, self.action_space, self.backend, self.output,
+            self.state_sizes, list(self.connectors),
+        )  # fmt: skip
+        return NetworkPolicyGroup, parts, {"built": self.built}
+
+    def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor:
+        return ObsPreprocessor(space, self.action_space)
+
+    @property
+    def networks(self) -> NetworkPolicyGroup:
+        return self
+
+    def update_policies(self, other: PolicyGroup) -> None:
+        newer = other.networks
+        assert newer is not None
+        # A removed policy keeps its connectors, with their state of running agents, until its index is reused.
+        pairs = zip(self.policy_ids, other.policy_ids, strict=False)
+        came = [mine != theirs and not is_retired(theirs) for mine, theirs in pairs]
+        super().update_policies(other)
+        self.backend = newer.backend
+        for index, own in enumerate(newer.connectors):
+            if index >= len(came) or came[index]:
+                self.connectors[index : index + 1] = [own]
+
+    def admit(
+        self, policy_id: str, weights: Weights, connectors: PolicyConnectors, place: int | None = None
+    ) -> None:
+        """Add a policy, at the index `place` of a removed policy or at the end."""
+        if place is None:
+            self.backend.add_policy(weights)
+            self.policy_ids.append(policy_id)
+            self.connectors.append(connectors)
+        else:
+            self.backend.set_weights(place, weights)
+            self.policy_ids[place], self.connectors[place] = policy_id, connectors
+
+    @property
+    def row_width(self) -> int:
+        """F, the size of the rows that the networks take."""
+        return self._columns[0]
+
+    @property
+    def row_dtype(self) -> np.dtype[Any]:
+        """Their type."""
+        return self._columns[5]
+
+    def vector_rows(self, policy: int, step: VectorStep) -> tuple[Column, Column | None]:
+        """Return a vector step as rows and masks, for connectors that need no agent ids."""
+        obs, over = step.obs, step.done if step.finals is None else None
+        if self.path is not None:
+            return self.path.rows(policy, obs, over=over)[:2]
+        assert self.preprocess is not None
+        return self.preprocess(obs, False if over is None else over)
+
+    def connect(self) -> None:
+        # After a pipeline was not plain once, rows are checked one by one, even if it becomes plain again.
+        # The objects are compared too, because a replacement may have the same version.
+        versions = [(own, own.version) for own in self.connectors]
+        if versions == self._versions:
+            return
+        self._versions = versions
+        if self.path is None and all(plain(own, self.built) for own in self.connectors):
+            return
+        mine = [own.for_evaluation() for own in self.connectors] if self._evaluates else self.connectors
+        form = self.row_width, self.row_dtype
+        path, before = ConnectorPath(mine, self.action_space, *form, learning=not self._evaluates), self.path
+        if before is not None:
+            path.shown = before.shown
+        self.path = path
+
+    def env_actions(self, actions: Column, which: int) -> Answers:
+        # Not `self.output`: a checkpoint may have brought other connectors, before `connect` was called.
+        return self.connectors[which].output(self.action_space)(actions)
+
+    @property
+    def can_replay(self) -> bool:
+        return self.path is None or (self.path.exports_lives and not self.path.acts)
+
+    def carried_state(self) -> dict[str, Any]:
+        state, path = super().carried_state(), self.path
+        return (
+            state
+            if path is None
+            else {**state, "shown": [path.shown.get(slot) for slot in state["slot"].tolist()]}
+        )
+
+    def _connector_states(self, slots: Sequence[int], policies: Sequence[int]) -> list[Any]:
+        if self.path is None or not (self.path.keeps_lives and self.can_replay):
+            return super()._connector_states(slots, policies)
+        pairs = zip(slots, policies, strict=True)
+        return [export_lives(self.connectors[index].agent, [slot])[0] for slot, index in pairs]
+
+    def restore(self, state: Mapping[str, Any]) -> int:
+        first, slots = super().restore(state), state["slot"].tolist()
+        for slot, index, life in zip(slots, state["policy"].tolist(), state["remembered"], strict=True):
+            import_lives(self.connectors[index].agent, [slot], [life])
+        self.connect()
+        if self.path is not None:
+            shown = zip(slots, state.get("shown", [None] * len(slots)), strict=True)
+            self.path.shown.update((slot, one) for slot, one in shown if one is not None)
+        return first
+
+    def clone(self) -> NetworkPolicyGroup:
+        """Return a group that shares the policies and weights, with an empty buffer, for evaluation."""
+        return NetworkPolicyGroup(
+            self.policy_ids, self.observation_space, self.action_space, self.backend, self.output,
+            self.state_sizes, self.connectors, original=self,
+        )  # fmt: skip
+
+    def act(self, block: PendingRows, table: TrajectoryTable, env_steps: Column, explore: bool) -> Answers:
+        buffer = self.buffer
+        obs, mask = buffer.inputs(block.rows)
+        noise = self.action_sampler.rows(block.slots, table, env_steps) if explore else None
+        if self.state_sizes:
+            before = buffer.states(block.slots)
+            decision = self.backend.decide(obs, mask, noise, block.which, before)
+            assert decision.state is not None
+            buffer.set_states(block.rows, block.slots, before, decision.state)
+        else:
+            before = None
+            decision = self.backend.decide(obs, mask, noise, block.which)
+        if not decision.is_finite:
+            raise self.non_finite_error(block.which, obs, mask, before)
+        buffer.set_actions(block.rows, decision.actions, decision.dist_inputs)
+        if self.path is None:
+            return self.output(decision.actions)
+        seats = [self._seats[slot] for slot in block.slots.tolist()] if self.path.acts else None
+        answers: Answers = self.path.answers(block.which, decision.actions, obs, mask, seats)
+        return answers
+
+    def non_finite_error(
+        self, which: Column | int, obs: Column, mask: Column | None, state: Column | None = None
+    ) -> ContractError:
+        """Return the error for a decision that is not finite.
+
+        Raises the one for an observation outside its space first.
+        """
+        self._check_bounds()
+        return non_finite_error(self.backend, self.policy_ids, which, obs, mask, state)
+
+    def network_form(self, actions: Any, which: Column | int) -> Column:
+        return self.output.inverse(actions) if self.path is None else self.path.network_form(which, actions)
+
+    def record_actions(self, block: PendingRows, actions: Sequence[Any]) -> None:
+        buffer = self.buffer
+        if self.state_sizes:
+            before = buffer.states(block.slots)
+            decision = self.backend.decide(*buffer.inputs(block.rows), None, block.which, before)
+            assert decision.state is not None
+            buffer.set_states(block.rows, block.slots, before, decision.state)
+        super().record_actions(block, actions)
+
+    def record_external_steps(self, rows: Column, slot: int, which: int, steps: ExternalSteps) -> None:
+        buffer = self.buffer
+        actions, inputs, logp = steps.actions, steps.dist_inputs, steps.logp
+        if inputs is not None and inputs.shape[1] != self.backend.head.inputs:
+            # The client used another policy than the one that the agent has.
+            inputs = None
+        if not steps.network_form:
+            output = self.output if self.path is None else self.path.outputs[which]
+            actions = output.inverse(actions)
+            inputs = None if inputs is None else output.inverse_inputs(inputs)
+            logp = None if logp is None else logp + float(output.log_scale.sum())
+        if self.state_sizes:
+            self._set_external_states(rows, slot, which, steps)
+        buffer.set_actions(rows, actions)
+        self.record_distribution(rows, inputs, logp)
+
+    def close(self) -> dict[str, SampleBatch]:
+        closed = super().close()
+        if self.buffer.carried and not (
+            self.backend.head.returns_dist_inputs or self.backend.head.is_value_based
+        ):
+            self._add_carried_logp()
+        return closed
+
+    def _add_carried_logp(self) -> None:
+        """Store the log-probabilities of carried rows, which are released after the weights change."""
+        buffer, logp = self.buffer, SampleBatch.ACTION_LOGP
+        known = buffer.columns_at(slice(0, buffer.carried), [logp]).get(logp)
+        unknown = np.arange(buffer.carried) if known is None else np.flatnonzero(np.isnan(known))
+        living = buffer.held()[0].take(unknown)
+        for policy in np.unique(living.policy[living.trained]).tolist():
+            rows = unknown[living.trained & (living.policy == policy)]
+            columns = buffer.columns_at(rows, ("obs", "actions"))
+            state = buffer.states_at(rows) if self.state_sizes else None
+            self.record_distribution(
+                rows, *self.backend.evaluate(policy, columns["obs"], None, columns["actions"], state)
+            )
+
+    def add_dist_inputs(self, closed: dict[str, SampleBatch]) -> dict[str, SampleBatch]:
+        head = self.backend.head
+        if head.returns_dist_inputs or head.is_value_based:
+            return closed
+        for policy_id, batch in closed.items():
+            parts = [batch[name] for name in batch if name.startswith("state_in_")]
+            batch[SampleBatch.ACTION_DIST_INPUTS], batch[SampleBatch.ACTION_LOGP] = self.backend.evaluate(
+                self.policy_ids.index(policy_id), batch[SampleBatch.OBS], batch.get(SampleBatch.ACTION_MASK),
+                batch[SampleBatch.ACTIONS], np.concatenate(parts, 1) if parts else None,
+            )  # fmt: skip
+        return closed
+
+    def record_distribution(self, rows: Column, inputs: Column | None, logp: Column | None) -> None:
+        """Store the distribution inputs and log-probabilities of n actions, where they are known."""
+        # Distribution inputs of clients are not Q-values, even if the network outputs these.
+        if inputs is not None and self.backend.head.kind == "q_values":
+            inputs = None
+        if inputs is None and self.backend.head.returns_dist_inputs:
+            # The column exists for all rows; the entries of these are NaN.
+            inputs = np.full((len(rows), self.backend.head.inputs), np.nan)
+        if inputs is not None:
+            self.buffer.mark(SampleBatch.ACTION_DIST_INPUTS, rows, inputs.astype(np.float32))
+        if logp is not None:
+            self.buffer.mark(SampleBatch.ACTION_LOGP, rows, logp.astype(np.float32))
+
+    def _set_external_states(self, rows: Column, slot: int, which: int, steps: ExternalSteps) -> None:
+        """Store the states before n rows: the client's, or the states that follow from the current one."""
+        buffer = self.buffer
+        slots, after = np.full(len(rows), slot), buffer.states(np.array([slot]))
+        before = steps.state_in
+        if before is None or before.shape[1] != after.shape[1]:
+            before = np.zeros((len(rows), after.shape[1]), np.float32)
+            for place, row in enumerate(rows.tolist()):
+                before[place] = after[0]
+                decision = self.backend.decide(*buffer.inputs(slice(row, row + 1)), None, which, after)
+                assert decision.state is not None
+                after = decision.state
+        buffer.set_states(rows, slots, before, np.broadcast_to(after, before.shape))
 
 
 @dataclass(slots=True)
@@ -292,65 +601,6 @@ class PendingRows:
     def copy(self) -> PendingRows:
         """Return a block that shares the look-ups."""
         return PendingRows(self.slots, self.which, self.env_indices, self.rows, self.raw, self.places)
-
-
-def split_by_actor(block: PendingRows, taken: Mapping[int, Any]) -> list[PendingRows]:
-    """Return the rows for which policies act, and the rows whose actions, by slot, clients chose."""
-    mine = np.array([slot in taken for slot in block.slots.tolist()], np.bool_)
-    parts = []
-    if not mine.all():
-        parts.append(block.part(~mine))
-    if mine.any():
-        own = block.part(mine)
-        own.taken = [taken[slot] for slot in own.slots.tolist()]
-        parts.append(own)
-    return parts
-
-
-def set_aside(
-    blocks: Sequence[tuple[int, PendingRows]], closed: npt.NDArray[np.bool_]
-) -> tuple[list[tuple[int, PendingRows]], list[tuple[int, PendingRows]]]:
-    """Return the rows, by group index, of open sub-environments and of sub-environments that are `closed` [E]."""
-    opened, shut = [], []
-    for number, block in blocks:
-        mine = closed[block.env_indices]
-        if mine.any():
-            rest = block.part(mine)
-            if rest.raw is not None:
-                # Environments may overwrite the arrays of a poll before these rows are answered.
-                rest.raw = [own_copy(one) for one in rest.raw]
-            shut.append((number, rest))
-        if not mine.all():
-            opened.append((number, block.part(~mine)))
-    return opened, shut
-
-
-def join_actions(
-    blocks: Sequence[tuple[int, PendingRows]], answers: Sequence[Any], slots: Column | None
-) -> tuple[Column, Any]:
-    """Return the slots [R] and the actions of several blocks.
-
-    With `slots` [R] of a poll, whose rows the blocks are, both are in the order of that poll.
-    """
-    flat = _concatenated(answers)
-    if slots is None:
-        return np.concatenate([block.slots for _, block in blocks]), flat
-    order = np.argsort(np.concatenate([block.places for _, block in blocks if block.places is not None]))
-    if isinstance(flat, list):
-        return slots, list(itemgetter(*order.tolist())(flat))
-    ordered = flat[order]
-    ordered.flags.writeable = flat.flags.writeable
-    return slots, ordered
-
-
-def _concatenated(answers: Sequence[Any]) -> list[Any] | Column:
-    """Return the actions of all blocks as one array if they are arrays of one kind, else as a list."""
-    arrays = [part for part in answers if isinstance(part, np.ndarray)]
-    if len(arrays) < len(answers) or len({(part.dtype, part.shape[1:]) for part in arrays}) > 1:
-        return [action for part in answers for action in part]
-    flat = np.concatenate(arrays)
-    flat.flags.writeable = all(part.flags.writeable for part in arrays)
-    return flat
 
 
 def is_retired(policy_id: str) -> bool:

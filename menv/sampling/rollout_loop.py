@@ -25,16 +25,8 @@ from menv.sampling.episode_tracker import EpisodeTracker
 from menv.sampling.external_trajectories import ExternalTrajectoryWriter
 from menv.sampling.fragment_limit import FragmentLimit
 from menv.sampling.observation_fn import ObservationFn
-from menv.sampling.policy_group import (
-    Answers,
-    PendingRows,
-    PolicyGroup,
-    join_actions,
-    outside_space_error,
-    set_aside,
-    split_by_actor,
-)
-from menv.spaces import OutsideSpaceError
+from menv.sampling.policy_group import Answers, PendingRows, PolicyGroup, outside_space_error
+from menv.spaces import OutsideSpaceError, own_copy
 
 _EMPTY_POLLS = 10_000
 
@@ -175,7 +167,7 @@ class RolloutLoop:
         for number, looked_up in blocks:
             block = looked_up if len(blocks) == 1 else looked_up.copy()
             self._add_block(number, block, ready)
-            for part in split_by_actor(block, ready.taken) if ready.taken else (block,):
+            for part in _split_by_actor(block, ready.taken) if ready.taken else (block,):
                 self._pending.append((number, part))
         self._pending_slots = ready.slots if is_whole_poll else None
 
@@ -201,7 +193,7 @@ class RolloutLoop:
         blocks, slots = self._pending, self._pending_slots
         self._pending, self._pending_slots = [], None
         if closed is not None:
-            blocks, self._pending = set_aside(blocks, closed)
+            blocks, self._pending = _set_aside(blocks, closed)
             slots = None
         if not blocks:
             return False
@@ -212,7 +204,7 @@ class RolloutLoop:
         else:
             answers = [self._act_for(number, block, explore) for number, block in blocks]
             self.agent_steps += sum(len(block.slots) for _, block in blocks)
-            slots, actions = join_actions(blocks, answers, slots)
+            slots, actions = _join_actions(blocks, answers, slots)
         before = perf_counter()
         self._base_env.send_actions(slots, actions)
         self._timers.env += perf_counter() - before
@@ -295,6 +287,61 @@ class RolloutLoop:
         which = 0 if len(self._groups[number].policy_ids) == 1 else rows["policy"][waits]
         raw = [rows["raw"][place] for place in waits.tolist()]
         return PendingRows(rows["slot"][waits], which, rows["env_index"][waits], first + waits, raw)
+
+
+def _split_by_actor(block: PendingRows, taken: Mapping[int, Any]) -> list[PendingRows]:
+    """Return the rows for which policies act, and the rows whose actions, by slot, clients chose."""
+    mine = np.array([slot in taken for slot in block.slots.tolist()], np.bool_)
+    parts = []
+    if not mine.all():
+        parts.append(block.part(~mine))
+    if mine.any():
+        own = block.part(mine)
+        own.taken = [taken[slot] for slot in own.slots.tolist()]
+        parts.append(own)
+    return parts
+
+
+def _set_aside(blocks: Blocks, closed: npt.NDArray[np.bool_]) -> tuple[Blocks, Blocks]:
+    """Return the rows, by group index, of open sub-environments and of sub-environments that are `closed` [E]."""
+    opened, shut = [], []
+    for number, block in blocks:
+        mine = closed[block.env_indices]
+        if mine.any():
+            rest = block.part(mine)
+            if rest.raw is not None:
+                # Environments may overwrite the arrays of a poll before these rows are answered.
+                rest.raw = [own_copy(one) for one in rest.raw]
+            shut.append((number, rest))
+        if not mine.all():
+            opened.append((number, block.part(~mine)))
+    return opened, shut
+
+
+def _join_actions(blocks: Blocks, answers: Sequence[Any], slots: Column | None) -> tuple[Column, Any]:
+    """Return the slots [R] and the actions of several blocks.
+
+    With `slots` [R] of a poll, whose rows the blocks are, both are in the order of that poll.
+    """
+    flat = _concatenated(answers)
+    if slots is None:
+        return np.concatenate([block.slots for _, block in blocks]), flat
+    order = np.argsort(np.concatenate([block.places for _, block in blocks if block.places is not None]))
+    if isinstance(flat, list):
+        return slots, list(itemgetter(*order.tolist())(flat))
+    ordered = flat[order]
+    ordered.flags.writeable = flat.flags.writeable
+    return slots, ordered
+
+
+def _concatenated(answers: Sequence[Any]) -> list[Any] | Column:
+    """Return the actions of all blocks as one array if they are arrays of one kind, else as a list."""
+    arrays = [part for part in answers if isinstance(part, np.ndarray)]
+    if len(arrays) < len(answers) or len({(part.dtype, part.shape[1:]) for part in arrays}) > 1:
+        return [action for part in answers for action in part]
+    flat = np.concatenate(arrays)
+    flat.flags.writeable = all(part.flags.writeable for part in arrays)
+    return flat
 
 
 def _by_group(slots: Column, table: TrajectoryTable, groups: list[PolicyGroup]) -> Blocks:

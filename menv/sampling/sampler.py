@@ -27,7 +27,7 @@ from menv.sampling.digest import Digest
 from menv.sampling.episode_checkpoint import EpisodeCheckpoint
 from menv.sampling.episode_tracker import EpisodeTracker
 from menv.sampling.external_trajectories import ExternalTrajectoryWriter
-from menv.sampling.fragment_limit import FragmentLimit, WholeEpisodeLimit
+from menv.sampling.fragment_limit import FragmentLimit
 from menv.sampling.observation_fn import Fn, ObservationFn
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.rollout_loop import RolloutLoop
@@ -95,7 +95,7 @@ class Sampler:
         self._groups = list(groups)
         self._limit = limit
         # Where the rows of running episodes are held back.
-        self._whole = limit if isinstance(limit, WholeEpisodeLimit) else None
+        self._whole = limit.whole
         self._table = TrajectoryTable()
         self._callbacks = CallbackRunner(callbacks or DefaultCallbacks(), self, self.metrics)
         self._tracker = EpisodeTracker(

@@ -21,9 +21,8 @@ from menv.inference.action_sampler import AHEAD, TrajectoryTable
 from menv.inference.backend import FixedBatchRunner
 from menv.metrics import Metrics, Timers, When
 from menv.sampling.episode_tracker import EpisodeTracker
-from menv.sampling.fragment_limit import FragmentLimit, WholeEpisodeLimit
-from menv.sampling.network_policy_group import NetworkPolicyGroup
-from menv.sampling.policy_group import PendingRows, PolicyGroup, outside_space_error
+from menv.sampling.fragment_limit import FragmentLimit
+from menv.sampling.policy_group import NetworkPolicyGroup, PendingRows, PolicyGroup, outside_space_error
 from menv.sampling.rollout_buffer import RolloutBuffer
 from menv.spaces import OutsideSpaceError
 
@@ -298,19 +297,13 @@ class VectorLoop:
             self._timers.env += perf_counter() - before
             self._add(first)
         self._begin(explore)
-        whole = limit if isinstance(limit, WholeEpisodeLimit) else None
-        if whole is not None:
-            whole.begin(env.env_steps)
+        limit.begin(env.env_steps)
         count, full = 0, False
         while not full:
             step = self._take_step()
             assert step is not None
             count += num_envs if step.begun is None else num_envs - step.begun.tobytes().count(1)
-            full = (
-                count >= limit.length * num_envs
-                if whole is None
-                else whole.end_vector_step(step.done, env.env_steps)
-            )
+            full = limit.end_vector_step(count, step.done, env.env_steps)
             self._add(step, act_next=not full)
         self._close()
         return count
@@ -385,9 +378,9 @@ def vector_loop(
     """
     if env.vector_steps is None or env.lockstep == (block is not None):
         return None
-    if only is None or len(groups) != 1 or not isinstance(groups[0], NetworkPolicyGroup):
+    group = groups[0].networks if len(groups) == 1 else None
+    if only is None or group is None:
         return None
-    group = groups[0]
     policy = group.policy_ids.index(only)
     if group.state_sizes or not _fits(group, block is not None):
         return None

@@ -26,8 +26,7 @@ from menv.policy_spec import PolicySpec
 from menv.sample_batch import MultiAgentBatch
 from menv.sampling.custom_policy_group import CustomPolicyGroup
 from menv.sampling.fragment_limit import FragmentLimit
-from menv.sampling.network_policy_group import NetworkPolicyGroup
-from menv.sampling.policy_group import PolicyGroup
+from menv.sampling.policy_group import NetworkPolicyGroup, PolicyGroup
 from menv.sampling.sampler import Sampler
 from tests.contract.scripted import ACTIONS, AGENTS, OBS, Moment, Seen, all_seen, seen
 

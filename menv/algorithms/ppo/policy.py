@@ -27,7 +27,7 @@ from menv.errors import ConfigError, ContractError
 from menv.inference.backend import check_weights
 from menv.inference.network_policy import NetworkPolicy
 from menv.policy_spec import SpecConfig
-from menv.sampling.network_policy_group import NetworkPolicyGroup
+from menv.sampling.policy_group import NetworkPolicyGroup
 
 if TYPE_CHECKING:
     from menv.algorithms.networks.network_spec import TorchNetwork
