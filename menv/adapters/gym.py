@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from menv.adapters.local_envs import LocalEnvs
+from menv.adapters.local_envs import LocalEnvs, interrupted_poll_error
 from menv.adapters.poll_events import EpisodeReplay, PollEvents, check_info
 from menv.adapters.validation import as_rewards, of_only_agents, stray_answers, wrong_count
 from menv.base_env import (
@@ -68,7 +68,9 @@ class GymEnvs(LocalEnvs):
         """Step the copies that were answered and return their rows; never waits."""
         if not self._started:
             self._start()
-        self._begin_poll()
+        if self._in_poll:
+            raise interrupted_poll_error()
+        self._in_poll = True
         order, actions = self._answers
         self._answers = ((), ())
         if self._stepped is not None:

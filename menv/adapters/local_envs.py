@@ -430,14 +430,13 @@ class LocalEnvs(Adapter):
             close_env(self._envs[index])
         self._envs[index] = self._make_env(index)
 
-    def _begin_poll(self) -> None:
-        """Set `_in_poll`, which the poll clears at its end; raise if the last poll was interrupted."""
-        if self._in_poll:
-            raise CallOrderError(
-                "poll: the one before was broken off, so that some sub-environments may have stepped and others not, "
-                "expected new episodes; call try_reset() first"
-            )
-        self._in_poll = True
-
     def _crash_text(self, index: int, where: str, error: BaseException) -> str:
         return f"env {index} {where}, env step {int(self.env_steps[index])}: raised {type(error).__name__}: {error}"
+
+
+def interrupted_poll_error() -> CallOrderError:
+    """Return the error for a poll after an interrupted one, which left `_in_poll` set."""
+    return CallOrderError(
+        "poll: the one before was broken off, so that some sub-environments may have stepped and others not, "
+        "expected new episodes; call try_reset() first"
+    )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from menv.adapters.agent_tracker import AgentTracker, SlotAllocator, WaitingAgents, join_slots
-from menv.adapters.local_envs import LocalEnvs
+from menv.adapters.local_envs import LocalEnvs, interrupted_poll_error
 from menv.adapters.poll_events import EpisodeReplay, PollEvents
 from menv.adapters.validation import (
     MAX_EMPTY_STEPS,
@@ -57,7 +57,9 @@ class MultiAgentEnvs(LocalEnvs):
         """Step the copies that were answered and return their rows; never waits."""
         if not self._started:
             self._start()
-        self._begin_poll()
+        if self._in_poll:
+            raise interrupted_poll_error()
+        self._in_poll = True
         self._step_answered()
         if len(self._due) == len(self._envs):
             fresh, trackers = self._all_indices, self._trackers

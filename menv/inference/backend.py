@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -107,13 +106,6 @@ class ActingBackend(ABC):
     ) -> Decision:
         """Return actions sampled with the noise, or the most probable ones (the mean, of numbers) without noise."""
 
-    def fixed_batch(self, policy: int, rows: int, *, masked: bool, explore: bool) -> FixedBatchRunner:
-        """Return a runner for batches of R rows of one policy; only for networks without a recurrent state.
-
-        It decides like `decide`, looks up beforehand whatever it can, and is valid until a policy is added.
-        """
-        return LazyOutputs(partial(self.decide, which=policy))
-
     def evaluate(
         self, policy: int, obs: Rows, mask: Flags | None, actions: Actions, state: Floats | None = None
     ) -> ForwardOutputs:
@@ -183,33 +175,6 @@ def check_shapes(backend: str, weights: Weights, shapes: Mapping[str, tuple[int,
             f"{backend}: {len(wrong)} weights do not fit the architecture, first {wrong[0]!r} of shape "
             f"{found.get(wrong[0])}, expected {shapes.get(wrong[0])}; give the weights of the same network"
         )
-
-
-class FixedBatchRunner(Protocol):
-    """Acts on batches of R rows of one policy, in two steps."""
-
-    def load(self, obs: Rows, mask: Flags | None, noise: Floats | None) -> None:
-        """Set the inputs; `obs` must not change until `decide`."""
-
-    def decide(self) -> Decision:
-        """Return the decision on the loaded rows; its `dist_inputs` are valid until the next `load`."""
-
-
-class LazyOutputs:
-    """A `FixedBatchRunner` that computes everything in `decide`."""
-
-    __slots__ = ("_decide", "_rows")
-
-    def __init__(self, decide: Callable[[Rows, Flags | None, Floats | None], Decision]) -> None:
-        self._decide = decide
-
-    def load(self, obs: Rows, mask: Flags | None, noise: Floats | None) -> None:
-        """See `FixedBatchRunner.load`."""
-        self._rows = obs, mask, noise
-
-    def decide(self) -> Decision:
-        """See `FixedBatchRunner.decide`."""
-        return self._decide(*self._rows)
 
 
 def portions(obs: Rows) -> list[slice]:

@@ -21,7 +21,6 @@ from menv.inference.backend import (
     ActingBackend,
     Actions,
     Decision,
-    FixedBatchRunner,
     Flags,
     Floats,
     ForwardOutputs,
@@ -133,7 +132,6 @@ class OnnxBackend(ActingBackend):
         self._numbers_a_row = head.mask_width + head.noise_width + state_size
         self._runners: dict[tuple[GraphKind, int | None, bool], GraphSession] = {}
         self._bound: dict[BoundKey, BoundSession] = {}
-        self._fixed_batches: dict[tuple[GraphKind, int, bool, int], FixedBatchRunner] = {}
         self._newcomers = 0
 
     def __reduce__(self) -> Any:
@@ -174,18 +172,6 @@ class OnnxBackend(ActingBackend):
             return self._grouped(kind, which, obs, mask, noise, state)
         return self._answer(kind, None, obs, mask, noise, lanes, state)
 
-    def fixed_batch(self, policy: int, rows: int, *, masked: bool, explore: bool) -> FixedBatchRunner:
-        """See `ActingBackend.fixed_batch`."""
-        kind: GraphKind = "act" if explore else "greedy"
-        runner = self._fixed_batches.get((kind, policy, masked, rows))
-        if runner is None:
-            if 0 < rows * (self.obs_size + self._numbers_a_row) <= _BOUND_NUMBERS:
-                runner = BoundSession(self._runner(kind, policy, masked), rows)
-            else:
-                runner = super().fixed_batch(policy, rows, masked=masked, explore=explore)
-            self._fixed_batches[kind, policy, masked, rows] = runner
-        return runner
-
     def _evaluated(
         self, policy: int, obs: Rows, mask: Flags | None, actions: Actions, state: Floats | None
     ) -> ForwardOutputs:
@@ -218,7 +204,6 @@ class OnnxBackend(ActingBackend):
         # They hold views of arrays that have been replaced or are too short now.
         self._runners.clear()
         self._bound.clear()
-        self._fixed_batches.clear()
         self._plan = PolicyBatchLayout(self.policies, self._spare_rows)
         return self.policies - 1
 

@@ -140,11 +140,6 @@ class BoundSession:
         after = None if self._after is None else self._after.copy()
         return Decision(self._answer.copy(), inputs, after, self._is_finite())
 
-    def decide(self) -> Decision:
-        """See `FixedBatchRunner.decide`."""
-        self._run()
-        return Decision(self._answer.copy(), self._inputs, None, self._is_finite())
-
     def load(
         self,
         obs: Rows,

@@ -79,21 +79,22 @@ def local_policy_inference(
         for name, value in (("terminated", terminated), ("truncated", truncated))
     ]
     keys = list(zip(envs, agents, strict=True))
-    forgets = isinstance(policy, NetworkPolicy) and not policy.networks.state_sizes
-    if isinstance(policy, NetworkPolicy) and not (policy.plain or (forgets and policy.whole)):
+    network = policy if isinstance(policy, NetworkPolicy) else None
+    forgets = network is not None and not network.networks.state_sizes
+    if network is not None and not (network.plain or (forgets and network.whole)):
         # Custom connectors see agents one by one, in time order.
         flagged = [[_is_over(flags[row]) for flags in ends] for row in range(rows)]
         agents_data = zip(keys, observations, rewards, infos, flagged, strict=True)
-        done = (answer for one in agents_data for answer in policy.answer_agents([_data(*one)], explore))
+        done = (answer for one in agents_data for answer in network.answer_agents([_data(*one)], explore))
         return [(action, list(states), dict(fetches)) for action, states, fetches in done]
-    memory = {} if forgets else _memory(policy)
+    memory = {} if forgets else _memory(policy, network)
     answers: list[Answer] = []
     for start, stop in _ranges(keys):
         histories = [memory.setdefault(key, AgentHistory()) for key in keys[start:stop]]
         for history, earned, about in zip(histories, rewards[start:stop], infos[start:stop], strict=True):
             history.reward, history.info = float(earned or 0.0) if history.acted else 0.0, about or {}
         over = [any(_is_over(flags[row]) for flags in ends) for row in range(start, stop)]
-        shown = [_shown(policy, *one) for one in zip(observations[start:stop], over, strict=True)]
+        shown = [_shown(network, *one) for one in zip(observations[start:stop], over, strict=True)]
         answers += _ask(policy, histories, shown, explore, timestep)
         for key, ended in zip(keys[start:stop], over, strict=True):
             if ended:
@@ -101,21 +102,20 @@ def local_policy_inference(
     return answers
 
 
-def _memory(policy: Policy) -> dict[Key, AgentHistory]:
+def _memory(policy: Policy, network: NetworkPolicy | None) -> dict[Key, AgentHistory]:
     """Return the histories of agents.
 
     A policy with connectors keeps them where `agent_connectors.reset` clears them.
     """
-    leaves = leaf_connectors(policy.agent_connectors) if isinstance(policy, NetworkPolicy) else ()
-    for leaf in leaves:
+    for leaf in () if network is None else leaf_connectors(network.agent_connectors):
         if isinstance(leaf, StateBufferConnector):
             return leaf.memory
     return _HISTORIES.setdefault(policy, {})
 
 
-def _shown(policy: Policy, obs: Any, over: bool) -> Any:
+def _shown(network: NetworkPolicy | None, obs: Any, over: bool) -> Any:
     """Return the observation for the policy; at the end of an episode the mask may allow no action."""
-    preprocess = policy.networks.preprocess if over and isinstance(policy, NetworkPolicy) else None
+    preprocess = network.networks.preprocess if over and network is not None else None
     return obs if preprocess is None else preprocess.with_choices(obs)
 
 

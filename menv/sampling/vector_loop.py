@@ -18,7 +18,6 @@ from menv.adapters.adapter import Adapter
 from menv.base_env import SINGLE_AGENT, Column, VectorStep
 from menv.errors import ContractError
 from menv.inference.action_sampler import AHEAD, TrajectoryTable
-from menv.inference.backend import FixedBatchRunner
 from menv.metrics import Metrics, Timers, When
 from menv.sampling.episode_tracker import EpisodeTracker
 from menv.sampling.fragment_limit import FragmentLimit
@@ -218,8 +217,6 @@ class VectorLoop:
         self._steps = VectorSteps(group.buffer, env, policy, table, tracker)
         # Vector steps since random numbers were drawn ahead.
         self._since = AHEAD
-        self._runner: FixedBatchRunner
-        self._explore = True
         # Whether the environment has actions whose outcome is no vector step.
         self._acted = False
 
@@ -234,54 +231,40 @@ class VectorLoop:
         ids: list[int] = self._steps.episode_ids.tolist()
         return ids
 
-    def _begin(self, explore: bool) -> None:
-        obs, mask = self._steps.last_obs()
-        self._explore = explore
-        self._runner = self._group.backend.fixed_batch(
-            self._policy, len(obs), masked=mask is not None, explore=explore
-        )
-        self._feed(obs, mask)
-
-    def _feed(self, obs: Column, mask: Column | None) -> None:
-        """Give the network its next inputs."""
-        before, noise, sampler = perf_counter(), None, self._group.action_sampler
-        if self._explore:
-            if self._since >= AHEAD:
-                sampler.draw_ahead(self._table, self.env_steps)
-                self._since = 0
-            noise = sampler.ahead(self.env_steps)
-        self._since += 1
-        self._runner.load(obs, mask, noise)
-        self._timers.act += perf_counter() - before
-
-    def _act(self) -> Any:
+    def _act(self, explore: bool) -> Any:
         before, group, steps = perf_counter(), self._group, self._steps
-        decision = self._runner.decide()
+        obs, mask = steps.last_obs()
+        noise = None
+        if explore:
+            if self._since >= AHEAD:
+                group.action_sampler.draw_ahead(self._table, self.env_steps)
+                self._since = 0
+            noise = group.action_sampler.ahead(self.env_steps)
+        self._since += 1
+        decision = group.backend.decide(obs, mask, noise, self._policy)
         if not decision.is_finite:
             steps.flush()
-            raise group.non_finite_error(self._policy, *steps.last_obs())
+            raise group.non_finite_error(self._policy, obs, mask)
         steps.buffer.set_actions(steps.rows, decision.actions, decision.dist_inputs)
         if group.path is None:
             actions = group.output(decision.actions)
         else:
-            actions = group.path.answers(self._policy, decision.actions, *steps.last_obs(), None)
+            actions = group.path.answers(self._policy, decision.actions, obs, mask, None)
         self._timers.act += perf_counter() - before
         return actions
 
-    def _add(self, step: VectorStep, *, act_next: bool = False) -> None:
-        """Add a vector step; with `act_next` it is acted on in this fragment, so the network gets its inputs now."""
+    def _add(self, step: VectorStep) -> None:
+        """Add the rows of a vector step."""
         try:
             obs, mask = self._group.vector_rows(self._policy, step)
         except OutsideSpaceError as error:
             env_step = int(self.env_steps[error.row])
             raise outside_space_error(error.row, SINGLE_AGENT, f"env step {env_step}", error) from error
-        if act_next:
-            self._feed(obs, mask)
         self._steps.add(step, obs, mask)
 
-    def _take_step(self) -> VectorStep | None:
+    def _take_step(self, explore: bool) -> VectorStep | None:
         """Act and step; None if the outcome is no vector step, and the next poll of the environment returns it."""
-        actions, before, env = self._act(), perf_counter(), self._env
+        actions, before, env = self._act(explore), perf_counter(), self._env
         env.send_vector_actions(actions)
         step: VectorStep | None = env.poll_vector_step()
         self._timers.env += perf_counter() - before
@@ -296,29 +279,27 @@ class VectorLoop:
             first = env.poll_vector_step()
             self._timers.env += perf_counter() - before
             self._add(first)
-        self._begin(explore)
         limit.begin(env.env_steps)
         count, full = 0, False
         while not full:
-            step = self._take_step()
+            step = self._take_step(explore)
             assert step is not None
             count += num_envs if step.begun is None else num_envs - step.begun.tobytes().count(1)
             full = limit.end_vector_step(count, step.done, env.env_steps)
-            self._add(step, act_next=not full)
+            self._add(step)
         self._close()
         return count
 
     def take_steps(self, steps: int, explore: bool) -> int:
         """Take vector steps and return how many; fewer than `steps` if the next poll needs the general loop."""
-        self._begin(explore)
         done = 0
         while done < steps:
-            step = self._take_step()
+            step = self._take_step(explore)
             if step is None:
                 self._acted = True
                 break
             done += 1
-            self._add(step, act_next=done < steps)
+            self._add(step)
         self._close()
         return done
 

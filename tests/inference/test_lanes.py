@@ -67,20 +67,3 @@ def test_rows_in_lanes_are_answered_with_new_weights_and_beside_a_new_policy() -
         check_each_alone(acting, random_rows(spec, 16), which)
     other = np.arange(16) % 3
     check_each_alone(acting, random_rows(spec, 16), other)
-
-
-@pytest.mark.parametrize("rows", [1, 2, 61, 64, 5000])
-@pytest.mark.parametrize("explore", [True, False])
-@pytest.mark.parametrize("masked", [True, False])
-def test_what_decides_again_and_again_decides_the_same(rows: int, explore: bool, masked: bool) -> None:
-    spec = StockSpec(4, ActionHead("categorical", (3,)))
-    acting = backend(spec, policies=2)
-    steady = acting.fixed_batch(1, rows, masked=masked, explore=explore)
-    for seed in range(3):
-        obs, mask, noise = random_rows(spec, rows, seed)
-        given = (obs, mask if masked else None, noise if explore else None)
-        steady.load(*given)
-        found, expected = steady.decide(), acting.decide(*given, 1)
-        np.testing.assert_array_equal(found.actions, expected.actions)
-        np.testing.assert_array_equal(found.dist_inputs, expected.dist_inputs)
-        acting.set_weights(1, lively_weights(spec, 10 + seed))
