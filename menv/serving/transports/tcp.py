@@ -47,6 +47,7 @@ class TcpTransport(Listener):
     def __init__(self, port: int = 0) -> None:
         super().__init__(port)
         self.open: dict[TcpConnection, None] = {}
+        self.stopping = False
         # Closed connections whose last bodies are still being handled are open, too.
         self._server: asyncio.Server | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -73,6 +74,7 @@ class TcpTransport(Listener):
 
     async def stop(self) -> None:
         """Close the port, then all connections, with a moment for unsent replies."""
+        self.stopping = True
         if self._server is not None:
             self._server.close()
         if self._watching is not None:
@@ -159,8 +161,8 @@ class TcpConnection(asyncio.Protocol):
         self._reply_fn, self._close_fn = self._reply, self._close
         self._listener.open[self] = None
         arrival = self._listener.arrival(transport)
-        if arrival is None:
-            # It is closed already, or gives way to another connection.
+        if arrival is None or self._listener.stopping:
+            # It is closed already, gives way to another connection, or comes too late.
             self.abort()
             return
         self._arrival = arrival
