@@ -197,7 +197,7 @@ def test_policies_without_a_form_on_disk_are_left_out_and_say_why(tmp_path: Path
 
 
 def test_a_policy_that_cannot_be_written_does_not_stop_the_run_from_being_saved(tmp_path: Path) -> None:
-    with algorithm_of("continuous") as algo:
+    with PPO(env="Pendulum-v1", config={"model": {"fcnet_hiddens": [8], "fcnet_activation": "relu"}}) as algo:
         # Numbers whose product overflows, which is an error here, whatever other threads make of warnings.
         huge = {name: np.full_like(array, 3e38) for name, array in algo.get_policy().get_weights().items()}
         algo.set_weights({"default_policy": huge})
