@@ -29,7 +29,7 @@ COMMANDS = {
     "check": "find errors in an environment",
     "verify": "check reproducibility across back-ends",
 }
-_SHORT = ("dashboard", "plot", "report", "export", "envs")
+_SHORT = ("plot", "report", "export", "envs")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Short commands: `menv dashboard`, `plot` and `report` show runs, `export` copies policies, `envs` lists names."""
+"""Short commands: `menv plot` and `report` show runs, `export` copies policies, `envs` lists names."""
 
 from __future__ import annotations
 
@@ -9,33 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from menv.cli.arguments import Parser, parsed, port, print_text, take_imports
+from menv.cli.arguments import Parser, parsed, print_text, take_imports
 from menv.errors import ConfigError
 from menv.inference.checkpoint_folder import POLICIES, find_checkpoint, read_manifest
 from menv.policy import Policy
 from menv.registry import env_names, unknown_name
 from menv.serialization import writing
-from menv.tracking.dashboard import Dashboard
 from menv.tracking.report import plot_runs, write_report
 
-_PORT = 6007
 _MORE = """\
 Other names: package.module:Class, and path/to/file.py:Class. Environments of PettingZoo and OpenSpiel are listed if
 these are installed: pip install 'menv-rl[pettingzoo]' open_spiel"""
-
-
-def dashboard(arguments: Sequence[str], program: str) -> int:
-    """Serve the page of the arguments until Ctrl-C and return the exit status."""
-    parser = Parser(prog=program, description="Show runs in a browser on this machine while they train.")
-    parser.add_argument(
-        "folder", nargs="?", default="runs", help="a folder of run folders, or one run (%(default)s)"
-    )
-    parser.add_argument("--port", type=port, default=_PORT, help="the port, 0 for any free one (%(default)s)")
-    args = parser.parse_args(arguments)
-    dashboard = Dashboard(args.folder, args.port)
-    print_text(f"dashboard: {dashboard.url} (Ctrl-C ends it)", program)
-    dashboard.run()
-    return 0
 
 
 def plot(arguments: Sequence[str], program: str) -> int:
