@@ -1,4 +1,4 @@
-"""The command `menv`: `menv COMMAND ...` calls `main` of the module of that name, or a function of `short_commands`.
+"""The command `menv`: `menv COMMAND ...` calls `main` of the module of that name, or a function of a module in `_HOMES`.
 
 Nothing heavy is imported before the command is known.
 """
@@ -29,7 +29,8 @@ COMMANDS = {
     "check": "find errors in an environment",
     "verify": "check reproducibility across back-ends",
 }
-_SHORT = ("plot", "report", "export", "envs")
+_HOMES = {"plot": "short_commands", "report": "short_commands", "envs": "short_commands", "export": "show"}
+"""Commands that share a module, in which each has the name of its function."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,9 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] and given[0] in COMMANDS:
         name, program = given[0], f"menv {given[0]}"
-        short = name in _SHORT
-        module = import_module(f"menv.cli.{'short_commands' if short else name}")
-        command = getattr(module, name if short else "main")
+        module = import_module(f"menv.cli.{_HOMES.get(name, name)}")
+        command = getattr(module, name if name in _HOMES else "main")
         return run_command(program, lambda: int(command(given[1:], program)))
     _parser().parse_args(given)
     raise AssertionError("unreachable: the parser knows no other command")

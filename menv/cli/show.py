@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -13,8 +15,9 @@ from menv.algorithms.config.stored_config import as_json
 from menv.cli.arguments import Parser, parsed, print_text, take_imports
 from menv.errors import ConfigError
 from menv.inference import checkpoint_folder, policy_bundle
+from menv.inference.checkpoint_folder import POLICIES, find_checkpoint, read_manifest
 from menv.policy import Policy
-from menv.serialization import folder_given
+from menv.serialization import folder_given, writing
 from menv.tracking.report import flat_settings
 from menv.tracking.run_folder import Run, json_text, scalars
 
@@ -115,3 +118,35 @@ def _checkpoint(path: Path) -> list[str]:
 def _clean(value: Any) -> str:
     """Return the beginning of a text of a file, without what a terminal would obey."""
     return "".join(filter(str.isprintable, str(value)[:200]))
+
+
+def export(arguments: Sequence[str], program: str) -> int:
+    """Copy policies of the latest checkpoint and return the exit status."""
+    parser = Parser(
+        prog=program,
+        description="Copy the policies of a run into folders that Policy.from_checkpoint reads without torch.",
+    )
+    parser.add_argument("run", help="a run folder, or a checkpoint")
+    parser.add_argument("-o", "--output", metavar="DIR", help="a new folder (NAME-policies)")
+    parser.add_argument("--policy", metavar="ID", help="copy this policy alone, into DIR itself")
+    take_imports(parser)
+    args = parsed(parser, arguments)
+    checkpoint = find_checkpoint(args.run)
+    target = Path(args.output or f"{Path(args.run).resolve().name}-{POLICIES}")
+    if target.exists():
+        raise ConfigError(f"-o {target}: exists, expected a name that is free; choose another name")
+    # Every file is checked before anything is copied.
+    found: Any = Policy.from_checkpoint(checkpoint)
+    entries: Any = read_manifest(checkpoint)[POLICIES]
+    if args.policy is not None and args.policy not in found:
+        raise ConfigError(
+            f"--policy {args.policy}: not in {checkpoint}, expected one of {sorted(found)[:20]}; choose one of these"
+        )
+    with writing("export", f"policies in {target}"):
+        for policy_id in found if args.policy is None else [args.policy]:
+            folder = entries[policy_id]["folder"]
+            shutil.copytree(
+                checkpoint / POLICIES / folder, target if args.policy is not None else target / folder
+            )
+    print_text(f"{target}\n  show it: menv show {shlex.quote(str(target))}", program)
+    return 0
