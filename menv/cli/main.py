@@ -1,4 +1,4 @@
-"""The command `menv`: `menv COMMAND ...` calls `main` of the module of that name, or a function of a module in `_HOMES`.
+"""The command `menv`: `menv COMMAND ...` calls `main` of the module of that name, or a function (`_HOMES`).
 
 Nothing heavy is imported before the command is known.
 """
