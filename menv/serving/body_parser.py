@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +52,7 @@ _MEMORY_BASE = 128_000_000
 _START_S = 60.0
 _MAX_TRIES = 2
 _NO_ANSWER = "message: the process that reads it has ended, expected an answer; send less at once"
+_FAULT = "message: could not be read, expected an answer; see the server's report"
 _NOTHING = Raw(b"\xc0")
 
 
@@ -186,8 +188,10 @@ _parser: BodyParser
 
 
 def _begin(setup: bytes) -> None:
-    """Prepare this process; called once in it."""
+    """Prepare this process; its first task."""
     global _parser
+    # Peers do not fill the server's terminal with errors of this process.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     # Ctrl-C is meant for the server, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_server, daemon=True).start()
@@ -219,21 +223,26 @@ class BodyParserPool:
         usable: False if a space cannot be written as JSON, or no process can be started.
         longest_inline: Shorter bodies are always parsed in the event loop.
         parsed: Number of bodies parsed so far.
-        pid: The process; None if there is none.
     """
 
     def __init__(self, ioctx: InputContext, limits: Limits) -> None:
         self.parsed = 0
-        self.pid: int | None = None
         self.longest_inline = limits.inline_body
         self._limits = limits
         self._setup = _setup(ioctx, limits)
-        self.usable = self._setup is not None and not getattr(sys, "frozen", False)
+        frozen = getattr(sys, "frozen", False)
+        self.usable = self._setup is not None and bool(sys.executable) and not frozen
         self._was_ready = False
         self._waiting = 0
         self._executor: ProcessPoolExecutor | None = None
+        self._process: BaseProcess | None = None
         # One body at a time: a body that ends the process costs no other one a try.
         self._turn = asyncio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """The process; None if there is none."""
+        return self._process.pid if self._process is not None else None
 
     def takes(self, body: bytes) -> bool:
         """Return whether a body has to be parsed by the process."""
@@ -260,7 +269,7 @@ class BodyParserPool:
             if fault is None:
                 then(job.result())
                 return
-            then(BadMessageError(ErrorCode.INTERNAL, _NO_ANSWER))
+            then(BadMessageError(ErrorCode.INTERNAL, _FAULT))
             raise fault
 
         job = asyncio.get_running_loop().create_task(self._outcome(body))
@@ -274,42 +283,51 @@ class BodyParserPool:
             self._executor.shutdown(cancel_futures=True)
 
     async def _outcome(self, body: bytes) -> Outcome:
-        """Have a body parsed, by a second process if the first one ends."""
         async with self._turn:
-            for tries in range(_MAX_TRIES):
-                executor = await self._ready()
-                if executor is None:
-                    # A body that ended a process is not parsed in the event loop.
-                    return BadMessageError(ErrorCode.INTERNAL, _NO_ANSWER) if tries else None
-                try:
-                    parsed: Parsed = await asyncio.wait_for(
-                        _submit(executor, _parse, body), self._limits.handshake_s
-                    )
-                except TimeoutError:
-                    self._discard("was too slow")
-                    return BadMessageError(
-                        ErrorCode.TOO_SLOW,
-                        f"message: not read after {self._limits.handshake_s:g} s; see Limits.handshake_s",
-                    )
-                except BrokenProcessPool:
-                    self._discard("ended")
-                else:
-                    self.parsed += 1
-                    return parsed
-            return BadMessageError(ErrorCode.INTERNAL, _NO_ANSWER)
+            outcome = asyncio.ensure_future(self._parsed(body))
+            try:
+                return await asyncio.shield(outcome)
+            except asyncio.CancelledError:
+                # The process still parses the body, and would not begin the next one in time.
+                await asyncio.wait([outcome])
+                raise
+
+    async def _parsed(self, body: bytes) -> Outcome:
+        """Have a body parsed, by a second process if the first one ends."""
+        for tries in range(_MAX_TRIES):
+            executor = await self._ready()
+            if executor is None:
+                # A body that ended a process is not parsed in the event loop.
+                return BadMessageError(ErrorCode.INTERNAL, _NO_ANSWER) if tries else None
+            try:
+                parsed: Parsed = await asyncio.wait_for(
+                    _submit(executor, _parse, body), self._limits.handshake_s
+                )
+            except TimeoutError:
+                self._discard("was too slow")
+                return BadMessageError(
+                    ErrorCode.TOO_SLOW,
+                    f"message: not read after {self._limits.handshake_s:g} s; see Limits.handshake_s",
+                )
+            except BrokenProcessPool:
+                self._discard("ended")
+            else:
+                self.parsed += 1
+                return parsed
+        return BadMessageError(ErrorCode.INTERNAL, _NO_ANSWER)
 
     async def _ready(self) -> ProcessPoolExecutor | None:
         """Return the executor of a process that runs; None if no process can be started."""
         if self._executor is None:
             try:
-                assert self._setup is not None
-                context = multiprocessing.get_context("spawn")
-                self._executor = ProcessPoolExecutor(1, context, _begin, (self._setup,))
+                self._executor = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
                 with _without_main():
-                    started = _submit(self._executor, os.getpid)
-                self.pid = await asyncio.wait_for(started, _START_S)
+                    # An initializer's arguments would block the loop until the process has read them.
+                    started = _submit(self._executor, _begin, self._setup)
+                (self._process,) = self._executor._processes.values()
+                await asyncio.wait_for(started, _START_S)
                 self._was_ready = True
-            except (OSError, AssertionError, TimeoutError, BrokenProcessPool):
+            except Exception:
                 self._discard("could not start")
                 # If no process ever started, this program cannot start any.
                 self.usable = self._was_ready
@@ -323,10 +341,10 @@ class BodyParserPool:
             self._executor = None
 
     def _kill(self) -> None:
-        pid, self.pid = self.pid, None
-        if pid is not None:
-            with contextlib.suppress(OSError):
-                os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))
+        process, self._process = self._process, None
+        if process is not None:
+            # Sends nothing to a process that has ended, whose pid may be another's.
+            process.kill()
 
 
 def _submit(executor: ProcessPoolExecutor, do: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:

@@ -27,7 +27,8 @@ class Limits:
         max_rate: Bodies per second of one connection, with bursts of one second. A faster peer is slowed down;
             nothing that it sends is lost.
         handshake_s: Seconds until a new connection has sent its first body, and from the first byte of a body to its
-            last; over HTTP also from the last request of a client without an open connection.
+            last; over HTTP also from the last request of a client without an open connection. Also how long the other
+            process may parse one body.
         idle_s: Seconds without any data; also how long a peer may leave its replies unread.
         max_unsent: Bytes of replies that may wait for one peer to read them.
         max_agents: Agents of one episode.

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
 from functools import partial
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from menv.serving.body_parser import BodyParserPool, Parsed
+from menv.serving.limits import Limits
 from tests.house.sources import ROOT
-from tests.serving.receiving import Receiving, ask, large, receiving, wait_for
+from tests.serving.receiving import ALONE, INLINE, Receiving, ask, large, receiving, wait_for
 from tests.serving.test_large_bodies import PING, an_episode
 
 BODY = large({"type": "EPISODES", "episodes": [an_episode(5)]})
@@ -89,6 +94,29 @@ def test_a_body_that_takes_too_long_is_refused_and_the_next_one_is_read() -> Non
         assert not is_there(pid)
 
 
+def test_a_body_that_is_dropped_leaves_the_next_one_its_time() -> None:
+    async def outcomes() -> tuple[object, object]:
+        pool = BodyParserPool(ALONE, Limits(inline_body=INLINE, handshake_s=1.0))
+        loop = asyncio.get_running_loop()
+        first, dropped, last = (loop.create_future() for _ in range(3))
+        try:
+            pool.add(BODY, first.set_result)
+            await first
+            assert pool.pid is not None
+            os.kill(pool.pid, signal.SIGSTOP)
+            job = pool.add(BODY, dropped.set_result)
+            await asyncio.sleep(0.1)
+            job.cancel()
+            pool.add(BODY, last.set_result)
+            return await last, dropped.done()
+        finally:
+            pool.stop()
+
+    outcome, answered = asyncio.run(outcomes())
+    assert isinstance(outcome, Parsed)
+    assert not answered
+
+
 def test_what_a_client_sent_before_it_left_is_taken_all_the_same() -> None:
     with receiving() as one, one.client() as other:
         pid = stopped_one(one, other)
@@ -133,6 +161,20 @@ def test_stopping_twice_and_without_a_body_is_fine() -> None:
         one.parsers.stop()
         one.parsers.stop()
         assert one.parsers.pid is None
+
+
+def test_a_process_that_has_ended_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with receiving() as one, one.client() as client:
+        client.send(BODY)
+        assert client.ask(PING) == b'{"type":"PONG"}'
+        pid = one.pid()
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: pid not in [child.pid for child in multiprocessing.active_children()])
+        sent: list[object] = []
+        with monkeypatch.context() as patched:
+            patched.setattr("os.kill", lambda *signal_: sent.append(signal_))
+            one.parsers.stop()
+        assert not sent
 
 
 SERVER = """
@@ -210,8 +252,16 @@ def test_a_fault_on_the_way_to_the_process_is_noted_and_costs_one_connection(
         assert len(one.played()) == 1
 
 
-def test_bodies_are_read_here_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    for executable in ("/no/such/file", "/bin/false"):
+def test_bodies_are_read_here_where_no_process_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hangs = tmp_path / "hangs"
+    hangs.write_text("#!/bin/sh\nexec sleep 60\n")
+    hangs.chmod(0o755)
+    resource_tracker.ensure_running()
+    before = multiprocessing.active_children()
+    monkeypatch.setattr("menv.serving.body_parser._START_S", 0.5)
+    for executable in ("/no/such/file", "/bin/false", hangs):
         monkeypatch.setattr("multiprocessing.spawn._python_exe", os.fsencode(executable))
         with receiving() as one, one.client() as client:
             for _ in range(2):
@@ -219,3 +269,4 @@ def test_bodies_are_read_here_where_no_process_can_be_started(monkeypatch: pytes
                 assert client.ask(PING) == b'{"type":"PONG"}'
             assert len(one.played()) == 2
             assert (one.parsers.usable, one.parsers.parsed) == (False, 0)
+            wait_for(lambda: set(multiprocessing.active_children()) <= set(before))
