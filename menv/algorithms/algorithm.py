@@ -581,9 +581,11 @@ class Algorithm:
             The policy.
 
         Raises:
-            ConfigError: The id exists, a setting is wrong, or the network of `policy` is another one.
+            ConfigError: The id exists, a setting is wrong, the network of `policy` is another one, or the run has
+                `self_play`.
             ContractError: The mapping returns an unknown id for a possible agent.
         """
+        self._refuse_with_league("add_policy")
         with self._rollouts.lock:
             self._update_free_slots()
             before = self._policy_set.policy_map
@@ -616,9 +618,10 @@ class Algorithm:
             policies_to_train: Replaces the set of trained policies; None keeps it.
 
         Raises:
-            ConfigError: There is no such policy, or it is the last one.
+            ConfigError: There is no such policy, it is the last one, or the run has `self_play`.
             ContractError: The mapping still returns it for a known agent.
         """
+        self._refuse_with_league("remove_policy")
         self._worker_factory.check_travels(policy_mapping_fn, policies_to_train)
         with self._rollouts.lock:
             self._policy_set.remove(policy_id, policy_mapping_fn, policies_to_train)
@@ -627,6 +630,13 @@ class Algorithm:
             self._accumulator.drop(policy_id)
             self._update_free_slots()
         self._external_clients.publish()
+
+    def _refuse_with_league(self, call: str) -> None:
+        if self._league is not None:
+            raise ConfigError(
+                f"{call}: called in a run with self_play, expected the same policies to its end; give all of them in "
+                "policies and self_play={'opponents': ...}"
+            )
 
     def _update_free_slots(self) -> None:
         """Record which running episodes may still use removed policies, where that can be known."""

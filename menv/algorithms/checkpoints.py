@@ -243,6 +243,9 @@ class Checkpoints:
         for policy_id, learner_seed in tree["learners"]:
             _check_counts({"seed": learner_seed}, f"learners.{policy_id}")
         policy_set, progress = self.policy_set, self.progress
+        league, snapshots = self.league, saved.folder / FOLDER
+        if league is not None:
+            league.check_state(tree.get("league"), snapshots)
         seed = progress.seed if keep_seed else int(tree["seed"])
         for policy_id, policy in policy_set.policies.items():
             _check_weights(policy_id, weights.get(policy_id, {}), weights_of(policy))
@@ -253,9 +256,6 @@ class Checkpoints:
         }
         policy_set.learners.check_state(chosen)
         self.rollouts.check_restartable()
-        league, snapshots = self.league, saved.folder / FOLDER
-        if league is not None:
-            league.check_state(tree["league"], snapshots)
         with changing or nullcontext():
             self._take_over(tree, weights, chosen, seed)
             if league is not None:

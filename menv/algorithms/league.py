@@ -1,4 +1,4 @@
-"""The league of self-play: snapshots of the learner as opponents, matchmaking, a payoff matrix and ratings.
+"""The league of self-play: snapshots of the learner as opponents, matchmaking, scores and ratings.
 
 A snapshot is a policy bundle on disk, in a folder named by the hash of its content, and never changes. `Algorithm`
 reports each iteration's episodes; the league then takes a snapshot if one is due and chooses the next opponents. Those
@@ -70,8 +70,7 @@ class League:
 
     Attributes:
         members: The snapshots by name, the oldest first.
-        payoff: Points and games of each player against each other one; a draw is half a point. A snapshot starts with
-            the points of the learner.
+        payoff: Points and games of each learner against each opponent; a draw is half a point.
         elo: Ratings by player.
         trueskill: Mean and deviation by player, {} unless the settings ask for them.
         slots: The snapshot in each seat in memory, None in an empty one.
@@ -84,6 +83,7 @@ class League:
         self._settings = settings
         self._seed = seed
         _check_learners(base_map)
+        _check_names([*base_map.specs, *settings.opponents])
         self._matches = Matches(base_map, owners, settings.sides)
         prefixes = self._matches.prefixes
         self._fixed = {
@@ -97,7 +97,7 @@ class League:
         self._shares = _shares(settings)
         self.policy_map, self._players = self._policies(base_map)
         self.members: dict[str, Member] = {}
-        self.payoff: dict[str, dict[str, list[float]]] = {}
+        self.payoff: dict[str, dict[str, list[float]]] = {role: {} for role in prefixes}
         self.elo: dict[str, float] = dict.fromkeys([*prefixes, *self._anchors], FIRST_ELO)
         self._skill = _Skill() if settings.rating == "trueskill" else None
         self.slots: dict[str, str | None] = {seat: None for own in self._seats.values() for seat in own}
@@ -150,12 +150,13 @@ class League:
         for episode in metrics.finished():
             self._count(episode)
         metrics.rename_policies(self._names())
+        # Before anything that may fail: no game counts twice.
+        summary = metrics.summary()
         for role, (points, games) in self._recent.items():
             due = iteration % self._settings.snapshot_interval == 0
             if due and points >= self._settings.snapshot_score * games:
                 self._take_snapshot(role, iteration)
         self._choose(iteration, playing())
-        summary = metrics.summary()
         # Ratings of one window would begin again with each snapshot.
         summary["elo"] = {name: self.elo.get(name, rating) for name, rating in summary["elo"].items()}
         return {**summary, "league": self.report()}
@@ -163,8 +164,8 @@ class League:
     def report(self) -> dict[str, Any]:
         """Return what a result says about the league: see `docs/how_to/self_play.md`."""
         rates = {
-            role: {name: points / games for name, (points, games) in self.payoff.get(role, {}).items()}
-            for role in self._matches.prefixes
+            role: {name: points / games for name, (points, games) in own.items()}
+            for role, own in self.payoff.items()
         }
         opponents = {
             role: [self._player(role, seat) for seat, _ in own] for role, own in self._matches.table.items()
@@ -208,10 +209,9 @@ class League:
 
     def _add_game(self, learner: str, opponent: str, mine: float, theirs: float) -> None:
         points = 0.5 if mine == theirs else float(mine > theirs)
-        for player, other, won in ((learner, opponent, points), (opponent, learner, 1.0 - points)):
-            entry = self.payoff.setdefault(player, {}).setdefault(other, [0.0, 0.0])
-            # The learner changes, so its old games count less and less.
-            entry[:] = _KEPT * entry[0] + won, _KEPT * entry[1] + 1.0
+        entry = self.payoff[learner].setdefault(opponent, [0.0, 0.0])
+        # The learner changes, so its old games count less and less.
+        entry[:] = _KEPT * entry[0] + points, _KEPT * entry[1] + 1.0
         recent = self._recent[learner]
         recent[:] = recent[0] + points, recent[1] + 1.0
         update_elo(self.elo, {learner: mine, opponent: theirs})
@@ -232,9 +232,6 @@ class League:
                 write_folder(self._folder / bundles[base], files)
         self.members[name] = Member(role, iteration, bundles, weights)
         self.elo[name] = self.elo[role]
-        self.payoff[name] = {other: list(entry) for other, entry in self.payoff.get(role, {}).items()}
-        for other, entry in self.payoff[name].items():
-            self.payoff[other][name] = [entry[1] - entry[0], entry[1]]
         if self._skill is not None:
             self._skill.ratings[name] = self._skill.ratings.get(role, self._skill.first)
         self._recent[role] = [0.0, 0.0]
@@ -243,6 +240,8 @@ class League:
         """Choose the opponents of the episodes that begin from now on, and load them into memory."""
         chosen = rng.key(self._seed, rng.LEAGUE, iteration)
         draws = np.random.default_rng(chosen)
+        # If loading is interrupted, no episode plays against half a snapshot.
+        self._matches.table = {role: [(LEARNER, 1.0)] for role in self._matches.prefixes}
         table = {}
         for role in self._matches.prefixes:
             wanted = [
@@ -274,7 +273,7 @@ class League:
 
         With several roles, learners of the member's own role count only where these play against each other.
         """
-        entries = [own[name] for own in (self.payoff.get(one, {}) for one in self._recent) if name in own]
+        entries = [own[name] for own in self.payoff.values() if name in own]
         points, games = (sum(entry[number] for entry in entries) for number in (0, 1))
         return (games - points + 0.5) / (games + 1.0)
 
@@ -304,6 +303,8 @@ class League:
     def _load(self, seat: str, name: str) -> None:
         """Load a snapshot into the policies of a seat."""
         member = self.members[name]
+        # If loading is interrupted, the seat is empty.
+        self.slots[seat] = None
         for base, bundle in member.bundles.items():
             manifest, files = self._read(self._folder, bundle)
             policy_id = self._matches.policy_id(member.role, seat, base)
@@ -353,12 +354,28 @@ class League:
         self.check_unchanged()
         self._copy(self._folder, folder, self.members)
 
-    def check_state(self, state: Mapping[str, Any], folder: Path) -> None:
-        """Refuse a state that `set_state` could not restore, or whose snapshots have changed; changes nothing."""
+    def check_state(self, state: Mapping[str, Any] | None, folder: Path) -> None:
+        """Refuse a state that `set_state` could not restore, or whose snapshots have changed; changes nothing.
+
+        None is the state of a run without a league.
+        """
+        if state is None:
+            raise ConfigError(
+                "checkpoint: of a run without self_play, expected one with a league; leave self_play out, or begin a "
+                "run with self_play and give it these weights by set_weights"
+            )
         if state["slots"].keys() != self.slots.keys() or state["table"].keys() != self._matches.table.keys():
             raise ConfigError(
                 f"checkpoint: a league of {len(state['slots'])} seats in memory, expected {len(self.slots)}; leave "
                 "members_in_memory and sides unchanged"
+            )
+        known = {*state["members"], *self._recent, *self._anchors}
+        seats = {seat for own in state["table"].values() for seat, _ in own}
+        missing = sorted(state["elo"].keys() - known | seats - {LEARNER, *self.slots, *self._anchors})
+        if missing:
+            raise ConfigError(
+                f"checkpoint: a league with {missing}, expected opponents of {self._anchors}; leave opponents "
+                "unchanged, or add others to them"
             )
         for member in map(Member._make, state["members"].values()):
             for bundle in member.bundles.values():
@@ -369,7 +386,8 @@ class League:
         self._seed = seed
         self.members = {name: Member._make(member) for name, member in state["members"].items()}
         self._copy(folder, self._folder, self.members)
-        self.payoff, self.elo, self.slots = state["payoff"], state["elo"], state["slots"]
+        self.payoff = {role: state["payoff"].get(role, {}) for role in self.payoff}
+        self.elo, self.slots = state["elo"], state["slots"]
         self._recent = state["recent"]
         if self._skill is not None:
             self._skill.ratings = {
@@ -410,6 +428,16 @@ def _check_learners(base_map: PolicyMap) -> None:
             raise ConfigError(
                 f"self_play: policy {policy_id!r} does not learn, expected a league of policies that do; move it to "
                 "self_play={'opponents': ...}, or leave policies_to_train out"
+            )
+
+
+def _check_names(names: Sequence[str]) -> None:
+    taken = {LEARNER, _CURRENT, _LATEST, _UNIFORM, _PRIORITIZED}
+    for number, name in enumerate(names):
+        if name in taken or name in names[:number] or str(name).startswith(("snapshot_", "opponent_")):
+            raise ConfigError(
+                f"self_play: two players could be called {name!r}, expected other names of policies and opponents than "
+                f"each other's, snapshot_*, opponent_* and {', '.join(sorted(taken))}; rename it"
             )
 
 

@@ -92,7 +92,8 @@ def test_payoff_and_elo_are_those_computed_by_hand() -> None:
         league._add_game(me, "random", -1.0, 1.0)
         # Points and games: 1, then 0.99 + 0.5 of 0.99 + 1.
         assert league.payoff[me][it] == pytest.approx([1.49, 1.99])
-        assert league.payoff[it][me] == pytest.approx([0.5, 1.99])
+        # Rows of snapshots would grow with the square of their number.
+        assert league.state()["payoff"].keys() == {me}
         assert league.loss_rate(me, it) == pytest.approx(1.0 / 2.99)
         assert league.loss_rate(me, "random") == pytest.approx(1.5 / 2.0)
         # A win over an equal is worth 8; then a draw at 1208 against 1192 costs 16 * (0.523 - 0.5).
@@ -276,6 +277,13 @@ class Own(RandomPolicy):
             "members_in_memory is 0, expected an integer of at least 1",
         ),
         ({"self_play": 3}, "expected a dict"),
+        ({"self_play": {"opponents": {"latest": "random"}}}, "two players could be called 'latest'"),
+        (
+            {"self_play": {"opponents": {"default_policy": "random"}}},
+            "called 'default_policy', expected other",
+        ),
+        ({"self_play": {"opponents": {"opponent_0": "random"}}}, "called 'opponent_0', expected other names"),
+        ({"multiagent": {"policies": ["snapshot_1"]}}, "called 'snapshot_1', expected other names"),
         ({"num_workers": 1, "overlap": True}, "overlap is True with self_play, expected False"),
     ],
 )
@@ -299,3 +307,52 @@ def test_a_custom_policy_is_an_opponent_and_settings_change_when_resumed(tmp_pat
     with PPO.from_checkpoint(tmp_path, {"self_play": config}) as algo:
         assert algo.config.self_play.snapshot_interval == 5
         assert len(league_of(algo).members) == 2
+
+
+def test_games_count_once_although_a_snapshot_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    with tictactoe(matchmaking="latest") as algo:
+        league = league_of(algo)
+        monkeypatch.setattr("menv.algorithms.league.write_folder", full)
+        with pytest.raises(OSError, match="no space"):
+            algo.train()
+        games = league._recent["default_policy"]
+        assert games[1] > 0
+        monkeypatch.setattr(league, "_take_snapshot", lambda *_: None)
+        result: Any = algo.train()
+        assert games[1] == result["episodes_total"]
+
+
+def test_policies_stay_the_same_in_a_run_with_a_league() -> None:
+    with tictactoe() as algo:
+        with pytest.raises(
+            ConfigError, match="add_policy: called in a run with self_play, expected the same"
+        ):
+            algo.add_policy("more")
+        with pytest.raises(ConfigError, match="remove_policy: called in a run with self_play"):
+            algo.remove_policy("opponent_0")
+
+
+@pytest.mark.parametrize(
+    ("saved", "given", "message"),
+    [
+        (
+            LEAGUE,
+            {"members_in_memory": 3},
+            "a league of 2 seats in memory, expected 3; leave members_in_memory",
+        ),
+        (LEAGUE, {"opponents": {"own": Own}}, r"a league with \['random'\], expected opponents of \['own'\]"),
+        (False, True, "of a run without self_play, expected one with a league"),
+        # A dict means enabled.
+        (False, {"snapshot_interval": 2}, "of a run without self_play, expected one with a league"),
+    ],
+)
+def test_other_leagues_than_the_stored_one_are_refused(
+    saved: Any, given: Any, message: str, tmp_path: Path
+) -> None:
+    with PPO(env="tictactoe", config={**SMALL, "self_play": saved}) as algo:
+        algo.save(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        PPO.from_checkpoint(tmp_path, {"self_play": given})

@@ -170,6 +170,9 @@ def restored_config(
     own = _given(config_class, given)
     _bound_costs(values, own)
     theirs = own.pop("multiagent", {})
+    if isinstance(own.get("self_play"), Mapping):
+        # As in new settings, even where the stored ones say False.
+        own["self_play"] = {"enabled": True, **own["self_play"]}
     policies, known = theirs.pop("policies", None), table(config_class)
     for name, value in own.items():
         both = known[name].section and isinstance(value, Mapping) and isinstance(values.get(name), dict)
