@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import socket
 import subprocess
@@ -12,6 +13,8 @@ import time
 from collections.abc import Callable
 
 import pytest
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.serving.transports.arrivals import Arrival
@@ -74,7 +77,7 @@ def open_files() -> int:
 
 def connections_in_memory() -> int:
     gc.collect()
-    return sum(issubclass(type(one), (TcpConnection, Arrival)) for one in gc.get_objects())
+    return sum(issubclass(type(one), (TcpConnection, Arrival, H11Protocol)) for one in gc.get_objects())
 
 
 @every_door
@@ -193,6 +196,32 @@ def test_a_taken_port_is_a_named_error_and_leaves_nothing_running() -> None:
         assert len(the_serving_threads()) == 1
         gc.collect()
         assert open_files() == before
+
+
+def test_what_stops_uvicorn_from_starting_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def startup(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(uvicorn.Server, "startup", startup)
+    with pytest.raises(ZeroDivisionError):
+        Server(Talks(), [HTTP.make()]).start()
+    assert the_serving_threads() == []
+
+
+def test_the_loggers_of_other_servers_stay_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    loggers = [logging.getLogger(name) for name in ("uvicorn.error", "uvicorn.access", "uvicorn.asgi")]
+    caplog.set_level(logging.INFO, "uvicorn.error")
+    handler = logging.NullHandler()
+    loggers[1].addHandler(handler)
+    before = [(one.level, one.propagate, list(one.handlers)) for one in loggers]
+    with serving(HTTP) as (server, _), Client(HTTP, server.addresses[0]) as one:
+        assert one.ask(b"{in") == b"{in"
+        one.raw(b"no protocol\r\n\r\n")
+        one.rest()
+        assert [(one.level, one.propagate, list(one.handlers)) for one in loggers] == before
+    loggers[0].info("of another server")
+    loggers[1].removeHandler(handler)
+    assert caplog.messages == ["of another server"]
 
 
 def test_who_is_connected_goes_on_while_there_are_no_file_descriptors_left() -> None:

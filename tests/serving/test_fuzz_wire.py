@@ -132,8 +132,8 @@ def grown_bytes(count: int) -> int:
 def test_twenty_thousand_damaged_frames_are_taken_or_refused_with_a_code() -> None:
     answers = feed(20_000, seed=0)
     assert sum(answers.values()) == 20_000
-    # Damage that was always noticed at the first byte would not reach what is to be tried out.
-    assert len(answers) >= 12
+    # All eight codes that reading can give: damage that is noticed at the first byte would give fewer.
+    assert len(answers) == 9
     assert answers["taken or pending"] < 12_000
 
 

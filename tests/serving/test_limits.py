@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from typing import Any
 
 import pytest
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from menv.errors import ConfigError
 from menv.serving.limits import Limits, TokenBucket
@@ -202,10 +204,7 @@ def test_those_who_say_nothing_take_nobody_s_place(door: Door) -> None:
 @pytest.mark.parametrize("opens", [True, False], ids=["body", "first word"])
 def test_a_body_that_never_ends_is_not_waited_for(door: Door, opens: bool) -> None:
     with (
-        serving(door, limits=Limits(handshake_s=0.3, idle_s=0.3 if door is WEBSOCKET else 600)) as (
-            server,
-            _,
-        ),
+        serving(door, limits=Limits(handshake_s=0.3)) as (server, _),
         Client(door, server.addresses[0]) as one,
     ):
         if opens:
@@ -228,6 +227,18 @@ def test_a_body_that_never_ends_is_not_waited_for(door: Door, opens: bool) -> No
         end.set()
         dripping.join()
         assert door is HTTP or b"too_slow: " in told
+        assert eventually(lambda: server.connections == 0)
+
+
+@every_door
+def test_half_a_request_of_a_known_peer_is_not_waited_for(door: Door) -> None:
+    with (
+        serving(door, limits=Limits(handshake_s=0.3)) as (server, _),
+        Client(door, server.addresses[0]) as one,
+    ):
+        assert one.ask(b"{one") == b"{one"
+        one.raw(door.wrap(b"{two")[:5])
+        assert door is HTTP or b"too_slow: " in one.rest()
         assert eventually(lambda: server.connections == 0)
 
 
@@ -312,6 +323,46 @@ def test_somebody_who_never_reads_is_cut_off(door: Door) -> None:
             one.send(FLOOD)
         assert eventually(lambda: talks.bodies)
         assert eventually(lambda: server.connections == 0)
+        assert door is HTTP or eventually(lambda: talks.losses == [1])
+
+
+@every_door
+def test_somebody_who_does_not_read_a_goodbye_is_cut_off(door: Door) -> None:
+    with (
+        serving(door, limits=Limits(handshake_s=0.3, idle_s=0.3)) as (server, talks),
+        Client(door, server.addresses[0]) as one,
+    ):
+        one.send(HOLD)
+        assert eventually(lambda: talks.bodies)
+        server.post(lambda: talks.all[0].held[0](bytes(16_000_000)))
+        server.post(lambda: talks.all[0].closes[0]())
+        assert eventually(lambda: server.connections == 0)
+
+
+def test_somebody_who_does_not_read_the_metrics_is_cut_off() -> None:
+    with serving(HTTP, limits=Limits(handshake_s=0.3)) as (server, talks):
+        talks.metrics = lambda: bytes(16_000_000)  # type: ignore[method-assign]
+        with Client(HTTP, server.addresses[0]) as one:
+            one.raw(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2)
+            assert eventually(lambda: server.connections == 1)
+            assert eventually(lambda: server.connections == 0)
+
+
+def test_pings_of_somebody_who_does_not_read_use_no_memory() -> None:
+    def unwritten() -> int:
+        found = [one for one in gc.get_objects() if isinstance(one, WebSocketsSansIOProtocol)]
+        return sum(one.transport.get_write_buffer_size() for one in found)
+
+    with serving(WEBSOCKET) as (server, talks), Client(WEBSOCKET, server.addresses[0]) as one:
+        one.send(HOLD)
+        assert eventually(lambda: talks.bodies)
+        server.post(lambda: talks.all[0].held[0](bytes(16_000_000)))
+        assert eventually(unwritten)
+        before = unwritten()
+        one.raw(websocket_frame(bytes(125), 9) * 8_000)
+        one.send(b"{after")
+        assert eventually(lambda: b"{after" in talks.bodies)
+        assert unwritten() <= before
 
 
 def test_conversations_over_http_are_bounded_and_those_with_a_connection_stay() -> None:

@@ -17,7 +17,7 @@ from menv.serving.transports.server import Server
 from tests.serving.certificates import made_in, needs_openssl
 from tests.serving.doors import DOORS, HEADERS, HTTP, Client, Door
 from tests.serving.talks import CLOSE, LATE, Talks, eventually, serving
-from tests.serving.test_ends import the_serving_threads
+from tests.serving.test_ends import connections_in_memory, the_serving_threads
 
 pytestmark = needs_openssl
 every_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
@@ -146,11 +146,13 @@ def test_handshakes_that_never_end_take_nobody_s_place(
 
 @every_door
 def test_a_peer_that_vanishes_is_noticed(door: Door, access: Access, trusting: ssl.SSLContext) -> None:
-    with serving(door, access=access) as (server, _):
+    with serving(door, access=access) as (server, talks):
         one = Client(door, server.addresses[0], tls=trusting)
         assert one.ask(b"{in") == b"{in"
         one.reset()
         assert eventually(lambda: server.connections == 0)
+        talks.all[0].closes.clear()
+        assert eventually(lambda: connections_in_memory() == 0)
 
 
 @pytest.mark.parametrize("spoilt", ["missing", "no certificate", "another key"])

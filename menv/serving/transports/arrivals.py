@@ -36,6 +36,8 @@ class Arrival(socket.socket):
         busy: Whether a request is under way, which has its own timeouts.
         refused: Whether there are too many connections.
         broken: Whether the peer cannot be sent anything any more.
+        partial_since: When the first byte of an incomplete request or message came.
+        on_slow: Called when that is too long ago, instead of `cut`.
         on_close: Called when the connection is closed.
     """
 
@@ -43,6 +45,8 @@ class Arrival(socket.socket):
     key: tuple[Any, Any]
     since: float
     kept = busy = refused = broken = False
+    partial_since: float | None = None
+    on_slow: Callable[[], object] | None = None
     on_close: Callable[[], object] = staticmethod(lambda: None)
     _is_new = True
 
@@ -53,6 +57,7 @@ class Arrival(socket.socket):
         except ConnectionError:
             # After an error uvicorn would keep the connection in memory until its timer runs out.
             return b""
+        self._begin_partial()
         if self._is_new:
             self._is_new = False
             answer = self.listening.answer_first(data)
@@ -64,7 +69,16 @@ class Arrival(socket.socket):
 
     def recv_into(self, buffer: Any, size: int = 0, flags: int = 0, /) -> int:
         """Read a bounded number of bytes."""
-        return super().recv_into(memoryview(buffer)[:_MAX_READ], size, flags)
+        try:
+            count = super().recv_into(memoryview(buffer)[:_MAX_READ], size, flags)
+        except ConnectionError:
+            return 0
+        self._begin_partial()
+        return count
+
+    def _begin_partial(self) -> None:
+        if not self.busy and self.partial_since is None:
+            self.partial_since = asyncio.get_running_loop().time()
 
     def send(self, data: Any, flags: int = 0, /) -> int:
         """Send, and remember whether that is over."""
@@ -92,11 +106,11 @@ class Arrival(socket.socket):
 
     def begin(self) -> None:
         """A request begins."""
-        self.busy = True
+        self.busy, self.partial_since = True, None
 
     def end(self) -> None:
         """A request has ended."""
-        self.busy = False
+        self.busy, self.partial_since = False, None
         self.since = asyncio.get_running_loop().time()
 
 
@@ -149,8 +163,11 @@ class ListeningSocket(socket.socket):
             del self.arrivals[arrival.key]
 
     def watch(self, now: float) -> None:
-        """End the connections on which no request has come for too long."""
+        """End the connections on which no request has come for too long, or only a part of one."""
         for arrival in list(self.arrivals.values()):
+            if arrival.partial_since is not None and now - arrival.partial_since > self.limits.handshake_s:
+                arrival.partial_since = None
+                (arrival.on_slow or arrival.cut)()
             most = self.limits.idle_s if arrival.kept else self.limits.handshake_s
             if not arrival.busy and now - arrival.since > most:
                 arrival.cut()

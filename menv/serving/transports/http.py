@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import re
 from collections import deque
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
+from weakref import WeakSet
 
 from menv.errors import MissingExtraError
 from menv.serving.limits import Limits, TokenBucket
@@ -30,8 +32,9 @@ try:
     from starlette.requests import Request
     from starlette.responses import PlainTextResponse, Response
     from starlette.routing import Route, WebSocketRoute
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Message, Receive, Scope, Send
     from uvicorn import Config, Server
+    from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 except ImportError as error:
     raise MissingExtraError(
         "HttpTransport: the packages starlette, uvicorn and websockets are not installed, expected them for this "
@@ -99,9 +102,9 @@ class HttpTransport(Listener):
         self.sessions = HttpSessions(handler, limits, self.faults)
         tls = access.tls()
         config = Config(
-            self._bounded, interface="asgi3", loop="none", http="h11", ws="websockets-sansio",
+            self._bounded, interface="asgi3", loop="none", http="h11", ws=_WebSocketProtocol,
             ws_max_size=limits.max_body, ws_ping_interval=None, ws_per_message_deflate=False, lifespan="off",
-            log_config=None, log_level="critical", access_log=False, proxy_headers=False, server_header=False,
+            log_config=None, log_level=None, proxy_headers=False, server_header=False,
             date_header=False, timeout_keep_alive=math.ceil(limits.idle_s) + 1, timeout_graceful_shutdown=0,
             ssl_context_factory=None if tls is None else lambda *_: tls,
         )  # fmt: skip
@@ -109,10 +112,15 @@ class HttpTransport(Listener):
         listening.limits, listening.answer_first = limits, self._answer_first
         server = self._server = Server(config)
         loop = asyncio.get_running_loop()
+        _LOOPS.add(loop)
+        for name in ("uvicorn.error", "uvicorn.access"):
+            logging.getLogger(name).addFilter(_is_of_another_server)
         serving = loop.create_task(server.serve([listening]))
         self._tasks = [serving, loop.create_task(self._watch(listening))]
         while not server.started and not serving.done():
             await asyncio.sleep(0.001)
+        if serving.done():
+            await serving
         host, port = listening.getsockname()[:2]
         return host, port
 
@@ -137,8 +145,11 @@ class HttpTransport(Listener):
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._period())
-            listening.watch(loop.time())
-            self.sessions.sweep(loop.time())
+            try:
+                listening.watch(loop.time())
+                self.sessions.sweep(loop.time())
+            except Exception as fault:
+                self.faults.add(fault)
 
     def _answer_first(self, data: bytes) -> bytes | None:
         # No HTTP request begins with a digit. A client that sends a frame of TCP waits for one.
@@ -159,15 +170,23 @@ class HttpTransport(Listener):
         if arrival is None:
             # It is closed already, or gives way to another connection.
             return
+
+        async def send_in_time(message: Message) -> None:
+            try:
+                async with asyncio.timeout(self.limits.idle_s if arrival.kept else self.limits.handshake_s):
+                    await send(message)
+            except TimeoutError:
+                arrival.cut()
+
         scope["arrival"] = arrival
         arrival.begin()
         try:
             if arrival.refused:
                 most = self.limits.max_connections
                 why = f"too_many: {most} peers are connected, expected fewer; see Limits.max_connections"
-                await self._refuse(_Refusal(503, why), scope, [], receive, send)
+                await self._refuse(_Refusal(503, why), scope, [], receive, send_in_time)
                 return
-            await self.app(scope, receive, send)
+            await self.app(scope, receive, send_in_time)
         except Exception as fault:
             self.faults.add(fault)
             arrival.cut()
@@ -234,11 +253,8 @@ class HttpTransport(Listener):
             if reply is None or arrival.broken:
                 arrival.cut()
                 return
-            async with asyncio.timeout(self.limits.idle_s):
-                await send(_start(200, reply, exchange.closes, exchange.allowed))
-                await send({"type": "http.response.body", "body": reply})
-        except TimeoutError:
-            arrival.cut()
+            await send(_start(200, reply, exchange.closes, exchange.allowed))
+            await send({"type": "http.response.body", "body": reply})
         except Exception:
             exchange.closes = True
             raise
@@ -324,9 +340,19 @@ class HttpTransport(Listener):
         try:
             await receive()
             await send({"type": "websocket.accept"})
-            await _WebSocketTalk(session, arrival, self.handler, self.limits, send).run(receive)
+            talk = _WebSocketTalk(session, arrival, self.handler, self.limits, send)
+            arrival.on_slow = partial(talk.refuse_slow, "handshake_s")
+            await talk.run(receive)
         finally:
             session.lost()
+
+
+_LOOPS: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+
+
+def _is_of_another_server(_: logging.LogRecord) -> bool:
+    """Whether uvicorn logs something for another server of this program: what peers do wrong here is not logged."""
+    return asyncio._get_running_loop() not in _LOOPS
 
 
 class _Endpoint:
@@ -344,6 +370,27 @@ class _Endpoint:
             scope["arrival"].cut()
 
 
+class _WebSocketProtocol(WebSocketsSansIOProtocol):
+    """Bounds what uvicorn does not: the answers to pings, and the time from the first byte of a message to its last."""
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        arrival: Arrival | None = getattr(self, "scope", {}).get("arrival")
+        if arrival is None:
+            return
+        if self.read_paused or not (self.conn.reader.buffer or self.frames):
+            arrival.partial_since = None
+        elif arrival.partial_since is None:
+            arrival.partial_since = self.loop.time()
+
+    def handle_ping(self) -> None:
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            # Pongs to a peer that does not read would fill the memory; RFC 6455 lets some out.
+            self.conn.data_to_send()
+
+
 class _WebSocketTalk:
     """One WebSocket: reads its messages one after the other, and writes replies as they become ready."""
 
@@ -357,7 +404,8 @@ class _WebSocketTalk:
         self._send = send
         self._replies: deque[bytes] = deque()
         self._unwritten = 0
-        self._closes = False
+        # Whether the connection closes after the replies, and whether nothing more is written.
+        self._closes = self._over = False
         # Set when there is something to write, and when everything is written.
         self._ready, self._written = asyncio.Event(), asyncio.Event()
 
@@ -381,7 +429,7 @@ class _WebSocketTalk:
                 raise error
 
     def reply(self, body: bytes) -> None:
-        if self._closes:
+        if self._closes or self._over:
             return
         if self._unwritten > self._limits.max_unsent:
             self._arrival.cut()
@@ -396,6 +444,15 @@ class _WebSocketTalk:
         self._closes = True
         self._ready.set()
 
+    def refuse_slow(self, which: str) -> None:
+        """Close the connection because no whole message came in the time of the limit called `which`."""
+        most = getattr(self._limits, which)
+        try:
+            why = f"too_slow: no whole message came for {most:g} s; see Limits.{which}"
+            self.reply(self._handler.refused(why))
+        finally:
+            self.close()
+
     async def _read(self, receive: Receive) -> None:
         loop, bucket = asyncio.get_running_loop(), TokenBucket(self._limits.max_rate)
         # A session recognises the connection by the identity of `reply`.
@@ -406,9 +463,7 @@ class _WebSocketTalk:
                 async with asyncio.timeout(most):
                     message = await receive()
             except TimeoutError:
-                which = "idle_s" if self._arrival.kept else "handshake_s"
-                reply(self._handler.refused(f"too_slow: no message came for {most:g} s; see Limits.{which}"))
-                close()
+                self.refuse_slow("idle_s" if self._arrival.kept else "handshake_s")
                 return
             if message["type"] == "websocket.disconnect":
                 return
@@ -436,25 +491,23 @@ class _WebSocketTalk:
                     message = (
                         {"text": body.decode(errors="replace")} if body[:1] in _TEXT else {"bytes": body}
                     )
-                    async with asyncio.timeout(self._limits.idle_s):
-                        await self._send({"type": "websocket.send", **message})
+                    await self._send({"type": "websocket.send", **message})
                     self._replies.popleft()
                     self._unwritten -= len(body)
                 self._written.set()
                 if self._closes:
                     await self._end()
                     return
-        except TimeoutError:
-            self._arrival.cut()
         finally:
+            self._over = True
             self._unwritten = 0
             self._replies.clear()
             self._written.set()
 
     async def _end(self) -> None:
+        self._arrival.kept = False
         await self._send({"type": "websocket.close", "code": _POLICY_VIOLATION})
         # The peer has a moment to read the reason and to answer.
-        self._arrival.kept = False
         asyncio.get_running_loop().call_later(LINGER_S, self._arrival.cut)
 
 
