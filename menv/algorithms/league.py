@@ -104,8 +104,9 @@ class League:
         # Points and games of each learner since its last snapshot.
         self._recent: dict[str, list[float]] = {role: [0.0, 0.0] for role in prefixes}
         self._cache: ExportCache = {}
-        self._temporary = None if settings.folder else tempfile.TemporaryDirectory(prefix="menv-league-")
-        self._folder = Path(settings.folder or self._temporary.name)  # type: ignore[union-attr]
+        # Snapshots whose files were unchanged at an earlier save.
+        self._checked: set[str] = set()
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def _policies(self, base_map: PolicyMap) -> tuple[PolicyMap, dict[str, tuple[str, str]]]:
         """Return the map of all policies, and the role and the seat of each policy."""
@@ -137,9 +138,16 @@ class League:
     def start(self, policy_set: PolicySet) -> None:
         """Take the first snapshots, of untrained policies, and choose the first opponents."""
         self._policy_set = policy_set
-        for role in self._matches.prefixes:
-            self._take_snapshot(role, 0)
-        self._choose(0, set())
+        if not self._settings.folder:
+            self._temporary = tempfile.TemporaryDirectory(prefix="menv-league-")
+        self._folder = Path(self._settings.folder or self._temporary.name)  # type: ignore[union-attr]
+        try:
+            for role in self._matches.prefixes:
+                self._take_snapshot(role, 0)
+            self._choose(0, set())
+        except BaseException:
+            self.stop()
+            raise
 
     def summary(self, iteration: int, metrics: Metrics, playing: Callable[[], set[str]]) -> dict[str, Any]:
         """Count the episodes of an iteration, take snapshots, choose the next opponents and return `metrics.summary()`.
@@ -154,7 +162,8 @@ class League:
         summary = metrics.summary()
         for role, (points, games) in self._recent.items():
             due = iteration % self._settings.snapshot_interval == 0
-            if due and points >= self._settings.snapshot_score * games:
+            needed = self._settings.snapshot_score
+            if due and points >= needed * games and (games or not needed):
                 self._take_snapshot(role, iteration)
         self._choose(iteration, playing())
         # Ratings of one window would begin again with each snapshot.
@@ -350,9 +359,16 @@ class League:
         }
 
     def save(self, folder: Path) -> None:
-        """Write the snapshots into a folder of a checkpoint, as links where the file system has them."""
+        """Write the snapshots into a folder of a checkpoint, as links where the file system has them.
+
+        From a folder of the user they are copied: its files may change.
+        """
         self.check_unchanged()
-        self._copy(self._folder, folder, self.members)
+        bundles = {bundle for member in self.members.values() for bundle in member.bundles.values()}
+        for bundle in bundles if self._settings.folder else bundles - self._checked:
+            self._read(self._folder, bundle)
+        self._checked = bundles
+        self._copy(self._folder, folder)
 
     def check_state(self, state: Mapping[str, Any] | None, folder: Path) -> None:
         """Refuse a state that `set_state` could not restore, or whose snapshots have changed; changes nothing.
@@ -385,7 +401,7 @@ class League:
         """Restore what `state` returned, with the snapshots in a folder; their policies have their weights."""
         self._seed = seed
         self.members = {name: Member._make(member) for name, member in state["members"].items()}
-        self._copy(folder, self._folder, self.members)
+        self._copy(folder, self._folder)
         self.payoff = {role: state["payoff"].get(role, {}) for role in self.payoff}
         self.elo, self.slots = state["elo"], state["slots"]
         self._recent = state["recent"]
@@ -398,12 +414,12 @@ class League:
         }
         self.check_unchanged()
 
-    @staticmethod
-    def _copy(source: Path, target: Path, members: Mapping[str, Member]) -> None:
-        for member in members.values():
+    def _copy(self, source: Path, target: Path) -> None:
+        copy = shutil.copy2 if self._settings.folder else _link
+        for member in self.members.values():
             for bundle in member.bundles.values():
                 if not (target / bundle).exists():
-                    shutil.copytree(source / bundle, target / bundle, copy_function=_link)
+                    shutil.copytree(source / bundle, target / bundle, copy_function=copy)
 
     def stop(self) -> None:
         """Delete the temporary folder; may be called more than once."""
@@ -461,6 +477,11 @@ def _shares(settings: SelfPlayConfig) -> dict[str, float]:
         raise ConfigError(
             f"self_play: matchmaking is {given!r:.100}, expected shares of {', '.join(known)}; write "
             '{"current": 0.5, "prioritized": 0.5}'
+        )
+    if settings.snapshot_score and not any(share for kind, share in shares.items() if kind != _CURRENT):
+        raise ConfigError(
+            f"self_play: snapshot_score is {settings.snapshot_score} with matchmaking of the current learner alone, "
+            "expected games against others, because only these count; add a share, or leave snapshot_score out"
         )
     return shares
 

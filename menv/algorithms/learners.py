@@ -60,6 +60,10 @@ class SharedLayers:
         if group is None:
             return
         where = f"policies[{policy_id!r}]: model.shared_layers={group!r}"
+        if hasattr(policy_map.settings[0], "base_map"):
+            raise ConfigError(
+                f"{where} with self_play, expected no shared layers, because snapshots do not learn; {_ALONE}"
+            )
         trunk = _trunk_of(network, recipe, where)
         for other, theirs in self._groups.get(group, {}).items():
             if theirs != trunk:

@@ -277,6 +277,14 @@ class Own(RandomPolicy):
             "members_in_memory is 0, expected an integer of at least 1",
         ),
         ({"self_play": 3}, "expected a dict"),
+        (
+            {"self_play": {"matchmaking": {"current": 1.0}, "snapshot_score": 0.5}},
+            "snapshot_score is 0.5 with matchmaking of the current learner alone",
+        ),
+        (
+            {"model": {"shared_layers": "all"}},
+            "shared_layers='all' with self_play, expected no shared layers",
+        ),
         ({"self_play": {"opponents": {"latest": "random"}}}, "two players could be called 'latest'"),
         (
             {"self_play": {"opponents": {"default_policy": "random"}}},
@@ -323,6 +331,23 @@ def test_games_count_once_although_a_snapshot_cannot_be_written(monkeypatch: pyt
         monkeypatch.setattr(league, "_take_snapshot", lambda *_: None)
         result: Any = algo.train()
         assert games[1] == result["episodes_total"]
+
+
+def test_a_snapshot_waits_for_the_first_game() -> None:
+    with tictactoe(snapshot_score=0.1, matchmaking={"current": 1e6, "random": 1e-6}) as algo:
+        assert algo.train()["league"]["members"] == 1
+
+
+def test_a_changed_snapshot_is_not_saved(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    with tictactoe(folder=str(own)) as algo:
+        folder = algo.save(tmp_path / "saved")
+        weights = next(own.glob("*/weights.safetensors"))
+        weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+        with pytest.raises(ConfigError, match=r"weights.safetensors: its sha256 differs"):
+            algo.save(tmp_path / "saved")
+    with PPO.from_checkpoint(folder, {"self_play": {"folder": None}}) as algo:
+        assert len(league_of(algo).members) == 1
 
 
 def test_policies_stay_the_same_in_a_run_with_a_league() -> None:
