@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from menv.serving.transports.server import BatchWindow
 
@@ -21,10 +20,6 @@ def loop_with_an_end() -> Iterator[tuple[asyncio.AbstractEventLoop, list[str]]]:
         loop.close()
 
 
-def nowhere() -> None:
-    """Look at no sockets."""
-
-
 def run(lingering: BatchWindow, loop: asyncio.AbstractEventLoop, *begin: Callable[[], object]) -> float:
     """Run the loop to the end; return how many seconds that took."""
     for one in begin or (lingering.begin,):
@@ -35,24 +30,22 @@ def run(lingering: BatchWindow, loop: asyncio.AbstractEventLoop, *begin: Callabl
     return time.monotonic() - began
 
 
-def test_where_nobody_is_waited_for_it_ends_before_another_look() -> None:
+def test_where_nobody_is_waited_for_it_ends_before_another_poll() -> None:
     with loop_with_an_end() as (loop, happened):
 
         def begin() -> None:
-            loop.call_soon(happened.append, "another look")
-            BatchWindow(loop, nowhere, 60.0, lambda: True, lambda: happened.append("the last")).begin()
+            loop.call_soon(happened.append, "another poll")
+            BatchWindow(loop, 60.0, lambda: True, lambda: happened.append("the last")).begin()
 
         loop.call_soon(begin)
         loop.run_forever()
         assert happened == ["the last"]
 
 
-def test_it_asks_after_every_look_until_nobody_is_waited_for() -> None:
+def test_it_asks_after_every_poll_until_nobody_is_waited_for() -> None:
     with loop_with_an_end() as (loop, happened):
         answers = iter([False, False, False, True])
-        lingering = BatchWindow(
-            loop, nowhere, 60.0, lambda: next(answers), lambda: happened.append("the last")
-        )
+        lingering = BatchWindow(loop, 60.0, lambda: next(answers), lambda: happened.append("the last"))
         assert run(lingering, loop) < 30.0
         assert happened == ["the last"]
         assert list(answers) == []
@@ -60,7 +53,7 @@ def test_it_asks_after_every_look_until_nobody_is_waited_for() -> None:
 
 def test_it_takes_no_longer_than_it_may() -> None:
     with loop_with_an_end() as (loop, happened):
-        lingering = BatchWindow(loop, nowhere, 0.01, lambda: False, lambda: happened.append("the last"))
+        lingering = BatchWindow(loop, 0.01, lambda: False, lambda: happened.append("the last"))
         assert 0.01 <= run(lingering, loop) < 10.0
         assert happened == ["the last"]
 
@@ -68,30 +61,6 @@ def test_it_takes_no_longer_than_it_may() -> None:
 def test_it_begins_once() -> None:
     with loop_with_an_end() as (loop, happened):
         answers = iter([False, False, True])
-        lingering = BatchWindow(
-            loop, nowhere, 60.0, lambda: next(answers), lambda: happened.append("the last")
-        )
+        lingering = BatchWindow(loop, 60.0, lambda: next(answers), lambda: happened.append("the last"))
         run(lingering, loop, lingering.begin, lingering.begin)
         assert happened == ["the last"]
-
-
-def test_a_look_that_brings_everybody_is_the_last_one() -> None:
-    with loop_with_an_end() as (loop, happened):
-
-        def look() -> None:
-            happened.append("look")
-            loop.call_soon(happened.append, "around the loop")
-            lingering.begin()
-
-        lingering = BatchWindow(loop, look, 60.0, lambda: True, lambda: happened.append("the last"))
-        run(lingering, loop, lingering.look)
-        assert happened == ["look", "the last"]
-
-
-def test_a_look_ends_nothing_before_it_has_begun() -> None:
-    with loop_with_an_end() as (loop, happened):
-        look = partial(happened.append, "look")
-        lingering = BatchWindow(loop, look, 60.0, lambda: True, lambda: happened.append("the last"))
-        loop.call_soon(loop.call_soon, lingering.begin)
-        run(lingering, loop, lingering.look)
-        assert happened == ["look", "the last"]

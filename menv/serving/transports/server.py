@@ -181,9 +181,8 @@ class Server:
         assert loop is not None
         if self._ended:
             return
-        self._window = window = BatchWindow(loop, self._look, batch_wait, done, last)
-        # Look before the first round of the loop: usually clients have sent something already.
-        first, alarm = loop.call_soon(window.look), None
+        self._window = window = BatchWindow(loop, batch_wait, done, last)
+        alarm = None
         if seconds is not None:
             begin = window.begin
             alarm = loop.call_later(seconds, begin) if seconds > 0.0 else loop.call_soon(begin)
@@ -192,7 +191,6 @@ class Server:
         finally:
             self._window = None
             window.cancel()
-            first.cancel()
             if alarm is not None:
                 alarm.cancel()
 
@@ -200,10 +198,6 @@ class Server:
         """Make `run` return after the current batch of socket events and the batch window; called in the loop."""
         if self._window is not None:
             self._window.begin()
-
-    def _look(self) -> None:
-        for transport in self._transports:
-            transport.look()
 
     def give_back(self) -> None:
         """Let the serving thread run the loop again, if this thread has borrowed it."""
@@ -326,52 +320,42 @@ _yield_cpu: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 class BatchWindow:
     """Stops the loop when no more clients are expected to send something, or when `seconds` have passed.
 
-    Within the window it polls the sockets without sleeping: the selector's shortest wait is a millisecond. `done` is
-    asked after each poll, `last` is called at the end. Everything is called in the loop.
+    Within the window the loop polls the sockets without sleeping: the selector's shortest wait is a millisecond. `done`
+    is asked after each poll, `last` is called at the end. Everything is called in the loop.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        look: Callable[[], object],
         seconds: float,
         done: Callable[[], bool],
         last: Callable[[], object],
     ) -> None:
         self._loop = loop
-        self._look_at_sockets = look
         self._seconds = seconds
         self._done = done
         self._last = last
         self._until: float | None = None
         self._next: asyncio.Handle | None = None
-        self._looking = False
 
     def begin(self) -> None:
         """Begin the window, unless it has begun."""
         if self._until is not None:
             return
         self._until = monotonic() + self._seconds
-        # A `look` in progress checks when it ends.
-        if not self._looking:
-            if self._done():
-                self._end()
-            else:
-                self._next = self._loop.call_soon(self.look)
+        if self._done():
+            self._end()
+        else:
+            self._next = self._loop.call_soon(self._check)
 
-    def look(self) -> None:
-        """Poll the sockets, and stop the loop if the window is over."""
-        self._looking = True
-        self._look_at_sockets()
-        self._looking = False
-        if self._until is None:
-            return
+    def _check(self) -> None:
+        assert self._until is not None
         if self._done() or monotonic() >= self._until:
             self._end()
         else:
             # The clients may need this processor.
             _yield_cpu()
-            self._next = self._loop.call_soon(self.look)
+            self._next = self._loop.call_soon(self._check)
 
     def cancel(self) -> None:
         if self._next is not None:

@@ -132,12 +132,6 @@ class Transport(ABC):
             ConfigError: It cannot start with these settings.
         """
 
-    def look(self) -> None:  # noqa: B027 - optional
-        """Handle data that has arrived; optional, as the loop finds it anyway.
-
-        Called repeatedly while the server waits for a batch, because a whole round of the loop is slower.
-        """
-
     @abstractmethod
     async def stop(self) -> None:
         """Close all connections and free everything within a second. Called also if `start` has failed."""
