@@ -225,6 +225,9 @@ class Listener(Transport):
             async with asyncio.timeout(_FLUSH_S):
                 while self.listening.arrivals:
                     await asyncio.sleep(0.002)
+        # asyncio makes no transport for a connection that it accepted just before its server closed.
+        for arrival in list(self.listening.arrivals.values()):
+            arrival.close()
 
     def _period(self) -> float:
         """Return the seconds after which connections are checked again."""
