@@ -121,9 +121,11 @@ class ListeningSocket(socket.socket):
         limits: Bounds of the connections; set before it listens.
         answer_first: Returns the answer to a peer whose first bytes belong to another protocol, or None.
         arrivals: Open connections by `Arrival.key`, oldest first.
+        closing: Whether new connections are closed at once.
     """
 
     limits: Limits
+    closing = False
     answer_first: Callable[[bytes], bytes | None] = staticmethod(lambda _: None)
 
     def __init__(self, *arguments: Any) -> None:
@@ -138,6 +140,9 @@ class ListeningSocket(socket.socket):
             self._accepts = 0
             raise BlockingIOError
         accepted, address = super().accept()
+        if self.closing:
+            accepted.close()
+            raise BlockingIOError
         arrival = Arrival(self.family, self.type, self.proto, fileno=accepted.detach())
         arrival.listening = self
         arrival.key = (address[:2], arrival.getsockname()[:2])
@@ -214,6 +219,15 @@ class Listener(Transport):
         ends = [(transport.get_extra_info(name) or ())[:2] for name in ("peername", "sockname")]
         return self.listening.arrivals.get((ends[0], ends[1]))
 
+    async def _accept_no_more(self) -> None:
+        """Close connections that come from now on, and let asyncio make transports of those before.
+
+        asyncio makes none once its server is closed, and then nothing closes the connection.
+        """
+        if self.listening is not None:
+            self.listening.closing = True
+            await asyncio.sleep(0)
+
     async def _cut_all(self) -> None:
         """Close the port, end all connections, and wait a moment until they are closed."""
         if self.listening is None:
@@ -225,9 +239,6 @@ class Listener(Transport):
             async with asyncio.timeout(_FLUSH_S):
                 while self.listening.arrivals:
                     await asyncio.sleep(0.002)
-        # asyncio makes no transport for a connection that it accepted just before its server closed.
-        for arrival in list(self.listening.arrivals.values()):
-            arrival.close()
 
     def _period(self) -> float:
         """Return the seconds after which connections are checked again."""

@@ -128,6 +128,7 @@ class HttpTransport(Listener):
         """Close the port, all connections and all sessions."""
         if self.listening is None:
             return
+        await self._accept_no_more()
         arrivals = list(self.listening.arrivals.values())
         if self._tasks:
             serving, watching = self._tasks

@@ -74,6 +74,7 @@ class TcpTransport(Listener):
 
     async def stop(self) -> None:
         """Close the port, then all connections, with a moment for unsent replies."""
+        await self._accept_no_more()
         self.stopping = True
         if self._server is not None:
             self._server.close()
