@@ -76,7 +76,7 @@ CONFIG: dict[str, Any] = {
     "grad_clip": 5.0,
     # Returns are between -1 and 1 already.
     "normalize_values": False,
-    "model": {"fcnet_hiddens": [128, 128]},
+    "model": {"fcnet_hiddens": [128, 128], "fcnet_activation": "relu"},
     # A worker plays while this process learns.
     "num_workers": 1,
     "engine": "process",
