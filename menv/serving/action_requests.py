@@ -43,7 +43,7 @@ from menv.serving.protocol import (
     StartEpisode,
     plain_get_action,
 )
-from menv.serving.session import MAX_DEFERRED, Unread
+from menv.serving.session import MAX_DEFERRED, Unread, close_after
 from menv.serving.step_columns import StepColumns
 from menv.serving.value_readers import Column
 
@@ -260,7 +260,7 @@ class ActionRequestBatcher:
                 else:
                     reader.read(body, responder.reply, responder.close)
             except Exception as error:
-                _close_after(error, responder)
+                close_after(error, responder.close)
 
     def _column(self, requests: list[ActionRequest], wire_format: WireFormat) -> Column | None:
         """Decode the observations of single agents together; None if they have to be decoded one by one."""
@@ -312,7 +312,7 @@ class ActionRequestBatcher:
             if isinstance(error, BadMessageError | CallOrderError):
                 self._refused(error, responder, request.message.seq)
             else:
-                _close_after(error, responder)
+                close_after(error, responder.close)
 
 
 def _messages_of(unread: list[Unread]) -> Sequence[GetAction | None]:
@@ -336,12 +336,6 @@ def _by_wire_format(responders: Sequence[Responder]) -> list[tuple[WireFormat, S
     if formats.count(formats[0]) == len(formats):
         return [(formats[0], range(len(formats)))]
     return [(one, [index for index, found in enumerate(formats) if found is one]) for one in WireFormat]
-
-
-def _close_after(error: Exception, responder: Responder) -> None:
-    """A bug in the server costs the connection and is reported by the event loop."""
-    responder.close()
-    asyncio.get_running_loop().call_exception_handler({"message": "GET_ACTION", "exception": error})
 
 
 _MAX_REPEATED = 16

@@ -52,7 +52,6 @@ _MEMORY_BASE = 128_000_000
 _START_S = 60.0
 _MAX_TRIES = 2
 _NO_ANSWER = "message: the process that reads it has ended, expected an answer; send less at once"
-_FAULT = "message: could not be read, expected an answer; see the server's report"
 _NOTHING = Raw(b"\xc0")
 
 
@@ -211,11 +210,6 @@ def _parse(body: bytes) -> Parsed:
     return _parser.parse(body)
 
 
-Outcome = Parsed | BadMessageError | None
-"""What the process returned, an error, or None if the body has to be parsed in the event loop."""
-ParseJob = asyncio.Task[Outcome]
-
-
 class BodyParserPool:
     """The process, and the bodies that wait for it. Everything but `stop` is called in the server's event loop.
 
@@ -248,10 +242,12 @@ class BodyParserPool:
         """Return whether a body has to be parsed by the process."""
         return len(body) > self._limits.inline_body and self.usable
 
-    def add(self, body: bytes, then: Callable[[Outcome], None]) -> ParseJob:
-        """Have a body parsed; `then` is called later, in the loop. Raises `BadMessageError` if too many bytes wait.
+    async def parse(
+        self, body: bytes, max_depth: int
+    ) -> tuple[Request, list[WireEpisode] | None, WireFormat]:
+        """Return the request in a body, its episodes, and its wire format.
 
-        `then` is not called if the returned task is cancelled.
+        Raises `BadMessageError` if the body is refused or too many bytes wait. Without a process it is decoded here.
         """
         if self._waiting + len(body) > self._limits.max_large:
             raise BadMessageError(
@@ -260,21 +256,16 @@ class BodyParserPool:
                 f"{self._limits.max_large} (Limits.max_large); send it again later, or in smaller parts",
             )
         self._waiting += len(body)
-
-        def done(job: ParseJob) -> None:
+        try:
+            parsed = await self._in_turn(body)
+        finally:
             self._waiting -= len(body)
-            if job.cancelled():
-                return
-            fault = job.exception()
-            if fault is None:
-                then(job.result())
-                return
-            then(BadMessageError(ErrorCode.INTERNAL, _FAULT))
-            raise fault
-
-        job = asyncio.get_running_loop().create_task(self._outcome(body))
-        job.add_done_callback(done)
-        return job
+        if parsed is None:
+            request, wire_format = decode(body, max_depth)
+            return request, None, wire_format
+        if parsed.refusal is not None:
+            raise BadMessageError(*parsed.refusal)
+        return decode(parsed.message, max_depth)[0], parsed.episodes, WireFormat.MSGPACK
 
     def stop(self) -> None:
         """End the process; from any thread but the serving one, and more than once."""
@@ -282,39 +273,41 @@ class BodyParserPool:
         if self._executor is not None:
             self._executor.shutdown(cancel_futures=True)
 
-    async def _outcome(self, body: bytes) -> Outcome:
+    async def _in_turn(self, body: bytes) -> Parsed | None:
         async with self._turn:
-            outcome = asyncio.ensure_future(self._parsed(body))
+            parsed = asyncio.ensure_future(self._parsed(body))
             try:
-                return await asyncio.shield(outcome)
+                return await asyncio.shield(parsed)
             except asyncio.CancelledError:
                 # The process still parses the body, and would not begin the next one in time.
-                await asyncio.wait([outcome])
+                await asyncio.wait([parsed])
                 raise
 
-    async def _parsed(self, body: bytes) -> Outcome:
-        """Have a body parsed, by a second process if the first one ends."""
+    async def _parsed(self, body: bytes) -> Parsed | None:
+        """Have a body parsed, by a second process if the first one ends; None if no process can be started."""
         for tries in range(_MAX_TRIES):
             executor = await self._ready()
             if executor is None:
                 # A body that ended a process is not parsed in the event loop.
-                return BadMessageError(ErrorCode.INTERNAL, _NO_ANSWER) if tries else None
+                if tries:
+                    break
+                return None
             try:
                 parsed: Parsed = await asyncio.wait_for(
                     _submit(executor, _parse, body), self._limits.handshake_s
                 )
             except TimeoutError:
                 self._discard("was too slow")
-                return BadMessageError(
+                raise BadMessageError(
                     ErrorCode.TOO_SLOW,
                     f"message: not read after {self._limits.handshake_s:g} s; see Limits.handshake_s",
-                )
+                ) from None
             except BrokenProcessPool:
                 self._discard("ended")
             else:
                 self.parsed += 1
                 return parsed
-        return BadMessageError(ErrorCode.INTERNAL, _NO_ANSWER)
+        raise BadMessageError(ErrorCode.INTERNAL, _NO_ANSWER)
 
     async def _ready(self) -> ProcessPoolExecutor | None:
         """Return the executor of a process that runs; None if no process can be started."""
@@ -374,21 +367,3 @@ def _setup(ioctx: InputContext, limits: Limits) -> bytes | None:
         memory = _MEMORY_BASE + MEMORY_FACTOR * limits.max_body
         return msgspec.json.encode({"context": context_to_json(ioctx), "limits": bounds, "memory": memory})
     return None
-
-
-def parsed_request(
-    outcome: Outcome, body: bytes, max_depth: int
-) -> tuple[Request, list[WireEpisode] | None, WireFormat]:
-    """Return the request in a body, its episodes if the process has read them, and its wire format.
-
-    If the pool has not parsed the body (`outcome` is None), it is decoded here. Raises the `BadMessageError` of a
-    refusal.
-    """
-    if outcome is None:
-        request, wire_format = decode(body, max_depth)
-        return request, None, wire_format
-    if isinstance(outcome, BadMessageError):
-        raise outcome
-    if outcome.refusal is not None:
-        raise BadMessageError(*outcome.refusal)
-    return decode(outcome.message, max_depth)[0], outcome.episodes, WireFormat.MSGPACK

@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from asyncio import Future
+from asyncio import Future, Task
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from menv.adapters.episode_channel import ByteBudget
 from menv.errors import CallOrderError, MenvError
-from menv.serving.body_parser import Outcome, ParseJob, parsed_request
 from menv.serving.client_state import ClientState, Responder
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, wire_format_of
 from menv.serving.episode_messages import WireEpisode
@@ -41,7 +40,6 @@ from menv.serving.protocol import (
     decode,
 )
 from menv.serving.trainer import PublishedPolicies
-from menv.serving.transports.server import Then, Work
 from menv.serving.transports.transport import Peer, Reply
 
 if TYPE_CHECKING:
@@ -52,6 +50,7 @@ Close = Callable[[], None]
 Unread: TypeAlias = "tuple[MessageReader, bytes, Responder]"
 """A deferred body, with its reader and its responder."""
 
+NO_TOKEN = "GET_CONFIG.token: is missing, expected the server's token first"
 _SHORT = 2_000
 """Bodies of at most this many bytes are decoded at once, whatever they hold."""
 _GET_ACTION = b"GET_ACTION"
@@ -62,7 +61,7 @@ MAX_DEFERRED = 512
 class MessageReader:
     """Decodes the bodies of one connection in their order.
 
-    A body that takes long is waited for: `hold` is a future that transports await before they hand over the next body.
+    A body that takes long is waited for: `hold` is a task that transports await before they hand over the next body.
     Short bodies that look like GET_ACTION are deferred to the batcher, which decodes many at once.
     """
 
@@ -75,10 +74,8 @@ class MessageReader:
         self._max_depth = sessions.limits.max_depth
         self._always_reply = always_reply
         self._short = min(_SHORT, self._parsers.longest_inline)
-        # The unfinished work of the last body. The following bodies wait for it.
-        self._job: ParseJob | None = None
-        self._work: Work | None = None
-        self.hold: Future[None] | None = None
+        # Work that takes longer. The following bodies wait for it.
+        self.hold: Task[None] | None = None
         self._waiting: deque[tuple[bytes, Reply, Close]] = deque()
         self._last: Responder | None = None
 
@@ -106,53 +103,24 @@ class MessageReader:
         if self.hold is not None:
             self._waiting.append((body, reply, close))
         elif len(body) <= self._short:
-            self._read_at_once(body, reply, close)
+            responder = self._responder_of(reply, _wire_format_of(body), close)
+            try:
+                request, _ = decode(body, self._max_depth)
+            except BadMessageError as error:
+                self.session.refuse(error, responder)
+                return
+            work = self.session.answer(request, responder)
+            if work is not None:
+                self._begin(work, close)
         else:
-            self._take(body, reply, close)
-
-    def run(self, work: Work, then: Then, close: Close) -> None:
-        """Do the work of the last body in small steps; the following bodies wait.
-
-        `then` is called with the exception that the work raised, or None. `close` ends the connection if `then` raises.
-        """
-
-        def done(error: Exception | None) -> None:
-            self._work = None
-            self._continue(lambda: then(error), close)
-
-        self._work = work
-        self._scheduler.run(work, done)
-        self._wait()
+            self._begin(self._read_long(body, reply, close), close)
 
     def lost(self) -> None:
         """Drop bodies that are not decoded and work that is not finished."""
         self._waiting.clear()
         self._last = None
-        if self._job is not None:
-            self._job.cancel()
-        if self._work is not None:
-            self._scheduler.drop(self._work)
-
-    def _take(self, body: bytes, reply: Reply, close: Close) -> None:
-        try:
-            if self._parsers.takes(body):
-                self._have_read(body, reply, close)
-                return
-            if len(body) > _SHORT:
-                self._read_in_turn(body, reply, close)
-                return
-        except BadMessageError as error:
-            self.session.refuse(error, Responder(reply, _wire_format_of(body), close))
-            return
-        self._read_at_once(body, reply, close)
-
-    def _read_at_once(self, body: bytes, reply: Reply, close: Close) -> None:
-        try:
-            request, wire_format = decode(body, self._max_depth)
-        except BadMessageError as error:
-            self.session.refuse(error, Responder(reply, _wire_format_of(body), close))
-            return
-        self.session.answer(request, self._responder_of(reply, wire_format, close))
+        if self.hold is not None:
+            self.hold.cancel()
 
     def _responder_of(self, reply: Reply, wire_format: WireFormat, close: Close) -> Responder:
         """Return the responder for a body; a stream connection nearly always reuses the last one."""
@@ -164,73 +132,50 @@ class MessageReader:
         self._last = None if self._always_reply else responder
         return responder
 
-    def _read_in_turn(self, body: bytes, reply: Reply, close: Close) -> None:
-        """Decode a body that may take milliseconds as scheduled work, so that other peers get their turn."""
-        read: list[tuple[Request, WireFormat]] = []
+    def _begin(self, work: Coroutine[Any, Any, None], close: Close) -> None:
+        self.hold = asyncio.get_running_loop().create_task(self._finish(work, close))
 
-        def work() -> Iterator[None]:
-            read.append(decode(body, self._max_depth))
-            yield
-
-        def then(error: Exception | None) -> None:
-            if isinstance(error, BadMessageError):
-                self.session.refuse(error, Responder(reply, _wire_format_of(body), close))
-            elif error is not None:
-                raise error
-            else:
-                request, wire_format = read[0]
-                self.session.answer(request, Responder(reply, wire_format, close, self._always_reply))
-
-        self.run(work(), then, close)
-
-    def _have_read(self, body: bytes, reply: Reply, close: Close) -> None:
-        """Have the parser process decode a large body."""
-        wire_format = wire_format_of(body)
-        if not self.session.admitted:
-            raise BadMessageError(
-                ErrorCode.NOT_ALLOWED, "GET_CONFIG.token: is missing, expected the server's token first"
-            )
-
-        def then(outcome: Outcome) -> None:
-            self._job = None
-            self._continue(lambda: self._was_read(outcome, body, reply, wire_format, close), close)
-
-        self._job = self._parsers.add(body, then)
-        self._wait()
-
-    def _was_read(
-        self, outcome: Outcome, body: bytes, reply: Reply, wire_format: WireFormat, close: Close
-    ) -> None:
+    async def _finish(self, work: Coroutine[Any, Any, None], close: Close) -> None:
+        """Do the work of one body, then read the bodies that came meanwhile."""
         try:
-            request, episodes, read_as = parsed_request(outcome, body, self._max_depth)
+            await work
+            while self._waiting:
+                body, reply, close = self._waiting.popleft()
+                await self._read_long(body, reply, close)
+        except Exception as error:
+            close_after(error, close)
+        finally:
+            self.hold = None
+
+    async def _read_long(self, body: bytes, reply: Reply, close: Close) -> None:
+        """Decode a body without holding up other peers: in their turn, or in the parser process."""
+        wire_format = _wire_format_of(body)
+        episodes = None
+        try:
+            if not self._parsers.takes(body):
+                async with self._scheduler:
+                    request, read_as = decode(body, self._max_depth)
+            elif not self.session.admitted:
+                raise BadMessageError(ErrorCode.NOT_ALLOWED, NO_TOKEN)
+            else:
+                request, episodes, read_as = await self._parsers.parse(body, self._max_depth)
         except BadMessageError as error:
             self.session.refuse(error, Responder(reply, wire_format, close))
             return
         responder = Responder(reply, read_as, close, self._always_reply, reply_format=wire_format)
-        self.session.answer(request, responder, episodes)
-
-    def _wait(self) -> None:
-        if self.hold is None and (self._job is not None or self._work is not None):
-            self.hold = asyncio.get_running_loop().create_future()
-
-    def _continue(self, first: Callable[[], None], close: Close) -> None:
-        try:
-            first()
-            if self._job is not None or self._work is not None or self.hold is None:
-                return
-            hold, self.hold = self.hold, None
-            while self._waiting and self.hold is None:
-                body, reply, close = self._waiting.popleft()
-                self._take(body, reply, close)
-            hold.set_result(None)
-        except Exception:
-            # A bug in the server costs the connection, as it does when a transport calls.
-            close()
-            raise
+        work = self.session.answer(request, responder, episodes)
+        if work is not None:
+            await work
 
 
 _FIRST_BYTES = {ord("{"): WireFormat.JSON, **dict.fromkeys(range(0x80, 0x90), WireFormat.MSGPACK)}
 """Wire format by the first byte, for nearly all bodies."""
+
+
+def close_after(error: Exception, close: Close) -> None:
+    """A bug in the server costs the connection and is reported by the event loop."""
+    close()
+    asyncio.get_running_loop().call_exception_handler({"message": "session", "exception": error})
 
 
 def _wire_format_of(body: bytes) -> WireFormat:
@@ -269,21 +214,27 @@ class Session:
 
     def answer(
         self, request: Request, responder: Responder, episodes: Sequence[WireEpisode] | None = None
-    ) -> None:
-        """Handle a decoded request; `episodes` are its episodes if the parser process has read them."""
-        if type(request) is GetAction and self.admitted:
-            self._action_requests.batcher.add(self.state, request, responder)
-            return
+    ) -> Coroutine[Any, Any, None] | None:
+        """Handle a decoded request, and return the work that is left, if any.
+
+        `episodes` are its episodes if the parser process has read them.
+        """
         action_requests = self._action_requests
+        if type(request) is GetAction and self.admitted:
+            action_requests.batcher.add(self.state, request, responder)
+            return None
         try:
             action_requests.flush()
             if self.admitted and isinstance(request, Episodes):
-                self._take_episodes(request, responder, episodes)
-            else:
-                self._handle(request, responder)
+                self._sessions.ingest.check_allowed(request)
+                if isinstance(request, EpisodesAndGetState):
+                    self._check_pending()
+                return self._take_episodes(request, responder, episodes)
+            self._handle(request, responder)
         except (BadMessageError, CallOrderError) as error:
             action_requests.flush()
             self._sessions.refuse(error, responder, getattr(request, "seq", None))
+        return None
 
     def refuse(self, error: BadMessageError, responder: Responder) -> None:
         """Answer a body that is not a request."""
@@ -301,9 +252,7 @@ class Session:
 
     def _handle(self, request: Request, responder: Responder) -> None:
         if not self.admitted and type(request) not in (Ping, GetConfig):
-            raise BadMessageError(
-                ErrorCode.NOT_ALLOWED, "GET_CONFIG.token: is missing, expected the server's token first"
-            )
+            raise BadMessageError(ErrorCode.NOT_ALLOWED, NO_TOKEN)
         _HANDLERS.get(type(request), Session._step)(self, request, responder)
 
     def _ping(self, _: Ping, responder: Responder) -> None:
@@ -345,35 +294,29 @@ class Session:
         }
         responder.send(SetConfig(**plain, **more, **sessions.spaces()))
 
-    def _take_episodes(
+    async def _take_episodes(
         self, request: Episodes, responder: Responder, episodes: Sequence[WireEpisode] | None
     ) -> None:
-        sessions = self._sessions
-        sessions.ingest.check_allowed(request)
-        if isinstance(request, EpisodesAndGetState):
-            self._check_pending()
-
-        def then(error: Exception | None) -> None:
-            if isinstance(error, BadMessageError | CallOrderError):
-                sessions.refuse(error, responder, getattr(request, "seq", None))
-                return
-            if error is not None:
-                raise error
+        sessions, state = self._sessions, self.state
+        try:
+            await sessions.scheduler.run(
+                sessions.ingest.take(state, request, responder.wire_format, episodes)
+            )
             self.played_at = time.monotonic()
-            number = self.state.weights_seq_no if request.weights_seq_no is None else request.weights_seq_no
+            number = state.weights_seq_no if request.weights_seq_no is None else request.weights_seq_no
             if number is not None:
                 sessions.figures.staleness.add([max(0, sessions.broker.weights_seq_no - number)])
             if not isinstance(request, EpisodesAndGetState):
                 responder.nothing()
                 return
             self._check_pending()
-            self._pending_replies += 1
-            sessions.tasks.add_later(self, partial(self._weights_changed, request, responder))
-            # Look again then: other clients may have stopped playing.
-            asyncio.get_running_loop().call_later(STILL_PLAYING_S, sessions.tasks.wake)
-
-        work = sessions.ingest.take(self.state, request, responder.wire_format, episodes)
-        self._reader.run(work, then, responder.close)
+        except (BadMessageError, CallOrderError) as error:
+            sessions.refuse(error, responder)
+            return
+        self._pending_replies += 1
+        sessions.tasks.add_later(self, partial(self._weights_changed, request, responder))
+        # Look again then: other clients may have stopped playing.
+        asyncio.get_running_loop().call_later(STILL_PLAYING_S, sessions.tasks.wake)
 
     def _check_pending(self) -> None:
         if self._pending_replies >= _MAX_PENDING:

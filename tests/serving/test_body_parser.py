@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from menv.serving.body_parser import BodyParserPool, Parsed
+from menv.serving.body_parser import BodyParserPool
 from menv.serving.limits import Limits
+from menv.serving.protocol import Episodes
 from tests.house.sources import ROOT
 from tests.serving.receiving import ALONE, INLINE, Receiving, ask, large, receiving, wait_for
 from tests.serving.test_large_bodies import PING, an_episode
@@ -95,26 +96,22 @@ def test_a_body_that_takes_too_long_is_refused_and_the_next_one_is_read() -> Non
 
 
 def test_a_body_that_is_dropped_leaves_the_next_one_its_time() -> None:
-    async def outcomes() -> tuple[object, object]:
+    async def last() -> Any:
         pool = BodyParserPool(ALONE, Limits(inline_body=INLINE, handshake_s=1.0))
-        loop = asyncio.get_running_loop()
-        first, dropped, last = (loop.create_future() for _ in range(3))
         try:
-            pool.add(BODY, first.set_result)
-            await first
+            await pool.parse(BODY, 32)
             assert pool.pid is not None
             os.kill(pool.pid, signal.SIGSTOP)
-            job = pool.add(BODY, dropped.set_result)
+            dropped = asyncio.ensure_future(pool.parse(BODY, 32))
             await asyncio.sleep(0.1)
-            job.cancel()
-            pool.add(BODY, last.set_result)
-            return await last, dropped.done()
+            dropped.cancel()
+            return await pool.parse(BODY, 32)
         finally:
             pool.stop()
 
-    outcome, answered = asyncio.run(outcomes())
-    assert isinstance(outcome, Parsed)
-    assert not answered
+    request, episodes, _ = asyncio.run(last())
+    assert isinstance(request, Episodes)
+    assert len(episodes) == 1
 
 
 def test_what_a_client_sent_before_it_left_is_taken_all_the_same() -> None:
@@ -244,8 +241,8 @@ def test_a_fault_on_the_way_to_the_process_is_noted_and_costs_one_connection(
 
     with receiving(faults=1) as one, one.client() as client, one.client() as other:
         with monkeypatch.context() as patched:
-            patched.setattr(one.parsers, "_outcome", fails)
-            assert json.loads(client.ask(BODY))["code"] == "internal"
+            patched.setattr(one.parsers, "_in_turn", fails)
+            client.send(BODY)
             assert client.rest() == b""
         other.send(BODY)
         assert other.ask(PING) == b'{"type":"PONG"}'

@@ -16,33 +16,28 @@ def work(name: str, slices: int, log: list[str]) -> Iterator[None]:
         time.sleep(1.5 * SLICE_S)
         log.append(name)
         yield
-
-
-def test_short_work_is_done_at_once() -> None:
-    done: list[object] = []
-    CooperativeScheduler().run(iter([None] * 3), done.append)
-    assert done == [None]
+    log.append(f"{name} is done")
 
 
 def test_works_take_turns_with_each_other_and_with_the_loop() -> None:
     log: list[str] = []
 
     async def run() -> None:
-        slices, ended = CooperativeScheduler(), asyncio.Event()
-        slices.run(work("a", 4, log), lambda error: log.append("a is done"))
-        slices.run(work("b", 2, log), lambda error: log.append("b is done"))
-        slices.run(iter([]), lambda error: ended.set())
-        while not ended.is_set() or "a is done" not in log:
+        slices = CooperativeScheduler()
+        works = [
+            asyncio.create_task(slices.run(work(name, count, log))) for name, count in (("a", 4), ("b", 2))
+        ]
+        while not all(one.done() for one in works):
             log.append("loop")
             await asyncio.sleep(0)
 
     asyncio.run(run())
-    assert [one for one in log if one != "loop"] == ["a", "a", "b", "a", "b", "a", "b is done", "a is done"]
+    assert [one for one in log if one != "loop"] == ["a", "b", "a", "b", "a", "b is done", "a", "a is done"]
     assert max(len(part) for part in " ".join(log).split("loop")) < len(" a b is done ")
 
 
-def test_what_work_raises_is_handed_on_and_the_next_goes_on() -> None:
-    found: list[object] = []
+def test_what_work_raises_is_passed_on_and_cancelled_work_is_not_done_and_the_next_one_is() -> None:
+    log: list[str] = []
 
     def fails() -> Iterator[None]:
         time.sleep(1.5 * SLICE_S)
@@ -51,32 +46,14 @@ def test_what_work_raises_is_handed_on_and_the_next_goes_on() -> None:
 
     async def run() -> None:
         slices = CooperativeScheduler()
-        slices.run(fails(), found.append)
-        slices.run(iter([None]), found.append)
-        dropped = work("dropped", 1, [])
-        slices.run(dropped, found.append)
-        slices.drop(dropped)
-        while len(found) < 2:
-            await asyncio.sleep(0)
-        await asyncio.sleep(5 * SLICE_S)
+        failing, cancelled, last = (
+            asyncio.create_task(slices.run(one)) for one in (fails(), work("x", 3, log), work("y", 1, log))
+        )
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await last
+        with pytest.raises(ZeroDivisionError):
+            await failing
 
     asyncio.run(run())
-    assert isinstance(found[0], ZeroDivisionError)
-    assert found[1:] == [None]
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_dropped_work_is_never_done(count: int) -> None:
-    log: list[str] = []
-
-    async def run() -> None:
-        slices = CooperativeScheduler()
-        works = [work("x", 3, log) for _ in range(count)]
-        for one in works:
-            slices.run(one, lambda error: log.append("done"))
-        for one in works:
-            slices.drop(one)
-        await asyncio.sleep(10 * SLICE_S)
-
-    asyncio.run(run())
-    assert log == ["x"]
+    assert log == ["y", "y is done"]

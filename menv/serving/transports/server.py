@@ -12,7 +12,6 @@ import logging
 import os
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -366,58 +365,36 @@ class BatchWindow:
         self._loop.stop()
 
 
-Work = Iterator[object]
-Then = Callable[[Exception | None], None]
-
 SLICE_S = 0.001
-"""Seconds of work per round of the loop."""
+"""Seconds of work per slice."""
 _SHORT_S = 0.0005
-"""Work that takes less does not use up the round."""
+"""After work that takes less, the next work need not wait for a round of the loop."""
 
 
 class CooperativeScheduler:
-    """Runs long work of the event loop in slices of a millisecond, so that other peers are served in between."""
+    """Runs long work of the event loop in slices of a millisecond, so that other peers are served in between.
+
+    `async with` is one slice. Works take turns.
+    """
 
     def __init__(self) -> None:
-        self._works: deque[tuple[Work, Then]] = deque()
-        # Whether this round of the loop is used up.
-        self._used_up = False
+        self._turn = asyncio.Lock()
+        self._start = 0.0
 
-    def run(self, work: Work, then: Then) -> None:
-        """Do one slice of `work` at once, unless this round of the loop has had its slice; the rest later.
+    async def __aenter__(self) -> None:
+        await self._turn.acquire()
+        self._start = perf_counter()
 
-        `then` is called when the work is done, with what it raised or None, perhaps before this returns.
-        """
-        if self._used_up:
-            self._works.append((work, then))
-        else:
-            self._run_slice(work, then)
-
-    def drop(self, work: Work) -> None:
-        """Stop some work; its `then` is not called."""
-        self._works = deque(one for one in self._works if one[0] is not work)
-
-    def _next(self) -> None:
-        self._used_up = False
-        if self._works:
-            self._run_slice(*self._works.popleft())
-
-    def _run_slice(self, work: Work, then: Then) -> None:
-        start = perf_counter()
-        raised: Exception | None = None
-        done = False
+    async def __aexit__(self, *_: object) -> None:
         try:
-            for _ in work:
-                if perf_counter() - start > SLICE_S:
-                    break
-            else:
-                done = True
-        except Exception as error:
-            raised, done = error, True
-        if not done:
-            self._works.append((work, then))
-        if self._works or perf_counter() - start > _SHORT_S:
-            self._used_up = True
-            asyncio.get_running_loop().call_soon(self._next)
-        if done:
-            then(raised)
+            if perf_counter() - self._start > _SHORT_S:
+                await asyncio.sleep(0)
+        finally:
+            self._turn.release()
+
+    async def run(self, work: Iterator[object]) -> None:
+        """Do all of `work`, in slices."""
+        done = False
+        while not done:
+            async with self:
+                done = all(perf_counter() - self._start < SLICE_S for _ in work)
