@@ -99,14 +99,8 @@ class CreatedEnvs(Protocol):
     def episode_start(self, index: int) -> int:
         """Return the env steps of a sub-environment at its last reset."""
 
-    def episode_seed(self, index: int) -> int | None:
-        """Return the seed of a sub-environment's last reset, None if it was reset without one."""
-
-    def slots_of(self, index: int) -> Mapping[AgentId, int]:
-        """Return the slot of each known agent of a sub-environment."""
-
-    def shown(self, index: int) -> str | None:
-        """Return a digest of the rows that wait in a sub-environment, None if they cannot be stored in a file."""
+    def running(self, index: int) -> EpisodeReplay:
+        """Return the running episode of a sub-environment, without its actions."""
 
     def resume(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any) -> set[int]:
         """Resume from a checkpoint: replay running episodes, begin new ones in the other sub-environments.

@@ -158,11 +158,11 @@ class GymEnvs(LocalEnvs):
     def episode_start(self, index: int) -> int:
         return self._episode_start[index]
 
-    def slots_of(self, index: int) -> dict[AgentId, int]:
+    def _slots_of(self, index: int) -> dict[AgentId, int]:
         return {SINGLE_AGENT: index}
 
     def present(self, index: int) -> tuple[Mapping[AgentId, int], IntArray]:
-        return self.slots_of(index), np.array([index])
+        return self._slots_of(index), np.array([index])
 
     def _moved(self, index: int) -> bool:
         return index in self._answers[0] or not self._fresh[index]
@@ -170,7 +170,7 @@ class GymEnvs(LocalEnvs):
     def _first_row(self, index: int) -> tuple[dict[AgentId, Any], dict[AgentId, Any]]:
         return {SINGLE_AGENT: self._obs[index]}, {SINGLE_AGENT: dict(self._infos[index])}
 
-    def shown(self, index: int) -> str | None:
+    def _shown(self, index: int) -> str | None:
         return digest(self._obs[index])
 
     def _clear(self, seats: Any) -> None:

@@ -252,16 +252,18 @@ class LocalEnvs(Adapter):
     def episode_start(self, index: int) -> int:
         """Return the env steps of a sub-environment at its last reset."""
 
-    def episode_seed(self, index: int) -> int | None:
-        return self._reset_seed(index, self.episode_start(index))
+    def running(self, index: int) -> EpisodeReplay:
+        start, stop = self.episode_start(index), int(self.env_steps[index])
+        seed = self._reset_seed(index, start)
+        return EpisodeReplay(start, stop, seed, dict(self._slots_of(index)), self._shown(index))
 
     @abstractmethod
-    def slots_of(self, index: int) -> Mapping[AgentId, int]:
+    def _slots_of(self, index: int) -> Mapping[AgentId, int]:
         """Return the slot of each known agent of a sub-environment."""
 
     @abstractmethod
-    def shown(self, index: int) -> str | None:
-        """Return a digest of the rows that wait in a sub-environment; see `CreatedEnvs.shown`."""
+    def _shown(self, index: int) -> str | None:
+        """Return `EpisodeReplay.shown`."""
 
     @abstractmethod
     def present(self, index: int) -> tuple[Mapping[Any, int], IntArray]:
@@ -277,7 +279,7 @@ class LocalEnvs(Adapter):
             if index in recorded:
                 with suppress(Exception):
                     replayed = (
-                        self._replay(index, recorded[index]) and self.shown(index) == recorded[index].shown
+                        self._replay(index, recorded[index]) and self._shown(index) == recorded[index].shown
                     )
             self.env_steps[index] = env_steps[index]
             if not replayed:

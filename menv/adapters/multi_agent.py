@@ -68,7 +68,7 @@ class MultiAgentEnvs(LocalEnvs):
             trackers = [self._trackers[index] for index in fresh]
         self._due.clear()
         self._waiting.update(fresh)
-        slots = self._slots_of(fresh, list(map(_WAITING, trackers)))
+        slots = self._joined_slots(fresh, list(map(_WAITING, trackers)))
         events = self._events
         infos = list(chain.from_iterable(map(_INFOS, trackers)))
         ready = Ready(
@@ -116,7 +116,7 @@ class MultiAgentEnvs(LocalEnvs):
     def episode_start(self, index: int) -> int:
         return int(self.env_steps[index]) - self._trackers[index].episode_steps
 
-    def slots_of(self, index: int) -> dict[AgentId, int]:
+    def _slots_of(self, index: int) -> dict[AgentId, int]:
         return self._trackers[index].slots
 
     def present(self, index: int) -> tuple[Mapping[AgentId, int], IntArray]:
@@ -133,7 +133,7 @@ class MultiAgentEnvs(LocalEnvs):
     def _first_row(self, index: int) -> tuple[dict[AgentId, Any], dict[AgentId, Any]]:
         return self._trackers[index].by_agent()
 
-    def shown(self, index: int) -> str | None:
+    def _shown(self, index: int) -> str | None:
         tracker = self._trackers[index]
         rewards = [float(reward) for reward in tracker.rewards]
         return digest([tracker.waiting.agents, tracker.obs, rewards, tracker.held])
@@ -261,7 +261,7 @@ class MultiAgentEnvs(LocalEnvs):
                 self._waiting.discard(index)
                 self._due.discard(index)
 
-    def _slots_of(self, indices: list[int], layouts: list[WaitingAgents]) -> IntArray:
+    def _joined_slots(self, indices: list[int], layouts: list[WaitingAgents]) -> IntArray:
         """Return the rows' slots; the same array as last time while the layouts are the same."""
         before, order, slots = self._delivered
         if layouts != before or indices != order:

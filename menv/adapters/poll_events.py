@@ -64,14 +64,14 @@ class EpisodeReplay:
         start: Env steps of its sub-environment at its reset.
         stop: Env steps at the checkpoint.
         seed: Of its reset, None if there was none.
-        actions: Env-ready actions of each agent, in order.
         slots: The slot of each known agent.
-        shown: Digest of the rows that waited at the checkpoint.
+        shown: Digest of the rows that waited at the checkpoint, None if they cannot be stored in a file.
+        actions: Env-ready actions of each agent, in order.
     """
 
     start: int
     stop: int
     seed: int | None
-    actions: Mapping[AgentId, Iterator[Any]]
     slots: Mapping[AgentId, int]
-    shown: str
+    shown: str | None
+    actions: Mapping[AgentId, Iterator[Any]] = field(default_factory=dict)

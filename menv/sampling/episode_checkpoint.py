@@ -7,6 +7,7 @@ each agent.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import compress
 from operator import itemgetter
 from typing import Any
 
@@ -29,6 +30,7 @@ LONGEST = 200_000
 """Rows of an episode; a longer one is not kept, because replaying it would take too long."""
 
 Tree = dict[str, Any]
+_OF_REPLAY = ("start", "stop", "seed", "slots", "shown")
 
 
 class EpisodeCheckpoint:
@@ -121,8 +123,8 @@ class EpisodeCheckpoint:
     def _episode(self, index: int, rows: Sequence[Tree], policy_map: PolicyMap) -> Tree | None:
         """Return the checkpoint of a running episode, None if it cannot be stored completely."""
         env, tracker = self._env, self._tracker
-        episode, shown = tracker.running.get(index), env.shown(index)
-        if episode is None or shown is None or not tracker.keeps_policies(index, policy_map):
+        episode, replay = tracker.running.get(index), env.running(index)
+        if episode is None or replay.shown is None or not tracker.keeps_policies(index, policy_map):
             return None
         groups = {tracker.locate_policy(policy)[0] for policy, _ in episode.seats().values()}
         if not all(self._groups[number].can_replay for number in groups):
@@ -133,11 +135,7 @@ class EpisodeCheckpoint:
         own = [_of_envs(part, [index]) for part in rows]
         tree = {
             "env_index": index,
-            "start": env.episode_start(index),
-            "stop": int(env.env_steps[index]),
-            "seed": env.episode_seed(index),
-            "slots": dict(env.slots_of(index)),
-            "shown": shown,
+            **{name: getattr(replay, name) for name in _OF_REPLAY},
             "actions": actions,
             "last": _last_actions(own),
             "episode": episode.state(),
@@ -166,8 +164,7 @@ class EpisodeCheckpoint:
             parts = [part[number] for part in (episode["actions"], episode["last"]) if number in part]
             group = self._groups[home]
             actions[agent] = iter(group.env_actions(np.concatenate(parts), which) if parts else ())
-        fields = {name: episode[name] for name in ("start", "stop", "seed", "slots", "shown")}
-        return EpisodeReplay(actions=actions, **fields)
+        return EpisodeReplay(**{name: episode[name] for name in _OF_REPLAY}, actions=actions)
 
     def _begin(self, index: int, one: Tree, env_steps: Column) -> None:
         episode = Episode.from_state(index, one["episode"])
@@ -203,15 +200,11 @@ def _last_actions(parts: Sequence[Tree]) -> dict[int, Any]:
 
 
 def _of_envs(part: Tree, indices: Collection[int]) -> Tree:
-    return _select(part, np.isin(part["env_index"], sorted(indices)))
-
-
-def _select(part: Tree, mask: npt.NDArray[np.bool_]) -> Tree:
-    places = np.flatnonzero(mask)
-    found: Tree = {"columns": {name: column[places] for name, column in part["columns"].items()}}
-    for name, values in part.items():
-        if name != "columns":
-            found[name] = (
-                [values[place] for place in places.tolist()] if isinstance(values, list) else values[places]
-            )
+    found: Tree = _select(part, np.isin(part["env_index"], sorted(indices)))
     return found
+
+
+def _select(values: Any, mask: npt.NDArray[np.bool_]) -> Any:
+    if isinstance(values, dict):
+        return {name: _select(column, mask) for name, column in values.items()}
+    return list(compress(values, mask)) if isinstance(values, list) else values[mask]

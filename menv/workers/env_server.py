@@ -162,13 +162,9 @@ class EnvServer:
         """Return the free slots."""
         return list(self._envs.free_slots)
 
-    def slots_of(self, place: int) -> dict[AgentId, int]:
-        """Return the slot of each agent that a sub-environment knows."""
-        return dict(self._envs.slots_of(place))
-
-    def shown(self, place: int) -> str | None:
-        """Return a digest of the pending rows of a sub-environment, None if a file cannot hold it."""
-        return self._envs.shown(place)
+    def running(self, place: int) -> EpisodeReplay:
+        """Return the running episode of a sub-environment; see `CreatedEnvs.running`."""
+        return self._envs.running(place)
 
     def resume(
         self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any

@@ -333,13 +333,14 @@ class RemoteEnvServer:
         self._free, self.undelivered, self.layout = [], UndeliveredRows(), _empty_layout()
         seats = [(int(self._seats[slot][0]) - self.first, self._seats[slot][1]) for slot in slots_here]  # type: ignore[call-overload]
         again = {
-            index - self.first: EpisodeReplay(
-                one.start, one.stop, one.seed, {agent: iter(list(actions)) for agent, actions in one.actions.items()},
-                {agent: self._own[slot] for agent, slot in one.slots.items()}, one.shown,
+            index - self.first: replace(
+                one,
+                slots={agent: self._own[slot] for agent, slot in one.slots.items()},
+                actions={agent: iter(list(actions)) for agent, actions in one.actions.items()},
             )
             for index, one in recorded.items()
             if index in indices
-        }  # fmt: skip
+        }
         self._starts = [
             recorded[index].start if index in recorded else int(env_steps[index]) for index in indices
         ]

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from menv import rng
 from menv.adapters.adapter import Adapter
 from menv.adapters.local_envs import PAUSES, TOLERATED, CrashLog
 from menv.adapters.poll_events import EpisodeReplay
@@ -196,19 +196,11 @@ class RemoteEnvs(Adapter):
         """Return the env steps of a sub-environment at its last reset."""
         return self._server_of(index).start_of(index)
 
-    def episode_seed(self, index: int) -> int | None:
-        """Return the seed of a sub-environment's last reset, None if it was reset without one."""
-        if self._seed is None:
-            return None
-        return rng.reset_seed(self._seed, self._first_index + index, self.episode_start(index))
-
-    def slots_of(self, index: int) -> dict[AgentId, int]:
-        """Return the slot of each agent that a sub-environment knows."""
-        return self._server_of(index).global_slots(self._request(EnvServer.slots_of, index))
-
-    def shown(self, index: int) -> str | None:
-        """Return a digest of the pending rows of a sub-environment, None if a file cannot hold it."""
-        return self._request(EnvServer.shown, index)
+    def running(self, index: int) -> EpisodeReplay:
+        """Return the running episode of a sub-environment, without its actions."""
+        found = self._request(EnvServer.running, index)
+        slots = self._server_of(index).global_slots(found.slots)
+        return replace(found, stop=int(self.env_steps[index]), slots=slots)
 
     def resume(self, env_steps: IntArray, recorded: Mapping[int, EpisodeReplay], seats: Any) -> set[int]:
         """Resume recorded episodes, in all servers at the same time; see `CreatedEnvs.resume`."""
