@@ -20,7 +20,7 @@ from menv.inference.policy_bundle import policy_from_bytes, unpack_weights
 from menv.policy_spec import PolicySpec
 from menv.serving.client.policy_client import PolicyClient
 from menv.serving.policy_server import PolicyServerInput, RLlinkInput
-from menv.serving.protocol import GetState
+from menv.serving.protocol import Episodes, GetState
 from tests.serving.courses import Course, observation
 from tests.serving.doors import HTTP, TCP, WEBSOCKET, Door
 from tests.serving.served import Served, obs_of, served
@@ -278,11 +278,11 @@ def test_actions_are_chosen_while_the_server_takes_a_message_slowly_and_what_wai
         client.get_action(name, observation(0))
         assert client._actor is not None
         link, arrived, played, over = client._actor._server, threading.Event(), [0], threading.Event()
-        send = link.send
+        ask = link.ask
 
-        def slowly(request: Any) -> None:
-            assert arrived.wait(PATIENCE_S)
-            send(request)
+        def slowly(request: Any, **settings: Any) -> Any:
+            assert type(request) is not Episodes or arrived.wait(PATIENCE_S)
+            return ask(request, **settings)
 
         def play() -> None:
             for number in range(2_000):
@@ -291,7 +291,7 @@ def test_actions_are_chosen_while_the_server_takes_a_message_slowly_and_what_wai
                 played[0] += 1
             over.set()
 
-        link.send = slowly  # type: ignore[method-assign]
+        link.ask = slowly  # type: ignore[method-assign]
         playing = threading.Thread(target=play)
         playing.start()
         # Messages have 8 steps.

@@ -1,8 +1,7 @@
 """Connections of a client to a policy server, over HTTP, TCP or WebSocket.
 
 `connect` opens one for an address; `ClientSession` uses it and replaces it when it fails. A connection carries message
-bodies and does not read them. Every transport failure is raised as `ConnectionError`, so the session has one case to
-handle: connect again.
+bodies and does not read them. After a `TransportError` the session connects again.
 """
 
 from __future__ import annotations
@@ -27,6 +26,9 @@ SCHEMES = ("http", "https", "tcp", "tcps", "ws", "wss")
 _ENCRYPTED = ("https", "tcps", "wss")
 _PATH = "/rllink"
 _LAST_LATIN_1 = 0xFF
+
+TransportError = (OSError, http.client.HTTPException)
+"""What a connection raises where it fails; `except` takes the tuple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,10 @@ def open_socket(address: ClientAddress, timeout: float) -> socket.socket:
     opened = socket.create_connection((address.host, address.port), timeout)
     try:
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return tls_context().wrap_socket(opened, server_hostname=address.host) if address.tls else opened
+        if not address.tls:
+            return opened
+        # It trusts this machine's authorities and the file in SSL_CERT_FILE.
+        return ssl.create_default_context().wrap_socket(opened, server_hostname=address.host)
     except BaseException:
         opened.close()
         raise
@@ -130,20 +135,6 @@ def close_socket(connected: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connected.shutdown(socket.SHUT_RDWR)
     connected.close()
-
-
-def tls_context() -> ssl.SSLContext:
-    """Return a context that trusts this machine's authorities and the file in SSL_CERT_FILE."""
-    return ssl.create_default_context()
-
-
-def as_connection_error(error: Exception) -> ConnectionError:
-    """Return any transport failure as a ConnectionError."""
-    if isinstance(error, ConnectionError):
-        return error
-    if isinstance(error, TimeoutError):
-        return ConnectionAbortedError("no answer in time")
-    return ConnectionAbortedError(str(error) or type(error).__name__)
 
 
 _MIN_BYTES_PER_S = 1000
@@ -160,10 +151,10 @@ class ReadDeadline:
         self._until = time.monotonic() + timeout
 
     def received(self, count: int) -> None:
-        """Count received bytes; raises ConnectionError when the deadline has passed."""
+        """Count received bytes; raises TimeoutError when the deadline has passed."""
         self._until += count / _MIN_BYTES_PER_S
         if time.monotonic() > self._until:
-            raise ConnectionAbortedError("no answer in time")
+            raise TimeoutError
 
 
 class BoundedResponse(http.client.HTTPResponse):
@@ -217,12 +208,6 @@ def check_first_bytes(address: ClientAddress, data: bytes) -> None:
         raise _wrong_scheme(address, "encrypts", address.scheme, tls=True)
 
 
-def check_handshake_status(address: ClientAddress, status: int | None) -> None:
-    """Raise ConfigError if a server that refused WebSocket speaks only HTTP."""
-    if status == 405:
-        raise _wrong_scheme(address, "speaks HTTP and no WebSocket", "http")
-
-
 def check_tls_error(address: ClientAddress, error: OSError) -> None:
     """Raise ConfigError if a TLS failure is permanent: an invalid certificate, or a server without TLS."""
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -245,19 +230,66 @@ def _wrong_scheme(address: ClientAddress, found: str, *schemes: str, tls: bool |
 
 _CHUNK = 1 << 16
 _GOING_AWAY, _TOO_LARGE = 1001, 1009
-_UNAUTHORIZED = (401, 403)
+_UNAUTHORIZED, _NO_SUCH_METHOD = (401, 403), 405
+_ENDED = "the server ended the connection"
 _SILENT_LOGGER = logging.Logger("menv.serving.client.websocket", logging.CRITICAL)
 """Errors are raised, not logged; this logger has no parent and no handler."""
 
 
-class WebSocketClientConnection:
+class _StreamConnection:
+    """A socket on which bodies arrive; subclasses read them from its bytes."""
+
+    answers_all = False
+
+    def __init__(self, address: ClientAddress, timeout: float) -> None:
+        self._address, self._timeout = address, timeout
+        self._bodies: list[bytes] = []
+        self._socket = open_socket(address, timeout)
+
+    def receive(self) -> bytes:
+        deadline = ReadDeadline(self._timeout)
+        while not self._bodies:
+            size = self._read()
+            if not self._bodies:
+                deadline.received(size)
+        return self._bodies.pop(0)
+
+    def _read(self) -> int:
+        """Read the next bytes into `_bodies`; return how many of them extend the deadline."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        close_socket(self._socket)
+
+
+class TcpClientConnection(_StreamConnection):
+    """RLlink's frames on a socket."""
+
+    def __init__(self, address: ClientAddress, timeout: float) -> None:
+        super().__init__(address, timeout)
+        self._frames = Frames(MOST_BODY_BYTES)
+
+    def send(self, body: bytes) -> None:
+        self._socket.sendall(frame(body))
+
+    def _read(self) -> int:
+        data = self._socket.recv(_CHUNK)
+        if not data:
+            raise ConnectionResetError(_ENDED)
+        try:
+            self._bodies = self._frames.feed(data)
+        except BadMessageError as error:
+            check_first_bytes(self._address, data)
+            raise ConnectionAbortedError(f"the server sent no frame ({error.text})") from error
+        return len(data)
+
+
+class WebSocketClientConnection(_StreamConnection):
     """One binary message for each body. `websockets` does the protocol, this class the socket.
 
     One thread both reads and writes: in some versions of Python a TLS socket may hold back written data while another
     thread reads.
     """
-
-    answers_all = False
 
     def __init__(self, address: ClientAddress, token: str | None, timeout: float) -> None:
         try:
@@ -272,123 +304,102 @@ class WebSocketClientConnection:
         uri = parse_uri(f"ws{'s' * address.tls}://{address.authority}{address.path}")
         self._protocol = ClientProtocol(uri, max_size=MOST_ANSWER_BYTES, logger=_SILENT_LOGGER)
         self._data_opcodes = DATA_OPCODES
-        self._bodies: list[bytes] = []
         self._fragments: list[bytes] = []
-        self._is_refusal_reported = False
         # `close` may run in another thread than `send`.
         self._writing = threading.Lock()
-        self._timeout = timeout
-        # The first received bytes, to recognise another protocol.
-        self._first_bytes = b""
-        # Size of the last read.
-        self._last_size = 0
-        self._socket = open_socket(address, timeout)
+        super().__init__(address, timeout)
         try:
-            self._handshake(address, token)
+            self._handshake(token)
         except BaseException:
             close_socket(self._socket)
             raise
 
     def send(self, body: bytes) -> None:
-        try:
-            with self._writing:
+        with self._writing:
+            try:
                 self._protocol.send_binary(body)
-                self._flush()
-        except Exception as error:
-            # websockets raises its own exception when the connection has ended.
-            raise as_connection_error(error) from error
-
-    def receive(self) -> bytes:
-        deadline = ReadDeadline(self._timeout)
-        while not self._bodies:
-            if self._protocol.close_expected():
-                return self._too_large_answer()
-            frames = self._read()
-            has_data = sum(map(self._add_frame, frames))
-            if not self._bodies:
-                # Control frames alone do not extend the deadline.
-                deadline.received(self._last_size if has_data or not frames else 0)
-        return self._bodies.pop(0)
+            except Exception as error:
+                # websockets raises its own exception when the connection has ended.
+                raise ConnectionResetError(_ENDED) from error
+            self._flush()
 
     def close(self) -> None:
         with contextlib.suppress(Exception), self._writing:
             self._protocol.send_close(_GOING_AWAY)
             self._flush()
-        close_socket(self._socket)
+        super().close()
 
-    def _handshake(self, address: ClientAddress, token: str | None) -> None:
-        protocol = self._protocol
+    def _handshake(self, token: str | None) -> None:
+        protocol, address = self._protocol, self._address
         request = protocol.connect()
         if token is not None:
             request.headers["Authorization"] = f"Bearer {token}"
-        try:
-            protocol.send_request(request)
-            self._flush()
-        except OSError as error:
-            raise as_connection_error(error) from error
-        answer, deadline = None, ReadDeadline(self._timeout)
+        protocol.send_request(request)
+        self._flush()
+        answer, begin, deadline = None, b"", ReadDeadline(self._timeout)
         while answer is None and protocol.handshake_exc is None:
+            data, events = self._next_events()
+            begin = begin or data
+            deadline.received(len(data))
             # The first messages may arrive together with the answer.
-            answer, *frames = self._read() or [None]
-            deadline.received(self._last_size)
-            for each in frames:
-                self._add_frame(each)
+            answer, *frames = events or [None]
+            self._add_frames(frames)
         why = protocol.handshake_exc
         if why is None:
             return
         status = getattr(answer, "status_code", None)
         if status is None:
-            check_first_bytes(address, self._first_bytes)
+            check_first_bytes(address, begin)
             raise ConnectionResetError("the server ended the connection before it answered")
         if status in _UNAUTHORIZED:
             raise ConfigError(
                 f"PolicyClient: {address} refuses ({why}), expected to be let in; check token and address"
             ) from why
-        check_handshake_status(address, status)
+        if status == _NO_SUCH_METHOD:
+            raise _wrong_scheme(address, "speaks HTTP and no WebSocket", "http")
         raise ConnectionRefusedError(f"the server lets no WebSocket in ({why})") from why
+
+    def _read(self) -> int:
+        if self._protocol.close_expected():
+            self._bodies.append(self._too_large_answer())
+            return 0
+        data, events = self._next_events()
+        # Control frames alone do not extend the deadline.
+        return len(data) if self._add_frames(events) or not events else 0
 
     def _too_large_answer(self) -> bytes:
         """Return the ERROR message that other transports send for a body that is too large."""
-        end, was_reported, self._is_refusal_reported = (
-            self._protocol.close_rcvd,
-            self._is_refusal_reported,
-            True,
-        )
-        if was_reported or end is None or end.code != _TOO_LARGE:
-            raise ConnectionResetError("the server ended the connection")
+        end = self._protocol.close_rcvd
+        if end is None or end.code != _TOO_LARGE:
+            raise ConnectionResetError(_ENDED)
         why = f"a body that the server does not take ({end.reason}); see Limits.max_body"
         return encode(Error(code=ErrorCode.TOO_LARGE, message=why), WireFormat.MSGPACK)
 
-    def _read(self) -> list[Any]:
-        """Return the handshake's answer or frames of the next received bytes."""
+    def _next_events(self) -> tuple[bytes, list[Any]]:
+        """Return the next received bytes, and the handshake's answer or the frames that they complete."""
         protocol = self._protocol
-        try:
-            data = self._socket.recv(_CHUNK)
-            self._last_size = len(data)
-            self._first_bytes = self._first_bytes or data
-            if data:
-                protocol.receive_data(data)
-            else:
-                protocol.receive_eof()
-            events: list[Any] = protocol.events_received()
-            with self._writing:
-                # Send a pong, or the answer to a close frame.
-                self._flush()
-        except Exception as error:
-            raise as_connection_error(error) from error
+        data = self._socket.recv(_CHUNK)
+        if data:
+            protocol.receive_data(data)
+        else:
+            protocol.receive_eof()
+        events: list[Any] = protocol.events_received()
+        with self._writing:
+            # Send a pong, or the answer to a close frame.
+            self._flush()
         if not data and not events and protocol.handshake_exc is None:
-            raise ConnectionResetError("the server ended the connection")
-        return events
+            raise ConnectionResetError(_ENDED)
+        return data, events
 
-    def _add_frame(self, frame: Any) -> bool:
-        """Keep a frame; return whether it is part of a message, not a control frame."""
-        if frame.opcode not in self._data_opcodes:
-            return False
-        self._fragments.append(bytes(frame.data))
-        if frame.fin:
-            self._bodies.append(b"".join(self._fragments))
-            self._fragments.clear()
-        return True
+    def _add_frames(self, frames: list[Any]) -> bool:
+        """Keep the frames of messages; return whether there is one among them, not control frames alone."""
+        parts = [frame for frame in frames if frame.opcode in self._data_opcodes]
+        for part in parts:
+            self._fragments.append(bytes(part.data))
+            if part.fin:
+                self._bodies.append(b"".join(self._fragments))
+                self._fragments.clear()
+        return bool(parts)
 
     def _flush(self) -> None:
         for data in self._protocol.data_to_send():
@@ -401,59 +412,15 @@ _MSGPACK = "application/msgpack"
 _PROXY_STATUSES = (502, 503, 504)
 
 
-class TcpClientConnection:
-    """RLlink's frames on a socket."""
-
-    answers_all = False
-
-    def __init__(self, address: ClientAddress, timeout: float) -> None:
-        self._address, self._timeout = address, timeout
-        self._socket = open_socket(address, timeout)
-        self._frames = Frames(MOST_BODY_BYTES)
-        self._bodies: list[bytes] = []
-
-    def send(self, body: bytes) -> None:
-        try:
-            self._socket.sendall(frame(body))
-        except OSError as error:
-            raise as_connection_error(error) from error
-
-    def receive(self) -> bytes:
-        deadline: ReadDeadline | None = None
-        while not self._bodies:
-            try:
-                data = self._socket.recv(_CHUNK)
-            except OSError as error:
-                raise as_connection_error(error) from error
-            if not data:
-                raise ConnectionResetError("the server ended the connection")
-            try:
-                self._bodies = self._frames.feed(data)
-            except BadMessageError as error:
-                check_first_bytes(self._address, data)
-                raise ConnectionAbortedError(f"the server sent no frame ({error.text})") from error
-            if not self._bodies:
-                deadline = deadline or ReadDeadline(self._timeout)
-                deadline.received(len(data))
-        return self._bodies.pop(0)
-
-    def close(self) -> None:
-        close_socket(self._socket)
-
-
 class HttpClientConnection:
     """A POST for each body, on a connection that stays open."""
 
     answers_all = True
 
     def __init__(self, address: ClientAddress, token: str | None, timeout: float, name: str) -> None:
-        if address.tls:
-            self._http: http.client.HTTPConnection = http.client.HTTPSConnection(
-                address.host, address.port, timeout=timeout, context=tls_context()
-            )
-        else:
-            self._http = http.client.HTTPConnection(address.host, address.port, timeout=timeout)
-        self._address, self._path = address, address.path
+        make = http.client.HTTPSConnection if address.tls else http.client.HTTPConnection
+        self._http = make(address.host, address.port, timeout=timeout)
+        self._address = address
         self._headers = {"Content-Type": _MSGPACK, "menv-session": name}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -463,10 +430,7 @@ class HttpClientConnection:
         self._http.auto_open = 0
 
     def send(self, body: bytes) -> None:
-        try:
-            self._http.request("POST", self._path, body, self._headers)
-        except (OSError, http.client.HTTPException) as error:
-            raise as_connection_error(error) from error
+        self._http.request("POST", self._address.path, body, self._headers)
 
     def receive(self) -> bytes:
         try:
@@ -474,9 +438,7 @@ class HttpClientConnection:
                 return _body_of(response)
         except http.client.BadStatusLine as error:
             check_first_bytes(self._address, str(error).encode("latin-1", "replace"))
-            raise as_connection_error(error) from error
-        except (OSError, http.client.HTTPException) as error:
-            raise as_connection_error(error) from error
+            raise
 
     def close(self) -> None:
         if self._http.sock is not None:
@@ -503,15 +465,15 @@ def _body_of(response: http.client.HTTPResponse) -> bytes:
 ClientConnection: TypeAlias = TcpClientConnection | HttpClientConnection | WebSocketClientConnection
 """Used by one thread at a time; `close` may come from any thread and wakes a waiting one.
 
-`answers_all` is True where the server answers every body. Failures are `ConnectionError`.
+`answers_all` is True where the server answers every body. Failures are a `TransportError`.
 """
 
 
 def connect(address: ClientAddress, token: str | None, timeout: float, name: str) -> ClientConnection:
     """Open a connection; `name` identifies the conversation over HTTP.
 
-    Raises ConnectionError where no server answers, ConfigError for a wrong token or scheme, and MissingExtraError for
-    WebSocket without its package.
+    Raises a `TransportError` where no server answers, ConfigError for a wrong token or scheme, and MissingExtraError
+    for WebSocket without its package.
     """
     try:
         if address.scheme == "tcp":
@@ -521,4 +483,4 @@ def connect(address: ClientAddress, token: str | None, timeout: float, name: str
         return WebSocketClientConnection(address, token, timeout)
     except OSError as error:
         check_tls_error(address, error)
-        raise as_connection_error(error) from error
+        raise

@@ -29,7 +29,7 @@ from menv.errors import (
 )
 from menv.inference.action_heads import in_a_line
 from menv.serialization import space_from_json
-from menv.serving.client.client_connection import ClientAddress, ClientConnection, connect
+from menv.serving.client.client_connection import ClientAddress, ClientConnection, TransportError, connect
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, to_raw
 from menv.serving.protocol import (
     EXTENSION,
@@ -105,7 +105,7 @@ class ClientSession:
         self._ask_until_answered(_PING, in_new_session=True)
 
     def ask(self, request: Request, *, in_new_session: bool = False) -> Any:
-        """Wait for the answer to a request.
+        """Wait for the answer to a request, or until the server has `Episodes`, which it does not answer.
 
         With `in_new_session`, the request is also valid in a session that has just begun; otherwise a new session
         raises SessionLostError. Raises ServerGoneError without an answer in time, CallOrderError in a forked process,
@@ -114,20 +114,12 @@ class ClientSession:
         # Before the lock: in a forked process, a thread that does not exist there may hold it.
         self.check_open()
         with self._lock:
-            answer = self._ask_until_answered(encode(request, WireFormat.MSGPACK), in_new_session)
+            body, answered = encode(request, WireFormat.MSGPACK), type(request) is not Episodes
+            answer = self._ask_until_answered(body, in_new_session, answered)
             if isinstance(answer, Error):
-                raise self._refusal(answer)
+                raise _refusal(answer)
             self._require_answer(request, answer)
         return answer
-
-    def send(self, request: Episodes) -> None:
-        """Send a request that has no answer; returns once the server has it. Raises the errors of `ask`."""
-        self.check_open()
-        with self._lock:
-            body = encode(request, WireFormat.MSGPACK)
-            answer = self._ask_until_answered(body, in_new_session=False, answered=False)
-        if isinstance(answer, Error):
-            raise self._refusal(answer)
 
     def last_seq(self, episode_id: str, otherwise: int) -> int:
         """Return the number of the last message of an open episode that the server accepted from any client."""
@@ -164,7 +156,7 @@ class ClientSession:
                 return self._attempt(body, in_new_session, answered)
             except ServerGoneError:
                 raise
-            except ConnectionError as error:
+            except TransportError as error:
                 why = error
             except BaseException:
                 # E.g. Ctrl-C: the late answer must not be read as the next one.
@@ -176,8 +168,11 @@ class ClientSession:
                 # A TLS port drops plain connections without an answer.
                 plain = address.scheme if self.session is None and not address.tls else None
                 encrypted = f", or write {plain}s:// if it is encrypted" if plain else ""
+                text = (
+                    "no answer in time" if isinstance(why, TimeoutError) else str(why) or type(why).__name__
+                )
                 raise ServerGoneError(
-                    f"PolicyClient: {address} does not answer ({why}), expected a server there within "
+                    f"PolicyClient: {address} does not answer ({text}), expected a server there within "
                     f"{self.timeout:g} s; start it, or give a longer timeout{encrypted}"
                 ) from why
             time.sleep(pause)
@@ -190,7 +185,6 @@ class ClientSession:
                 self._connect(in_new_session)
             answer = self._exchange(body, answered)
         except BadMessageError as error:
-            self._drop()
             raise ConfigError(
                 f"PolicyClient: {self._address} answers with something else than messages ({error.text}), expected a "
                 "server of menv; check the address"
@@ -212,7 +206,7 @@ class ClientSession:
             return Ok()
         try:
             decode_answer(connection.receive())
-        except ConnectionError:
+        except TransportError:
             # After some refusals the server ends the connection, and nothing answers the PING.
             self._drop()
         return answer
@@ -225,13 +219,11 @@ class ClientSession:
         if isinstance(answer, Error) and answer.code in _TEMPORARY:
             raise ConnectionRefusedError(_printable(answer.message))
         if isinstance(answer, Error):
-            self._drop()
             raise ConfigError(
                 f"PolicyClient: {self._address} refuses ({_printable(answer.code)}: {_printable(answer.message)}), "
                 "expected to be let in; check token and address"
             )
         if not isinstance(answer, SetConfig) or answer.session is None:
-            self._drop()
             raise ConfigError(
                 f"PolicyClient: {self._address} does not speak the extension {EXTENSION!r}, expected a server of menv; "
                 "check the address"
@@ -266,12 +258,13 @@ class ClientSession:
             self._connection.close()
             self._connection = None
 
-    def _refusal(self, answer: Error) -> MenvError:
-        if answer.code == ErrorCode.WRONG_ORDER:
-            return NotNowError(_printable(answer.message))
-        if answer.code == ErrorCode.UNKNOWN_EPISODE:
-            return EpisodeError(_printable(answer.message))
-        return RefusedError(_printable(answer.message), answer.code)
+
+def _refusal(answer: Error) -> MenvError:
+    if answer.code == ErrorCode.WRONG_ORDER:
+        return NotNowError(_printable(answer.message))
+    if answer.code == ErrorCode.UNKNOWN_EPISODE:
+        return EpisodeError(_printable(answer.message))
+    return RefusedError(_printable(answer.message), answer.code)
 
 
 def _printable(text: str) -> str:

@@ -479,7 +479,7 @@ class LocalActor:
                     sent = set(map(id, entries))
                     self._outbox = [entry for entry in self._outbox if id(entry) not in sent]
         if lost := list(self._lost_ids):
-            self._server.send(Episodes(episodes=[], env_steps=0, lost=lost))
+            self._server.ask(Episodes(episodes=[], env_steps=0, lost=lost))
             with self.lock:
                 self._lost_ids = [name for name in self._lost_ids if name not in lost]
         return state
@@ -524,7 +524,7 @@ class LocalActor:
             state = self._server.ask(self._request(EpisodesAndGetState, **about))
             self._next_update = self._next_due()
         else:
-            self._server.send(Episodes(**about))
+            self._server.ask(Episodes(**about))
         for episode, *_ in entries:
             episode.known = True
         return state
