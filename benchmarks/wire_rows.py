@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.rows import Effort, Finding, Row, alternate
-from menv.serving.episode_messages import read_episode
+from menv.serving.episodes import read_episode
 from menv.serving.protocol import Episodes, decode
 
 BODY_BYTES = 20_000_000

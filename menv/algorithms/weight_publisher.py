@@ -212,7 +212,7 @@ class PolicyForms:
 
 
 class Publication:
-    """Policies with the weights of one number; implements `menv.serving.client_state.PublishedPolicies`.
+    """Policies with the weights of one number; implements `menv.serving.policy_server.PublishedPolicies`.
 
     `networks` are the policies with a network, by id, and `weights` theirs, which never change; `since` holds by policy
     id the number with which its connectors last changed.
@@ -239,18 +239,18 @@ class Publication:
         self._made: dict[tuple[str, str], Any] = {}
 
     def made(self, form: str, policy_id: str) -> Any:
-        """Return what `make` has made before; see `menv.serving.trainer.PublishedPolicies.made`."""
+        """Return what `make` has made before; see `menv.serving.policy_server.PublishedPolicies.made`."""
         made = self._made[form, policy_id]
         self._forms.asked[form, policy_id] = self.weights_seq_no
         return made
 
     def make(self, form: str, policy_id: str) -> Any:
-        """Return a policy in one of its forms; see `menv.serving.trainer.PublishedPolicies.make`."""
+        """Return a policy in one of its forms; see `menv.serving.policy_server.PublishedPolicies.make`."""
         self._forms.asked[form, policy_id] = self.weights_seq_no
         return self._make(form, policy_id)
 
     def make_ready(self) -> None:
-        """Make what clients have asked for lately; see `menv.serving.trainer.PublishedPolicies.make_ready`."""
+        """Make what clients have asked for lately; see `menv.serving.policy_server.PublishedPolicies.make_ready`."""
         for (form, policy_id), number in list(self._forms.asked.items()):
             if policy_id not in self.policies or number + _LATELY < self.weights_seq_no:
                 self._forms.asked.pop((form, policy_id), None)
@@ -260,7 +260,7 @@ class Publication:
                 self._make(form, policy_id)
 
     def expect_clients(self) -> None:
-        """Make what a first client may ask for; see `menv.serving.trainer.PublishedPolicies.expect_clients`."""
+        """Make what a first client may ask for; see `menv.serving.policy_server.PublishedPolicies.expect_clients`."""
         for policy_id in list(self._networks)[:_FEW]:
             graphs = self._networks[policy_id].networks.graphs()
             # The exporter of torch takes seconds, for modules that may never be asked for.
@@ -271,11 +271,11 @@ class Publication:
         self.make_ready()
 
     def connectors_since(self, policy_id: str) -> int:
-        """Return the number with which connectors changed last; see `menv.serving.trainer.PublishedPolicies`."""
+        """Return the number with which connectors changed last; see `menv.serving.policy_server.PublishedPolicies`."""
         return self._since.get(policy_id, 0)
 
     def policy_for(self, episode_id: str, agent_id: str) -> str:
-        """Return which policy answers for an agent; see `menv.serving.trainer.PublishedPolicies.policy_for`."""
+        """Return which policy answers for an agent; see `menv.serving.policy_server.PublishedPolicies.policy_for`."""
         return self._policy_map.only or self._policy_map.policy_for(
             agent_id, Episode(rng.stable_hash(episode_id) >> 5, episode_id), self._sampler
         )
@@ -296,7 +296,7 @@ class Publication:
 
 
 class WeightPublisher:
-    """Publishes the policies to clients; implements `menv.serving.client_state.Trainer`.
+    """Publishes the policies to clients; implements `menv.serving.policy_server.Trainer`.
 
     `weights_seq_no` numbers the current weights, from 1; `latest` is the last publication; `force_on_policy` is True
     where the algorithm learns only from actions of known probability.

@@ -28,7 +28,7 @@ from menv.base_env import SINGLE_AGENT
 from menv.env_context import InputContext
 from menv.errors import ConfigError
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, explained, fields, to_raw
-from menv.serving.episode_messages import WireEpisode, in_pieces, read_episode
+from menv.serving.episodes import WireEpisode, in_pieces, read_episode
 from menv.serving.limits import Limits
 from menv.serving.protocol import (
     EndEpisode,
@@ -41,8 +41,7 @@ from menv.serving.protocol import (
     decode,
     encode,
 )
-from menv.serving.step_columns import StepColumns, agent_spaces, context_from_json, context_to_json
-from menv.serving.value_readers import reward
+from menv.serving.value_readers import StepColumns, agent_spaces, context_from_json, context_to_json, reward
 
 _log = logging.getLogger("menv.serving")
 

@@ -70,27 +70,3 @@ class Limits:
                 f"Limits.max_body: got {self.max_body}, expected at most {_LARGEST_FRAME}, which is what eight digits "
                 "can say; have clients send episodes in chunks"
             )
-
-
-class TokenBucket:
-    """Limits a rate per second, with bursts of one second. The caller provides the time."""
-
-    __slots__ = ("_booked", "_each", "_span")
-
-    def __init__(self, rate: float) -> None:
-        self._each = 1.0 / rate
-        self._span = max(1.0, self._each)
-        self._booked = 0.0
-
-    def wait(self, now: float) -> float:
-        """Return 0 and count one event if it may happen now, otherwise the seconds until it may."""
-        if self._booked < now:
-            # The usual case: nothing is used up.
-            self._booked = now + self._each
-            return 0.0
-        # The rate is used up until `_booked`; each call adds its share.
-        ahead = self._booked - now - self._span
-        if ahead > -self._each / 2:
-            return ahead + self._each
-        self._booked += self._each
-        return 0.0

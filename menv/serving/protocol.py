@@ -1,7 +1,7 @@
 """The messages of the protocol as types, their encoding as bodies, and frames on a stream of bytes.
 
 Sessions decode requests and encode answers, clients the other way round. Observations, actions, rewards and episodes
-stay undecoded (`Raw`) here; `value_readers` and `episode_messages` read them against the spaces. A `Raw` keeps the
+stay undecoded (`Raw`) here; `value_readers` and `episodes` read them against the spaces. A `Raw` keeps the
 whole body in memory.
 """
 

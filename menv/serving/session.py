@@ -1,31 +1,54 @@
-"""The session of one connection, whatever transport carries it.
+"""The sessions of a server: one for each connection, whatever transport carries it.
 
 A transport hands bodies to `Session.received` in the server's event loop. `MessageReader` decodes them one after the
 other: short ones at once, requests for actions in batches, large ones in the body parser process. `Session` checks
-which message is allowed when, and passes episodes on to `ActionRequestHandler` and `EpisodeIngest`.
+which message is allowed when, and passes episodes on to `ActionRequestHandler` and `EpisodeIngest`. `ServerSessions`
+keeps the state of clients that may reconnect, and sends them the sampler's decisions. Everything but `send_decisions`
+runs in the event loop, in whichever thread that runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
-from asyncio import Future, Task
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from menv.adapters.episode_broker import EpisodeBroker
 from menv.adapters.episode_channel import ByteBudget
-from menv.errors import CallOrderError, MenvError
-from menv.serving.client_state import ClientState, Responder
+from menv.base_env import SINGLE_AGENT
+from menv.env_context import InputContext
+from menv.errors import CallOrderError, EpisodeError, MenvError
+from menv.serialization import space_to_json
+from menv.serving.action_requests import (
+    MAX_DEFERRED,
+    ActionRequestHandler,
+    ClientState,
+    Decision,
+    Responder,
+    close_after,
+)
+from menv.serving.body_parser import BodyParserPool
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, wire_format_of
-from menv.serving.episode_messages import WireEpisode
+from menv.serving.episodes import EpisodeIngest, WireEpisode
+from menv.serving.limits import Limits
 from menv.serving.protocol import (
     EXTENSION,
+    Action,
+    Answer,
     EpisodeMessage,
     Episodes,
     EpisodesAndGetState,
+    Error,
     GetAction,
     GetConfig,
     GetPolicies,
@@ -38,24 +61,22 @@ from menv.serving.protocol import (
     SetState,
     StartEpisode,
     decode,
+    encode,
 )
-from menv.serving.trainer import PublishedPolicies
+from menv.serving.transports.access import Access
+from menv.serving.transports.server import CooperativeScheduler
 from menv.serving.transports.transport import Peer, Reply
-
-if TYPE_CHECKING:
-    from menv.serving.server_sessions import ServerSessions
-
+from menv.serving.value_readers import action_spaces_json
 
 Close = Callable[[], None]
-Unread: TypeAlias = "tuple[MessageReader, bytes, Responder]"
-"""A deferred body, with its reader and its responder."""
 
 NO_TOKEN = "GET_CONFIG.token: is missing, expected the server's token first"
 _SHORT = 2_000
 """Bodies of at most this many bytes are decoded at once, whatever they hold."""
 _GET_ACTION = b"GET_ACTION"
-MAX_DEFERRED = 512
-"""Deferred bodies that are decoded in one batch."""
+
+if TYPE_CHECKING:
+    from menv.serving.policy_server import PublishedPolicies, Trainer
 
 
 class MessageReader:
@@ -75,12 +96,11 @@ class MessageReader:
         self._always_reply = always_reply
         self._short = min(_SHORT, self._parsers.longest_inline)
         # Work that takes longer. The following bodies wait for it.
-        self.hold: Task[None] | None = None
+        self.hold: asyncio.Task[None] | None = None
         self._waiting: deque[tuple[bytes, Reply, Close]] = deque()
         self._last: Responder | None = None
 
-    def received(self, body: bytes, reply: Reply, close: Close) -> Future[None] | None:
-        """Take one body; see `SessionProtocol.received`."""
+    def received(self, body: bytes, reply: Reply, close: Close) -> asyncio.Future[None] | None:
         if self.hold is None and len(body) <= self._short and body.find(_GET_ACTION) >= 0:
             wire_format = _FIRST_BYTES.get(body[0])
             if wire_format is not None and self.session.admitted:
@@ -172,12 +192,6 @@ _FIRST_BYTES = {ord("{"): WireFormat.JSON, **dict.fromkeys(range(0x80, 0x90), Wi
 """Wire format by the first byte, for nearly all bodies."""
 
 
-def close_after(error: Exception, close: Close) -> None:
-    """A bug in the server costs the connection and is reported by the event loop."""
-    close()
-    asyncio.get_running_loop().call_exception_handler({"message": "session", "exception": error})
-
-
 def _wire_format_of(body: bytes) -> WireFormat:
     try:
         return wire_format_of(body)
@@ -194,10 +208,8 @@ class Session:
     """The state machine of one connection.
 
     Attributes:
-        admitted: Whether the peer has shown the token, or needs none.
         state: The client's state, which may outlive the connection.
         played_at: Time of the last EPISODES.
-        received: Takes one body; see `SessionProtocol.received`.
     """
 
     def __init__(self, sessions: ServerSessions, peer: Peer, admitted: bool) -> None:
@@ -238,15 +250,11 @@ class Session:
 
     def refuse(self, error: BadMessageError, responder: Responder) -> None:
         """Answer a body that is not a request."""
-        self._sessions.action_requests.flush()
-        self._sessions.count_refusal(error.code, error.text)
-        responder.refuse(error)
-        if error.code in (ErrorCode.NOT_ALLOWED, ErrorCode.INTERNAL):
-            responder.close()
+        self._action_requests.flush()
+        self._sessions.refuse(error, responder)
 
     def lost(self) -> None:
-        """Handle the end of the connection; see `SessionProtocol.lost`."""
-        self._sessions.action_requests.flush()
+        self._action_requests.flush()
         self._reader.lost()
         self._sessions.lost(self)
 
@@ -259,10 +267,10 @@ class Session:
         responder.send(Pong())
 
     def _start(self, request: StartEpisode, responder: Responder) -> None:
-        self._sessions.action_requests.start(self.state, request, responder)
+        self._action_requests.start(self.state, request, responder)
 
     def _step(self, request: EpisodeMessage, responder: Responder) -> None:
-        self._sessions.action_requests.step(self.state, request, responder)
+        self._action_requests.step(self.state, request, responder)
 
     def _greet(self, request: GetConfig, responder: Responder) -> None:
         sessions = self._sessions
@@ -333,29 +341,28 @@ class Session:
         if error is None:
             self._send_state(request, responder)
         else:
-            _refuse(error, responder, ErrorCode.UNKNOWN_ID)
+            _refuse(error, responder)
 
     def _send_state(self, request: GetState | EpisodesAndGetState, responder: Responder) -> None:
         """Answer with the latest weights: at once if they are encoded already, else when a thread has encoded them."""
         latest = self._sessions.latest
 
-        def send(result: SetState | MenvError) -> None:
+        def send(result: SetState | MenvError, pending: int = 0) -> None:
+            self._pending_replies -= pending
             if isinstance(result, MenvError):
-                _refuse(result, responder, ErrorCode.UNKNOWN_ID)
+                _refuse(result, responder)
             else:
                 self.state.weights_seq_no = result.weights_seq_no
                 responder.send(result)
-
-        def done(result: SetState | MenvError) -> None:
-            self._pending_replies -= 1
-            send(result)
 
         try:
             send(self._state_of(request, latest, latest.made))
         except KeyError:
             self._check_pending()
             self._pending_replies += 1
-            self._sessions.tasks.add(lambda: self._state_of(request, latest, latest.make), done)
+            self._sessions.tasks.add(
+                lambda: self._state_of(request, latest, latest.make), partial(send, pending=1)
+            )
 
     def _state_of(
         self,
@@ -407,7 +414,7 @@ class Session:
                 if agent not in policies:
                     policies[agent] = sessions.latest.policy_for(f"{state.token}/{name}", agent)
         except MenvError as error:
-            _refuse(error, responder, ErrorCode.UNKNOWN_ID)
+            _refuse(error, responder)
             return
         except Exception as error:
             # An error of the user's policy_mapping_fn; `train()` raises it.
@@ -433,8 +440,10 @@ class Session:
                 )
 
 
-def _refuse(error: MenvError, responder: Responder, code: ErrorCode) -> None:
-    responder.refuse(error if isinstance(error, BadMessageError) else BadMessageError(code, str(error)))
+def _refuse(error: MenvError, responder: Responder) -> None:
+    if not isinstance(error, BadMessageError):
+        error = BadMessageError(ErrorCode.UNKNOWN_ID, str(error))
+    responder.refuse(error)
 
 
 _HANDLERS: dict[type[Request], Callable[[Session, Any, Responder], None]] = {
@@ -444,3 +453,348 @@ _HANDLERS: dict[type[Request], Callable[[Session, Any, Responder], None]] = {
     GetPolicies: Session._send_policies,
     StartEpisode: Session._start,
 }
+
+
+_log = logging.getLogger("menv.serving")
+
+_NUMPY = (np.generic, np.ndarray)
+_MAX_AWAY = 1_000
+"""Most clients without a connection that are remembered; beyond that, the one that left first is forgotten."""
+
+
+class ServerSessions:
+    """Opens sessions; the `Handler` of a server.
+
+    Attributes:
+        config: Fields of SET_CONFIG, complete once there is an algorithm.
+        retired: Policies that were removed, which some clients may still have.
+        states: Clients by token.
+        connected: Sessions with a connection.
+    """
+
+    def __init__(
+        self,
+        broker: EpisodeBroker,
+        ioctx: InputContext,
+        limits: Limits,
+        access: Access,
+        tasks: SamplerTaskQueue,
+        return_s: float,
+    ) -> None:
+        self.broker = broker
+        self.ioctx = ioctx
+        self.limits = limits
+        self.access = access
+        self.tasks = tasks
+        self.return_s = return_s
+        # Decisions of the sampler's thread since the last `send_decisions`.
+        self._decisions: deque[Decision] = deque()
+        # Number of actions sent since the last `latency`, and the sum and maximum of their seconds.
+        self._waited = (0, 0.0, 0.0)
+        self.action_requests = ActionRequestHandler(
+            broker, ioctx, limits, self._decisions.append, self.refuse
+        )
+        self.ingest = EpisodeIngest(broker, ioctx, limits)
+        self.scheduler = CooperativeScheduler()
+        self.parsers = BodyParserPool(ioctx, limits)
+        self._agent_spaces = action_spaces_json(ioctx)
+        self.config: dict[str, Any] = {"env_steps_per_sample": 1, "force_on_policy": True}
+        self.trainer: Trainer | None = None
+        self._expected = False
+        self.retired: frozenset[str] = frozenset()
+        self.states: dict[str, ClientState] = {}
+        self.connected: set[Session] = set()
+        self.figures = ServerMetrics(lambda: len(self.connected), lambda: broker.open_episodes)
+        self.backlog = ByteBudget()
+
+    def set_policies(self, described: dict[str, Any]) -> None:
+        """Replace the policies that SET_CONFIG describes. Called in the sampler's thread."""
+        self.retired = (self.retired | self.config.get("policies", {}).keys()) - described.keys()
+        self.config = {**self.config, "policies": described}
+
+    @property
+    def latest(self) -> PublishedPolicies:
+        assert self.trainer is not None
+        return self.trainer.latest
+
+    def open(self, peer: Peer, token: str | None) -> Session:
+        if not self._expected and self.trainer is not None:
+            self._expected = True
+            self.tasks.add(self.latest.expect_clients, lambda _: None)
+        session = Session(self, peer, admitted=token is not None or self.access.token is None)
+        self.connected.add(session)
+        _log.info("%s client %s connected", peer.transport, peer.address)
+        return session
+
+    def refused(self, why: str) -> bytes:
+        self.action_requests.flush()
+        word, _, sentence = why.partition(": ")
+        code = ErrorCode(word) if word in set(ErrorCode) else ErrorCode.NOT_ALLOWED
+        self.count_refusal(code, sentence or why)
+        return encode(Error(code=code, message=sentence or why), WireFormat.JSON)
+
+    def count_refusal(self, code: str, why: str) -> None:
+        """Count and log a refused message or connection."""
+        self.figures.refusals[str(code)] += 1
+        _log.info("refused, %s: %s", code, why)
+
+    def metrics(self) -> bytes:
+        return self.figures.text()
+
+    def spaces(self) -> dict[str, Any]:
+        """Return the fields of SET_CONFIG that describe the spaces."""
+        if self.ioctx.multi_agent:
+            return self._agent_spaces
+        observation, action = self.ioctx.spaces_of(SINGLE_AGENT)
+        if observation is None or action is None:
+            return {}
+        return {"observation_space": space_to_json(observation), "action_space": space_to_json(action)}
+
+    def refuse(
+        self, error: BadMessageError | CallOrderError, responder: Responder, seq: int | None = None
+    ) -> None:
+        """Answer a request that is refused."""
+        if isinstance(error, EpisodeError):
+            error = BadMessageError(ErrorCode.WRONG_ORDER, str(error))
+        elif not isinstance(error, BadMessageError):
+            responder.refuse(BadMessageError(ErrorCode.STOPPING, str(error)), seq)
+            return
+        self.count_refusal(error.code, error.text)
+        responder.refuse(error, seq)
+        if error.code in (ErrorCode.NOT_ALLOWED, ErrorCode.INTERNAL):
+            responder.close()
+
+    def send_decisions(self, post: Callable[[Callable[[], object]], None]) -> None:
+        """Have all decisions sent by the event loop; called in the sampler's thread."""
+        if self._decisions:
+            decisions = [self._decisions.popleft() for _ in range(len(self._decisions))]
+            post(partial(self._send, decisions, self.broker.weights_seq_no))
+
+    def _send(self, decisions: list[Decision], number: int) -> None:
+        replies: list[tuple[Reply, bytes]] = []
+        waited: list[float] = []
+        now = time.monotonic()
+        for decision in decisions:
+            if callable(decision):
+                decision()
+                continue
+            requests, decided = decision
+            messages = [request.message for request in requests]
+            waited += [now - request.since for request in requests]
+            if isinstance(decided, BaseException):
+                code, why = str(ErrorCode.STOPPING), str(decided)
+                answers: list[Answer] = [Error(code=code, message=why, seq=one.seq) for one in messages]
+            else:
+                answers = [
+                    Action(episode_id=one.episode_id, action=action, weights_seq_no=number, seq=one.seq)
+                    for one, action in zip(messages, self._actions(decided), strict=True)
+                ]
+            for request, answer in zip(requests, answers, strict=True):
+                episode = request.episode
+                episode.answer = answer
+                waiting, episode.waiting = episode.waiting, []
+                for responder in waiting:
+                    replies.append((responder.reply, responder.body(answer)))
+        count, total, most = self._waited
+        self._waited = count + len(waited), total + sum(waited), max([most, *waited])
+        # Encode everything first, then send: a peer that waits in between falls asleep, and waking it is expensive.
+        for reply, body in replies:
+            reply(body)
+        self.figures.latency.add(waited)
+
+    def latency(self) -> dict[str, float | None]:
+        """Return milliseconds from receiving a request to sending its action, since the last call."""
+        (count, total, most), self._waited = self._waited, (0, 0.0, 0.0)
+        return {
+            "latency_ms_mean": 1e3 * total / count if count else None,
+            "latency_ms_max": 1e3 * most if count else None,
+        }
+
+    def _actions(self, decided: Any) -> Sequence[Any]:
+        if isinstance(decided, Mapping):
+            decided = [dict(decided) if self.ioctx.multi_agent else decided[SINGLE_AGENT]]
+        if type(decided[0]) is int:
+            # All are integers then.
+            return decided  # type: ignore[no-any-return]
+        # An encoder hook for numpy types is much slower.
+        return [action.tolist() if isinstance(action, _NUMPY) else action for action in decided]
+
+    def lost(self, session: Session) -> None:
+        """Handle the end of a connection; the client loses its episodes unless it may reconnect."""
+        self.action_requests.flush()
+        self.connected.discard(session)
+        _log.info("%s client %s left", session.peer.transport, session.peer.address)
+        self.tasks.drop(session)
+        state = session.state
+        state.connected -= 1
+        if state.connected <= 0:
+            state.lost_at = time.monotonic()
+            if state.extended:
+                self._make_room()
+                asyncio.get_running_loop().call_later(self.return_s, self._give_up_if_away, state.token)
+            else:
+                self.give_up(state, "the connection of its client ended")
+
+    def resume(self, state: ClientState, before: ClientState) -> ClientState:
+        """Return the state with which a connection continues, and lose the episodes begun over it alone."""
+        state.connected -= 1
+        if state.connected <= 0:
+            self.give_up(state, "its client went on with another session")
+        before.connected += 1
+        return before
+
+    def give_up(self, state: ClientState, why: str) -> None:
+        """Lose the episodes of a client."""
+        self.states.pop(state.token, None)
+        self.broker.lose(state.broker_ids(), why)
+        state.clear()
+
+    def _make_room(self) -> None:
+        away = [state for state in self.states.values() if state.connected <= 0]
+        if len(away) > _MAX_AWAY:
+            self.give_up(
+                min(away, key=lambda state: state.lost_at),
+                f"more than {_MAX_AWAY} clients are without a connection",
+            )
+
+    def _give_up_if_away(self, token: str) -> None:
+        # Looked up by token, so that the timer does not keep the state of a lost client in memory.
+        state = self.states.get(token)
+        if state is not None and state.connected <= 0 and time.monotonic() - state.lost_at >= self.return_s:
+            self.give_up(state, f"its client did not come back within {self.return_s:g} s")
+
+
+Then = Callable[[Any], None]
+
+
+class SamplerTaskQueue:
+    """Requests for weights that cannot be answered at once: encoded by a thread, or kept until the weights change.
+
+    `wake` lets a sampler that waits for clients check again. `post` schedules a call in the event loop.
+    """
+
+    def __init__(self, wake: Callable[[], None], post: Callable[[Callable[[], object]], None]) -> None:
+        self.wake = wake
+        self._post = post
+        self._executor = ThreadPoolExecutor(1, "menv-serving-weights")
+        self._later: dict[object, list[Then]] = {}
+        self._over: MenvError | None = None
+
+    def add(self, do: Callable[[], Any], then: Then) -> None:
+        """Run `do` in the thread; `then` gets its result, or the `MenvError` that it raised."""
+        try:
+            made = self._executor.submit(do)
+        except RuntimeError:
+            # The queue was stopped, perhaps just now.
+            then(self._over)
+            return
+        made.add_done_callback(lambda made: self._post(lambda: self._finish(made, then)))
+
+    def add_later(self, client: object, then: Then) -> None:
+        """Call `then(None)` after the next change of the weights; `client` may wait several times."""
+        self._later.setdefault(client, []).append(then)
+        if self._over is not None:
+            self.weights_changed(self._over)
+        self.wake()
+
+    def drop(self, client: object) -> None:
+        self._later.pop(client, None)
+        self.wake()
+
+    @property
+    def waiting(self) -> int:
+        """Number of clients that wait for new weights."""
+        return len(self._later)
+
+    def waits(self, client: object) -> bool:
+        return client in self._later
+
+    def stop(self, error: MenvError) -> None:
+        """Answer all requests with an error, now and later. From any thread."""
+        self._over = error
+        self._executor.shutdown(cancel_futures=True)
+        self.weights_changed(error)
+
+    def weights_changed(self, error: MenvError | None = None) -> None:
+        """Answer the clients that wait now, not clients that begin to wait meanwhile. From any thread."""
+        later, self._later = self._later, {}
+        if later:
+            self._post(lambda: [then(error) for thens in later.values() for then in thens])
+
+    def _finish(self, made: Future[Any], then: Then) -> None:
+        if made.cancelled():
+            then(self._over)
+            return
+        error = made.exception()
+        if error is None or isinstance(error, MenvError):
+            then(error or made.result())
+            return
+        then(
+            BadMessageError(
+                ErrorCode.INTERNAL, "weights: could not be made, expected them; see the server's report"
+            )
+        )
+        raise error
+
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_UPDATES = (0, 1, 2, 5, 10, 50)
+
+
+class Histogram:
+    """Counts values by upper bound."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, values: Iterable[float]) -> None:
+        for value in values:
+            self._counts[bisect_left(self._bounds, value)] += 1
+            self._sum += value
+
+    def buckets(self) -> tuple[list[tuple[str, float]], float]:
+        """Return the cumulative count of each bound, as text, and the sum of all values."""
+        return list(zip([*map(str, self._bounds), "+Inf"], accumulate(self._counts), strict=True)), self._sum
+
+
+class ServerMetrics:
+    """The figures that `GET /metrics` returns for Prometheus."""
+
+    def __init__(self, clients: Callable[[], int], open_episodes: Callable[[], int]) -> None:
+        self._clients, self._open_episodes = clients, open_episodes
+        self.latency = Histogram(_SECONDS)
+        self.staleness = Histogram(_UPDATES)
+        self.refusals: Counter[str] = Counter()
+
+    def text(self) -> bytes:
+        """Return all figures in Prometheus' text format. Needs the package prometheus_client."""
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        # Not the global registry: a process may run several servers.
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry)
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the families of metrics; called by Prometheus' registry."""
+        from prometheus_client import core
+
+        yield core.GaugeMetricFamily("menv_clients", "Connected clients.", self._clients())
+        yield core.GaugeMetricFamily("menv_open_episodes", "Open episodes.", self._open_episodes())
+        buckets, total = self.latency.buckets()
+        yield core.CounterMetricFamily("menv_actions", "Actions sent.", buckets[-1][1])
+        yield core.HistogramMetricFamily(
+            "menv_action_latency_seconds", "From receiving a request to sending its action.", buckets, total
+        )
+        buckets, total = self.staleness.buckets()
+        yield core.HistogramMetricFamily(
+            "menv_staleness_updates", "Updates by which the weights of episodes are behind.", buckets, total
+        )
+        refusals = core.CounterMetricFamily(
+            "menv_refusals", "Refused messages and connections.", labels=["code"]
+        )
+        for code, count in sorted(self.refusals.items()):
+            refusals.add_metric([code], count)
+        yield refusals

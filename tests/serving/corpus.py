@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from menv.serving.codec import ErrorCode
-from menv.serving.episode_messages import read_episode
+from menv.serving.episodes import read_episode
 from menv.serving.protocol import EndEpisode, Episodes, GetAction, LogAction, LogReturns, Request, decode
 from menv.serving.value_readers import action, observation, reward
 

@@ -12,7 +12,7 @@ from menv.adapters.episode_broker import EpisodeBroker
 from menv.base_env import ExternalTrajectory
 from menv.env_context import InputContext
 from menv.serving.limits import Limits
-from menv.serving.server_sessions import SamplerTaskQueue, ServerSessions
+from menv.serving.session import SamplerTaskQueue, ServerSessions
 from menv.serving.transports.access import Access
 from menv.serving.transports.server import Server
 from tests.serving.corpus import ACTIONS, MASKED, OBS

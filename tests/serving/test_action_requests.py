@@ -13,8 +13,8 @@ import pytest
 from menv.serving import action_requests, protocol, session
 from menv.serving.action_requests import read_action_requests
 from menv.serving.codec import BadMessageError, WireFormat
-from menv.serving.step_columns import StepColumns
 from menv.serving.transports import server
+from menv.serving.value_readers import StepColumns
 from tests.serving.doors import TCP, WEBSOCKET, Door
 from tests.serving.served import Served, obs_of, served
 from tests.serving.voices import Voice

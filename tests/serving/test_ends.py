@@ -17,9 +17,9 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from menv.errors import CallOrderError, ConfigError, ContractError
-from menv.serving.transports.arrivals import Arrival
 from menv.serving.transports.server import Server
 from menv.serving.transports.tcp import TcpConnection, TcpTransport
+from menv.serving.transports.transport import Arrival
 from tests.house.sources import ROOT
 from tests.serving.doors import DOORS, HTTP, PATIENCE_S, TCP, WEBSOCKET, Client, Door
 from tests.serving.few_descriptors import FEW

@@ -12,7 +12,7 @@ from msgspec import Raw, msgpack
 
 from menv.env_context import InputContext
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, packed, to_raw
-from menv.serving.episode_messages import WireEpisode, read_episode
+from menv.serving.episodes import WireEpisode, read_episode
 from menv.serving.limits import Limits
 from menv.serving.policy_server import _max_env_steps
 from menv.serving.protocol import Episodes, GetAction, decode

@@ -9,7 +9,7 @@ import pytest
 
 from tests.house.sources import ROOT
 
-OURS = "from menv.serving.transports import access, arrivals, server, tcp"
+OURS = "from menv.serving.transports import access, server, tcp, transport"
 START = """
 from menv.serving.transports.server import Server
 from menv.serving.transports.{module} import {transport}

@@ -10,7 +10,7 @@ import pytest
 
 from menv.errors import CallOrderError, ConfigError
 from menv.serving.codec import BadMessageError, ErrorCode
-from menv.serving.server_sessions import SamplerTaskQueue
+from menv.serving.session import SamplerTaskQueue
 from tests.serving.talks import eventually
 
 EACH = 3

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from menv.serving import server_sessions
+from menv.serving import session as sessions
 from menv.serving.policy_server import RLlinkInput
 from tests.serving.doors import HTTP, TCP, WEBSOCKET, Client, Door
 from tests.serving.served import Served, obs_of, served, settled
@@ -259,7 +259,7 @@ def test_who_asks_for_nothing_more_is_told_nothing_more() -> None:
 
 
 def test_of_clients_that_come_and_go_only_the_last_ones_may_return(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_sessions, "_MAX_AWAY", 3)
+    monkeypatch.setattr(sessions, "_MAX_AWAY", 3)
     with served() as one:
         with one.sampling():
             gone = []
@@ -278,7 +278,7 @@ def test_of_clients_that_come_and_go_only_the_last_ones_may_return(monkeypatch: 
 
 
 def test_nothing_is_kept_of_a_client_whose_place_another_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_sessions, "_MAX_AWAY", 1)
+    monkeypatch.setattr(sessions, "_MAX_AWAY", 1)
     with served() as one:
         states = one.source.sessions.states
         with one.voice(TCP) as voice:

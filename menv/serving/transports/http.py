@@ -20,11 +20,20 @@ from typing import Any, cast
 from weakref import WeakSet
 
 from menv.errors import MissingExtraError
-from menv.serving.limits import Limits, TokenBucket
+from menv.serving.limits import Limits
 from menv.serving.protocol import frame
 from menv.serving.transports.access import Access, bearer, bind
-from menv.serving.transports.arrivals import Arrival, Listener, ListeningSocket
-from menv.serving.transports.transport import ErrorLog, Handler, Peer, SessionProtocol, Transport
+from menv.serving.transports.transport import (
+    Arrival,
+    ErrorLog,
+    Handler,
+    Listener,
+    ListeningSocket,
+    Peer,
+    SessionProtocol,
+    TokenBucket,
+    Transport,
+)
 
 try:
     import websockets

@@ -14,11 +14,18 @@ from time import monotonic
 from typing import cast
 
 from menv.serving.codec import BadMessageError
-from menv.serving.limits import Limits, TokenBucket
+from menv.serving.limits import Limits
 from menv.serving.protocol import FEW, HEADER_BYTES, HEADERS, Frames, frame
 from menv.serving.transports.access import Access, bind
-from menv.serving.transports.arrivals import Arrival, Listener, ListeningSocket
-from menv.serving.transports.transport import Handler, Peer, SessionProtocol
+from menv.serving.transports.transport import (
+    Arrival,
+    Handler,
+    Listener,
+    ListeningSocket,
+    Peer,
+    SessionProtocol,
+    TokenBucket,
+)
 
 LINGER_S = 1.0
 """Seconds that a refused or half-closed peer has to read the last replies."""
