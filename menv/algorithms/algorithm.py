@@ -25,7 +25,7 @@ from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import evaluation_settings, read_config
 from menv.algorithms.evaluation_runner import EvaluationRunner
 from menv.algorithms.league import make_league
-from menv.algorithms.learn import learn
+from menv.algorithms.learn import hyperparameters, learn
 from menv.algorithms.learners import learner_info, merged
 from menv.algorithms.operation_guard import OperationGuard
 from menv.algorithms.policy_set import PolicySet
@@ -168,6 +168,11 @@ class Algorithm:
     @iteration.setter
     def iteration(self, number: int) -> None:
         self._progress.iteration = number
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """Algorithm, environment and settings, as trackers log them: JSON values, by names such as `model.use_lstm`."""
+        return hyperparameters(self)
 
     @property
     def input_address(self) -> tuple[str, int]:

@@ -24,7 +24,8 @@ from menv.errors import ConfigError, NotWrittenError
 from menv.inference.checkpoint_folder import LATEST
 from menv.serving.interrupts import updates
 from menv.tracking.progress import progress
-from menv.tracking.run_folder import Run, RunFolder
+from menv.tracking.report import flat_settings
+from menv.tracking.run_folder import VIDEOS, Run, RunFolder
 from menv.tracking.tensorboard import TensorBoard
 from menv.tracking.tracker import Tracker, Trackers
 
@@ -74,7 +75,17 @@ def folder_trackers(folder: RunFolder | None) -> list[Tracker]:
     """Return the trackers that write a run folder, [] without one."""
     if folder is None:
         return []
-    return [folder, TensorBoard(folder.path)] if find_spec("tensorboard") is not None else [folder]
+    if find_spec("tensorboard") is None:
+        return [folder]
+    return [folder, TensorBoard(folder.path, folder.path / VIDEOS)]
+
+
+def hyperparameters(algo: Algorithm) -> dict[str, Any]:
+    """See `Algorithm.hyperparameters`."""
+    stored = stored_config(algo.config, algo._policy_set.policy_map)
+    return {
+        "algorithm": algo.recipe.name, **dict(flat_settings(stored)), "env": env_name(algo.config.env),
+    }  # fmt: skip
 
 
 def env_name(env: Any) -> str:

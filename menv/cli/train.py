@@ -19,7 +19,6 @@ import gymnasium as gym
 import menv
 from menv import algorithms
 from menv.algorithms.algorithm import Algorithm
-from menv.algorithms.config.stored_config import stored_config
 from menv.algorithms.learn import (
     TIMESTEPS,
     Saving,
@@ -56,8 +55,7 @@ from menv.registry import describe_env, make_env
 from menv.sampling.infer_policies import AgentSpaces
 from menv.spaces import close_unused
 from menv.tracking.progress import progress
-from menv.tracking.report import flat_settings
-from menv.tracking.run_folder import next_run_dir
+from menv.tracking.run_folder import VIDEOS, next_run_dir
 from menv.tracking.services import MLflow, WeightsAndBiases
 from menv.tracking.tensorboard import tensorboard_classes
 from menv.tracking.tracker import Tracker
@@ -164,12 +162,9 @@ def train(args: argparse.Namespace, resumes: str = "resuming") -> int:
     if zoo is not None:
         shown.announce(f"settings of menv/zoo/{zoo.source}; --no-zoo ignores them")
     with algorithm_of(args, zoo) as algo, TerminationAsInterrupt() as termination:
-        services = _services(args, algo)
-        folder = (
-            None
-            if args.no_save
-            else run_folder(algo, _run_dir(args, algo), None if zoo is None else zoo.source)
-        )
+        path = None if args.no_save else _run_dir(args, algo)
+        services = _services(args, algo, path)
+        folder = path and run_folder(algo, path, None if zoo is None else zoo.source)
         shown.announce(headline(algo, folder))
         rule = StopRule(args.stop, evaluates=algo.config.evaluation_interval is not None)
         saving = Saving(None if folder is None else folder.checkpoints, args.save_every, args.keep)
@@ -202,18 +197,21 @@ def _check_saving(args: argparse.Namespace) -> None:
         tensorboard_classes()
 
 
-def _services(args: argparse.Namespace, algo: Algorithm) -> list[Tracker]:
+def _services(args: argparse.Namespace, algo: Algorithm, run_dir: Path | None) -> list[Tracker]:
+    """Return the trackers of services, whose runs have begun."""
+    videos = run_dir and run_dir / VIDEOS
     kinds = ((WeightsAndBiases, args.wandb), (MLflow, args.mlflow))
-    stored = flat_settings(stored_config(algo.config, algo._policy_set.policy_map))
-    settings = {"algorithm": algo.recipe.name, "env": env_name(algo.config.env), **dict(stored)}
-    return [kind(name, settings) for kind, name in kinds if name is not None]
+    services = [kind(name, videos) for kind, name in kinds if name is not None]
+    for service in services:
+        service.begin(algo)
+    return services
 
 
-def _run_dir(args: argparse.Namespace, algo: Algorithm) -> str | Path:
+def _run_dir(args: argparse.Namespace, algo: Algorithm) -> Path:
     if args.run_dir is not None:
-        return str(args.run_dir)
+        return Path(args.run_dir)
     if args.resume is not None and (Path(args.resume) / RUN_CHECKPOINTS).is_dir():
-        return str(args.resume)
+        return Path(args.resume)
     return next_run_dir(env_name(algo.config.env), algo.recipe.name)
 
 

@@ -65,6 +65,46 @@ def command_line() -> str:
     return shlex.join([*start, *arguments])
 
 
+class JSONL(Tracker):
+    """Appends each result to a file, a JSON object per line, without pictures and repetitions.
+
+    Args:
+        path: The file; its folder is created.
+
+    Raises:
+        ConfigError: It is no path.
+        NotWrittenError: The folder cannot be made.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path_given(type(self).__name__, path)
+        with writing(type(self).__name__, f"results in {self._path.parent}"):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+
+    def result(self, result: Mapping[str, Any]) -> None:
+        """Append a line."""
+        kept = {key: value for key, value in result.items() if key not in _LEFT_OUT}
+        append(self._path, f"{json_text(kept)}\n".encode())
+
+
+class CSV(JSONL):
+    """Appends the numbers of each result to a table; a key that appears later becomes a new column. See `JSONL`."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        self._columns = _header(self._path)
+
+    def result(self, result: Mapping[str, Any]) -> None:
+        """Append a row."""
+        numbers = dict(scalars(result))
+        if new := [key for key in numbers if key not in self._columns]:
+            rows = list(_rows(self._path)) if self._columns else []
+            columns = [*self._columns, *new]
+            _replace(self._path, _csv(columns, *([*row, *[""] * (len(columns) - len(row))] for row in rows)))
+            self._columns = columns
+        append(self._path, _csv([_figure(numbers.get(key)) for key in self._columns]).encode())
+
+
 class RunFolder(Tracker):
     """Writes a run folder.
 
@@ -89,7 +129,6 @@ class RunFolder(Tracker):
     ) -> None:
         self.path = path_given("run_dir", path)
         self.checkpoints = self.path / CHECKPOINTS
-        self._columns: list[str] = []
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"run_dir {self.path}: a file, expected a folder; choose another name")
         # A run that was interrupted in its first iteration has no results.
@@ -104,28 +143,17 @@ class RunFolder(Tracker):
             self._lock = _locked(self.path)
             if iteration:
                 _cut_after(self.path, iteration)
-                self._columns = _header(self.path / _PROGRESS)
+            self._tables = (JSONL(self.path / _RESULTS), CSV(self.path / _PROGRESS))
             _replace(self.path / _CONFIG, json.dumps({"kind": _KIND, **config}, indent=2))
             with (self.path / _COMMAND).open("a", encoding="utf-8") as file:
                 file.write(f"{command or command_line()}\n")
 
     def result(self, result: Mapping[str, Any]) -> None:
         """Write one line to each file."""
-        kept = {key: value for key, value in result.items() if key not in _LEFT_OUT}
         with writing("run_dir", f"results in {self.path}"):
-            append(self.path / _RESULTS, f"{json_text(kept)}\n".encode())
-            self._append_numbers(dict(scalars(kept)))
+            for tracker in self._tables:
+                tracker.result(result)
             _replace(self.path / _DIGEST, f"{result['digest']}\n")
-
-    def _append_numbers(self, numbers: Mapping[str, float]) -> None:
-        path = self.path / _PROGRESS
-        new = [key for key in numbers if key not in self._columns]
-        if new:
-            rows = list(_rows(path)) if self._columns else []
-            columns = [*self._columns, *new]
-            _replace(path, _csv(columns, *([*row, *[""] * (len(columns) - len(row))] for row in rows)))
-            self._columns = columns
-        append(path, _csv([_figure(numbers.get(key)) for key in self._columns]).encode())
 
     def end(self, reason: str) -> None:
         """Let other processes write the folder."""

@@ -3,87 +3,105 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from abc import abstractmethod
+from collections.abc import Mapping
 from importlib import import_module
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from menv.errors import ConfigError, MissingExtraError
-from menv.tracking.run_folder import scalars
-from menv.tracking.tensorboard import grouped_tag
-from menv.tracking.tracker import Tracker
+from menv.tracking.tensorboard import grouped_numbers
+from menv.tracking.tracker import NewVideos, Tracker
 
 
-class WeightsAndBiases(Tracker):
-    """Logs the numbers of each result to a new run of a project.
+class _Service(Tracker):
+    """Begins a run of a service once; see the subclasses.
 
     Args:
-        project: Its name.
-        settings: What the run's page shows as its config.
-
-    Raises:
-        ConfigError: wandb cannot begin a run.
-        MissingExtraError: wandb is not installed.
+        name: The name of the project or experiment.
+        videos: A folder of recorded episodes.
     """
 
-    def __init__(self, project: str, settings: Mapping[str, Any] | None = None) -> None:
-        with _package("wandb") as wandb:
-            self._run = wandb.init(project=project, config=dict(settings or {}))
+    _package: str
+
+    def __init__(self, name: str, videos: str | PathLike[str] | None = None) -> None:
+        self._name, self._videos = name, NewVideos(videos)
+        self._run: Any = None
+
+    def begin(self, algorithm: Any) -> None:
+        """Begin the run, unless it has begun.
+
+        Raises:
+            ConfigError: The service cannot begin a run.
+            MissingExtraError: Its package is not installed.
+        """
+        name = self._package
+        try:
+            if self._run is None:
+                self._client = import_module(name)
+                self._run = self._start(algorithm.hyperparameters)
+        except ImportError as error:
+            raise MissingExtraError(
+                f"--{name}: the package {name} is not installed, expected it; run: pip install {name}"
+            ) from error
+        except Exception as error:
+            why = str(error).partition("\n")[0].strip(" .")
+            raise ConfigError(
+                f"--{name}: {type(error).__name__}: {why:.120}, expected a service that accepts runs; see the settings "
+                f"of {name}, or leave --{name} out"
+            ) from error
+
+    @abstractmethod
+    def _start(self, settings: dict[str, Any]) -> Any: ...
+
+
+class WeightsAndBiases(_Service):
+    """Logs settings, the numbers of each result, new videos and checkpoints to a new run of the project `name`."""
+
+    _package = "wandb"
+
+    def _start(self, settings: dict[str, Any]) -> Any:
+        return self._client.init(project=self._name, config=settings)
 
     def result(self, result: Mapping[str, Any]) -> None:
         """Log a result at its env steps."""
-        self._run.log(_numbers(result), step=result["num_env_steps_sampled"])
+        videos = {f"videos/{path.stem}": self._client.Video(str(path)) for path in self._videos.look()}
+        self._run.log({**grouped_numbers(result), **videos}, step=result["num_env_steps_sampled"])
+
+    def saved(self, folder: Path) -> None:
+        """Log a checkpoint as a version of the run's artifact."""
+        name = f"checkpoint-{self._run.id}"
+        self._run.log_artifact(str(folder), name=name, type="model", aliases=["latest", folder.name])
 
     def end(self, reason: str) -> None:
         """Finish the run."""
         self._run.finish()
 
 
-class MLflow(Tracker):
-    """Logs the numbers of each result to a new run of an experiment.
+class MLflow(_Service):
+    """Logs settings, the numbers of each result, new videos and checkpoints to a new run of the experiment `name`."""
 
-    Args:
-        experiment: Its name.
-        settings: What the run's page shows as its parameters.
+    _package = "mlflow"
 
-    Raises:
-        ConfigError: mlflow cannot begin a run.
-        MissingExtraError: mlflow is not installed.
-    """
-
-    def __init__(self, experiment: str, settings: Mapping[str, Any] | None = None) -> None:
-        with _package("mlflow") as self._mlflow:
-            self._mlflow.set_experiment(experiment)
-            self._mlflow.start_run()
-            self._mlflow.log_params({key: str(value)[:5000] for key, value in (settings or {}).items()})
+    def _start(self, settings: dict[str, Any]) -> Any:
+        self._client.set_experiment(self._name)
+        run = self._client.start_run()
+        self._client.log_params({key: str(value)[:5000] for key, value in settings.items()})
+        return run
 
     def result(self, result: Mapping[str, Any]) -> None:
         """Log a result at its env steps."""
         # MLflow allows no other characters in the name of a metric.
-        numbers = {re.sub(r"[^\w\-. /]", "_", name): value for name, value in _numbers(result).items()}
-        self._mlflow.log_metrics(numbers, step=result["num_env_steps_sampled"])
+        numbers = {re.sub(r"[^\w\-. /]", "_", tag): value for tag, value in grouped_numbers(result).items()}
+        self._client.log_metrics(numbers, step=result["num_env_steps_sampled"])
+        for path in self._videos.look():
+            self._client.log_artifact(str(path), "videos")
+
+    def saved(self, folder: Path) -> None:
+        """Log a checkpoint as an artifact."""
+        self._client.log_artifacts(str(folder), f"checkpoints/{folder.name}")
 
     def end(self, reason: str) -> None:
         """End the run."""
-        self._mlflow.end_run()
-
-
-def _numbers(result: Mapping[str, Any]) -> dict[str, float]:
-    return {grouped_tag(key): value for key, value in scalars(result)}
-
-
-@contextmanager
-def _package(name: str) -> Iterator[Any]:
-    """Yield a service's package, to begin a run with."""
-    try:
-        yield import_module(name)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"--{name}: the package {name} is not installed, expected it; run: pip install {name}"
-        ) from error
-    except Exception as error:
-        why = str(error).partition("\n")[0].strip(" .")
-        raise ConfigError(
-            f"--{name}: {type(error).__name__}: {why:.120}, expected a service that accepts runs; see the settings of "
-            f"{name}, or leave --{name} out"
-        ) from error
+        self._client.end_run()

@@ -12,24 +12,23 @@ import os
 import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from menv.callbacks import DefaultCallbacks
 from menv.errors import MissingExtraError
 from menv.serialization import path_given, writing
-from menv.tracking.run_folder import append, scalars
-from menv.tracking.tracker import Tracker
+from menv.tracking.run_folder import append, json_text, scalars
+from menv.tracking.tracker import NewVideos, Tracker
 
 _FILES = itertools.count()
 """Numbers of the event files of this process, which keep their names apart."""
 
 
-class TensorBoardWriter:
+class TensorBoardWriter(AbstractContextManager["TensorBoardWriter", None]):
     """One event file in a folder; a context manager that closes it.
 
     Args:
@@ -57,19 +56,19 @@ class TensorBoardWriter:
             MissingExtraError: tensorboard is not installed.
             NotWrittenError: The folder cannot be made, or has no room.
         """
-        self._write_numbers(dict(scalars(result)), step)
+        value = tensorboard_classes()[1].Value
+        self.add([value(tag=tag, simple_value=number) for tag, number in scalars(result)], step)
 
-    def _write_numbers(self, numbers: Mapping[str, float], step: int) -> None:
-        """Write finite numbers by tag; see `write`."""
+    def add(self, values: Sequence[Any], step: int) -> None:
+        """Write the `Summary.Value`s of tensorboard; see `write`."""
         event, summary, record_writer = tensorboard_classes()
-        values = [summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()]
         path, records = self._path, io.BytesIO()
         if path is None:
             record_writer(records).write(event(file_version="brain.Event:2").SerializeToString())
             parts = (int(time.time()), socket.gethostname(), os.getpid(), next(_FILES))
             path = self._logdir / ".".join(map(str, ("events.out.tfevents", *parts)))
-        told = event(wall_time=time.time(), step=step, summary=summary(value=values))
-        record_writer(records).write(told.SerializeToString())
+        entry = event(wall_time=time.time(), step=step, summary=summary(value=values))
+        record_writer(records).write(entry.SerializeToString())
         with writing("TensorBoardWriter", f"the event file in {self._logdir}"):
             self._logdir.mkdir(parents=True, exist_ok=True)
             append(path, records.getvalue())
@@ -79,20 +78,14 @@ class TensorBoardWriter:
         """End the file; what is written later goes into a new one."""
         self._path = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
-class TensorBoardCallbacks(DefaultCallbacks):
-    """Writes each result of `train()`, over env steps; evaluations are part of the results.
+class TensorBoardCallbacks(Tracker):
+    """Writes the numbers of each result over env steps, with the keys of the result as tags; `callbacks` of a config.
 
-    Combine it with other callbacks as `callbacks=[Mine, TensorBoardCallbacks("runs/first")]`: the others run first, so
-    that their additions to the result are written too.
+    Other callbacks before it in the list may add to the result: `callbacks=[Mine, TensorBoardCallbacks("runs/first")]`.
 
     Args:
         logdir: A folder for this run; TensorBoard treats each folder below its `--logdir` as a run.
@@ -101,29 +94,47 @@ class TensorBoardCallbacks(DefaultCallbacks):
     def __init__(self, logdir: str | PathLike[str]) -> None:
         self.writer = TensorBoardWriter(logdir)
 
-    def on_train_result(self, *, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
-        """Write the result."""
-        self.writer.write(result, result["num_env_steps_sampled"])
-
-
-class TensorBoard(Tracker):
-    """Writes the numbers of each result over env steps, with tags in groups such as `return/` and `learner/<policy>/`.
-
-    Args:
-        logdir: A folder for this run.
-    """
-
-    def __init__(self, logdir: str | PathLike[str]) -> None:
-        self._writer = TensorBoardWriter(logdir)
-
     def result(self, result: Mapping[str, Any]) -> None:
         """Write a result."""
-        grouped = {grouped_tag(key): value for key, value in scalars(result)}
-        self._writer._write_numbers(grouped, result["num_env_steps_sampled"])
+        self.writer.write(result, result["num_env_steps_sampled"])
 
     def end(self, reason: str) -> None:
         """Close the file."""
-        self._writer.close()
+        self.writer.close()
+
+
+class TensorBoard(TensorBoardCallbacks):
+    """Writes settings, the numbers of each result over env steps and new GIFs; tags are in groups such as `return/`.
+
+    Args:
+        logdir: A folder for this run.
+        videos: A folder of recorded episodes.
+    """
+
+    def __init__(self, logdir: str | PathLike[str], videos: str | PathLike[str] | None = None) -> None:
+        super().__init__(logdir)
+        self._videos = NewVideos(videos)
+
+    def begin(self, algorithm: Any) -> None:
+        """Write the settings."""
+        tensorboard_classes()
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb  # type: ignore[import-untyped]
+
+        settings = {
+            key: value if isinstance(value, str | int | float) else json_text(value)
+            for key, value in algorithm.hyperparameters.items()
+        }
+        self.writer.add(hparams_pb(settings).value, 0)
+
+    def result(self, result: Mapping[str, Any]) -> None:
+        """Write a result."""
+        summary = tensorboard_classes()[1]
+        values = [summary.Value(tag=tag, simple_value=one) for tag, one in grouped_numbers(result).items()]
+        for path in self._videos.look():
+            if path.suffix == ".gif":
+                picture = summary.Image(encoded_image_string=path.read_bytes())
+                values.append(summary.Value(tag=f"videos/{path.stem}", image=picture))
+        self.writer.add(values, result["num_env_steps_sampled"])
 
 
 _GROUPS = (
@@ -137,9 +148,13 @@ _GROUPS = (
 )
 
 
+def grouped_numbers(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a result by tag, such as `return/policy/cars/mean` for `policy_reward_mean/cars`."""
+    return {_grouped_tag(key): value for key, value in scalars(result)}
+
+
 @lru_cache(maxsize=4096)
-def grouped_tag(key: str) -> str:
-    """Return the tag of a result key, such as `return/policy/cars/mean` for `policy_reward_mean/cars`."""
+def _grouped_tag(key: str) -> str:
     for pattern, tag in _GROUPS:
         if found := re.fullmatch(pattern, key):
             return found.expand(tag)

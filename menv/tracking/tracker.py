@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
+
+from menv.callbacks import DefaultCallbacks
+from menv.serialization import path_given
 
 _log = logging.getLogger("menv.tracking")
 
 
-class Tracker:
+class Tracker(DefaultCallbacks):
     """Follows a run; each method does nothing, so override what you need.
 
         class Printer(Tracker):
@@ -20,6 +24,9 @@ class Tracker:
         PPO(env="CartPole-v1").learn(50_000, trackers=[Printer()])
 
     An exception of a tracker does not end the training. The first one is logged as a warning.
+
+    If you call `train()` yourself, name trackers as `callbacks=[Printer()]`. They follow each iteration, but no
+    checkpoint and no end, and their exceptions end the training.
     """
 
     def begin(self, algorithm: Any) -> None:
@@ -33,6 +40,38 @@ class Tracker:
 
     def end(self, reason: str) -> None:
         """Called once at the end; `reason` is a sentence, such as "num_env_steps_sampled reached 50,000"."""
+
+    def on_algorithm_init(self, *, algorithm: Any, **kwargs: Any) -> None:
+        """Begin, as callbacks of a config."""
+        self.begin(algorithm)
+
+    def on_train_result(self, *, algorithm: Any, result: dict[str, Any], **kwargs: Any) -> None:
+        """Follow an iteration, as callbacks of a config."""
+        self.result(result)
+
+
+class NewVideos:
+    """Finds recorded episodes that were written to a folder since the last look.
+
+    Args:
+        folder: The folder, None for no videos.
+    """
+
+    def __init__(self, folder: str | PathLike[str] | None) -> None:
+        self._folder = None if folder is None else path_given("videos", folder)
+        self._seen = set(self._videos())
+
+    def look(self) -> list[Path]:
+        """Return the new videos, the oldest first."""
+        found = [path for path in self._videos() if path not in self._seen]
+        self._seen.update(found)
+        return found
+
+    def _videos(self) -> list[Path]:
+        kinds = () if self._folder is None else (".gif", ".mp4", ".webm")
+        # A file that is being written is hidden, or empty.
+        files = [path for kind in kinds for path in self._folder.glob(f"[!.]*{kind}")]
+        return sorted((path for path in files if path.stat().st_size), key=lambda path: path.stat().st_mtime)
 
 
 class Trackers(Tracker):

@@ -219,12 +219,16 @@ class _EpisodeRecorder:
             self._folder.mkdir(parents=True, exist_ok=True)
             is_text = isinstance(frames[0], str)
             path = self._new_file(".txt" if is_text else ".gif")
+            # Trackers read the folder meanwhile.
+            draft = path.with_name(f".{path.name}")
             try:
                 if is_text:
-                    path.write_text("\n\n".join(frames) + "\n", "utf-8")
+                    draft.write_text("\n\n".join(frames) + "\n", "utf-8")
                 else:
-                    write_gif(frames, path, self._fps)
+                    write_gif(frames, draft, self._fps)
+                draft.replace(path)
             except OSError:
+                draft.unlink(missing_ok=True)
                 path.unlink(missing_ok=True)
                 raise
 

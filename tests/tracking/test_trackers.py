@@ -1,20 +1,37 @@
-"""Trackers of other services: what they call of the official clients, and what is said without these."""
+"""Trackers: what they log by the official clients without a network, and what is said without these."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
+from menv.algorithms import PPO
 from menv.cli.main import main
+from menv.envs.connect_four import ConnectFour
+from menv.tracking import CSV, JSONL, Run, TensorBoard
+from menv.wrappers import RecordEpisodes
 
+SMALL = {"train_batch_size": 64, "sgd_minibatch_size": 64, "num_sgd_iter": 1}
 TRAIN = [
     "train", "tictactoe", "--no-save", "--stop", "training_iteration=1",
     "--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64",
 ]  # fmt: skip
+RECORDED = """
+from menv.envs.connect_four import ConnectFour
+from menv.wrappers import RecordEpisodes
+
+
+def game(context):
+    return RecordEpisodes(ConnectFour({"render_mode": "rgb_array"}), "run/videos", every=100)
+"""
 
 
 class Client(ModuleType):
@@ -61,6 +78,70 @@ def test_a_tracker_logs_each_result_by_the_client(
     assert steps == {"step": 64}
     assert numbers["counts/training_iteration"] == 1.0
     assert "learner/default_policy/entropy" in numbers
+
+
+@pytest.mark.slow
+def test_both_services_have_settings_curves_videos_and_checkpoints_of_a_run_without_a_network(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "game.py").write_text(RECORDED)
+    services = {
+        "WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": (tmp_path / "ml").as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true",
+    }  # fmt: skip
+    command = [
+        sys.executable, "-m", "menv.cli", "train", "game.py:game", "--stop", "training_iteration=2", "--run-dir", "run",
+        "--wandb", "games", "--mlflow", "games", "--config", "train_batch_size=64", "--config", "sgd_minibatch_size=64",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, **services}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "raised" not in done.stderr
+    mean = Run(tmp_path / "run").progress()["episode_reward_mean"][-1]
+
+    (run,) = (path.parent for path in (tmp_path / "ml").glob("*/*/params"))
+    assert (run / "params/sgd_minibatch_size").read_text() == "64"
+    _, value, step = (run / "metrics/return/mean").read_text().splitlines()[-1].split()
+    assert (float(value), step) == (mean, "128")
+    assert (run / "artifacts/videos/episode-000000.gif").stat().st_size > 100
+    assert (run / "artifacts/checkpoints/000002/manifest.json").is_file()
+
+    (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    written = path.read_bytes()
+    # A record that crosses a block of 32 KiB continues after a header of 7 bytes.
+    joined = b"".join(written[at + 7 : at + 2**15] for at in range(0, len(written), 2**15))
+    run_id = path.stem.removeprefix("run-").encode()
+    parts = (
+        b"sgd_minibatch_size",
+        b"return/mean",
+        f"{mean}".encode(),
+        b"videos/episode-000000",
+        b"checkpoint-" + run_id,
+    )
+    assert [part for part in parts if part not in joined] == []
+    assert list(path.parent.rglob("*.gif"))
+
+
+def test_trackers_are_callbacks_of_a_config(tmp_path: Path) -> None:
+    def env(context: Any) -> Any:
+        return RecordEpisodes(ConnectFour({"render_mode": "rgb_array"}), tmp_path / "videos", every=100)
+
+    trackers = [
+        CSV(tmp_path / "new" / "progress.csv"), JSONL(tmp_path / "results.jsonl"),
+        TensorBoard(tmp_path / "events", videos=tmp_path / "videos"),
+    ]  # fmt: skip
+    with PPO(env=env, config={**SMALL, "callbacks": trackers}) as algo:
+        results = [algo.train() for _ in range(2)]
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [line["digest"] for line in lines] == [result["digest"] for result in results]
+    columns, *rows = (tmp_path / "new" / "progress.csv").read_text().splitlines()
+    mean = columns.split(",").index("episode_reward_mean")
+    assert [float(row.split(",")[mean]) for row in rows] == [one["episode_reward_mean"] for one in results]
+    reader = EventAccumulator(str(tmp_path / "events")).Reload()
+    assert [one.step for one in reader.Scalars("return/mean")] == [64, 128]
+    assert b"sgd_minibatch_size" in reader.PluginTagToContent("hparams")["_hparams_/session_start_info"]
+    (video,) = reader.Images("videos/episode-000000")
+    assert video.encoded_image_string == (tmp_path / "videos" / "episode-000000.gif").read_bytes()
 
 
 @pytest.mark.parametrize(("option", "package"), [("--wandb", "wandb"), ("--mlflow", "mlflow")])
