@@ -201,7 +201,9 @@ class Mean:
         return table
 
     def add(self, policy: Any, weight: float = 1.0) -> None:
-        table = self.table_of(policy)
+        self.add_table(self.table_of(policy), weight)
+
+    def add_table(self, table: Any, weight: float = 1.0) -> None:
         reached: dict[int, float] = {}
         self._visit(self._game.new_initial_state(), (1.0, 1.0), table, reached)
         for index, chance in reached.items():

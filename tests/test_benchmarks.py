@@ -6,10 +6,14 @@ import json
 import math
 from functools import lru_cache
 from typing import Any
+from zlib import crc32
 
+import numpy as np
+import pyspiel
 import pytest
+from open_spiel.python.algorithms.expected_game_score import policy_value
 
-from benchmarks import processes
+from benchmarks import processes, self_play
 from benchmarks.against import Side, compare, measure, report
 from benchmarks.peers.page import PAGE, RESULTS, render
 from benchmarks.report import as_json, line
@@ -169,6 +173,51 @@ def test_the_working_tree_is_compared_with_a_commit(capsys: pytest.CaptureFixtur
 
 def test_the_page_of_other_libraries_shows_the_run_that_is_committed() -> None:
     assert PAGE.read_text() == render(json.loads(RESULTS.read_text()))
+
+
+class Fixed:
+    """Plays poker by constant, random probabilities."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def action_probabilities(self, obs: Any) -> Any:
+        drawn = np.random.default_rng([self._seed, crc32(obs["observation"].tobytes())]).random(2) ** 3
+        return drawn / drawn.sum()
+
+
+def test_the_mean_of_policies_of_a_game_weights_a_state_by_how_often_each_policy_reaches_it() -> None:
+    game = pyspiel.load_game("kuhn_poker")
+    mean = self_play.Mean(game)
+    # The first never passes, so it never answers a bet after a pass; the second always passes, and then calls.
+    first, second = mean.table_of(Fixed(0)), mean.table_of(Fixed(1))
+    for card in "012":
+        first.policy_for_key(card)[:] = 0.0, 1.0
+        first.policy_for_key(f"{card}pb")[:] = 1.0, 0.0
+        second.policy_for_key(card)[:] = 1.0, 0.0
+        second.policy_for_key(f"{card}pb")[:] = 0.0, 1.0
+    mean.add_table(first)
+    mean.add_table(second)
+    played = mean.policy()
+    assert played.policy_for_key("1").tolist() == [0.5, 0.5]
+    assert played.policy_for_key("1pb").tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("seat", [0, 1])
+def test_the_mean_of_policies_wins_what_they_win_on_average(seat: int) -> None:
+    game = pyspiel.load_game("kuhn_poker")
+    mean = self_play.Mean(game)
+    opponent = mean.table_of(Fixed(9))
+
+    def value(table: Any) -> float:
+        players = [table, opponent] if seat == 0 else [opponent, table]
+        return float(policy_value(game.new_initial_state(), players)[seat])
+
+    tables = [mean.table_of(Fixed(seed)) for seed in range(3)]
+    for weight, table in enumerate(tables, 1):
+        mean.add_table(table, weight)
+    expected = sum(weight * value(table) for weight, table in enumerate(tables, 1)) / 6
+    assert value(mean.policy()) == pytest.approx(expected, abs=1e-12)
 
 
 def test_menv_solves_cartpole_under_the_rule_of_all_libraries() -> None:

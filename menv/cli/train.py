@@ -164,7 +164,7 @@ def train(args: argparse.Namespace, resumes: str = "resuming") -> int:
     with algorithm_of(args, zoo) as algo, TerminationAsInterrupt() as termination:
         path = None if args.no_save else _run_dir(args, algo)
         services = _services(args, algo, path)
-        folder = path and run_folder(algo, path, None if zoo is None else zoo.source)
+        folder = None if path is None else run_folder(algo, path, None if zoo is None else zoo.source)
         shown.announce(headline(algo, folder))
         rule = StopRule(args.stop, evaluates=algo.config.evaluation_interval is not None)
         saving = Saving(None if folder is None else folder.checkpoints, args.save_every, args.keep)
@@ -197,7 +197,7 @@ def _check_saving(args: argparse.Namespace) -> None:
         tensorboard_classes()
 
 
-def _services(args: argparse.Namespace, algo: Algorithm, run_dir: Path | None) -> list[Tracker]:
+def _services(args: argparse.Namespace, algo: Algorithm, run_dir: Path | None) -> Sequence[Tracker]:
     """Return the trackers of services, whose runs have begun."""
     videos = run_dir and run_dir / VIDEOS
     kinds = ((WeightsAndBiases, args.wandb), (MLflow, args.mlflow))

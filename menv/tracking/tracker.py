@@ -68,9 +68,10 @@ class NewVideos:
         return found
 
     def _videos(self) -> list[Path]:
-        kinds = () if self._folder is None else (".gif", ".mp4", ".webm")
+        if self._folder is None:
+            return []
         # A file that is being written is hidden, or empty.
-        files = [path for kind in kinds for path in self._folder.glob(f"[!.]*{kind}")]
+        files = [path for kind in (".gif", ".mp4", ".webm") for path in self._folder.glob(f"[!.]*{kind}")]
         return sorted((path for path in files if path.stat().st_size), key=lambda path: path.stat().st_mtime)
 
 
