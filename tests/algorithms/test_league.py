@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import gymnasium as gym
@@ -298,6 +299,29 @@ class Own(RandomPolicy):
 def test_settings_without_a_league_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PPO(env="tictactoe", config={**SMALL, "self_play": True, **settings})
+
+
+def test_trueskill_is_that_computed_by_hand_and_resumes(tmp_path: Path) -> None:
+    with tictactoe(rating="trueskill") as algo:
+        league_of(algo)._add_game("default_policy", "random", 1.0, -1.0)
+        first, last = (league_of(algo).report()["trueskill"][one] for one in ("default_policy", "random"))
+        # Weng and Lin (2011), with a deviation that grows by 25/300 before each game, and a margin of 0.1 for draws.
+        variance = (25 / 3) ** 2 + (25 / 300) ** 2
+        spread = (2 * variance + 2 * (25 / 6) ** 2) ** 0.5
+        normal = NormalDist()
+        gain = variance / spread * normal.pdf(0.1 / spread) / normal.cdf(-0.1 / spread)
+        assert (first[0], last[0]) == pytest.approx((25 + gain, 25 - gain), abs=1e-4)
+        assert first[1] == pytest.approx(last[1])
+        assert first[1] < 25 / 3
+        # A new snapshot has the rating of the learner.
+        league_of(algo)._take_snapshot("default_policy", 1)
+        assert league_of(algo).report()["trueskill"]["snapshot_1"] == first
+        algo.train()
+        algo.save(tmp_path)
+        rest: Any = algo.train()
+    with PPO.from_checkpoint(tmp_path) as algo:
+        again: Any = algo.train()
+    assert again["league"]["trueskill"] == rest["league"]["trueskill"]
 
 
 def test_trueskill_needs_openskill(monkeypatch: pytest.MonkeyPatch) -> None:
