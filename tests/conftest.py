@@ -31,6 +31,7 @@ ON_RAY = (
     "tests/engines/",
     "tests/remote_envs/test_as_in_one_process.py",
     "tests/remote_envs/test_losses.py",
+    "tests/tune/",
     "tests/verify/test_verify_backends.py",
     "tests/workers/test_callbacks_that_keep.py::test_workers_of_evaluations_on_ray_do_so_too",
     "tests/workers/test_evaluations.py::test_evaluations_are_played_on_ray_as_in_processes",

@@ -133,18 +133,21 @@ def no_room(
     """
     if waited < min(_CHECK_AFTER_S, ON_ONE_MACHINE_S if patience is None else patience):
         return None
-    total, free = _cpus(_cluster.cluster_resources()), _cpus(_cluster.available_resources())
-    group = _full_group(cpus)
-    if group:
-        where = f"the placement group of this program has {group}"
+    key, bundles, own = _own_group()
+    total, free = (
+        found().get(key, 0.0) for found in (_cluster.cluster_resources, _cluster.available_resources)
+    )
+    # Ray gives an actor its CPUs before it starts a process for it, so those that are not free may be its own.
+    starting = free >= cpus or (total - own - held >= cpus and total - own - free - held <= asked)
+    largest = max((_cpus(node["Resources"]) for node in _cluster.nodes() if node["Alive"]), default=0.0)
+    if bundles:
+        most = 0.0
+        where = f"the placement group of this program has {total:g} CPU in {bundles} bundles, {free:g} of them free"
     else:
-        # Ray gives an actor its CPUs before it starts a process for it, so those that are not free may be its own.
-        starting = free >= cpus or (total - held >= cpus and total - free - held <= asked)
-        largest = max((_cpus(node["Resources"]) for node in _cluster.nodes() if node["Alive"]), default=0.0)
         most = _default_patience() if patience is None else patience
-        if waited < (STARTING_S if starting and cpus <= largest else most):
-            return None
         where = f"the cluster has {total:g}, {'all taken' if free < cpus else f'{free:g} of them free'}"
+    if waited < (STARTING_S if starting and cpus <= largest else most):
+        return None
     return NoRoomError(
         f"{label}: has waited {waited:.0f} s for {cpus:g} CPU; {where}, expected room for it; take fewer workers, "
         "start Ray with a larger num_cpus, set worker_start_timeout_s to wait longer, or take engine='process'"
@@ -164,14 +167,17 @@ def _has_autoscaler() -> bool:
     return False
 
 
-def _full_group(cpus: float) -> str:
-    """Return the size of a full placement group that captures this program's actors, "" otherwise."""
+def _own_group() -> tuple[str, int, float]:
+    """Return the name of the CPUs that this program's actors get, and of a placement group bundles and its own CPUs.
+
+    Bundles and CPUs are 0 without a placement group that captures the actors.
+    """
     group: Any = ray.util.get_current_placement_group()
     if group is None or not ray._private.worker.global_worker.should_capture_child_tasks_in_placement_group:
-        return ""
-    key = f"CPU_group_{group.id.hex()}"
-    total, free = _cluster.cluster_resources().get(key, 0.0), _cluster.available_resources().get(key, 0.0)
-    return f"{total:g} CPU in {group.bundle_count} bundles, {free:g} of them free" if free < cpus else ""
+        return "CPU", 0, 0.0
+    context: Any = ray.get_runtime_context()
+    own = _cpus(context.get_assigned_resources())
+    return f"CPU_group_{group.id.hex()}", group.bundle_count, own
 
 
 def _cpus(resources: dict[str, Any]) -> float:

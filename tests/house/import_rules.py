@@ -1,6 +1,6 @@
 """The direction of imports in menv, as tables, and what breaks it.
 
-    cli -> verify -> checking, playing -> algorithms -> serving, workers -> sampling -> inference
+    cli -> verify -> checking, playing, tune -> algorithms -> serving, workers -> sampling -> inference
     algorithms -> tracking -> the nouns;  inference -> adapters, connectors -> the nouns;  wrappers, envs -> the nouns
 
 The nouns are the modules that lie directly in `menv/`. Imports for type checking count like all others: a
@@ -22,7 +22,7 @@ FLOORS = (
     {"sampling"},
     {"serving", "workers", "tracking"},
     {"algorithms"},
-    {"checking", "playing"},
+    {"checking", "playing", "tune"},
     {"verify"},
     {"cli"},
 )
@@ -51,7 +51,7 @@ CONFINED = {
     "tensorboard": {"tracking"},
     "PIL": {"tracking", "wrappers"},
     "onnxruntime": {"inference"},
-    "ray": {"workers"},
+    "ray": {"workers", "tune"},
     "pettingzoo": {"wrappers"},
     "pygame": {"wrappers", "envs"},
     "pyspiel": {"wrappers"},

@@ -31,6 +31,7 @@ PACKAGES = (
     "menv.envs",
     "menv.serving",
     "menv.checking",
+    "menv.tune",
     "menv.verify",
 )
 PUBLIC = re.compile("[^_].*|__(call|contains|delitem|enter|exit|getitem|iter|len|next|setitem)__")
