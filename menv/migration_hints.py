@@ -151,7 +151,7 @@ _TABLE: dict[str, dict[str, str]] = {
         "no_done_at_end": "set truncateds rather than terminateds in the environment",
         "noisy num_atoms parameter_noise softq tau temperature": "leave it out",
         "optimizer optimizer_class": "set lr and grad_clip; Adam is what learns",
-        "output": "keep what on_sample_end(worker, samples) is given",
+        "output": "set callbacks=menv.offline.RecordCallbacks(path)",
         "replay_buffer_config": "only DQN and QMIX replay; leave it out",
         "replay_mode replay_sequence_length storage_unit": "the buffer keeps rows; leave it out",
         "sample_async": "set overlap=True and num_workers to 1 or more",

@@ -459,7 +459,7 @@ class ExternalEnvs(Adapter):
         tracker.episode_steps += trajectory.env_steps
         self._add_unclaimed(tracker, trajectory.unclaimed)
         now = int(self._env_steps[tracker.env_index])
-        self._deliver_chunk(episode, _next_chunk(tracker, trajectory, channel.trained, now))
+        self._deliver_chunk(episode, next_chunk(tracker, trajectory, channel.trained, now))
 
     def _deliver_chunk(self, episode: ExternalEpisode, chunk: TrajectoryChunk) -> None:
         self._chunks.append(chunk)
@@ -567,7 +567,7 @@ def _chosen_actions(episodes: Iterable[ExternalEpisode]) -> dict[int, Any]:
     }
 
 
-def _next_chunk(
+def next_chunk(
     tracker: AgentTracker, trajectory: ExternalTrajectory, trained: bool, now: int
 ) -> TrajectoryChunk:
     """Return a chunk of the tracker's episode with slots, joins and ends.
@@ -603,7 +603,7 @@ def _next_chunk(
 
 
 def _lost_chunk(tracker: AgentTracker, now: int) -> TrajectoryChunk:
-    """Return the end of an episode whose client is gone; see `_next_chunk`."""
+    """Return the end of an episode whose client is gone; see `next_chunk`."""
     parts, began = _end_all(tracker, False, True), now - tracker.episode_steps
     episode = tracker.close(False, True)._replace(faulty=True)
     return TrajectoryChunk(tracker.env_id, tracker.env_index, parts, episode, None, began, now)

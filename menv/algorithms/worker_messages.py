@@ -26,6 +26,7 @@ from menv.errors import ConfigError
 from menv.inference.network_policy import NetworkPolicy
 from menv.metrics import MetricsSnapshot, Timers
 from menv.multi_agent_env import MultiAgentEnv
+from menv.offline.recorded_envs import RecordedEnvs
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
@@ -70,11 +71,15 @@ def create_envs(config: AlgorithmConfig, placement: WorkerPlacement = _DRIVER) -
         make = partial(_make_env, config, placement)
         first = make(0)
         return first, _in_table_form(config, first, make, config.seed, placement)
+    if isinstance(config.input, str):
+        stub = None if config.env is None else _make_env(config, placement, 0)
+        recorded = RecordedEnvs(config.input, _input_context(config, stub), config.seed)
+        return (recorded if stub is None else stub), recorded
     if not callable(config.input):
         raise ConfigError(
-            f"input: {type(config.input).__name__}, expected a function of an InputContext; write lambda ioctx: "
-            "PolicyServerInput(ioctx, address, port), or leave it out to step the env; examples/offline_logs.py "
-            "learns from episodes that were logged"
+            f"input: {type(config.input).__name__}, expected a path of recorded episodes or a function of an "
+            'InputContext; write "games/*.parquet" or lambda ioctx: PolicyServerInput(ioctx, address, port), or leave '
+            "it out to step the env"
         )
     source_of: Callable[..., Any] = checked_creator("input", config.input, "InputContext")
     stub = None if config.env is None else _make_env(config, placement, 0)
@@ -89,18 +94,23 @@ def create_envs(config: AlgorithmConfig, placement: WorkerPlacement = _DRIVER) -
 
 
 def check_input_settings(config: AlgorithmConfig) -> None:
-    """Refuse settings that cannot work with an `input`, whose clients step their own environments."""
+    """Refuse settings that cannot work with an `input`: recorded episodes, or clients that step environments."""
+    if isinstance(config.input, str) and config.multiagent.observation_fn is not None:
+        raise ConfigError(
+            "observation_fn: given with recorded episodes as input, expected None, because policies must see what was "
+            "recorded; record an environment that returns those observations"
+        )
     for name, instead in (("num_workers", ""), ("remote_worker_envs", ", or put it into evaluation_config")):
         if value := getattr(config, name):
             raise ConfigError(
-                f"{name}: {value} with an input, expected {type(value)()}, because one server takes many clients, "
-                f"which step their own environments; leave {name} out{instead}"
+                f"{name}: {value} with an input, expected {type(value)()}, because this process reads "
+                f"recordings, and the clients of its server step their own environments; leave {name} out{instead}"
             )
     for name in ("evaluation_interval", "evaluation_num_workers"):
         if (value := getattr(config, name)) and evaluation_settings(config).env is None:
             raise ConfigError(
                 f"{name}: {value} with an input and no env, expected an environment that menv steps, because clients "
-                'cannot be evaluated; give one with evaluation_config={"env": ...}'
+                'and recordings cannot be evaluated; give one with evaluation_config={"env": ...}'
             )
 
 

@@ -20,6 +20,7 @@ PAGES = [
     "how_to/lstm",
     "how_to/mappo",
     "how_to/not_learning",
+    "how_to/offline",
     "how_to/parameter_sharing",
     "how_to/resume",
     "how_to/self_play",

@@ -1,7 +1,8 @@
 """The direction of imports in menv, as tables, and what breaks it.
 
     cli -> verify -> checking, playing, tune -> algorithms -> serving, workers -> sampling -> inference
-    algorithms -> tracking -> the nouns;  inference -> adapters, connectors -> the nouns;  wrappers, envs -> the nouns
+    algorithms -> offline -> workers;  algorithms -> tracking -> the nouns
+    inference -> adapters, connectors -> the nouns;  wrappers, envs -> the nouns
 
 The nouns are the modules that lie directly in `menv/`. Imports for type checking count like all others: a
 reader has to follow them just the same.
@@ -21,6 +22,7 @@ FLOORS = (
     {"inference"},
     {"sampling"},
     {"serving", "workers", "tracking"},
+    {"offline"},
     {"algorithms"},
     {"checking", "playing", "tune"},
     {"verify"},
@@ -64,6 +66,8 @@ CONFINED = {
     "mlflow": {"tracking"},
     "openskill": {"algorithms"},
     "msgspec": {"serving", "workers", "inference", "sampling", "checking", "algorithms"},
+    "pyarrow": {"offline"},
+    "minari": {"offline"},
     "safetensors": {"serving", "inference", "algorithms"},
 }
 """The only packages of menv that may import these, wherever in the file."""

@@ -29,6 +29,7 @@ PACKAGES = (
     "menv.connectors",
     "menv.wrappers",
     "menv.envs",
+    "menv.offline",
     "menv.serving",
     "menv.checking",
     "menv.tune",

@@ -221,9 +221,10 @@ class AlgorithmConfig(BuilderChain, Settings):
 
     env: Any = setting(None, methods="environment")
     """A registered name, a class, a function of the `EnvContext`, a gymnasium id, or "package.module:Class"."""
-    input: Any = setting(None, classic="sampler")
-    """A function of an `InputContext` that returns the source of experience, such as a policy server, instead of
-    `env`."""
+    input: Any = setting(None, classic="sampler", methods="training offline_data", old="input_")
+    """Where experience comes from instead of `env`: a path or a pattern of recorded episodes, such as
+    `"games/*.parquet"`, or a function of an `InputContext` that returns a source, such as a policy server. The
+    environment is then only needed for evaluations."""
     env_config: Mapping[str, Any] = setting({}, methods="environment")
     """Items of the `EnvContext` that is passed to the environment."""
     observation_space: Any = setting(None, methods="environment")

@@ -42,6 +42,10 @@ class BuilderChain:
         """Set when and how policies are evaluated."""
         return _with(self, "evaluation", settings)
 
+    def offline_data(self, **settings: Any) -> Self:
+        """Set `input_`, the recorded episodes to learn from."""
+        return _with(self, "offline_data", settings)
+
     def resources(self, **settings: Any) -> Self:
         """Set `num_gpus` and `torch_threads`."""
         return _with(self, "resources", settings)

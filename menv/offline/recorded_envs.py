@@ -1,0 +1,173 @@
+"""`RecordedEnvs`: recorded episodes as an external `BaseEnv`, which `config["input"]` names by a path.
+
+The sampler takes them like the episodes of clients that chose their own actions: the same connectors, policy mapping,
+postprocessing and replay buffer. Epochs never end: each one reads the parts of all files in a new order, and the
+episodes of a part in a new order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from menv import rng
+from menv.adapters.adapter import Adapter
+from menv.adapters.agent_tracker import AgentTracker, SlotAllocator
+from menv.adapters.external import next_chunk
+from menv.base_env import ExternalSteps, ExternalTrajectory, IntArray, Ready, TrajectoryChunk, Unclaimed
+from menv.env_context import InputContext
+from menv.errors import CallOrderError, ConfigError
+from menv.offline.episodes import EpisodeSource, RecordedEpisode
+from menv.offline.files import recording_files
+from menv.spaces import alike
+
+_EPISODES_AT_ONCE = 16
+"""Episodes of one poll at most; each is a sub-environment."""
+_PARTS_AT_ONCE = 8
+"""Parts of files whose episodes are mixed."""
+_UNKNOWN_WEIGHTS = -1
+"""The number of the weights that chose recorded actions: no weights of this run."""
+
+
+class RecordedEnvs(Adapter):
+    """The episodes of the recordings that a path or a pattern names, again and again.
+
+    Args:
+        pattern: Which.
+        ioctx: The spaces that they must have; spaces that are None there are those of the recording.
+        seed: Of the order.
+
+    Raises:
+        ConfigError: There is no such recording, or an agent in it has other spaces.
+    """
+
+    external = True
+    counts_steps = False
+
+    def __init__(self, pattern: str, ioctx: InputContext, seed: int | None = None) -> None:
+        self._parts = file_parts(pattern)
+        declared = ioctx.observation_space is not None or ioctx.observation_spaces
+        known = ioctx.possible_agents if declared else ()
+        spaces: dict[Any, list[Any]] = {}
+        for part in self._parts:
+            for agent, own in part.spaces.items():
+                _check_agent(part.where, agent, own, spaces.get(agent, ioctx.spaces_of(agent)), known)
+                pairs = zip(ioctx.spaces_of(agent), own, strict=True)
+                spaces.setdefault(agent, [recorded if given is None else given for given, recorded in pairs])
+        self.possible_agents: list[Any] = list(known or spaces)
+        self.observation_space, self.action_space = ioctx.observation_space, ioctx.action_space
+        pairs_of = {agent: spaces.get(agent, ioctx.spaces_of(agent)) for agent in self.possible_agents}
+        self.observation_spaces = {agent: pair[0] for agent, pair in pairs_of.items()}
+        self.action_spaces = {agent: pair[1] for agent, pair in pairs_of.items()}
+        self._rng = np.random.default_rng(rng.key(0 if seed is None else seed, rng.MAPPING))
+        self._episodes = self._shuffled()
+        allocator = self._allocator = SlotAllocator()
+        self._trackers = [AgentTracker(index, index, allocator, None) for index in range(_EPISODES_AT_ONCE)]
+        self._env_steps: IntArray = np.zeros(_EPISODES_AT_ONCE, np.int64)
+        self._room, self._by_agent_steps = float("inf"), False
+        self._read = 0
+        self._over = False
+
+    def limit_steps(self, steps: float, by_agent_steps: bool) -> None:
+        self._room, self._by_agent_steps = steps, by_agent_steps
+
+    def poll(self, timeout: float | None = None) -> Ready:
+        """Return as many whole episodes as the sampler wants steps, at most a few."""
+        if self._over:
+            raise CallOrderError(
+                "poll: the recordings were stopped, expected a running algorithm; build a new one"
+            )
+        chunks: list[TrajectoryChunk] = []
+        unclaimed: list[Unclaimed] = []
+        room = self._room
+        for tracker in self._trackers:
+            episode = next(self._episodes)
+            tracker.reopen(f"{episode.name}, number {self._read}")
+            self._read += 1
+            index, steps = tracker.env_index, max(1, episode.env_steps)
+            self._env_steps[index] += steps
+            tracker.episode_steps = steps
+            now = int(self._env_steps[index])
+            chunks += [next_chunk(tracker, part, True, now) for part in _chunks_of(episode, steps)]
+            unclaimed += [
+                Unclaimed(tracker.env_id, agent, reward, index) for agent, reward in episode.unclaimed.items()
+            ]
+            rows = sum(len(one.steps.rewards) for one in episode.trajectories)
+            room -= rows if self._by_agent_steps else steps
+            if room <= 0:
+                break
+        empty = np.zeros(0, np.int64)
+        return Ready(
+            empty,
+            [],
+            np.zeros(0),
+            self._env_steps,
+            unclaimed=unclaimed,
+            played=chunks,
+            seats=self._allocator.seats,
+        )
+
+    def send_actions(self, slots: Any, actions: Any = None) -> None:
+        """Do nothing: recorded agents wait for no action."""
+
+    def stop(self) -> None:
+        self._over = True
+
+    def status(self) -> dict[str, Any]:
+        """Return how many episodes were read."""
+        return {"recorded_episodes_read": self._read}
+
+    def _shuffled(self) -> Iterator[RecordedEpisode]:
+        while True:
+            order = self._rng.permutation(len(self._parts)).tolist()
+            for first in range(0, len(order), _PARTS_AT_ONCE):
+                parts = [self._parts[number].read() for number in order[first : first + _PARTS_AT_ONCE]]
+                episodes = [episode for part in parts for episode in part]
+                for place in self._rng.permutation(len(episodes)).tolist():
+                    yield episodes[place]
+            if not self._read:
+                raise ConfigError(f"{self._parts[0].where}: no whole episode, expected some; record longer")
+
+
+def _chunks_of(episode: RecordedEpisode, env_steps: int) -> Iterator[ExternalTrajectory]:
+    """Yield the episode in chunks, in each of which an agent has one trajectory at most."""
+    rounds: list[dict[Any, ExternalSteps]] = [{}]
+    seen: Counter[Any] = Counter()
+    for one in episode.trajectories:
+        if seen[one.agent_id] == len(rounds):
+            rounds.append({})
+        rounds[seen[one.agent_id]][one.agent_id] = one.steps
+        seen[one.agent_id] += 1
+    for number, agents in enumerate(rounds, 1):
+        last = number == len(rounds)
+        flags = last and not episode.truncated, last and episode.truncated
+        yield ExternalTrajectory(agents, env_steps, *flags, _UNKNOWN_WEIGHTS)
+
+
+def file_parts(pattern: str) -> list[EpisodeSource]:
+    """Return the parts of the files that a path or a pattern names."""
+    return [
+        EpisodeSource(file.where, dict(file.header.spaces_by_agent()), partial(file.episodes, number))
+        for file in recording_files(pattern)
+        for number in range(file.parts)
+    ]
+
+
+def _check_agent(
+    where: str, agent: Hashable, own: Sequence[Any], wanted: Sequence[Any], known: Sequence[Any]
+) -> None:
+    if known and agent not in known:
+        raise ConfigError(
+            f"{where}: agent {agent!r:.60} is not in the environment, expected one of {list(known)[:20]}; choose the "
+            "environment that was recorded"
+        )
+    for kind, recorded, space in zip(("observation", "action"), own, wanted, strict=True):
+        if space is not None and not alike(recorded, space):
+            raise ConfigError(
+                f"{where}: the {kind} space of agent {agent!r:.60} is {recorded}, expected {space} as in the "
+                "environment; choose the environment that was recorded"
+            )

@@ -1,0 +1,190 @@
+"""What is recorded is what the environment gave, files keep it, and reading it gives the batches that were sampled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from menv import ConfigError
+from menv.algorithms import DQN
+from menv.base_env import ExternalSteps
+from menv.offline import (
+    RecordCallbacks,
+    RecordedEpisode,
+    RecordedTrajectory,
+    read_episodes,
+    record,
+    write_episodes,
+)
+from tests.offline.worlds import SPACES
+
+
+def plain(value: Any) -> Any:
+    """Return nested values as lists, with the types of arrays."""
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, tuple | list) or (isinstance(value, np.ndarray) and value.ndim):
+        return [plain(part) for part in value]
+    return np.asarray(value).tolist()
+
+
+def shown(episode: RecordedEpisode) -> Any:
+    """Return all that an episode says, except its name."""
+    return [
+        episode.seed, episode.env, dict(episode.unclaimed),
+        [
+            [
+                one.agent_id, one.policy_id, one.observation_space, one.action_space,
+                *(plain(part) for part in (one.steps.obs, one.steps.actions, one.steps.rewards, one.steps.env_t)),
+                one.steps.terminated, one.steps.truncated,
+            ]
+            for one in episode.trajectories
+        ],
+    ]  # fmt: skip
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> RecordedEpisode:
+    """Return an episode of agents that come and go."""
+    found = []
+    for agent in draw(st.lists(st.sampled_from(sorted(SPACES)), min_size=1, max_size=5)):
+        obs_space, action_space = SPACES[agent]
+        for space in SPACES[agent]:
+            space.seed(draw(st.integers(0, 1000)))
+        count, first = draw(st.integers(0, 4)), draw(st.integers(0, 5))
+        obs: list[Any] = [obs_space.sample() for _ in range(count + 1)]
+        if count and draw(st.booleans()):
+            obs[-1] = None
+        rewards = draw(st.lists(st.floats(-1e6, 1e6), min_size=count, max_size=count))
+        flags = draw(st.sampled_from([(True, False), (False, True), (True, True)]))
+        actions = [action_space.sample() for _ in range(count)]
+        steps = ExternalSteps(
+            obs, actions, np.array(rewards), *flags, env_t=np.arange(first, first + count + 1)
+        )
+        found.append(
+            RecordedTrajectory(agent, steps, obs_space, action_space, draw(st.sampled_from([None, "p"])))
+        )
+    unclaimed: dict[Any, float] = draw(
+        st.dictionaries(st.sampled_from(["a", "d"]), st.floats(1, 9), max_size=2)
+    )
+    return RecordedEpisode(found, draw(st.none() | st.integers(0, 2**40)), "world", unclaimed)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+@given(some=st.lists(episodes(), min_size=1, max_size=3))
+@settings(max_examples=10, deadline=None)
+def test_files_return_what_was_written(
+    suffix: str, some: list[RecordedEpisode], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = write_episodes(tmp_path_factory.mktemp("some") / f"some.{suffix}", some)
+    assert [shown(one) for one in read_episodes(path)] == [shown(one) for one in some]
+
+
+def test_agents_keep_ids_that_are_no_strings(tmp_path: Path) -> None:
+    space = gym.spaces.Discrete(2)
+    steps = ExternalSteps([0, 1], [1], np.ones(1), True, env_t=np.arange(2))
+    some = [
+        RecordedEpisode([RecordedTrajectory(agent, steps, space, space) for agent in (3, ("car", 1), "3")])
+    ]
+    path = write_episodes(tmp_path / "ids.parquet", some)
+    assert [one.agent_id for one in next(read_episodes(path)).trajectories] == [3, ("car", 1), "3"]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_a_learner_gets_from_a_recording_what_was_sampled(suffix: str, tmp_path: Path) -> None:
+    shared: dict[str, Any] = {"rollout_fragment_length": 100, "batch_mode": "complete_episodes", "seed": 3}
+    callbacks = RecordCallbacks(tmp_path / f"run.{suffix}")
+    with DQN(env="CartPole-v1", config={**shared, "callbacks": callbacks}) as algo:
+        sampled = algo.sample()
+    (path,) = tmp_path.glob(f"run-0-*.{suffix}")
+    assert {one.policy_id for episode in read_episodes(path) for one in episode.trajectories} == {
+        "default_policy"
+    }
+    with DQN(env="CartPole-v1", config={**shared, "input": str(path)}) as algo:
+        read = algo.sample()
+    assert read.env_steps() == sampled.env_steps()
+    ours, theirs = (chunks(whole["default_policy"]) for whole in (sampled, read))
+    assert ours == theirs
+
+
+def chunks(batch: Any) -> list[Any]:
+    """Return the columns of each trajectory, in an order of their own."""
+    names = ("obs", "actions", "rewards", "terminateds", "truncateds", "new_obs")
+    return sorted([one[name].tolist() for name in names] for one in batch.split_by_episode())
+
+
+REFUSED: dict[str, tuple[str, str]] = {
+    "no file": ("missing/*.parquet", r"no file of this name in .*, expected a path or a pattern"),
+    "another space": (
+        "Acrobot-v1",
+        r"the observation space of agent 'agent0' is Box\(.*\(6,\).*expected Box\(.*\(4,\)",
+    ),
+    "another Parquet file": ("bare", r"a Parquet file without the header of a recording"),
+    "no Parquet file": ("text", r"it cannot be read \(.*\), expected a recording"),
+    "another JSONL file": ("other lines", r"its first line is no header of a recording"),
+    "a newer version": ("newer", r"format version 2, expected 1; read it with the menv that wrote it"),
+    "a line in the middle": ("broken line", r"line 2 is no JSON"),
+    "a column less": ("no rewards", r"there is no column 'reward'"),
+    "another type": ("texts", r"column 'reward' is string, and its header says float64"),
+    "half a trajectory": ("half", r"its rows are no whole trajectories"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_other_files_are_refused_in_one_line(case: str, tmp_path: Path) -> None:
+    what, message = REFUSED[case]
+    good = tmp_path / "good.parquet"
+    record(lambda obs: 0, "CartPole-v1", good, episodes=2)
+    table, path = pq.read_table(good), tmp_path / "bad.parquet"
+    header = table.schema.metadata
+    lines = tmp_path / "bad.jsonl"
+    write_episodes(lines, read_episodes(good))
+    first, *rest = lines.read_text().splitlines(keepends=True)
+    lines.unlink()
+    if what == "Acrobot-v1":
+        record(lambda obs: 0, what, path, episodes=1)
+    elif what == "text":
+        path.write_text("no parquet")
+    elif what in ("other lines", "newer", "broken line"):
+        path = lines
+        text = {
+            "other lines": "{}\n",
+            "newer": first.replace('"version": 1', '"version": 2'),
+            "broken line": first,
+        }
+        path.write_text(text[what] + "{\n" + "".join(rest))
+    elif what != "missing/*.parquet":
+        tables = {
+            "bare": table.replace_schema_metadata({}),
+            "no rewards": table.drop_columns(["reward"]),
+            "texts": table.set_column(
+                table.schema.get_field_index("reward"), "reward", pa.array(["x"] * len(table))
+            ).replace_schema_metadata(header),
+            "half": table.slice(0, 3),
+        }
+        pq.write_table(tables[what], path)
+    pattern = str(tmp_path / what) if what.startswith("missing") else str(path)
+    with (
+        pytest.raises(ConfigError, match=message) as refused,
+        DQN(env="CartPole-v1", config={"input": pattern}) as algo,
+    ):
+        algo.sample()
+    assert "\n" not in str(refused.value)
+
+
+def test_the_cut_last_line_of_jsonl_is_skipped_with_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    record(lambda obs: 0, "CartPole-v1", path, episodes=3)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.warns(
+        UserWarning, match="line 4, the last one, is cut, and its episode is skipped; 2 are read"
+    ):
+        assert len(list(read_episodes(path))) == 2
