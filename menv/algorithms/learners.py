@@ -282,7 +282,7 @@ class Learners:
         first = next(iter(self.shared.peers(policy_id)), None)
         if first is not None:
             built, index = self._network_of(first)
-            self._give(policy_id, built.group.backend.get_weights(index))
+            self._give(policy_id, built.networks.backend.get_weights(index))
 
     def _share_layers(self, policy_id: str, weights: Weights) -> None:
         """Copy a policy's shared layers to the others of its group; their optimizers keep their moments."""
@@ -297,7 +297,7 @@ class Learners:
             policy = self._policies[policy_id]
             policy.set_weights({**policy.get_weights(), **part})
         else:
-            built.group.backend.set_weights(index, {**built.group.backend.get_weights(index), **part})
+            built.networks.backend.set_weights(index, {**built.networks.backend.get_weights(index), **part})
         if policy_id in self._learners:
             cast(Any, self._learners[policy_id]).take(part)
 
@@ -394,7 +394,7 @@ class Learners:
         if hasattr(policy, "make_learner"):
             own: Learner = policy.make_learner(seed)
             return own
-        weights: dict[str, Any] = built.group.backend.get_weights(index)
+        weights: dict[str, Any] = built.networks.backend.get_weights(index)
         return self.recipes[policy_id].make_learner(built.network, weights, self.configs[policy_id], seed)
 
 

@@ -23,14 +23,16 @@ from menv.algorithms.torch_threads import learning_device
 from menv.connectors.action_output import ActionOutput, CustomSteps
 from menv.connectors.connector import ConnectorContext
 from menv.connectors.obs_preprocessor import ObsPreprocessor
-from menv.connectors.pipeline import PolicyConnectors, action_pipeline, agent_pipeline
+from menv.connectors.pipeline import PolicyConnectors, action_pipeline, action_plan, agent_pipeline
 from menv.errors import ConfigError
+from menv.inference.acting_graphs import ActingGraphs
 from menv.inference.backend import ActingBackend
+from menv.inference.network_policy import NetworkGroup
 from menv.migration_hints import warn_of_uncalled
 from menv.policy import Policy
 from menv.policy_spec import PolicySpec
-from menv.sampling.custom_policy_group import CustomPolicyGroup
-from menv.sampling.policy_group import NetworkPolicyGroup, PolicyGroup
+from menv.sampling.custom_policies import CustomPolicyStrategy
+from menv.sampling.policy_group import NetworkStrategy, PolicyGroup
 
 
 class FreePolicySlots:
@@ -59,10 +61,10 @@ class FreePolicySlots:
             for group, index, named_by in self._places
         ]
 
-    def claim(self, fits: Callable[[PolicyGroup, int], bool]) -> tuple[PolicyGroup, int] | None:
-        """Return and remove an unused slot that `fits`, None without one."""
+    def claim(self, takes: Callable[[PolicyGroup, int], bool]) -> tuple[PolicyGroup, int] | None:
+        """Return and remove an unused slot that `takes` accepts, None without one."""
         for number, (group, index, named_by) in enumerate(self._places):
-            if named_by is not None and not named_by and fits(group, index):
+            if named_by is not None and not named_by and takes(group, index):
                 del self._places[number]
                 return group, index
         return None
@@ -75,7 +77,8 @@ class BuiltPolicies:
     `form` must be equal for a policy to join; `check` returns another backend if the group's is wrong.
     """
 
-    group: NetworkPolicyGroup
+    group: PolicyGroup
+    networks: NetworkGroup
     network: NetworkSpec
     form: Any
     check: Callable[[], ActingBackend | None] | None
@@ -83,7 +86,7 @@ class BuiltPolicies:
     @property
     def inference(self) -> str:
         """The backend, "onnx" or "torch"."""
-        return self.group.backend.name
+        return self.networks.backend.name
 
     def check_backend(self) -> bool:
         """Check the backend, the first time; return whether it was replaced."""
@@ -91,8 +94,21 @@ class BuiltPolicies:
         other = check() if check else None
         if other is None:
             return False
-        self.group.backend = other
+        self.networks.backend = other
         return True
+
+
+@dataclass(frozen=True)
+class GraphsHere:
+    """The acting graphs of a network for policies on disk; None in other processes, which need no code of models."""
+
+    network: NetworkSpec | None
+
+    def __call__(self) -> ActingGraphs | None:
+        return None if self.network is None else self.network.stored_graphs()
+
+    def __reduce__(self) -> Any:
+        return GraphsHere, (None,)
 
 
 _OF_CUSTOM = ("normalize_actions", "clip_actions", "clip_rewards")
@@ -114,7 +130,7 @@ def build_groups(
         first = specs[members[0]]
         if first.answers_itself:
             policies = [_own_policy(name, specs[name], main) for name in members]
-            groups.append(CustomPolicyGroup(members, policies, first.observation_space, first.action_space))
+            groups.append(_custom_group(members, policies, first))
         else:
             weights = [
                 first_weights(networks[name], name, configs[name], recipes[name], seed) for name in members
@@ -198,10 +214,10 @@ def add_to_groups(
     admit(network)
     form = _form(spec, config, network)
     weights = first_weights(network, name, config, recipe, seed)
-    alike = next((built.group for built in nets if built.form == form), None)
+    alike = next((built for built in nets if built.form == form), None)
     if alike is not None:
-        left = free_slots.claim(lambda group, _: group is alike)
-        alike.admit(name, weights, _connectors(spec, config, network), left and left[1])
+        left = free_slots.claim(lambda group, _: group is alike.group)
+        alike.networks.admit(name, weights, _connectors(spec, config, network), left and left[1])
         return []
     connectors = [_connectors(spec, config, network)]
     nets.append(_new_group([name], spec, config, network, [weights], connectors, seed))
@@ -213,13 +229,13 @@ def _add_own(
 ) -> list[PolicyGroup]:
     """Give a custom policy a free slot, or return a new group of it."""
     policy = _own_policy(name, spec, main)
-    left = free_slots.claim(lambda group, place: group.fits(policy, place, spec))
-    if left is None:
-        return [CustomPolicyGroup([name], [policy], spec.observation_space, spec.action_space)]
-    group, place = left
-    assert isinstance(group, CustomPolicyGroup)
-    group.admit(name, policy, place)
-    return []
+    if free_slots.claim(lambda group, place: group.strategy.admit(name, policy, place, spec)):
+        return []
+    return [_custom_group([name], [policy], spec)]
+
+
+def _custom_group(members: Sequence[str], policies: Sequence[Policy], spec: PolicySpec) -> PolicyGroup:
+    return PolicyGroup(CustomPolicyStrategy(members, policies, spec.observation_space, spec.action_space))
 
 
 def first_weights(network: NetworkSpec, name: str, config: AlgorithmConfig, recipe: Recipe, seed: int) -> Any:
@@ -279,16 +295,18 @@ def _new_group(
     connectors: list[PolicyConnectors],
     seed: int,
 ) -> BuiltPolicies:
-    preprocessor = ObsPreprocessor(spec.observation_space)
+    preprocessor = ObsPreprocessor(spec.observation_space, spec.action_space)
     backend, check = _backend(network, weights, config, seed, preprocessor)
     output = ActionOutput(
         spec.action_space, normalize=config.normalize_actions is not False, clip=config.clip_actions
     )
-    group = NetworkPolicyGroup(
-        members, spec.observation_space, spec.action_space, backend, output, network.state_sizes, connectors
-    )
-    group.graphs = network.stored_graphs
-    return BuiltPolicies(group, network, _form(spec, config, network), check)
+    form = connectors[0].rows_of(spec.observation_space)
+    networks = NetworkGroup(
+        list(members), spec.observation_space, spec.action_space, preprocessor, backend, output, network.state_sizes,
+        connectors, action_plan(connectors[0].action), form.row_width, form.row_dtype, GraphsHere(network),
+    )  # fmt: skip
+    group = PolicyGroup(NetworkStrategy(networks))
+    return BuiltPolicies(group, networks, network, _form(spec, config, network), check)
 
 
 def _backend(

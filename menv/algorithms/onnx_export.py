@@ -357,7 +357,6 @@ def export_onnx(policy: Policy, path: str | Path, *, explore: bool = False) -> P
         raise ConfigError(
             f"{where}: its network has no acting graphs, expected one that has; export it by your own means"
         )
-    assert networks.preprocess is not None
     own = networks.connectors[policy.index]
     steps = ConnectorNodes(own.agent, networks.preprocess)
     wide = own.agent.space(networks.observation_space, 0)[1]

@@ -30,7 +30,7 @@ from menv.algorithms.torch_threads import learning_device
 from menv.base_env import AgentId
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
-from menv.inference.network_policy import NetworkPolicy, SingleNetwork
+from menv.inference.network_policy import NetworkPolicy
 from menv.policy import Policy, weights_of
 from menv.policy_map import MappingSetting, PolicyMap
 from menv.policy_spec import PolicySpec, SpecConfig, check_policy_id
@@ -188,7 +188,7 @@ class PolicySet:
         self.free_slots.release(group, group.policy_ids.index(policy_id))
         if isinstance(policy, NetworkPolicy):
             # The object stays usable.
-            policy.networks, policy.index = SingleNetwork.of(policy.networks, policy.index), 0
+            policy.networks, policy.index = policy.networks.single(policy.index), 0
         self._take(changed)
 
     def read_weights(self, weights: Any) -> Mapping[str, Mapping[str, Any]]:
@@ -326,9 +326,9 @@ def _policy_of(
     configs: Mapping[str, AlgorithmConfig],
 ) -> Policy:
     index = group.policy_ids.index(policy_id)
-    networks = group.networks
+    networks = group.strategy.networks
     if networks is None:
-        return group.policies[index]
+        return group.strategy.policies[index]
     if spec.policy_class is not None:
         (network,) = (built.network for built in nets if built.group is group)
         settings = configs[policy_id]

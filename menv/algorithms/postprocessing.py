@@ -26,7 +26,7 @@ from menv.inference.network_policy import NetworkPolicy
 from menv.policy import Policy
 from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.callback_runner import broken_columns, refuse_broken
-from menv.sampling.policy_group import NetworkPolicyGroup, PolicyGroup
+from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.trajectories import AgentTrajectory, agent_trajectories
 
 Episodes = Mapping[int, Episode]
@@ -169,19 +169,17 @@ class BatchPostprocessor:
         critics = self._critic_rows(batch, episodes, beside)
         for policy_id, rows in batch.policy_batches.items():
             clip_rewards_of(rows, getattr(self._policies[policy_id].given_steps, "clip_rewards", False))
-        for group, index, policy_id in self._of(batch):
+        for backend, index, policy_id in self._of(batch):
             if policy_id in critics:
-                add_critic_values(batch[policy_id], critics[policy_id], group.backend, index)
+                add_critic_values(batch[policy_id], critics[policy_id], backend, index)
             self._recipes[policy_id].complete(
-                batch[policy_id], group.backend, index, self._configs[policy_id], later=later
+                batch[policy_id], backend, index, self._configs[policy_id], later=later
             )
 
     def complete_deferred(self, batch: MultiAgentBatch) -> None:
         """Add the columns that were deferred, with the current networks."""
-        for group, index, policy_id in self._of(batch):
-            self._recipes[policy_id].complete(
-                batch[policy_id], group.backend, index, self._configs[policy_id]
-            )
+        for backend, index, policy_id in self._of(batch):
+            self._recipes[policy_id].complete(batch[policy_id], backend, index, self._configs[policy_id])
 
     @property
     def wanted(self) -> bool:
@@ -262,12 +260,12 @@ class BatchPostprocessor:
                     )
         return SampleBatch.concat_samples(done)
 
-    def _of(self, batch: MultiAgentBatch) -> Iterator[tuple[NetworkPolicyGroup, int, str]]:
-        for group in (one.networks for one in self._groups):
-            if group is not None:
-                for index, policy_id in enumerate(group.policy_ids):
+    def _of(self, batch: MultiAgentBatch) -> Iterator[tuple[ActingBackend, int, str]]:
+        for networks in (group.strategy.networks for group in self._groups):
+            if networks is not None:
+                for index, policy_id in enumerate(networks.policy_ids):
                     if policy_id in batch.policy_batches:
-                        yield group, index, policy_id
+                        yield networks.backend, index, policy_id
 
     def _leave_out(self, batch: MultiAgentBatch) -> None:
         """Drop rows whose action probabilities are unknown.

@@ -135,7 +135,6 @@ class RLlinkGraph:
         policy, networks = self.policy, self.policy.networks
         graphs, preprocess, head = networks.graphs(), networks.preprocess, networks.backend.head
         assert graphs is not None
-        assert preprocess is not None
         plan, self._filters = _plan(policy)
         self._version = self._connectors_version()
         weights = policy.get_weights()

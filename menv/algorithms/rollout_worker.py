@@ -130,18 +130,19 @@ class RolloutWorker(LocalRollouts):
         own = self._worker_policies
         added = worker_policies.groups[len(own.groups) :]
         for mine, newer in zip(own.groups, worker_policies.groups, strict=False):
-            mine.update_policies(newer)
+            mine.strategy.update_policies(newer.strategy)
         groups = [*own.groups, *added]
-        # The new policies refer to copies of the groups; the groups here know the running episodes.
+        # The new policies refer to copies of the networks; the connectors here know the running episodes.
         home: dict[int, Any] = {
-            id(newer): mine for newer, mine in zip(worker_policies.groups, groups, strict=True)
+            id(newer.strategy.networks): mine.strategy.networks
+            for newer, mine in zip(worker_policies.groups, groups, strict=True)
         }
         policies = dict(worker_policies.policies)
         for policy in network_policies(policies).values():
             policy.networks = home[id(policy.networks)]
         for group in own.groups:
             # Without policies where networks act.
-            known = zip(group.policy_ids, group.policies, strict=False)
+            known = zip(group.policy_ids, group.strategy.policies, strict=False)
             policies |= {name: policy for name, policy in known if name in policies}
         own.postprocessor = worker_policies.postprocessor.over(groups, policies, own.postprocessor.left_out)
         own.policy_map, own.policies = worker_policies.policy_map, policies

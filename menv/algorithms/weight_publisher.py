@@ -28,7 +28,7 @@ from menv.episode import Episode
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.inference.backend import ActingBackend, Actions, Flags, Floats, ForwardOutputs, Rows
 from menv.inference.connector_path import plain
-from menv.inference.network_policy import NetworkPolicy, SingleNetwork
+from menv.inference.network_policy import NetworkPolicy
 from menv.inference.policy_bundle import ExportCache, pack_bundle, pack_weights
 from menv.policy import Policy
 from menv.sampling.sampler import Sampler
@@ -184,7 +184,7 @@ class PolicyForms:
         """Return one form of a policy with these weights and connectors."""
         copy = self._copy_of(policy)
         copy.own.networks.backend.set_weights(0, weights)
-        copy.own.networks.connectors[:] = [connectors]  # type: ignore[index]
+        copy.own.networks.connectors[:] = [connectors]
         if form == "weights":
             return pack_weights(copy.own)
         if form == "bundle":
@@ -203,9 +203,7 @@ class PolicyForms:
         """Return a policy's copy; the same one as long as the policy is the same."""
         backend, known = policy.networks.backend, self._copies.get(policy.policy_id)
         if known is None or known.policy is not policy or known.backend is not backend:
-            own = NetworkPolicy(
-                SingleNetwork.of(policy.networks, policy.index), 0, policy.config, policy.seed
-            )
+            own = NetworkPolicy(policy.networks.single(policy.index), 0, policy.config, policy.seed)
             own.explore = policy.explore
             known = self._copies[policy.policy_id] = _Copy(policy, backend, own)
         return known

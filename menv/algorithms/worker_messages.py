@@ -276,7 +276,7 @@ class WorkerPolicies:
             policy = networks[policy_id]
             before = policy.networks.connectors[policy.index]
             transfer_lives(before.agent, own.agent, slots)
-            policy.networks.connectors[policy.index] = own  # type: ignore[index]
+            policy.networks.connectors[policy.index] = own
         for policy_id, weights in update.weights.items():
             self.policies[policy_id].set_weights(weights)
         for policy_id, filters in update.filters.items():

@@ -236,6 +236,14 @@ class ObsPreprocessor:
             raise OutsideSpaceError(row, _why_nothing(leaf, mask[row], begins))
         return mask
 
+    def finals(self, obs: Sequence[Any] | Array) -> tuple[Rows, Mask | None]:
+        """Return the rows and masks of final observations, whose masks may allow nothing; checks their bounds."""
+        rows, mask = self(obs, final=True)
+        bad = self.why_bad_row(rows)
+        if bad is not None:
+            raise OutsideSpaceError(*bad)
+        return rows, mask
+
     def with_choices(self, obs: Any) -> Any:
         """Return an observation whose empty masks, as after the last action, allow everything."""
         for leaf in self.mask_leaves:

@@ -65,7 +65,6 @@ def make_golden(
     rows whose choices do not depend on rounding.
     """
     preprocess, head = networks.preprocess, networks.backend.head
-    assert preprocess is not None
     rng = np.random.default_rng(20)
     rows = MOST_ROWS if networks.row_width <= _MANY else _ROWS_OF_MANY
     golden = {
@@ -119,7 +118,6 @@ def answer(
 def preprocessed(networks: NetworkGroup, golden: Mapping[str, Array]) -> tuple[Array, Array | None]:
     """Return rows and masks of golden observations, before connectors widen them."""
     space, preprocess = networks.observation_space, networks.preprocess
-    assert preprocess is not None
     raw = [golden[f"obs.{index}"] for index in range(len(leaves(space)))]
     return preprocess(elements(space, raw))
 

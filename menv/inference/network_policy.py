@@ -13,9 +13,9 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -51,6 +51,7 @@ from menv.inference.backend import (
     Flags,
     Floats,
     Rows,
+    Weights,
     check_weights,
     non_finite_error,
 )
@@ -62,63 +63,56 @@ from menv.serialization import path_given, writing
 from menv.spaces import OutsideSpaceError, has_order
 
 
-class NetworkGroup(Protocol):
-    """The policies that share an architecture and the parts around it: a sampler's, a bundle's or a removed one's.
+@dataclass(eq=False)
+class NetworkGroup:
+    """Policies that share an architecture, and the parts around their networks.
 
-    `preprocess` maps observations to rows, `backend` rows to network actions, `output` these to env-ready actions.
-    `built` is the part of the action connectors that `output` does; `state_sizes` are the sizes of the recurrent state.
+    Attributes:
+        policy_ids: The ids, by index.
+        observation_space: The space of each policy.
+        action_space: The action space of each policy.
+        preprocess: Maps observations to rows.
+        backend: Maps rows to network actions.
+        output: Maps these to env-ready actions; does what the action connectors do initially.
+        state_sizes: Sizes of the parts of the recurrent state.
+        connectors: The pipelines of each policy.
+        built: The part of the action connectors that `output` does.
+        row_width: F, the numbers in a row of the networks' input.
+        row_dtype: Type of these rows.
+        graphs: Returns the acting graphs, for policies on disk; None if only torch runs the networks.
     """
 
     policy_ids: list[str]
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
-    preprocess: ObsPreprocessor | None
+    preprocess: ObsPreprocessor
     backend: ActingBackend
     output: ActionOutput
     state_sizes: tuple[int, ...]
-    built: ActionPlan
-
-    @property
-    def connectors(self) -> Sequence[PolicyConnectors]:
-        """The pipelines of each policy."""
-
-    @property
-    def row_width(self) -> int:
-        """F, the numbers in a row of the networks' input."""
-
-    @property
-    def row_dtype(self) -> np.dtype[Any]:
-        """Type of these rows."""
-
-    def graphs(self) -> ActingGraphs | None:
-        """Return the acting graphs, None if only torch runs the networks."""
-
-
-@dataclass
-class SingleNetwork:
-    """The `NetworkGroup` of a single policy: from disk, or removed from its group."""
-
-    policy_ids: list[str]
-    observation_space: gym.Space[Any]
-    action_space: gym.Space[Any]
-    preprocess: ObsPreprocessor | None
-    backend: ActingBackend
-    output: ActionOutput
-    state_sizes: tuple[int, ...]
-    connectors: Sequence[PolicyConnectors]
+    connectors: list[PolicyConnectors]
     built: ActionPlan
     row_width: int
     row_dtype: np.dtype[Any]
     graphs: Callable[[], ActingGraphs | None]
 
-    @classmethod
-    def of(cls, networks: NetworkGroup, index: int) -> Self:
-        """Return policy `index` of a group with its own copy of the weights."""
-        return cls(
-            [networks.policy_ids[index]], networks.observation_space, networks.action_space, networks.preprocess,
-            networks.backend.extract_policy(index), networks.output, networks.state_sizes,
-            [networks.connectors[index]], networks.built, networks.row_width, networks.row_dtype, networks.graphs,
+    def single(self, index: int) -> NetworkGroup:
+        """Return the group of policy `index` alone, with its own copy of the weights."""
+        return replace(
+            self, policy_ids=[self.policy_ids[index]], backend=self.backend.extract_policy(index),
+            connectors=[self.connectors[index]],
         )  # fmt: skip
+
+    def admit(
+        self, policy_id: str, weights: Weights, connectors: PolicyConnectors, place: int | None = None
+    ) -> None:
+        """Add a policy, at the index `place` of a removed policy or at the end."""
+        if place is None:
+            self.backend.add_policy(weights)
+            self.policy_ids.append(policy_id)
+            self.connectors.append(connectors)
+        else:
+            self.backend.set_weights(place, weights)
+            self.policy_ids[place], self.connectors[place] = policy_id, connectors
 
 
 @contextmanager
@@ -347,7 +341,6 @@ class NetworkPolicy(Policy):
             ContractError: Connectors keep state per agent that they cannot export.
         """
         networks, path = self.networks, self._connected()
-        assert networks.preprocess is not None
         if path is None:
             lives, (rows, mask) = None, networks.preprocess(obs_batch)
         elif lives is not None and path.keeps_lives and path.exports_lives:
@@ -404,7 +397,6 @@ class NetworkPolicy(Policy):
             ContractError: A connector or the network cannot process an observation.
         """
         networks, own = self.networks, self._own
-        assert networks.preprocess is not None
         for row, agent in enumerate(agents):
             if isinstance(agent.data, Mapping) and agent.data.get(SampleBatch.NEXT_OBS, 0) is None:
                 raise self._outside(
@@ -512,7 +504,6 @@ class NetworkPolicy(Policy):
 
     def _rows(self, obs_batch: Sequence[Any]) -> tuple[Any, Any]:
         networks = self.networks
-        assert networks.preprocess is not None
         path = self._connected()
         try:
             if path is not None:

@@ -47,7 +47,7 @@ from menv.inference.backend import Floats, check_weights
 from menv.inference.connector_path import plain
 from menv.inference.golden import MOST_ROWS, answer, difference, golden_backend, make_golden
 from menv.inference.model_check import refuse_costly_model
-from menv.inference.network_policy import NetworkPolicy, SingleNetwork
+from menv.inference.network_policy import NetworkGroup, NetworkPolicy
 from menv.inference.onnx_backend import OnnxBackend
 from menv.policy_spec import check_policy_id
 from menv.serialization import HEADER_SIZE, SpaceDecoder, check_header, read_json, space_to_json
@@ -265,7 +265,7 @@ def policy_files(
     weights = networks.backend.get_weights(policy.index)
     cache = {} if export_cache is None else export_cache
     if id(networks) not in cache:
-        masked = networks.preprocess is not None and networks.preprocess.mask_width > 0
+        masked = networks.preprocess.mask_width > 0
         built = {kind: graphs.build(kind, False, masked) for kind in _GRAPHS}
         cache[id(networks)] = built, golden_backend(networks, _stored(built), weights)
     models, acting = cache[id(networks)]
@@ -337,7 +337,6 @@ def policy_of(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
 def _manifest(policy: NetworkPolicy, trained: Mapping[str, Any]) -> dict[str, Any]:
     networks = policy.networks
     own = networks.connectors[policy.index]
-    assert networks.preprocess is not None
     usual = plain(own, networks.built)
     return {
         "policy_id": policy.policy_id,
@@ -362,7 +361,7 @@ def _manifest(policy: NetworkPolicy, trained: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: str) -> SingleNetwork:
+def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: str) -> NetworkGroup:
     missing = {"policy_id", "head", "mask_width", "seed"} - set(manifest)
     if missing or type(manifest["seed"]) is not int:
         raise ConfigError(
@@ -391,7 +390,7 @@ def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
     backend = OnnxBackend(graphs, head, [weights], sum(state_sizes))
     _require(where, "row_width", manifest.get("row_width") == backend.obs_size)
     _require(where, "agent_connectors", _widens_to(connectors, observation_space, backend.obs_size))
-    return SingleNetwork(
+    return NetworkGroup(
         policy_ids=[check_policy_id(manifest["policy_id"])],
         observation_space=observation_space,
         action_space=action_space,

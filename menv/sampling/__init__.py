@@ -4,7 +4,7 @@
 
 1. `sampler.py` chooses the loop and closes the fragment.
 2. `rollout_loop.py` polls the environment, adds rows, acts, and sends the actions.
-3. `policy_group.py` turns observations into rows and rows into actions.
+3. `policy_group.py` turns observations into rows and rows into actions, by networks or by `custom_policies.py`.
 4. `rollout_buffer.py` stores them and splits them into trajectories (`trajectories.py`).
 
 `vector_loop.py` does the same faster for environments that step together.

@@ -127,7 +127,7 @@ class EpisodeCheckpoint:
         if episode is None or replay.shown is None or not tracker.keeps_policies(index, policy_map):
             return None
         groups = {tracker.locate_policy(policy)[0] for policy, _ in episode.seats().values()}
-        if not all(self._groups[number].can_replay for number in groups):
+        if not all(self._groups[number].strategy.can_replay for number in groups):
             return None
         actions = self.actions_of(episode.episode_id)
         if actions is None:
@@ -163,7 +163,7 @@ class EpisodeCheckpoint:
             home, which = self._tracker.locate_policy(policy)[:2]
             parts = [part[number] for part in (episode["actions"], episode["last"]) if number in part]
             group = self._groups[home]
-            actions[agent] = iter(group.env_actions(np.concatenate(parts), which) if parts else ())
+            actions[agent] = iter(group.strategy.env_actions(np.concatenate(parts), which) if parts else ())
         return EpisodeReplay(**{name: episode[name] for name in _OF_REPLAY}, actions=actions)
 
     def _begin(self, index: int, one: Tree, env_steps: Column) -> None:

@@ -211,7 +211,7 @@ class EpisodeTracker:
         if finished.info is not None and self._callbacks.active:
             episode.look_at(COMMON, None, finished.info)
         for group in self._groups:
-            group.end_episode(finished.env_id)
+            group.strategy.end_episode(finished.env_id)
         self._callbacks.end(episode, finished.env_index, finished.faulty, when)
 
     def _credit_unclaimed(self, unclaimed: Sequence[Unclaimed]) -> None:

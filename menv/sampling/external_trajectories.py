@@ -13,15 +13,17 @@ import numpy as np
 
 from menv.base_env import AgentChunk, AgentId, Column, EnvId, ExternalSteps, Ready, TrajectoryChunk
 from menv.inference.action_sampler import TrajectoryTable
+from menv.inference.network_policy import NetworkGroup
 from menv.sample_batch import SampleBatch
 from menv.sampling.episode_tracker import EpisodeTracker
 from menv.sampling.policy_group import (
-    NetworkPolicyGroup,
     PendingRows,
     PolicyGroup,
     outside_space_error,
+    record_distribution,
     refused_action_error,
 )
+from menv.sampling.rollout_buffer import RolloutBuffer
 from menv.spaces import OutsideSpaceError
 
 OldWeights: TypeAlias = Callable[[str, int | None, Column, Any, Column, Any], tuple[Column, Column] | None]
@@ -128,7 +130,7 @@ class ExternalTrajectoryWriter:
             rows = np.concatenate(([known], rows))
         self._waiting[slot] = rows[count] if part.end is None else -1
         done = rows[:count]
-        group.record_external_steps(done, slot, entry.policy, steps)
+        group.strategy.record_external_steps(group.buffer, done, slot, entry.policy, steps)
         self._mark_off_policy(group, chunk, entry.policy, done, steps)
 
     def _add(
@@ -140,7 +142,9 @@ class ExternalTrajectoryWriter:
         self._table.returns[slot] += incoming[which].sum()
         # Connectors process one observation after the other and may update on each.
         parts = (
-            [which] if group.path is None else [slice(at, at + 1) for at in range(which.start, which.stop)]
+            [which]
+            if group.strategy.path is None
+            else [slice(at, at + 1) for at in range(which.start, which.stop)]
         )
         places = []
         for own in parts:
@@ -149,12 +153,12 @@ class ExternalTrajectoryWriter:
             block = PendingRows(np.full(count, slot), entry.policy, indices, slice(0, 0))
             alone = Ready(block.slots, steps.obs, incoming[own], ready.env_steps, seats=ready.seats)
             try:
-                added = group.add_rows(block, steps.obs[own], incoming[own], alone)
+                connected = group.strategy.rows(block, steps.obs[own], incoming[own], alone)
             except OutsideSpaceError as error:
                 env_id, agent_id = ready.seats[slot]
                 row = own.start + error.row
                 raise outside_space_error(env_id, agent_id, f"observation {row} of a chunk", error) from error
-            assert isinstance(added, slice)
+            added = group.buffer.add(block.slots, *connected)
             places.append(np.arange(added.start, added.stop))
         rows = np.concatenate(places)
         if self.adds_env_t:
@@ -181,26 +185,33 @@ class ExternalTrajectoryWriter:
         if number is not None:
             stale = stale or number < self.connectors_since.get(group.policy_ids[which], 0)
         known = steps.logp is not None or steps.dist_inputs is not None
-        if not stale and not known and group.networks is not None:
-            stale = not self._add_logp(group.networks, which, rows, number)
+        networks = group.strategy.networks
+        if not stale and not known and networks is not None:
+            stale = not self._add_logp(networks, group.buffer, which, rows, number)
         if stale:
             self.stale_rows += len(rows)
             self.off_policy_rows += len(rows)
             group.buffer.mark(SampleBatch.OFF_POLICY, rows, np.True_)
 
-    def _add_logp(self, group: NetworkPolicyGroup, which: int, rows: Column, number: int | None) -> bool:
+    def _add_logp(
+        self, networks: NetworkGroup, buffer: RolloutBuffer, which: int, rows: Column, number: int | None
+    ) -> bool:
         """Store log-probabilities under the weights of a number; False if these weights are gone."""
         if self.old_weights is None:
             return number is None or number == self.weights_seq_no
-        columns = group.buffer.columns_at(rows, ("obs", "action_mask", "actions"))
-        state = group.buffer.states_at(rows) if group.state_sizes else None
-        policy_id = group.policy_ids[which]
+        columns = buffer.columns_at(rows, ("obs", "action_mask", "actions"))
+        state = buffer.states_at(rows) if networks.state_sizes else None
         found = self.old_weights(
-            policy_id, number, columns["obs"], columns.get("action_mask"), columns["actions"], state
+            networks.policy_ids[which],
+            number,
+            columns["obs"],
+            columns.get("action_mask"),
+            columns["actions"],
+            state,
         )
         if found is None:
             return False
-        group.record_distribution(rows, *found)
+        record_distribution(networks.backend.head, buffer, rows, *found)
         return True
 
 

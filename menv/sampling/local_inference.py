@@ -17,7 +17,7 @@ from menv.errors import ContractError
 from menv.inference.network_policy import NetworkPolicy
 from menv.policy import Policy, check_one_policy
 from menv.sample_batch import SampleBatch
-from menv.sampling.custom_policy_group import AgentHistory, decide
+from menv.sampling.custom_policies import AgentHistory, decide
 from menv.spaces import as_flag
 
 Answer: TypeAlias = tuple[Any, list[Any], dict[str, Any]]

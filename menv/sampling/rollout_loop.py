@@ -76,7 +76,7 @@ class RolloutLoop:
         self.groups_changed()
 
     def groups_changed(self) -> None:
-        self._reads_episodes = any(group.reads_episodes for group in self._groups)
+        self._reads_episodes = any(group.strategy.reads_episodes for group in self._groups)
         self._layout = None
 
     def begin(self, polled: bool) -> Column:
@@ -176,7 +176,8 @@ class RolloutLoop:
         if block.places is not None:
             obs, rewards = block.of(obs), block.of(rewards)
         try:
-            block.rows = group.add_rows(block, obs, rewards, ready)
+            rows = group.buffer.add(block.slots, *group.strategy.rows(block, obs, rewards, ready))
+            block.rows = rows
             group.buffer.add_infos(ready.infos, block.places)
             if self._callbacks.keeps:
                 group.buffer.set_env_t(block.rows, self.env_steps[block.env_indices])
@@ -185,7 +186,9 @@ class RolloutLoop:
             step = int(self.env_steps[block.env_indices[error.row]])
             origin = "" if self._observation_fn is None else "observation_fn, "
             where = f"{origin}env step {step}"
-            raise outside_space_error(env_id, agent_id, where, error, group.observation_space) from error
+            raise outside_space_error(
+                env_id, agent_id, where, error, group.strategy.observation_space
+            ) from error
         block.raw = obs if self._reads_episodes else None
 
     def _act(self, closed: npt.NDArray[np.bool_] | None, explore: bool) -> bool:
@@ -212,13 +215,13 @@ class RolloutLoop:
 
     def _act_for(self, number: int, block: PendingRows, explore: bool) -> Answers:
         before, group = perf_counter(), self._groups[number]
-        if group.reads_episodes:
-            seats = self._seats
+        seats = self._seats
+        if group.strategy.reads_episodes:
             block.episodes = [self._tracker.running[seats[slot][0]] for slot in block.slots.tolist()]
         self._limit.count(block.env_indices)
         if block.taken is not None:
-            return self._external_writer.record_actions(group, block, block.taken, self._seats)
-        answers = group.act(block, self._table, self.env_steps, explore)
+            return self._external_writer.record_actions(group, block, block.taken, seats)
+        answers = group.strategy.act(block, group.buffer, self._table, self.env_steps, seats, explore)
         self._timers.act += perf_counter() - before
         return answers
 

@@ -158,7 +158,7 @@ class Sampler:
     def _connect(self) -> None:
         """Follow changed connectors, and leave vector loops that no longer fit."""
         for group in self._groups:
-            group.connect()
+            group.strategy.connect()
         if self._vector_loop is not None and not self._vector_loop.fits:
             self._leave_lockstep_loop()
         if self._copies_loop is not None and (self._watched or not self._copies_loop.fits):
@@ -232,7 +232,7 @@ class Sampler:
             group.untrained = ()
             if self._whole is None:
                 self._callbacks.count_excluded_late(group.buffer.excluded_late)
-            batches.update(closed if self._whole is None else group.add_dist_inputs(closed))
+            batches.update(closed if self._whole is None else group.strategy.add_dist_inputs(closed))
         if self._whole is not None:
             batches, env_steps = self._whole.release(batches, excluded)
         if self._copies_loop is not None:

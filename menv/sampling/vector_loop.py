@@ -17,11 +17,13 @@ import numpy as np
 from menv.adapters.adapter import Adapter
 from menv.base_env import SINGLE_AGENT, Column, VectorStep
 from menv.errors import ContractError
-from menv.inference.action_sampler import AHEAD, TrajectoryTable
+from menv.inference.action_sampler import AHEAD, ActionSampler, TrajectoryTable
+from menv.inference.backend import non_finite_error
+from menv.inference.network_policy import NetworkGroup
 from menv.metrics import Metrics, Timers, When
 from menv.sampling.episode_tracker import EpisodeTracker
 from menv.sampling.fragment_limit import FragmentLimit
-from menv.sampling.policy_group import NetworkPolicyGroup, PendingRows, PolicyGroup, outside_space_error
+from menv.sampling.policy_group import PendingRows, PolicyGroup, check_bounds, outside_space_error
 from menv.sampling.rollout_buffer import RolloutBuffer
 from menv.spaces import OutsideSpaceError
 
@@ -186,6 +188,7 @@ class VectorLoop:
     Args:
         env: The source of the vector steps, `Adapter.vector_steps`.
         group: The group of the policy.
+        networks: Its networks.
         policy: The policy's index in it.
         table: Its entries of the slots are set.
         tracker: Knows the running episodes.
@@ -199,7 +202,8 @@ class VectorLoop:
     def __init__(
         self,
         env: Any,
-        group: NetworkPolicyGroup,
+        group: PolicyGroup,
+        networks: NetworkGroup,
         policy: int,
         table: TrajectoryTable,
         tracker: EpisodeTracker,
@@ -209,6 +213,8 @@ class VectorLoop:
         self._env = env
         self.env_steps: Column = env.env_steps
         self._group = group
+        self._networks = networks
+        self._sampler = ActionSampler(networks.backend.head.draw, networks.backend.head.noise_width)
         self._policy = policy
         self._table = table
         self._tracker = tracker
@@ -232,31 +238,39 @@ class VectorLoop:
         return ids
 
     def _act(self, explore: bool) -> Any:
-        before, group, steps = perf_counter(), self._group, self._steps
+        before, networks, steps = perf_counter(), self._networks, self._steps
         obs, mask = steps.last_obs()
         noise = None
         if explore:
             if self._since >= AHEAD:
-                group.action_sampler.draw_ahead(self._table, self.env_steps)
+                self._sampler.draw_ahead(self._table, self.env_steps)
                 self._since = 0
-            noise = group.action_sampler.ahead(self.env_steps)
+            noise = self._sampler.ahead(self.env_steps)
         self._since += 1
-        decision = group.backend.decide(obs, mask, noise, self._policy)
+        decision = networks.backend.decide(obs, mask, noise, self._policy)
         if not decision.is_finite:
             steps.flush()
-            raise group.non_finite_error(self._policy, obs, mask)
+            check_bounds(self._group.strategy, steps.buffer)
+            raise non_finite_error(networks.backend, networks.policy_ids, self._policy, obs, mask)
         steps.buffer.set_actions(steps.rows, decision.actions, decision.dist_inputs)
-        if group.path is None:
-            actions = group.output(decision.actions)
+        path = self._group.strategy.path
+        if path is None:
+            actions = networks.output(decision.actions)
         else:
-            actions = group.path.answers(self._policy, decision.actions, obs, mask, None)
+            actions = path.answers(self._policy, decision.actions, obs, mask, None)
         self._timers.act += perf_counter() - before
         return actions
+
+    def _rows_of(self, step: VectorStep) -> tuple[Column, Column | None]:
+        path, over = self._group.strategy.path, step.done if step.finals is None else None
+        if path is not None:
+            return path.rows(self._policy, step.obs, over=over)[:2]
+        return self._networks.preprocess(step.obs, False if over is None else over)
 
     def _add(self, step: VectorStep) -> None:
         """Add the rows of a vector step."""
         try:
-            obs, mask = self._group.vector_rows(self._policy, step)
+            obs, mask = self._rows_of(step)
         except OutsideSpaceError as error:
             env_step = int(self.env_steps[error.row])
             raise outside_space_error(error.row, SINGLE_AGENT, f"env step {env_step}", error) from error
@@ -359,11 +373,11 @@ def vector_loop(
     """
     if env.vector_steps is None or env.lockstep == (block is not None):
         return None
-    group = groups[0].networks if len(groups) == 1 else None
-    if only is None or group is None:
+    group, networks = groups[0], groups[0].strategy.networks
+    if only is None or networks is None or len(groups) > 1:
         return None
     policy = group.policy_ids.index(only)
-    if group.state_sizes or not _fits(group, block is not None):
+    if networks.state_sizes or not _fits(group, block is not None):
         return None
     if block is None:
         group.reset_buffer()
@@ -371,14 +385,15 @@ def vector_loop(
             table.assign(index, 0, policy, index, key)
     elif not tracker.all_use(only) or not _in_order(block, group, policy, env.num_envs):
         return None
-    return VectorLoop(env.vector_steps, group, policy, table, tracker, timers, block)
+    return VectorLoop(env.vector_steps, group, networks, policy, table, tracker, timers, block)
 
 
-def _fits(group: NetworkPolicyGroup, lent: bool) -> bool:
-    return group.path is None or (group.path.whole and not lent)
+def _fits(group: PolicyGroup, lent: bool) -> bool:
+    path = group.strategy.path
+    return path is None or (path.whole and not lent)
 
 
-def _in_order(block: PendingRows, group: NetworkPolicyGroup, policy: int, num_envs: int) -> bool:
+def _in_order(block: PendingRows, group: PolicyGroup, policy: int, num_envs: int) -> bool:
     """Return whether a block holds one row of each sub-environment, in order, for which one policy acts."""
     buffer, order = group.buffer, np.arange(num_envs)
     if buffer.rows != num_envs or buffer.carried or block.taken is not None:

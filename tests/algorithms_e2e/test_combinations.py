@@ -93,7 +93,7 @@ TWO: dict[str, Any] = {"policies": ["first", "others"], "policy_mapping_fn": fir
 def check_memory(algorithm: Algorithm, policy_id: str, batch: SampleBatch) -> None:
     """Assert that each row's state is what the network makes of the row before, and the answer that of the state."""
     built, index = algorithm._policy_set.learners._network_of(policy_id)
-    backend, before, mask = built.group.backend, state_before(batch), batch.get("action_mask")
+    backend, before, mask = built.networks.backend, state_before(batch), batch.get("action_mask")
     assert not before[batch["t"] == 0].any()
     after = backend.decide(batch["obs"], mask, None, index, before).state
     assert after is not None

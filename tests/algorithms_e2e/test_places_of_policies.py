@@ -63,7 +63,7 @@ def config_of(**settings: Any) -> dict[str, Any]:
 
 
 def places(algo: Algorithm) -> int:
-    return sum(built.group.backend.policies for built in algo._policy_set.learners.nets)
+    return sum(built.networks.backend.policies for built in algo._policy_set.learners.nets)
 
 
 SMALL = {"sgd_minibatch_size": 20, "num_sgd_iter": 1}

@@ -133,7 +133,7 @@ class Varied(gym.Env[Any, Any]):
 def value_of(algorithm: PPO, obs: Any) -> float:
     """Return the value network's answer, from a run over `obs` alone."""
     (built,) = algorithm._policy_set.learners.nets
-    return float(built.group.backend.values(0, np.asarray(obs, np.float32)[None])[0])
+    return float(built.networks.backend.values(0, np.asarray(obs, np.float32)[None])[0])
 
 
 @pytest.mark.parametrize("length", [5, 7, 10, 13])

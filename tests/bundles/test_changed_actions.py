@@ -13,6 +13,7 @@ from menv import Policy
 from menv.algorithms import PPO
 from menv.connectors import ClipActionsConnector, ConnectorContext
 from menv.inference.policy_bundle import pack_bundle
+from menv.sampling.policy_group import NetworkStrategy
 from menv.serving.client.local_actor import LocalPolicy
 
 OBS = np.array([0.1, -0.2, 0.3], np.float32)
@@ -58,10 +59,10 @@ def test_actions_that_are_not_scaled_are_not_scaled_by_a_stored_policy(tmp_path:
 
 def test_what_a_client_says_it_did_is_the_networks_own_action_for_the_server() -> None:
     policy: Any = algorithm().get_policy()
-    group, local = policy.networks, LocalPolicy(pack_bundle(policy), 1)
+    strategy, local = NetworkStrategy(policy.networks), LocalPolicy(pack_bundle(policy), 1)
     drawn = np.array([[0.25, -0.5], [3.0, 1.0]], np.float32)
-    group.connect()
-    np.testing.assert_array_equal(group.network_form(local.policy.networks.output.unclipped(drawn), 0), drawn)
+    done = local.policy.networks.output.unclipped(drawn)
+    np.testing.assert_array_equal(strategy.network_form(done, 0), drawn)
 
 
 def test_an_episode_that_goes_on_was_given_what_it_is_given_again(tmp_path: Path) -> None:

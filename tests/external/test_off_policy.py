@@ -141,7 +141,7 @@ def test_ppo_cuts_the_trajectory_where_it_leaves_rows_out(own: set[int], model: 
     config: dict[str, Any] = {"rollout_fragment_length": 8, "gamma": gamma, "lambda": lambda_, "model": model}
     with training(env, PPO, **config) as algo, calling(play_between(env, own, 8)):
         batch = algo.sample()["default_policy"]
-        backend = algo._policy_set.groups[0].backend
+        backend = algo.get_policy().networks.backend
         value = (lambda step: float(backend.values(0, obs(0, step)[None])[0])) if not model else None
         left_out = algo._policy_set.postprocessor.left_out
     kept = [step for step in range(8) if step not in own]

@@ -139,7 +139,7 @@ def test_a_truncated_end_is_worth_what_its_last_observation_is_and_a_terminated_
     with training(env, PPO, **config) as algo:
         with calling(play):
             batch = algo.sample()["default_policy"]
-        backend = algo._policy_set.groups[0].backend
+        backend = algo.get_policy().networks.backend
         last = float(backend.values(0, obs(0, 3)[None])[0])
     values = [*batch["vf_preds"].tolist(), last if truncated else 0.0]
     assert last != 0.0

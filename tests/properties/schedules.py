@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -18,15 +19,15 @@ from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.ppo import PPORecipe
 from menv.algorithms.sequences import state_before
 from menv.base_env import BaseEnv, Ready
-from menv.connectors.action_output import ActionOutput
+from menv.inference.network_policy import NetworkGroup
 from menv.metrics import Metrics
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
 from menv.sample_batch import MultiAgentBatch
-from menv.sampling.custom_policy_group import CustomPolicyGroup
+from menv.sampling.custom_policies import CustomPolicyStrategy
 from menv.sampling.fragment_limit import FragmentLimit
-from menv.sampling.policy_group import NetworkPolicyGroup, PolicyGroup
+from menv.sampling.policy_group import NetworkStrategy, PolicyGroup
 from menv.sampling.sampler import Sampler
 from tests.contract.scripted import ACTIONS, AGENTS, OBS, Moment, Seen, all_seen, seen
 
@@ -115,7 +116,7 @@ class Drawn(Policy):
 
 
 @lru_cache(maxsize=2)
-def _networks(kind: str) -> NetworkPolicyGroup:
+def _networks(kind: str) -> NetworkGroup:
     model = ModelConfig(use_lstm=True, lstm_cell_size=8) if kind == "recurrent" else ModelConfig()
     config = PPOConfig(env="unused", inference="onnx", model=model)
     spec = PolicySpec(observation_space=OBS, action_space=ACTIONS)
@@ -123,17 +124,18 @@ def _networks(kind: str) -> NetworkPolicyGroup:
         dict.fromkeys(("even", "odd"), spec), dict.fromkeys(("even", "odd"), config),
         dict.fromkeys(("even", "odd"), PPORecipe()), 3, config,
     )  # fmt: skip
-    return built.group
+    return built.networks
 
 
 def policy_group(kind: str, policies: Sequence[str] = ("even", "odd")) -> PolicyGroup:
     """Return the policies "even" and "odd": networks, with a memory or without, or of one's own."""
     if kind == "own":
-        return CustomPolicyGroup(list(policies), [Drawn(OBS, ACTIONS) for _ in policies], OBS, ACTIONS)
-    nets = _networks(kind)
-    return NetworkPolicyGroup(
-        list(policies), OBS, ACTIONS, nets.backend, ActionOutput(ACTIONS), nets.state_sizes
-    )
+        return PolicyGroup(
+            CustomPolicyStrategy(policies, [Drawn(OBS, ACTIONS) for _ in policies], OBS, ACTIONS)
+        )
+    networks = _networks(kind)
+    own = [networks.connectors[networks.policy_ids.index(policy)] for policy in policies]
+    return PolicyGroup(NetworkStrategy(replace(networks, policy_ids=list(policies), connectors=own)))
 
 
 def sampler(

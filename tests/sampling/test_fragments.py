@@ -16,17 +16,23 @@ from menv.algorithms import PPO
 from menv.multi_agent_env import AgentDict, StepDicts
 from menv.policy_map import PolicyMap
 from menv.sample_batch import MultiAgentBatch
-from menv.sampling.custom_policy_group import CustomPolicyGroup
+from menv.sampling.custom_policies import CustomPolicyStrategy
 from menv.sampling.fragment_limit import FragmentLimit
+from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.sampler import Sampler
 from tests.contract.scripted import SOLO, TOGETHER, ScriptedEnv, SixDicts, SoloGym, seen
 from tests.sampling.reference_envs import RoundRobin, Steady, Together
 
 
+def policy_group(policy_ids: list[str], observation_space: Any, action_space: Any) -> PolicyGroup:
+    policies = [RandomPolicy(observation_space, action_space) for _ in policy_ids]
+    return PolicyGroup(CustomPolicyStrategy(policy_ids, policies, observation_space, action_space))
+
+
 def sampler(env: Any, make: Any, num_envs: int, length: int, **settings: Any) -> Sampler:
     spaces = (env.observation_space, env.action_space)
     mapping = PolicyMap(["p0", "p1"], lambda agent: f"p{agent % 2}" if isinstance(agent, int) else "p0")
-    group = CustomPolicyGroup(["p0", "p1"], [RandomPolicy(*spaces), RandomPolicy(*spaces)], *spaces)
+    group = policy_group(["p0", "p1"], *spaces)
     return Sampler(
         to_local_base_env(env, make, num_envs), mapping, [group], FragmentLimit(length, **settings)
     )
@@ -95,7 +101,7 @@ class Telling(Together):
 def test_each_row_has_the_info_of_its_own_agent_and_step() -> None:
     env = Telling(5, 7)
     spaces = (gym.spaces.Discrete(2), gym.spaces.Discrete(2))
-    groups = [CustomPolicyGroup([name], [RandomPolicy(*spaces)], *spaces) for name in ("p0", "p1")]
+    groups = [policy_group([name], *spaces) for name in ("p0", "p1")]
     mapping = PolicyMap(["p0", "p1"], lambda agent: f"p{agent % 2}")
     loop = Sampler(to_local_base_env(env, lambda _: Telling(5, 7), 2), mapping, groups, FragmentLimit(5))
     for _ in range(4):
@@ -201,7 +207,7 @@ def test_a_base_env_that_goes_on_under_new_env_ids_fills_its_fragments() -> None
     game = ScriptedEnv(TOGETHER)
     env = SixDicts([game], "new id")
     spaces = (env.observation_space, env.action_space)
-    group = CustomPolicyGroup(["p0"], [RandomPolicy(*spaces)], *spaces)
+    group = policy_group(["p0"], *spaces)
     loop = Sampler(to_local_base_env(env), PolicyMap(["p0"]), [group], FragmentLimit(7))
     for _ in range(3):
         assert loop.sample().env_steps() >= 7

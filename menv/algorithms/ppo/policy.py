@@ -25,9 +25,8 @@ from menv.algorithms.torch_runtime import array_of
 from menv.algorithms.torch_threads import learning_device
 from menv.errors import ConfigError, ContractError
 from menv.inference.backend import check_weights
-from menv.inference.network_policy import NetworkPolicy
+from menv.inference.network_policy import NetworkGroup, NetworkPolicy
 from menv.policy_spec import SpecConfig
-from menv.sampling.policy_group import NetworkPolicyGroup
 
 if TYPE_CHECKING:
     from menv.algorithms.networks.network_spec import TorchNetwork
@@ -60,7 +59,7 @@ class PPOPolicy(NetworkPolicy):
 
     def __init__(
         self,
-        cohort: NetworkPolicyGroup,
+        cohort: NetworkGroup,
         index: int,
         config: Mapping[str, Any] | None = None,
         seed: int = 0,

@@ -165,7 +165,7 @@ class LocalPolicy:
         The inputs are [N, K], None for a value-based policy; the log-probabilities are [N].
         """
         networks = self.policy.networks
-        if self.policy.plain and networks.preprocess is not None:
+        if self.policy.plain:
             bad = networks.preprocess.why_bad_row(rows)
             if bad is not None:
                 raise ContractError(

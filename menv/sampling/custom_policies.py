@@ -1,7 +1,7 @@
-"""The policy group of custom policies: `Policy` objects that users wrote.
+"""How custom policies act: `Policy` objects that users wrote.
 
 Policies that override `compute_actions` receive the previous action, reward, state and info of each agent, which the
-group keeps. Policies that override `Policy.answer` need none of this.
+strategy keeps. Policies that override `Policy.answer` need none of this.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any, TypeAlias
 import gymnasium as gym
 import numpy as np
 
-from menv.base_env import Column, Ready
+from menv.base_env import Column, End, EnvId, ExternalSteps, Ready
 from menv.connectors.action_output import element
 from menv.connectors.built_in import clip_reward
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError, ContractError
 from menv.inference.action_sampler import TrajectoryTable
 from menv.inference.backend import as_text
+from menv.inference.connector_path import Seats
 from menv.policy import Policy, RowDraws, parts_given
 from menv.policy_spec import PolicySpec
-from menv.sampling.policy_group import Answers, PendingRows, PolicyGroup, is_retired
-from menv.sampling.rollout_buffer import Rows
-from menv.sampling.trajectories import TrajectoryStart
+from menv.sampling.policy_group import ActingStrategy, Answers, Connected, PendingRows, is_retired
+from menv.sampling.rollout_buffer import Prepared, RolloutBuffer
 from menv.spaces import OutsideSpaceError, stack, why_outside
 
 _NO_INFO: Mapping[str, Any] = {}
@@ -219,7 +219,7 @@ def _checked_states(states: Any, count: int, rows: int, policy_id: str) -> list[
     return [np.array(part) for part in parts]
 
 
-class CustomPolicyGroup(PolicyGroup):
+class CustomPolicyStrategy(ActingStrategy):
     """`Policy` objects that users wrote; each acts for its own rows and receives raw observations."""
 
     reads_episodes = True
@@ -232,59 +232,77 @@ class CustomPolicyGroup(PolicyGroup):
         action_space: Any,
         uses_compute_actions: Sequence[bool] | None = None,
     ) -> None:
-        plain = isinstance(action_space, gym.spaces.Discrete | gym.spaces.Box | gym.spaces.MultiDiscrete)
-        shape = tuple(action_space.shape) if plain else ()
+        self.policy_ids = list(policy_ids)
+        self.policies: list[Policy] = list(policies)
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self._plain = isinstance(
+            action_space, gym.spaces.Discrete | gym.spaces.Box | gym.spaces.MultiDiscrete
+        )
         self._uses_compute_actions = (
             [acts_in_compute_actions(one) for one in policies]
             if uses_compute_actions is None
             else uses_compute_actions
         )
         self._keeps_histories = any(self._uses_compute_actions)
-        super().__init__(policy_ids, observation_space, shape, action_space.dtype if plain else object)
-        self.policies: list[Policy] = list(policies)
-        self.action_space = action_space
-        self._plain = plain
+        # By slot, of running agent episodes and of the last one on each free slot.
+        self._histories: dict[int, AgentHistory] = {}
+        # For the column `obs`; None where the space cannot be flattened.
+        self._preprocess: ObsPreprocessor | None = None
+        with suppress(ConfigError):
+            self._preprocess = ObsPreprocessor(observation_space)
 
     def __reduce__(self) -> Any:
-        # Rows and removed policies stay in this process; no episode of another process begins with them.
+        # Removed policies stay in this process; no episode of another process begins with them.
         there = [
             None if is_retired(name) else one
             for name, one in zip(self.policy_ids, self.policies, strict=True)
         ]
-        return CustomPolicyGroup, (
+        return CustomPolicyStrategy, (
             list(self.policy_ids), there, self.observation_space, self.action_space, self._uses_compute_actions,
         )  # fmt: skip
+
+    def clone(self) -> CustomPolicyStrategy:
+        return CustomPolicyStrategy(
+            self.policy_ids, self.policies, self.observation_space, self.action_space, self._uses_compute_actions,
+        )  # fmt: skip
+
+    def new_buffer(self) -> RolloutBuffer:
+        self._histories = {}
+        shape, dtype = (
+            (tuple(self.action_space.shape), self.action_space.dtype) if self._plain else ((), object)
+        )
+        preprocess = self._preprocess
+        if preprocess is None:
+            return RolloutBuffer(0, 0, shape, dtype)
+        return RolloutBuffer(preprocess.size, preprocess.mask_width, shape, dtype, 0, preprocess.dtype)
 
     def connect(self) -> None:
         """The connectors of custom policies are part of them."""
 
-    def fits(self, policy: Policy, place: int, spec: PolicySpec) -> bool:
+    def admit(self, policy_id: str, policy: Policy, place: int, spec: PolicySpec) -> bool:
         spaces = spec.observation_space == self.observation_space and spec.action_space == self.action_space
         # Histories are kept only for policies that act in `compute_actions`.
-        return spaces and acts_in_compute_actions(policy) == self._uses_compute_actions[place]
-
-    def admit(self, policy_id: str, policy: Policy, place: int) -> None:
-        """Add a policy at the index `place` of a removed one that nothing refers to; see `fits`."""
+        if not spaces or acts_in_compute_actions(policy) != self._uses_compute_actions[place]:
+            return False
         self.policy_ids[place], self.policies[place] = policy_id, policy
+        return True
 
-    def update_policies(self, other: PolicyGroup) -> None:
+    def update_policies(self, other: ActingStrategy) -> None:
         for place, (mine, theirs) in enumerate(zip(self.policy_ids, other.policy_ids, strict=True)):
             if mine != theirs and not is_retired(theirs):
                 self.policies[place] = other.policies[place]
-        super().update_policies(other)
+        self.policy_ids[:] = other.policy_ids
 
-    def reset_buffer(self) -> None:
-        super().reset_buffer()
-        # By slot, of running agent episodes and of the last one on each free slot.
-        self._histories: dict[int, AgentHistory] = {}
-
-    def start(self, start: TrajectoryStart) -> None:
-        super().start(start)
+    def start(self, slot: int, policy: int) -> None:
         if self._keeps_histories:
-            self._histories[start.slot] = AgentHistory()
+            self._histories[slot] = AgentHistory()
 
-    def add_rows(self, block: PendingRows, obs: Any, rewards: Column, ready: Ready) -> Rows:
-        rows = super().add_rows(block, obs, rewards, ready)
+    def rows(self, block: PendingRows, obs: Any, rewards: Column, ready: Ready) -> Connected:
+        preprocess = self._preprocess
+        rows, mask = (
+            (np.zeros((len(rewards), 0), np.float32), None) if preprocess is None else preprocess(obs)
+        )
         if self._keeps_histories:
             infos = block.of(ready.infos) if ready.infos else [_NO_INFO] * len(rewards)
             waiting = [self._histories[slot] for slot in block.slots.tolist()]
@@ -295,23 +313,37 @@ class CustomPolicyGroup(PolicyGroup):
                     # A reward before the first action counts as that action's, as in the batch.
                     history.early = reward
                 history.info = info
-        return rows
+        return rows, mask, rewards
 
-    def carried_state(self) -> dict[str, Any]:
-        state = super().carried_state()
-        if self._keeps_histories:
-            histories = [self._histories[slot] for slot in state["slot"].tolist()]
-            state["lives"] = [
-                [getattr(history, name) for name in AgentHistory.__slots__] for history in histories
-            ]
-        return state
+    def end(self, policy: int, end: End) -> End:
+        return end
 
-    def restore(self, state: Mapping[str, Any]) -> int:
-        first = super().restore(state)
+    def end_episode(self, env_id: EnvId) -> None:
+        """Episodes leave nothing here."""
+
+    def finals(self, finals: list[Any], policies: Column) -> Prepared:
+        if self._preprocess is None:
+            return np.zeros((len(finals), 0), np.float32), None
+        return self._preprocess.finals(finals)
+
+    def bad_row(self, obs: Column) -> tuple[int, str] | None:
+        return None if self._preprocess is None else self._preprocess.why_bad_row(obs)
+
+    def fragment_closed(self, buffer: RolloutBuffer) -> None:
+        """Rows need no weights."""
+
+    def carried_state(self, slots: Sequence[int], policies: Sequence[int]) -> dict[str, list[Any]]:
+        nothing: list[Any] = [None] * len(slots)
+        if not self._keeps_histories:
+            return {"lives": nothing, "remembered": nothing}
+        histories = [self._histories[slot] for slot in slots]
+        lives = [[getattr(history, name) for name in AgentHistory.__slots__] for history in histories]
+        return {"lives": lives, "remembered": nothing}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
         if self._keeps_histories:
             for slot, history in zip(state["slot"].tolist(), state["lives"], strict=True):
                 self._histories[slot] = AgentHistory() if history is None else AgentHistory(*history)
-        return first
 
     def env_actions(self, actions: Column, which: int) -> Answers:
         return self._env_ready(actions, which)
@@ -379,27 +411,21 @@ class CustomPolicyGroup(PolicyGroup):
         got = type(actions[row]).__name__ if shapes[row] is None else f"shape {shapes[row]}"
         raise OutsideSpaceError(row, f"action: expected {space.dtype} of shape {space.shape}, got {got}")
 
-    def record_actions(self, block: PendingRows, actions: Sequence[Any]) -> None:
+    def client_acted(self, block: PendingRows, buffer: RolloutBuffer, actions: Sequence[Any]) -> None:
         if self._keeps_histories:
             for slot, action in zip(block.slots.tolist(), actions, strict=True):
                 history = self._histories[slot]
                 history.acted, history.action = True, action
-        super().record_actions(block, actions)
 
-    def clone(self) -> CustomPolicyGroup:
-        """Return a group of the same policy objects with an empty buffer."""
-        return CustomPolicyGroup(
-            self.policy_ids, self.policies, self.observation_space, self.action_space, self._uses_compute_actions,
-        )  # fmt: skip
+    def record_external_steps(
+        self, buffer: RolloutBuffer, rows: Column, slot: int, which: int, steps: ExternalSteps
+    ) -> None:
+        buffer.set_actions(rows, self.network_form(steps.actions, which))
 
-    def _preprocessor(self, space: gym.Space[Any]) -> ObsPreprocessor | None:
-        """Return the preprocessor for the column `obs`, None where the space cannot be flattened."""
-        try:
-            return ObsPreprocessor(space)
-        except ConfigError:
-            return None
-
-    def act(self, block: PendingRows, table: TrajectoryTable, env_steps: Column, explore: bool) -> Answers:
+    def act(
+        self, block: PendingRows, buffer: RolloutBuffer, table: TrajectoryTable, env_steps: Column, seats: Seats,
+        explore: bool,
+    ) -> Answers:  # fmt: skip
         count = len(block.slots)
         if isinstance(block.which, int):
             groups = [(block.which, np.arange(count))]
@@ -418,7 +444,7 @@ class CustomPolicyGroup(PolicyGroup):
                     int(env_steps.sum()),
                 )  # fmt: skip
                 chosen = output[0]
-                self._keep(output, block, places, self.policy_ids[index])
+                _keep(output, buffer, block, places, self.policy_ids[index])
             else:
                 chosen = self.policies[index].answer(shown, row_draws, explore, whose)
             if len(chosen) != len(places):
@@ -429,20 +455,8 @@ class CustomPolicyGroup(PolicyGroup):
             for place, action in zip(places.tolist(), chosen, strict=True):
                 answers[place] = action
         column = self._as_column(answers, block)
-        self.buffer.set_actions(block.rows, column)
+        buffer.set_actions(block.rows, column)
         return self._env_ready(column if self._plain else answers, block.which)
-
-    def _keep(self, output: CustomOutput, block: PendingRows, places: Column, policy_id: str) -> None:
-        rows = block.rows
-        rows = np.arange(rows.start, rows.stop)[places] if isinstance(rows, slice) else rows[places]
-        for name, values in _output_columns(output, policy_id).items():
-            have = self.buffer.columns_at(slice(0, 0), [name]).get(name, values)
-            if have.shape[1:] != values.shape[1:]:
-                raise ContractError(
-                    f"policy {policy_id!r}: {name!r} of compute_actions has rows of shape {values.shape[1:]}, expected "
-                    f"{have.shape[1:]} as before; return states and fetches of the same shapes in every call"
-                )
-            self.buffer.mark(name, rows, values)
 
     def _as_column(self, answers: list[Any], block: PendingRows) -> Column:
         """Return the actions as one array; the error names the policy."""
@@ -460,3 +474,19 @@ def _shape(action: Any) -> tuple[int, ...] | None:
         return np.asarray(action, np.float64).shape
     except (TypeError, ValueError):
         return None
+
+
+def _keep(
+    output: CustomOutput, buffer: RolloutBuffer, block: PendingRows, places: Column, policy_id: str
+) -> None:
+    """Store the states and fetches of `compute_actions` in columns."""
+    rows = block.rows
+    rows = np.arange(rows.start, rows.stop)[places] if isinstance(rows, slice) else rows[places]
+    for name, values in _output_columns(output, policy_id).items():
+        have = buffer.columns_at(slice(0, 0), [name]).get(name, values)
+        if have.shape[1:] != values.shape[1:]:
+            raise ContractError(
+                f"policy {policy_id!r}: {name!r} of compute_actions has rows of shape {values.shape[1:]}, expected "
+                f"{have.shape[1:]} as before; return states and fetches of the same shapes in every call"
+            )
+        buffer.mark(name, rows, values)
