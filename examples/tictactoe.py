@@ -9,10 +9,11 @@ cannot be beaten.
 
 from typing import Any
 
+from tictactoe_play import losing_lines, perfect_moves, play, random_moves
+
 from menv import DefaultCallbacks, Episode, PolicySpec
 from menv.algorithms import PPO
 from menv.envs import TicTacToe
-from menv.envs.tictactoe_play import losing_lines, play_perfect, play_random
 from menv.tracking import next_run_dir, plot_runs
 
 PLAYERS = ["player1", "player2"]
@@ -47,7 +48,7 @@ class CountLosingLines(DefaultCallbacks):
         self.weights: dict[str, Any] = {}
 
     def on_train_result(self, *, algorithm: PPO, result: Any, **kwargs: Any) -> None:
-        lines = losing_lines(moves_of(algorithm)).total
+        lines = sum(losing_lines(moves_of(algorithm)))
         result["losing_lines"] = lines
         result["cannot_be_beaten"] = int(lines == 0)
         if lines < self.least:
@@ -106,8 +107,8 @@ def main(seconds: float = 60.0, seed: int = 0) -> dict[str, Any]:
         algo.save(run_dir / "checkpoints")
         show_a_game(algo)
         outcome = {"losing_lines": lines.least, "games": 2000, "seconds": result["time_total_s"]}
-        for name, play in {"random": play_random, "perfect": play_perfect}.items():
-            for player, record in play(moves_of(algo), games=1000, seed=seed)._asdict().items():
+        for name, opponent in {"random": random_moves, "perfect": perfect_moves}.items():
+            for player, record in zip(PLAYERS, play(moves_of(algo), opponent, 1000, seed), strict=True):
                 outcome[f"losses_vs_{name}_as_{player}"] = record.losses
     print("wrote", plot_runs([run_dir], key="losing_lines"))
     return outcome

@@ -508,13 +508,8 @@ def reset_env(
                     f"env {index} reset: {error}, expected reset(self, *, seed=None, options=None); "
                     "declare both parameters, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
                 ) from error
-    if not isinstance(result, tuple) or len(result) != 2:
-        old = ", or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
-        raise ContractError(
-            f"env {index} reset: returned {how_many(result)}, expected (obs, info); "
-            f"return both from reset{'' if result is None else old}"
-        )
-    return result
+    obs, info = returned(result, 2, f"env {index} reset")
+    return obs, info
 
 
 def many_agents(env: Any, obs: Any = None) -> str | None:
@@ -628,6 +623,32 @@ def as_reward(reward: Any, whose: str, otherwise: str = "") -> float:
             f"{whose} is {number}, expected a finite number; look for a division by zero", "ME026"
         )
     return number
+
+
+_RETURNED: Mapping[int, tuple[str, str, str]] = {
+    2: ("(obs, info)", "return both from reset", "ME011"),
+    5: (
+        "(obs, reward, terminated, truncated, info)",
+        "return all five from step, and split the old `done` into terminated and truncated",
+        "ME020",
+    ),
+}
+"""What reset and step return, the advice if they do not, and the code of the finding."""
+
+
+def returned(result: Any, number: int, where: str, expected: str = "", fix: str = "") -> Any:
+    """Return what an environment's method returned: 2 values of a reset, a tuple, or 5 of a step, a tuple or a list.
+
+    Raises a ContractError for anything else. `where` begins its message; `expected` and `fix` replace those of
+    gymnasium's methods.
+    """
+    if isinstance(result, tuple if number == 2 else tuple | list) and len(result) == number:
+        return result
+    usual, advice, finding = _RETURNED[number]
+    old = "" if result is None else ", or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
+    raise ContractError(
+        f"{where}: returned {how_many(result)}, expected {expected or usual}; {fix or advice + old}", finding
+    )
 
 
 def how_many(result: Any) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from menv.base_env import convert_env, innermost
 from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError, raised_by_envs
-from menv.spaces import close_all, close_env, how_many, reset_env
+from menv.spaces import close_all, close_env, reset_env, returned
 
 StepLists = tuple[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]]
 
@@ -209,11 +209,7 @@ class _GymEnvs(VectorEnv):
         except raised_by_envs() as error:
             raise _crash(len(steps), "step", error) from error
         for index, step in enumerate(steps):
-            if not isinstance(step, tuple) or len(step) != 5:
-                raise ContractError(
-                    f"env {index} step: returned {how_many(step)}, expected (obs, reward, terminated, truncated, "
-                    "info); return that, or wrap an environment of the old gym API in menv.wrappers.LegacyGym"
-                )
+            returned(step, 5, f"env {index} step")
         obs, rewards, terminateds, truncateds, infos = map(list, zip(*steps, strict=True))
         return obs, rewards, terminateds, truncateds, infos
 

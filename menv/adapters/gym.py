@@ -27,7 +27,7 @@ from menv.base_env import (
 )
 from menv.errors import ContractError, MenvError, raised_by_envs
 from menv.serialization import digest
-from menv.spaces import OR_MANY_AGENTS, as_flag, as_reward, how_many, last_obs, many_agents, own_copy
+from menv.spaces import OR_MANY_AGENTS, as_flag, as_reward, last_obs, many_agents, own_copy, returned
 
 Step = Callable[[Any], Any]
 
@@ -363,16 +363,15 @@ def _check_unpacking(index: int, error: BaseException) -> None:
     if isinstance(error, ValueError | RuntimeError) and "ambiguous" in str(error):
         raise ContractError(
             f"env {index} step: terminated or truncated is an array of several, expected True or False; return one flag"
-            f"{OR_MANY_AGENTS}"
+            f"{OR_MANY_AGENTS}",
+            "ME024",
         ) from error
     if "non-iterable NoneType" in str(error):
-        raise ContractError(
-            f"env {index} step: returned {how_many(None)}, expected (obs, reward, terminated, truncated, info); return "
-            "all five from step"
-        ) from error
+        returned(None, 5, f"env {index} step")
     if isinstance(error, ValueError | TypeError):
         raise ContractError(
             f"env {index} step: could not unpack what step returned ({error}), expected "
             "(obs, reward, terminated, truncated, info); split the old `done` into terminated and truncated, or "
-            "wrap the environment in menv.wrappers.LegacyGym"
+            "wrap the environment in menv.wrappers.LegacyGym",
+            "ME020",
         ) from error

@@ -7,6 +7,7 @@ next poll, because its reset takes that step; with SAME_STEP and DISABLED its fi
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -16,11 +17,11 @@ import numpy.typing as npt
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from menv import rng
-from menv.adapters.validation import as_rewards, env_reward_labels
+from menv.adapters.validation import as_rewards, check_count, env_reward_labels
 from menv.adapters.vector import LockstepEnvs
 from menv.base_env import EnvId, Flags, IntArray, VectorStep
 from menv.errors import ConfigError, ContractError, MenvError, raised_by_envs
-from menv.spaces import as_flag, close_env, has_order, how_many, last_obs, own_copy
+from menv.spaces import as_flag, close_env, last_obs, own_copy
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"
 _BOOL = np.dtype(np.bool_)
@@ -82,9 +83,7 @@ class GymVectorEnvs(LockstepEnvs):
             raise
         except raised_by_envs() as error:
             raise self._crash(f"{type(self.env).__name__}.reset", error) from error
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise self._wrong("reset", result, "(obs, infos)")
-        obs, infos = result
+        obs, infos = self._returned(result, 2, "reset", "(obs, infos)")
         self._due = None
         return self._rows(obs), self._infos_of(self._by_name(infos, "reset"))
 
@@ -95,8 +94,7 @@ class GymVectorEnvs(LockstepEnvs):
             raise
         except raised_by_envs() as error:
             raise self._crash(f"{type(self.env).__name__}.step", error) from error
-        if not isinstance(result, tuple) or len(result) != 5:
-            raise self._wrong("step", result, "(obs, rewards, terminations, truncations, infos)")
+        self._returned(result, 5, "step", "(obs, rewards, terminations, truncations, infos)")
         obs, raw_rewards, terminated, truncated, infos = result
         if type(infos) is not dict:
             infos = self._by_name(infos, "step")
@@ -106,7 +104,7 @@ class GymVectorEnvs(LockstepEnvs):
             or raw_rewards.shape != self._all_slots.shape
             or raw_rewards.dtype.kind != "f"
         ):
-            self._check_size("rewards", raw_rewards)
+            self._check_counts("step", ["rewards"], [raw_rewards])
             rewards = as_rewards(raw_rewards, lambda: env_reward_labels(f"{self._name}.step"))
         if type(terminated) is not np.ndarray or type(truncated) is not np.ndarray:
             terminated, truncated = (
@@ -137,19 +135,11 @@ class GymVectorEnvs(LockstepEnvs):
     def _flags(self, name: str, flags: Any) -> npt.NDArray[Any]:
         if isinstance(flags, np.ndarray):
             return flags
-        self._check_size(name, flags)
+        self._check_counts("step", [name], [flags])
         found = np.asarray(flags)
         if found.dtype.kind in "biuf":
             return found
         return np.array([as_flag(flag, f"{self._name}.step: one of {name}") for flag in flags], np.bool_)
-
-    def _check_size(self, name: str, values: Any) -> None:
-        if not has_order(values) or len(values) != self.num_envs:
-            got = f"{len(values)} values" if has_order(values) else how_many(values)
-            raise ContractError(
-                f"{self._name}: step or reset returned {got} as {name}, expected {self.num_envs}, one for each "
-                "sub-environment; fix its return value"
-            )
 
     def _add_ends(self, step: VectorStep, infos: Mapping[str, Any]) -> None:
         done = step.done
@@ -209,18 +199,7 @@ class GymVectorEnvs(LockstepEnvs):
         )
 
     def _rows(self, obs: Any) -> Any:
-        """Return E observations, as an array if possible, else as a list."""
-        if isinstance(obs, np.ndarray):
-            if obs.shape[:1] != self._all_slots.shape:
-                self._check_size("obs", list(obs) if obs.ndim else None)
-            return obs
-        try:
-            rows = list(iterate(self.env.observation_space, obs))
-        except TypeError:
-            # Not iterable: the error below names its type.
-            rows = obs
-        self._check_size("obs", rows)
-        return rows
+        return rows_of(self.env, obs, self._name)
 
     def _by_name(self, infos: Any, method: str) -> Mapping[str, Any]:
         return by_name(infos, self.num_envs, f"{self._name}.{method}")
@@ -267,6 +246,19 @@ def autoreset_mode(env: gym.vector.VectorEnv[Any, Any, Any]) -> str:
             "what the environment does with a sub-environment that is done"
         )
     return str(name)
+
+
+def rows_of(env: gym.vector.VectorEnv[Any, Any, Any], obs: Any, where: str) -> Any:
+    """Return the E observations of a batch, as an array if possible, else as a list; `where` begins errors."""
+    rows = obs
+    if not isinstance(obs, np.ndarray):
+        # What cannot be iterated is counted below.
+        with suppress(TypeError):
+            rows = list(iterate(env.observation_space, obs))
+    elif obs.shape[:1] == (env.num_envs,):
+        return obs
+    check_count("obs", rows, env.num_envs, where)
+    return rows
 
 
 class VectorInfos(Sequence[Mapping[str, Any]]):

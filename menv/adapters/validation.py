@@ -18,7 +18,7 @@ from menv.base_env import ALL, SINGLE_AGENT, AgentId, BaseEnv, EnvId, FloatArray
 from menv.errors import ContractError
 from menv.multi_agent_env import MultiAgentEnv
 from menv.registry import wrapped_if_foreign
-from menv.spaces import alike, as_flag, as_reward, how_many
+from menv.spaces import alike, as_flag, as_reward, has_order, how_many
 from menv.vector_env import VectorEnv
 
 if TYPE_CHECKING:
@@ -122,6 +122,21 @@ def any_set(flags: Mapping[AgentId, Any], where: Callable[[str], str]) -> bool:
 def lasting(values: Mapping[AgentId, Any]) -> dict[AgentId, Any] | None:
     """Return a copy of flags or rewards, None if the environment could still change them, as views of an array."""
     return dict(values) if _IMMUTABLE.issuperset(map(type, values.values())) else None
+
+
+def check_count(name: str, values: Any, num_envs: int, where: str, *, flat: bool = False) -> None:
+    """Raise if `values` are not one for each of E sub-environments; `flat` refuses arrays of more than one axis."""
+    axes = getattr(values, "ndim", 1)
+    counted = has_order(values)
+    if counted and len(values) == num_envs and (axes == 1 or not flat):
+        return
+    got = f"{len(values)} values" if counted else how_many(values)
+    if flat and axes > 1:
+        got = f"an array of shape {values.shape}"
+    raise ContractError(
+        f"{where}: returned {got} as {name}, expected {num_envs}, one for each sub-environment; fix its return value",
+        "ME097",
+    )
 
 
 def empty_steps_error(where: str) -> ContractError:

@@ -17,7 +17,14 @@ import numpy.typing as npt
 from menv import rng
 from menv.adapters.adapter import Adapter
 from menv.adapters.poll_events import PollEvents, check_info
-from menv.adapters.validation import as_rewards, env_reward_labels, of_only_agents, stray_answers, wrong_count
+from menv.adapters.validation import (
+    as_rewards,
+    check_count,
+    env_reward_labels,
+    of_only_agents,
+    stray_answers,
+    wrong_count,
+)
 from menv.base_env import (
     SINGLE_AGENT,
     AgentId,
@@ -33,7 +40,7 @@ from menv.base_env import (
     VectorStep,
 )
 from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError, MenvError, raised_by_envs
-from menv.spaces import as_flag, close_env, how_many, last_obs, own_copy
+from menv.spaces import as_flag, close_env, last_obs, own_copy, returned
 from menv.vector_env import VectorEnv
 
 _FIVE = ("obs", "rewards", "terminateds", "truncateds", "infos")
@@ -350,10 +357,14 @@ class LockstepEnvs(Adapter):
     def _stray(self, indices: Sequence[int]) -> ContractError:
         return stray_answers(indices, [] if self._actions is not None else self._slots.tolist())
 
-    def _wrong(self, method: str, got: Any, expected: str) -> ContractError:
-        return ContractError(
-            f"{type(self.env).__name__}.{method}: returned {how_many(got)}, expected {expected}; fix its return value"
+    def _returned(self, result: Any, number: int, method: str, expected: str) -> Any:
+        return returned(
+            result, number, f"{type(self.env).__name__}.{method}", expected, "fix its return value"
         )
+
+    def _check_counts(self, method: str, names: Sequence[str], parts: Sequence[Any]) -> None:
+        for name, part in zip(names, parts, strict=True):
+            check_count(name, part, self.num_envs, f"{type(self.env).__name__}.{method}")
 
     def _crash(self, where: str, error: BaseException) -> EnvCrashError:
         return EnvCrashError(
@@ -415,16 +426,14 @@ class VectorEnvs(LockstepEnvs):
             result = self._call("vector_reset")
         else:
             result = self._call("vector_reset", seeds=seeds, options=options and [options] * self.num_envs)
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise self._wrong("vector_reset", result, "two lists (obs, infos)")
-        self._check_lists("vector_reset", _FIVE[::4], result)
-        return list(result[0]), as_infos(result[1], "vector_reset")
+        obs, infos = self._returned(result, 2, "vector_reset", "two lists (obs, infos)")
+        self._check_counts("vector_reset", _FIVE[::4], (obs, infos))
+        return list(obs), as_infos(infos, "vector_reset")
 
     def _step_all(self, actions: Any, slots: IntArray | None) -> VectorStep:
         result = self._call("vector_step", list(actions))
-        if not isinstance(result, tuple | list) or len(result) != 5:
-            raise self._wrong("vector_step", result, f"five lists ({', '.join(_FIVE)})")
-        self._check_lists("vector_step", _FIVE, result)
+        self._returned(result, 5, "vector_step", f"five lists ({', '.join(_FIVE)})")
+        self._check_counts("vector_step", _FIVE, result)
         obs, raw_rewards, terminateds, truncateds, infos = result
         rewards = as_rewards(raw_rewards, lambda: env_reward_labels("vector_step"))
         terminated, truncated = _flags(terminateds, "terminated"), _flags(truncateds, "truncated")
@@ -448,10 +457,9 @@ class VectorEnvs(LockstepEnvs):
             result = self._call("reset_at", index)
         else:
             result = self._call("reset_at", index, seed=seed, options=options)
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise self._wrong("reset_at", result, "(obs, info)")
-        check_info(result[1], f"reset_at, env {index}")
-        return result
+        obs, info = self._returned(result, 2, "reset_at", "(obs, info)")
+        check_info(info, f"reset_at, env {index}")
+        return obs, info
 
     def _seed_of(self, index: int, more: int = 0) -> int:
         assert self._seed is not None
@@ -470,16 +478,6 @@ class VectorEnvs(LockstepEnvs):
                     "parameters"
                 ) from error
             raise self._crash(f"{type(self.env).__name__}.{method}", error) from error
-
-    def _check_lists(self, method: str, names: Sequence[str], lists: Sequence[Any]) -> None:
-        for name, part in zip(names, lists, strict=True):
-            counted = isinstance(part, Sequence) or (isinstance(part, np.ndarray) and part.ndim > 0)
-            if not counted or len(part) != self.num_envs:
-                got = f"{len(part)} values" if counted else how_many(part)
-                raise ContractError(
-                    f"{type(self.env).__name__}.{method}: returned {got} as {name}, expected {self.num_envs}, one for "
-                    "each sub-environment; fix its return value"
-                )
 
 
 _SIGNATURES: Final = {

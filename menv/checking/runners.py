@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import concatenate, create_empty_array
 
-from menv.adapters.gym_vector import DISABLED, SAME_STEP, autoreset_mode, by_name
+from menv.adapters.gym_vector import DISABLED, SAME_STEP, autoreset_mode, by_name, rows_of
+from menv.adapters.validation import check_count
 from menv.base_env import SINGLE_AGENT, AgentId, EnvId
 from menv.checking.codes import Broken, FindingCollector
 from menv.checking.values import (
@@ -36,7 +37,7 @@ from menv.checking.values import (
     used_since,
 )
 from menv.errors import ConfigError, ContractError
-from menv.spaces import how_many, many_agents, own_copy
+from menv.spaces import many_agents, own_copy, returned
 
 Key: TypeAlias = tuple[EnvId, AgentId]
 """A sub-environment and an agent in it."""
@@ -179,10 +180,15 @@ class EnvRunner(abc.ABC):
             self.report("ME061", f"{method} draws from {used}, which the whole process shares")
         return result
 
-    def call_reset(self, seed: int | None, method: str = "reset") -> tuple[Any, Any]:
+    def call_reset(self, seed: int | None) -> Any:
         """Reset with a seed, if the environment takes one, and return `(obs, info)`."""
         given = {"seed": seed, "options": None} if self.takes_seed else {}
-        return self.require_pair(self.call(method, code="ME091", **given), method)
+        return self.call_for(2, "reset", **given)
+
+    def call_for(self, number: int, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a reset, which returns 2 values, or a step, which returns 5."""
+        result = self.call(method, *args, code="ME091" if number == 2 else "ME090", **kwargs)
+        return self.stated(returned, result, number, method)
 
     def _crash(self, method: str, error: BaseException, code: str) -> Broken:
         if "read-only" in str(error):
@@ -202,17 +208,12 @@ class EnvRunner(abc.ABC):
             message = f"reset({', '.join(parameters)}) takes no {' and no '.join(missing)}"
             self.collector.add("ME010", message)
 
-    def require_pair(self, result: Any, method: str = "reset") -> tuple[Any, Any]:
-        if isinstance(result, tuple) and len(result) == 2:
-            return result
-        old = "return (obs, info), or wrap it in menv.wrappers.LegacyGym"
-        fix = None if isinstance(result, tuple) else old
-        raise self.broken("ME011", f"{method} returned {how_many(result)}, expected (obs, info)", fix)
-
-    def require_five(self, result: Any, method: str = "step") -> Any:
-        if isinstance(result, tuple | list) and len(result) == 5:
-            return result
-        raise self.broken("ME020", f"{method} returned {how_many(result)}, expected five")
+    def stated(self, rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a rule that adapters raise, and raise its error as the finding that it names."""
+        try:
+            return rule(*args, **kwargs)
+        except ContractError as error:
+            raise Broken.of(error, self.env_steps) from error
 
     def check_row(self, key: Key, obs: Any, acting: bool = True) -> None:
         """Check an observation and, unless it is a final one, its mask."""
@@ -282,7 +283,7 @@ class GymRunner(EnvRunner):
 
     def step(self, actions: dict[Key, Any]) -> RunnerStep:
         self.env_steps += 1
-        obs, reward, *flags, info = self.require_five(self.call("step", actions[ONLY], code="ME090"))
+        obs, reward, *flags, info = self.call_for(5, "step", actions[ONLY])
         ended = self.check_outcome(ONLY, reward, *flags)
         timestep = self._timestep(obs, info, any(ended))
         self.episodes += timestep.over
@@ -323,28 +324,21 @@ class VectorRunner(EnvRunner):
             got = f"{self.read('num_envs')!r:.40}"
             raise Broken("ME097", f"num_envs is {got}, expected an integer of at least 1")
 
-    def _require_each(self, method: str, names: Sequence[str], parts: Any) -> None:
-        """Raise if a part is not a list or an array with one value for each sub-environment; rewards are numbers."""
-        number = len(self._keys)
+    def _check_counts(self, method: str, names: Sequence[str], parts: Any) -> None:
         for name, part in zip(names, parts, strict=True):
-            dims = part.ndim if isinstance(part, np.ndarray) else isinstance(part, Sequence)
-            if not dims or len(part) != number or (dims > 1 and name != "obs"):
-                got = f"an array of shape {part.shape}" if isinstance(part, np.ndarray) else how_many(part)
-                rule = f"expected {number}, one for each sub-environment"
-                raise self.broken("ME097", f"{method}: {name} is {got}, {rule}")
+            self.stated(check_count, name, part, len(self._keys), method, flat=name != "obs")
 
     def reset(self, seed: int | None) -> RunnerStep:
         seeds = {} if seed is None else {"seeds": [seed + index for index in range(len(self._keys))]}
-        result = self.require_pair(self.call("vector_reset", code="ME091", **seeds), "vector_reset")
-        self._require_each("vector_reset", ("obs", "infos"), result)
+        result = self.call_for(2, "vector_reset", **seeds)
+        self._check_counts("vector_reset", ("obs", "infos"), result)
         return self._timestep(*map(list, result))
 
     def step(self, actions: dict[Key, Any]) -> RunnerStep:
         self.env_steps += 1
-        result = self.call("vector_step", [actions[key] for key in self._keys], code="ME090")
-        parts = self.require_five(result, "vector_step")
+        parts = self.call_for(5, "vector_step", [actions[key] for key in self._keys])
         names = ("obs", "rewards", "terminateds", "truncateds", "infos")
-        self._require_each("vector_step", names, parts)
+        self._check_counts("vector_step", names, parts)
         obs, rewards, terminateds, truncateds, infos = map(list, parts)
         outcomes = zip(self._keys, rewards, terminateds, truncateds, strict=True)
         flags = [self.check_outcome(*outcome) for outcome in outcomes]
@@ -352,8 +346,7 @@ class VectorRunner(EnvRunner):
         self.episodes += len(last)
         for index in last:
             self._check(index, last[index], infos[index], acting=False)
-            reset = self.call("reset_at", index, code="ME091")
-            obs[index], infos[index] = self.require_pair(reset, "reset_at")
+            obs[index], infos[index] = self.call_for(2, "reset_at", index)
         timestep = self._timestep(obs, infos)
         timestep.shown.update({(index, "final"): value for index, value in last.items()})
         timestep.rewards, timestep.flags = rewards, flags
@@ -407,7 +400,7 @@ class GymVectorRunner(VectorRunner):
     def reset(self, seed: int | None) -> RunnerStep:
         self._mode = self._mode or autoreset_mode(self.env)
         seeds = {} if seed is None or not self.takes_seed else {"seed": seed}
-        obs, infos = self.require_pair(self.call("reset", code="ME091", **seeds))
+        obs, infos = self.call_for(2, "reset", **seeds)
         check_info(self.report, "reset: ", self._by_name(infos), None)
         return self._rows(obs)
 
@@ -416,8 +409,8 @@ class GymVectorRunner(VectorRunner):
         space = self.env.single_action_space
         empty: Any = create_empty_array(space, len(self._keys))
         batch = concatenate(space, [actions[key] for key in self._keys], empty)
-        obs, *parts, infos = self.require_five(self.call("step", batch, code="ME090"))
-        self._require_each("step", ("rewards", "terminations", "truncations"), parts)
+        obs, *parts, infos = self.call_for(5, "step", batch)
+        self._check_counts("step", ("rewards", "terminations", "truncations"), parts)
         flags = [self.check_outcome(*outcome) for outcome in zip(self._keys, *parts, strict=True)]
         infos = self._by_name(infos)
         check_info(self.report, "", infos, None)
@@ -428,8 +421,7 @@ class GymVectorRunner(VectorRunner):
         if self._mode == SAME_STEP:
             self._check_finals(timestep, done, infos)
         elif self._mode == DISABLED and done.any():
-            reset = self.call("reset", options={"reset_mask": done}, code="ME091")
-            timestep = self._rows(self.require_pair(reset)[0])
+            timestep = self._rows(self.call_for(2, "reset", options={"reset_mask": done})[0])
         timestep.rewards, timestep.flags = rewards, flags
         return timestep
 
@@ -498,14 +490,10 @@ class GymVectorRunner(VectorRunner):
         return infos
 
     def _rows(self, obs: Any, last: Any = None) -> RunnerStep:
-        if isinstance(obs, np.ndarray) and isinstance(self.env.single_observation_space, gym.spaces.Box):
-            rows = list(obs) if obs.ndim else []
-        else:
-            try:
-                rows = list(iterate(self.env.observation_space, obs))
-            except Exception as error:
-                raise self.broken("ME097", f"the observations cannot be taken apart: {error}") from error
-        self._require_each("step", ["obs"], [rows])
+        try:
+            rows = self.stated(rows_of, self.env, obs, "step")
+        except (LookupError, ValueError) as error:
+            raise self.broken("ME097", f"the observations cannot be taken apart: {error}") from error
         for index, (key, row) in enumerate(zip(self._keys, rows, strict=True)):
             self.check_row(key, row, acting=last is None or not last[index])
         shown = dict(zip(self._keys, rows, strict=True))

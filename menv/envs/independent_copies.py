@@ -12,7 +12,7 @@ from menv.env_context import EnvContext
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from menv.registry import resolve_env
-from menv.spaces import close_all, reset_env
+from menv.spaces import close_all, reset_env, returned
 
 
 class IndependentCopies(MultiAgentEnv):
@@ -84,9 +84,7 @@ class IndependentCopies(MultiAgentEnv):
         for agent_id, action in action_dict.items():
             if agent_id not in steps:
                 raise ContractError(self._cannot_act(agent_id))
-            outcome = steps[agent_id](action)
-            if len(outcome) != 5:
-                raise ContractError(_old_step(type(self).__name__, agent_id, len(outcome)))
+            outcome = returned(steps[agent_id](action), 5, f"{type(self).__name__}.step, agent {agent_id!r}")
             obs[agent_id], rewards[agent_id], terminated, truncated, infos[agent_id] = outcome
             terminateds[agent_id] = terminated
             truncateds[agent_id] = truncated
@@ -170,11 +168,3 @@ def _check_single_agent(env: Any) -> None:
             f"make_multi_agent: the creator made a {type(env).__name__}, expected a gymnasium.Env "
             "with one agent; use an environment of many agents directly"
         )
-
-
-def _old_step(name: str, agent_id: AgentId, length: int) -> str:
-    return (
-        f"{name}.step: the copy of agent {agent_id!r} returned {length} values, expected 5 (obs, reward, "
-        "terminated, truncated, info); split the old `done` into terminated and truncated, or wrap what is copied in "
-        "menv.wrappers.LegacyGym"
-    )

@@ -1,4 +1,4 @@
-"""TicTacToe: a small turn-based game with action masks; `menv.envs.tictactoe_play` evaluates policies for it."""
+"""TicTacToe: a small turn-based game with action masks; `examples/tictactoe_play.py` evaluates policies for it."""
 
 from __future__ import annotations
 

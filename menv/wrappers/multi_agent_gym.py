@@ -14,7 +14,7 @@ import gymnasium as gym
 from menv.base_env import ALL, COMMON, AgentId
 from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
-from menv.spaces import as_flag, close_env, how_many, reset_env
+from menv.spaces import as_flag, close_env, reset_env, returned
 from menv.wrappers.group_agents import placeholder
 from menv.wrappers.pettingzoo_base import check_answers
 
@@ -93,12 +93,7 @@ class MultiAgentGym(MultiAgentEnv):
                 'MultiAgentGym.step: no episode is running, expected reset first and again after "__all__"; call reset'
             )
         check_answers("MultiAgentGym.step", self._acting, action_dict)
-        result = self.env.step(self._actions(action_dict))
-        if not isinstance(result, tuple | list) or len(result) != 5:
-            raise ContractError(
-                f"{self._where('step')} returned {how_many(result)}, expected (obs, rewards, terminated, truncated, "
-                "info); split the old `done` into terminated and truncated"
-            )
+        result = returned(self.env.step(self._actions(action_dict)), 5, self._where("step"))
         obs, rewards = self._by_agent(result[0], "step", "observations"), self._rewards(result[1])
         terminateds, truncateds = (self._flags(flags) for flags in result[2:4])
         over = self._end_agents(obs, terminateds, truncateds)
