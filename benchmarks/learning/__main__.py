@@ -72,7 +72,7 @@ def measured(experiment: Experiment, seed: int, folder: Path) -> tuple[dict[str,
     began, cpu, load = time.monotonic(), os.times().children_user, os.getloadavg()[0]
     _menv(
         "train",
-        experiment.env,
+        experiment.train,
         "--zoo",
         experiment.table,
         "--seed",

@@ -1,7 +1,7 @@
 """Environments of the learning benchmark that have no name of their own.
 
-VMAS worlds, a task of level-based foraging that its package does not register, teams for VDN and QMIX, and games
-against a player that moves at random.
+VMAS worlds, a task of level-based foraging that its package does not register, teams for VDN and QMIX, games
+against a player that moves at random, and two environments of Gymnasium with a wider observation space.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from menv.base_env import ALL
@@ -77,6 +78,15 @@ class AgainstRandom(MultiAgentEnv):
             result = self.env.step({agent: int(self._rng.choice(moves)) for agent, moves in legal.items()})
 
 
+def unbounded(name: str, context: EnvContext) -> gym.Env[Any, Any]:
+    """Return an environment of Gymnasium that makes observations outside its own space, with a space that has them."""
+    env = gym.make(name)
+    assert env.observation_space.shape is not None
+    space = gym.spaces.Box(-np.inf, np.inf, env.observation_space.shape, np.float32)
+    return gym.wrappers.TransformObservation(env, lambda obs: obs, space)
+
+
+lunar_lander, bipedal_walker = (partial(unbounded, name) for name in ("LunarLander-v3", "BipedalWalker-v3"))
 foraging_15x15_3p_5f = partial(foraging, "15x15-3p-4f", max_num_food=5)
 foraging_8x8_2p_2f_coop_team = partial(team, "8x8-2p-2f-coop")
 balance, navigation = (partial(worlds, scenario) for scenario in ("balance", "navigation"))

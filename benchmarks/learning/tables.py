@@ -40,6 +40,7 @@ class Experiment:
         evaluate: The environment that the final policy is evaluated in.
         episodes: The number of episodes there.
         options: Further arguments of `menv train`.
+        train: The environment that is trained, where it is not `env` itself.
     """
 
     env: str
@@ -50,6 +51,7 @@ class Experiment:
     evaluate: str
     episodes: int
     options: tuple[str, ...]
+    train: str
 
     @property
     def settings(self) -> str:
@@ -128,10 +130,11 @@ def _group(path: Path) -> Group:
     experiments = [
         Experiment(
             env["name"], table, score := env.get("score", "episode_reward_mean"), env.get("curve", score),
-            env.get("explore", False), env.get("evaluate", env["name"]),
-            env.get("episodes", 100), tuple(env.get("options", ())),
+            env.get("explore", False), env.get("evaluate", train), env.get("episodes", 100),
+            tuple(env.get("options", ())), train,
         )
         for env in content["envs"]
+        for train in [env.get("train", env["name"])]
         for table in env["tables"]
     ]  # fmt: skip
     return Group(path, content["title"], experiments)
