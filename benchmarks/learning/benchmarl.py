@@ -2,9 +2,9 @@
 
     ~/.cache/menv-peers/torchrl/bin/python -m benchmarks.learning.benchmarl --seeds 3
 
-It needs the environment that `make benchmark-peers` creates. The settings are BenchMARL's defaults, but for 64 worlds, discrete actions,
-VMAS's own arguments of the scenarios, and the number of env steps. A score is the return of an episode of the most likely actions, added up
-over the agents.
+It needs the environment that `make benchmark-peers` creates. The settings are BenchMARL's defaults, but for 64 worlds,
+discrete actions, arguments of the scenarios as in VMAS, and the number of env steps.
+A score is the return of an episode of the most likely actions, added up over the agents.
 """
 
 import argparse
@@ -24,7 +24,7 @@ TASKS = {"balance": VmasTask.BALANCE, "navigation": VmasTask.NAVIGATION}
 ALGORITHMS = {"PPO": IppoConfig, "MAPPO": MappoConfig}
 
 
-class Returns(Callback):
+class Returns(Callback):  # type: ignore[misc]  # BenchMARL is in an environment of its own
     """Keeps the mean return of the last evaluation."""
 
     def on_evaluation_end(self, rollouts: list[TensorDictBase]) -> None:
@@ -35,19 +35,30 @@ def score(task: VmasTask, algorithm: type[IppoConfig] | type[MappoConfig], seed:
     settings = ExperimentConfig.get_from_yaml()
     settings.prefer_continuous_actions = False
     settings.max_n_frames = settings.evaluation_interval = ENV_STEPS
-    settings.on_policy_n_envs_per_worker, settings.on_policy_collected_frames_per_batch = WORLDS, WORLDS * STEPS
+    settings.on_policy_n_envs_per_worker, settings.on_policy_collected_frames_per_batch = (
+        WORLDS,
+        WORLDS * STEPS,
+    )
     settings.evaluation_episodes = 100
     settings.render, settings.create_json, settings.loggers, settings.save_folder = False, True, [], folder
     task.config = {"max_steps": STEPS}
     returns, layers = Returns(), MlpConfig.get_from_yaml()
     Experiment(
-        task, algorithm.get_from_yaml(), layers, seed, settings, critic_model_config=layers, callbacks=[returns]
+        task,
+        algorithm.get_from_yaml(),
+        layers,
+        seed,
+        settings,
+        critic_model_config=layers,
+        callbacks=[returns],
     ).run()
     return returns.score
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=3)
     count: int = parser.parse_args().seeds
     torch.set_num_threads(1)
@@ -56,8 +67,8 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 task = TASKS[name].get_from_yaml()
                 scores = [score(task, algorithm, seed, folder) for seed in range(count)]
-            spread = statistics.pstdev(scores)
-            print(f"benchmarks.learning.envs:{name},{table},{statistics.fmean(scores):.4g},{spread:.3g},{ENV_STEPS},BenchMARL", flush=True)
+            mean, spread = statistics.fmean(scores), statistics.pstdev(scores)
+            print(f"{name},{table},{mean:.4g},{spread:.3g},{ENV_STEPS},BenchMARL", flush=True)
 
 
 if __name__ == "__main__":
