@@ -40,7 +40,7 @@ from menv.connectors.pipeline import AgentConnectorPipeline, PolicyConnectors, a
 from menv.inference.acting_graphs import GraphKind
 from menv.inference.golden import Golden, difference, golden_backend, make_golden
 from menv.inference.network_policy import NetworkPolicy
-from menv.inference.onnx_sessions import open_session
+from menv.inference.onnx_backend import open_session
 from menv.policy import Policy, check_one_policy
 from menv.serialization import path_given, space_to_json, writing
 from menv.spaces import leaves, paths

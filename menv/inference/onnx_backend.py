@@ -3,18 +3,25 @@
 The sampler calls `decide`; a closed fragment calls `evaluate` and `values`. Weights are one contiguous array [P, ...]
 per name that every run reads, so learning changes the next decision without rebuilding anything. A row's result is
 bit-identical in every batch: single rows are padded to two, because ONNX Runtime rounds batches of one row differently.
+
+A `GraphSession` gets new arrays every time, for batches that are large or never the same; a `BoundSession` copies its
+rows into buffers that ONNX Runtime knows already, which saves 3 us per run. `PolicyBatchLayout` decides how the rows of
+several policies are batched for one run of their stacked networks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
+from menv.errors import ConfigError
 from menv.inference.acting_graphs import ActingGraphs, GraphKind, StoredGraphs
 from menv.inference.action_heads import ActionHead
 from menv.inference.backend import (
@@ -27,18 +34,391 @@ from menv.inference.backend import (
     Rows,
     Weights,
     Which,
+    all_finite,
     check_shapes,
     fill_in,
     taken,
 )
-from menv.inference.onnx_sessions import (
-    BoundSession,
-    Feed,
-    GraphSession,
-    PolicyBatches,
-    PolicyBatchLayout,
-    open_session,
-)
+
+Feed: TypeAlias = dict[str, npt.NDArray[Any]]
+
+Run: TypeAlias = Callable[[], Any]
+
+_DTYPES: dict[str, type[np.generic]] = {
+    "tensor(float)": np.float32,
+    "tensor(bool)": np.bool_,
+    "tensor(int64)": np.int64,
+    "tensor(uint8)": np.uint8,
+}
+_FLOAT = np.dtype(np.float32)
+_FLAG = np.dtype(np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSession:
+    """An open session with the weights of one policy (`policies` = 0), or of P stacked ones.
+
+    Attributes:
+        feed: Reused by every run: only the arrays of rows are replaced. Weights may change in place.
+        shared: The weights of `feed` as ONNX Runtime sees them; they share its memory.
+    """
+
+    session: ort.InferenceSession
+    feed: Feed
+    shared: dict[str, ort.OrtValue]
+    outputs: list[str]
+    policies: int = 0
+
+    @classmethod
+    def of(cls, session: ort.InferenceSession, weights: Feed, policies: int = 0) -> GraphSession:
+        shared = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in weights.items()}
+        outputs = [output.name for output in session.get_outputs()]
+        return cls(session, dict(weights), shared, outputs, policies)
+
+    def run(self) -> Sequence[Any]:
+        """Run the graph on what is in the feed now."""
+        outputs: Sequence[Any] = self.session.run(self.outputs, self.feed)
+        return outputs
+
+    def answer(
+        self,
+        obs: Rows,
+        mask: Flags | None,
+        noise: Floats | None,
+        lanes: PolicyBatches | None,
+        state: Floats | None,
+    ) -> Decision:
+        """Return the decision on R >= 2 rows; arguments as for `BoundSession`."""
+        feed = self.feed
+        if lanes is not None:
+            feed["pick"] = lanes.places
+            if any(given.name == "which" for given in self.session.get_inputs()):
+                feed["which"] = lanes.which
+            obs = lanes.spread(obs, self.policies)
+            state = None if state is None else lanes.spread(state, self.policies)
+        feed["obs"] = obs
+        if state is not None:
+            feed["state"] = state
+        if mask is not None:
+            feed["mask"] = mask
+        if noise is not None:
+            feed["noise"] = noise
+        outputs = dict(zip(self.outputs, self.run(), strict=True))
+        return Decision(
+            outputs["action"],
+            outputs.get("dist_inputs"),
+            outputs.get("state_after"),
+            _finite_check(outputs)(),
+        )
+
+
+class BoundSession:
+    """Runs an "act" or "greedy" graph on one number of rows, through fixed buffers.
+
+    A single row is computed twice, because ONNX Runtime rounds batches of one row differently. The session keeps
+    `runner`, because an `OrtValue` need not keep its array alive. `depth` is that of the lanes, 0 without lanes.
+    """
+
+    def __init__(self, runner: GraphSession, rows: int, depth: int = 0) -> None:
+        session = runner.session
+        computed = max(rows, 2)
+        sizes = {"R": computed, "L": runner.policies if depth else 1, "D": depth or computed}
+        buffers = {
+            given.name: _buffer(given, sizes)
+            for given in session.get_inputs()
+            if given.name not in runner.shared
+        }
+        results = {given.name: _buffer(given, sizes) for given in session.get_outputs()}
+        self._run, self._held = bound_run(runner, buffers, results)
+
+        self._answer = results["action"][:rows]
+        self._inputs: Floats | None = results["dist_inputs"][:rows] if "dist_inputs" in results else None
+        self._after: Floats | None = results["state_after"][:rows] if "state_after" in results else None
+        self._is_finite = _finite_check(results)
+        nothing = np.empty(0)
+        self._obs, self._mask, self._noise, self._pick, self._which, self._state = (
+            buffers.get(name, nothing) for name in ("obs", "mask", "noise", "pick", "which", "state")
+        )
+        self._draws = "noise" in buffers
+        self._obs_shape = (rows, self._obs.shape[-1])
+        self._obs_dtype = self._obs.dtype
+        self._mask_shape = (rows, *self._mask.shape[1:])
+        self._noise_shape = (rows, *self._noise.shape[1:])
+        self._state_shape = (rows, self._state.shape[-1])
+
+    def __call__(
+        self,
+        obs: Rows,
+        mask: Flags | None,
+        noise: Floats | None,
+        lanes: PolicyBatches | None = None,
+        state: Floats | None = None,
+    ) -> Decision:
+        """Return the decision on R rows, in new arrays; the arguments are those of `load`."""
+        self.load(obs, mask, noise, lanes, state)
+        self._run()
+        inputs = None if self._inputs is None else self._inputs.copy()
+        after = None if self._after is None else self._after.copy()
+        return Decision(self._answer.copy(), inputs, after, self._is_finite())
+
+    def load(
+        self,
+        obs: Rows,
+        mask: Flags | None,
+        noise: Floats | None,
+        lanes: PolicyBatches | None = None,
+        state: Floats | None = None,
+    ) -> None:
+        """Copy the inputs of R rows.
+
+        obs is [R, F] with any strides, mask [R, choices], noise [R, width] and state [R, S] as the graph has them,
+        `lanes` where the rows are computed, None if the graph is of one policy.
+        """
+        if self._state.size:
+            self._load_state(state, lanes)
+        # Assignment alone would silently convert types and broadcast columns.
+        if obs.shape != self._obs_shape or obs.dtype != self._obs_dtype:
+            raise _unfit("obs", obs, self._obs_shape, self._obs_dtype)
+        if lanes is None:
+            self._obs[...] = obs
+        else:
+            lanes.put(obs, self._obs)
+            self._pick[...] = lanes.places
+            if self._which.size:
+                self._which[...] = lanes.which
+        if mask is not None:
+            if mask.shape != self._mask_shape or mask.dtype != _FLAG:
+                raise _unfit("mask", mask, self._mask_shape, _FLAG)
+            self._mask[...] = mask
+        if self._draws:
+            if noise is None or noise.shape != self._noise_shape or noise.dtype != _FLOAT:
+                raise _unfit("noise", noise, self._noise_shape, _FLOAT)
+            self._noise[...] = noise
+
+    def _load_state(self, state: Floats | None, lanes: PolicyBatches | None) -> None:
+        if state is None or state.shape != self._state_shape or state.dtype != _FLOAT:
+            raise _unfit("state", state, self._state_shape, _FLOAT)
+        if lanes is None:
+            self._state[...] = state
+        else:
+            lanes.put(state, self._state)
+
+
+def open_session(model: bytes) -> ort.InferenceSession:
+    """Open a session on the CPU that uses one thread and never spins."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Without this the first bytes may select a format that `model_check` has not examined.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
+    # This fusion would change the rounding of wide layers; the graphs use Gemm where it does not.
+    return ort.InferenceSession(
+        model, options, providers=["CPUExecutionProvider"], disabled_optimizers=["MatMulAddFusion"]
+    )
+
+
+def bound_run(runner: GraphSession, inputs: Feed, outputs: Feed) -> tuple[Run, object]:
+    """Return a function that runs a graph from and into arrays, and an object that the caller keeps alive with it.
+
+    `InferenceSession.run_with_iobinding` also checks for graphs captured by other devices, which costs 1 us or more per
+    run, so the private method under it is called where it exists.
+    """
+    session, binding = runner.session, runner.session.io_binding()
+    for name, value in runner.shared.items():
+        binding.bind_ortvalue_input(name, value)
+    values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in inputs.items()}
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    found = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in outputs.items()}
+    for name, value in found.items():
+        binding.bind_ortvalue_output(name, value)
+    inner: Any = getattr(session, "_sess", None)
+    bound: Any = getattr(binding, "_iobinding", None)
+    if bound is not None and hasattr(inner, "run_with_iobinding"):
+        run = partial(inner.run_with_iobinding, bound, None)
+    else:
+        run = partial(session.run_with_iobinding, binding)
+    return run, (runner, binding, inputs, outputs, values, found)
+
+
+def _buffer(node: Any, sizes: Mapping[str, int]) -> npt.NDArray[Any]:
+    return np.zeros([sizes.get(size, size) for size in node.shape], _DTYPES[node.type])
+
+
+def _finite_check(outputs: Mapping[str, npt.NDArray[Any]]) -> Callable[[], bool]:
+    """Return a function that checks whether outputs are finite; they may change in place later."""
+    checks = [
+        partial(all_finite, outputs[name], choices=True)
+        for name in ("dist_inputs", "q_values")
+        if name in outputs
+    ]
+    if outputs["action"].dtype == _FLOAT:
+        checks.append(partial(all_finite, outputs["action"], choices=False))
+    return checks[0] if len(checks) == 1 else lambda: all(check() for check in checks)
+
+
+def _unfit(
+    name: str, given: npt.NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any]
+) -> ConfigError:
+    found = "missing" if given is None else f"{given.dtype} {list(given.shape)}"
+    return ConfigError(
+        f"OnnxBackend: {name} is {found}, expected {dtype} {list(shape)}; convert it before acting"
+    )
+
+
+WhichPolicies = npt.NDArray[np.int64]
+
+# Rows of two policies get lanes at once if this many times as many rows exceed the spare ones.
+_FEW = 6
+# Sorting costs as much as this many runs, and pays for rows that have come this often.
+_SORTING = 2
+_STEADY = 3
+
+
+@dataclass(slots=True)
+class PolicyBatches:
+    """Where R rows of P policies are computed in one pass through their stacked networks.
+
+    Attributes:
+        which: [R] the policy index of each row.
+        places: [R] the index of each row among all computed rows.
+        depth: Rows in each policy's lane; 0 where every policy computes the same single lane of all rows.
+    """
+
+    which: WhichPolicies
+    places: WhichPolicies
+    depth: int = 0
+
+    @classmethod
+    def of_all(cls, which: WhichPolicies) -> PolicyBatches:
+        """Return places for one lane of all rows: more to compute, nothing to sort."""
+        places = which * len(which)
+        places += np.arange(len(which))
+        return cls(which, places)
+
+    @classmethod
+    def of_own(cls, which: WhichPolicies, counts: npt.NDArray[np.int64]) -> PolicyBatches:
+        """Return one lane for each policy with its own rows, of which there are `counts` [P]."""
+        depth = depth_for(counts)
+        order = np.argsort(which, kind="stable")
+        ahead = np.arange(len(counts)) * depth - (np.cumsum(counts) - counts)
+        places = np.empty(len(which), np.int64)
+        places[order] = np.arange(len(which)) + np.repeat(ahead, counts)
+        return cls(which, places, depth)
+
+    @classmethod
+    def of_two(cls, which: WhichPolicies) -> PolicyBatches | None:
+        """Return the lanes of two policies, without sorting; None if there is a row of a third one."""
+        rows, own = len(which), which.nonzero()[0]
+        seconds, before = len(own), which.cumsum()
+        # n nonzero integers whose sum and whose sum of squares are n are all 1.
+        if before.item(-1) != seconds or which.dot(which) != seconds:
+            return None
+        depth = depth_for(np.array((rows - seconds, seconds)))
+        places = np.arange(rows) - before
+        places[own] = np.arange(depth, depth + seconds)
+        return cls(which, places, depth)
+
+    def put(self, rows: npt.NDArray[Any], into: npt.NDArray[Any]) -> None:
+        """Copy rows [R, N] into the lanes [P, depth, N], whose other rows stay, or into [1, R, N]."""
+        if self.depth:
+            into.reshape(-1, rows.shape[1])[self.places] = rows
+        else:
+            into[...] = rows
+
+    def spread(self, rows: npt.NDArray[Any], policies: int) -> npt.NDArray[Any]:
+        """Return rows [R, N] in new lanes [P, depth, N], zeros elsewhere, or as [1, R, N]."""
+        if not self.depth:
+            return rows[None]
+        lanes = np.zeros((policies, self.depth, rows.shape[1]), rows.dtype)
+        self.put(rows, lanes)
+        return lanes
+
+
+def depth_for(counts: npt.NDArray[np.int64]) -> int:
+    """Return the depth of lanes for `counts` [P] rows, in steps of an eighth to a quarter.
+
+    So counts that vary a little share their buffers.
+    """
+    # ONNX Runtime rounds batches of one row differently.
+    most = max(int(np.maximum.reduce(counts)), 2)
+    step = 1 << max(0, most.bit_length() - 3)
+    return -(-most // step) * step
+
+
+class PolicyBatchLayout:
+    """Decides by cost how rows of P policies are batched.
+
+    `spare_rows` cost as much as one more run of one policy; it is 0 where networks cannot be stacked.
+    """
+
+    def __init__(self, policies: int, spare_rows: int) -> None:
+        self._policies = policies
+        self._spare_rows = spare_rows
+        # The rows of the last call, how often they came in a row, and the result.
+        self._which = np.zeros(0, np.int64)
+        self._times = 0
+        self._lanes: PolicyBatches | None = None
+
+    def lanes_of(self, which: WhichPolicies) -> PolicyBatches | None:
+        """Return where rows of several policies are computed together; None where one run per policy costs less.
+
+        Rows are only sorted if they are many, or if the same read-only array comes again, as the rollout loop passes it
+        while the same agents wait.
+        """
+        if which is self._which and not which.flags.writeable:
+            self._times += 1
+            if self._times == _STEADY:
+                self._lanes = self._sorted(which, steady=True)
+            return self._lanes
+        self._which, self._times = which, 0
+        if self._policies == 2 and _FEW * len(which) > self._spare_rows:
+            self._lanes = self._of_two(which)
+            if self._lanes is not None:
+                return self._lanes
+        few = (self._policies - 1) * len(which) <= self._spare_rows
+        self._lanes = None if few else self._sorted(which, steady=False)
+        # Every policy computes all rows where that costs less than sorting, or than one run per policy.
+        if few or (self._lanes is None and self._all_pay(which)):
+            self._lanes = PolicyBatches.of_all(which)
+        return self._lanes
+
+    def _all_pay(self, which: WhichPolicies) -> bool:
+        """Return whether computing all rows for every policy costs less than one run per policy that has rows.
+
+        Most policies may have none: past versions of one that learns, or removed ones.
+        """
+        rows = len(which)
+        if rows > self._spare_rows:
+            return False
+        runs = len(set(which.tolist())) - 1 + _SORTING
+        return (self._policies - 1) * rows <= self._spare_rows * runs
+
+    def _of_two(self, which: WhichPolicies) -> PolicyBatches | None:
+        # With more rows the lanes cost more than another run, however well they are filled.
+        if len(which) > 4 * self._spare_rows:
+            return None
+        lanes = PolicyBatches.of_two(which)
+        if lanes is None:
+            return None
+        return lanes if self._spare(which, lanes.depth) <= min(len(which), self._spare_rows) else None
+
+    def _spare(self, which: WhichPolicies, depth: int) -> int:
+        """Return by how many rows lanes cost more than one run per policy; a row in a lane costs 5/4."""
+        return self._policies * depth - len(which) + len(which) // 4
+
+    def _sorted(self, which: WhichPolicies, *, steady: bool) -> PolicyBatches | None:
+        if not self._spare_rows or not (steady or self._policies - 1 > _SORTING):
+            return None
+        if np.minimum.reduce(which) < 0 or np.maximum.reduce(which) >= self._policies:
+            return None
+        counts = np.bincount(which, minlength=self._policies)
+        spare = self._spare(which, depth_for(counts))
+        runs = max(1, int(np.count_nonzero(counts)) - 1) - (0 if steady else _SORTING)
+        return PolicyBatches.of_own(which, counts) if spare <= self._spare_rows * runs else None
 
 
 class WeightStacks:

@@ -21,13 +21,13 @@ from menv.connectors.action_output import element
 from menv.connectors.built_in import clip_reward
 from menv.connectors.obs_preprocessor import ObsPreprocessor
 from menv.errors import ConfigError, ContractError
-from menv.inference.action_sampler import TrajectoryTable
 from menv.inference.backend import as_text
 from menv.inference.connector_path import Seats
 from menv.policy import Policy, RowDraws, parts_given
 from menv.policy_spec import PolicySpec
 from menv.sampling.policy_group import ActingStrategy, Answers, Connected, PendingRows, is_retired
 from menv.sampling.rollout_buffer import Prepared, RolloutBuffer
+from menv.sampling.trajectories import TrajectoryTable
 from menv.spaces import OutsideSpaceError, stack, why_outside
 
 _NO_INFO: Mapping[str, Any] = {}

@@ -18,12 +18,12 @@ from menv.adapters.adapter import CreatedEnvs
 from menv.adapters.poll_events import EpisodeReplay
 from menv.base_env import AgentId, Column
 from menv.episode import Episode
-from menv.inference.action_sampler import TrajectoryTable
 from menv.policy_map import PolicyMap
 from menv.sample_batch import SampleBatch
 from menv.sampling.episode_tracker import EpisodeTracker
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.rollout_loop import RolloutLoop
+from menv.sampling.trajectories import TrajectoryTable
 from menv.serialization import is_plain
 
 LONGEST = 200_000

@@ -26,12 +26,11 @@ from menv.base_env import (
     Unclaimed,
 )
 from menv.episode import MEMBER_REWARDS, Episode
-from menv.inference.action_sampler import TrajectoryTable
 from menv.metrics import AS_THEY_COME, When
 from menv.policy_map import PolicyMap
 from menv.sampling.callback_runner import CallbackRunner
 from menv.sampling.policy_group import PolicyGroup
-from menv.sampling.trajectories import TrajectoryStart
+from menv.sampling.trajectories import TrajectoryStart, TrajectoryTable
 
 _KEPT_KEYS = 65_536
 

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from menv.base_env import AgentChunk, AgentId, Column, EnvId, ExternalSteps, Ready, TrajectoryChunk
-from menv.inference.action_sampler import TrajectoryTable
 from menv.inference.network_policy import NetworkGroup
 from menv.sample_batch import SampleBatch
 from menv.sampling.episode_tracker import EpisodeTracker
@@ -24,6 +23,7 @@ from menv.sampling.policy_group import (
     refused_action_error,
 )
 from menv.sampling.rollout_buffer import RolloutBuffer
+from menv.sampling.trajectories import TrajectoryTable
 from menv.spaces import OutsideSpaceError
 
 OldWeights: TypeAlias = Callable[[str, int | None, Column, Any, Column, Any], tuple[Column, Column] | None]

@@ -16,12 +16,12 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from menv import rng
 from menv.base_env import Column, Columns, End, EnvId, ExternalSteps, Ready
 from menv.connectors.pipeline import PolicyConnectors, export_lives, import_lives
 from menv.episode import Episode
 from menv.errors import ContractError
 from menv.inference.action_heads import ActionHead
-from menv.inference.action_sampler import ActionSampler, TrajectoryTable
 from menv.inference.backend import non_finite_error
 from menv.inference.connector_path import ConnectorPath, Seats, plain
 from menv.inference.network_policy import NetworkGroup
@@ -29,7 +29,7 @@ from menv.policy import Policy
 from menv.policy_spec import PolicySpec
 from menv.sample_batch import SampleBatch
 from menv.sampling.rollout_buffer import Prepared, RolloutBuffer, Rows
-from menv.sampling.trajectories import Trajectories, TrajectoryStart
+from menv.sampling.trajectories import Trajectories, TrajectoryStart, TrajectoryTable
 from menv.spaces import OutsideSpaceError
 
 Answers: TypeAlias = Sequence[Any] | npt.NDArray[Any]
@@ -39,6 +39,15 @@ Connected: TypeAlias = tuple[Column, Column | None, Column]
 
 _REMOVED = " <removed>"
 """Suffix of the ids of removed policies; no policy id may contain it."""
+
+Noise = npt.NDArray[np.float32]
+
+AHEAD = 64
+"""Env steps that a block of random numbers serves."""
+# It also covers slots of agents that do not wait; with more of them a block costs more than it saves.
+_SLOTS_PER_ROW = 4
+# Python finds the smallest of so few numbers faster than numpy.
+_FEW = 100
 
 
 class ActingStrategy(ABC):
@@ -514,6 +523,69 @@ def check_bounds(strategy: ActingStrategy, buffer: RolloutBuffer) -> None:
     if bad is not None:
         env_index, agent_id, t = buffer.locate(bad[0])
         raise outside_space_error(env_index, agent_id, f"agent step {t}", OutsideSpaceError(*bad))
+
+
+class ActionSampler:
+    """The random numbers that actions are sampled with; `draw` is `rng.uniforms` or another function like it.
+
+    They depend on the agent's key and the env step alone, so they can be generated before they are needed: one block
+    for all slots serves many polls, whichever agents wait in them.
+    """
+
+    def __init__(self, draw: rng.Draw, width: int) -> None:
+        self._draw = draw
+        self._width = width
+        self._version = -1
+        self._first: Column = np.zeros(0, np.int64)
+        self._block = np.zeros((0, 0, width), np.float32)
+        self._misses = 0
+        # The same block as rows, and what to subtract from an index into them.
+        self._rows = self._block.reshape(-1, width)
+        self._origin = self._first
+
+    def rows(self, slots: Column, table: TrajectoryTable, env_steps: Column) -> Noise:
+        """Return the numbers of the rows at `slots` [R], given [E] env steps since each sub-environment's start."""
+        if self._version == table.version and len(env_steps) == len(self._first):
+            ahead = env_steps - self._first
+            if len(ahead) <= _FEW:
+                steps = ahead.tolist()
+                first, last = min(steps), max(steps)
+            else:
+                first, last = int(np.minimum.reduce(ahead)), int(np.maximum.reduce(ahead))
+            if first >= 0 and last < AHEAD:
+                if first == last:
+                    together: Noise = self._block[first].take(slots, axis=0)
+                    return together
+                scattered: Noise = self._block[ahead[table.env_indices[slots]], slots]
+                return scattered
+        self._misses += 1
+        if self._misses == 1 or table.used > _SLOTS_PER_ROW * len(slots):
+            return self._draw(table.keys[slots], env_steps[table.env_indices[slots]], self._width)
+        self._draw_block(table, env_steps)
+        fresh: Noise = self._block[0].take(slots, axis=0)
+        return fresh
+
+    def draw_ahead(self, table: TrajectoryTable, env_steps: Column) -> None:
+        """Generate a block of `AHEAD` env steps for all sub-environments, from this one on; each is its own slot."""
+        self._draw_block(table, env_steps)
+        count = len(self._first)
+        self._rows = self._block.reshape(-1, self._width)
+        self._origin = self._first * count - np.arange(count)
+
+    def ahead(self, env_steps: Column) -> Noise:
+        """Return the numbers of `draw_ahead` for these env steps [E] of all sub-environments."""
+        # One look-up in the block as rows [AHEAD * E, width], which is less work than two indices for each.
+        places = env_steps * len(env_steps)
+        places -= self._origin
+        found: Noise = self._rows.take(places, axis=0)
+        return found
+
+    def _draw_block(self, table: TrajectoryTable, env_steps: Column) -> None:
+        self._misses = 0
+        self._version = table.version
+        self._first = env_steps.copy()
+        keys, steps = table.keys[: table.used], env_steps[table.env_indices[: table.used]]
+        self._block = self._draw(keys[None, :], steps[None, :] + np.arange(AHEAD)[:, None], self._width)
 
 
 @dataclass(slots=True)

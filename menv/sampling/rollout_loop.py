@@ -18,7 +18,6 @@ import numpy.typing as npt
 from menv.adapters.adapter import Adapter
 from menv.base_env import Column, EnvId, Ready
 from menv.errors import ContractError
-from menv.inference.action_sampler import TrajectoryTable
 from menv.metrics import Timers
 from menv.sampling.callback_runner import CallbackRunner
 from menv.sampling.episode_tracker import EpisodeTracker
@@ -26,6 +25,7 @@ from menv.sampling.external_trajectories import ExternalTrajectoryWriter
 from menv.sampling.fragment_limit import FragmentLimit
 from menv.sampling.observation_fn import ObservationFn
 from menv.sampling.policy_group import Answers, PendingRows, PolicyGroup, outside_space_error
+from menv.sampling.trajectories import TrajectoryTable
 from menv.spaces import OutsideSpaceError, own_copy
 
 _EMPTY_POLLS = 10_000

@@ -17,7 +17,6 @@ from menv.base_env import Column, EnvId
 from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode
 from menv.errors import CallOrderError
-from menv.inference.action_sampler import TrajectoryTable
 from menv.metrics import Metrics, Timers
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
@@ -31,6 +30,7 @@ from menv.sampling.fragment_limit import FragmentLimit
 from menv.sampling.observation_fn import Fn, ObservationFn
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.rollout_loop import RolloutLoop
+from menv.sampling.trajectories import TrajectoryTable
 from menv.sampling.vector_loop import VectorLoop, vector_loop
 
 Tree = dict[str, Any]

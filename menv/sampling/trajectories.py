@@ -1,7 +1,8 @@
-"""The split of a fragment's rows into trajectories.
+"""Trajectories: which slot stands for which, and the split of a fragment's rows into them.
 
-`menv.sampling.rollout_buffer` uses it when a fragment closes: a stable sort by slot, ends found by binary search, and
-rewards moved from the row that they arrived with to the row whose action earned them. Everything is arrays.
+`TrajectoryTable` says to which policy and sub-environment each slot belongs. `menv.sampling.rollout_buffer` splits its
+rows when a fragment closes: a stable sort by slot, ends found by binary search, and rewards moved from the row that
+they arrived with to the row whose action earned them. Everything is arrays.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from menv.base_env import AgentId, Column
 from menv.episode import Episode
+from menv.rng import Keys
 from menv.sample_batch import SampleBatch
 
 
@@ -265,3 +268,62 @@ def agent_trajectories(
             agents[eps_id] = episode.get_agents()
         trajectories.append(AgentTrajectory(policy_id, agents[eps_id][number], episode, part))
     return trajectories
+
+
+class SlotEntry(NamedTuple):
+    """Index of the policy group, of the policy in it, of the sub-environment, and key of the agent's random numbers."""
+
+    group: int
+    policy: int
+    env_index: int
+    key: int
+
+
+class TrajectoryTable:
+    """The entries of all slots as columns, which have room for more slots than are in use.
+
+    Attributes:
+        groups: [slots] index of the policy group.
+        policies: [slots] index of the policy in its group.
+        env_indices: [slots] index of the sub-environment.
+        keys: [slots] key of the agent's random numbers.
+        returns: [slots] return of the agent episode so far.
+        version: Grows whenever an entry changes; look-ups of an older version are stale.
+        used: Slots up to the highest that was ever in use.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.used = 0
+        self.groups: Column = np.zeros(64, np.int64)
+        self.policies: Column = np.zeros(64, np.int64)
+        self.env_indices: Column = np.zeros(64, np.int64)
+        self.keys: Keys = np.zeros(64, np.uint64)
+        self.returns: npt.NDArray[np.float64] = np.zeros(64, np.float64)
+        self._entries: list[SlotEntry | None] = [None] * 64
+
+    def entry(self, slot: int) -> SlotEntry:
+        """Return the entry of a slot that is in use."""
+        entry = self._entries[slot]
+        assert entry is not None
+        return entry
+
+    def assign(self, slot: int, group: int, policy: int, env_index: int, key: int) -> None:
+        """Begin an agent episode on a slot; its return starts at 0."""
+        while slot >= len(self._entries):
+            self._grow()
+        self.returns[slot] = 0.0
+        # As a rule the same agent begins its next episode on the slot.
+        if self._entries[slot] == (group, policy, env_index, key):
+            return
+        self._entries[slot] = SlotEntry(group, policy, env_index, key)
+        self.version += 1
+        self.used = max(self.used, slot + 1)
+        self.groups[slot], self.policies[slot], self.env_indices[slot] = group, policy, env_index
+        self.keys[slot] = key
+
+    def _grow(self) -> None:
+        self._entries.extend([None] * len(self._entries))
+        for name in ("groups", "policies", "env_indices", "keys", "returns"):
+            column = getattr(self, name)
+            setattr(self, name, np.concatenate((column, np.zeros_like(column))))

@@ -17,14 +17,21 @@ import numpy as np
 from menv.adapters.adapter import Adapter
 from menv.base_env import SINGLE_AGENT, Column, VectorStep
 from menv.errors import ContractError
-from menv.inference.action_sampler import AHEAD, ActionSampler, TrajectoryTable
 from menv.inference.backend import non_finite_error
 from menv.inference.network_policy import NetworkGroup
 from menv.metrics import Metrics, Timers, When
 from menv.sampling.episode_tracker import EpisodeTracker
 from menv.sampling.fragment_limit import FragmentLimit
-from menv.sampling.policy_group import PendingRows, PolicyGroup, check_bounds, outside_space_error
+from menv.sampling.policy_group import (
+    AHEAD,
+    ActionSampler,
+    PendingRows,
+    PolicyGroup,
+    check_bounds,
+    outside_space_error,
+)
 from menv.sampling.rollout_buffer import RolloutBuffer
+from menv.sampling.trajectories import TrajectoryTable
 from menv.spaces import OutsideSpaceError
 
 

@@ -12,7 +12,7 @@ from menv.algorithms.networks.stock_spec import Activation, StockSpec
 from menv.errors import ConfigError
 from menv.inference.acting_graphs import GraphKind
 from menv.inference.action_heads import ActionHead
-from menv.inference.onnx_sessions import open_session
+from menv.inference.onnx_backend import open_session
 
 HEAD = ActionHead("categorical", (3,))
 

@@ -11,7 +11,7 @@ import pytest
 
 from menv import ConfigError
 from menv.inference.model_check import refuse_unsafe_model
-from menv.inference.onnx_sessions import open_session
+from menv.inference.onnx_backend import open_session
 
 _GRAPH, _NODE, _INITIALIZER = 7, 1, 5
 

@@ -7,7 +7,7 @@ import pytest
 
 from menv.algorithms.networks.stock_spec import StockSpec
 from menv.inference.action_heads import ActionHead
-from menv.inference.onnx_sessions import PolicyBatchLayout
+from menv.inference.onnx_backend import PolicyBatchLayout
 from tests.inference.lively import lively_weights
 from tests.inference.test_onnx_backend import backend, check_each_alone, random_rows
 
