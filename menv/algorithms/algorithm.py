@@ -32,7 +32,7 @@ from menv.algorithms.policy_set import PolicySet
 from menv.algorithms.recipe import Recipe
 from menv.algorithms.remote_rollouts import WorkerGroupFactory
 from menv.algorithms.results import EvaluationResult, TrainResult
-from menv.algorithms.rollouts import BatchAccumulator
+from menv.algorithms.rollouts import BatchAccumulator, RecordedRows
 from menv.algorithms.weight_publisher import ExternalClients
 from menv.callbacks import read_callbacks
 from menv.errors import ConfigError, ContractError, MissingExtraError
@@ -123,6 +123,8 @@ class Algorithm:
         self._rollouts = self._worker_factory.rollouts(
             self._base_env, self._policy_set, self._callbacks, seed, self._metrics
         )
+        mixed = isinstance(self.config.input, Mapping)
+        self._recorded = RecordedRows(self.config, self._policy_set, first, seed) if mixed else None
         self._evaluation_runner = EvaluationRunner(
             self.config, self._policy_set, first, self._callbacks, seed
         )
@@ -202,7 +204,8 @@ class Algorithm:
             self._operation_guard.in_progress("a fragment is being sampled"),
         ):
             self._external_clients.follow_connectors()
-            return self._rollouts.sample()
+            batch = self._rollouts.sample()
+            return batch if self._recorded is None else self._recorded.added_to(batch)
 
     def train(self) -> TrainResult:
         """Sample a train batch, learn from it and return the result.

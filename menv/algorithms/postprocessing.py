@@ -274,6 +274,8 @@ class BatchPostprocessor:
         """
         for policy_id, recipe in self._recipes.items():
             rows = batch.policy_batches.get(policy_id)
+            if getattr(self._configs.get(policy_id), "clones", False):
+                continue
             if recipe.off_policy or rows is None or SampleBatch.OFF_POLICY not in rows.stored():
                 continue
             foreign = rows[SampleBatch.OFF_POLICY]

@@ -523,7 +523,7 @@ class WorkerGroupFactory:
         self._seats: list[RemoteActor] = []
         self._workers: RemoteRollouts | None = None
         self._declared: Declared = {}
-        if config.num_workers and config.input is None:
+        if config.num_workers and not config.replaces_env:
             self._engine = make_engine(config.engine, patience=config.worker_start_timeout_s)
             self._seats = [
                 self._engine.start(import_runtime, label=f"worker {number}")

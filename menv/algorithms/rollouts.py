@@ -9,8 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
 
 from menv import rng
 from menv.adapters.adapter import Adapter
@@ -20,6 +23,7 @@ from menv.algorithms.postprocessing import BatchPostprocessor
 from menv.algorithms.worker_messages import (
     WorkerPlacement,
     env_context,
+    input_context,
     joined_state,
     make_fragment_limit,
     network_policies,
@@ -27,6 +31,7 @@ from menv.algorithms.worker_messages import (
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
 from menv.metrics import Metrics, Timers
+from menv.offline.recorded_envs import RecordedEnvs
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.sample_batch import MultiAgentBatch, SampleBatch, TrajectorySlices
@@ -307,6 +312,65 @@ def tell_envs_created(
 
 Rollouts: TypeAlias = "LocalRollouts | RemoteRollouts"
 """A source of fragments that are ready to be learned from."""
+
+
+class RecordedRows:
+    """Recorded episodes that are learned from beside sampled ones, as the shares in `config.input` say.
+
+    Their policies are those of the run. Their rows are in no count and no mean; filters do not learn from them.
+    """
+
+    def __init__(self, config: AlgorithmConfig, policy_set: PolicyView, env: Any, seed: int) -> None:
+        shares = dict(config.input)
+        sampled = shares.pop("sampler")
+        ((pattern, share),) = shares.items()
+        self._ratio, self._due = share / sampled, 0.0
+        self._config, self._policy_set, self._seed = config, policy_set, seed ^ 1
+        self._envs = RecordedEnvs(pattern, input_context(config, env), config.seed)
+        self._playing: PolicyMap | None = None
+
+    @property
+    def policy_map(self) -> PolicyMap:
+        return self._policy_set.policy_map
+
+    @property
+    def policies(self) -> Mapping[str, Policy]:
+        return self._policy_set.policies
+
+    @property
+    def groups(self) -> Sequence[PolicyGroup]:
+        return self._groups
+
+    @property
+    def postprocessor(self) -> BatchPostprocessor:
+        return self._policy_set.postprocessor
+
+    def added_to(self, batch: MultiAgentBatch) -> MultiAgentBatch:
+        """Return a fragment and its share of recorded rows."""
+        self._due += batch.env_steps() * self._ratio
+        parts = [batch]
+        while self._due > 0:
+            parts.append(self._sample())
+            self._due -= parts[-1].env_steps()
+        for rows in batch.policy_batches.values():
+            if SampleBatch.OFF_POLICY not in rows.stored():
+                rows[SampleBatch.OFF_POLICY] = np.zeros(rows.count, np.bool_)
+        whole = MultiAgentBatch.concat_samples(parts)
+        return MultiAgentBatch(whole.policy_batches, batch.env_steps())
+
+    def _sample(self) -> MultiAgentBatch:
+        if self._playing is not self.policy_map:
+            # The buffers of the run hold other rows.
+            self._playing, self._groups = (
+                self.policy_map,
+                [group.clone() for group in self._policy_set.groups],
+            )
+            length = max(1, round(self._due))
+            config = replace(self._config, rollout_fragment_length=length, input=None, self_play=False)
+            self._rollouts = LocalRollouts(
+                config, self._envs, self, DefaultCallbacks(), self._seed, Metrics()
+            )
+        return self._rollouts.sample()
 
 
 class BatchAccumulator:

@@ -67,13 +67,13 @@ def create_envs(config: AlgorithmConfig, placement: WorkerPlacement = _DRIVER) -
     Returns the first of them, which declares agents and spaces, and all of them as a `BaseEnv`. With an `input` the
     first one is a stub, or the input itself.
     """
-    if config.input is None:
+    if not config.replaces_env:
         make = partial(_make_env, config, placement)
         first = make(0)
         return first, _in_table_form(config, first, make, config.seed, placement)
     if isinstance(config.input, str):
         stub = None if config.env is None else _make_env(config, placement, 0)
-        recorded = RecordedEnvs(config.input, _input_context(config, stub), config.seed)
+        recorded = RecordedEnvs(config.input, input_context(config, stub), config.seed)
         return (recorded if stub is None else stub), recorded
     if not callable(config.input):
         raise ConfigError(
@@ -83,7 +83,7 @@ def create_envs(config: AlgorithmConfig, placement: WorkerPlacement = _DRIVER) -
         )
     source_of: Callable[..., Any] = checked_creator("input", config.input, "InputContext")
     stub = None if config.env is None else _make_env(config, placement, 0)
-    source = source_of(_input_context(config, stub))
+    source = source_of(input_context(config, stub))
     if not isinstance(source, BaseEnv):
         raise ConfigError(
             f"input: the function returned {type(source).__name__}, expected a BaseEnv such as PolicyServerInput; "
@@ -95,11 +95,13 @@ def create_envs(config: AlgorithmConfig, placement: WorkerPlacement = _DRIVER) -
 
 def check_input_settings(config: AlgorithmConfig) -> None:
     """Refuse settings that cannot work with an `input`: recorded episodes, or clients that step environments."""
-    if isinstance(config.input, str) and config.multiagent.observation_fn is not None:
+    if isinstance(config.input, str | Mapping) and config.multiagent.observation_fn is not None:
         raise ConfigError(
             "observation_fn: given with recorded episodes as input, expected None, because policies must see what was "
             "recorded; record an environment that returns those observations"
         )
+    if not config.replaces_env:
+        return
     for name, instead in (("num_workers", ""), ("remote_worker_envs", ", or put it into evaluation_config")):
         if value := getattr(config, name):
             raise ConfigError(
@@ -116,9 +118,7 @@ def check_input_settings(config: AlgorithmConfig) -> None:
 
 def check_evaluable(config: AlgorithmConfig, training_env: Any) -> None:
     """Refuse evaluations without an environment that menv steps."""
-    if config.env is None or (
-        config.input is not None and config.input is not False and training_env is None
-    ):
+    if config.env is None or (config.replaces_env and training_env is None):
         raise ConfigError(
             "evaluate: clients of an input cannot be evaluated, expected an environment that menv steps; give one with "
             'evaluation_config={"env": ...}'
@@ -195,7 +195,8 @@ def _make_env(config: AlgorithmConfig, placement: WorkerPlacement, vector_index:
     )
 
 
-def _input_context(config: AlgorithmConfig, stub: Any) -> InputContext:
+def input_context(config: AlgorithmConfig, stub: Any) -> InputContext:
+    """Return what a source of experience must know; `stub` is an environment, None if there is none."""
     agents = tuple(getattr(stub, "possible_agents", None) or ())
     multi = isinstance(stub, MultiAgentEnv) or bool(agents)
     one, by_agent = {}, {}

@@ -5,6 +5,7 @@ Each trajectory is a row for each action, then one for its last observation:
 | column | value |
 |---|---|
 | `episode` | id of the episode in its file |
+| `length` | env steps of the episode |
 | `seed` | seed of its reset, -1 without one |
 | `agent`, `policy` | names |
 | `t` | env step of the episode, of the observation |
@@ -40,8 +41,10 @@ Columns: TypeAlias = dict[str, Any]
 VERSION = 1
 _NO_SPACES = -1
 ACTION, LAST, NO_LAST, REWARD = range(4)
-_PLAIN = {"episode": np.int64, "seed": np.int64, "t": np.int64, "kind": np.uint8, "reward": np.float64,
-          "terminated": np.bool_, "truncated": np.bool_}  # fmt: skip
+_PLAIN = {
+    "episode": np.int64, "length": np.int64, "seed": np.int64, "t": np.int64, "kind": np.uint8,
+    "reward": np.float64, "terminated": np.bool_, "truncated": np.bool_,
+}  # fmt: skip
 NAMES = ("agent", "policy")
 
 
@@ -73,6 +76,7 @@ class RecordedEpisode:
         trajectories: In the order of their ends; an agent that returns has several.
         seed: The seed of the reset; None if it had none.
         env: The name of the environment; "" if it has none.
+        env_steps: Length of the episode; at least the time of the last observation.
         unclaimed: Rewards that belong to no action, by agent.
         name: File and number, for messages.
     """
@@ -80,15 +84,9 @@ class RecordedEpisode:
     trajectories: Sequence[RecordedTrajectory]
     seed: int | None = None
     env: str = ""
+    env_steps: int = 0
     unclaimed: Mapping[AgentId, float] = field(default_factory=dict)
     name: str = ""
-
-    @property
-    def env_steps(self) -> int:
-        """Length of the episode in env steps."""
-        return max(
-            (int(one.steps.env_t[-1]) for one in self.trajectories if one.steps.env_t is not None), default=0
-        )
 
     @property
     def truncated(self) -> bool:
@@ -258,7 +256,13 @@ def to_columns(header: Header, episodes: Sequence[RecordedEpisode], first: int =
             plain[name].append(np.broadcast_to(column, count))
 
     for number, episode in enumerate(episodes, first):
-        of_episode = {"episode": number, "seed": -1 if episode.seed is None else episode.seed}
+        times = [int(_times(one.steps)[-1]) for one in episode.trajectories]
+        length = max([episode.env_steps, *times])
+        of_episode = {
+            "episode": number,
+            "length": length,
+            "seed": -1 if episode.seed is None else episode.seed,
+        }
         for one in episode.trajectories:
             steps, count = one.steps, len(one.steps.rewards)
             agent, spaces = places[one.agent_id]
@@ -275,7 +279,7 @@ def to_columns(header: Header, episodes: Sequence[RecordedEpisode], first: int =
         rest = {agent: reward for agent, reward in episode.unclaimed.items() if reward}
         for agent_id, reward in rest.items():
             add(
-                1, **of_episode, agent=places[agent_id][0], t=episode.env_steps, kind=REWARD, reward=reward,
+                1, **of_episode, agent=places[agent_id][0], t=length, kind=REWARD, reward=reward,
                 policy=policies.setdefault("", len(policies)), terminated=False, truncated=False,
             )  # fmt: skip
         for part in header.all_parts() if rest else ():
@@ -325,7 +329,7 @@ def from_columns(header: Header, columns: Columns, where: str) -> Iterator[Recor
     )
     kinds, ends = columns["kind"], np.flatnonzero(columns["kind"] != ACTION)
     starts = [0, *(ends[:-1] + 1).tolist()]
-    numbers, seeds = columns["episode"][ends].tolist(), columns["seed"][ends].tolist()
+    numbers, seeds, lengths = (columns[name][ends].tolist() for name in ("episode", "seed", "length"))
     views = [
         _Views(columns, *pair, *spaces) for pair, spaces in zip(header.parts, header.spaces, strict=True)
     ]
@@ -346,7 +350,9 @@ def from_columns(header: Header, columns: Columns, where: str) -> Iterator[Recor
             )
         if place == last or numbers[place + 1] != numbers[place]:
             seed, name = seeds[place], f"{where}, episode {numbers[place]}"
-            yield RecordedEpisode(trajectories, None if seed < 0 else seed, header.env, unclaimed, name)
+            yield RecordedEpisode(
+                trajectories, None if seed < 0 else seed, header.env, lengths[place], unclaimed, name
+            )
             trajectories, unclaimed = [], {}
 
 

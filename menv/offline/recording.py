@@ -86,7 +86,7 @@ class EpisodeWatcher:
         for episode in ready.episodes:
             while len(ready.unclaimed) - len(rest) < episode.unclaimed:
                 self._count(rest.pop(0))
-            self._finish(episode.env_index, episode.faulty)
+            self._finish(episode.env_index, episode.env_steps, episode.faulty)
         for entry in rest:
             self._count(entry)
         for join in ready.joined:
@@ -147,11 +147,13 @@ class EpisodeWatcher:
         own = self._unclaimed.setdefault(entry.env_index, {})
         own[entry.agent_id] = own.get(entry.agent_id, 0.0) + entry.reward
 
-    def _finish(self, index: int, faulty: bool) -> None:
+    def _finish(self, index: int, env_steps: int, faulty: bool) -> None:
         trajectories, unclaimed = self._ended.pop(index, []), self._unclaimed.pop(index, {})
         _, seed = self._begun.pop(index, (0, None))
         if not faulty:
-            self.finished.append((index, RecordedEpisode(trajectories, seed, self._env, unclaimed)))
+            self.finished.append(
+                (index, RecordedEpisode(trajectories, seed, self._env, env_steps, unclaimed))
+            )
 
 
 def with_policies(episode: RecordedEpisode, policy_of: Callable[[AgentId], str]) -> RecordedEpisode:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from menv import ConfigError
-from menv.algorithms import DQN
+from menv.algorithms import DQN, PPO
 from menv.base_env import ExternalSteps
 from menv.offline import (
     RecordCallbacks,
@@ -24,7 +24,7 @@ from menv.offline import (
     record,
     write_episodes,
 )
-from tests.offline.worlds import SPACES
+from tests.offline.worlds import SPACES, Comings
 
 
 def plain(value: Any) -> Any:
@@ -39,7 +39,7 @@ def plain(value: Any) -> Any:
 def shown(episode: RecordedEpisode) -> Any:
     """Return all that an episode says, except its name."""
     return [
-        episode.seed, episode.env, dict(episode.unclaimed),
+        episode.seed, episode.env, episode.env_steps, dict(episode.unclaimed),
         [
             [
                 one.agent_id, one.policy_id, one.observation_space, one.action_space,
@@ -75,7 +75,7 @@ def episodes(draw: st.DrawFn) -> RecordedEpisode:
     unclaimed: dict[Any, float] = draw(
         st.dictionaries(st.sampled_from(["a", "d"]), st.floats(1, 9), max_size=2)
     )
-    return RecordedEpisode(found, draw(st.none() | st.integers(0, 2**40)), "world", unclaimed)
+    return RecordedEpisode(found, draw(st.none() | st.integers(0, 2**40)), "world", 99, unclaimed)
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
@@ -113,6 +113,27 @@ def test_a_learner_gets_from_a_recording_what_was_sampled(suffix: str, tmp_path:
     assert read.env_steps() == sampled.env_steps()
     ours, theirs = (chunks(whole["default_policy"]) for whole in (sampled, read))
     assert ours == theirs
+
+
+def test_batches_of_a_recording_are_those_that_were_sampled(tmp_path: Path) -> None:
+    """Every trajectory has the same observations, actions, rewards, ends and successors as when it was sampled."""
+    shared: dict[str, Any] = {
+        "train_batch_size": 120, "rollout_fragment_length": 120, "batch_mode": "complete_episodes", "seed": 3,
+        "multiagent": {"policies": list(SPACES), "policy_mapping_fn": lambda agent: agent},
+    }  # fmt: skip
+    callbacks = RecordCallbacks(tmp_path / "run.parquet")
+    with PPO(env=Comings, config={**shared, "callbacks": callbacks}) as algo:
+        sampled = algo.sample()
+    (path,) = tmp_path.glob("run-0-*.parquet")
+    written = list(read_episodes(path))
+    assert {one.policy_id == one.agent_id for episode in written for one in episode.trajectories} == {True}
+    rewards = sum(float(one.steps.rewards.sum()) for episode in written for one in episode.trajectories)
+    assert rewards == sum(float(batch["rewards"].sum()) for batch in sampled.policy_batches.values())
+    with PPO(env=Comings, config={**shared, "input": str(path), "bc_weight": 1.0}) as algo:
+        read = algo.sample()
+    assert read.env_steps() == sampled.env_steps()
+    for agent in SPACES:
+        assert chunks(read[agent]) == chunks(sampled[agent])
 
 
 def chunks(batch: Any) -> list[Any]:
@@ -188,3 +209,36 @@ def test_the_cut_last_line_of_jsonl_is_skipped_with_a_warning(tmp_path: Path) ->
         UserWarning, match="line 4, the last one, is cut, and its episode is skipped; 2 are read"
     ):
         assert len(list(read_episodes(path))) == 2
+
+
+def test_recorded_rows_are_added_to_sampled_ones_by_their_share(tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    record(lambda obs: 0, "CartPole-v1", path, episodes=4)
+    config = {"input": {"sampler": 0.4, str(path): 0.6}, "bc_weight": 1.0, "train_batch_size": 200, "seed": 0}
+    with PPO(env="CartPole-v1", config=config) as algo:
+        result = algo.train()
+        batches = [algo.sample() for _ in range(5)]
+    assert result["num_env_steps_sampled"] == 200
+    assert result["info"]["learner"]["default_policy"]["learner_stats"]["bc_loss"] > 0
+    foreign = np.concatenate([batch["default_policy"]["off_policy"] for batch in batches])
+    assert foreign.mean() == pytest.approx(0.6, abs=0.05)
+    assert {batch.env_steps() for batch in batches} == {200}
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "shares of nothing else": ({"input": {"sampler": 1.0}}, r"expected shares above 0 of the sampler and of one recording"),
+    "a share of 0": ({"input": {"sampler": 1.0, "x": 0}}, r"expected shares above 0 of the sampler and of one recording"),
+    "a recurrent policy": ({"bc_weight": 1, "model": {"use_lstm": True}}, r"bc_weight with a recurrent policy"),
+    "a falling weight": ({"bc_weight_schedule": [[0, 1], [9, -1]]}, r"bc_weight_schedule is .* values of at least 0"),
+    "an observation_fn": (
+        {"input": "x", "multiagent": {"observation_fn": lambda *given: given[0]}}, r"observation_fn: given with recorded"
+    ),
+    "workers": ({"input": "x", "num_workers": 2}, r"num_workers: 2 with an input, expected 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_settings_that_recordings_do_not_go_with_are_refused(case: str) -> None:
+    config, message = WRONG[case]
+    with pytest.raises(ConfigError, match=message):
+        PPO(env="CartPole-v1", config=config)

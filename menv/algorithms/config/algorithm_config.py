@@ -224,7 +224,8 @@ class AlgorithmConfig(BuilderChain, Settings):
     input: Any = setting(None, classic="sampler", methods="training offline_data", old="input_")
     """Where experience comes from instead of `env`: a path or a pattern of recorded episodes, such as
     `"games/*.parquet"`, or a function of an `InputContext` that returns a source, such as a policy server. The
-    environment is then only needed for evaluations."""
+    environment is then only needed for evaluations. `{"sampler": 0.5, "games/*.parquet": 0.5}` samples the environment
+    too: the numbers are shares of the env steps, and those of the environment alone are counted."""
     env_config: Mapping[str, Any] = setting({}, methods="environment")
     """Items of the `EnvContext` that is passed to the environment."""
     observation_space: Any = setting(None, methods="environment")
@@ -355,6 +356,14 @@ class AlgorithmConfig(BuilderChain, Settings):
                 'agent_connectors=[("FrameStackAgentConnector", {"num_frames": 4})]'
             )
         vars(self)["agent_connectors"] = tuple(self.agent_connectors)
+        if isinstance(self.input, Mapping):
+            shares = [*self.input.values()]
+            numbers = all(isinstance(one, int | float) and 0 < one < math.inf for one in shares)
+            if len(shares) != 2 or "sampler" not in self.input or not numbers:
+                raise ConfigError(
+                    f"{self._where}: input is {shown(self.input)}, expected shares above 0 of the sampler and of one "
+                    'recording; write {"sampler": 0.5, "games/*.parquet": 0.5}'
+                )
         self._check_processes()
         for name, row in table(type(self)).items():
             needed = row.facts.get("needs")
@@ -376,7 +385,7 @@ class AlgorithmConfig(BuilderChain, Settings):
             )
         if self.overlap and not self.num_workers:
             what = "without workers, expected some that sample meanwhile; set num_workers to 1 or more"
-            if self.input is not None:
+            if self.replaces_env:
                 what = "with an input, expected False, because clients play while this process learns; leave it out"
             raise ConfigError(f"{self._where}: overlap is True {what}")
         if self.overlap and self.self_play.enabled:
@@ -384,6 +393,11 @@ class AlgorithmConfig(BuilderChain, Settings):
                 f"{self._where}: overlap is True with self_play, expected False, because opponents change between "
                 "iterations; leave it out"
             )
+
+    @property
+    def replaces_env(self) -> bool:
+        """Whether `input` is the only source of experience."""
+        return self.input is not None and not isinstance(self.input, Mapping)
 
     own_meaning: ClassVar[frozenset[str]] = frozenset()
     """Fields with another meaning in this algorithm, which its policies never take from the config of another one."""

@@ -69,6 +69,13 @@ class PPOSettings(Settings):
     outside. None keeps `lr`."""
     entropy_coeff_schedule: Schedule | None = None
     """Entropy coefficient over env steps, in the same form. None keeps `entropy_coeff`."""
+    bc_weight: float = setting(0.0, low=0)
+    """Coefficient of behaviour cloning, unless `bc_weight_schedule` is set: the loss has this times the mean negative
+    log-likelihood of the actions that the policy did not choose, those of recorded episodes and of clients. 0 leaves
+    these actions out. With recorded episodes as `input` there are no others, and PPO does nothing but clone."""
+    bc_weight_schedule: Schedule | None = None
+    """The same coefficient over env steps, as in `lr_schedule`, such as [[0, 1], [100000, 0]] for a warm start. None
+    keeps `bc_weight`."""
     critic_obs: Literal["all_agents"] | CriticObs | None = None
     """Input of the value network while learning, for a centralized critic (MAPPO): "all_agents" (see
     `menv.algorithms.centralized_critic`), or a function `(batch, other_agent_batches, episode)` of one trajectory
@@ -85,7 +92,7 @@ class PPOSettings(Settings):
                 f"PPO: kl_target is {self.kl_target}, above which any update is, so that the KL term would grow until "
                 "nothing is learned, expected a number above 0; set kl_coeff=0 to switch the term off"
             )
-        for name in ("lr_schedule", "entropy_coeff_schedule"):
+        for name in ("lr_schedule", "entropy_coeff_schedule", "bc_weight_schedule"):
             _check_schedule(name, getattr(self, name))
         _check_critic_obs(self.critic_obs, self.critic_obs_size)
 
@@ -103,6 +110,15 @@ class PPOSettings(Settings):
         """Return the entropy coefficient after `env_steps` env steps of the run."""
         return _value_at(self.entropy_coeff_schedule, self.entropy_coeff, env_steps)
 
+    def bc_weight_at(self, env_steps: int) -> float:
+        """Return the coefficient of behaviour cloning after `env_steps` env steps of the run."""
+        return _value_at(self.bc_weight_schedule, self.bc_weight, env_steps)
+
+    @property
+    def clones(self) -> bool:
+        """Whether actions that the policy did not choose are cloned, at least at some time."""
+        return bool(self.bc_weight) or self.bc_weight_schedule is not None
+
 
 _KL_OF_NUMBERS = 0.2
 
@@ -117,8 +133,9 @@ def _check_schedule(name: str, schedule: Schedule | None) -> None:
     pairs = points.ndim == 2 and points.shape[1] == 2 and len(points) > 0 and points.dtype.kind in "iuf"
     most = FASTEST if name == "lr_schedule" else LARGEST
     fits = pairs and (np.abs(points) <= (LARGEST, most)).all() and (np.diff(points[:, 0]) > 0.0).all()
-    if not fits or (name == "lr_schedule" and points[:, 1].min() < 0.0):
-        values = "values of at least 0" if name == "lr_schedule" else "values"
+    positive = name != "entropy_coeff_schedule"
+    if not fits or (positive and points[:, 1].min() < 0.0):
+        values = "values of at least 0" if positive else "values"
         raise ConfigError(
             f"PPO: {name} is {shown(schedule)}, expected [env_steps, value] pairs with rising env_steps and "
             f"{values} up to {most:g}; for example [[0, 1e-3], [100000, 1e-4]]"
@@ -169,6 +186,12 @@ class PPOConfig(AlgorithmConfig, PPOSettings):
             raise ConfigError(
                 "config: critic_obs with model.vf_share_layers, expected a separate value network, because the "
                 "policy must not see the critic's input; set vf_share_layers to False"
+            )
+
+        if self.clones and self.model.cell is not None:
+            raise ConfigError(
+                "config: bc_weight with a recurrent policy, expected feed-forward layers, because recordings hold no "
+                "hidden states; leave use_lstm and use_gru out, or bc_weight at 0"
             )
 
     def rows_of_a_step(self) -> int:

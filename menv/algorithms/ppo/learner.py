@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,16 @@ from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
 from menv.algorithms.networks.stock_spec import UnitWeights
 from menv.algorithms.ppo.config import PPOSettings
 from menv.algorithms.ppo.gradients import ColumnRows, PPOGradientStep, can_learn
-from menv.algorithms.ppo.loss import FIELDS, LossWeights, Minibatch, adapted_kl_coeff, clip_bounds, ppo_loss
+from menv.algorithms.ppo.loss import (
+    FIELDS,
+    Demonstrations,
+    LossWeights,
+    Minibatch,
+    adapted_kl_coeff,
+    clip_bounds,
+    cloning_loss,
+    ppo_loss,
+)
 from menv.algorithms.return_scaling import ReturnNormalizer
 from menv.algorithms.sequences import sequences, state_before
 from menv.algorithms.torch_runtime import CPU, repeatable, tensor_of
@@ -103,12 +113,15 @@ class PPOLearner:
             )
         settings = self._settings
         self._adam.lr = settings.lr_at(env_steps)
+        columns, demonstrations = self._split(columns, env_steps)
+        if not len(columns["obs"]):
+            return self._only_clone(demonstrations)
         if self._scale is not None:
             self._scale.follow(columns["value_targets"], columns.get(SampleBatch.VF_PREDS))
         weights = self._weights(env_steps)
         rows = self._rows(columns) if not self._recurrent else self._sequences(columns)
         with repeatable(self._device), self._with_policy(), self._learning():
-            stats = self._epochs(rows, weights)
+            stats = self._epochs(rows, weights, demonstrations)
         if self._scale is not None and self._in_units and "vf_loss" in stats:
             stats["vf_loss"] *= self._scale.unit**2
         stats["vf_explained_var"] = explained_variance(columns["value_targets"], _value_errors(columns))
@@ -120,6 +133,44 @@ class PPOLearner:
         if "kl" in stats:
             self._kl_coeff = adapted_kl_coeff(self._kl_coeff, stats["kl"], settings.kl_target)
         return stats
+
+    def _split(self, columns: Columns, env_steps: int) -> tuple[Columns, Demonstrations | None]:
+        """Return the rows whose actions the policy chose, and the others if they are cloned now."""
+        foreign = columns.get(SampleBatch.OFF_POLICY) if self._settings.clones else None
+        if foreign is None:
+            return columns, None
+        assert isinstance(columns, SampleBatch)
+        others, weight = columns.take(np.flatnonzero(foreign)), self._settings.bc_weight_at(env_steps)
+        own = columns.take(np.flatnonzero(~foreign))
+        if not others.count or not weight:
+            return own, None
+        mask = others.get("action_mask")
+        return own, Demonstrations(
+            self._tensor(obs_column(others["obs"]), None),
+            None if mask is None else self._tensor(mask, np.bool_),
+            self._tensor(others["actions"], self._head.action_dtype),
+            weight,
+        )
+
+    def _only_clone(self, rows: Demonstrations | None) -> dict[str, float]:
+        """Learn from demonstrations alone."""
+        if rows is None:
+            return {"bc_weight": 0.0}
+        rng = np.random.default_rng((self._seed, self._batches))
+        self._batches += 1
+        parts, losses = max(1, len(rows.obs) // self._settings.sgd_minibatch_size), list[float]()
+        with repeatable(self._device), self._with_policy():
+            for _ in range(self._settings.num_sgd_iter):
+                losses.clear()
+                for part in rows.split(self._tensor(rng.permutation(len(rows.obs))), parts):
+                    loss = self._cloning_loss(part)
+                    torch.autograd.backward(loss * part.weight)
+                    self._adam.step()
+                    losses.append(loss.item())
+        return {"bc_loss": sum(losses) / len(losses), "bc_weight": rows.weight, "cur_lr": self._adam.lr}
+
+    def _cloning_loss(self, rows: Demonstrations) -> Tensor:
+        return cloning_loss(self._head, self._network.dist_inputs(rows.obs, rows.mask), rows.actions)
 
     def weights(self) -> dict[str, npt.NDArray[np.float32]]:
         """Return copies of the weights by name."""
@@ -223,26 +274,35 @@ class PPOLearner:
     def _tensor(self, column: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> Tensor:
         return tensor_of(column, self._device, dtype)
 
-    def _epochs(self, rows: Minibatch, weights: LossWeights) -> dict[str, float]:
+    def _epochs(
+        self, rows: Minibatch, weights: LossWeights, demonstrations: Demonstrations | None = None
+    ) -> dict[str, float]:
         # A function of seed and batch number alone, so that resumed runs shuffle identically.
         rng = np.random.default_rng((self._seed, self._batches))
         self._batches += 1
         last_epoch: list[Tensor] = []
         epochs = self._settings.num_sgd_iter
-        columns = None if self._by_hand is None else ColumnRows.of(self._head, rows)
+        by_hand = self._by_hand if demonstrations is None else None
+        columns = None if by_hand is None else ColumnRows.of(self._head, rows)
         for epoch in range(epochs):
             order, size = self._order(rng, rows)
             report = epoch == epochs - 1
-            if self._by_hand is not None and columns is not None:
-                last_epoch = self._by_hand.epoch(columns.ordered(order), size, weights, report)
-            else:
-                parts = self._minibatches(rows, order, size)
-                last_epoch = [self._update(part, weights, report) for part in parts]
-        if self._by_hand is not None:
-            self._by_hand.free()
-        return dict(
-            zip(self._statistics or _STATISTICS, torch.stack(last_epoch).mean(0).tolist(), strict=True)
-        )
+            if by_hand is not None and columns is not None:
+                last_epoch = by_hand.epoch(columns.ordered(order), size, weights, report)
+                continue
+            parts, cloning = self._minibatches(rows, order, size), list[Demonstrations]()
+            if demonstrations is not None:
+                others = self._tensor(rng.permutation(len(demonstrations.obs)))
+                cloning = demonstrations.split(others, len(parts))
+            pairs = zip_longest(parts, cloning)
+            last_epoch = [self._update(part, weights, report, clones) for part, clones in pairs]
+        if by_hand is not None:
+            by_hand.free()
+        names = self._statistics or _STATISTICS
+        if demonstrations is not None:
+            names = (*names, "bc_loss")
+        found = dict(zip(names, torch.stack(last_epoch).mean(0).tolist(), strict=True))
+        return found if demonstrations is None else {**found, "bc_weight": demonstrations.weight}
 
     def _with_policy(self) -> AbstractContextManager[None]:
         if self._policy is None or self._device == CPU:
@@ -265,18 +325,24 @@ class PPOLearner:
     def _minibatches(self, rows: Minibatch, order: Tensor, size: int) -> list[Minibatch]:
         return rows.each(lambda column: column.index_select(0, order)).split(size)
 
-    def _update(self, rows: Minibatch, weights: LossWeights, report: bool) -> Tensor:
+    def _update(
+        self, rows: Minibatch, weights: LossWeights, report: bool, cloned: Demonstrations | None = None
+    ) -> Tensor:
         terms = (
             self._terms(rows, weights, report)
             if self._policy is None
             else self._own_terms(self._policy, rows, weights)
         )
+        extra: tuple[Tensor, ...] = ()
+        if cloned is not None:
+            extra = (self._cloning_loss(cloned) if len(cloned.obs) else cloned.obs.sum(),)
+            terms = (terms[0] + cloned.weight * extra[0], *terms[1:])
         torch.autograd.backward(terms[0])
         norm = self._adam.step()
         if not report:
             return _NOTHING
         # Tensors: reading numbers here would synchronize with the GPU at every step.
-        return torch.stack((*terms, norm)).detach()
+        return torch.stack((*terms, norm, *extra)).detach()
 
     def _terms(self, rows: Minibatch, weights: LossWeights, report: bool) -> tuple[Tensor, ...]:
         if rows.valid is not None:

@@ -98,6 +98,34 @@ class Minibatch(NamedTuple):
         return self._replace(**changed)
 
 
+class Demonstrations(NamedTuple):
+    """Rows whose actions are cloned: obs [B, F], mask [B, M] or None, actions [B, ...], and the weight of the loss."""
+
+    obs: Tensor
+    mask: Tensor | None
+    actions: Tensor
+    weight: float
+
+    def split(self, order: Tensor, parts: int) -> list[Demonstrations]:
+        """Return the rows in an order [B], in so many nearly equal parts."""
+        return [
+            Demonstrations(
+                self.obs[rows],
+                None if self.mask is None else self.mask[rows],
+                self.actions[rows],
+                self.weight,
+            )
+            for rows in order.tensor_split(parts)
+        ]
+
+
+def cloning_loss(head: ActionHead, dist_inputs: Tensor, actions: Tensor) -> Tensor:
+    """Return the mean negative log-likelihood of actions [B, ...] under dist_inputs [B, D], after masking."""
+    return -torch_distributions.standard_logp(
+        head, torch_distributions.standard(head, dist_inputs), actions
+    ).mean()
+
+
 @dataclass(frozen=True, slots=True)
 class LossWeights:
     """Coefficients of one update, as in `PPOSettings`."""
