@@ -366,7 +366,7 @@ class RecordedRows:
                 [group.clone() for group in self._policy_set.groups],
             )
             length = max(1, round(self._due))
-            config = replace(self._config, rollout_fragment_length=length, input=None, self_play=False)
+            config = replace(self._config, rollout_fragment_length=length, input=None)
             self._rollouts = LocalRollouts(
                 config, self._envs, self, DefaultCallbacks(), self._seed, Metrics()
             )

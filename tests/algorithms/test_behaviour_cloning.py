@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ def test_the_loss_is_the_mean_negative_log_likelihood_by_hand() -> None:
     logits = torch.tensor([[0.0, math.log(3.0)], [5.0, 5.0]], requires_grad=True)
     loss = cloning_loss(CHOICE, logits, torch.tensor([1, 0]))
     assert loss.item() == pytest.approx((math.log(4 / 3) + math.log(2)) / 2)
-    loss.backward()
+    torch.autograd.backward(loss)
     # The gradient of a row is (probabilities - chosen) / rows.
     assert logits.grad is not None
     np.testing.assert_allclose(logits.grad, [[0.125, -0.125], [-0.25, 0.25]], atol=1e-6)
@@ -33,7 +34,7 @@ def test_the_loss_is_the_mean_negative_log_likelihood_by_hand() -> None:
 def rows(foreign: list[bool]) -> SampleBatch:
     made = batch([len(foreign)])
     count = len(foreign)
-    columns = {
+    columns: dict[str, Any] = {
         "actions": np.arange(count) % 2, "action_logp": np.full(count, -math.log(2), np.float32),
         "action_dist_inputs": np.zeros((count, 2), np.float32), "off_policy": np.array(foreign),
         "advantages": np.linspace(-1, 1, count, dtype=np.float32), "vf_preds": np.zeros(count, np.float32),

@@ -128,7 +128,12 @@ def test_every_row_is_learned_from_in_every_epoch_however_sequences_are_batched(
         update = learner._update
 
         def watched(
-            rows: Any, weights: Any, report: bool, update: Any = update, seen: list[int] = seen
+            rows: Any,
+            weights: Any,
+            report: bool,
+            cloned: Any = None,
+            update: Any = update,
+            seen: list[int] = seen,
         ) -> Any:
             seen.append(int(rows.valid.sum()))
             return update(rows, weights, report)

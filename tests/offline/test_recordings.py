@@ -226,12 +226,12 @@ def test_recorded_rows_are_added_to_sampled_ones_by_their_share(tmp_path: Path) 
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "shares of nothing else": ({"input": {"sampler": 1.0}}, r"expected shares above 0 of the sampler and of one recording"),
-    "a share of 0": ({"input": {"sampler": 1.0, "x": 0}}, r"expected shares above 0 of the sampler and of one recording"),
+    "shares of nothing else": ({"input": {"sampler": 1.0}}, r"shares above 0 of the sampler and of one"),
+    "a share of 0": ({"input": {"sampler": 1.0, "x": 0}}, r"shares above 0 of the sampler and of one"),
     "a recurrent policy": ({"bc_weight": 1, "model": {"use_lstm": True}}, r"bc_weight with a recurrent policy"),
     "a falling weight": ({"bc_weight_schedule": [[0, 1], [9, -1]]}, r"bc_weight_schedule is .* values of at least 0"),
     "an observation_fn": (
-        {"input": "x", "multiagent": {"observation_fn": lambda *given: given[0]}}, r"observation_fn: given with recorded"
+        {"input": "x", "multiagent": {"observation_fn": lambda *given: given[0]}}, r"observation_fn: given with"
     ),
     "workers": ({"input": "x", "num_workers": 2}, r"num_workers: 2 with an input, expected 0"),
 }  # fmt: skip
