@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 
 from menv.adapters.adapter import Adapter
-from menv.adapters.custom import CustomEnvs, TableEnvs
+from menv.adapters.custom import CustomEnvs
 from menv.adapters.external import EnvThreads, ExternalEnvs
 from menv.adapters.gym import GymEnvs
 from menv.adapters.gym_vector import GymVectorEnvs
@@ -54,10 +54,8 @@ def to_local_base_env(
     check_make_env(make_env)
     if isinstance(env, BaseEnv):
         check_number(env, num_envs)
-        if not env.returns_table:
-            return CustomEnvs(env)
-        # Adapters return valid tables; `TableEnvs` checks the tables of users.
-        return env if isinstance(env, Adapter) else TableEnvs(env)
+        # Adapters return valid tables.
+        return env if isinstance(env, Adapter) else CustomEnvs(env)
     if isinstance(env, ExternalEnv | ExternalMultiAgentEnv):
         _check_begun(env, "broker", "action_space, observation_space")
         return _external(env, make_env, num_envs)

@@ -1,7 +1,7 @@
-"""A user's own `BaseEnv`: `CustomEnvs` reads the six nested dicts, `TableEnvs` checks tables.
+"""A user's own `BaseEnv`: `CustomEnvs` checks its tables in the poll in which a mistake is made.
 
-Both call the inner environment, not before the first poll, chain its errors, and raise the errors of `validation.py`
-in the poll in which a mistake is made. The checker plays environments through them.
+`SixDicts` reads the six nested dicts of an environment into tables first. The checker plays environments through the
+same adapter. Both call the environment, not before the first poll, and chain its errors.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
@@ -38,6 +39,7 @@ from menv.base_env import (
     End,
     EnvId,
     EpisodeEnd,
+    FloatArray,
     IntArray,
     Join,
     MultiEnvDict,
@@ -60,65 +62,43 @@ _NO_SEAT: tuple[EnvId, AgentId] = (None, None)
 _NEVER = -1
 
 
-class InnerEnvs(Adapter):
-    """Base of `CustomEnvs` and `TableEnvs`.
-
-    Attributes:
-        inner: The other environment.
-        possible_agents: The agents that may ever appear, None if it does not list them.
-    """
-
-    def __init__(self, inner: BaseEnv) -> None:
-        self.inner = inner
-        self.observation_space = inner.observation_space
-        self.action_space = inner.action_space
-        self.possible_agents = getattr(inner, "possible_agents", None)
-        self.num_envs = inner.num_envs or 0
-        # `check_env`: its `began` and `stepped` see what the inner environment returned.
-        self.watcher: Any = None
-
-    def get_sub_environments(self, as_dict: bool = False) -> Any:
-        """Return the answer of the inner environment."""
-        return self.inner.get_sub_environments(as_dict)
-
-    def try_render(self, env_id: EnvId | None = None) -> Any:
-        """Render through the inner environment."""
-        return self.inner.try_render(env_id)
-
-    def stop(self) -> None:
-        """Stop the inner environment."""
-        self.inner.stop()
-
-    def _inner_reset(self, env_id: EnvId | None, seed: int | None, options: dict[str, Any] | None) -> Any:
-        # The classic signature is `try_reset(env_id)`: other arguments are passed only if they are given.
-        given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
-        return self._call("try_reset", env_id, **given)
-
-    def _wrong(self, where: str, got: str, expected: str, fix: str, finding: str = "ME100") -> ContractError:
-        where = f"{type(self.inner).__name__}.{where}"
-        return ContractError(f"{where}: {got}, expected {expected}; {fix}", finding)
-
-    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return getattr(self.inner, method)(*args, **kwargs)
-        except MenvError:
-            raise
-        except raised_by_envs() as error:
-            raise EnvCrashError(
-                f"{type(self.inner).__name__}.{method}: raised {type(error).__name__}: {error}; "
-                "the environment's own traceback is above"
-            ) from error
+def _call(env: BaseEnv, method: str, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return getattr(env, method)(*args, **kwargs)
+    except MenvError:
+        raise
+    except raised_by_envs() as error:
+        raise EnvCrashError(
+            f"{type(env).__name__}.{method}: raised {type(error).__name__}: {error}; "
+            "the environment's own traceback is above"
+        ) from error
 
 
-class CustomEnvs(InnerEnvs):
-    """Reads the six dicts of another `BaseEnv`, with the same `AgentTracker` as in `multi_agent`.
+def _reset(env: BaseEnv, env_id: EnvId | None, seed: int | None, options: dict[str, Any] | None) -> Any:
+    # The classic signature is `try_reset(env_id)`: other arguments are passed only if they are given.
+    given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
+    return _call(env, "try_reset", env_id, **given)
 
-    It never resets the inner environment unasked: after `"__all__"` it calls `try_reset`, waits if the answer is
+
+def _wrong(
+    env: BaseEnv, where: str, got: str, expected: str, fix: str, finding: str = "ME100"
+) -> ContractError:
+    return ContractError(f"{type(env).__name__}.{where}: {got}, expected {expected}; {fix}", finding)
+
+
+class SixDicts(BaseEnv):
+    """Reads the six dicts of another `BaseEnv` into tables, with the same `AgentTracker` as in `multi_agent`.
+
+    It never resets the other environment unasked: after `"__all__"` it calls `try_reset`, waits if the answer is
     "async_reset_return", and expects a new env id if it is `(None, None)`.
     """
 
-    def __init__(self, inner: BaseEnv) -> None:
-        super().__init__(inner)
+    returns_table = True
+
+    def __init__(self, inner: BaseEnv, watcher: Any) -> None:
+        self._inner = inner
+        self._watcher = watcher
+        self._wrong = partial(_wrong, inner)
         self._allocator = SlotAllocator()
         self._trackers: dict[EnvId, AgentTracker] = {}
         self._env_steps = np.zeros(0, np.int64)
@@ -146,7 +126,6 @@ class CustomEnvs(InnerEnvs):
         return list(self._gone.values())
 
     def poll(self, timeout: float | None = None) -> Ready:
-        """Send the answers, poll the inner environment and return its rows."""
         while True:
             # `{}` is sent once per step: a busy sub-environment would take another step for each.
             empty: MultiEnvDict = {key: {} for key in self._empty_steps if key not in self._sent_empty}
@@ -154,15 +133,15 @@ class CustomEnvs(InnerEnvs):
             self._answers = {}
             self._sent_empty.update(self._empty_steps)
             if answers:
-                self._call("send_actions", answers)
-            parts = validate_poll(self._call("poll"), self._wrong)
+                _call(self._inner, "send_actions", answers)
+            parts = validate_poll(_call(self._inner, "poll"), self._wrong)
             self._read(parts)
             # If nothing came at all the inner environment is busy, and the caller decides how long to wait.
             if self._due or not self._empty_steps or not any(parts[:4]):
                 return self._deliver()
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
-        """Answer waiting agents; see `BaseEnv.send_actions`."""
+        """Answer waiting agents, also for rows that only `try_reset` has returned."""
         by_env = by_sub_environment(slots, actions, self._allocator.seats)
         for env_id, answers in by_env.items():
             waits = env_id in self._waiting or env_id in self._due
@@ -177,7 +156,7 @@ class CustomEnvs(InnerEnvs):
     def try_reset(
         self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Any]:
-        """Reset through the inner environment; the observations that it returns begin a new episode.
+        """Reset the other environment; the observations that it returns begin a new episode.
 
         A sub-environment in which no agent has been answered since its reset is not reset again.
         """
@@ -187,7 +166,7 @@ class CustomEnvs(InnerEnvs):
             env_ids = fresh if env_id is None else [env_id]
             shown = {key: self._trackers[key].by_agent() for key in env_ids}
             return {key: row[0] for key, row in shown.items()}, {key: row[1] for key, row in shown.items()}
-        result = self._inner_reset(env_id, seed, options)
+        result = _reset(self._inner, env_id, seed, options)
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise self._wrong(
                 "try_reset", f"returned {how_many(result)}",
@@ -209,25 +188,18 @@ class CustomEnvs(InnerEnvs):
                 raise self._wrong("try_reset", got, "{env_id: {agent_id: obs}}", KEY_FIRST, "ME012")
 
     def try_restart(self, env_id: EnvId | None = None) -> None:
-        """Restart through the inner environment; a running episode ends as truncated."""
-        self.inner.try_restart(env_id)
+        """Restart the other environment; a running episode ends as truncated."""
+        _call(self._inner, "try_restart", env_id)
         for key in list(self._running) if env_id is None else [env_id]:
             if key in self._running:
                 self._trackers[key].truncate(self._events)
                 self._stop_running(key)
                 self.try_reset(key)
 
-    def get_agent_ids(self) -> set[AgentId]:
-        """Return the agents that the inner environment lists and those seen so far."""
-        listed = self.possible_agents or self.inner.get_agent_ids()
-        return set(listed).union(*(tracker.slots for tracker in self._trackers.values()))
-
     def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
-        """Return the rewards that wait for their agent's next row."""
         return {env_id: dict(tracker.held) for env_id, tracker in self._trackers.items() if tracker.held}
 
     def start_from(self, env_steps: IntArray) -> None:
-        """Count env steps on from [E] `env_steps`; see `Adapter.start_from`."""
         self._env_steps = env_steps.copy()
         self._free_indices = list(range(len(env_steps)))
 
@@ -271,8 +243,8 @@ class CustomEnvs(InnerEnvs):
 
     def _step(self, env_id: EnvId, step: Any) -> None:
         tracker = self._trackers[env_id]
-        if self.watcher is not None:
-            self.watcher.stepped(env_id, step)
+        if self._watcher is not None:
+            self._watcher.stepped(env_id, step)
         self._env_steps[tracker.env_index] += 1
         self._events.count_step(env_id)
         if tracker.step(step, self._events):
@@ -303,8 +275,8 @@ class CustomEnvs(InnerEnvs):
             tracker.truncate(self._events)
             self._stop_running(env_id)
         tracker.add_rewards(rewards, self._events)
-        if self.watcher is not None:
-            self.watcher.began(env_id, obs, infos)
+        if self._watcher is not None:
+            self._watcher.began(env_id, obs, infos)
         tracker.begin(obs, infos, self._events)
         self._running.add(env_id)
         self._update_waiting(env_id)
@@ -323,7 +295,9 @@ class CustomEnvs(InnerEnvs):
         else:
             index = len(self._env_steps)
             self._env_steps = np.append(self._env_steps, 0)
-        tracker = self._trackers[env_id] = AgentTracker(env_id, index, self._allocator, possible_agents(self))
+        tracker = self._trackers[env_id] = AgentTracker(
+            env_id, index, self._allocator, possible_agents(self._inner)
+        )
         return tracker
 
     def _deliver(self) -> Ready:
@@ -343,43 +317,53 @@ class CustomEnvs(InnerEnvs):
             slots,
             list(chain.from_iterable(tracker.obs for tracker in trackers)),
             as_rewards(rewards, lambda: reward_labels(trackers)),
-            self._env_steps,
+            self._env_steps.copy(),
             events.joined, events.ended, events.episodes, events.unclaimed,
             list(chain.from_iterable(tracker.infos for tracker in trackers)),
             taken, self._allocator.seats, shared_infos=events.shared_infos,
         )  # fmt: skip
 
 
-class TableEnvs(InnerEnvs):
-    """Checks the tables of another `BaseEnv` and passes them on.
+class CustomEnvs(Adapter):
+    """Checks the tables of another `BaseEnv`, or those that `SixDicts` makes of its dicts, and passes them on.
 
-    For simulators that step many worlds of many agents as arrays: no object is created per agent and step on either
-    side. The inner environment numbers its trajectories; mistakes are reported in the poll in which they are made. In
-    the result slots stay the same array while the same agents wait, env steps and last observations are copies,
+    No object is created per agent and step of a table, for simulators that step many worlds of many agents as arrays.
+    In the result slots stay the same array while the same agents wait, env steps and last observations are copies,
     rewards are float64, and seats come from the joins.
 
     Attributes:
+        inner: The other environment.
+        possible_agents: The agents that may ever appear, None if it does not list them.
         seats: `seats[slot]` is the `(env_id, agent_id)` that has the slot, or had it last.
     """
 
-    def __init__(self, inner: BaseEnv) -> None:
-        super().__init__(inner)
-        self.lockstep, self.external = inner.lockstep, inner.external
-        self.events_have_order = not inner.external
-        self.idle_timeout = inner.idle_timeout
+    def __init__(self, inner: BaseEnv, watcher: Any = None) -> None:
+        """`watcher` is of `check_env`: its `began` and `stepped` see what is in six dicts."""
+        self.inner = inner
+        self.observation_space = inner.observation_space
+        self.action_space = inner.action_space
+        self.possible_agents = getattr(inner, "possible_agents", None)
+        self.num_envs = inner.num_envs or 0
+        # With dicts rows may come again before they are answered, and `SixDicts` knows which may be answered.
+        self._dicts = None if inner.returns_table else SixDicts(inner, watcher)
+        self._table = inner if self._dicts is None else self._dicts
+        if self._dicts is None:
+            self.lockstep, self.external = inner.lockstep, inner.external
+            self.events_have_order = not inner.external
+            self.idle_timeout = inner.idle_timeout
+        self._wrong = partial(_wrong, inner)
         self.seats: list[tuple[EnvId, AgentId]] = []
         self._where = f"{type(inner).__name__}.poll"
         # [E] env steps when the inner environment began, now, and of each sub-environment at its last rows.
-        self._before: IntArray = np.zeros(self.num_envs, np.int64)
+        self._before: IntArray = np.zeros(self._table.num_envs or 0, np.int64)
         self._now = self._before
-        self._had_rows = np.full(self.num_envs, _NEVER)
+        self._had_rows = np.full(len(self._before), _NEVER)
         # [R] of the rows of the last poll, the same array while the same agents wait, and their sub-environments.
         self._slots: IntArray = np.zeros(0, np.int64)
         self._envs = self._slots
         # By slot: whether an agent lives there, whether it waits, and its sub-environment.
         self._alive, self._waits = np.zeros(0, np.bool_), np.zeros(0, np.bool_)
         self._env_of: IntArray = np.zeros(0, np.int64)
-        self._num_waiting = 0
         # The slots of living agents by seat, and their number by sub-environment.
         self._slot_of: dict[tuple[EnvId, AgentId], int] = {}
         self._living: Counter[int] = Counter()
@@ -394,89 +378,95 @@ class TableEnvs(InnerEnvs):
 
     def poll(self, timeout: float | None = None) -> Ready:
         """Poll the inner environment; raise a `ContractError` if a table contradicts itself or an earlier one."""
-        ready = self._call("poll", *(() if timeout is None else (timeout,)))
+        ready = _call(self._table, "poll", *(() if timeout is None else (timeout,)))
         if not isinstance(ready, Ready):
             raise self._wrong(
                 "poll", f"returned {how_many(ready)}", "a menv.Ready, because returns_table is set",
                 "return one, or leave returns_table out and return six nested dicts",
             )  # fmt: skip
-        self._check_kinds(ready)
+        if self._dicts is None:
+            self._check_kinds(ready)
+        elif ready.slots is self._slots and not any(
+            (ready.joined, ready.ended, ready.episodes, ready.unclaimed)
+        ):
+            # No trajectory begins or ends.
+            return ready
         env_steps = self._steps(ready.env_steps)
         ended = [self._end(end) for end in ready.ended]
         self._was_reset = False
         episodes, unclaimed = self._episodes(ready)
         joined = [self._join(join) for join in ready.joined]
         slots = self._set_waiting(ready.slots, joined, env_steps)
-        for part in ("rewards", "obs", *(("infos",) if ready.infos is not None else ())):
-            self._check_length(part, getattr(ready, part), len(slots))
-        rewards = as_rewards(ready.rewards, lambda: map(self._reward_label, slots.tolist()))
-        stray = set(ready.taken) - set(slots.tolist()) if ready.taken else ()
-        if stray:
-            raise self._bad(
-                "taken", f"an action for slot {min(stray, key=repr)!r}, which has no row", "slots of rows",
-                "return an action together with the observation that it answers",
-            )  # fmt: skip
+        rewards = self._checked_rewards(ready, slots) if self._dicts is None else ready.rewards
         return Ready(
             slots, ready.obs, rewards, env_steps, joined, ended, episodes, unclaimed, ready.infos, ready.taken,
-            self.seats, (), ready.faults,
+            self.seats, (), ready.faults, () if self._dicts is None else ready.shared_infos,
         )  # fmt: skip
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
-        """Answer waiting agents; the inner environment always gets slots and actions."""
-        if slots is not self._slots or self._num_waiting != len(slots):
+        """Answer waiting agents; a table always gets slots and actions."""
+        if self._dicts is not None:
+            self._dicts.send_actions(slots, actions)
+            return
+        if slots is not self._slots or not self._waits[slots].all():
             slots, actions = self._checked_answers(slots, actions)
         elif len(actions) != len(slots):
             raise wrong_count(len(actions), len(slots))
         if len(slots):
             self._waits[slots] = False
-            self._num_waiting -= len(slots)
-            self._call("send_actions", slots, actions)
+            _call(self.inner, "send_actions", slots, actions)
 
     def try_reset(
         self, env_id: EnvId | None = None, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Any]:
-        """Reset through the inner environment; see `BaseEnv.try_reset`."""
         self._was_reset = True
-        result: tuple[Any, Any] = self._inner_reset(env_id, seed, options)
+        result: tuple[Any, Any] = _reset(self._table, env_id, seed, options)
         return result
 
     def try_restart(self, env_id: EnvId | None = None) -> None:
-        """Restart through the inner environment; see `BaseEnv.try_restart`."""
         self._was_reset = True
-        self._call("try_restart", env_id)
+        _call(self._table, "try_restart", env_id)
 
     def get_agent_ids(self) -> set[AgentId]:
-        """Return the agents that the inner environment lists and those seen so far."""
         listed = self.possible_agents or self.inner.get_agent_ids()
         return {*listed, *(seat[1] for seat in self.seats if seat is not _NO_SEAT)}
 
     def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
-        """Return the answer of the inner environment."""
-        return self.inner.held_rewards()
+        return self._table.held_rewards()
+
+    @property
+    def gone(self) -> Sequence[EnvId]:
+        return () if self._dicts is None else self._dicts.gone
+
+    def get_sub_environments(self, as_dict: bool = False) -> Any:
+        return self.inner.get_sub_environments(as_dict)
+
+    def try_render(self, env_id: EnvId | None = None) -> Any:
+        return self.inner.try_render(env_id)
+
+    def stop(self) -> None:
+        self.inner.stop()
 
     def rest(self) -> None:
-        """Call the inner environment; see `BaseEnv.rest`."""
         self.inner.rest()
 
     def unbroken(self) -> AbstractContextManager[Any]:
-        """Return the answer of the inner environment; see `BaseEnv.unbroken`."""
         return self.inner.unbroken()
 
     def status(self) -> dict[str, Any]:
-        """Return the answer of the inner environment; see `BaseEnv.status`."""
         return self.inner.status()
 
     def call(self, env_id: EnvId, method: str, *args: Any) -> Any:
-        """Call a method through the inner environment; see `BaseEnv.call`."""
         self._was_reset = True
         return self.inner.call(env_id, method, *args)
 
     def index_of(self, env_id: EnvId) -> int:
-        """Return the index of a sub-environment that appeared in a table."""
         return self._indices[env_id]
 
     def start_from(self, env_steps: IntArray) -> None:
-        """Count env steps on from [E] `env_steps`; see `Adapter.start_from`."""
+        if self._dicts is not None:
+            self._dicts.start_from(env_steps)
+            return
         self._before = self._now = env_steps.copy()
         self._had_rows = np.full(len(env_steps), _NEVER)
 
@@ -498,8 +488,8 @@ class TableEnvs(InnerEnvs):
 
     def _steps(self, env_steps: Any) -> IntArray:
         """Return [E] env steps, a copy."""
-        steps = np.array(env_steps)
-        if steps.ndim != 1 or (len(steps) and steps.dtype.kind not in "iu") or len(steps) < self.num_envs:
+        steps, listed = np.array(env_steps), self._table.num_envs or 0
+        if steps.ndim != 1 or (len(steps) and steps.dtype.kind not in "iu") or len(steps) < listed:
             raise self._bad(
                 "env_steps", f"{steps.dtype} of shape {steps.shape}", f"[{self.num_envs or 'E'}] integers",
                 "return the env steps of each sub-environment since its start",
@@ -545,12 +535,11 @@ class TableEnvs(InnerEnvs):
         if not isinstance(end.info, Mapping):
             got = f"the info of {name} is {type(end.info).__name__}"
             raise self._bad("ended", got, "a dict", "give {} for nothing")
-        if self._waits[slot] and not (end.withdrawn or self._was_reset):
+        if self._dicts is None and self._waits[slot] and not (end.withdrawn or self._was_reset):
             raise self._bad(
                 "ended", f"{name} ends while it waits for an action", "an answer first",
                 "let sub-environments wait until they have been answered",
             )  # fmt: skip
-        self._num_waiting -= int(self._waits[slot])
         self._alive[slot] = self._waits[slot] = False
         del self._slot_of[self.seats[slot]]
         index = int(self._env_of[slot])
@@ -654,8 +643,11 @@ class TableEnvs(InnerEnvs):
         if not same or self._changed:
             self._check_rows(slots, joined)
             self._envs, self._changed = np.unique(self._env_of[slots]), False
-            self._slots = self._slots if same else slots.copy()
-        if self._waits[self._slots].any():
+        if self._dicts is not None:
+            self._slots = slots
+        elif not same:
+            self._slots = slots.copy()
+        if self._dicts is None and self._waits[self._slots].any():
             name = self._name(int(self._slots[np.argmax(self._waits[self._slots])]))
             raise self._bad(
                 "slots", f"{name} waits already", "each row once, and no other before it is answered",
@@ -670,7 +662,6 @@ class TableEnvs(InnerEnvs):
             )  # fmt: skip
         self._had_rows[self._envs] = env_steps[self._envs]
         self._waits[self._slots] = True
-        self._num_waiting += len(self._slots)
         return self._slots
 
     def _check_rows(self, slots: IntArray, joined: Sequence[Join]) -> None:
@@ -684,12 +675,24 @@ class TableEnvs(InnerEnvs):
         if counts.max() > 1:
             got = f"{self._name(int(np.argmax(counts)))} has {counts.max()} rows"
             raise self._bad("slots", got, "one", "deliver each agent once a poll")
-        for join in joined:
+        for join in joined if self._dicts is None else ():
             if join.slot >= len(counts) or not counts[join.slot]:
                 raise self._bad(
                     "joined", f"{self._name(join.slot)} joins and has no row", "a row in the same poll",
                     "let agents join when they wait for their first action",
                 )  # fmt: skip
+
+    def _checked_rewards(self, ready: Ready, slots: IntArray) -> FloatArray:
+        """Check the columns; return [R] rewards."""
+        for part in ("rewards", "obs", *(("infos",) if ready.infos is not None else ())):
+            self._check_length(part, getattr(ready, part), len(slots))
+        stray = set(ready.taken) - set(slots.tolist()) if ready.taken else ()
+        if stray:
+            raise self._bad(
+                "taken", f"an action for slot {min(stray, key=repr)!r}, which has no row", "slots of rows",
+                "return an action together with the observation that it answers",
+            )  # fmt: skip
+        return as_rewards(ready.rewards, lambda: map(self._reward_label, slots.tolist()))
 
     def _check_length(self, part: str, column: Any, rows: int) -> None:
         sized = isinstance(column, Sequence | np.ndarray)

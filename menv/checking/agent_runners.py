@@ -11,7 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from menv.adapters.custom import CustomEnvs, TableEnvs
+from menv.adapters.custom import CustomEnvs
 from menv.adapters.validation import MAX_EMPTY_STEPS, possible_agents, validate_reset, validate_step
 from menv.base_env import ALL, COMMON, AgentId, EnvId, Ready
 from menv.checking.codes import Broken, FindingCollector
@@ -278,8 +278,7 @@ class BaseEnvRunner(EnvRunner):
     def __init__(self, env: Any, collector: FindingCollector) -> None:
         super().__init__(env, collector)
         self.possible = _listed_agents(env)
-        self.env = TableEnvs(env) if env.returns_table else CustomEnvs(env)
-        self.env.watcher = self
+        self.env = CustomEnvs(env, watcher=self)
         self._lifecycles: dict[EnvId, AgentLifecycles] = {}
         self._ready: Ready | None = None
         self._empty_polls = 0
