@@ -29,7 +29,7 @@ from menv.base_env import ALL, SINGLE_AGENT
 from menv.env_context import InputContext
 from menv.errors import CallOrderError, EpisodeError
 from menv.serving import value_readers
-from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, listed
+from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, is_plain, listed
 from menv.serving.limits import Limits
 from menv.serving.protocol import (
     Action,
@@ -46,7 +46,6 @@ from menv.serving.protocol import (
     StartEpisode,
     encoder,
     error_reply,
-    plain_get_action,
 )
 from menv.serving.transports.transport import Reply
 from menv.serving.value_readers import Column, StepColumns
@@ -271,17 +270,25 @@ def read_action_requests(bodies: Sequence[bytes], wire_format: WireFormat) -> li
     """Decode the GET_ACTION requests of R bodies in one call; None for each body that has to be decoded on its own.
 
     The bodies are short and each begins with an object of the same wire format. `decode` in `menv.serving.protocol`
-    handles the others and reports what is wrong with them.
+    handles the others, also with infos and ended agents, and reports what is wrong with them.
     """
-    unread: list[GetAction | None] = [None] * len(bodies)
     whole = listed(bodies, wire_format)
     try:
-        asked = _TYPED[wire_format](whole)
-        if not _apart(whole, bodies, len(asked), wire_format):
-            return unread
-        return [plain_get_action(one, body, wire_format) for one, body in zip(asked, bodies, strict=True)]
+        requests = _TYPED[wire_format](whole)
+        if not _apart(whole, bodies, len(requests), wire_format):
+            return [None] * len(bodies)
+        return [
+            one
+            if type(one) is GetAction
+            and not one.info
+            and one.done is None
+            # Type, id and observation are always there; the first two are strings.
+            and is_plain(body, wire_format, 3 + bool(one.reward) + (one.seq is not None), strings=2)
+            else None
+            for one, body in zip(requests, bodies, strict=True)
+        ]
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
-        return unread
+        return [None] * len(bodies)
 
 
 def _apart(whole: bytes, bodies: Sequence[bytes], count: int, wire_format: WireFormat) -> bool:
@@ -525,8 +532,6 @@ class ActionRequestBatcher:
 
 def _messages_of(unread: list[Unread]) -> Sequence[GetAction | None]:
     """Decode deferred bodies together; None for each body that has to be decoded on its own."""
-    if len(unread) == 1:
-        return (None,)
     bodies = [body for _, body, _ in unread]
     messages: list[GetAction | None] = [None] * len(bodies)
     for wire_format, indices in _by_wire_format([responder for _, _, responder in unread]):

@@ -25,7 +25,7 @@ from menv.errors import MenvError
 
 
 class ErrorCode(StrEnum):
-    """The kind of an error, for machines; `MEANINGS` describes each one."""
+    """The kind of an error, for machines; docs/reference/rllink.md describes each one."""
 
     BAD_FRAME = "bad_frame"
     TOO_LARGE = "too_large"
@@ -42,37 +42,6 @@ class ErrorCode(StrEnum):
     TOO_SLOW = "too_slow"
     STOPPING = "stopping"
     INTERNAL = "internal"
-
-
-MEANINGS: Mapping[ErrorCode, str] = MappingProxyType(
-    {
-        ErrorCode.BAD_FRAME: (
-            "A frame of TCP has no eight digits in front, or came to another port; the connection ends."
-        ),
-        ErrorCode.TOO_LARGE: "A body, or a part of it, has more bytes, entries or levels than the server reads.",
-        ErrorCode.MALFORMED: (
-            "The body is neither JSON nor msgpack, is not complete, repeats a key, or lacks a field that it needs."
-        ),
-        ErrorCode.UNKNOWN_TYPE: "Clients send no message of this type.",
-        ErrorCode.WRONG_TYPE: "A value is of another kind than its field or its space.",
-        ErrorCode.WRONG_LENGTH: "A list has another length than its space says, or two columns do not fit together.",
-        ErrorCode.OUT_OF_RANGE: (
-            "A number, a text or an action is not among those that its field, its space or its action mask allows; NaN "
-            "and infinity never are."
-        ),
-        ErrorCode.UNKNOWN_ID: "There is no agent or policy of this id.",
-        ErrorCode.UNKNOWN_EPISODE: "No episode of this id is open on this session.",
-        ErrorCode.WRONG_ORDER: "The message cannot come now, such as a second START_EPISODE for an open episode.",
-        ErrorCode.NOT_ALLOWED: (
-            "The token, the Origin or the Host is missing or wrong, or such messages are not taken here."
-        ),
-        ErrorCode.TOO_MANY: "There are too many connections, episodes, agents or bodies in a second.",
-        ErrorCode.TOO_SLOW: "Nothing, or only a part of a body, came for too long, or reading it needed too much time.",
-        ErrorCode.STOPPING: "The server is about to stop.",
-        ErrorCode.INTERNAL: "The fault is the server's; its report says more.",
-    }
-)
-"""A sentence for every code, for authors of clients."""
 
 
 class BadMessageError(MenvError):
@@ -195,29 +164,16 @@ def listed(values: Sequence[Data], wire_format: WireFormat) -> bytes:
     return b"\xdd%b%b" % (len(values).to_bytes(4, "big"), b"".join(values))
 
 
-def check_keys(data: Data, wire_format: WireFormat, where: str, keys: int, strings: int) -> None:
-    """Refuse an object that repeats a key, after it was decoded into declared fields.
+def is_plain(body: bytes, wire_format: WireFormat, keys: int, strings: int) -> bool:
+    """Return whether an object that was decoded into declared fields surely repeats no key; else `fields` decides.
 
     `keys` is the number of its known keys, `strings` the number of strings in their values. If an object holds
     nothing else, as most do, its values need not be decoded again.
     """
-    # Two quotes per string in JSON. A repeated or an unknown key adds two more.
-    in_json = wire_format is WireFormat.JSON
-    all_known = bytes(data).count(b'"') == 2 * (keys + strings) if in_json else _entries(data) == keys
-    if not all_known:
-        fields(data, wire_format, where)
-
-
-def is_plain(body: bytes, wire_format: WireFormat, keys: int, strings: int) -> bool:
-    """Return whether a decoded object surely repeats no key; if False, `fields` has to decide. See `check_keys`."""
     if wire_format is not WireFormat.JSON:
         return _entries(body) == keys
-    quotes = body.count(b'"')
-    if quotes == 2 * (keys + strings):
-        return True
-    found = _JSON_FIELDS(body)
-    # Other quotes belong to values, to a repeated key, or to a key with quotes.
-    return quotes == 2 * len(found) + b"".join(found.values()).count(b'"')
+    # Two quotes per string. A repeated or an unknown key adds two more.
+    return body.count(b'"') == 2 * (keys + strings) or not _has_more_strings(body, _JSON_FIELDS(body))
 
 
 def _has_more_strings(text: bytes, found: dict[str, Raw]) -> bool:
@@ -277,61 +233,42 @@ _MAX_CHARACTERS = 200
 
 def explained(error: Exception, where: str) -> BadMessageError:
     """Return an error of a decoder as a sentence for the author of a client."""
-    if isinstance(error, RecursionError):
-        return BadMessageError(
-            ErrorCode.TOO_LARGE, f"{where}: nested more deeply than anything that is read; flatten it"
-        )
-    if isinstance(error, UnicodeDecodeError):
-        return BadMessageError(
-            ErrorCode.MALFORMED, f"{where}: a text that is not UTF-8, expected UTF-8; encode it so"
-        )
     text = str(error)
-    if not isinstance(error, msgspec.ValidationError):
-        return BadMessageError(
-            ErrorCode.MALFORMED, f"{where}: {text:.{_MAX_CHARACTERS}}, expected one whole value"
-        )
-    path = ""
-    if (at := _AT.search(text)) is not None:
-        path, text = f"{at['path']:.{_MAX_CHARACTERS}}{', a key' if at['key'] else ''}", text[: at.start()]
-    return BadMessageError(*_describe_mismatch(text, f"{where}{path}"))
+    if isinstance(error, RecursionError):
+        code, what = ErrorCode.TOO_LARGE, "nested more deeply than anything that is read; flatten it"
+    elif isinstance(error, UnicodeDecodeError):
+        code, what = ErrorCode.MALFORMED, "a text that is not UTF-8, expected UTF-8; encode it so"
+    elif not isinstance(error, msgspec.ValidationError):
+        code, what = ErrorCode.MALFORMED, f"{text:.{_MAX_CHARACTERS}}, expected one whole value"
+    else:
+        if (at := _AT.search(text)) is not None:
+            where += f"{at['path']:.{_MAX_CHARACTERS}}{', a key' if at['key'] else ''}"
+            text = text[: at.start()]
+        code, what = _describe_mismatch(text)
+    return BadMessageError(code, f"{where}: {what}")
 
 
-def _describe_mismatch(text: str, where: str) -> tuple[ErrorCode, str]:
+def _describe_mismatch(text: str) -> tuple[ErrorCode, str]:
     if (mismatch := _MISMATCH.match(text)) is not None:
         rule, bound, got = mismatch["rule"], mismatch["bound"].strip(), mismatch["got"]
         if got or not bound:
             # In msgpack, msgspec calls null None.
             what = {"": "another type", "None": "null"}.get(got or "", got)
-            return ErrorCode.WRONG_TYPE, f"{where}: got {what}, expected {rule.replace(' | ', ' or ')}"
-        if rule == "float":
-            return (
-                ErrorCode.OUT_OF_RANGE,
-                f"{where}: got NaN or a number too large for its type, expected float {bound}",
-            )
+            return ErrorCode.WRONG_TYPE, f"got {what}, expected {rule.replace(' | ', ' or ')}"
         code = ErrorCode.WRONG_LENGTH if rule == "array" else ErrorCode.OUT_OF_RANGE
-        return (
-            code,
-            f"{where}: got another {'length' if 'length' in bound else 'number'}, expected {rule} {bound}",
-        )
+        what = "another length" if "length" in bound else "another number"
+        if rule == "float":
+            what = "NaN or a number too large for its type"
+        return code, f"got {what}, expected {rule} {bound}"
     if text.startswith("Object missing"):
-        return (
-            ErrorCode.MALFORMED,
-            f"{where}: field {_name(text)} is missing, expected all fields without a default",
-        )
+        what = f"field {_name(text)} is missing, expected all fields without a default"
+        return ErrorCode.MALFORMED, what
     if text.startswith("Object contains"):
-        return (
-            ErrorCode.WRONG_TYPE,
-            f"{where}: unknown field {_name(text)}, expected the entries of the space only",
-        )
+        return ErrorCode.WRONG_TYPE, f"unknown field {_name(text)}, expected the entries of the space only"
     if "out of range" in text:
-        return (
-            ErrorCode.OUT_OF_RANGE,
-            f"{where}: a number out of range, expected one that a 64-bit number can hold",
-        )
-    return (
-        ErrorCode.OUT_OF_RANGE,
-        f"{where}: another value than those allowed, expected one of the list in the documents",
-    )
+        return ErrorCode.OUT_OF_RANGE, "a number out of range, expected one that a 64-bit number can hold"
+    what = "another value than those allowed, expected one of the list in the documents"
+    return ErrorCode.OUT_OF_RANGE, what
 
 
 def _name(text: str) -> str:
@@ -394,13 +331,6 @@ def unpacked(packed: PackedArray) -> Array:
             f"got {len(packed.data)} bytes of packed numbers, expected {expected} for their dtype and shape",
         )
     return np.frombuffer(packed.data, dtype).reshape(packed.shape)
-
-
-def as_integers(array: Array) -> Array:
-    """Return a float array as integers if all numbers are whole; other arrays unchanged."""
-    if array.dtype.kind == "f" and bool((np.abs(array) < 2.0**63).all() and (array == np.trunc(array)).all()):
-        return array.astype(np.int64)
-    return array
 
 
 def packed(array: Array) -> PackedArray:

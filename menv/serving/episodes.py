@@ -14,7 +14,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import gymnasium as gym
@@ -37,9 +37,9 @@ from menv.serving.codec import (
     PackedArray,
     TypedDecoder,
     WireFormat,
-    check_keys,
     fields,
     is_nil,
+    is_plain,
     to_raw,
     unpacked,
 )
@@ -68,10 +68,7 @@ class WireEpisode:
     Arrays may be read-only.
 
     Attributes:
-        id: Id of the episode, None if the client sends none.
-        env: Which of several environments on one connection.
         t: Index of the first timestep in the episode.
-        weights_seq_no: Weights of the policy that acted, if known.
         obs: n + 1 observations, [n + 1, *shape] or a list; the last is the one after the last action.
         actions: n actions, [n, *shape] or a list; actions of a Box may exceed its bounds.
         rewards: [n] float64.
@@ -80,7 +77,6 @@ class WireEpisode:
         state_in: [n, S] float32 hidden state before each timestep, or None.
         env_t: [n + 1] env step of each observation in the episode, or None.
         agents: The episode of each agent, if there are several; the columns here are empty then.
-        env_steps: Env steps of a chunk of several agents, if known.
         unclaimed: Rewards of agents that none of their actions can own, by agent.
         size: Bytes in the message.
     """
@@ -136,16 +132,14 @@ def read_episode(
 
 
 ROWS = list[tuple[float, ...]]
-"""msgspec type of rows."""
 NUMBERS_OR_ROWS = list[float | tuple[float, ...]]
-"""msgspec type of numbers, or of rows of them."""
 _LOGP_TOLERANCE = 1e-4
 """Rounding may lift the log-probability of a discrete action this far above 0."""
 
 
-def matrix(values: Array | PackedArray | list[Any], where: str, rows: int) -> Floats:
+def matrix(values: PackedArray | list[Any], where: str, rows: int) -> Floats:
     """Return [rows, K] of decoded `ROWS` or a packed array."""
-    return _finite(_of_length(values, where, rows, (2,), "rows"), where)
+    return _finite(_array(values, where, rows, "rows", 2, 2), where)
 
 
 def rows_within(dimensions: int) -> Any:
@@ -157,16 +151,12 @@ def rows_within(dimensions: int) -> Any:
 
 
 def gaussian(values: PackedArray | list[Any], where: str, rows: int, shape: tuple[int, ...]) -> Floats:
-    """Return [rows, 2 * size] of means, followed by logarithms of standard deviations.
+    """Return [rows, 2 * size] of means, followed by logarithms of standard deviations, for actions of `shape`.
 
-    Args:
-        values: Flat rows in this order, or of shape [rows, *shape, 2], [rows, 2, *shape], or [rows, *shape] with a
-            last dimension twice as long.
-        where: Begins the text of an error.
-        rows: The number of rows.
-        shape: Shape of one action.
+    `values` are flat rows in this order, or of shape [rows, *shape, 2], [rows, 2, *shape], or [rows, *shape] with a
+    last dimension twice as long.
     """
-    array = _array(values, where)
+    array = _array(values, where, rows, "rows", 2, 2 + len(shape))
     if array.ndim > 2:
         if array.shape[1:] == (*shape, 2):
             array = np.moveaxis(array, -1, 1)
@@ -179,64 +169,45 @@ def gaussian(values: PackedArray | list[Any], where: str, rows: int, shape: tupl
                 f"{where}: got shape {array.shape}, expected {rows} rows of {size} numbers or of shape {(*shape, 2)}",
             )
         array = array.reshape(len(array), -1)
-    return matrix(array, where, rows)
-
-
-def refuse_positive(logp: Floats, where: str) -> None:
-    """Refuse log-probabilities above 0."""
-    if len(logp) and logp.max() > _LOGP_TOLERANCE:
-        row = int(np.argmax(logp > _LOGP_TOLERANCE))
-        raise BadMessageError(
-            ErrorCode.OUT_OF_RANGE,
-            f"{where}[{row}]: got {logp[row]:g}, expected at most 0, the logarithm of a probability",
-        )
+    return _finite(array, where)
 
 
 def log_probabilities(values: PackedArray | list[Any], where: str, rows: int) -> Floats:
     """Return [rows] log-probabilities; if there is one for each dimension of an action, their sums."""
-    array = _of_length(values, where, rows, (1, 2), "numbers")
+    array = _array(values, where, rows, "numbers", 1, 2)
     return _finite(array if array.ndim == 1 else array.sum(axis=1, dtype=np.float64), where)
 
 
-def _of_length(
-    values: Array | PackedArray | list[Any], where: str, rows: int, dimensions: tuple[int, ...], expected: str
+def _array(
+    values: PackedArray | list[Any], where: str, rows: int, expected: str, least: int, most: int
 ) -> Array:
-    """Return an array with `rows` rows and one of these numbers of dimensions."""
-    array = values if isinstance(values, np.ndarray) else _array(values, where)
-    if array.ndim not in dimensions or len(array) != rows:
-        raise BadMessageError(
-            ErrorCode.WRONG_LENGTH,
-            f"{where}: got shape {array.shape}, expected {rows} {expected}, one for each action",
-        )
-    return array
-
-
-def _array(values: PackedArray | list[Any], where: str) -> Array:
-    """Return numbers as an array; an empty list has two dimensions."""
+    """Return `rows` numbers or rows of them, with `least` to `most` dimensions."""
+    code, wrong = ErrorCode.WRONG_LENGTH, ""
     if isinstance(values, PackedArray):
         try:
             array = unpacked(values)
         except BadValueError as error:
             raise error.in_message(where) from None
         if array.dtype.kind != "f":
-            raise BadMessageError(
-                ErrorCode.WRONG_TYPE, f"{where}: got packed {array.dtype}, expected <f4 or <f8"
-            )
-        return array
-    try:
-        array = np.array(values, np.float64)
-    except ValueError:
-        raise BadMessageError(
-            ErrorCode.WRONG_LENGTH, f"{where}: got rows of several lengths, expected one length"
-        ) from None
-    return array if len(values) else array.reshape(0, 0)
+            code, wrong = ErrorCode.WRONG_TYPE, f"got packed {array.dtype}, expected <f4 or <f8"
+    else:
+        try:
+            array = np.array(values, np.float64) if values else np.empty((0, 0))
+        except ValueError:
+            array, wrong = np.empty(0), "got rows of several lengths, expected one length"
+    if not wrong and not (least <= array.ndim <= most and len(array) == rows):
+        wrong = f"got shape {array.shape}, expected {rows} {expected}, one for each action"
+    if wrong:
+        raise BadMessageError(code, f"{where}: {wrong}")
+    return array
 
 
 def _finite(array: Array, where: str) -> Floats:
     with np.errstate(over="ignore"):
         floats = array.astype(np.float32)
-    if np.count_nonzero(np.isfinite(floats)) != floats.size:
-        row = int(np.argwhere(~np.isfinite(floats))[0][0])
+    good = np.isfinite(floats)
+    if np.count_nonzero(good) != good.size:
+        row = int(np.argwhere(~good)[0][0])
         raise BadMessageError(
             ErrorCode.OUT_OF_RANGE,
             f"{where}[{row}]: got a number that is not finite as float32, expected a finite one",
@@ -258,7 +229,7 @@ _GROUP_FIELDS: list[tuple[str, Any, Any]] = [
     ("env_steps", Count | None | UnsetType, UNSET),
 ]
 _WHOLE = TypedDecoder(msgspec.defstruct("Whole", [*_HEADER_FIELDS, *_GROUP_FIELDS]))
-_REWARDS = reader_of(gym.spaces.Box(-np.inf, np.inf, (), np.float64))
+_REWARDS = reader_of(gym.spaces.Box(-LARGEST_REWARD, LARGEST_REWARD, (), np.float64))
 _TIMES = reader_of(gym.spaces.Box(0, 2**31 - 1, (), np.int64))
 
 
@@ -335,26 +306,24 @@ class EpisodeReader:
                 build = partial(gaussian, shape=self._shape)
             if values is not UNSET and values is not None:
                 about[name] = build(values, f"{where}.{column}", steps)
-        if self._is_discrete and "logp" in about:
-            refuse_positive(about["logp"], f"{where}.action_logp")
+        logp = about.get("logp")
+        if self._is_discrete and logp is not None and len(logp) and logp.max() > _LOGP_TOLERANCE:
+            row = int(np.argmax(logp))
+            raise BadMessageError(
+                ErrorCode.OUT_OF_RANGE,
+                f"{where}.action_logp[{row}]: got {logp[row]:g}, expected at most 0, the logarithm of a probability",
+            )
         size = len(memoryview(raw))
         return WireEpisode(**about, obs=obs, actions=actions, rewards=rewards, size=size)
 
 
-_MAX_READERS = 1024
-_readers: dict[tuple[int, int], EpisodeReader] = {}
+@lru_cache(1024)
+def _reader(observations: ElementReader, actions: ElementReader) -> EpisodeReader:
+    return EpisodeReader(observations, actions)
 
 
 def _reader_of(spaces: tuple[Space, Space]) -> EpisodeReader:
-    observations, actions = reader_of(spaces[0]), reader_of(spaces[1], bounded=False)
-    # The reader keeps both alive, so that no other objects get their ids.
-    key = (id(observations), id(actions))
-    reader = _readers.get(key)
-    if reader is None:
-        if len(_readers) >= _MAX_READERS:
-            _readers.clear()
-        reader = _readers[key] = EpisodeReader(observations, actions)
-    return reader
+    return _reader(reader_of(spaces[0]), reader_of(spaces[1], bounded=False))
 
 
 def _declared(
@@ -369,7 +338,8 @@ def _declared(
         )
     keys = sum(value is not UNSET for value in msgspec.structs.astuple(found))
     strings = isinstance(found.id, str) + isinstance(found.env, str)
-    check_keys(raw, wire_format, where, keys, strings)
+    if not is_plain(bytes(raw), wire_format, keys, strings):
+        fields(raw, wire_format, where)
     return found
 
 
@@ -544,11 +514,6 @@ class EpisodeIngest:
                     f"{where}.{field}: {column.shape[1]} numbers a row, expected "
                     f"{' or '.join(map(str, sorted(widths)))}, as the policy has; leave it out if it is not known",
                 )
-        if len(one.rewards) and np.abs(one.rewards).max() > LARGEST_REWARD:
-            raise BadMessageError(
-                ErrorCode.OUT_OF_RANGE,
-                f"{where}.rewards: got a number that is not finite as float32, expected a finite one",
-            )
 
     def _take(
         self, state: ClientState, episode: WireEpisode, number: int | None, where: str, size: int

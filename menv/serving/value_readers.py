@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence, Set
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import gymnasium as gym
 import msgspec
@@ -37,7 +37,6 @@ from menv.serving.codec import (
     PackedArray,
     TypedDecoder,
     WireFormat,
-    as_integers,
     fields,
     listed,
     unpacked,
@@ -51,7 +50,6 @@ Column = Array | list[Any]
 """R elements: an array [R, *shape] of numbers, or a list of strings or of elements of a composite space."""
 
 
-_INT64 = np.iinfo(np.int64)
 _LONGEST_TUPLE = 128
 _CASTS = {"f": "fiu", "i": "iub", "u": "iub", "b": "iub"}
 """Kinds of packed numbers that can be cast to each kind of dtype."""
@@ -79,38 +77,53 @@ class NumberReader:
     ) -> None:
         self._dtype, self._shape, self._path = dtype, shape, path
         self._size = math.prod(shape)
-        self._low, self._high = low, high
-        if dtype.kind == "f" and low is not None and high is not None and np.isinf([low, high]).all():
-            self._low = self._high = None
-        # Integers with the same bounds everywhere are checked by msgspec.
-        self._checked_by_type = dtype.kind in "biu" and all(
-            b is None or np.unique(b).size <= 1 for b in (low, high)
-        )
-        self._is_float64 = dtype.kind == "f" and dtype.itemsize >= 8
-        kind = bool | Annotated[int, Meta(ge=0, le=1)] if flags else self._number()
+        self._limits = _limits(dtype, flags)
+        least, greatest = self._limits
+        self._ends = [
+            np.asarray(limit, dtype) if end is None else end
+            for limit, end in zip(self._limits, (low, high), strict=True)
+        ]
+        # NaN and infinity are outside.
+        self._low, self._high = np.maximum(self._ends[0], least), np.minimum(self._ends[1], greatest)
+        uniform = all(np.unique(end).size <= 1 for end in self._ends)
+        if flags:
+            kind: Any = bool | Annotated[int, Meta(ge=0, le=1)]
+            self._checked_by_type = True
+        elif dtype.kind == "f":
+            # For narrower types, the type excludes NaN and overflows.
+            narrow = dtype.itemsize < 8
+            kind = Annotated[float, Meta(ge=least, le=greatest)] if narrow else float
+            self._checked_by_type = narrow and (low is None or bool(np.isinf(self._ends).all()))
+        else:
+            if self._size:
+                least, greatest = int(np.min(self._low)), int(np.max(self._high))
+            # msgspec can bound signed 64-bit integers only; larger numbers fail in the conversion.
+            signed = greatest < 2**63
+            kind = Annotated[int, Meta(ge=max(least, -(2**63)), le=greatest if signed else None)]
+            self._checked_by_type = signed and uniform
         for size in reversed(shape):
             kind = _several(kind, size)
         self.json: Any = kind
         self.msgpack: Any = kind | PackedArray if shape else kind
 
-    def _number(self) -> Any:
-        if self._dtype.kind == "f":
-            # Bounds exclude overflows of narrower types; for float64 NaN and infinity are checked later.
-            most = float(np.finfo(self._dtype).max)
-            return float if self._is_float64 else Annotated[float, Meta(ge=-most, le=most)]
-        least, greatest = np.iinfo(self._dtype).min, np.iinfo(self._dtype).max
-        if self._low is not None and self._high is not None and self._size:
-            least, greatest = int(self._low.min()), int(self._high.max())
-        # msgspec can bound signed 64-bit integers only; larger numbers fail in the conversion.
-        if greatest > _INT64.max:
-            self._checked_by_type = False
-            return Annotated[int, Meta(ge=max(least, _INT64.min))]
-        return Annotated[int, Meta(ge=least, le=greatest)]
+    def column(self, values: Sequence[Any] | PackedArray) -> Array:
+        """Return [R, *shape] of R decoded values or of numbers packed together, or raise `BadValueError`."""
+        if isinstance(values, PackedArray):
+            return self._checked(self._unpacked(values, 1))
+        if not self._shape or PackedArray not in map(type, values):
+            array = self._read(values)
+            return array if self._checked_by_type else self._checked(array)
+        rows = np.empty((len(values), *self._shape), self._dtype)
+        for row, value in enumerate(values):
+            try:
+                rows[row] = (
+                    self._unpacked(value, 0) if isinstance(value, PackedArray) else self._read([value])[0]
+                )
+            except BadValueError as error:
+                raise BadValueError(error.code, error.text, row, self._path) from None
+        return self._checked(rows)
 
-    def column(self, values: Sequence[Any]) -> Array:
-        """Return [R, *shape] of R decoded values, or raise `BadValueError`."""
-        if self._shape and PackedArray in map(type, values):
-            return self._stacked(values)
+    def _read(self, values: Sequence[Any]) -> Array:
         flat: Iterable[Any] = values
         for _ in self._shape:
             flat = itertools.chain.from_iterable(flat)
@@ -120,88 +133,55 @@ class NumberReader:
             raise BadValueError(
                 ErrorCode.OUT_OF_RANGE, f"got a number out of range, expected {self._dtype}", path=self._path
             ) from None
-        array = array.reshape(len(values), *self._shape)
-        if self._is_float64:
-            self._check_finite(array)
-        if not self._checked_by_type:
-            self._check_bounds(array)
-        return array
+        return array.reshape(len(values), *self._shape)
 
-    def packed_column(self, packed: PackedArray) -> Array:
-        """Return [R, *shape] of numbers that were packed together."""
+    def _unpacked(self, packed: PackedArray, axes: int) -> Array:
+        """Return packed numbers with so many axes in front of `shape`, in the dtype if only digits are lost."""
         array = unpacked(packed)
-        if array.ndim != 1 + len(self._shape) or array.shape[1:] != self._shape:
+        if array.ndim != axes + len(self._shape) or array.shape[axes:] != self._shape:
             raise BadValueError(
                 ErrorCode.WRONG_LENGTH,
-                f"got packed numbers of shape {array.shape}, expected one row for each of "
-                f"{self._shape or 'a number'}",
+                f"got packed numbers of shape {array.shape}, expected {'rows of ' * axes}shape {self._shape}",
             )
-        return self._checked(self._cast(array))
-
-    def _stacked(self, values: Sequence[Any]) -> Array:
-        rows = np.empty((len(values), *self._shape), self._dtype)
-        for row, value in enumerate(values):
-            if not isinstance(value, PackedArray):
-                rows[row] = self.column([value])[0]
-                continue
-            try:
-                array = unpacked(value)
-                if array.shape != self._shape:
-                    raise BadValueError(
-                        ErrorCode.WRONG_LENGTH,
-                        f"got packed numbers of shape {array.shape}, expected {self._shape}",
-                    )
-                rows[row] = self._cast(array)
-            except BadValueError as error:
-                raise BadValueError(error.code, error.text, row, self._path) from None
-        return self._checked(rows)
-
-    def _cast(self, array: Array) -> Array:
-        """Convert packed numbers to the dtype, if only digits are lost."""
         if array.dtype == self._dtype:
             return array
         kind = self._dtype.kind
-        if kind != "f":
-            array = as_integers(array)
+        if kind != "f" and array.dtype.kind == "f" and _whole(array):
+            array = array.astype(np.int64)
         if array.dtype.kind not in _CASTS[kind]:
             raise BadValueError(
                 ErrorCode.WRONG_TYPE, f"got packed {array.dtype}, expected numbers that fit {self._dtype}"
             )
-        if kind != "f" and array.size:
-            least, greatest = (
-                (0, 1) if kind == "b" else (np.iinfo(self._dtype).min, np.iinfo(self._dtype).max)
+        least, greatest = self._limits
+        if kind != "f" and array.size and not least <= int(array.min()) <= int(array.max()) <= greatest:
+            raise BadValueError(
+                ErrorCode.OUT_OF_RANGE, f"got packed numbers that do not fit, expected {self._dtype}"
             )
-            if int(array.min()) < least or int(array.max()) > greatest:
-                raise BadValueError(
-                    ErrorCode.OUT_OF_RANGE, f"got packed numbers that do not fit, expected {self._dtype}"
-                )
         with np.errstate(over="ignore"):
             return array.astype(self._dtype)
 
     def _checked(self, array: Array) -> Array:
-        self._check_finite(array)
-        self._check_bounds(array)
-        return array
-
-    def _check_finite(self, array: Array) -> None:
-        if self._dtype.kind == "f" and np.count_nonzero(np.isfinite(array)) != array.size:
-            row, at = _first(~np.isfinite(array))
-            raise BadValueError(
-                ErrorCode.OUT_OF_RANGE, f"got a number that is not finite as {self._dtype}, expected a finite one",
-                row, self._path + at,
-            )  # fmt: skip
-
-    def _check_bounds(self, array: Array) -> None:
-        if self._low is None or self._high is None:
-            return
         good = (array >= self._low) & (array <= self._high)
         if np.count_nonzero(good) != good.size:
-            row, at = _first(~good)
-            index = tuple(np.argwhere(~good)[0])
-            low, high = (np.broadcast_to(bound, self._shape)[index[1:]] for bound in (self._low, self._high))
+            row, *inner = place = tuple(np.argwhere(~good)[0])
+            low, high = (np.broadcast_to(end, self._shape)[tuple(inner)] for end in self._ends)
+            path = self._path + "".join(f"[{i}]" for i in inner)
             raise BadValueError(
-                ErrorCode.OUT_OF_RANGE, f"got {array[index]}, expected {low} to {high}", row, self._path + at
+                ErrorCode.OUT_OF_RANGE, f"got {array[place]}, expected {low} to {high}", int(row), path
             )
+        return array
+
+
+def _limits(dtype: np.dtype[Any], flags: bool) -> tuple[Any, Any]:
+    if flags:
+        return 0, 1
+    if dtype.kind == "f":
+        return float(np.finfo(dtype).min), float(np.finfo(dtype).max)
+    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+
+
+def _whole(array: Array) -> bool:
+    return bool((np.abs(array) < 2.0**63).all() and (array == np.trunc(array)).all())
 
 
 def _several(kind: Any, size: int) -> Any:
@@ -211,26 +191,7 @@ def _several(kind: Any, size: int) -> Any:
     return Annotated[list[kind], Meta(min_length=size, max_length=size)]
 
 
-def _first(bad: Array) -> tuple[int, str]:
-    """Return the row of the first True and its place within the row."""
-    row, *inner = np.argwhere(bad)[0]
-    return int(row), "".join(f"[{i}]" for i in inner)
-
-
-class SpaceReader(Protocol):
-    """Reads elements of one space.
-
-    Attributes:
-        json: Type of an element in JSON, for msgspec.
-        msgpack: The same in msgpack.
-    """
-
-    json: Any
-    msgpack: Any
-
-    def column(self, values: Sequence[Any]) -> Column:
-        """Return R decoded values as R elements, or raise `BadValueError`."""
-        ...
+SpaceReader: TypeAlias = "NumberReader | _TextReader | _TupleReader | _DictReader"
 
 
 def space_reader(space: Space, bounded: bool = True, path: str = "") -> SpaceReader:
@@ -462,9 +423,6 @@ class ElementReader:
     def column(self, values: Any, where: str) -> Column:
         """Return the column of decoded values."""
         try:
-            if isinstance(values, PackedArray):
-                assert isinstance(self._reader, NumberReader)
-                return self._reader.packed_column(values)
             return self._reader.column(values)
         except BadValueError as error:
             raise error.in_message(where) from None
@@ -490,52 +448,6 @@ def reader_of(space: Space, bounded: bool = True) -> ElementReader:
     # Keep the space alive, so that no other object gets its id.
     _by_id[id(space), bounded] = (space, reader)
     return reader
-
-
-def element(raw: Raw, space: Space, wire_format: WireFormat, where: str, bounded: bool = True) -> Any:
-    """Return one element of a space; `where` begins the text of an error."""
-    return reader_of(space, bounded).read(raw, wire_format, where)
-
-
-def column(raw: Raw, space: Space, wire_format: WireFormat, where: str, bounded: bool = True) -> Column:
-    """Return any number of elements of a space."""
-    return reader_of(space, bounded).read_column(raw, wire_format, where)
-
-
-def observation(
-    raw: Raw,
-    space: Space,
-    wire_format: WireFormat,
-    where: str = "observation",
-    final: bool = False,
-    actions: Space | None = None,
-) -> Any:
-    """Return one observation; with `final` its action mask may allow nothing. `actions` is the action space."""
-    reader = reader_of(space)
-    value = reader.read(raw, wire_format, where)
-    if not final:
-        reader.masks.check([value], 1, actions, where, is_column=False)
-    return value
-
-
-def observations(
-    raws: Sequence[Raw], spaces: tuple[Space, Space], wire_format: WireFormat, where: str = "observations"
-) -> Column:
-    """Return R observations of R messages, on each of which the agent acts; `spaces` are (observation, action)."""
-    reader = reader_of(spaces[0])
-    found = reader.read_column(listed(raws, wire_format), wire_format, where)
-    reader.masks.check(found, len(raws), spaces[1], where)
-    return found
-
-
-def action(raw: Raw, space: Space, wire_format: WireFormat, where: str = "action") -> Any:
-    """Return one action; the numbers of a Box may exceed its bounds."""
-    return element(raw, space, wire_format, where, bounded=False)
-
-
-def check_mask(spaces: tuple[Space, Space], obs: Any, action: Any, where: str = "action") -> None:
-    """Refuse an action that is forbidden by the mask of its observation; `spaces` are (observation, action)."""
-    reader_of(spaces[0]).masks.check_actions([obs], [action], spaces[1], where, is_column=False)
 
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)
@@ -577,56 +489,48 @@ def agent_spaces(ioctx: InputContext) -> Callable[[Hashable | None], tuple[Space
     return spaces_of
 
 
+_SHARED, _OWN = ("observation_space", "action_space"), ("observation_spaces", "action_spaces")
+
+
 def context_to_json(ioctx: InputContext) -> dict[str, Any]:
     """Return the spaces and agents as JSON; raise `ConfigError` if a space cannot be written as JSON."""
     return {
         "multi_agent": ioctx.multi_agent,
-        "observation_space": _one(ioctx.observation_space),
-        "action_space": _one(ioctx.action_space),
-        "observation_spaces": _by_name(ioctx.observation_spaces),
-        "action_spaces": _by_name(ioctx.action_spaces),
         # Agents that are not strings cannot be named in a message, but they count.
         "possible_agents": [name if isinstance(name, str) else None for name in ioctx.possible_agents],
+        **{name: _by_name({"": getattr(ioctx, name)}).get("") for name in _SHARED},
+        **{name: _by_name(getattr(ioctx, name)) for name in _OWN},
     }
 
 
 def context_from_json(value: Mapping[str, Any]) -> InputContext:
     """Return the part of an `InputContext` that `context_to_json` describes."""
-
-    def shared(name: str) -> Space | None:
-        return None if value[name] is None else space_from_json(value[name], name)
-
-    def own(name: str) -> dict[Hashable, Space]:
-        return {agent: space_from_json(one, f"{name}[{agent!r:.40}]") for agent, one in value[name].items()}
-
+    spaces: Any = {name: value[name] and space_from_json(value[name], name) for name in _SHARED}
+    own: Any = {
+        name: {agent: space_from_json(one, f"{name}[{agent!r:.40}]") for agent, one in value[name].items()}
+        for name in _OWN
+    }
     return InputContext(
-        multi_agent=value["multi_agent"],
-        possible_agents=tuple(value["possible_agents"]),
-        observation_space=shared("observation_space"),
-        action_space=shared("action_space"),
-        observation_spaces=own("observation_spaces"),
-        action_spaces=own("action_spaces"),
+        multi_agent=value["multi_agent"], possible_agents=tuple(value["possible_agents"]), **spaces, **own
     )
 
 
 def action_spaces_json(ioctx: InputContext) -> dict[str, Any]:
     """Return the action spaces in SET_CONFIG of a multi-agent environment; those without JSON form are omitted."""
     own: dict[str, Any] = {}
-    for agent, space in ioctx.action_spaces.items():
+    for agent, space in {**ioctx.action_spaces, None: ioctx.action_space}.items():
         with contextlib.suppress(ConfigError):
-            own.update(_by_name({agent: space}))
-    found: dict[str, Any] = {"action_spaces": own or None}
-    with contextlib.suppress(ConfigError):
-        found["action_space"] = _one(ioctx.action_space)
-    return found
+            own.update(_by_name({"" if agent is None else agent: space}))
+    shared = own.pop("", None)
+    return {"action_spaces": own or None, "action_space": shared}
 
 
-def _one(space: Space | None) -> dict[str, Any] | None:
-    return None if space is None else space_to_json(space)
-
-
-def _by_name(spaces: Mapping[Hashable, Space]) -> dict[str, Any]:
-    return {agent: space_to_json(space) for agent, space in spaces.items() if isinstance(agent, str)}
+def _by_name(spaces: Mapping[Hashable, Space | None]) -> dict[str, Any]:
+    return {
+        agent: space_to_json(space)
+        for agent, space in spaces.items()
+        if isinstance(agent, str) and space is not None
+    }
 
 
 class StepColumns:
@@ -657,14 +561,22 @@ class StepColumns:
 
     def _observation(self, agent: AgentId, raw: Raw, wire_format: WireFormat, where: str, final: bool) -> Any:
         space, actions = self.spaces(agent, where)
-        return observation(raw, space, wire_format, where, final, actions)
+        reader = reader_of(space)
+        value = reader.read(raw, wire_format, where)
+        if not final:
+            reader.masks.check([value], 1, actions, where, is_column=False)
+        return value
 
     def column(self, raws: Sequence[Raw], wire_format: WireFormat, what: str) -> Column | None:
         """Return the observations of R messages; None in a multi-agent environment."""
         if self._multi_agent:
             return None
         where = f"{what}.observation"
-        return observations(raws, self.spaces(SINGLE_AGENT, where), wire_format, where)
+        space, actions = self.spaces(SINGLE_AGENT, where)
+        reader = reader_of(space)
+        found = reader.read_column(listed(raws, wire_format), wire_format, where)
+        reader.masks.check(found, len(raws), actions, where)
+        return found
 
     def actions(
         self, raw: Raw, obs: Mapping[AgentId, Any], wire_format: WireFormat, gone: Set[AgentId] = frozenset()
@@ -686,9 +598,10 @@ class StepColumns:
         }
 
     def _action(self, agent: AgentId, raw: Raw, obs: Any, wire_format: WireFormat, where: str) -> Any:
-        spaces = self.spaces(agent, where)
-        chosen = action(raw, spaces[1], wire_format, where)
-        check_mask(spaces, obs, chosen, where)
+        space, actions = self.spaces(agent, where)
+        # Numbers of a Box may exceed its bounds.
+        chosen = reader_of(actions, bounded=False).read(raw, wire_format, where)
+        reader_of(space).masks.check_actions([obs], [chosen], actions, where, is_column=False)
         return chosen
 
     def spaces(self, agent: AgentId, where: str) -> tuple[Space, Space]:

@@ -13,7 +13,8 @@ import numpy as np
 from menv.serving.codec import ErrorCode
 from menv.serving.episodes import read_episode
 from menv.serving.protocol import EndEpisode, Episodes, GetAction, LogAction, LogReturns, Request, decode
-from menv.serving.value_readers import action, observation, reward
+from menv.serving.value_readers import reward
+from tests.serving.spaces import action, observation
 
 S = gym.spaces
 OBS: Any = S.Box(-10.0, 10.0, (4,), np.float32)

@@ -7,6 +7,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from hypothesis import strategies as st
+from msgspec import Raw
+
+from menv.serving.codec import WireFormat
+from menv.serving.value_readers import Column, reader_of
 
 S = gym.spaces
 
@@ -62,3 +66,33 @@ def same(a: Any, b: Any) -> bool:
         return bool(a == b)
     a, b = np.asarray(a), np.asarray(b)
     return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
+
+
+def element(raw: Raw, space: Any, dialect: WireFormat, where: str = "element", bounded: bool = True) -> Any:
+    """Return one element of a space."""
+    return reader_of(space, bounded).read(raw, dialect, where)
+
+
+def column(raw: Raw, space: Any, dialect: WireFormat, where: str) -> Column:
+    """Return any number of elements of a space."""
+    return reader_of(space).read_column(raw, dialect, where)
+
+
+def action(raw: Raw, space: Any, dialect: WireFormat, where: str = "action") -> Any:
+    """Return one action."""
+    return element(raw, space, dialect, where, bounded=False)
+
+
+def observation(
+    raw: Raw,
+    space: Any,
+    dialect: WireFormat,
+    where: str = "observation",
+    final: bool = False,
+    actions: Any = None,
+) -> Any:
+    """Return one observation, whose mask may allow nothing if it is the last one."""
+    value = element(raw, space, dialect, where)
+    if not final:
+        reader_of(space).masks.check([value], 1, actions, where, is_column=False)
+    return value

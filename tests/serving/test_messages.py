@@ -11,7 +11,6 @@ import pytest
 
 from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, to_raw
 from menv.serving.protocol import (
-    OLD_NAMES,
     Action,
     Answer,
     EndEpisode,
@@ -155,15 +154,6 @@ def test_both_names_of_the_number_of_steps_are_read_and_neither_is_needed() -> N
         request, _ = decode(json.dumps(message).encode())
         assert isinstance(request, EpisodesAndGetState)
         assert (request.env_steps, request.timesteps) == (counts.get("env_steps"), counts.get("timesteps"))
-
-
-@pytest.mark.parametrize("name", sorted(OLD_NAMES))
-def test_old_names_that_nobody_sends_are_answered(name: str) -> None:
-    with pytest.raises(
-        BadMessageError, match="is not spoken any more, expected one of PING, GET_CONFIG"
-    ) as caught:
-        decode(json.dumps({"type": name}).encode())
-    assert caught.value.code is ErrorCode.UNKNOWN_TYPE
 
 
 def test_an_error_knows_the_number_of_the_message_that_it_answers() -> None:

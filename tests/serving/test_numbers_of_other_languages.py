@@ -16,9 +16,9 @@ from menv.serving.episodes import WireEpisode, read_episode
 from menv.serving.limits import Limits
 from menv.serving.policy_server import _max_env_steps
 from menv.serving.protocol import Episodes, GetAction, decode
-from menv.serving.value_readers import action, column, observation
 from tests.serving.doors import HTTP, TCP, WEBSOCKET, Door
 from tests.serving.served import obs_of, served
+from tests.serving.spaces import action, column, observation
 from tests.serving.voices import episode
 
 S = gym.spaces

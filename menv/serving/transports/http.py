@@ -14,7 +14,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 from weakref import WeakSet
@@ -25,13 +25,11 @@ from menv.serving.protocol import frame
 from menv.serving.transports.access import Access, bearer, bind
 from menv.serving.transports.transport import (
     Arrival,
-    ErrorLog,
     Handler,
     Listener,
     ListeningSocket,
     Peer,
     SessionProtocol,
-    TokenBucket,
     Transport,
 )
 
@@ -86,13 +84,12 @@ class HttpTransport(Listener):
 
     Attributes:
         app: The Starlette application; add middleware before the server starts.
-        sessions: HTTP sessions with a name.
+        sessions: HTTP sessions by name, in the order of their last activity.
     """
-
-    sessions: HttpSessions
 
     def __init__(self, port: int = 0) -> None:
         super().__init__(port)
+        self.sessions: dict[str | None, HttpSession] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.app = Starlette(
             routes=[
@@ -108,7 +105,6 @@ class HttpTransport(Listener):
     async def start(self, handler: Handler, limits: Limits, access: Access) -> tuple[str, int]:
         """Bind and begin to accept; see `Transport.start`."""
         self.handler, self.limits, self.access = handler, limits, access
-        self.sessions = HttpSessions(handler, limits, self.faults)
         tls = access.tls()
         config = Config(
             self._bounded, interface="asgi3", loop="none", http="h11", ws=_WebSocketProtocol,
@@ -148,8 +144,8 @@ class HttpTransport(Listener):
                 arrival.on_close()
             await asyncio.wait([serving])
         await self._cut_all()
-        if hasattr(self, "sessions"):
-            self.sessions.end_all()
+        for session in list(self.sessions.values()):
+            self._end(session)
 
     async def _watch(self, listening: ListeningSocket) -> None:
         loop = asyncio.get_running_loop()
@@ -157,7 +153,7 @@ class HttpTransport(Listener):
             await asyncio.sleep(self._period())
             try:
                 listening.watch(loop.time())
-                self.sessions.sweep(loop.time())
+                self._end_idle(loop.time())
             except Exception as fault:
                 self.faults.add(fault)
 
@@ -249,31 +245,86 @@ class HttpTransport(Listener):
         self, arrival: Arrival, name: str | None, token: str | None, body: bytes, allowed: Headers, send: Send
     ) -> None:
         loop = asyncio.get_running_loop()
-        sessions = self.sessions
-        user = sessions.user(arrival)
-        session = sessions.of(user, name, loop.time(), token)
-        exchange = _Exchange(loop.create_future(), partial(sessions.end, session), allowed)
-        user.replied = exchange.replied
+        replied: asyncio.Future[bytes | None] = loop.create_future()
+        closes = responded = False
+
+        def reply(body: bytes | None) -> None:
+            if not replied.done():
+                replied.set_result(body)
+
+        def close() -> None:
+            nonlocal closes
+            closes = True
+            reply(None)
+            if responded:
+                self._end(session)
+
+        def leave() -> None:
+            session.users.discard(arrival)
+            reply(None)
+
+        # It may have been in another session.
+        arrival.on_close()
+        session = self._session_of(arrival, name, token)
+        arrival.on_close = leave
         session.busy += 1
         try:
-            while wait := session.bucket.wait(loop.time()):
+            while wait := arrival.bucket.wait(loop.time()):
                 await asyncio.sleep(wait)
-            session.server_session.received(body, exchange.reply, exchange.close)
-            reply = await exchange.replied
-            if reply is None or arrival.broken:
+            session.server_session.received(body, reply, close)
+            answer = await replied
+            if answer is None or arrival.broken:
                 arrival.cut()
                 return
-            await send(_start(200, reply, exchange.closes, exchange.allowed))
-            await send({"type": "http.response.body", "body": reply})
+            await send(_start(200, answer, closes, allowed))
+            await send({"type": "http.response.body", "body": answer})
         except Exception:
-            exchange.closes = True
+            closes = True
             raise
         finally:
-            user.replied, exchange.responded = None, True
+            responded = True
             session.busy -= 1
             session.last_active = loop.time()
-            if name is None or exchange.closes:
-                sessions.end(session)
+            if name is None or closes:
+                self._end(session)
+
+    def _session_of(self, arrival: Arrival, name: str | None, token: str | None) -> HttpSession:
+        """Return the session called `name`, a new one if there is none.
+
+        A new session replaces the one that has been idle longest among those without a connection. There always is
+        one, because each connection uses at most one session.
+        """
+        session = self.sessions.pop(name, None)
+        if session is None:
+            unused = [one for one in self.sessions.values() if not one.users]
+            if name is not None and len(self.sessions) >= self.limits.max_connections and unused:
+                self._end(unused[0])
+            session = HttpSession(name, self.handler.open(_peer(arrival, "http"), token))
+        if name is not None:
+            self.sessions[name] = session
+        session.last_active = asyncio.get_running_loop().time()
+        session.users.add(arrival)
+        return session
+
+    def _end(self, session: HttpSession) -> None:
+        """End a session; the next request with its name begins another."""
+        if session.over:
+            return
+        session.over = True
+        self.sessions.pop(session.name, None)
+        try:
+            session.server_session.lost()
+        except Exception as fault:
+            self.faults.add(fault)
+
+    def _end_idle(self, now: float) -> None:
+        """End sessions that have been idle for too long; sooner if no connection uses them."""
+        for session in list(self.sessions.values()):
+            idle_for = now - session.last_active
+            if idle_for <= min(self.limits.handshake_s, self.limits.idle_s):
+                return
+            if not session.busy and (not session.users or idle_for > self.limits.idle_s):
+                self._end(session)
 
     def _check_access(self, headers: dict[bytes, str]) -> str | None:
         access = self.access
@@ -366,7 +417,7 @@ def _is_of_another_server(_: logging.LogRecord) -> bool:
 
 
 class _Endpoint:
-    """An ASGI application, as Starlette tells it from a function of a request."""
+    """An ASGI application; Starlette would take a function for one of a request."""
 
     def __init__(self, transport: Transport, app: Callable[[Scope, Receive, Send], Any]) -> None:
         self._transport = transport
@@ -464,7 +515,7 @@ class _WebSocketTalk:
             self.close()
 
     async def _read(self, receive: Receive) -> None:
-        loop, bucket = asyncio.get_running_loop(), TokenBucket(self._limits.max_rate)
+        loop, bucket = asyncio.get_running_loop(), self._arrival.bucket
         # A session recognises the connection by the identity of `reply`.
         reply, close = self.reply, self.close
         most, count = self._limits.handshake_s, 0
@@ -525,23 +576,7 @@ def _peer(arrival: Arrival, transport: str) -> Peer:
     return Peer.at(transport, arrival.key[0])
 
 
-class HttpUser:
-    """A connection as HTTP sessions see it.
-
-    Attributes:
-        peer: The other end.
-        session: Session of the last request with a name.
-        bucket: Rate limit of requests without a name.
-        replied: Resolves to the reply of the current request, or to None if the peer is gone; None between requests.
-    """
-
-    def __init__(self, arrival: Arrival, limits: Limits) -> None:
-        self.peer = _peer(arrival, "http")
-        self.session: HttpSession | None = None
-        self.bucket = TokenBucket(limits.max_rate)
-        self.replied: asyncio.Future[bytes | None] | None = None
-
-
+@dataclass(eq=False, slots=True)
 class HttpSession:
     """A session that outlives its requests and may span several connections of one client.
 
@@ -552,104 +587,12 @@ class HttpSession:
         users: Connections whose last request was in this session.
     """
 
-    __slots__ = ("bucket", "busy", "last_active", "name", "over", "server_session", "users")
-
-    def __init__(self, server_session: SessionProtocol, bucket: TokenBucket, name: str | None) -> None:
-        self.server_session = server_session
-        self.bucket = bucket
-        self.name = name
-        self.last_active = 0.0
-        self.busy = 0
-        self.users = 0
-        self.over = False
-
-
-class HttpSessions:
-    """All named sessions of an HTTP transport, at most `max_connections`.
-
-    A new session replaces the one that has been idle longest among those without a connection. There always is one,
-    because each connection uses at most one session.
-    """
-
-    def __init__(self, handler: Handler, limits: Limits, faults: ErrorLog) -> None:
-        self._handler = handler
-        self._limits = limits
-        self._faults = faults
-        # In the order of their last activity.
-        self._all: dict[str, HttpSession] = {}
-        self._users: dict[Arrival, HttpUser] = {}
-
-    def user(self, arrival: Arrival) -> HttpUser:
-        """Return the sessions' view of a connection."""
-        user = self._users.get(arrival)
-        if user is None:
-            user = self._users[arrival] = HttpUser(arrival, self._limits)
-            arrival.on_close = partial(self._closed, arrival)
-        return user
-
-    def _closed(self, arrival: Arrival) -> None:
-        user = self._users.pop(arrival, None)
-        if user is not None:
-            self.release(user)
-            if user.replied is not None and not user.replied.done():
-                user.replied.set_result(None)
-
-    def of(self, user: HttpUser, name: str | None, now: float, token: str | None) -> HttpSession:
-        """Return the session called `name`, a new one if there is none, as the session that `user` uses now."""
-        if name is None:
-            return HttpSession(self._handler.open(user.peer, token), user.bucket, None)
-        session = self._all.pop(name, None)
-        if session is None:
-            self._make_room()
-            session = HttpSession(
-                self._handler.open(user.peer, token), TokenBucket(self._limits.max_rate), name
-            )
-        self._all[name] = session
-        session.last_active = now
-        if user.session is not session:
-            self.release(user)
-            user.session = session
-            session.users += 1
-        return session
-
-    def release(self, user: HttpUser) -> None:
-        """The connection is closed, or uses another session."""
-        if user.session is not None:
-            user.session.users -= 1
-            user.session = None
-
-    def end(self, session: HttpSession) -> None:
-        """End a session; the next request with its name begins another."""
-        if session.over:
-            return
-        session.over = True
-        if session.name is not None:
-            self._all.pop(session.name, None)
-        try:
-            session.server_session.lost()
-        except Exception as fault:
-            self._faults.add(fault)
-
-    def sweep(self, now: float) -> None:
-        """End sessions that have been idle for too long; sooner if no connection uses them."""
-        for session in list(self._all.values()):
-            idle_for = now - session.last_active
-            if idle_for <= min(self._limits.handshake_s, self._limits.idle_s):
-                return
-            if not session.busy and (not session.users or idle_for > self._limits.idle_s):
-                self.end(session)
-
-    def end_all(self) -> None:
-        for session in list(self._all.values()):
-            self.end(session)
-
-    def _make_room(self) -> None:
-        if len(self._all) < self._limits.max_connections:
-            return
-        for session in self._all.values():
-            if not session.users:
-                self.end(session)
-                return
+    name: str | None
+    server_session: SessionProtocol
+    last_active: float = 0.0
+    busy: int = 0
+    users: set[Arrival] = field(default_factory=set)
+    over: bool = False
 
 
 class _Refusal(Exception):  # noqa: N818
@@ -659,28 +602,6 @@ class _Refusal(Exception):  # noqa: N818
         super().__init__(why)
         self.status = status
         self.why = why
-
-
-@dataclass(slots=True)
-class _Exchange:
-    """One request and its reply."""
-
-    replied: asyncio.Future[bytes | None]
-    end_session: Callable[[], None]
-    allowed: Headers
-    closes: bool = False
-    responded: bool = False
-
-    def reply(self, body: bytes) -> None:
-        if not self.replied.done():
-            self.replied.set_result(body)
-
-    def close(self) -> None:
-        self.closes = True
-        if not self.replied.done():
-            self.replied.set_result(None)
-        if self.responded:
-            self.end_session()
 
 
 def _headers(scope: Scope) -> dict[bytes, str]:

@@ -24,7 +24,6 @@ from menv.serving.transports.transport import (
     ListeningSocket,
     Peer,
     SessionProtocol,
-    TokenBucket,
 )
 
 LINGER_S = 1.0
@@ -39,10 +38,8 @@ _SLICE_S = 0.0005
 """Seconds after which a slice ends in any case."""
 _BODY_BYTES = 500
 """This many bytes of a body count as one more body."""
-_PARSE_BYTES = 65_536
-"""Most bytes that are parsed at once."""
 _PARSE_COST = 8
-"""Parsing bytes counts as this many bodies."""
+"""Parsing the bytes of one read counts as this many bodies."""
 
 
 class TcpTransport(Listener):
@@ -141,9 +138,7 @@ class TcpConnection(asyncio.Protocol):
         self._frames = Frames(listener.limits.max_body)
         self._few = min(FEW, listener.limits.max_body + 1)
         self._bodies: deque[bytes] = deque()
-        # `_unparsed` is parsed up to `_parsed_to`.
-        self._unparsed, self._parsed_to = b"", 0
-        self._bucket = TokenBucket(listener.limits.max_rate)
+        self._unparsed = b""
         self._unanswered = 0
         self._ending = False
         self._discarded = 0
@@ -210,7 +205,7 @@ class TcpConnection(asyncio.Protocol):
             return
         body = data[HEADER_BYTES:]
         self._last_active = now = monotonic()
-        if self._bucket.wait(now):
+        if self._arrival.bucket.wait(now):
             self._bodies.append(body)
             self._idle = False
         else:
@@ -279,7 +274,7 @@ class TcpConnection(asyncio.Protocol):
             self._discard(len(data))
             return
         self._last_active = monotonic()
-        self._unparsed, self._parsed_to = self._unparsed[self._parsed_to :] + data, 0
+        self._unparsed += data
         if not self._scheduled:
             self._run_slice()
 
@@ -311,7 +306,8 @@ class TcpConnection(asyncio.Protocol):
                 break
             if not self._bodies:
                 budget -= _PARSE_COST
-                self._bodies.extend(self._parse_slice(self._next_slice()))
+                data, self._unparsed = self._unparsed, b""
+                self._bodies.extend(self._parse(data))
             elif not self._is_too_fast(now):
                 body = self._bodies.popleft()
                 budget -= 1 + len(body) // _BODY_BYTES
@@ -335,14 +331,7 @@ class TcpConnection(asyncio.Protocol):
             except Exception as fault:
                 self._listener.faults.add(fault)
 
-    def _next_slice(self) -> bytes:
-        begin, self._parsed_to = self._parsed_to, self._parsed_to + _PARSE_BYTES
-        data = self._unparsed[begin : self._parsed_to]
-        if self._parsed_to >= len(self._unparsed):
-            self._unparsed, self._parsed_to = b"", 0
-        return data
-
-    def _parse_slice(self, data: bytes) -> Sequence[bytes]:
+    def _parse(self, data: bytes) -> Sequence[bytes]:
         try:
             bodies: Sequence[bytes] = self._frames.feed(data)
         except BadMessageError as error:
@@ -370,7 +359,7 @@ class TcpConnection(asyncio.Protocol):
 
     def _is_too_fast(self, now: float) -> bool:
         """Return whether the next body has to wait; the connection then pauses."""
-        wait = self._bucket.wait(now)
+        wait = self._arrival.bucket.wait(now)
         if not wait:
             return False
         self._throttled = True

@@ -215,6 +215,7 @@ class Arrival(socket.socket):
         refused: Whether there are too many connections.
         broken: Whether the peer cannot be sent anything any more.
         partial_since: When the first byte of an incomplete request or message came.
+        bucket: Limits the rate of its bodies.
         on_slow: Called when that is too long ago, instead of `cut`.
         on_close: Called when the connection is closed.
     """
@@ -222,6 +223,7 @@ class Arrival(socket.socket):
     listening: ListeningSocket
     key: tuple[Any, Any]
     since: float
+    bucket: TokenBucket
     kept = busy = refused = broken = False
     partial_since: float | None = None
     on_slow: Callable[[], object] | None = None
@@ -322,7 +324,7 @@ class ListeningSocket(socket.socket):
             accepted.close()
             raise BlockingIOError
         arrival = Arrival(self.family, self.type, self.proto, fileno=accepted.detach())
-        arrival.listening = self
+        arrival.listening, arrival.bucket = self, TokenBucket(self.limits.max_rate)
         arrival.key = (address[:2], arrival.getsockname()[:2])
         arrival.since = asyncio.get_running_loop().time()
         if not self._make_room():
