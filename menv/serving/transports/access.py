@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import hmac
 import ipaddress
-import os
 import re
 import socket
 import ssl
@@ -195,24 +194,22 @@ _ADVICE = {
 }
 
 
-def bind(address: str, port: int, kind: Callable[[int, int, int], AnySocket]) -> AnySocket:
+def bind(address: str, port: int, kind: Callable[[int, int, int, int], AnySocket]) -> AnySocket:
     """Return a listening, non-blocking socket; IPv4 is preferred if a name has several addresses."""
     family, where = _resolve(address, port)
-    # asyncio sets TCP_NODELAY only if the socket's protocol is explicitly TCP.
-    listening = kind(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        _reuse_address(listening)
-        listening.bind(where)
-        listening.listen(_BACKLOG)
-        listening.setblocking(False)
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        made = socket.create_server(where, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
-        listening.close()
         advice = _ADVICE.get(error.errno or 0, f"cannot be bound ({error.strerror or error}); choose another")
         raise ConfigError(f"Server.start: port {port} at {address} {advice}") from error
+    # asyncio sets TCP_NODELAY only if the socket's protocol is explicitly TCP.
+    listening = kind(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, made.detach())
+    listening.setblocking(False)
     return listening
 
 
-def _resolve(address: str, port: int) -> tuple[int, tuple[object, ...]]:
+def _resolve(address: str, port: int) -> tuple[int, Any]:
     try:
         found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
@@ -222,11 +219,3 @@ def _resolve(address: str, port: int) -> tuple[int, tuple[object, ...]]:
         ) from error
     family, _, _, _, where = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     return family, where
-
-
-def _reuse_address(listening: socket.socket) -> None:
-    # Old connections keep a port busy for minutes. On Windows the same option would let two servers share a port.
-    if os.name == "nt":
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)  # type: ignore[attr-defined]
-    else:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

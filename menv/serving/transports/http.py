@@ -22,12 +22,11 @@ from weakref import WeakSet
 from menv.errors import MissingExtraError
 from menv.serving.limits import Limits
 from menv.serving.protocol import frame
-from menv.serving.transports.access import Access, bearer, bind
+from menv.serving.transports.access import Access, bearer
 from menv.serving.transports.transport import (
     Arrival,
     Handler,
     Listener,
-    ListeningSocket,
     Peer,
     SessionProtocol,
     Transport,
@@ -90,7 +89,7 @@ class HttpTransport(Listener):
     def __init__(self, port: int = 0) -> None:
         super().__init__(port)
         self.sessions: dict[str | None, HttpSession] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._serving: asyncio.Task[None] | None = None
         self.app = Starlette(
             routes=[
                 Route("/rllink", cast(Any, _Endpoint(self, self._rllink)), methods=["POST", "OPTIONS"]),
@@ -104,7 +103,6 @@ class HttpTransport(Listener):
 
     async def start(self, handler: Handler, limits: Limits, access: Access) -> tuple[str, int]:
         """Bind and begin to accept; see `Transport.start`."""
-        self.handler, self.limits, self.access = handler, limits, access
         tls = access.tls()
         config = Config(
             self._bounded, interface="asgi3", loop="none", http="h11", ws=_WebSocketProtocol,
@@ -113,15 +111,14 @@ class HttpTransport(Listener):
             date_header=False, timeout_keep_alive=math.ceil(limits.idle_s) + 1, timeout_graceful_shutdown=0,
             ssl_context_factory=None if tls is None else lambda *_: tls,
         )  # fmt: skip
-        listening = self.listening = bind(access.address, self._port, ListeningSocket)
-        listening.limits, listening.answer_first = limits, self._answer_first
+        listening = self._bind(handler, limits, access)
+        listening.answer_first = self._answer_first
         server = self._server = Server(config)
         loop = asyncio.get_running_loop()
         _LOOPS.add(loop)
         for name in ("uvicorn.error", "uvicorn.access"):
             logging.getLogger(name).addFilter(_is_of_another_server)
-        serving = loop.create_task(server.serve([listening]))
-        self._tasks = [serving, loop.create_task(self._watch(listening))]
+        serving = self._serving = loop.create_task(server.serve([listening]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.001)
         if serving.done():
@@ -135,27 +132,15 @@ class HttpTransport(Listener):
             return
         await self._accept_no_more()
         arrivals = list(self.listening.arrivals.values())
-        if self._tasks:
-            serving, watching = self._tasks
-            watching.cancel()
+        if self._serving is not None:
             self._server.should_exit = True
             for arrival in arrivals:
                 # Requests that wait for a reply get none.
                 arrival.on_close()
-            await asyncio.wait([serving])
+            await asyncio.wait([self._serving])
         await self._cut_all()
         for session in list(self.sessions.values()):
             self._end(session)
-
-    async def _watch(self, listening: ListeningSocket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(self._period())
-            try:
-                listening.watch(loop.time())
-                self._end_idle(loop.time())
-            except Exception as fault:
-                self.faults.add(fault)
 
     def _answer_first(self, data: bytes) -> bytes | None:
         # No HTTP request begins with a digit. A client that sends a frame of TCP waits for one.
@@ -317,7 +302,7 @@ class HttpTransport(Listener):
         except Exception as fault:
             self.faults.add(fault)
 
-    def _end_idle(self, now: float) -> None:
+    def _end_slow(self, now: float) -> None:
         """End sessions that have been idle for too long; sooner if no connection uses them."""
         for session in list(self.sessions.values()):
             idle_for = now - session.last_active

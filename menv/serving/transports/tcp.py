@@ -16,12 +16,11 @@ from typing import cast
 from menv.serving.codec import BadMessageError
 from menv.serving.limits import Limits
 from menv.serving.protocol import FEW, HEADER_BYTES, HEADERS, Frames, frame
-from menv.serving.transports.access import Access, bind
+from menv.serving.transports.access import Access
 from menv.serving.transports.transport import (
     Arrival,
     Handler,
     Listener,
-    ListeningSocket,
     Peer,
     SessionProtocol,
 )
@@ -54,26 +53,18 @@ class TcpTransport(Listener):
         self.stopping = False
         # Closed connections whose last bodies are still being handled are open, too.
         self._server: asyncio.Server | None = None
-        self._watching: asyncio.Task[None] | None = None
         # Slices of work of connections with many bodies; one runs per round of the loop.
         self._slices: deque[Callable[[], None]] = deque()
 
     async def start(self, handler: Handler, limits: Limits, access: Access) -> tuple[str, int]:
         """Bind and begin to accept; see `Transport.start`."""
-        self.handler, self.limits, self.access = handler, limits, access
         tls = access.tls()
-        self.listening = bind(access.address, self._port, ListeningSocket)
-        self.listening.limits = limits
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: TcpConnection(self),
-            sock=self.listening,
-            ssl=tls,
-            backlog=_BACKLOG,
+        listening = self._bind(handler, limits, access)
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: TcpConnection(self), sock=listening, ssl=tls, backlog=_BACKLOG,
             ssl_shutdown_timeout=None if tls is None else LINGER_S,
-        )
-        self._watching = loop.create_task(self._watch(self.listening))
-        host, port = self.listening.getsockname()[:2]
+        )  # fmt: skip
+        host, port = listening.getsockname()[:2]
         return host, port
 
     async def stop(self) -> None:
@@ -82,8 +73,6 @@ class TcpTransport(Listener):
         self.stopping = True
         if self._server is not None:
             self._server.close()
-        if self._watching is not None:
-            self._watching.cancel()
         for connection in list(self.open):
             connection.hang_up()
         await self._wait_for_the_end()
@@ -111,17 +100,7 @@ class TcpTransport(Listener):
                 while self.open:
                     await asyncio.sleep(0.005)
 
-    async def _watch(self, listening: ListeningSocket) -> None:
-        while True:
-            await asyncio.sleep(self._period())
-            try:
-                listening.watch(asyncio.get_running_loop().time())
-                self._look_at_all(monotonic())
-            except Exception as fault:
-                self.faults.add(fault)
-
-    def _look_at_all(self, now: float) -> None:
-        # A separate method, because variables of the task would keep the last connection in memory.
+    def _end_slow(self, now: float) -> None:
         for connection in list(self.open):
             connection.look(now)
 

@@ -13,19 +13,14 @@ import contextlib
 import socket
 import traceback
 from abc import ABC, abstractmethod
-from asyncio import Future
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from menv.errors import ConfigError
 from menv.serving.limits import Limits
-from menv.serving.transports.access import Access
-
-if TYPE_CHECKING:
-    from menv.serving.transports.access import Access
-
+from menv.serving.transports.access import Access, bind
 
 Reply = Callable[[bytes], None]
 """Sends one body to the peer. Call it in the loop's thread, at once or later, at most once for each received body.
@@ -61,7 +56,7 @@ class SessionProtocol(Protocol):
 
     admitted: bool
 
-    def received(self, body: bytes, reply: Reply, close: Callable[[], None]) -> Future[None] | None:
+    def received(self, body: bytes, reply: Reply, close: Callable[[], None]) -> asyncio.Future[None] | None:
         """Handle one whole body, without framing.
 
         Bad input is answered, never raised: an exception is a bug of the server and costs the connection. Over HTTP
@@ -387,10 +382,32 @@ class Listener(Transport):
             )
         self._port = port
         self.listening: ListeningSocket | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    def _bind(self, handler: Handler, limits: Limits, access: Access) -> ListeningSocket:
+        """Open the port, whose connections are watched from now on."""
+        self.handler, self.limits, self.access = handler, limits, access
+        listening = self.listening = bind(access.address, self._port, ListeningSocket)
+        listening.limits = limits
+        self._watching = asyncio.get_running_loop().create_task(self._watch(listening))
+        return listening
+
+    async def _watch(self, listening: ListeningSocket) -> None:
+        time = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(min(1.0, self.limits.handshake_s / 4, self.limits.idle_s / 4))
+            try:
+                listening.watch(time())
+                self._end_slow(time())
+            except Exception as fault:
+                self.faults.add(fault)
+
+    @abstractmethod
+    def _end_slow(self, now: float) -> None:
+        """End what has been idle or slow for too long; called from time to time."""
 
     @property
     def connections(self) -> int:
-        """Number of open connections."""
         return 0 if self.listening is None else len(self.listening.arrivals)
 
     def arrival(self, transport: asyncio.BaseTransport) -> Arrival | None:
@@ -404,6 +421,8 @@ class Listener(Transport):
 
         asyncio makes none once its server is closed, and then nothing closes the connection.
         """
+        if self._watching is not None:
+            self._watching.cancel()
         if self.listening is not None:
             self.listening.closing = True
             await asyncio.sleep(0)
@@ -419,7 +438,3 @@ class Listener(Transport):
             async with asyncio.timeout(_FLUSH_S):
                 while self.listening.arrivals:
                     await asyncio.sleep(0.002)
-
-    def _period(self) -> float:
-        """Return the seconds after which connections are checked again."""
-        return min(1.0, self.limits.handshake_s / 4, self.limits.idle_s / 4)
