@@ -193,7 +193,7 @@ def resolve_env(env: Any) -> EnvCreator:
         return _env_creator(f"env {describe_env(env)}", named_creator(env))
     if env is None:
         raise ConfigError(f"env: got None, {_WHAT_IS_TAKEN}; pass env=...")
-    if not isinstance(env, type) and (not callable(env) or _acts_like_an_env(env)):
+    if not isinstance(env, type) and (not callable(env) or acts_like_an_env(env)):
         raise ConfigError(
             f"env: got an instance of {type(env).__name__}, {_WHAT_IS_TAKEN}, because every sub-environment "
             "is newly created; pass the class, `lambda context: ...`, or a name after "
@@ -509,7 +509,8 @@ def _is_setting(parameter: inspect.Parameter) -> bool:
     return name == "render_mode" or isinstance(parameter.default, int | float | str)
 
 
-def _acts_like_an_env(env: Any) -> bool:
+def acts_like_an_env(env: Any) -> bool:
+    """Return whether an object has the methods of some kind of environment."""
     return any(callable(getattr(env, method, None)) for method in ("step", "poll", "vector_step"))
 
 

@@ -2,7 +2,8 @@
 
 import sys
 
+from menv.cli.arguments import run_command
 from menv.cli.check import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command("python -m menv.checking", main))

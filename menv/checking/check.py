@@ -31,7 +31,7 @@ from menv.checking.values import same
 from menv.env_context import EnvContext
 from menv.errors import ConfigError, EnvCrashError, UnknownNameError
 from menv.multi_agent_env import MultiAgentEnv
-from menv.registry import resolve_env, wrapped_if_foreign
+from menv.registry import acts_like_an_env, resolve_env, wrapped_if_foreign
 from menv.vector_env import VectorEnv
 
 # A class may be of two kinds; its agents are lost if it is taken for a single-agent one.
@@ -49,7 +49,7 @@ class EnvUnderTest:
 
     def __init__(self, env: Any, config: Mapping[str, Any] | None) -> None:
         self.runners: list[EnvRunner] = []
-        self.is_instance = _is_instance(env)
+        self.is_instance = not isinstance(env, type | str) and acts_like_an_env(env)
         self.ignored: Any = getattr(env, "menv_ignore", ())
         self._env = env
         self._config = config
@@ -111,12 +111,6 @@ def _creator(env: Any) -> Callable[[EnvContext], Any]:
         if not callable(env) and not isinstance(env, str):
             raise
         raise Broken("ME093", str(error).partition(";")[0]) from error
-
-
-def _is_instance(env: Any) -> bool:
-    return not isinstance(env, type | str) and any(
-        callable(getattr(env, method, None)) for method in ("step", "poll", "vector_step")
-    )
 
 
 def _inner(env: Any) -> Any:
@@ -207,14 +201,12 @@ def check_closing(
             except (Exception, SystemExit) as error:
                 collector.add("ME081", f"the second close raised {describe(error)}")
     deadline = time.monotonic() + _CLOSE_TIMEOUT
-    while (left := _started_since(before)) and time.monotonic() < deadline:
+    while (
+        left := [name for one, name in running().items() if one not in before]
+    ) and time.monotonic() < deadline:
         time.sleep(0.02)
     if left:
         collector.add("ME082", f"still running after close: {', '.join(sorted(left)[:4])}")
-
-
-def _started_since(before: Collection[object]) -> list[str]:
-    return [name for one, name in running().items() if one not in before]
 
 
 ENV_STEPS = 500

@@ -158,24 +158,6 @@ def run_command(program: str, command: Callable[[], int]) -> int:
         return 128 + signal.SIGINT
 
 
-def run_parsed(
-    parser: argparse.ArgumentParser,
-    arguments: Sequence[str] | None,
-    command: Callable[[argparse.Namespace], int],
-) -> int:
-    """Parse arguments, import `--import` modules, run a command and return its exit status."""
-    args = parser.parse_args(arguments)
-
-    def run() -> int:
-        try:
-            import_modules(args.modules)
-            return command(args)
-        except ConfigError as error:
-            parser.error(and_how_to_import(error))
-
-    return run_command(parser.prog, run)
-
-
 def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse arguments, import `--import` modules, and merge the repeatable options into one dict each.
 

@@ -5,20 +5,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from collections.abc import Sequence
 
 from menv.checking.check import ENV_STEPS, check_env
-from menv.cli.arguments import Parser, json_settings, print_text, run_parsed, take_imports
+from menv.cli.arguments import Parser, json_settings, parsed, print_text, take_imports
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.checking") -> int:
     """Check the environment of the arguments and return the exit status."""
-    parser = _parser(program)
-    return run_parsed(parser, arguments, lambda args: _check(parser.prog, args))
-
-
-def _check(program: str, args: argparse.Namespace) -> int:
+    args = parsed(_parser(program), arguments)
     findings = check_env(args.name, args.config, ignore=args.ignore, seed=args.seed, env_steps=args.steps)
     if args.json:
         lines = [json.dumps([dataclasses.asdict(finding) for finding in findings])]
@@ -31,7 +26,9 @@ def _check(program: str, args: argparse.Namespace) -> int:
 def _parser(program: str) -> argparse.ArgumentParser:
     parser = Parser(prog=program, description="Find errors in an environment.")
     parser.add_argument("name", help="a registered name, a gymnasium id, or package.module:Class")
-    parser.add_argument("--config", type=json_settings, default={}, help="env_config as a JSON object")
+    parser.add_argument(
+        "--config", type=json_settings, action="append", default=[], help="env_config as a JSON object"
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as one JSON list")
     parser.add_argument("--ignore", type=_codes, default=[], help="codes to ignore, such as ME012,ME013")
     parser.add_argument("--seed", type=int, default=0, help="seed of resets and random actions (%(default)s)")
@@ -44,7 +41,3 @@ def _parser(program: str) -> argparse.ArgumentParser:
 
 def _codes(text: str) -> list[str]:
     return [code.strip() for code in text.split(",") if code.strip()]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

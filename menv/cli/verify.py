@@ -6,20 +6,15 @@ The exit status is 0 if all back-ends agree, 1 if one differs or the environment
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 
-from menv.cli.arguments import Parser, json_settings, print_text, run_parsed, take_imports
+from menv.cli.arguments import Parser, json_settings, parsed, print_text, take_imports
 from menv.verify.verify import ENV_STEPS, NUM_ENVS, verify_backends
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m menv.verify") -> int:
     """Compare the back-ends for the environment of the arguments and return the exit status."""
-    parser = _parser(program)
-    return run_parsed(parser, arguments, lambda args: _verify(parser.prog, args))
-
-
-def _verify(program: str, args: argparse.Namespace) -> int:
+    args = parsed(_parser(program), arguments)
     report = verify_backends(
         args.env, args.config, num_envs=args.envs, env_steps=args.steps, seed=args.seed,
         ray=args.ray or None, modules=args.modules,
@@ -32,8 +27,9 @@ def _parser(program: str) -> argparse.ArgumentParser:
     parser = Parser(prog=program, description="Check that an environment is reproducible across back-ends.")
     parser.add_argument("env", help="a built-in name, a gymnasium id, or package.module:Class")
     parser.add_argument(
-        "--config", type=json_settings, default={}, help="settings of an algorithm as a JSON object"
-    )
+        "--config", type=json_settings, action="append", default=[],
+        help="settings of an algorithm as a JSON object",
+    )  # fmt: skip
     parser.add_argument(
         "--envs", type=int, default=NUM_ENVS, help="total number of environments (%(default)s)"
     )
@@ -46,7 +42,3 @@ def _parser(program: str) -> argparse.ArgumentParser:
     parser.add_argument("--ray", action="store_true", help="also run workers on Ray, which is started")
     take_imports(parser)
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from menv.cli.arguments import run_command
 from menv.cli.check import main
 from menv.registry import register_env
 from tests.house.sources import ROOT
@@ -77,7 +78,7 @@ def test_a_wrong_call_exits_2_with_a_line_on_stderr(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(arguments)
+        sys.exit(run_command("python -m menv.checking", lambda: main(arguments)))
     assert caught.value.code == 2
     printed = capsys.readouterr()
     assert printed.out == ""

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from menv.base_env import ALL
-from menv.envs.traffic import AGE_LIMIT, SIGHT, MultiAgentTrafficEnv, careful_driver, fixed_cycle
+from menv.envs.traffic import AGE_LIMIT, SIGHT, MultiAgentTrafficEnv
 from menv.errors import CallOrderError, ConfigError, ContractError
+from tests.envs.traffic_rules import ACCELERATE, BRAKE, KEEP, careful_driver, fixed_cycle
 
-BRAKE, KEEP, ACCELERATE = 0, 1, 2
 Steps = list[tuple[Any, ...]]
 
 

@@ -12,7 +12,7 @@ import pytest
 from menv import Policy, PolicySpec
 from menv.algorithms import PPO
 from menv.envs import MultiAgentTrafficEnv, make_multi_agent
-from menv.envs.traffic import careful_driver, fixed_cycle
+from tests.envs.traffic_rules import careful_driver, fixed_cycle
 from tests.learning.runs import SEEDS, median_of_best
 
 pytestmark = pytest.mark.slow

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from menv.cli.arguments import run_command
 from menv.cli.verify import main
 from menv.verify.verify import BACKENDS, verify_backends
 from tests.house.sources import ROOT
@@ -80,7 +81,7 @@ def test_a_wrong_call_exits_2_with_a_line_on_stderr(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(arguments)
+        sys.exit(run_command("python -m menv.verify", lambda: main(arguments)))
     assert caught.value.code == 2
     printed = capsys.readouterr()
     assert printed.out == ""

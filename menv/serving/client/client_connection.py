@@ -58,6 +58,7 @@ def read_address(text: str) -> ClientAddress:
     try:
         parts = urlsplit(text)
         port = parts.port
+        (parts.hostname or "").encode("idna")
     except ValueError:
         raise _wrong_address(text) from None
     # urlsplit reads "localhost:" as a scheme.
@@ -66,7 +67,8 @@ def read_address(text: str) -> ClientAddress:
     if parts.username or parts.query or parts.fragment:
         raise _wrong_address(text.rpartition("@")[2])
     path = parts.path if parts.path not in ("", "/") else _PATH
-    if not _is_name(parts.hostname) or not (path.isascii() and path.isprintable() and " " not in path):
+    words = parts.hostname + path
+    if not (path.isascii() and words.isprintable() and " " not in words):
         raise _wrong_address(text)
     tls = parts.scheme in _ENCRYPTED
     return ClientAddress(parts.scheme[:-1] if tls else parts.scheme, parts.hostname, port, tls, path)
@@ -91,14 +93,6 @@ def check_token(token: object, address: ClientAddress) -> None:
             f"PolicyClient: token has characters that the headers of {address.scheme} cannot hold, expected those of "
             "Latin-1; give the server a token of letters and digits"
         )
-
-
-def _is_name(host: str) -> bool:
-    try:
-        host.encode("idna")
-    except UnicodeError:
-        return False
-    return host.isprintable() and " " not in host
 
 
 def _wrong_address(text: str) -> ConfigError:
@@ -418,8 +412,12 @@ class HttpClientConnection:
     answers_all = True
 
     def __init__(self, address: ClientAddress, token: str | None, timeout: float, name: str) -> None:
+        where: Any = {"host": address.host, "port": address.port, "timeout": timeout}
+        if address.tls:
+            # Programs often replace the default context by one that trusts every server.
+            where["context"] = ssl.create_default_context()
         make = http.client.HTTPSConnection if address.tls else http.client.HTTPConnection
-        self._http = make(address.host, address.port, timeout=timeout)
+        self._http = make(**where)
         self._address = address
         self._headers = {"Content-Type": _MSGPACK, "menv-session": name}
         if token is not None:

@@ -282,13 +282,13 @@ class LocalActor:
     def make_room(self, episode: LocalEpisode, size: int) -> None:
         """Set complete steps of an episode aside if another `size` bytes would make one message too large."""
         if size and self._bytes + size > _MAX_MESSAGE_BYTES:
-            self._try_set_aside(episode)
+            self._try(self.set_aside, episode)
 
     def ended(self, episode: LocalEpisode) -> None:
         """Set the rest of an episode aside that has ended."""
         if self._open.pop(episode.episode_id, None) is None:
             return
-        if not self._try_set_aside(episode):
+        if not self._try(self.set_aside, episode):
             self._raise_failure()
         try:
             self.stepped(0)
@@ -304,10 +304,10 @@ class LocalActor:
         if chunk is not None:
             self._outbox.append((episode, *chunk, self.weights_seq_no))
 
-    def _try_set_aside(self, episode: LocalEpisode) -> bool:
-        """Do `set_aside`, or give the episode up and return False."""
+    def _try(self, do: Callable[[LocalEpisode], None], episode: LocalEpisode) -> bool:
+        """Call a function with an episode; where it refuses its values, give the episode up and return False."""
         try:
-            self.set_aside(episode)
+            do(episode)
         except ContractError as error:
             self._give_up(episode, error)
             return False
@@ -443,7 +443,8 @@ class LocalActor:
 
     def _collect(self) -> None:
         self._follow_session()
-        self._for_each_episode(self.set_aside)
+        for episode in list(self._open.values()):
+            self._try(self.set_aside, episode)
         self._bytes = 0
 
     def _deliver(self, wait: bool = False, until: float = 0.0) -> SetState | None:
@@ -483,13 +484,6 @@ class LocalActor:
             with self.lock:
                 self._lost_ids = [name for name in self._lost_ids if name not in lost]
         return state
-
-    def _for_each_episode(self, do: Callable[[LocalEpisode], None]) -> None:
-        for episode in list(self._open.values()):
-            try:
-                do(episode)
-            except ContractError as error:
-                self._give_up(episode, error)
 
     def _give_up(self, episode: LocalEpisode, error: MenvError) -> None:
         episode.refused = f"a part of it was refused ({error})"
@@ -555,8 +549,8 @@ class LocalActor:
         weights, bundles = state.weights or {}, state.bundles or {}
         updates = {name: unpacked(weights.get(name), bundles.get(name)) for name in {**weights, **bundles}}
         with self.lock:
-            if updates:
-                self._for_each_episode(lambda episode: episode.evaluate())
+            for episode in list(self._open.values()) if updates else ():
+                self._try(lambda one: one.evaluate(), episode)
             for name in updates.keys() & self._policies.keys():
                 if not self._policies[name].take(updates[name], state.weights_seq_no):
                     # Running episodes keep the previous policy.

@@ -68,11 +68,6 @@ class LocalTrajectory:
         self._logp: list[Column] = []
 
     @property
-    def steps(self) -> int:
-        """Number of complete steps in the buffer."""
-        return len(self._rewards)
-
-    @property
     def begun(self) -> bool:
         """Whether the agent has acted, in the buffer or before."""
         return bool(self._actions or self.t)

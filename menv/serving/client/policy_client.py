@@ -8,10 +8,11 @@ the policies.
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,48 +38,40 @@ if TYPE_CHECKING:
     from menv.serving.client.local_episode import LocalEpisode
 
 
-_MODES = ("local", "remote")
+_NUMBER: Any = Real
 _LONGEST = 1e9
 """Seconds; sockets accept no much larger timeout."""
 _LONGEST_ID = 256
+_NOT_UTF_8 = re.compile("[\ud800-\udfff]")
 
 
 def check_settings(
     inference_mode: object, update_interval: Any, session: object, timeout: Any, client: object, seed: object
 ) -> None:
     """Refuse arguments of `PolicyClient` that no client can have."""
-    if inference_mode not in _MODES:
-        raise ConfigError(
-            f"PolicyClient: inference_mode={inference_mode!r:.40}, expected 'local' or 'remote'; choose one"
-        )
-    # Written so that NaN fails.
-    if update_interval is not None and not (_is_number(update_interval) and update_interval >= 0):
-        raise ConfigError(
-            f"PolicyClient: update_interval={update_interval!r:.40}, expected seconds from 0 or None; leave it out for "
-            "10"
-        )
-    if session is not None and not is_id(session):
-        raise ConfigError(
-            f"PolicyClient: session is {session!a:.60}, expected None or the `session` of another client; leave it out"
-        )
-    if not _is_number(timeout) or not 0 < timeout <= _LONGEST:
-        raise ConfigError(
-            f"PolicyClient: timeout={timeout!r:.40}, expected seconds above 0, at most {_LONGEST:g}; leave it out for "
-            "60"
-        )
-    if client is not None and not (isinstance(client, str) and _is_utf8(client)):
-        raise ConfigError(
-            f"PolicyClient: client is {client!a:.60}, expected a text or None; give a name for the server's reports"
-        )
-    if seed is not None and (not isinstance(seed, Integral) or isinstance(seed, bool)):
-        raise ConfigError(
-            f"PolicyClient: seed={seed!r:.40}, expected a whole number or None; leave it out to take one by chance"
-        )
+    # Comparisons are written so that NaN fails.
+    rules = (
+        (inference_mode in ("local", "remote"), f"inference_mode={inference_mode!r:.40}", "'local' or 'remote'",
+         "choose one"),
+        (update_interval is None or (isinstance(update_interval, _NUMBER) and update_interval >= 0),
+         f"update_interval={update_interval!r:.40}", "seconds from 0 or None", "leave it out for 10"),
+        (session is None or is_id(session), f"session is {session!a:.60}",
+         "None or the `session` of another client", "leave it out"),
+        (isinstance(timeout, _NUMBER) and 0 < timeout <= _LONGEST, f"timeout={timeout!r:.40}",
+         f"seconds above 0, at most {_LONGEST:g}", "leave it out for 60"),
+        (client is None or (isinstance(client, str) and not _NOT_UTF_8.search(client)), f"client is {client!a:.60}",
+         "a text or None", "give a name for the server's reports"),
+        (seed is None or (isinstance(seed, Integral) and not isinstance(seed, bool)), f"seed={seed!r:.40}",
+         "a whole number or None", "leave it out to take one by chance"),
+    )  # fmt: skip
+    for holds, got, expected, advice in rules:
+        if not holds:
+            raise ConfigError(f"PolicyClient: {got}, expected {expected}; {advice}")
 
 
 def is_id(value: object) -> bool:
     """Return whether a value can name an episode, an agent or a session in messages."""
-    return isinstance(value, str) and 0 < len(value) <= _LONGEST_ID and _is_utf8(value)
+    return isinstance(value, str) and 0 < len(value) <= _LONGEST_ID and not _NOT_UTF_8.search(value)
 
 
 def check_start(episode_id: object, trained: object) -> None:
@@ -101,31 +94,6 @@ def check_agent(where: str, agent: object) -> None:
             f"{where}: agent {agent!a:.60}, expected a text of 1 to {_LONGEST_ID} characters that UTF-8 has; name "
             "agents by texts"
         )
-
-
-def check_returns(rewards: Iterable[Any], infos: Mapping[Any, Any] | None, done: Iterable[Any]) -> None:
-    """Refuse rewards, infos and done flags that no message can hold.
-
-    Checked in the call that brings them: a message that the server refuses later would hold up all others.
-    """
-    for agent in (*rewards, *(infos or ()), *done):
-        check_agent("log_returns", agent)
-    for info in (infos or {}).values():
-        external_env.check_told_info(info)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real)
-
-
-def _is_utf8(text: str) -> bool:
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 _VALUE_CODES = (ErrorCode.UNKNOWN_ID, ErrorCode.WRONG_TYPE, ErrorCode.OUT_OF_RANGE)
@@ -522,7 +490,11 @@ class PolicyClient:
         done = done_flags(multiagent_done_dict)
         rewards: float | dict[str, float]
         if isinstance(reward, dict):
-            check_returns(reward, info, done)
+            # A message that the server refuses later would hold up all others.
+            for agent in (*reward, *(info or ()), *done):
+                check_agent("log_returns", agent)
+            for own in (info or {}).values():
+                check_told_info(own)
             rewards = {agent: finite_reward(one, episode_id, agent) for agent, one in reward.items()}
         else:
             rewards = finite_reward(reward, episode_id, SINGLE_AGENT)
@@ -571,9 +543,11 @@ class PolicyClient:
             return
         refused: MenvError | None = None
         try:
-            for call in self._final_calls():
+            flushes = [] if self._actor is None else [self._actor.flush]
+            flushes += [one.flush for one in self._episodes.values() if isinstance(one, RemoteEpisode)]
+            for flush in flushes:
                 try:
-                    call()
+                    flush()
                 except (EpisodeError, RefusedError) as error:
                     # The other episodes are still sent.
                     refused = refused or error
@@ -581,13 +555,6 @@ class PolicyClient:
             self._disconnect()
         if refused is not None:
             raise refused
-
-    def _final_calls(self) -> Iterator[Callable[[], None]]:
-        if self._actor is not None:
-            yield self._actor.flush
-        for episode in list(self._episodes.values()):
-            if isinstance(episode, RemoteEpisode):
-                yield episode.flush
 
     def _disconnect(self) -> None:
         self._is_closed = True
