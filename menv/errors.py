@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Hashable, Iterator
+import traceback
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import PurePath
 from types import FrameType
@@ -19,6 +20,10 @@ from typing import Any, NamedTuple, Self
 
 class MenvError(Exception):
     """Base of all errors that menv raises itself."""
+
+    # The fault of a sub-environment that ends the run with this error, and what its crash capsule holds.
+    _fault: EnvFault | None = None
+    _capsule: Mapping[str, Any] | None = None
 
 
 class ContractError(MenvError):
@@ -133,6 +138,7 @@ if hasattr(os, "register_at_fork"):  # where there is no fork, there is nothing 
 
 
 _LONGEST = 200
+_LONGEST_TRACEBACK = 20_000
 CALLER = "caller"
 """The `where` of a fault whose episode ended because its client vanished."""
 
@@ -196,6 +202,8 @@ class EnvFault(NamedTuple):
         where: "step", "reset" or `CALLER`.
         line: One line, such as "ZeroDivisionError: no wheels in step of env 3 (world.py:41)".
         origin: The type of the error and the file and line that raised it, equal for faults of one cause.
+        began: Env steps of the sub-environment at the reset of the episode, or at the reset that raised.
+        trace: The end of the traceback, or what is known of a lost process.
     """
 
     env_id: Hashable
@@ -203,9 +211,11 @@ class EnvFault(NamedTuple):
     where: str
     line: str
     origin: tuple[str, str, int]
+    began: int = 0
+    trace: str = ""
 
     @classmethod
-    def of(cls, env_id: Hashable, env_index: int, where: str, error: BaseException) -> Self:
+    def of(cls, env_id: Hashable, env_index: int, where: str, error: BaseException, began: int = 0) -> Self:
         here, file, line = error.__traceback__, "", 0
         while here is not None:
             file, line = here.tb_frame.f_code.co_filename, here.tb_lineno
@@ -213,4 +223,5 @@ class EnvFault(NamedTuple):
         kind, said = type(error).__name__, " ".join(str(error).split())[:_LONGEST].rstrip()
         place = f" ({PurePath(file).name}:{line})" if file else ""
         text = f"{kind}{': ' if said else ''}{said} in {where} of env {env_id}{place}"
-        return cls(env_id, env_index, where, text, (kind, file, line))
+        trace = "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
+        return cls(env_id, env_index, where, text, (kind, file, line), began, trace)

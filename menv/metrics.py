@@ -105,7 +105,7 @@ Returns: TypeAlias = dict[Any, list[float]]
 Solos: TypeAlias = "tuple[tuple[AgentId, str], Sequence[float], Sequence[int], Sequence[When]]"
 """Episodes of one agent each: the agent and its policy, the returns, the env steps, when they ended."""
 
-_MOST_NEW = 10_000
+_MOST_NEW, _MOST_FAULTS = 10_000, 64
 _NOTHING: Mapping[Any, Any] = {}
 
 
@@ -120,6 +120,7 @@ class MetricsSnapshot(NamedTuple):
         first_fault: The first fault, in one line.
         unclaimed: Sum of the unclaimed rewards of these episodes.
         media: Media of the episodes, and when they ended.
+        faults: What crash capsules say about faults.
     """
 
     records: Sequence[tuple[Any, ...]]
@@ -129,10 +130,15 @@ class MetricsSnapshot(NamedTuple):
     first_fault: str | None
     unclaimed: Fraction
     media: Sequence[tuple[When, Mapping[str, Any]]]
+    faults: Sequence[dict[str, Any]] = ()
 
 
 class Metrics:
-    """A window over the latest episodes: the last `window`, and at least all of this iteration."""
+    """A window over the latest episodes: the last `window`, and at least all of this iteration.
+
+    Attributes:
+        faults: What crash capsules say about faults, until they are written.
+    """
 
     def __init__(self, window: int = 100) -> None:
         self._window = window
@@ -145,6 +151,7 @@ class Metrics:
         self._new_faulty = 0
         self._faulty_total = 0
         self._first_fault: str | None = None
+        self.faults: deque[dict[str, Any]] = deque(maxlen=_MOST_FAULTS)
         # It may be large, so the summary drops it.
         self._media: deque[tuple[When, Mapping[str, Any]]] = deque(maxlen=_MOST_NEW)
         # Exact, so that it is the same in whatever order episodes come from workers.
@@ -228,11 +235,17 @@ class Metrics:
         self._faulty_total += 1
         self._first_fault = self._first_fault or line
 
+    def take_faults(self) -> list[dict[str, Any]]:
+        """Return the faults since the last call."""
+        taken = list(self.faults)
+        self.faults.clear()
+        return taken
+
     def take(self) -> MetricsSnapshot:
         """Return what was recorded since the last call, and forget it."""
         taken = MetricsSnapshot(
             [tuple(record) for record in self._new], list(self._solo), self._new_count, self._new_faulty,
-            self._first_fault, self._unclaimed, list(self._media),
+            self._first_fault, self._unclaimed, list(self._media), self.take_faults(),
         )  # fmt: skip
         self._forget_new()
         self._first_fault, self._unclaimed = None, Fraction()
@@ -243,6 +256,7 @@ class Metrics:
         self._new.extend(map(EpisodeSummary._make, taken.records))
         self._solo.extend(taken.solos)
         self._media.extend(taken.media)
+        self.faults.extend(taken.faults)
         self._new_count += taken.episodes
         self.episodes_total += taken.episodes
         self._new_faulty += taken.faulty

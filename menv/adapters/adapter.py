@@ -84,12 +84,16 @@ class CreatedEnvs(Protocol):
         num_envs: E, the number of sub-environments.
         env_steps: [E] env steps of each sub-environment since its start.
         seats: The seats by slot; see `Ready.seats`.
+        seed: With `first_index` and the env steps at a reset it gives the seed of that reset; None gives none.
+        first_index: Index of the first sub-environment among the sub-environments of all workers.
         on_created: Called with the index and the sub-environment whenever one is replaced.
     """
 
     num_envs: int
     env_steps: IntArray
     seats: list[tuple[EnvId, AgentId]]
+    seed: int | None
+    first_index: int
     on_created: Callable[[int, Any], None] | None
 
     @property

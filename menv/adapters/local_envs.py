@@ -57,14 +57,17 @@ class CrashLog:
         self._creator = creator
         # By index: the text and the error of the first crash, and how many there were.
         self._series: dict[int, tuple[str, BaseException, int]] = {}
+        # The last one, by index.
+        self._faults: dict[int, EnvFault] = {}
 
-    def note(self, index: int, text: str, error: BaseException, steps: int) -> None:
+    def note(self, index: int, text: str, error: BaseException, steps: int, fault: EnvFault) -> None:
         """Record a crash that ended an episode after `steps` env steps, 0 in a reset; `text` begins the message.
 
         Raises:
             EnvCrashError: The sub-environment cannot be replaced, or crashed too often.
         """
         progress = steps >= PROGRESS
+        self._faults[index] = fault
         before = None if progress else self._series.get(index)
         if before is None and len(self._series) >= _MAX_TRACEBACKS:
             _traceback_to_note(error)
@@ -85,6 +88,7 @@ class CrashLog:
         """Record that a sub-environment finished an episode."""
         if self._series:
             self._series.pop(index, None)
+            self._faults.pop(index, None)
 
     def replacement_error(self, index: int, last: BaseException) -> EnvCrashError:
         """Return the error for a sub-environment whose replacements fail, `last` the latest of them."""
@@ -100,7 +104,7 @@ class CrashLog:
         lost = isinstance(cause, WorkerLostError)
         above = "what is known of its process" if lost else "the environment's own traceback"
         error = EnvCrashError(f"{text}{more}; {above} is above{hint}")
-        error.__cause__ = cause
+        error.__cause__, error._fault = cause, self._faults[index]
         return error
 
 
@@ -146,8 +150,8 @@ class LocalEnvs(Adapter):
                 f"{num_envs - len(existing)} more; pass make_env=lambda index: YourEnv(...)"
             )
         self._make_env = make_env
-        self._seed = seed
-        self._first_index = first_index
+        self.seed = seed
+        self.first_index = first_index
         self._envs: list[Any] = list(existing[:num_envs])
         while len(self._envs) < num_envs and make_env is not None:
             env = make_env(len(self._envs))
@@ -346,9 +350,11 @@ class LocalEnvs(Adapter):
             raise
         except raised_by_envs() as error:
             if not self._was_reset[index]:
-                raise EnvCrashError(
+                first = EnvCrashError(
                     f"{self._crash_text(index, 'reset', error)}; the environment's own traceback is above"
-                ) from error
+                )
+                first._fault = EnvFault.of(index, index, "reset", error, int(self.env_steps[index]))
+                raise first from error
             return self._recreate(index, "reset", error, seed, options)
 
     def _reset_once(
@@ -362,9 +368,7 @@ class LocalEnvs(Adapter):
         return result
 
     def _reset_seed(self, index: int, env_steps: int) -> int | None:
-        return (
-            None if self._seed is None else rng.reset_seed(self._seed, self._first_index + index, env_steps)
-        )
+        return None if self.seed is None else rng.reset_seed(self.seed, self.first_index + index, env_steps)
 
     def _recreate(
         self,
@@ -381,8 +385,11 @@ class LocalEnvs(Adapter):
         Raises:
             EnvCrashError: It raised too often, or no replacement could be created and reset.
         """
-        self._crashes.note(index, self._crash_text(index, where, error), error, steps)
-        self._events.faults.append(EnvFault.of(index, index, where, error))
+        # The env step that raised was counted.
+        began = int(self.env_steps[index]) - (steps + 1) * (where == "step")
+        fault = EnvFault.of(index, index, where, error, began)
+        self._crashes.note(index, self._crash_text(index, where, error), error, steps, fault)
+        self._events.faults.append(fault)
         # A reset that raised counts as an env step, as a step that raised does: the next one gets another seed.
         self.env_steps[index] += where == "reset"
         last = error

@@ -23,6 +23,7 @@ from menv import rng
 from menv.algorithms.checkpoints import Checkpoints, SavedRun, TrainingProgress
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import evaluation_settings, read_config
+from menv.algorithms.crash_capsules import CrashCapsules
 from menv.algorithms.evaluation_runner import EvaluationRunner
 from menv.algorithms.league import make_league
 from menv.algorithms.learn import hyperparameters, learn
@@ -131,6 +132,7 @@ class Algorithm:
         # Where all sub-environments step together there is one agent in each.
         by_rows = multi.count_steps_by == "agent_steps" and not self._base_env.lockstep
         self._accumulator = BatchAccumulator(self._rollouts, by_rows=by_rows)
+        self._crash_capsules = CrashCapsules(self.recipe.name, self.config)
         self._external_clients = ExternalClients(
             self.config, self._base_env, self._rollouts, self._policy_set
         )
@@ -202,6 +204,7 @@ class Algorithm:
         with (
             self._operation_guard.call("sample"),
             self._operation_guard.in_progress("a fragment is being sampled"),
+            self._crash_capsules.written(self._metrics.take_faults),
         ):
             self._external_clients.follow_connectors()
             batch = self._rollouts.sample()
@@ -418,7 +421,8 @@ class Algorithm:
         """
         # Policies must not change meanwhile; an external environment may wait for the thread that changes them.
         lock = nullcontext() if self._base_env.external else self._rollouts.lock
-        with self._operation_guard.call("evaluate"), lock:
+        faults = self._crash_capsules.written(self._evaluation_runner.take_faults)
+        with self._operation_guard.call("evaluate"), lock, faults:
             self._progress.enter("evaluating")
             try:
                 return cast(EvaluationResult, self._evaluation_runner.run(self, self._operation_guard))

@@ -22,7 +22,7 @@ from menv.algorithms.worker_messages import WorkerPlacement, joined_state, split
 from menv.base_env import Column, EnvId, EpisodeEnd
 from menv.callbacks import DefaultCallbacks
 from menv.episode import Episode
-from menv.errors import CallOrderError, ConfigError, ContractError
+from menv.errors import CallOrderError, ConfigError, ContractError, MenvError
 from menv.metrics import AS_THEY_COME, Metrics, MetricsSnapshot, When
 from menv.policy import Policy
 from menv.policy_map import MappingSetting, PolicyMap
@@ -244,8 +244,12 @@ class Evaluation:
         duration, num_envs = self._settings.evaluation_duration, sampler.base_env.num_envs
         self._limit.allot(duration, num_envs, worker, self._workers)
         self._interrupted = True
-        with self.guard:
-            batch = sampler.sample()
+        try:
+            with self.guard:
+                batch = sampler.sample()
+        except MenvError as error:
+            sampler.crashes.attach(error)
+            raise
         sampler.finish(batch)
         self._interrupted = False
         return sampler.env_steps - env_steps, sampler.agent_steps - agent_steps

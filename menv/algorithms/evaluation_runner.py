@@ -140,6 +140,10 @@ class EvaluationRunner:
         if numbers:
             self._callbacks.on_workers_recreated(algorithm=algorithm, worker_ids=numbers, is_evaluation=True)
 
+    def take_faults(self) -> list[dict[str, Any]]:
+        """Return the faults of environments since the last call; see `Metrics.faults`."""
+        return [] if self._evaluation is None else self._evaluation.metrics.take_faults()
+
     def begin(self, algorithm: Algorithm, iteration: int) -> None:
         """Start the workers on the evaluation that ends this iteration, if it runs parallel to training."""
         if self._config.evaluation_parallel_to_training and self.due(iteration):
@@ -264,7 +268,7 @@ class EvaluationGroup:
         self._policy_view = policy_view
         self._seed = seed
         self._here = here
-        self._metrics = Metrics(0)
+        self.metrics = Metrics(0)
         self._workers: WorkerGroup | None = None
         if here is None:
             self._policy_sync = PolicySync(policy_view)
@@ -307,11 +311,11 @@ class EvaluationGroup:
         """Return the metrics of the evaluation that was begun, or of a new one."""
         shares = [self._here.play()] if self._here is not None else self._all_played()
         for share in shares:
-            self._metrics.absorb(share.metrics)
+            self.metrics.absorb(share.metrics)
             if self._workers is not None:
                 self._workers.warn(share.warnings)
         self._played = None
-        summary = self._metrics.summary()
+        summary = self.metrics.summary()
         return {
             **summary,
             "sampler_results": summary,
@@ -342,9 +346,9 @@ class EvaluationGroup:
     def state(self) -> dict[str, Any] | None:
         """Return what the next evaluation depends on; None before the first one and after a failed one."""
         if self._here is not None:
-            return {"sampler": self._here.state(), "metrics": self._metrics.state()}
+            return {"sampler": self._here.state(), "metrics": self.metrics.state()}
         if self._resumed is not None:
-            return {"sampler": self._resumed, "metrics": self._metrics.state()}
+            return {"sampler": self._resumed, "metrics": self.metrics.state()}
         if self._workers is None or self._interrupted:
             return None
         if self._begun:
@@ -359,7 +363,7 @@ class EvaluationGroup:
         if None not in states:
             replaced = self._workers.replaced
             whole = {"workers": states, "gone": WorkerCounters().state(), "pieces": 0, "replaced": replaced}
-        return {"sampler": whole, "metrics": self._metrics.state()}
+        return {"sampler": whole, "metrics": self.metrics.state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore `state` of another run's evaluation, by workers or not."""
@@ -367,7 +371,7 @@ class EvaluationGroup:
             self._resumed = state["sampler"]
         elif state["sampler"] is not None:
             self._here.resume(state["sampler"])
-        self._metrics.set_state(state["metrics"])
+        self.metrics.set_state(state["metrics"])
 
     def stop(self) -> None:
         """End the workers, or close the environments of this process."""
@@ -395,7 +399,7 @@ class EvaluationGroup:
 
     def _lose(self, _index: int, line: str) -> None:
         for _ in range(self._settings.num_envs_per_worker):
-            self._metrics.record_faulty(line)
+            self.metrics.record_faulty(line)
 
 
 def sealed(settings: AlgorithmConfig) -> WorkerSettings | None:

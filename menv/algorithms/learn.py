@@ -20,6 +20,7 @@ import gymnasium as gym
 
 import menv
 from menv.algorithms.config.stored_config import stored_config
+from menv.algorithms.crash_capsules import CRASHES
 from menv.errors import ConfigError, NotWrittenError
 from menv.inference.checkpoint_folder import LATEST
 from menv.serving.interrupts import updates
@@ -68,7 +69,9 @@ def run_folder(algo: Algorithm, path: str | PathLike[str], zoo: str | None = Non
         "zoo": zoo,
         "config": stored_config(algo.config, algo._policy_set.policy_map),
     }
-    return RunFolder(path, content, iteration=algo.iteration)
+    folder = RunFolder(path, content, iteration=algo.iteration)
+    algo._crash_capsules.folder = folder.path / CRASHES
+    return folder
 
 
 def folder_trackers(folder: RunFolder | None) -> list[Tracker]:

@@ -29,7 +29,7 @@ from menv.algorithms.worker_messages import (
     network_policies,
 )
 from menv.callbacks import DefaultCallbacks
-from menv.errors import ConfigError
+from menv.errors import ConfigError, MenvError
 from menv.metrics import Metrics, Timers
 from menv.offline.recorded_envs import RecordedEnvs
 from menv.policy import Policy
@@ -168,7 +168,9 @@ class LocalRollouts:
             try:
                 with self.breakable:
                     return self.sampler.sample()
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, MenvError):
+                    self.sampler.crashes.attach(error)
                 # A custom BaseEnv stays where it is.
                 if self.base_env.can_restart:
                     self._interrupted, self.sampler.agent_steps = True, agent_steps

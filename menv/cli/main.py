@@ -27,6 +27,7 @@ COMMANDS = {
     "doctor": "check this installation",
     "envs": "list environments by name",
     "check": "find errors in an environment",
+    "replay": "repeat the episode in which an environment failed",
     "verify": "check reproducibility across back-ends",
 }
 _HOMES = {"plot": "short_commands", "report": "short_commands", "envs": "short_commands", "export": "show"}

@@ -8,7 +8,8 @@ blamed on it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.trajectories import AgentTrajectory, agent_trajectories
 from menv.spaces import own_copy
 
-_MOST_CAUSES = 64
-"""Causes of faults that are warned of; faults with other causes are only counted."""
+_MOST_CAUSES, _MOST_OF_A_CAUSE = 64, 5
+"""Causes of faults that are reported, and how many of each; other faults are only counted."""
 _EPISODE_HOOKS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
 
 
@@ -35,7 +36,10 @@ class CallbackRunner:
         active: Whether any hook about episodes or trajectories is overridden; others cost nothing.
         keeps: Whether the episodes of a fragment are kept until it closes.
         episodes: The kept episodes by id.
+        describe: Describes a fault; see `CrashRecorder.record`.
     """
+
+    describe: Callable[..., dict[str, Any]]
 
     def __init__(self, callbacks: DefaultCallbacks, worker: Any, metrics: Metrics) -> None:
         self.callbacks = callbacks
@@ -50,9 +54,8 @@ class CallbackRunner:
         self.episodes: dict[int, Episode] = {}
         # Kept episodes that ended.
         self._over: list[tuple[Episode, int, bool, When]] = []
-        # Causes of faults, and messages of causes without a warning so far.
-        self._causes: set[tuple[str, str, int]] = set()
-        self._new_causes: list[str] = []
+        # How many faults each cause had.
+        self._causes: Counter[tuple[str, str, int]] = Counter()
         # Rows released before their trajectory was excluded from training, now and at the last warning.
         self._excluded_late = self._warned_late = 0
         self._env_steps: Column = np.zeros(0, np.int64)
@@ -101,35 +104,30 @@ class CallbackRunner:
         self._metrics.record(episode, when)
 
     def record_faults(self, faults: Sequence[EnvFault]) -> None:
-        """Count faults of sub-environments; new causes are reported by `warn`."""
+        """Count faults of sub-environments, and describe the first ones of each cause for the process that reports."""
+        here: set[Any] = set()
         for fault in faults:
             self._metrics.record_faulty(fault.line)
             # Clients may disconnect at any time.
-            new = fault.where != CALLER and fault.origin not in self._causes
-            if new and len(self._causes) < _MOST_CAUSES:
-                self._causes.add(fault.origin)
-                self._new_causes.append(fault.line)
+            known = fault.origin in self._causes or len(self._causes) < _MOST_CAUSES
+            if fault.where != CALLER and known:
+                self._causes[fault.origin] += 1
+                if self._causes[fault.origin] <= _MOST_OF_A_CAUSE:
+                    self._metrics.faults.append(self.describe(fault, acted=fault.env_id not in here))
+            here.add(fault.env_id)
 
     def count_excluded_late(self, rows: int) -> None:
         """Count rows that were released before an info excluded their trajectory from training."""
         self._excluded_late += rows
 
     def warn(self) -> None:
-        """Warn of new causes of faults, and of rows that were released too early if their number has doubled."""
+        """Warn of rows that were released too early if their number has doubled."""
         if self._excluded_late and self._excluded_late >= 2 * self._warned_late:
             self._warned_late = self._excluded_late
             warnings.warn(
                 f"info['training_enabled']: False came after {self._excluded_late} timesteps of these trajectories had "
                 "left in earlier fragments, expected it before; say it in the first info, or set "
                 'batch_mode="complete_episodes"',
-                EnvFaultWarning,
-                stacklevel=2,
-            )
-        new_causes, self._new_causes = self._new_causes, []
-        for line in new_causes:
-            warnings.warn(
-                f"{line}: its episode is lost and the environment was re-created, expected none to raise; fix it, or "
-                "set restart_failed_sub_environments=False to stop there",
                 EnvFaultWarning,
                 stacklevel=2,
             )

@@ -324,6 +324,19 @@ class RolloutBuffer:
         late = owners.excluded & ~before & owners.trained
         self.excluded_late = int(np.maximum(owners.released[late], 0).sum())
 
+    def actions_of(self, episode_id: int) -> dict[int, Column]:
+        """Return the actions [n, ...] of an episode's answered rows, in order, by the agent's number in it."""
+        split, owners, found = self._split(), self._trajectories(), dict[int, list[int]]()
+        # An agent that has just joined may have no row yet.
+        slots = self._columns["slots"][split.order[split.starts]]
+        known = len(slots) == len(owners.slot) and (slots == owners.slot).all()
+        for segment in np.flatnonzero(owners.eps_id == episode_id).tolist() if known else ():
+            start = split.starts[segment] + (owners.released[segment] < 0)
+            rows = split.order[start : split.starts[segment] + split.lengths[segment]]
+            answered = rows[self._columns["answered"][rows]].tolist()
+            found.setdefault(int(owners.agent_index[segment]), []).extend(answered)
+        return {number: self._columns["actions"][np.sort(rows)] for number, rows in found.items()}
+
     def locate(self, row: int) -> tuple[int, Any, int]:
         """Return the env index, agent id and trajectory step of a row, for messages."""
         split = self._split()

@@ -22,6 +22,7 @@ from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.callback_runner import CallbackRunner
+from menv.sampling.crash_record import CrashRecorder
 from menv.sampling.digest import Digest
 from menv.sampling.episode_checkpoint import EpisodeCheckpoint
 from menv.sampling.episode_tracker import EpisodeTracker
@@ -58,6 +59,7 @@ class Sampler:
         policies: The policy objects by id, for callbacks and `observation_fn`.
         digest: A hash of all rows released so far.
         external_writer: Writes trajectories that external clients collected.
+        crashes: Describes faults for crash capsules.
         timers: Seconds spent in environments and policies.
         idle: Whether the last fragment is not full because no client called for `idle_timeout` seconds.
         polled: Whether the environment has been polled.
@@ -115,6 +117,8 @@ class Sampler:
             if created
             else None
         )
+        self.crashes = CrashRecorder(self, created, self._groups, self._tracker, self._checkpoint)
+        self._callbacks.describe = self.crashes.record
         # Drives a lockstep environment, or steps copies within a fragment of the general loop.
         self._vector_loop: VectorLoop | None = None
         self._copies_loop: VectorLoop | None = None

@@ -9,6 +9,7 @@
         events.out.*    the same numbers for TensorBoard
         checkpoints/    what `Algorithm.save` writes
         videos/         recorded episodes
+        crashes/        what `menv replay` repeats, for faults of environments
 
 Each line is flushed when its iteration is over, so a process that is killed loses the running iteration at most.
 """

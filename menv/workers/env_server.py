@@ -212,6 +212,8 @@ class EnvServer:
 
     def _renumber(self, error: MenvError) -> None:
         """Replace the number of a sub-environment in a message by its number among all servers."""
+        if error._fault is not None:
+            error._fault = _renumber_fault(error._fault, self._first)
         for place in range(self._envs.num_envs):
             prefix = f"env {place} "
             if error.args and str(error.args[0]).startswith(prefix):

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,14 @@ from menv.base_env import (
 from menv.errors import EnvFault
 from menv.workers.engine import RemoteActor, Ts
 from menv.workers.env_server import EnvServer, Present, ServerUpdate, unpack_stack
+
+
+class LossReason(NamedTuple):
+    """Why a process was lost: a line and the type of the error for faults, and the message with the end of stderr."""
+
+    line: str
+    kind: str
+    message: str
 
 
 class RemoteLayout:
@@ -284,11 +292,11 @@ class RemoteEnvServer:
         self.undelivered.add(rows, events)
 
     def end_episodes(
-        self, indices: Collection[int], reason: tuple[str, str] | None, *, withdrawn: bool = True
+        self, indices: Collection[int], reason: LossReason | None, *, withdrawn: bool = True
     ) -> None:
         """Write the ends of lost episodes.
 
-        `reason` is the line and kind of the fault, None if it was reported. With `withdrawn`, the results of the last
+        `reason` is None if the fault was reported. With `withdrawn`, the results of the last
         actions are unknown.
         """
         ended: list[End] = []
@@ -306,9 +314,13 @@ class RemoteEnvServer:
                 ended.append(End(slot, index, join.agent_id, 0.0, False, True, None, {}, withdrawn=withdrawn))
             episodes.append(EpisodeEnd(index, False, True, steps, index, len(unclaimed), faulty=True))
             if reason is not None:
-                line, kind = reason
-                faults.append(EnvFault(index, index, "step", f"{line} in step of env {index}", (kind, "", 0)))
+                faults.append(self.fault(index, reason))
         self.undelivered.add(None, PollEvents(ended, unclaimed, episodes, [], faults, []))
+
+    def fault(self, index: int, reason: LossReason) -> EnvFault:
+        """Return the fault of a sub-environment whose process was lost."""
+        line, origin = f"{reason.line} in step of env {index}", (reason.kind, "", 0)
+        return EnvFault(index, index, "step", line, origin, self.start_of(index), reason.message)
 
     def start_of(self, index: int) -> int:
         """Return the env steps of a sub-environment at its last reset."""

@@ -30,7 +30,13 @@ from menv.multi_agent_env import MultiAgentEnv
 from menv.workers.engine import Engine, T, Ts
 from menv.workers.env_server import EnvServer, ServerUpdate, pack_stack
 from menv.workers.process_engine import in_a_line
-from menv.workers.remote_env_server import CombinedPoll, RemoteEnvServer, RemoteLayout, combined_ready
+from menv.workers.remote_env_server import (
+    CombinedPoll,
+    LossReason,
+    RemoteEnvServer,
+    RemoteLayout,
+    combined_ready,
+)
 from menv.workers.watchdog import creation_limit
 
 _LONGEST = 360
@@ -80,7 +86,7 @@ class RemoteEnvs(Adapter):
         self._make_env, self._engine = make_env, engine
         self._batch_wait_ms, self._env_timeout = batch_wait_ms, env_timeout
         self._per_process, self._tolerated = per_process, tolerated
-        self._seed, self._first_index = seed, first_index
+        self.seed, self.first_index = seed, first_index
         self._handles = [RemoteEnv(self, index) for index in range(num_envs)]
         self._started = self._stopped = False
         self._delivered = CombinedPoll((), ())
@@ -440,7 +446,7 @@ class RemoteEnvs(Adapter):
     def _start_process(self, server: RemoteEnvServer) -> None:
         server.attach(
             self._engine.start(
-                EnvServer, self._make_env, server.first, server.size, self._seed, self._first_index, self._tolerated,
+                EnvServer, self._make_env, server.first, server.size, self.seed, self.first_index, self._tolerated,
                 label=f"process of {server.name}",
             )
         )  # fmt: skip
@@ -539,11 +545,11 @@ class RemoteEnvs(Adapter):
             if index not in server.beginning and index not in server.held_back
         ]
 
-    def _reason(self, server: RemoteEnvServer) -> tuple[str, str]:
+    def _reason(self, server: RemoteEnvServer) -> LossReason:
         kind, message = self._last_loss[server.first]
-        return f"{kind}: {in_a_line(message)[:_LONGEST].rstrip()}", kind
+        return LossReason(f"{kind}: {in_a_line(message)[:_LONGEST].rstrip()}", kind, message)
 
-    def _count_loss(self, server: RemoteEnvServer, error: Exception, over: Collection[int]) -> None:
+    def _count_loss(self, server: RemoteEnvServer, error: Exception, over: Sequence[int]) -> None:
         """Count a loss of the episodes `over`; raise EnvCrashError if the limit is exceeded."""
         if not server.has_reported:
             raise EnvCrashError(
@@ -553,7 +559,8 @@ class RemoteEnvs(Adapter):
         if over:
             where = f"{server.name} step, env step {int(server.env_steps.max())}"
             steps = max(int(server.env_steps[i - server.first]) - server.start_of(i) for i in over)
-            self._crashes.note(server.first, f"{where}: {_head(error)}", error, steps)
+            fault = server.fault(over[0], self._reason(server))
+            self._crashes.note(server.first, f"{where}: {_head(error)}", error, steps, fault)
             return
         server.failed += 1
         if server.failed >= len(PAUSES):

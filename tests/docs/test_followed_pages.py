@@ -12,6 +12,7 @@ PAGES = [
     "how_to/action_masks",
     "how_to/appearing_agents",
     "how_to/clusters",
+    "how_to/crashes",
     "how_to/docker",
     "how_to/external",
     "how_to/gpus",

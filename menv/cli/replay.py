@@ -1,0 +1,32 @@
+"""`menv replay CAPSULE`: repeats the episode in which an environment failed, from its crash capsule.
+
+The exit status is 0 if the fault is the same or the replay stopped where it was asked to, else 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from menv.cli.arguments import Parser, count, json_settings, parsed, print_text, take_imports
+from menv.verify.replay import SAME, STOPPED, replay
+
+
+def main(arguments: Sequence[str], program: str) -> int:
+    """Replay the capsule of the arguments and return the exit status."""
+    parser = Parser(prog=program, description="Repeat the episode in which an environment failed.")
+    parser.add_argument("capsule", metavar="CAPSULE", help="the file that the error message names")
+    parser.add_argument("--env", help="the environment, if this process does not know the capsule's by name")
+    parser.add_argument(
+        "--env-config", type=json_settings, default={}, metavar="JSON",
+        help="settings over the capsule's env_config, such as secrets, which are left out of it",
+    )  # fmt: skip
+    parser.add_argument("--until-step", type=count, metavar="N", help="stop after env step N of the episode")
+    parser.add_argument("--debug", action="store_true", help="take the step that failed in the debugger pdb")
+    take_imports(parser)
+    args = parsed(parser, arguments)
+    report = replay(
+        args.capsule, args.env, args.env_config, until_step=args.until_step, debug=args.debug,
+        modules=args.modules,
+    )  # fmt: skip
+    print_text(str(report), program)
+    return int(report.verdict not in (SAME, STOPPED))

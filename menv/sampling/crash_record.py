@@ -1,0 +1,103 @@
+"""The crash record: what a fault's crash capsule says about its episode, so that the episode can be repeated.
+
+Nothing is recorded while episodes run. Actions of closed fragments are in `menv.sampling.episode_checkpoint`, those of
+the open fragment in the rollout buffers; they are read when a fault is reported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from menv.adapters.adapter import CreatedEnvs
+from menv.base_env import EnvId
+from menv.errors import ContractError, EnvFault, MenvError
+from menv.sampling.episode_checkpoint import EpisodeCheckpoint
+from menv.sampling.episode_tracker import EpisodeTracker
+from menv.sampling.policy_group import PolicyGroup
+
+if TYPE_CHECKING:
+    from menv.sampling.sampler import Sampler
+
+Record = dict[str, Any]
+_ABOUT = re.compile(r"env (\d+)(?:, agent .*?, env)? (reset|step)\b")
+"""How errors name the sub-environment and the call."""
+
+
+class CrashRecorder:
+    """Describes the faults of one sampler's sub-environments; `checkpoint` has the actions of closed fragments."""
+
+    def __init__(
+        self,
+        worker: Sampler,
+        env: CreatedEnvs | None,
+        groups: Sequence[PolicyGroup],
+        tracker: EpisodeTracker,
+        checkpoint: EpisodeCheckpoint | None,
+    ) -> None:
+        self._worker = worker
+        self._env = env
+        self._groups = groups
+        self._tracker = tracker
+        self._checkpoint = checkpoint
+
+    def attach(self, error: MenvError) -> None:
+        """Describe the fault that an error of `sample` reports in its `capsule`, if it reports one."""
+        fault = error._fault or (self._broken_contract(error) if isinstance(error, ContractError) else None)
+        if fault is not None and error._capsule is None:
+            self._worker.leave_vector_loop()
+            error._capsule = self.record(fault)
+
+    def record(self, fault: EnvFault, *, acted: bool = True) -> Record:
+        """Return what is known of a fault; in its episode agents have `acted`, as far as the tracker knows."""
+        env, worker = self._env, self._worker
+        steps = acted and fault.where == "step"
+        return {
+            "where": fault.where,
+            "line": fault.line,
+            "origin": list(fault.origin),
+            "traceback": fault.trace,
+            "worker_index": worker.worker_index,
+            "vector_index": fault.env_index,
+            "seed": None if env is None or env.seed is None else int(env.seed),
+            "env_index": fault.env_index + (0 if env is None else env.first_index),
+            "began": fault.began,
+            "actions": self._actions(fault.env_id) if steps else [],
+        }
+
+    def _broken_contract(self, error: ContractError) -> EnvFault | None:
+        """Return the fault of a sub-environment that returned something invalid, None if the error is about another."""
+        about, env = _ABOUT.match(str(error)), self._env
+        if about is None or env is None or int(about[1]) >= env.num_envs:
+            return None
+        index = int(about[1])
+        began = int(env.env_steps[index]) if about[2] == "reset" else env.episode_start(index)
+        return EnvFault.of(index, index, about[2], error, began)
+
+    def _actions(self, env_id: EnvId) -> list[list[Any]] | None:
+        """Return each agent's env-ready actions in its running episode, in order; None where they are not kept."""
+        episode = self._tracker.running.get(env_id)
+        if episode is None or self._checkpoint is None:
+            return None
+        released = self._checkpoint.actions_of(episode.episode_id)
+        places = {
+            agent: self._tracker.locate_policy(policy) for agent, (policy, _) in episode.seats().items()
+        }
+        if released is None or not all(
+            self._groups[group].strategy.can_replay for group, _ in places.values()
+        ):
+            return None
+        found: list[list[Any]] = []
+        for agent, (_, number) in episode.seats().items():
+            group, which = self._groups[places[agent][0]], places[agent][1]
+            parts = [
+                part[number]
+                for part in (released, group.buffer.actions_of(episode.episode_id))
+                if number in part
+            ]
+            actions = group.strategy.env_actions(np.concatenate(parts), which) if parts else []
+            found.append([agent, actions if isinstance(actions, np.ndarray) else list(actions)])
+        return found

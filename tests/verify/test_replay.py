@@ -1,0 +1,199 @@
+"""Crash capsules are written for faults of environments, and `menv replay` repeats them."""
+
+from __future__ import annotations
+
+import json
+import pdb
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import EnvFaultWarning, MultiAgentEnv, register_env
+from menv.algorithms import PPO
+from menv.algorithms.crash_capsules import LEFT_OUT, read_capsule
+from menv.cli.main import main
+from menv.errors import ConfigError, ContractError, EnvCrashError
+from menv.verify.replay import ANOTHER, NONE, SAME, STOPPED, replay
+
+
+class Cliff(gym.Env[Any, Any]):
+    """Fails in the first step from `goal` on that has action 1; `goal` comes from the seed of the reset."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space: gym.Space[Any] = gym.spaces.Discrete(3)
+    mode = "raise"
+
+    def __init__(self, shift: int = 12, token: str = "") -> None:
+        self.shift = shift
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t, self.goal = 0, self.shift + int(self.np_random.integers(20))
+        if self.mode == "reset" and self.np_random.random() < 0.4:
+            raise OSError("no map")
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        if self.mode != "reset" and self.t >= self.goal and action == 1:
+            if self.mode == "raise":
+                raise ZeroDivisionError(f"no wheels at {self.t} before {self.goal}")
+            return (np.zeros(3, np.float32), 1.0, False, False, {}) if self.mode == "obs" else None
+        return np.zeros(2, np.float32), 1.0, self.t >= 60, False, {}
+
+
+class Pairs(MultiAgentEnv):
+    """Two agents act by turns, whose actions are vectors; the sum of them decides the fault."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
+        self.t, self.sum = 0, 0.0
+        return {"a": np.zeros(1, np.float32)}, {}
+
+    def step(self, actions: Any) -> Any:
+        self.t += 1
+        self.sum += float(sum(action.sum() for action in actions.values()))
+        if self.t > 25 and self.sum > 0:
+            raise ValueError(f"sum {self.sum!r} in step {self.t}")
+        who = "ab"[self.t % 2]
+        return {who: np.zeros(1, np.float32)}, {who: 0.0}, {"__all__": self.t > 90}, {"__all__": False}, {}
+
+
+SETTINGS: dict[str, Any] = {
+    "seed": 3, "num_envs_per_worker": 3, "rollout_fragment_length": 17, "train_batch_size": 600, "num_sgd_iter": 1,
+    "model": {"fcnet_hiddens": [4]}, "restart_failed_sub_environments": False,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    register_env("cliff", mode("raise"))
+    register_env("pairs", Pairs)
+
+
+def crash(error: type[Exception] = EnvCrashError, **config: Any) -> Path:
+    """Train until the environment ends the run; return the capsule that the message names."""
+    with PPO({"env": "cliff", **SETTINGS, **config}) as algo, pytest.raises(error) as raised:
+        algo.learn(20_000)
+    return Path(str(raised.value).rpartition("; replay it with: menv replay ")[2])
+
+
+def mode(name: str) -> Callable[[Any], Cliff]:
+    def create(context: Any) -> Cliff:
+        env = Cliff(**context)
+        env.mode = name
+        return env
+
+    return create
+
+
+@pytest.mark.parametrize("env", ["cliff", "pairs"])
+def test_a_fault_is_repeated_from_its_capsule(env: str) -> None:
+    path = crash(env=env)
+    report = replay(path)
+    capsule = read_capsule(path)
+    assert report.verdict == SAME
+    assert report.env_steps == sum(len(one) for one in capsule.actions_by_agent().values()) > 10
+    assert capsule.line in str(report)
+
+
+def test_a_copy_among_others_of_the_vector_loop_is_repeated() -> None:
+    path = crash(
+        rollout_fragment_length=50, num_envs_per_worker=1, multiagent={"count_steps_by": "env_steps"}
+    )
+    assert replay(path).verdict == SAME
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("obs", ContractError), ("none", ContractError), ("reset", EnvCrashError)]
+)
+def test_broken_contracts_and_resets_are_repeated(kind: str, error: type[Exception]) -> None:
+    register_env("cliff", mode(kind))
+    assert replay(crash(error)).verdict == SAME
+
+
+def test_an_episode_that_was_lost_leaves_a_capsule_in_the_run_folder(tmp_path: Path) -> None:
+    config = {**SETTINGS, "restart_failed_sub_environments": True}
+    with (
+        PPO({"env": "cliff", **config}) as algo,
+        pytest.warns(EnvFaultWarning, match=r"; replay it with: menv replay"),
+    ):
+        result = algo.learn(1200, run_dir=tmp_path / "run")
+    capsules = sorted((tmp_path / "run" / "crashes").iterdir())
+    # The first five of one cause.
+    assert len(capsules) == min(5, result["faulty_episodes_total"]) > 1
+    assert [replay(path).verdict for path in capsules] == [SAME] * len(capsules)
+
+
+def test_secrets_are_left_out_and_asked_for() -> None:
+    path = crash(env_config={"shift": 12, "token": "hunter22"})
+    assert "hunter22" not in path.read_text()
+    assert read_capsule(path).env_config["token"] == LEFT_OUT
+    with pytest.raises(ConfigError, match=r"token of env_config not in it.*--env-config"):
+        replay(path)
+    assert replay(path, env_config={"token": "another"}).verdict == SAME
+
+
+def test_other_environments_are_judged_to_be_others() -> None:
+    path = crash()
+    assert replay(path, env_config={"shift": 400}).verdict == NONE
+    assert replay(path, env=mode("none")).verdict == ANOTHER
+    assert replay(path, env="pairs").verdict == NONE
+
+
+def test_the_replay_stops_where_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = crash()
+    steps = replay(path).env_steps
+    assert replay(path, until_step=4) == replay(path, until_step=4)
+    assert replay(path, until_step=4).verdict == STOPPED
+    calls: list[Any] = []
+
+    def runcall(method: Any, *args: Any) -> Any:
+        calls.append(method.__self__.t)
+        return method(*args)
+
+    monkeypatch.setattr(pdb, "runcall", runcall)
+    assert replay(path, debug=True).verdict == SAME
+    assert calls == [steps - 1]
+
+
+def test_the_command_prints_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    path = crash()
+    assert main(["replay", str(path)]) == 0
+    assert capsys.readouterr().out.startswith("same fault: ZeroDivisionError: no wheels")
+    assert main(["replay", str(path), "--env", "CartPole-v1"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "a capsule of version 2, expected 1; replay it with the menv that wrote it"),
+        ({"kind": "menv run"}, "another file, expected a crash capsule"),
+        ({"began": "soon"}, r"damaged \(Expected `int`, got `str` - at `\$.began`\)"),
+        ({"arrays": {"0": ["object", [1], [0]]}}, "expected one of"),
+        ({"arrays": {}}, "plain data"),
+        ({"env": "elsewhere:Cliff"}, "'elsewhere:Cliff' is not registered here.*--env MODULE:CLASS"),
+        ({"actions": None}, "it holds no actions"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_line(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = crash()
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ConfigError, match=message) as refused:
+        replay(path)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_missing_and_a_cut_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "cut.json").write_bytes(crash().read_bytes()[:200])
+    with pytest.raises(ConfigError, match="no JSON"):
+        replay(tmp_path / "cut.json")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        replay(tmp_path / "none.json")
