@@ -210,7 +210,7 @@ class PolicyMap:
         """Return whether a policy never learns; False if a function decides for each batch."""
         return self._to_train is not None and not callable(self._to_train) and policy_id not in self._to_train
 
-    def _only_one(self, agent_id: AgentId, episode: Episode, worker: Any) -> str:
+    def _only_one(self, agent_id: AgentId, episode: Episode, worker: object) -> str:
         if len(self.specs) > 1:
             raise ConfigError(
                 f"policy_mapping_fn: missing with policies {sorted(self.specs)}, expected a function; "
@@ -218,7 +218,7 @@ class PolicyMap:
             )
         return next(iter(self.specs))
 
-    def _check_to_train(self, value: Any) -> Any:
+    def _check_to_train(self, value: object) -> Any:
         if value is None:
             return None
         if callable(value):
@@ -233,7 +233,7 @@ class PolicyMap:
         return chosen
 
 
-def _ids(setting: str, value: Any) -> list[Any]:
+def _ids(setting: str, value: object) -> list[Any]:
     ids = list(value) if isinstance(value, Iterable) else None
     if ids is None or not all(isinstance(one, Hashable) for one in ids):
         or_function = " or a function (policy_id, batch) -> bool" if setting == "policies_to_train" else ""
@@ -267,7 +267,7 @@ def _takes(signature: inspect.Signature, count: int) -> bool:
     return True
 
 
-def _decided(fn: Callable[[str, Any], Any], policy_id: str, batch: Any) -> bool:
+def _decided(fn: Callable[[str, Any], Any], policy_id: str, batch: object) -> bool:
     try:
         answer = fn(policy_id, batch)
     except MenvError:
@@ -323,7 +323,7 @@ def adapt_mapping_fn(fn: Callable[..., Any] | Sequence[Sequence[str]]) -> Mappin
     return mapping
 
 
-def _by_patterns(pairs: Any) -> MappingFn:
+def _by_patterns(pairs: object) -> MappingFn:
     """Return the mapping function of pairs (pattern, policy id)."""
     listed = list(pairs) if isinstance(pairs, list | tuple) else []
     if not listed or not all(

@@ -154,7 +154,7 @@ def spec_like(policy_id: str, spec: Any, policy: Any) -> PolicySpec:
     return replace(given, **{name: own for name, own in taken.items() if getattr(given, name) is None})
 
 
-def ids_given(where: str, policy_ids: Any) -> list[str]:
+def ids_given(where: str, policy_ids: object) -> list[str]:
     """Return policy ids that a user gave, one or several, each once; `where` begins the message."""
     ids = [policy_ids] if isinstance(policy_ids, str) else policy_ids
     found = list(ids) if isinstance(ids, Iterable) else []

@@ -101,7 +101,7 @@ def to_plain(value: Any, arrays: Arrays) -> Any:
     )
 
 
-def from_plain(value: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
+def from_plain(value: object, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
     """Return the tree from which `to_plain` made `value` and `arrays`.
 
     Raises:
@@ -117,7 +117,7 @@ def from_plain(value: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
     return {key: from_plain(item, arrays) for key, item in value.items()}
 
 
-def is_plain(value: Any) -> bool:
+def is_plain(value: object) -> bool:
     """Return whether `to_plain` accepts a tree."""
     try:
         to_plain(value, {})
@@ -126,7 +126,7 @@ def is_plain(value: Any) -> bool:
     return True
 
 
-def digest(value: Any) -> str | None:
+def digest(value: object) -> str | None:
     """Return a hash of a tree, the same in every process; None if it is not plain."""
     arrays: Arrays = {}
     try:
@@ -222,7 +222,7 @@ def space_to_json(space: Space) -> dict[str, Any]:
     return _space_to_json(space)
 
 
-def _space_to_json(space: Any) -> dict[str, Any]:
+def _space_to_json(space: object) -> dict[str, Any]:
     spaces = gym.spaces
     match space:
         case spaces.Box():
@@ -255,7 +255,7 @@ def _form(shape: Sequence[int], dtype: Any) -> dict[str, Any]:
     return {"shape": list(map(int, shape)), "dtype": str(np.dtype(dtype))}
 
 
-def _entry_to_json(key: Any, space: Space) -> list[Any]:
+def _entry_to_json(key: object, space: Space) -> list[Any]:
     if not isinstance(key, str):
         raise ConfigError(
             f"space Dict: key {key!r:.60} has no form in JSON, expected a str; name the entries of the space"
@@ -273,7 +273,7 @@ def _array_to_json(array: Array) -> Any:
     return {"base64": base64.b64encode(little.tobytes()).decode("ascii")}
 
 
-def space_from_json(value: Any, where: str = "space") -> Space:
+def space_from_json(value: object, where: str = "space") -> Space:
     """Return the space that `space_to_json` described; `where` begins the messages.
 
     Raises:
@@ -429,7 +429,7 @@ _READERS: dict[str, Callable[[SpaceDecoder, Mapping[str, Any], int], Space]] = {
 }
 
 
-def path_given(where: str, value: Any) -> Path:
+def path_given(where: str, value: object) -> Path:
     """Return a path that a user gave; `where` begins the message.
 
     Raises:
@@ -454,7 +454,7 @@ def path_given(where: str, value: Any) -> Path:
     return Path(path)
 
 
-def folder_given(where: str, value: Any) -> Path:
+def folder_given(where: str, value: object) -> Path:
     """Return the path of an existing folder that a user gave.
 
     Raises:

@@ -78,7 +78,7 @@ def built(space: Space, make: Callable[[Keys, Space], Any], keys: Keys = ()) -> 
     return made if isinstance(space, gym.spaces.Dict) else tuple(made.values())
 
 
-def values_in(value: Any) -> Iterator[Any]:
+def values_in(value: object) -> Iterator[Any]:
     """Yield the values in nested dicts, tuples and lists, in order."""
     if isinstance(value, dict):
         value = value.values()
@@ -96,7 +96,7 @@ def flags_of(space: Space) -> int:
     return sum(int(np.sum(part.nvec if hasattr(part, "nvec") else part.n)) for part in choices)
 
 
-def flat_mask(mask: Any, actions: Space | None = None) -> npt.NDArray[Any]:
+def flat_mask(mask: object, actions: Space | None = None) -> npt.NDArray[Any]:
     """Return the flags of a mask as one array.
 
     Args:
@@ -120,7 +120,7 @@ def flat_mask(mask: Any, actions: Space | None = None) -> npt.NDArray[Any]:
     return found[0] if len(found) == 1 else np.concatenate([np.zeros(0, np.int8), *found])
 
 
-def open_mask(mask: Any) -> Any:
+def open_mask(mask: object) -> Any:
     """Return a mask of the same form that allows everything."""
     if isinstance(mask, dict):
         return {key: open_mask(part) for key, part in mask.items()}
@@ -129,7 +129,7 @@ def open_mask(mask: Any) -> Any:
     return None if mask is None else np.ones_like(mask)
 
 
-def own_copy(element: Any) -> Any:
+def own_copy(element: object) -> Any:
     """Return a copy of an observation that the environment cannot change later."""
     if isinstance(element, np.ndarray):
         return element.copy()
@@ -290,7 +290,7 @@ class Stacker:
             self._warn(array.dtype, str(self._dtype))
         return array.astype(self._dtype)
 
-    def _warn(self, got: Any, wanted: str) -> None:
+    def _warn(self, got: object, wanted: str) -> None:
         if not self._casts:
             self._casts = True
             warnings.warn(
@@ -323,7 +323,7 @@ def _stack_slowly(values: Sequence[Any] | Array, space: gym.Space[Any], path: st
     return np.stack([np.asarray(value, dtype=space.dtype).reshape(space.shape or ()) for value in values])
 
 
-def why_outside(space: gym.Space[Any], value: Any, path: str = "") -> str | None:
+def why_outside(space: gym.Space[Any], value: object, path: str = "") -> str | None:
     """Return why `value` is not an element of `space`, or None if it is one.
 
     The text names the path in the space, what was expected, what was got and the first bad index; it never holds the
@@ -341,7 +341,7 @@ def why_outside(space: gym.Space[Any], value: Any, path: str = "") -> str | None
     return None if space.contains(value) else f"{where}: expected an element of {space}, got {_kind(value)}"
 
 
-def _why_outside_dict(space: gym.spaces.Dict, value: Any, where: str) -> str | None:
+def _why_outside_dict(space: gym.spaces.Dict, value: object, where: str) -> str | None:
     if not isinstance(value, dict):
         return f"{where}: expected a dict with keys {_listed(space.keys())}, got {_kind(value)}"
     missing, extra = _listed(space.keys() - value.keys()), _listed(value.keys() - space.keys())
@@ -351,7 +351,7 @@ def _why_outside_dict(space: gym.spaces.Dict, value: Any, where: str) -> str | N
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def _why_outside_tuple(space: gym.spaces.Tuple[Any], value: Any, where: str) -> str | None:
+def _why_outside_tuple(space: gym.spaces.Tuple[Any], value: object, where: str) -> str | None:
     if not isinstance(value, tuple | list) or len(value) != len(space):
         got = f"{len(value)}" if isinstance(value, tuple | list) else _kind(value)
         return f"{where}: expected a tuple of {len(space)} elements, got {got}"
@@ -359,7 +359,7 @@ def _why_outside_tuple(space: gym.spaces.Tuple[Any], value: Any, where: str) -> 
     return next((reason for reason in reasons if reason is not None), None)
 
 
-def _why_outside_discrete(space: gym.spaces.Discrete, value: Any, where: str) -> str | None:
+def _why_outside_discrete(space: gym.spaces.Discrete, value: object, where: str) -> str | None:
     # Both are of the space's dtype, which need not hold their sum.
     start, behind = int(space.start), int(space.start) + int(space.n)
     expected = f"{where}: expected an integer from {start} to {behind - 1}"
@@ -392,7 +392,7 @@ def _why_outside_array(space: Any, value: Any, where: str) -> str | None:
     return why_out_of_bounds(array, *bounds(space), where)
 
 
-def _as_array(value: Any) -> tuple[Array, str]:
+def _as_array(value: object) -> tuple[Array, str]:
     """Return a value as numpy reads it, and the problem if numpy cannot, such as a tensor of another device."""
     try:
         return np.asarray(value), ""
@@ -460,7 +460,7 @@ def _listed(keys: Iterable[Any]) -> list[Any]:
     return sorted(keys, key=repr)
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     """Describe a value by its type and shape, never by its content."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} of shape {value.shape}"
@@ -512,7 +512,7 @@ def reset_env(
     return obs, info
 
 
-def many_agents(env: Any, obs: Any = None) -> str | None:
+def many_agents(env: Any, obs: object = None) -> str | None:
     """Return why a `gymnasium.Env` seems to have several agents, else None; `obs` is what its reset returned."""
     for name in ("observation_space", "action_space"):
         space = getattr(env, name, None)
@@ -529,7 +529,7 @@ def many_agents(env: Any, obs: Any = None) -> str | None:
     return None
 
 
-def close_env(env: Any) -> None:
+def close_env(env: object) -> None:
     """Close an environment if it has a `close`.
 
     Raises:
@@ -558,7 +558,7 @@ def close_all(envs: Iterable[Any]) -> None:
             closing.callback(close_env, env)
 
 
-def as_flag(flag: Any, whose: str, fix: str = "return one flag") -> bool:
+def as_flag(flag: object, whose: str, fix: str = "return one flag") -> bool:
     """Return an environment's flag as a bool; arrays of one element are accepted.
 
     Raises:
@@ -574,7 +574,7 @@ def as_flag(flag: Any, whose: str, fix: str = "return one flag") -> bool:
     raise ContractError(f"{whose} is {type(flag).__name__}, expected True or False; {fix}", "ME024")
 
 
-def last_obs(obs: Any, where: str) -> Any:
+def last_obs(obs: object, where: str) -> Any:
     """Return a copy of the final observation of a single-agent environment.
 
     Raises:
@@ -588,7 +588,7 @@ def last_obs(obs: Any, where: str) -> Any:
     return own_copy(obs)
 
 
-def as_reward(reward: Any, whose: str, otherwise: str = "") -> float:
+def as_reward(reward: object, whose: str, otherwise: str = "") -> float:
     """Return a reward as a float.
 
     Args:
@@ -636,7 +636,7 @@ _RETURNED: Mapping[int, tuple[str, str, str]] = {
 """What reset and step return, the advice if they do not, and the code of the finding."""
 
 
-def returned(result: Any, number: int, where: str, expected: str = "", fix: str = "") -> Any:
+def returned(result: object, number: int, where: str, expected: str = "", fix: str = "") -> Any:
     """Return what an environment's method returned: 2 values of a reset, a tuple, or 5 of a step, a tuple or a list.
 
     Raises a ContractError for anything else. `where` begins its message; `expected` and `fix` replace those of
@@ -659,7 +659,7 @@ def how_many(result: Any) -> str:
     return f"{len(result)} values" if several else f"a single {type(result).__name__}"
 
 
-def call_method(env: Any, name: str, env_id: Any, args: Sequence[Any]) -> Any:
+def call_method(env: object, name: str, env_id: object, args: Sequence[Any]) -> Any:
     """Call a method of a sub-environment, looking through gymnasium's wrappers, and return its result.
 
     Raises:

@@ -187,7 +187,7 @@ class AgentTracker:
         self._set_rows(obs, rewards, _NO_INFO, events)
         return False
 
-    def _step_in_full(self, result: Any, events: PollEvents) -> bool:
+    def _step_in_full(self, result: object, events: PollEvents) -> bool:
         self.episode_steps += 1
         obs, rewards, terminateds, truncateds, infos = validate_step(result, self._wrong)
         over = any(self._flags(ALL, terminateds, truncateds))
@@ -367,7 +367,12 @@ class AgentTracker:
         return {agent: value for agent, value in obs.items() if agent not in flagged}
 
     def _end(
-        self, agent: AgentId, flags: tuple[bool, bool], obs: Any, info: Mapping[str, Any], events: PollEvents
+        self,
+        agent: AgentId,
+        flags: tuple[bool, bool],
+        obs: object,
+        info: Mapping[str, Any],
+        events: PollEvents,
     ) -> None:
         """End an agent's trajectory; if it has none, its pending reward becomes unclaimed."""
         reward = self.held.pop(agent, 0.0)
@@ -487,11 +492,11 @@ class AgentTracker:
         self._check_info(COMMON, info)
         events.shared_infos.append(SharedInfo(self.env_id, info))
 
-    def _check_info(self, agent: AgentId, info: Any) -> None:
+    def _check_info(self, agent: AgentId, info: object) -> None:
         if type(info) is not dict:
             check_info(info, f"{self._where('step')}, agent {agent!r}")
 
-    def _number(self, agent: AgentId, reward: Any) -> float:
+    def _number(self, agent: AgentId, reward: object) -> float:
         return as_reward(reward, self.reward_label(agent))
 
     def reward_label(self, agent: AgentId) -> str:

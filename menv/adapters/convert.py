@@ -28,7 +28,7 @@ from menv.vector_env import VectorEnv
 
 
 def to_local_base_env(
-    env: Any,
+    env: object,
     make_env: Callable[[int], Any] | None = None,
     num_envs: int = 1,
     *,
@@ -88,7 +88,7 @@ def to_local_base_env(
     )
 
 
-def check_make_env(make_env: Any) -> None:
+def check_make_env(make_env: object) -> None:
     """Raise if `make_env` is not a function."""
     if make_env is not None and not callable(make_env):
         raise ConfigError(
@@ -97,7 +97,7 @@ def check_make_env(make_env: Any) -> None:
         )
 
 
-def check_number(env: Any, num_envs: int) -> None:
+def check_number(env: object, num_envs: int) -> None:
     """Raise if an environment that holds its sub-environments has another number of them."""
     if not isinstance(env, BaseEnv | VectorEnv | gym.vector.VectorEnv) or num_envs in (1, env.num_envs):
         return
@@ -112,7 +112,7 @@ def check_number(env: Any, num_envs: int) -> None:
     )
 
 
-def _check_begun(env: Any, attribute: str, arguments: str) -> None:
+def _check_begun(env: object, attribute: str, arguments: str) -> None:
     """Raise if an environment's constructor did not call that of its base class."""
     if not hasattr(env, attribute):
         name = type(env).__name__

@@ -241,7 +241,7 @@ class SixDicts(BaseEnv):
             waiting = tracker.waiting.agents
             self._taken.update({tracker.slots[a]: action for a, action in actions.items() if a in waiting})
 
-    def _step(self, env_id: EnvId, step: Any) -> None:
+    def _step(self, env_id: EnvId, step: object) -> None:
         tracker = self._trackers[env_id]
         if self._watcher is not None:
             self._watcher.stepped(env_id, step)
@@ -268,7 +268,7 @@ class SixDicts(BaseEnv):
             raise empty_steps_error(f"env {env_id} poll")
 
     def _begin(
-        self, env_id: EnvId, obs: Any, infos: Any, rewards: Mapping[AgentId, Any] = MappingProxyType({})
+        self, env_id: EnvId, obs: object, infos: object, rewards: Mapping[AgentId, Any] = MappingProxyType({})
     ) -> None:
         tracker = self._trackers.get(env_id) or self._new_tracker(env_id)
         if env_id in self._running:
@@ -486,7 +486,7 @@ class CustomEnvs(Adapter):
                     rule, fix = f"menv.{kind.__name__}", f"return one for each {what}"
                     raise self._bad(part, type(entry).__name__, rule, fix)
 
-    def _steps(self, env_steps: Any) -> IntArray:
+    def _steps(self, env_steps: object) -> IntArray:
         """Return [E] env steps, a copy."""
         steps, listed = np.array(env_steps), self._table.num_envs or 0
         if steps.ndim != 1 or (len(steps) and steps.dtype.kind not in "iu") or len(steps) < listed:
@@ -632,7 +632,7 @@ class CustomEnvs(Adapter):
         numbers = type(join.slot) is int and type(join.env_index) is int
         return join if numbers else join._replace(slot=slot, env_index=index)
 
-    def _set_waiting(self, slots: Any, joined: Sequence[Join], env_steps: IntArray) -> IntArray:
+    def _set_waiting(self, slots: object, joined: Sequence[Join], env_steps: IntArray) -> IntArray:
         """Set which agents wait; return [R] slots, the same array as last time if they are equal."""
         slots = np.asarray(slots)
         if slots.ndim != 1 or (len(slots) and slots.dtype.kind not in "iu"):
@@ -748,7 +748,7 @@ class CustomEnvs(Adapter):
                 "the same index until it ends", "end the episode first, or fix the index",
             )  # fmt: skip
 
-    def _check_key(self, part: str, key: Any) -> None:
+    def _check_key(self, part: str, key: object) -> None:
         try:
             hash(key)
         except TypeError:
@@ -766,11 +766,11 @@ class CustomEnvs(Adapter):
             bad = ~self._alive[slots]
         return int(slots[np.argmax(bad)]) if bad.any() else None
 
-    def _number(self, part: str, slot: Any) -> int:
+    def _number(self, part: str, slot: object) -> int:
         fix = "number trajectories from 0, and use the numbers of ended ones again"
         return self._integer(part, "slot", slot, _MAX_SLOTS, fix)
 
-    def _index(self, part: str, index: Any) -> int:
+    def _index(self, part: str, index: object) -> int:
         fix = "give the place of the sub-environment in env_steps"
         return self._integer(part, "env_index", index, len(self._now), fix)
 
@@ -793,5 +793,5 @@ class CustomEnvs(Adapter):
         return f"{self._where}: the reward of agent {agent_id!r} of env {env_id!r}"
 
 
-def _is_natural(value: Any) -> bool:
+def _is_natural(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= 0)

@@ -184,7 +184,7 @@ class EpisodeChannel:
         return pending
 
 
-def finite_reward(reward: Any, episode_id: str, agent: AgentId) -> float:
+def finite_reward(reward: object, episode_id: str, agent: AgentId) -> float:
     """Return a logged reward as a float; raise `ContractError` if it is not a finite number."""
     if isinstance(reward, int | float | np.number | np.bool_) or (
         isinstance(reward, np.ndarray) and reward.size == 1 and reward.dtype.kind in "fiub"

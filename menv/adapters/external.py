@@ -278,7 +278,7 @@ class ExternalEnvs(Adapter):
             step.respond(answers)
 
     def _match(
-        self, slots: Any, actions: Any
+        self, slots: object, actions: object
     ) -> list[tuple[ExternalEpisode, ChannelStep, Mapping[AgentId, Any]]]:
         due: list[tuple[ExternalEpisode, ChannelStep, Mapping[AgentId, Any]]] = []
         for env_id, answers in by_sub_environment(slots, actions, self._allocator.seats).items():

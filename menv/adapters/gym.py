@@ -173,7 +173,7 @@ class GymEnvs(LocalEnvs):
     def _shown(self, index: int) -> str | None:
         return digest(self._obs[index])
 
-    def _clear(self, seats: Any) -> None:
+    def _clear(self, seats: object) -> None:
         self._events, self._answers, self._due = PollEvents(), ((), ()), frozenset()
         self._stepped = None
         self._waiting = self._all
@@ -214,7 +214,7 @@ class GymEnvs(LocalEnvs):
             self._begin(index, obs, info)
         self._due = self._all
 
-    def _begin(self, index: int, obs: Any, info: Any) -> None:
+    def _begin(self, index: int, obs: object, info: object) -> None:
         self._set_first_row(index, obs, info)
         self._events.joined.append(Join(index, index, SINGLE_AGENT, index))
 
@@ -345,7 +345,7 @@ class GymEnvs(LocalEnvs):
         self._due = self._due.difference(indices)
 
 
-def _flag(index: int, name: str, flag: Any) -> bool:
+def _flag(index: int, name: str, flag: object) -> bool:
     if flag is True or flag is False:
         return flag
     return as_flag(flag, f"env {index} step: {name}", f"return one flag{OR_MANY_AGENTS}")

@@ -87,7 +87,7 @@ class GymVectorEnvs(LockstepEnvs):
         self._due = None
         return self._rows(obs), self._infos_of(self._by_name(infos, "reset"))
 
-    def _step_all(self, actions: Any, slots: IntArray | None) -> VectorStep:
+    def _step_all(self, actions: object, slots: IntArray | None) -> VectorStep:
         try:
             result = self.env.step(self._all_actions(actions, slots))
         except MenvError:
@@ -198,16 +198,16 @@ class GymVectorEnvs(LockstepEnvs):
             ],
         )
 
-    def _rows(self, obs: Any) -> Any:
+    def _rows(self, obs: object) -> Any:
         return rows_of(self.env, obs, self._name)
 
-    def _by_name(self, infos: Any, method: str) -> Mapping[str, Any]:
+    def _by_name(self, infos: object, method: str) -> Mapping[str, Any]:
         return by_name(infos, self.num_envs, f"{self._name}.{method}")
 
     def _infos_of(self, infos: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         return VectorInfos(infos, self._all_slots) if infos else ()
 
-    def _all_actions(self, actions: Any, slots: IntArray | None) -> Any:
+    def _all_actions(self, actions: object, slots: IntArray | None) -> Any:
         """Return actions of the batched space; sub-environments that are reset get any valid one."""
         dtype = self._action_dtype
         if dtype is None:
@@ -248,7 +248,7 @@ def autoreset_mode(env: gym.vector.VectorEnv[Any, Any, Any]) -> str:
     return str(name)
 
 
-def rows_of(env: gym.vector.VectorEnv[Any, Any, Any], obs: Any, where: str) -> Any:
+def rows_of(env: gym.vector.VectorEnv[Any, Any, Any], obs: object, where: str) -> Any:
     """Return the E observations of a batch, as an array if possible, else as a list; `where` begins errors."""
     rows = obs
     if not isinstance(obs, np.ndarray):

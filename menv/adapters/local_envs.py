@@ -321,7 +321,7 @@ class LocalEnvs(Adapter):
         """End the running episode of a sub-environment as truncated and reset it."""
 
     @abstractmethod
-    def _clear(self, seats: Any) -> None:
+    def _clear(self, seats: object) -> None:
         """Forget all rows, answers and episodes."""
 
     @abstractmethod

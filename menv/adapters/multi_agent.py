@@ -178,7 +178,7 @@ class MultiAgentEnvs(LocalEnvs):
         for index in range(len(self._envs)):
             self._begin(index, *self._reset_env(index))
 
-    def _begin(self, index: int, obs: Any, infos: Any) -> None:
+    def _begin(self, index: int, obs: object, infos: object) -> None:
         self._trackers[index].begin(obs, infos, self._events)
         self._step_until_waiting(index)
 

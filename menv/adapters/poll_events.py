@@ -47,7 +47,7 @@ def all_empty(infos: Mapping[AgentId, Any]) -> bool:
         return False
 
 
-def check_info(info: Any, label: str) -> None:
+def check_info(info: object, label: str) -> None:
     """Raise a `ContractError` that begins with `label` if an info is not a dict, or a subclass of dict."""
     if not isinstance(info, dict):
         raise ContractError(

@@ -39,7 +39,7 @@ KEY_FIRST = "key by sub-environment first, then by agent"
 """What to do about dicts that are not nested."""
 
 
-def validate_step(result: Any, wrong: Callable[..., ContractError]) -> tuple[Any, Any, Any, Any, Any]:
+def validate_step(result: object, wrong: Callable[..., ContractError]) -> tuple[Any, Any, Any, Any, Any]:
     """Return the five dicts of `MultiAgentEnv.step`; `wrong(method, got, expected, fix)` makes the error."""
     if not isinstance(result, tuple | list) or len(result) != 5:
         raise wrong(
@@ -64,7 +64,7 @@ def validate_step(result: Any, wrong: Callable[..., ContractError]) -> tuple[Any
     return obs, rewards, terminateds, truncateds, infos
 
 
-def validate_reset(obs: Any, infos: Any, wrong: Callable[..., ContractError]) -> None:
+def validate_reset(obs: object, infos: object, wrong: Callable[..., ContractError]) -> None:
     """Check the two dicts of `MultiAgentEnv.reset`; `wrong` as in `validate_step`."""
     if not isinstance(obs, dict):
         got = f"observations are {type(obs).__name__}"
@@ -75,7 +75,7 @@ def validate_reset(obs: Any, infos: Any, wrong: Callable[..., ContractError]) ->
         raise wrong("reset", f"infos are {type(infos).__name__}", "a dict keyed by agent id", finding="ME029")
 
 
-def validate_poll(result: Any, wrong: Callable[..., ContractError]) -> tuple[Any, ...]:
+def validate_poll(result: object, wrong: Callable[..., ContractError]) -> tuple[Any, ...]:
     """Return the six nested dicts of `BaseEnv.poll`; `wrong` as in `validate_step`."""
     if isinstance(result, Ready):
         fix = "set returns_table = True on the class"
@@ -148,7 +148,7 @@ def empty_steps_error(where: str) -> ContractError:
     )
 
 
-def nested_answers(answers: Any) -> Mapping[EnvId, Mapping[AgentId, Any]]:
+def nested_answers(answers: object) -> Mapping[EnvId, Mapping[AgentId, Any]]:
     """Return the one argument of `send_actions`, or raise if it is not a dict of dicts."""
     if not isinstance(answers, Mapping):
         raise ContractError(
@@ -181,7 +181,9 @@ def by_sub_environment(
     return by_env
 
 
-def of_only_agents(answers: Any, index_of: Callable[[EnvId], int], waiting: Container[int]) -> dict[int, Any]:
+def of_only_agents(
+    answers: object, index_of: Callable[[EnvId], int], waiting: Container[int]
+) -> dict[int, Any]:
     """Return the actions of a nested dict by index, for sub-environments of one agent each.
 
     Empty answers to sub-environments that are not `waiting` are ignored.
@@ -261,7 +263,7 @@ def reward_labels(trackers: Iterable[AgentTracker]) -> Iterator[str]:
         yield from map(tracker.reward_label, tracker.waiting.agents)
 
 
-def possible_agents(env: Any) -> frozenset[AgentId] | None:
+def possible_agents(env: object) -> frozenset[AgentId] | None:
     """Return the agents that may ever appear, None if the environment does not list them."""
     listed = getattr(env, "possible_agents", None)
     if listed is None:
@@ -275,7 +277,7 @@ def possible_agents(env: Any) -> frozenset[AgentId] | None:
     return frozenset(listed) or None
 
 
-def _wrong_agents(env: Any, got: str) -> ContractError:
+def _wrong_agents(env: object, got: str) -> ContractError:
     return ContractError(
         f"{type(env).__name__}: possible_agents is {got}, expected a list of agent ids; set it to all that may "
         "ever appear, or leave it out",
@@ -287,7 +289,7 @@ def _wrong_agents(env: Any, got: str) -> ContractError:
 # spaces of a `MultiAgentEnv` are not compared, because its copies may be different games with their own policies.
 
 
-def declared(env: Any) -> Declared:
+def declared(env: object) -> Declared:
     """Return the spaces of a single-agent environment, vectorised or not; {} for other environments."""
     vectorised = isinstance(env, gym.vector.VectorEnv)
     if isinstance(env, MultiAgentEnv) or not (vectorised or isinstance(env, gym.Env | VectorEnv)):
@@ -298,7 +300,7 @@ def declared(env: Any) -> Declared:
     return {name: space for name, space in found.items() if isinstance(space, gym.Space)}
 
 
-def check_spaces(label: str, env: Any, first: Declared) -> None:
+def check_spaces(label: str, env: object, first: Declared) -> None:
     """Raise if an environment's spaces have another kind or shape than `first`."""
     for name, space in declared(env).items():
         if name in first and not alike(space, first[name]):
@@ -308,7 +310,7 @@ def check_spaces(label: str, env: Any, first: Declared) -> None:
             )
 
 
-def check_worker(label: str, base_env: BaseEnv, first: Any, like: Declared, num_envs: int = 0) -> None:
+def check_worker(label: str, base_env: BaseEnv, first: object, like: Declared, num_envs: int = 0) -> None:
     """Raise if a worker's environments differ from the driver's environment, and close them.
 
     Args:
@@ -330,7 +332,7 @@ def check_worker(label: str, base_env: BaseEnv, first: Any, like: Declared, num_
         raise
 
 
-def same_spaces(make_env: Callable[[int], Any], first: Any) -> Callable[[int], Any]:
+def same_spaces(make_env: Callable[[int], Any], first: object) -> Callable[[int], Any]:
     """Return `make_env` with wrapped environments of PettingZoo, and a check that each has the spaces of `first`."""
     like = declared(first)
 

@@ -87,7 +87,7 @@ class LockstepEnvs(Adapter):
         """Reset everything and return E observations and E info dicts."""
 
     @abstractmethod
-    def _step_all(self, actions: Any, slots: IntArray | None) -> VectorStep:
+    def _step_all(self, actions: object, slots: IntArray | None) -> VectorStep:
         """Step everything with the actions of the rows at `slots` [R], None for all E; others are ignored."""
 
     @abstractmethod
@@ -259,7 +259,7 @@ class LockstepEnvs(Adapter):
         self._started = True
         self._set_first_rows(*self._reset_all(seed, options))
 
-    def _set_first_rows(self, obs: Any, infos: Sequence[Any]) -> None:
+    def _set_first_rows(self, obs: object, infos: Sequence[Any]) -> None:
         self._begin(self._all_slots)
         self._slots, self._obs, self._infos = self._all_slots, obs, infos or self._no_infos
         self._rewards = np.zeros(self.num_envs)
@@ -297,7 +297,7 @@ class LockstepEnvs(Adapter):
                 return
             slots, actions = self._slots, []
 
-    def _take_step(self, actions: Any, slots: IntArray | None) -> VectorStep:
+    def _take_step(self, actions: object, slots: IntArray | None) -> VectorStep:
         """Take an env step. A reset is no step: a reward that wrappers add to it is dropped."""
         step = self._step_all(actions, slots)
         if step.begun is not None:
@@ -357,7 +357,7 @@ class LockstepEnvs(Adapter):
     def _stray(self, indices: Sequence[int]) -> ContractError:
         return stray_answers(indices, [] if self._actions is not None else self._slots.tolist())
 
-    def _returned(self, result: Any, number: int, method: str, expected: str) -> Any:
+    def _returned(self, result: object, number: int, method: str, expected: str) -> Any:
         return returned(
             result, number, f"{type(self.env).__name__}.{method}", expected, "fix its return value"
         )

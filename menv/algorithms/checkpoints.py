@@ -286,7 +286,7 @@ class Checkpoints:
         self.evaluation_runner.restart(seed)
 
 
-def _check_counts(value: Any, where: str = "") -> None:
+def _check_counts(value: object, where: str = "") -> None:
     """Refuse counts, places and seeds that no run can reach; the message names the file and the field."""
     if isinstance(value, list | tuple):
         for place, item in enumerate(value):
@@ -429,7 +429,7 @@ def _with(config: Any, **multiagent: Any) -> Any:
     return {**settings, "multiagent": {**settings.get("multiagent", {}), **given}}
 
 
-def _check_keeping(keep_last: Any, keep_best: Any) -> None:
+def _check_keeping(keep_last: object, keep_best: Any) -> None:
     if keep_last is not None and (
         isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 1
     ):

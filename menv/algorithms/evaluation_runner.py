@@ -105,7 +105,7 @@ class EvaluationRunner:
     def _have_own(self) -> bool:
         return bool(_OWN & set(self._config.evaluation_config or ()))
 
-    def _check_env(self, env: Any, base_env: Adapter, settings: AlgorithmConfig) -> None:
+    def _check_env(self, env: object, base_env: Adapter, settings: AlgorithmConfig) -> None:
         check_number(env, settings.num_envs_per_worker)
         if not base_env.external:
             self._eval_policies(settings).check_env(base_env, env, settings)

@@ -457,7 +457,7 @@ def _check_names(names: Sequence[str]) -> None:
             )
 
 
-def _fixed_spec(name: str, given: Any) -> PolicySpec:
+def _fixed_spec(name: str, given: object) -> PolicySpec:
     spec = PolicySpec.of(name, RandomPolicy if given == "random" else given)
     if not spec.answers_itself:
         raise ConfigError(

@@ -91,7 +91,7 @@ def hyperparameters(algo: Algorithm) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def env_name(env: Any) -> str:
+def env_name(env: object) -> str:
     """Return a name of an environment, for people and for folders; without one, external clients step theirs."""
     if env is None:
         return "external"
@@ -194,7 +194,7 @@ def _no_such_key(path: list[str], there: Mapping[str, Any], part: str) -> str:
     return f"results have no such key, expected an existing one; {hint}"
 
 
-def _no_number(key: str, value: Any) -> str:
+def _no_number(key: str, value: object) -> str:
     if value is None or isinstance(value, Real):
         return ""
     if isinstance(value, Mapping):

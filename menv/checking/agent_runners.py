@@ -257,7 +257,7 @@ def _keyed(by_agent: dict[AgentId, Any]) -> dict[Key, Any]:
     return {(0, agent): value for agent, value in by_agent.items()}
 
 
-def _listed_agents(env: Any) -> frozenset[AgentId]:
+def _listed_agents(env: object) -> frozenset[AgentId]:
     """Return `possible_agents`, empty if there is no such attribute."""
     try:
         return possible_agents(env) or frozenset()

@@ -70,7 +70,7 @@ class Actor:
         self.action_log.append(answers)
         return dict(answers)
 
-    def _action(self, runner: EnvRunner, key: Key, obs: Any) -> Any:
+    def _action(self, runner: EnvRunner, key: Key, obs: object) -> Any:
         _, action_space = runner.spaces(key)
         if self._action_fn is None:
             return frozen(sample_action(action_space, self._rng, usable_mask(obs, action_space)))
@@ -81,7 +81,7 @@ class Actor:
         return action
 
 
-def frozen(action: Any) -> Any:
+def frozen(action: object) -> Any:
     """Make the arrays in an action read-only."""
     for part in values_in(action):
         if isinstance(part, np.ndarray):
@@ -211,7 +211,7 @@ def written_into(timestep: RunnerStep) -> Iterator[None]:
                 array[...] = before
 
 
-def _is_writable(value: Any) -> bool:
+def _is_writable(value: object) -> bool:
     return isinstance(value, np.ndarray) and value.flags.writeable and value.dtype.kind in "biuf"
 
 
@@ -348,7 +348,7 @@ class SeedProbe:
             if first_difference(first, episode) is not None:
                 yield place
 
-    def _always_alike(self, runner: EnvRunner, one: Any, other: Any) -> bool:
+    def _always_alike(self, runner: EnvRunner, one: object, other: object) -> bool:
         """Return whether two sub-environments play the same episode with every seed, and many seeds another one."""
         shown = []
         for seed in self._seeds():
@@ -394,5 +394,5 @@ class SeedProbe:
             self._collector.add("ME073", f"after the observations were written into: {what}", step)
 
 
-def _part(entry: RunnerStep, env_id: Any) -> Any:
+def _part(entry: RunnerStep, env_id: object) -> Any:
     return {key[1]: obs for key, obs in entry.shown.items() if key[0] == env_id}

@@ -290,18 +290,18 @@ class GymRunner(EnvRunner):
         timestep.rewards, timestep.flags = reward, ended
         return timestep
 
-    def _check_one_agent(self, obs: Any = None) -> None:
+    def _check_one_agent(self, obs: object = None) -> None:
         why = many_agents(self.env, obs)
         if why is not None:
             raise self.broken("ME016", f"{why}, expected one agent")
 
-    def _timestep(self, obs: Any, info: Any, over: bool, where: str = "") -> RunnerStep:
+    def _timestep(self, obs: object, info: object, over: bool, where: str = "") -> RunnerStep:
         check_info(self.report, where, info, obs)
         self.check_row(ONLY, obs, acting=not over)
         return RunnerStep({} if over else {ONLY: obs}, {ONLY: obs}, infos={ONLY: info}, over=over)
 
 
-def _is_passive(env: Any) -> bool:
+def _is_passive(env: object) -> bool:
     """Return whether a layer is gymnasium's own checker, which reports some of the same faults."""
     return isinstance(env, gym.Wrapper) and type(env).__name__ == "PassiveEnvChecker"
 
@@ -358,7 +358,7 @@ class VectorRunner(EnvRunner):
         shown = dict(zip(self._keys, obs, strict=True))
         return RunnerStep(shown, dict(shown), infos=dict(zip(self._keys, infos, strict=True)))
 
-    def _check(self, index: int, obs: Any, info: Any, acting: bool = True) -> None:
+    def _check(self, index: int, obs: object, info: object, acting: bool = True) -> None:
         self.check_row(self._keys[index], obs, acting)
         check_info(self.report, self.who(self._keys[index]), info, obs)
 
@@ -425,7 +425,7 @@ class GymVectorRunner(VectorRunner):
         timestep.rewards, timestep.flags = rewards, flags
         return timestep
 
-    def _check_finals(self, timestep: RunnerStep, done: Any, infos: Any) -> None:
+    def _check_finals(self, timestep: RunnerStep, done: Any, infos: object) -> None:
         over, finals = np.flatnonzero(done).tolist(), None
         if isinstance(infos, dict):
             finals = infos.get("final_obs")
@@ -483,13 +483,13 @@ class GymVectorRunner(VectorRunner):
                 why = ", because reset and step of the sub-environment return the same array"
                 self._add_final(0, "is overwritten by the reset", why)
 
-    def _by_name(self, infos: Any) -> Any:
+    def _by_name(self, infos: object) -> Any:
         """Return infos as a dict of arrays, if there is one dict for each sub-environment."""
         with suppress(ContractError):
             return by_name(infos, len(self._keys), "step") if isinstance(infos, list) and infos else infos
         return infos
 
-    def _rows(self, obs: Any, last: Any = None) -> RunnerStep:
+    def _rows(self, obs: object, last: Any = None) -> RunnerStep:
         try:
             rows = self.stated(rows_of, self.env, obs, "step")
         except (LookupError, ValueError) as error:

@@ -44,7 +44,7 @@ def leaves(space: gym.Space[Any], value: Any, path: str) -> Iterator[tuple[str, 
         yield from leaves(part, value[key], f"{path}[{key!r}]")
 
 
-def check_obs(report: Report, who: str, space: gym.Space[Any], obs: Any) -> None:
+def check_obs(report: Report, who: str, space: gym.Space[Any], obs: object) -> None:
     """Report leaves that are outside their space, not finite, or slow to copy; `who` begins the messages."""
     for path, leaf, value in leaves(space, obs, "obs"):
         why = why_outside(leaf, value, path)
@@ -67,7 +67,7 @@ def _code_of(space: gym.Space[Any], value: Any) -> str:
     return "ME031" if same_shape and not np.can_cast(value.dtype, space.dtype or object) else "ME030"
 
 
-def _is_flat_mask(space: gym.Space[Any], mask: Any) -> bool:
+def _is_flat_mask(space: gym.Space[Any], mask: object) -> bool:
     """Return whether a mask is gymnasium's tuple or dict of one for each part, with as many flags as its space."""
     if not isinstance(mask, tuple | dict):
         return False
@@ -84,7 +84,7 @@ def _is_cast(space: gym.Space[Any], value: Any) -> bool:
     return array and not np.can_cast(value.dtype, space.dtype or object)
 
 
-def _is_finite(value: Any) -> bool:
+def _is_finite(value: object) -> bool:
     try:
         array = np.asarray(value)
         return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
@@ -92,7 +92,7 @@ def _is_finite(value: Any) -> bool:
         return True
 
 
-def _first_not_finite(value: Any) -> str:
+def _first_not_finite(value: object) -> str:
     array = np.asarray(value)
     index = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
     return f"{array[index]} at index {index[0] if len(index) == 1 else index}, expected finite numbers"
@@ -103,13 +103,13 @@ def mask_width(action_space: Any) -> int | None:
     return int(component_sizes(action_space).sum()) or None
 
 
-def _members(whole: Any) -> list[Any]:
+def _members(whole: object) -> list[Any]:
     """Return the parts of a group's observation or space, nested groups included; else the whole."""
     parts = whole.spaces if isinstance(whole, gym.spaces.Tuple) else whole
     return [one for part in parts for one in _members(part)] if isinstance(parts, tuple) else [whole]
 
 
-def check_mask_space(collector: FindingCollector, who: str, obs_space: Any, action_space: Any) -> None:
+def check_mask_space(collector: FindingCollector, who: str, obs_space: object, action_space: object) -> None:
     """Report a mask that does not fit the actions, or is not at obs['action_mask']."""
     dicts = [part for part in _members(obs_space) if isinstance(part, gym.spaces.Dict)]
     masks = [part[MASK_KEY] for part in dicts if MASK_KEY in part.spaces]
@@ -131,7 +131,7 @@ def check_mask_space(collector: FindingCollector, who: str, obs_space: Any, acti
                 )
 
 
-def _seems_a_mask(name: Any, space: gym.Space[Any], width: int | None) -> bool:
+def _seems_a_mask(name: object, space: gym.Space[Any], width: int | None) -> bool:
     """Return whether an entry of an observation is a flag for each choice, under a name that masks have elsewhere."""
     if not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
         return False
@@ -140,7 +140,7 @@ def _seems_a_mask(name: Any, space: gym.Space[Any], width: int | None) -> bool:
     return flags and any(word in str(name).lower() for word in _MASK_WORDS)
 
 
-def check_mask(report: Report, who: str, obs: Any, action_space: Any) -> None:
+def check_mask(report: Report, who: str, obs: object, action_space: object) -> None:
     """Report a mask that allows its agent nothing, in any component of the action."""
     flags = usable_mask(obs, action_space)
     if flags is None:
@@ -176,7 +176,7 @@ def components(flags: Any, action_space: Any) -> list[Any]:
     return np.split(flags, np.cumsum(component_sizes(action_space))[:-1])
 
 
-def check_reward(report: Report, who: str, reward: Any) -> None:
+def check_reward(report: Report, who: str, reward: object) -> None:
     """Report a reward that is not one finite number."""
     try:
         as_reward(reward, f"{who}the reward")
@@ -184,7 +184,7 @@ def check_reward(report: Report, who: str, reward: Any) -> None:
         report(error.finding, str(error).partition("; ")[0])
 
 
-def check_flag(report: Report, who: str, flag: Any) -> bool:
+def check_flag(report: Report, who: str, flag: object) -> bool:
     """Return a flag as a bool, and report one of another type."""
     try:
         is_set = as_flag(flag, who)
@@ -196,7 +196,7 @@ def check_flag(report: Report, who: str, flag: Any) -> bool:
     return is_set
 
 
-def check_info(report: Report, who: str, info: Any, obs: Any) -> None:
+def check_info(report: Report, who: str, info: object, obs: object) -> None:
     """Report an info that is no dict, or holds a mask, which is read from observations only."""
     if not isinstance(info, dict):
         report("ME029", f"{who}the info is {type(info).__name__}, expected a dict")
@@ -234,7 +234,7 @@ def _has_head(space: gym.Space[Any]) -> bool:
     return True
 
 
-def sample_action(space: gym.Space[Any], rng: np.random.Generator, mask: Any = None) -> Any:
+def sample_action(space: gym.Space[Any], rng: np.random.Generator, mask: object = None) -> Any:
     """Return a random element of `space` that `mask` allows; a mask that allows nothing is ignored."""
     if isinstance(space, gym.spaces.Discrete):
         return space.dtype.type(int(space.start) + _pick(int(space.n), rng, mask))
@@ -274,7 +274,7 @@ def _sample_box(space: gym.spaces.Box, rng: np.random.Generator) -> Any:
     return np.asarray(drawn, space.dtype)
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one: object, other: object) -> bool:
     """Return whether two values are bit-identical; NaN equals NaN."""
     if isinstance(one, dict):
         return (

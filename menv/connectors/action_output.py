@@ -325,7 +325,7 @@ class CustomSteps:
         return action
 
 
-def element(action: Any, space: Space) -> Any:
+def element(action: object, space: Space) -> Any:
     """Return an action as a write-protected copy in the dtypes of its space; OutsideSpaceError if it is outside."""
     action = own_copy(action)
     with suppress(TypeError, KeyError, ValueError, IndexError):
@@ -336,7 +336,7 @@ def element(action: Any, space: Space) -> Any:
     return each_part(action, write_protected)
 
 
-def each_part(value: Any, change: Callable[[Any], Any]) -> Any:
+def each_part(value: object, change: Callable[[Any], Any]) -> Any:
     """Return a nested value with each of its parts changed."""
     if isinstance(value, Mapping):
         return {key: each_part(part, change) for key, part in value.items()}
@@ -347,7 +347,7 @@ def each_part(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-def write_protected(value: Any) -> Any:
+def write_protected(value: object) -> Any:
     """Return a read-only view of an array; anything else unchanged."""
     if isinstance(value, np.ndarray):
         value = value.view()

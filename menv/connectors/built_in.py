@@ -47,7 +47,7 @@ Rows = npt.NDArray[Any]
 _MOST_FRAMES = 10_000
 
 
-def _with_action(ac_data: ActionConnectorDataType, action: Any) -> ActionConnectorDataType:
+def _with_action(ac_data: ActionConnectorDataType, action: object) -> ActionConnectorDataType:
     """Return the same answer with another action."""
     output: PolicyOutput = (action, ac_data.output[1], ac_data.output[2])
     return ActionConnectorDataType(ac_data.env_id, ac_data.agent_id, ac_data.input_dict, output)

@@ -173,7 +173,7 @@ def register_connector(name: str, cls: type[Connector]) -> None:
     _classes[name] = cls
 
 
-def get_connector(name: str, ctx: ConnectorContext | None = None, params: Any = None) -> Connector:
+def get_connector(name: str, ctx: ConnectorContext | None = None, params: object = None) -> Connector:
     """Return a connector of a registered class.
 
     Args:
@@ -197,7 +197,7 @@ def get_connector(name: str, ctx: ConnectorContext | None = None, params: Any = 
     return made
 
 
-def keywords(where: str, params: Any, known: tuple[str, ...]) -> dict[str, Any]:
+def keywords(where: str, params: object, known: tuple[str, ...]) -> dict[str, Any]:
     """Return parameters as keyword arguments, {} for None; ConfigError for an unknown key."""
     if params is None:
         return {}
@@ -377,7 +377,7 @@ def _rewards(given: list[Any], connector: str) -> Column:
     )
 
 
-def _is_finite(reward: Any) -> bool:
+def _is_finite(reward: object) -> bool:
     number = np.asarray(reward if isinstance(reward, np.ndarray | np.generic | int | float) else None)
     return number.shape == () and number.dtype.kind in "biuf" and bool(np.isfinite(number))
 
@@ -399,7 +399,7 @@ def as_network_dtype(rows: Column, dtype: np.dtype[Any]) -> Column:
     return taken
 
 
-def single(obs: Any) -> Any:
+def single(obs: object) -> Any:
     """Return a float64 array, such as arithmetic on observations returns, as float32."""
     return obs.astype(np.float32) if isinstance(obs, np.ndarray) and obs.dtype == np.float64 else obs
 

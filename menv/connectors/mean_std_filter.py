@@ -87,7 +87,7 @@ class RunningMean:
         return cls(count, np.array(mean, np.float64), np.array(squares, np.float64))
 
 
-def _numbers(values: Any) -> bool:
+def _numbers(values: object) -> bool:
     return isinstance(values, list) and all(
         isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         for value in values

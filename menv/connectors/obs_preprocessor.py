@@ -490,7 +490,7 @@ class FlattenDataAgentConnector(Stateless, AgentConnector):
         rows.array()
 
 
-def _flat(value: Any) -> Any:
+def _flat(value: object) -> Any:
     """Return a nested value as an array [F]; a scalar unchanged."""
     if value is None or np.isscalar(value):
         return value
@@ -505,7 +505,7 @@ def _sorted_keys(keys: Mapping[Any, Any]) -> list[Any]:
         return sorted(keys, key=repr)
 
 
-def _leaves(value: Any) -> Any:
+def _leaves(value: object) -> Any:
     if isinstance(value, Mapping):
         value = [value[key] for key in _sorted_keys(value)]
     if isinstance(value, list | tuple):

@@ -391,7 +391,7 @@ def action_plan(pipeline: ActionConnectorPipeline) -> ActionPlan:
     return ActionPlan(NormalizeActionsConnector in done, ClipActionsConnector in done, rest)
 
 
-def _pair(entry: Any) -> tuple[Any, Any]:
+def _pair(entry: object) -> tuple[Any, Any]:
     if not isinstance(entry, list | tuple) or len(entry) != 2:
         raise ConfigError(
             f"agent_connectors: {entry!r}, expected a registered name, or a pair of one and its parameters; write "

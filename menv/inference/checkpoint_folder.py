@@ -179,14 +179,14 @@ def as_written(root: Path) -> list[Path]:
     return sorted(numbered(root), key=when)
 
 
-def checkpoint_root(path: Any) -> Path:
+def checkpoint_root(path: object) -> Path:
     """Return the folder of checkpoints: `checkpoints/` of a run folder, else `path` itself."""
     folder = folder_given("checkpoint", path)
     inner = folder / RUN_CHECKPOINTS
     return inner if (inner / LATEST).is_file() and not (folder / MANIFEST).is_file() else folder
 
 
-def find_checkpoint(path: Any) -> Path:
+def find_checkpoint(path: object) -> Path:
     """Return `path` if it is a numbered folder, or the one that its `LATEST` names; ConfigError without one."""
     folder = checkpoint_root(path)
     if (folder / MANIFEST).is_file():
@@ -371,7 +371,7 @@ T = TypeVar("T")
 _TRIES = 20
 
 
-def read_checkpoint(path: Any, read: Callable[[Path], T]) -> T:
+def read_checkpoint(path: object, read: Callable[[Path], T]) -> T:
     """Return the result of `read` for the numbered folder of a checkpoint.
 
     A save may delete the folder meanwhile; then the next latest one is read.
@@ -521,14 +521,14 @@ def _folder_names(policy_ids: Iterable[str]) -> list[str]:
     return list(names.values())
 
 
-def _lists_policies(found: Any) -> bool:
+def _lists_policies(found: object) -> bool:
     return isinstance(found, dict) and all(
         isinstance(entry, dict) and {*entry} == {"folder", "sha256"} and _names_folder(entry["folder"])
         for entry in found.values()
     )
 
 
-def _names_folder(name: Any) -> bool:
+def _names_folder(name: object) -> bool:
     return isinstance(name, str) and name.isprintable() and Path(name).name == name and name not in ("", "..")
 
 

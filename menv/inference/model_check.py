@@ -194,7 +194,7 @@ def _outputs(node: Node, given: list[Tensor | None]) -> tuple[list[Tensor], int]
     return outputs, max(cost, read * sum(map(math.prod, shapes)))
 
 
-def _constant(value: Any) -> Tensor:
+def _constant(value: object) -> Tensor:
     array = np.array(value)
     whole = array.dtype.kind != "f"
     return Tensor(array.shape, whole, array if array.dtype == np.int64 and array.size <= _FEW else None)

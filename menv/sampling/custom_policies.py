@@ -103,7 +103,7 @@ def decide(
     histories: Sequence[AgentHistory],
     obs_batch: Sequence[Any],
     policy_id: str,
-    episodes: Any = None,
+    episodes: object = None,
     explore: bool | None = None,
     timestep: int | None = None,
 ) -> CustomOutput:
@@ -207,7 +207,7 @@ def _previous_rewards(policy: Policy, histories: Sequence[AgentHistory]) -> Colu
     return clip_reward(rewards, limit) if limit else rewards
 
 
-def _checked_states(states: Any, count: int, rows: int, policy_id: str) -> list[Column]:
+def _checked_states(states: object, count: int, rows: int, policy_id: str) -> list[Column]:
     """Return copies of the states that a policy returned, whose arrays it may reuse."""
     parts = [] if states is None else parts_given(f"policy {policy_id!r}: compute_actions", states)
     lengths = [len(part) if hasattr(part, "__len__") else 0 for part in parts]
@@ -469,7 +469,7 @@ class CustomPolicyStrategy(ActingStrategy):
             ) from error
 
 
-def _shape(action: Any) -> tuple[int, ...] | None:
+def _shape(action: object) -> tuple[int, ...] | None:
     try:
         return np.asarray(action, np.float64).shape
     except (TypeError, ValueError):

@@ -201,7 +201,7 @@ def _factors(name: str, width: int) -> Keys:
     return rng.keys(key, np.arange(width)) | np.uint64(1)
 
 
-def _word_of(value: Any) -> int:
+def _word_of(value: object) -> int:
     """Return a word for an action that is not an array; an action that cannot be serialized counts by its type."""
     found = tree_digest(value)
     return rng.stable_hash(type(value).__name__) if found is None else int(found[:16], 16)

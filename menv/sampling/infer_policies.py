@@ -146,7 +146,7 @@ class AgentSpaces:
             return found
         raise self._no_space(f"agent {agent!r}", found)
 
-    def _no_space(self, whose: str, found: Any) -> ConfigError:
+    def _no_space(self, whose: str, found: object) -> ConfigError:
         kind = self._kind
         return ConfigError(
             f"{whose}: the environment's {kind} space is {type(found).__name__}, expected a gymnasium Space; set "
@@ -199,7 +199,7 @@ _EPISODES = 8
 def resolve_specs(
     policy_map: PolicyMap,
     base_env: BaseEnv,
-    env: Any,
+    env: object,
     observations: AgentSpaces,
     actions: AgentSpaces,
     num_workers: int = 0,
@@ -229,7 +229,7 @@ def resolve_specs(
 
 
 def resolve_agents(
-    policy_map: PolicyMap, base_env: BaseEnv, env: Any, num_workers: int = 0
+    policy_map: PolicyMap, base_env: BaseEnv, env: object, num_workers: int = 0
 ) -> dict[AgentId, str]:
     """Return the possible agents in the environment's order, each with one of its policies."""
     agents = _agents(base_env if base_env.lockstep else env, base_env)
@@ -252,7 +252,7 @@ def _unknown(policy_map: PolicyMap, agents: list[AgentId], *kinds: AgentSpaces) 
     return any(spaces.found(agent) is None for spaces in kinds for agent in agents)
 
 
-def _first_agents(env: Any, base_env: BaseEnv) -> list[AgentId]:
+def _first_agents(env: object, base_env: BaseEnv) -> list[AgentId]:
     """Reset an environment that knows its spaces only afterwards; return its agents."""
     if not isinstance(env, MultiAgentEnv | gym.Env):
         return []
@@ -271,14 +271,14 @@ def _first_agents(env: Any, base_env: BaseEnv) -> list[AgentId]:
     return list(obs) if isinstance(env, MultiAgentEnv) else []
 
 
-def _agents(env: Any, base_env: BaseEnv) -> list[AgentId]:
+def _agents(env: object, base_env: BaseEnv) -> list[AgentId]:
     if isinstance(env, gym.Env) and not isinstance(env, MultiAgentEnv):
         return [SINGLE_AGENT]
     listed: Iterable[AgentId] = getattr(env, "possible_agents", None) or base_env.get_agent_ids()
     return list(listed)
 
 
-def _named_agents(env: Any) -> list[AgentId]:
+def _named_agents(env: object) -> list[AgentId]:
     """Return the agents that a classic environment names without `possible_agents`, always in the same order.
 
     More may appear; the spaces of the named ones are enough to build the policies.

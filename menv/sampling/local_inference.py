@@ -29,13 +29,13 @@ _HISTORIES: weakref.WeakKeyDictionary[Policy, dict[Key, AgentHistory]] = weakref
 
 def local_policy_inference(
     policy: Policy,
-    env_id: Any,
-    agent_id: Any,
-    obs: Any,
-    reward: Any = None,
-    terminated: Any = None,
-    truncated: Any = None,
-    info: Any = None,
+    env_id: object,
+    agent_id: object,
+    obs: object,
+    reward: object = None,
+    terminated: object = None,
+    truncated: object = None,
+    info: object = None,
     explore: bool | None = None,
     timestep: int | None = None,
 ) -> list[Answer]:
@@ -113,13 +113,13 @@ def _memory(policy: Policy, network: NetworkPolicy | None) -> dict[Key, AgentHis
     return _HISTORIES.setdefault(policy, {})
 
 
-def _shown(network: NetworkPolicy | None, obs: Any, over: bool) -> Any:
+def _shown(network: NetworkPolicy | None, obs: object, over: bool) -> Any:
     """Return the observation for the policy; at the end of an episode the mask may allow no action."""
     preprocess = network.networks.preprocess if over and network is not None else None
     return obs if preprocess is None else preprocess.with_choices(obs)
 
 
-def _data(key: Key, obs: Any, reward: Any, info: Any, over: Sequence[bool]) -> AgentConnectorDataType:
+def _data(key: Key, obs: object, reward: Any, info: object, over: Sequence[bool]) -> AgentConnectorDataType:
     data = {
         SampleBatch.NEXT_OBS: obs,
         SampleBatch.REWARDS: float(reward or 0.0),
@@ -149,7 +149,7 @@ def _ask(
     ]
 
 
-def _is_over(flag: Any) -> bool:
+def _is_over(flag: object) -> bool:
     return flag is not None and as_flag(flag, "local_policy_inference: a flag of terminated or truncated")
 
 
@@ -164,7 +164,7 @@ def _ranges(keys: list[Key]) -> list[tuple[int, int]]:
     return [*ranges, (start, len(keys))] if keys else []
 
 
-def _spread(value: Any, rows: int, name: str, several: bool) -> list[Any]:
+def _spread(value: object, rows: int, name: str, several: bool) -> list[Any]:
     if not several or not isinstance(value, list):
         return [value] * rows
     if len(value) != rows:

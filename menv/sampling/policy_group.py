@@ -644,7 +644,7 @@ def is_retired(policy_id: str) -> bool:
 
 
 def outside_space_error(
-    env_index: Any, agent_id: Any, when: str, error: OutsideSpaceError, space: Any = None
+    env_index: object, agent_id: object, when: str, error: OutsideSpaceError, space: object = None
 ) -> ContractError:
     """Return the error for an observation outside its space, which may be the Dict space of all agents by mistake."""
     advice = "fix the environment's observation or its observation_space"
@@ -656,7 +656,7 @@ def outside_space_error(
     return ContractError(f"env {env_index}, agent {agent_id!r}, {when}: {wrong}")
 
 
-def refused_action_error(env_id: Any, agent_id: Any, why: str) -> ContractError:
+def refused_action_error(env_id: object, agent_id: object, why: str) -> ContractError:
     """Return the error for a client's action that is outside the space."""
     return ContractError(
         f"env {env_id}, agent {agent_id!r}, log_action: {why}; log what was given to the environment, or fix its "

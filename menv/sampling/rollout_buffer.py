@@ -544,7 +544,7 @@ class EndedTrajectories:
         self.rows.append(rows)
 
 
-def _training_flag(flag: Any, owners: Trajectories, index: int) -> bool:
+def _training_flag(flag: object, owners: Trajectories, index: int) -> bool:
     """Return a value of `training_enabled` as a bool; the error names the agent."""
     if type(flag) is bool:
         return flag

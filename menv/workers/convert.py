@@ -30,7 +30,7 @@ from menv.workers.remote_envs import RemoteEnvs
 
 
 def to_base_env(
-    env: Any,
+    env: object,
     make_env: Callable[[int], Any] | None = None,
     num_envs: int = 1,
     *,
@@ -102,7 +102,7 @@ def _engine(engine: EngineName | Engine | None) -> Engine:
     return make_engine(engine, cpus=0.0)
 
 
-def _creator(env: Any, make_env: Callable[[int], Any] | None, num_envs: int) -> Callable[[int], Any]:
+def _creator(env: object, make_env: Callable[[int], Any] | None, num_envs: int) -> Callable[[int], Any]:
     kind = type(env).__name__
     if isinstance(env, BaseEnv | VectorEnv | gym.vector.VectorEnv | ExternalEnv | ExternalMultiAgentEnv):
         raise ConfigError(
@@ -125,7 +125,7 @@ def _creator(env: Any, make_env: Callable[[int], Any] | None, num_envs: int) -> 
     return make_env if isinstance(make_env, RemoteEnvSpec) else remote_creator(make_env)
 
 
-def _check_agents(env: Any) -> None:
+def _check_agents(env: object) -> None:
     """Refuse agent ids that do not equal their pickled copies: their rows could not be assigned."""
     for agent in (possible_agents(env) or ()) if isinstance(env, MultiAgentEnv) else ():
         if loads(dumps(agent)) not in {agent}:
@@ -157,5 +157,5 @@ def _check(remote: bool, wait_ms: float, timeout: float | None, per_process: int
             )
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)

@@ -26,7 +26,7 @@ from menv.errors import ConfigError
 T = TypeVar("T")
 
 
-def dumps(value: Any, take_buffer: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
+def dumps(value: object, take_buffer: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
     """Pickle a value with cloudpickle; `take_buffer` receives the memory of each array that stays outside."""
     data: bytes = cloudpickle.dumps(value, protocol=5, buffer_callback=take_buffer)
     return data
@@ -48,7 +48,7 @@ class UnsendableError(ConfigError, TypeError):
     """A value cannot go to another process; create it there."""
 
 
-def pack(value: Any, what: str = "", at: str = "") -> Parts:
+def pack(value: object, what: str = "", at: str = "") -> Parts:
     """Return a value as its pickle and the buffers of its large arrays, which must not change before they are sent.
 
     `what` names the value in messages, or the part of it that is reached by `at`, such as "[1]". Raises
@@ -94,7 +94,7 @@ def unpack(parts: Parts) -> Any:
     return loads(parts[0], parts[1:])
 
 
-def find_unpicklable(value: Any) -> tuple[Any, str]:
+def find_unpicklable(value: object) -> tuple[Any, str]:
     """Return the smallest part of a value that cannot be pickled, and the path to it."""
     path, outer_values = "", [value]
     for _ in range(_MAX_DEPTH):
@@ -127,7 +127,7 @@ def _parts_of(value: Any) -> Iterator[tuple[Any, str]]:
         yield from ((getattr(value, name), f".{name}") for name in _slots(value))
 
 
-def _slots(value: Any) -> Iterator[str]:
+def _slots(value: object) -> Iterator[str]:
     for kind in type(value).__mro__:
         names = kind.__dict__.get("__slots__", ())
         for name in [names] if isinstance(names, str) else names:
@@ -152,7 +152,7 @@ def _globals_and_closure_of(function: FunctionType) -> Iterator[tuple[Any, str]]
             yield function.__globals__[name], f"'s variable {name!r}"
 
 
-def can_be_pickled(value: Any) -> bool:
+def can_be_pickled(value: object) -> bool:
     """Return whether a value can be sent to another process."""
     try:
         dumps(value, lambda _buffer: None)

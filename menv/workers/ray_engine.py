@@ -270,7 +270,7 @@ class RayRemoteActor(RemoteActor):
     def create(self, make: Callable[..., Any], *args: Any) -> None:
         self._request(pack_request(self.label, CREATE, (make, *args)), None)
 
-    def _request(self, parts: Parts, parcel: Any) -> None:
+    def _request(self, parts: Parts, parcel: object) -> None:
         # `answer` raises if the actor is gone.
         if not self.is_gone():
             reference = self._handle.ask.remote(boxed(parts), parcel)

@@ -53,7 +53,7 @@ class PickledCreator:
         return getattr(unpack(self._parts), name)
 
 
-def _refuse_unsent(name: str, size: int, _context: Any) -> Any:
+def _refuse_unsent(name: str, size: int, _context: object) -> Any:
     """Stand for a creator that was too large to send."""
     raise ConfigError(
         f"env {name!r}: its creator holds {size / 1e6:.0f} MB and was not sent to this process, "
@@ -62,7 +62,7 @@ def _refuse_unsent(name: str, size: int, _context: Any) -> Any:
     )
 
 
-def known_here(env: Any, settings: Any = None) -> RegisteredEnv:
+def known_here(env: object, settings: object = None) -> RegisteredEnv:
     """Return what `env` means here, and all other names that can travel.
 
     `settings` is what the other process creates environments with; names in it may be asked for.
@@ -101,7 +101,7 @@ def _named(
     return named
 
 
-def _pickled(value: Any) -> bytes:
+def _pickled(value: object) -> bytes:
     try:
         return dumps(value, lambda _buffer: None)
     except Exception:
@@ -109,7 +109,7 @@ def _pickled(value: Any) -> bytes:
         return b""
 
 
-def _code_of(creator: Any) -> bytes:
+def _code_of(creator: object) -> bytes:
     """Return the code of a function or of a class's methods, which other processes import."""
     kinds = creator.__mro__ if isinstance(creator, type) else ()
     parts = [creator, *(part for kind in kinds for part in vars(kind).values())]

@@ -245,7 +245,7 @@ class RemoteEnvs(Adapter):
         for server in self._servers:
             self._settle(server)
 
-    def _answer(self, server: RemoteEnvServer, layout: RemoteLayout, actions: Any) -> None:
+    def _answer(self, server: RemoteEnvServer, layout: RemoteLayout, actions: object) -> None:
         last = layout is server.layout and not server.asked
         server.ask("update", EnvServer.step, None if last else layout.own, pack_stack(actions))
         for index in layout.by_env:

@@ -24,7 +24,7 @@ _OWN_PACKAGES: Final[Mapping[str, str]] = {"mpe": "mpe2", "magent": "magent2.env
 """Families of PettingZoo that moved into a package of their own."""
 
 
-def wrapped(env: Any) -> MultiAgentEnv:
+def wrapped(env: object) -> MultiAgentEnv:
     """Return an environment of PettingZoo or a game of OpenSpiel in its wrapper.
 
     Raises:

@@ -213,7 +213,7 @@ class AgentGroup:
             return {**shown, STATE_KEY: own_copy(states[0])} if states else shown
         return shown
 
-    def _number(self, member: AgentId, reward: Any) -> float:
+    def _number(self, member: AgentId, reward: object) -> float:
         if type(reward) is float and math.isfinite(reward):
             return reward
         return as_reward(
@@ -221,7 +221,7 @@ class AgentGroup:
         )
 
 
-def with_open_mask(obs: Any) -> Any:
+def with_open_mask(obs: object) -> Any:
     """Return an observation in which masks that allow nothing, also within inner groups, allow everything."""
     if isinstance(obs, tuple):
         return tuple(with_open_mask(part) for part in obs)
@@ -465,7 +465,7 @@ def _checked_groups(
     return {group: list(members) for group, members in groups.items()}
 
 
-def _check_group(group: AgentId, members: Any, known: Sequence[AgentId]) -> None:
+def _check_group(group: AgentId, members: object, known: Sequence[AgentId]) -> None:
     shown = ", ".join(map(repr, known[:16]))
     if group in known or group in (ALL, COMMON):
         raise ConfigError(
@@ -511,7 +511,7 @@ def _by_group(
     return given
 
 
-def _is_well_formed(result: Any) -> bool:
+def _is_well_formed(result: object) -> bool:
     """Return whether a step returned five dicts with both flags of `"__all__"`."""
     return (
         isinstance(result, tuple | list)

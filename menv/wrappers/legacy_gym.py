@@ -20,7 +20,7 @@ from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from menv.spaces import as_flag, close_env, has_order, how_many
 
 
-def to_gymnasium(space: Any, where: str = "space") -> gym.Space[Any]:
+def to_gymnasium(space: object, where: str = "space") -> gym.Space[Any]:
     """Return a space of the old gym (any version), or a list of spaces, as a gymnasium space."""
     if isinstance(space, gym.Space):
         return space
@@ -217,7 +217,7 @@ class LegacyMultiAgent(MultiAgentEnv):
         close_env(self.env)
 
 
-def _converted_space(method: Callable[[Any], Any], name: str, agent: Any) -> gym.Space[Any]:
+def _converted_space(method: Callable[[Any], Any], name: str, agent: object) -> gym.Space[Any]:
     return to_gymnasium(method(agent), f"{name}({agent!r})")
 
 
@@ -227,7 +227,7 @@ def _is_pair_with_dict(space: gym.Space[Any], last: Mapping[Any, Any]) -> bool:
     return len(parts) == 2 and isinstance(parts[1], gym.spaces.Dict) and parts[1].spaces.keys() == last.keys()
 
 
-def _check_steps(env: Any) -> None:
+def _check_steps(env: object) -> None:
     if (
         isinstance(env, type)
         or not callable(getattr(env, "reset", None))
@@ -239,7 +239,7 @@ def _check_steps(env: Any) -> None:
         )
 
 
-def _has_many_agents(env: Any) -> bool:
+def _has_many_agents(env: object) -> bool:
     signs = ("_agent_ids", "get_agent_ids", "possible_agents", "with_agent_groups")
     return isinstance(env, MultiAgentEnv) or any(hasattr(env, sign) for sign in signs)
 
@@ -255,11 +255,11 @@ def _listed_agents(env: Any) -> list[Any]:
         return []
 
 
-def _space(env: Any, name: str) -> gym.Space[Any]:
+def _space(env: object, name: str) -> gym.Space[Any]:
     return to_gymnasium(getattr(env, name, None), f"{type(env).__name__}.{name}")
 
 
-def _metadata(env: Any) -> dict[str, Any]:
+def _metadata(env: object) -> dict[str, Any]:
     old: Mapping[str, Any] = getattr(env, "metadata", None) or {}
     modes = old.get("render_modes", old.get("render.modes", []))
     return {
@@ -294,7 +294,7 @@ def _keywords(reset: Any) -> set[str] | None:
     return None if takes_any else set(parameters)
 
 
-def _checked_step(env: Any, result: Any, four: str) -> Any:
+def _checked_step(env: object, result: object, four: str) -> Any:
     if not isinstance(result, tuple | list) or len(result) not in (4, 5):
         raise ContractError(
             f"{type(env).__name__}.step: returned {how_many(result)}, expected the four of the old API ({four}) or the "
@@ -303,7 +303,7 @@ def _checked_step(env: Any, result: Any, four: str) -> Any:
     return tuple(result)
 
 
-def _is_truncated(info: Any) -> bool:
+def _is_truncated(info: object) -> bool:
     return isinstance(info, dict) and bool(info.get(TRUNCATED_KEY))
 
 

@@ -155,13 +155,13 @@ class MultiAgentGym(MultiAgentEnv):
                 f"{', '.join(map(repr, self.possible_agents[:8]))}; check its keys"
             )
 
-    def _rewards(self, rewards: Any) -> AgentDict:
+    def _rewards(self, rewards: object) -> AgentDict:
         """Return rewards by agent; each agent that acted gets a single reward."""
         if _length(rewards) is None and not isinstance(rewards, Mapping):
             return dict.fromkeys(self._acting, rewards)
         return self._by_agent(rewards, "step", "rewards")
 
-    def _flags(self, flags: Any) -> AgentDict:
+    def _flags(self, flags: object) -> AgentDict:
         """Return flags by agent; a single flag is the one of `"__all__"`."""
         if _length(flags) is None and not isinstance(flags, Mapping):
             return {ALL: as_flag(flags, f"{self._where('step')}: terminated or truncated")}
@@ -187,7 +187,7 @@ class MultiAgentGym(MultiAgentEnv):
         return f"MultiAgentGym.{method}: {type(getattr(self.env, 'unwrapped', self.env)).__name__}"
 
 
-def _spaces(env: Any, name: str) -> Mapping[Any, Any] | Sequence[Any]:
+def _spaces(env: object, name: str) -> Mapping[Any, Any] | Sequence[Any]:
     space = getattr(env, name, None)
     parts: Any = space.spaces if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else space
     several = isinstance(parts, Mapping | list | tuple) and len(parts) > 0
@@ -240,11 +240,11 @@ def _length(values: Any) -> int | None:
         return None
 
 
-def _form_of(values: Any) -> str:
+def _form_of(values: object) -> str:
     """Return the type and size of a value without its content."""
     places = _length(values)
     return f"a {type(values).__name__}" + (f" of {places}" if places is not None else "")
 
 
-def _shortened(space: Any) -> str:
+def _shortened(space: object) -> str:
     return " ".join(str(space).split())[:120]

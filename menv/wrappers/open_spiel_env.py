@@ -181,7 +181,7 @@ class OpenSpielEnv(MultiAgentEnv):
         return f"player_{player}"
 
 
-def _load(game: Any) -> Any:
+def _load(game: object) -> Any:
     try:
         import pyspiel
     except ImportError as error:
@@ -219,7 +219,7 @@ def _tensor(game: Any, kind: Any, asked: Tensor | None) -> tuple[Tensor, tuple[i
     return asked, shapes[asked]
 
 
-def _shape(game: Any, kind: Any, name: Tensor) -> tuple[int, ...] | None:
+def _shape(game: object, kind: object, name: Tensor) -> tuple[int, ...] | None:
     """Return the shape of a tensor, None if the game has none, whatever it declares."""
     try:
         return (

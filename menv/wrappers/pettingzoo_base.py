@@ -27,7 +27,7 @@ _WRAPPERS = {"AEC": "PettingZooEnv", "parallel": "ParallelPettingZooEnv"}
 _MAKERS = {"AEC": "env", "parallel": "parallel_env"}
 
 
-def check_kind(env: Any, wrapper: str, wanted: str) -> None:
+def check_kind(env: object, wrapper: str, wanted: str) -> None:
     """Raise unless `env` is a PettingZoo environment of the `wanted` kind, "AEC" or "parallel"."""
     if isinstance(env, ModuleType):
         raise ConfigError(
@@ -69,7 +69,7 @@ def check_kind(env: Any, wrapper: str, wanted: str) -> None:
     )
 
 
-def kind_of(env: Any) -> str:
+def kind_of(env: object) -> str:
     """Return "AEC", "parallel", or "" for neither."""
     if not callable(getattr(env, "reset", None)) or not callable(getattr(env, "step", None)):
         return ""
@@ -190,7 +190,7 @@ class PettingZooBase(MultiAgentEnv):
                 ) from error
             raise
 
-    def _check_infos(self, method: str, infos: Any) -> None:
+    def _check_infos(self, method: str, infos: object) -> None:
         each = infos.values() if isinstance(infos, Mapping) else [infos]
         odd = [info for info in each if not isinstance(info, Mapping)]
         if odd:
@@ -205,7 +205,7 @@ class PettingZooBase(MultiAgentEnv):
         if self._uses_masks is None:
             self._uses_masks = any(MASK in info for info in infos if info)
 
-    def _masked_obs(self, agent: AgentId, obs: Any, info: Mapping[str, Any]) -> Any:
+    def _masked_obs(self, agent: AgentId, obs: object, info: Mapping[str, Any]) -> Any:
         """Return an observation with the mask of `info` added, unless it has one or needs none."""
         if self._mask_option is False or (isinstance(obs, dict) and MASK in obs):
             return obs
@@ -265,7 +265,7 @@ class PettingZooBase(MultiAgentEnv):
         return game_name(self.env)
 
 
-def game_name(env: Any) -> str:
+def game_name(env: object) -> str:
     """Return the name in a PettingZoo environment's metadata, or its class name."""
     metadata = getattr(env, "metadata", None)
     named = metadata.get("name") if isinstance(metadata, Mapping) else None
@@ -307,7 +307,7 @@ _TRANSPARENT = {
 """PettingZoo's wrappers that pass the state through unchanged and keep nothing across steps."""
 
 
-def state_owner(env: Any) -> Any:
+def state_owner(env: object) -> Any:
     """Return the object with the state of the turn, or None if only `env.last` may be used.
 
     PettingZoo's own wrappers pass the state through. Other wrappers, and custom `last` methods, may change it.
@@ -318,7 +318,7 @@ def state_owner(env: Any) -> Any:
     return game if _is_defined_by_pettingzoo(type(game), "last") else None
 
 
-def without_order_checks(env: Any) -> Any:
+def without_order_checks(env: object) -> Any:
     """Return the environment inside PettingZoo's check of the order of calls, which `PettingZooEnv` makes itself."""
     return vars(env)["env"] if _is_transparent(env) and _name(type(env)) == _ORDER_CHECKS else env
 
@@ -355,7 +355,7 @@ def _step_unchecked(env: Any, unchecked: Any, actions: Any) -> Any:
     return result
 
 
-def _is_transparent(env: Any) -> bool:
+def _is_transparent(env: object) -> bool:
     """Return whether `env` is a PettingZoo wrapper without state or methods that matter here."""
     if _name(type(env)) not in _TRANSPARENT or "env" not in vars(env):
         return False

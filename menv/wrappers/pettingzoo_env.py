@@ -194,7 +194,7 @@ class PettingZooEnv(PettingZooBase):
             obs = self._masked_obs(agent, obs, info)
         out[0][agent], out[1][agent], out[4][agent] = obs, reward, dict(info)
 
-    def _set_ended(self, agent: AgentId, terminated: Any, truncated: Any, out: StepDicts) -> None:
+    def _set_ended(self, agent: AgentId, terminated: object, truncated: object, out: StepDicts) -> None:
         self._ended.add(agent)
         out[2][agent] = bool(terminated)
         out[3][agent] = bool(truncated)
@@ -360,7 +360,7 @@ class ParallelPettingZooEnv(PettingZooBase):
             }
         return obs
 
-    def _invalid_result_text(self, result: Any) -> str:
+    def _invalid_result_text(self, result: object) -> str:
         if not isinstance(result, tuple) or len(result) != 5:
             got = f"returned {how_many(result)}"
         else:

@@ -243,7 +243,7 @@ class _EpisodeRecorder:
             return path
         raise AssertionError
 
-    def _checked_frame(self, one: Any) -> Any:
+    def _checked_frame(self, one: object) -> Any:
         first = self._frames[0] if self._frames else None
         if isinstance(one, str) and not (first and not isinstance(first, str)):
             return one

@@ -109,7 +109,9 @@ class VmasEnv(BaseEnv):
         """Return a picture of one world, the first by default."""
         return self.env.render(mode="rgb_array", env_index=env_id or 0)
 
-    def _set_step(self, obs: Any, rewards: Any, terminated: Any, truncated: Any, infos: Any) -> None:
+    def _set_step(
+        self, obs: object, rewards: object, terminated: object, truncated: object, infos: object
+    ) -> None:
         self.infos = infos
         self._env_steps = self._env_steps + 1
         columns, rewards = _columns(obs), np.concatenate(list(map(_array, _listed(rewards))))
@@ -182,7 +184,7 @@ class VmasEnv(BaseEnv):
             self._random, shared[:] = list(shared), before
 
 
-def _make(env: Any, settings: Mapping[str, Any]) -> Any:
+def _make(env: object, settings: Mapping[str, Any]) -> Any:
     if not isinstance(env, str) and not hasattr(env, "make_world"):
         if settings or not all(
             hasattr(env, name) for name in ("get_from_scenario", "reset_at", "vmas_random_state")
@@ -207,12 +209,12 @@ def _flat(space: gym.Space[Any]) -> gym.Space[Any]:
     return gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
 
 
-def _columns(obs: Any) -> list[Array]:
+def _columns(obs: object) -> list[Array]:
     """Return the observations [W, ...] of each agent."""
     return [_column(one) for one in _listed(obs)]
 
 
-def _column(obs: Any) -> Array:
+def _column(obs: object) -> Array:
     if not isinstance(obs, Mapping):
         return _array(obs).astype(np.float32, copy=False)
     parts = [_column(part) for part in obs.values()]

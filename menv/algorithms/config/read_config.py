@@ -29,7 +29,7 @@ def of_scope(config_class: type[AlgorithmConfig], *scopes: str) -> list[str]:
     ]
 
 
-def read_config(config_class: type[C], config: Any, env: Any = None, default: Any = None) -> C:
+def read_config(config_class: type[C], config: object, env: object = None, default: object = None) -> C:
     """Return `config`, an instance, a classic dict or None, as a `config_class`; `default` has what a dict omits."""
     if config is None:
         config = {}

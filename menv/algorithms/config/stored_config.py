@@ -156,8 +156,8 @@ def stored_config(config: AlgorithmConfig, policy_map: PolicyMap) -> Tree:
 def restored_config(
     config_class: type[AlgorithmConfig],
     stored: Tree,
-    given: Any,
-    env: Any = None,
+    given: object,
+    env: object = None,
     policy_ids: Collection[str] | None = None,
 ) -> AlgorithmConfig:
     """Return the settings of a checkpoint, for `policy_ids` or all policies, with `given` and `env` over them.
@@ -283,7 +283,7 @@ def check_connectors(
                 )
 
 
-def _given(config_class: type[AlgorithmConfig], given: Any) -> Tree:
+def _given(config_class: type[AlgorithmConfig], given: object) -> Tree:
     if given is None or isinstance(given, Mapping):
         found = known_values(config_class, given or {})
     else:

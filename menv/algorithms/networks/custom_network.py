@@ -237,7 +237,7 @@ def _checked_state(spec: CustomSpec, module: nn.Module) -> list[Tensor]:
     return initial_state(module)
 
 
-def _check_outputs(spec: CustomSpec, module: nn.Module, found: Any) -> None:
+def _check_outputs(spec: CustomSpec, module: nn.Module, found: object) -> None:
     state = initial_state(module)
     rows = (_TRIAL_ROWS, _TRIAL_STEPS) if state else (_TRIAL_ROWS,)
     outputs = (*rows, spec.head.inputs)
@@ -260,7 +260,7 @@ def _check_outputs(spec: CustomSpec, module: nn.Module, found: Any) -> None:
         )
 
 
-def _fits_state(found: Any, first: list[Tensor]) -> bool:
+def _fits_state(found: object, first: list[Tensor]) -> bool:
     shapes = [(_TRIAL_ROWS, len(part)) for part in first]
     return (
         isinstance(found, list | tuple)
@@ -297,11 +297,11 @@ def _check_parts(spec: CustomSpec, module: nn.Module) -> None:
         )
 
 
-def _is_float(value: Any, shape: tuple[int, ...]) -> bool:
+def _is_float(value: object, shape: tuple[int, ...]) -> bool:
     return isinstance(value, Tensor) and tuple(value.shape) == shape and value.dtype == torch.float32
 
 
-def _shapes(value: Any) -> str:
+def _shapes(value: object) -> str:
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     if isinstance(value, Mapping):

@@ -58,7 +58,7 @@ def _is_image(shape: tuple[int, ...] | None) -> bool:
     return shape is not None and len(shape) == 3 and min(shape[:2]) >= LEAST_SIDE
 
 
-def _conv_stack(model: ModelConfig, image: tuple[int, int, int] | None, space: Any) -> ConvStack | None:
+def _conv_stack(model: ModelConfig, image: tuple[int, int, int] | None, space: object) -> ConvStack | None:
     filters = model.conv_filters
     if filters is None:
         if image is None or not _is_image(image):

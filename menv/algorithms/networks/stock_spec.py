@@ -423,11 +423,11 @@ def _pair(value: Any) -> tuple[int, int] | None:
     return (int(pair[0]), int(pair[1])) if len(pair) == 2 and all(map(is_count, pair)) else None
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: object) -> bool:
     """Return whether a setting is a positive integer, Python's or numpy's, that layers can have for a size."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 < int(value) <= MOST_SIZE
 

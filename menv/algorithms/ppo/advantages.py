@@ -18,7 +18,7 @@ from menv.sample_batch import SampleBatch
 
 @old_arguments("leave it out; values are always used", rollout="batch", last_r="last_value")
 def compute_advantages(
-    batch: SampleBatch, last_value: Any = 0.0, gamma: float = 0.99, lambda_: float = 0.95
+    batch: SampleBatch, last_value: object = 0.0, gamma: float = 0.99, lambda_: float = 0.95
 ) -> SampleBatch:
     """Add `advantages` and `value_targets` to a batch that has `vf_preds` [N], and return the batch.
 

@@ -266,7 +266,7 @@ class PPOPolicy(NetworkPolicy):
             for name, param in module.named_parameters():
                 yield f"{module_name}.{name}", param
 
-    def _checked(self, modules: Any) -> dict[str, nn.Module]:
+    def _checked(self, modules: object) -> dict[str, nn.Module]:
         where = f"policy {self.policy_id!r}: make_modules"
         if not isinstance(modules, Mapping) or not all(
             isinstance(one, nn.Module) for one in modules.values()
@@ -293,7 +293,7 @@ class PPOPolicy(NetworkPolicy):
         return dict(modules)
 
 
-def _scalars(policy_id: str, found: Any) -> tuple[Tensor, dict[str, Tensor]]:
+def _scalars(policy_id: str, found: object) -> tuple[Tensor, dict[str, Tensor]]:
     total, stats = found if isinstance(found, tuple) and len(found) == 2 else (found, {})
     where = f"policy {policy_id!r}.loss"
     if not isinstance(total, Tensor) or total.shape != () or not isinstance(stats, Mapping):
