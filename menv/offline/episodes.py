@@ -366,27 +366,26 @@ class _Views:
 
     def __init__(self, columns: Columns, obs: list[_Part], action: list[_Part], *spaces: Space) -> None:
         self.observation_space, self.action_space = spaces
-        self._obs, self._actions = (_slicer(columns, *one) for one in zip((obs, action), spaces, strict=True))
+        self._obs, self._actions = ([columns[part.column] for part in parts] for parts in (obs, action))
         self._rewards, self._times = columns["reward"], columns["t"]
         self._terminated, self._truncated = columns["terminated"], columns["truncated"]
 
     def steps(self, start: int, end: int, has_last: bool) -> ExternalSteps:
-        obs = self._obs(start, end + 1) if has_last else [*self._obs(start, end), None]
+        obs = elements(self.observation_space, [one[start : end + has_last] for one in self._obs])
+        actions = elements(self.action_space, [one[start:end] for one in self._actions])
+        obs = obs if has_last else [*obs, None]
         return ExternalSteps(
-            obs, self._actions(start, end), self._rewards[start:end], bool(self._terminated[end]),
+            obs, actions, self._rewards[start:end], bool(self._terminated[end]),
             bool(self._truncated[end]), env_t=self._times[start : end + 1],
         )  # fmt: skip
 
 
-def _slicer(columns: Columns, parts: Sequence[_Part], space: Space) -> Callable[[int, int], Any]:
-    """Return what returns some elements: an array for a plain space, else a list."""
-    own = [columns[part.column] for part in parts]
-    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        build = builder_of(space)
-        return lambda start, end: [
-            build(values) for values in zip(*(one[start:end] for one in own), strict=True)
-        ]
-    return lambda start, end: own[0][start:end]
+def elements(space: Space, leaves: Sequence[Any]) -> Any:
+    """Return the elements whose parts are these columns: an array for a plain space, else a list."""
+    if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        return leaves[0]
+    build = builder_of(space)
+    return [build(values) for values in zip(*leaves, strict=True)]
 
 
 def _check_rows(header: Header, columns: Columns, where: str) -> None:

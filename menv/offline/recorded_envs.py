@@ -23,6 +23,7 @@ from menv.env_context import InputContext
 from menv.errors import CallOrderError, ConfigError
 from menv.offline.episodes import EpisodeSource, RecordedEpisode
 from menv.offline.files import recording_files
+from menv.offline.minari_data import PREFIX, minari_parts
 from menv.spaces import alike
 
 _EPISODES_AT_ONCE = 16
@@ -34,7 +35,7 @@ _UNKNOWN_WEIGHTS = -1
 
 
 class RecordedEnvs(Adapter):
-    """The episodes of the recordings that a path or a pattern names, again and again.
+    """The episodes of the recordings that a path, a pattern or `"minari:NAME"` names, again and again.
 
     Args:
         pattern: Which.
@@ -49,7 +50,7 @@ class RecordedEnvs(Adapter):
     counts_steps = False
 
     def __init__(self, pattern: str, ioctx: InputContext, seed: int | None = None) -> None:
-        self._parts = file_parts(pattern)
+        self._parts = minari_parts(pattern) if pattern.startswith(PREFIX) else file_parts(pattern)
         declared = ioctx.observation_space is not None or ioctx.observation_spaces
         known = ioctx.possible_agents if declared else ()
         spaces: dict[Any, list[Any]] = {}

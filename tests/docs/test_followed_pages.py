@@ -40,5 +40,9 @@ SHORTER = {"how_to/clusters": {'"engine": "ray"': '"engine": "process"'}}
 
 @pytest.mark.slow_unless("*/parameter_sharing")
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_that_is_followed_shows_what_it_says(page: str, tmp_path: Path) -> None:
+def test_a_page_that_is_followed_shows_what_it_says(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Data sets would land in the user's folder.
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     follow(f"docs/{page}.md", tmp_path, SHORTER.get(page))

@@ -1,0 +1,112 @@
+"""Recorded episodes are replayed in their environment, and become Minari data sets and back."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from menv import ConfigError
+from menv.algorithms import DQN, PPO
+from menv.offline import RecordCallbacks, read_episodes, record, replay, write_episodes, write_minari
+from tests.offline.worlds import SPACES, Comings
+
+
+def test_an_episode_is_repeated_exactly_and_rendered(tmp_path: Path) -> None:
+    path = tmp_path / "some.parquet"
+    record(lambda obs: int(obs[2] > 0), "CartPole-v1", path, episodes=3)
+    assert replay(path, number=2, video=tmp_path / "videos") == []
+    episode = list(read_episodes(path))[2]
+    (video,) = (tmp_path / "videos").glob("*.gif")
+    with Image.open(video) as picture:
+        assert getattr(picture, "n_frames", 1) > episode.env_steps // 2
+    actions = episode.trajectories[0].steps.actions.copy()
+    actions[3] = 1 - actions[3]
+    steps = replace(episode.trajectories[0].steps, actions=actions)
+    other = replace(episode, trajectories=[replace(episode.trajectories[0], steps=steps)])
+    first = replay(other)[0]
+    assert (first.step, first.agent_id, first.what) == (4, "agent0", "obs")
+
+
+def test_agents_that_come_and_go_are_repeated_too(tmp_path: Path) -> None:
+    mapping = {"policies": list(SPACES), "policy_mapping_fn": lambda agent: agent}
+    config = {
+        "train_batch_size": 60,
+        "multiagent": mapping,
+        "seed": 1,
+        "callbacks": RecordCallbacks(tmp_path / "run.jsonl"),
+    }
+    with PPO(env=Comings, config=config) as algo:
+        algo.sample()
+    assert [replay(str(tmp_path / "*.jsonl"), Comings, number=number) for number in range(4)] == [[]] * 4
+
+
+@pytest.mark.parametrize(
+    ("number", "seed", "env", "message"),
+    [
+        (9, 1, None, "no episode 9 in .*, expected a smaller number"),
+        (0, None, None, "has no seed, expected one"),
+        (0, 1, "os:system", "env 'os:system' in the recording is not known here"),
+    ],
+)
+def test_replays_that_are_impossible_are_refused(
+    number: int, seed: int | None, env: str | None, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "some.jsonl"
+    record(lambda obs: 0, "CartPole-v1", path, episodes=1)
+    (episode,) = read_episodes(path)
+    write_episodes(path, [replace(episode, seed=seed, env=env or episode.env)])
+    with pytest.raises(ConfigError, match=message):
+        replay(path, number=number)
+
+
+def test_a_minari_data_set_is_written_for_each_agent_and_read_as_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "sets"))
+    path = tmp_path / "some.parquet"
+    record(lambda obs: 0, "CartPole-v1", path, episodes=3)
+    (name,) = write_minari(path, "poles/some")
+    assert name == "poles/some-agent0-v0"
+    ours = [one.trajectories[0].steps for one in read_episodes(path)]
+    with DQN(env="CartPole-v1", config={"input": f"minari:{name}", "seed": 0}) as algo:
+        batch = algo.sample()["default_policy"]
+    rows = {tuple(row) for row in batch["obs"].tolist()}
+    assert rows <= {tuple(row) for steps in ours for row in steps.obs.tolist()}
+    shutil.rmtree(tmp_path / "sets")
+    with pytest.raises(
+        ConfigError, match=r"no such data set on this machine .*; run: minari download poles/some"
+    ):
+        DQN(env="CartPole-v1", config={"input": f"minari:{name}"})
+
+
+def test_nested_spaces_pass_through_minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from menv.offline.minari_data import minari_parts
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "sets"))
+    mapping = {"policies": list(SPACES), "policy_mapping_fn": lambda agent: agent}
+    config = {
+        "train_batch_size": 60,
+        "multiagent": mapping,
+        "seed": 1,
+        "callbacks": RecordCallbacks(tmp_path / "run.jsonl"),
+    }
+    with PPO(env=Comings, config=config) as algo:
+        algo.sample()
+    names = write_minari(tmp_path / "run-0-00001.jsonl", "comings")
+    assert sorted(names) == ["comings-a-v0", "comings-b-v0", "comings-c-v0"]
+    (part,) = minari_parts("minari:comings-b-v0")
+    first = next(iter(part.read())).trajectories[0].steps
+    written = [
+        one.steps
+        for episode in read_episodes(tmp_path / "run-0-00001.jsonl")
+        for one in episode.trajectories
+        if one.agent_id == "b" and len(one.steps.rewards) and one.steps.obs[-1] is not None
+    ]
+    assert np.array_equal(first.obs[0]["x"], written[0].obs[0]["x"])
+    assert first.actions[0][0] == written[0].actions[0][0]
+    assert first.rewards.tolist() == written[0].rewards.tolist()
