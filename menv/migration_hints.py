@@ -47,7 +47,7 @@ _TABLE: dict[str, dict[str, str]] = {
         "convert_to_base_env": "write from menv import to_base_env",
         "make_vec_env": "num_envs_per_worker in the config says how many environments there are",
         "pretty_print": "write print(json.dumps(result, indent=2))",
-        "tune air": "there is no Tune here; build one algorithm after another, each with its own config",
+        "tune air": "write from menv.tune import trainable, whose classes ray.tune.Tuner runs",
         "try_import_torch": "write import torch",
     },
     "Algorithm": {

@@ -77,7 +77,7 @@ def test_a_package_says_where_an_old_name_is_and_where_one_of_another_package_is
         "TicTacToe": "menv.envs",
     }
     cases = {name: f"write from {home} import {name}" for name, home in elsewhere.items() if home != package}
-    for name, advice in {**cases, "tune": HINTS["import"]["tune"]}.items():
+    for name, advice in {**cases, "air": HINTS["import"]["air"]}.items():
         with pytest.raises(ImportError, match=f"^{package} has no '{name}'; {re.escape(advice)}$"):
             exec(f"from {package} import {name}", {})
         with pytest.raises(AttributeError, match=rf"no attribute '{name}', .*; {re.escape(advice)}$"):

@@ -15,6 +15,7 @@ from menv.cli.arguments import Parser, run_command
 
 COMMANDS = {
     "train": "train policies in an environment",
+    "sweep": "search settings with Optuna",
     "evaluate": "evaluate trained policies",
     "watch": "show trained policies in the terminal, as GIF or as video",
     "play": "play against trained policies",
@@ -42,11 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] and given[0] in COMMANDS:
         name, program = given[0], f"menv {given[0]}"
-        module = import_module(f"menv.cli.{_HOMES.get(name, name)}")
-        command = getattr(module, name if name in _HOMES else "main")
-        return run_command(program, lambda: int(command(given[1:], program)))
+        return run_command(program, lambda: _run(name, given[1:], program))
     _parser().parse_args(given)
     raise AssertionError("unreachable: the parser knows no other command")
+
+
+def _run(name: str, arguments: Sequence[str], program: str) -> int:
+    # An import may fail too, where an extra is missing.
+    module = import_module(f"menv.cli.{_HOMES.get(name, name)}")
+    return int(getattr(module, name if name in _HOMES else "main")(arguments, program))
 
 
 def _parser() -> Parser:

@@ -141,7 +141,7 @@ class RunFolder(Tracker):
             )
         with writing("run_dir", f"the run folder {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(self.path)
+            self._lock = locked(self.path)
             if iteration:
                 _cut_after(self.path, iteration)
             self._tables = (JSONL(self.path / _RESULTS), CSV(self.path / _PROGRESS))
@@ -213,7 +213,7 @@ class Run:
     def is_running(self) -> bool:
         """Whether a process is writing the folder."""
         try:
-            _locked(self.path).close()
+            locked(self.path).close()
         except ConfigError:
             return True
         except OSError:
@@ -309,7 +309,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return content
 
 
-def _locked(folder: Path) -> BinaryIO:
+def locked(folder: Path) -> BinaryIO:
     """Return a file that is locked until it is closed or the process ends."""
     file = (folder / ".lock").open("ab")
     if os.name == "nt":

@@ -64,6 +64,7 @@ CONFINED = {
     "rich": {"tracking"},
     "wandb": {"tracking"},
     "mlflow": {"tracking"},
+    "optuna": {"cli"},
     "openskill": {"algorithms"},
     "msgspec": {"serving", "workers", "inference", "sampling", "checking", "algorithms"},
     "pyarrow": {"offline"},

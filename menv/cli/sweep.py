@@ -1,0 +1,541 @@
+"""`menv sweep`: searches settings with Optuna; each run of a trial is a `menv train` in a separate process.
+
+    runs/sweep/
+        sweep.json            the sweep of this folder
+        journal.log           Optuna's storage, from which the same command resumes
+        trial-000-seed-0/     a run folder for each seed of a trial
+        trials.csv            all trials: state, score, settings, errors
+        report.html           curves of the completed trials
+        best.toml             the best settings, for `menv train --config`
+
+The score of a trial is the mean of its seeds' last values of the metric. The pruner follows the first seed; the other
+seeds of a pruned trial do not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any, Literal
+
+from menv import algorithms
+from menv.algorithms.config.setting import Settings, known_values, setting, table
+from menv.algorithms.learn import StopRule
+from menv.cli.arguments import (
+    IMPORT,
+    Parser,
+    count,
+    merge,
+    parsed,
+    print_error,
+    print_text,
+    read_settings,
+    take_imports,
+    with_objects,
+)
+from menv.cli.train import TerminationAsInterrupt, train_parser
+from menv.errors import ConfigError, MissingExtraError
+from menv.inference.checkpoint_folder import LATEST
+from menv.tracking.report import write_report
+from menv.tracking.run_folder import CHECKPOINTS, Run, locked, scalars
+
+try:
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+    from optuna.trial import TrialState
+except ImportError as error:
+    raise MissingExtraError(
+        "menv sweep: the package optuna is not installed, expected it; run: pip install 'menv-rl[sweep]'"
+    ) from error
+
+_RANGE = "expected {float = [low, high]}, {int = [low, high]}, both with log = true or step, or {choice = [values]}"
+_FOR_NEW_RUNS = ("--policies", "--policy")
+"""Options with a value that `menv train --resume` refuses."""
+
+
+@dataclass(frozen=True)
+class SweepFile(Settings):
+    """What a sweep file says; `menv sweep --help` explains the keys."""
+
+    _where = "sweep"
+    env: str = ""
+    run: Literal["PPO", "DQN", "QMIX"] = "PPO"
+    metric: str = "episode_reward_mean"
+    direction: Literal["maximize", "minimize"] = "maximize"
+    seeds: int = 1
+    pruner: Literal["none", "median", "hyperband"] = "none"
+    pruner_options: Mapping[str, Any] = setting({})
+    options: str | None = None
+    stop: Mapping[str, float] = setting({})
+    config: Mapping[str, Any] = setting({})
+    space: Mapping[str, Any] = setting({})
+
+
+_EPILOG = """\
+a sweep file:
+  env = "CartPole-v1"
+  run = "PPO"                       # the algorithm
+  metric = "episode_reward_mean"    # a result key, evaluation/episode_reward_mean for a nested one
+  direction = "maximize"            # or "minimize"
+  seeds = 3                         # runs of each trial; its score is their mean
+  pruner = "median"                 # or "hyperband", "none"; pruner_options has the arguments of Optuna's class
+  options = "--no-zoo"              # more options of menv train, such as "--policies per-agent"
+
+  [stop]                            # when a run ends, as menv train --stop
+  num_env_steps_sampled = 20_000
+
+  [config]                          # settings of all trials
+  num_envs_per_worker = 8
+
+  [space]                           # settings that are searched
+  lr = {float = [1e-4, 1e-2], log = true}
+  num_sgd_iter = {int = [2, 10]}
+  model.fcnet_hiddens = {choice = [[64, 64], [256, 256]]}"""
+
+
+def main(arguments: Sequence[str] | None = None, program: str = "menv sweep") -> int:
+    """Run or resume the sweep of the arguments and return the exit status: 1 if no trial was completed."""
+    parser = Parser(
+        prog=program, description="Search settings with Optuna; the same command resumes a sweep.", epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("sweep", metavar="SWEEP", help="a .toml or .json file, see below")
+    parser.add_argument(
+        "--trials", metavar="N", type=count, default=20,
+        help="trials of the whole sweep, with those before it was resumed (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--jobs", metavar="N", type=count, default=1, help="runs at the same time (%(default)s)"
+    )
+    parser.add_argument("--dir", metavar="DIR", help="the folder of the sweep (runs/NAME for NAME.toml)")
+    take_imports(parser)
+    args = parsed(parser, arguments)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    imports = [word for module in args.modules for word in (IMPORT, module)]
+    file = SweepFile(**known_values(SweepFile, read_settings(args.sweep), f"{args.sweep}: "))
+    space, pruner = _checked(file), _pruner(file)
+    folder = Path(args.dir or Path("runs", Path(args.sweep).stem))
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder), TerminationAsInterrupt() as termination:
+        sweep = Sweep(file, space, pruner, folder, imports)
+        try:
+            sweep.search(args.trials, args.jobs, lambda line: print_text(line, program))
+        except KeyboardInterrupt:
+            print_error(f"interrupted; running trials were saved\n  resume: {args.typed}")
+            return 128 + (termination.signal or signal.SIGINT)
+    print_text("\n".join(sweep.summary()), program)
+    return 0 if sweep.ranking() else 1
+
+
+_IN_REPORT = 10
+
+
+class TrialFailedError(Exception):
+    """A run of a trial ended with an error; `is_setting` says that a setting caused it, which other trials share."""
+
+    def __init__(self, reason: str, is_setting: bool = False) -> None:
+        super().__init__(reason)
+        self.is_setting = is_setting
+
+
+class SweepStoppedError(Exception):
+    """The sweep was stopped while a trial ran."""
+
+
+class Sweep:
+    """A sweep in its folder; raises ConfigError if the folder holds something else."""
+
+    def __init__(
+        self,
+        file: SweepFile,
+        space: Mapping[str, Dimension],
+        pruner: optuna.pruners.BasePruner,
+        folder: Path,
+        imports: Sequence[str],
+    ) -> None:
+        self.file, self.space, self.folder, self._imports = file, space, folder, imports
+        self._options = shlex.split(file.options or "")
+        self._is_new = not (folder / "sweep.json").exists()
+        self._write_file()
+        storage = optuna.storages.JournalStorage(JournalFileBackend(str(self.folder / "journal.log")))
+        self.study = optuna.create_study(
+            storage=storage, study_name="sweep", direction=self.file.direction, load_if_exists=True,
+            pruner=pruner,
+        )  # fmt: skip
+        self._running = [trial for trial in self.study.trials if not trial.state.is_finished()]
+        self._lock = threading.RLock()
+        self._processes: set[subprocess.Popen[str]] = set()
+        self._is_stopped = False
+        # Until a run has reported the metric, a wrong setting ends the sweep.
+        self._has_reported = bool(self.ranking())
+
+    def _write_file(self) -> None:
+        path, mine = self.folder / "sweep.json", json.loads(json.dumps(asdict(self.file)))
+        if not self._is_new:
+            before = json.loads(path.read_text("utf-8"))
+            if other := [key for key in mine if mine[key] != before.get(key)]:
+                raise ConfigError(
+                    f"{self.folder}: holds another sweep ({', '.join(other)} differ), expected the same one; choose "
+                    "another --dir, or delete it"
+                )
+        elif any(one.name != ".lock" for one in self.folder.iterdir()):
+            raise ConfigError(
+                f"{self.folder}: holds something else, expected a new folder; choose another --dir"
+            )
+        path.write_text(json.dumps(mine, indent=2), "utf-8")
+
+    def search(self, trials: int, jobs: int, show: Callable[[str], None]) -> None:
+        """Run trials until there are `trials` in all, `jobs` runs at a time.
+
+        Raises:
+            ConfigError: A setting is wrong in every trial.
+        """
+        done = len(self.study.trials) - len(self._running)
+        if done:
+            show(f"resuming {self.folder}, {done} of {trials} trials are done")
+        try:
+            with ThreadPoolExecutor(jobs) as pool:
+                workers = [pool.submit(self._work, trials, show) for _ in range(jobs)]
+                try:
+                    for worker in wait(workers, return_when=FIRST_EXCEPTION).done:
+                        worker.result()
+                finally:
+                    self._stop()
+        except ConfigError:
+            if self._is_new:
+                shutil.rmtree(self.folder)
+            raise
+        if best := self.ranking()[:_IN_REPORT]:
+            write_report(
+                [self._run_folder(trial.number, seed) for trial in best for seed in range(self.file.seeds)],
+                self.folder / "report.html",
+            )
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._is_stopped = True
+            for process in self._processes:
+                process.terminate()
+
+    def _work(self, trials: int, show: Callable[[str], None]) -> None:
+        while (trial := self._next(trials)) is not None:
+            try:
+                scores = [self._score(trial, seed) for seed in range(self.file.seeds)]
+            except SweepStoppedError:
+                return
+            except TrialFailedError as error:
+                if error.is_setting and not self._has_reported:
+                    raise ConfigError(str(error)) from None
+                trial.set_user_attr("error", str(error))
+                self.study.tell(trial, state=TrialState.FAIL)
+            except optuna.TrialPruned:
+                self.study.tell(trial, state=TrialState.PRUNED)
+            else:
+                self.study.tell(trial, statistics.fmean(scores))
+            with self._lock:
+                self._write()
+                show(self._line(self.study.trials[trial.number]))
+
+    def _next(self, trials: int) -> optuna.Trial | None:
+        with self._lock:
+            if self._is_stopped:
+                return None
+            while self._running:
+                trial = self._running.pop(0)
+                if trial.params.keys() == self.space.keys():
+                    return optuna.Trial(self.study, trial._trial_id)
+                self.study.tell(trial.number, state=TrialState.FAIL)
+            number = len(self.study.trials)
+            if number >= trials:
+                return None
+            # The sampler of a resumed sweep must not repeat its first samples.
+            self.study.sampler = optuna.samplers.TPESampler(seed=number)
+            return self.study.ask({name: one.distribution for name, one in self.space.items()})
+
+    def _score(self, trial: optuna.Trial, seed: int) -> float:
+        key = f"seed {seed}"
+        if key not in trial.user_attrs:
+            self._run(trial, seed)
+            values = Run(self._run_folder(trial.number, seed)).progress().get(self.file.metric, ())
+            found = [float(value) for value in values if math.isfinite(value)]
+            if not found:
+                raise TrialFailedError(f"no result has a number of {self.file.metric}")
+            trial.set_user_attr(key, found[-1])
+        return float(trial.user_attrs[key])
+
+    def _run(self, trial: optuna.Trial, seed: int) -> None:
+        log = self._run_folder(trial.number, seed).with_suffix(".log")
+        with log.open("a", encoding="utf-8") as stderr:
+            # Held until the run ends, also where the sweep was killed: the next sweep waits for it here.
+            with suppress(ImportError):
+                import fcntl
+
+                fcntl.flock(stderr, fcntl.LOCK_EX)
+            with self._lock:
+                if self._is_stopped:
+                    raise SweepStoppedError
+                process = subprocess.Popen(
+                    self._command(trial, seed), stdout=subprocess.PIPE, stderr=stderr, text=True,
+                    env={"OMP_NUM_THREADS": "1", **os.environ}, start_new_session=True,
+                )  # fmt: skip
+                self._processes.add(process)
+        with process:
+            verdict = self._follow(trial, seed, process)
+        with self._lock:
+            self._processes.discard(process)
+        if verdict is None and self._is_stopped:
+            verdict = SweepStoppedError()
+        if verdict is None and process.returncode:
+            verdict = TrialFailedError(_reason(log, process.returncode), process.returncode == 2)
+        if verdict is not None:
+            raise verdict
+        log.unlink()
+
+    def _command(self, trial: optuna.Trial, seed: int) -> list[str]:
+        """Return the command of a run: of one that a stopped sweep has saved, or of a new one."""
+        folder = self._run_folder(trial.number, seed)
+        options = self._options
+        if (folder / CHECKPOINTS / LATEST).exists():
+            pairs = zip(options, ["", *options], strict=False)
+            options = [one for pair in pairs if not {*pair} & {*_FOR_NEW_RUNS} for one in pair[:1]]
+            place = ["--resume", str(folder)]
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            place = ["--run-dir", str(folder)]
+        return [
+            sys.executable, "-m", "menv.cli", "train", self.file.env, "--run", self.file.run, *options, *place,
+            "--config", json.dumps(self.settings(trial.params)), "--stop", json.dumps(dict(self.file.stop)),
+            "--seed", str(seed), "--json", *self._imports,
+        ]  # fmt: skip
+
+    def _follow(self, trial: optuna.Trial, seed: int, process: subprocess.Popen[str]) -> Exception | None:
+        """Report the results of a run to the pruner; end the run and return why if it is not worth continuing."""
+        steps = self.study.trials[trial.number].intermediate_values
+        reported, rule = max(steps, default=0), None
+        verdict: Exception | None = None
+        for line in process.stdout or ():
+            result: Any = None
+            # The environment may print too.
+            with suppress(ValueError):
+                result = json.loads(line)
+            if verdict is not None or not isinstance(result, dict) or "training_iteration" not in result:
+                continue
+            value, iteration = dict(scalars(result)).get(self.file.metric), result["training_iteration"]
+            if value is None:
+                rule = rule or self._rule(trial, seed)
+                if wrong := rule.impossible(result):
+                    verdict = TrialFailedError(wrong.replace("stop ", "metric ", 1), is_setting=True)
+            else:
+                self._has_reported = True
+                if seed == 0 and iteration > reported:
+                    trial.report(value, iteration)
+                    verdict = optuna.TrialPruned() if trial.should_prune() else None
+            if verdict is not None:
+                process.terminate()
+        return verdict
+
+    def _rule(self, trial: optuna.Trial, seed: int) -> StopRule:
+        config = Run(self._run_folder(trial.number, seed)).config["config"]
+        return StopRule({self.file.metric: math.inf}, config.get("evaluation_interval") is not None)
+
+    def _run_folder(self, number: int, seed: int) -> Path:
+        return self.folder / f"trial-{number:03d}-seed-{seed}"
+
+    def settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of a trial with these parameters of Optuna."""
+        own = [_nested(one.path, one.value(params[name])) for name, one in self.space.items()]
+        return reduce(merge, own, dict(self.file.config))
+
+    def ranking(self) -> list[optuna.trial.FrozenTrial]:
+        """Return the completed trials, the best first."""
+        done = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        return sorted(done, key=lambda one: one.value or 0.0, reverse=self.file.direction == "maximize")
+
+    def _write(self) -> None:
+        seeds = [f"seed {seed}" for seed in range(self.file.seeds)]
+        with (self.folder / "trials.csv").open("w", encoding="utf-8", newline="") as file:
+            table_of_trials = csv.writer(file)
+            table_of_trials.writerow(["trial", "state", "score", *seeds, *self.space, "error"])
+            for one in self.study.get_trials(deepcopy=False):
+                score = one.value if one.state is TrialState.COMPLETE else ""
+                found = [one.user_attrs.get(seed, "") for seed in seeds]
+                sampled = [one.params.get(name, "") for name in self.space]
+                error = one.user_attrs.get("error", "")
+                table_of_trials.writerow([one.number, one.state.name.lower(), score, *found, *sampled, error])
+        for best in self.ranking()[:1]:
+            lines = [
+                f"# {self.file.metric} {best.value:.6g}, trial {best.number}",
+                f"# {self.train_command()}",
+            ]
+            lines += _toml_lines(self.settings(best.params))
+            (self.folder / "best.toml").write_text("\n".join(lines) + "\n", "utf-8")
+
+    def train_command(self) -> str:
+        """Return the command that trains with the best settings."""
+        stop = [word for key, bound in self.file.stop.items() for word in ("--stop", f"{key}={bound}")]
+        run = ["menv", "train", self.file.env, "--run", self.file.run, *self._options, *self._imports]
+        return shlex.join([*run, "--config", str(self.folder / "best.toml"), *stop])
+
+    def _line(self, trial: optuna.trial.FrozenTrial) -> str:
+        if trial.state is TrialState.COMPLETE:
+            what = f"{trial.value:.6g}"
+        elif trial.state is TrialState.PRUNED:
+            what = f"pruned after iteration {trial.last_step}"
+        else:
+            what = f"failed: {trial.user_attrs.get('error')}"
+        sampled = ", ".join(f"{name}={_short(value)}" for name, value in trial.params.items())
+        return f"trial {trial.number}: {what}  ({sampled})"
+
+    def summary(self) -> list[str]:
+        """Return lines about all trials, the best settings and the files."""
+        states = [trial.state for trial in self.study.get_trials(deepcopy=False)]
+        kinds = {"completed": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
+        counts = ", ".join(f"{states.count(state)} {kind}" for kind, state in kinds.items())
+        lines = [f"{len(states)} trials: {counts}", f"all trials: {self.folder / 'trials.csv'}"]
+        ranking = self.ranking()
+        if not ranking:
+            return lines
+        lines += ["best:", *(f"  {self._line(trial)}" for trial in ranking[:3])]
+        lines += [f"curves: {self.folder / 'report.html'}", f"train: {self.train_command()}"]
+        return lines
+
+
+def _reason(log: Path, status: int) -> str:
+    """Return why a run ended with a status other than 0."""
+    lines = log.read_text("utf-8", errors="replace").split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), f"exit status {status}")
+    reason = f"killed by {signal.Signals(-status).name}" if status < 0 else last
+    reason = reason.removeprefix("menv train: error: ")[:500]
+    return reason if status == 2 else f"{reason}; {log} has more"
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A setting that is searched; Optuna has choices as JSON, since it stores no lists."""
+
+    path: tuple[str, ...]
+    distribution: optuna.distributions.BaseDistribution
+
+    def value(self, sampled: Any) -> Any:
+        """Return the value of the setting that a parameter of Optuna stands for."""
+        return json.loads(sampled) if isinstance(sampled, str) else sampled
+
+    def ends(self) -> list[Any]:
+        """Return the values that are checked before a trial runs: all choices, or the ends of the range."""
+        one: Any = self.distribution
+        return [self.value(choice) for choice in getattr(one, "choices", ())] or [one.low, one.high]
+
+
+def _checked(file: SweepFile) -> dict[str, Dimension]:
+    """Return the settings that are searched, by their dotted names; refuse what no trial can run with."""
+    if not file.stop:
+        raise ConfigError(
+            "sweep: no stop, expected when a run ends; add [stop] with num_env_steps_sampled = 20_000"
+        )
+    train_parser("menv sweep").parse_args([file.env, *shlex.split(file.options or "")])
+    space = {".".join(one.path): one for one in _dimensions(file.space)}
+    if not space:
+        raise ConfigError(
+            "sweep: no space, expected settings to search; add [space] with lr = {float = [1e-4, 1e-2]}"
+        )
+    for name, value in with_objects(file.config).items():
+        _check(file.run, "config", {name: value})
+    for one in space.values():
+        for value in one.ends():
+            _check(file.run, "space", _nested(one.path, with_objects(value)))
+    return space
+
+
+def _check(run: str, where: str, settings: Mapping[str, Any]) -> None:
+    """Refuse an unknown setting and a value that it cannot have."""
+    config_class = getattr(algorithms, f"{run}Config")
+    for name, value in known_values(config_class, settings, f"{where}: ").items():
+        table(config_class)[name].read(where, value)
+
+
+def _dimensions(space: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[Dimension]:
+    for name, entry in space.items():
+        inner = (*path, name)
+        where = f"space.{'.'.join(inner)}"
+        if not isinstance(entry, Mapping):
+            raise ConfigError(f"{where}: {entry!r:.60}, {_RANGE}")
+        kinds = entry.keys() & {"float", "int", "choice"}
+        if not kinds:
+            yield from _dimensions(entry, inner)
+            continue
+        try:
+            yield Dimension(inner, _distribution(*kinds, **entry))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{where}: {str(error).rstrip('.')}, {_RANGE}") from None
+
+
+def _distribution(kind: str, **entry: Any) -> optuna.distributions.BaseDistribution:
+    values = entry.pop(kind)
+    numbers: Any = {"choice": object, "float": (int, float), "int": int}[kind]
+    if not isinstance(values, list) or not all(isinstance(value, numbers) for value in values):
+        raise ValueError(f"{kind} = {values!r:.60}")
+    if kind == "choice":
+        return optuna.distributions.CategoricalDistribution([json.dumps(value) for value in values], **entry)
+    low, high = values
+    kinds: dict[str, Any] = {
+        "float": optuna.distributions.FloatDistribution, "int": optuna.distributions.IntDistribution
+    }  # fmt: skip
+    made: optuna.distributions.BaseDistribution = kinds[kind](low, high, **entry)
+    return made
+
+
+def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
+    for part in reversed(path):
+        value = {part: value}
+    return dict(value)
+
+
+def _pruner(file: SweepFile) -> optuna.pruners.BasePruner:
+    kinds: dict[str, Any] = {
+        "none": optuna.pruners.NopPruner, "median": optuna.pruners.MedianPruner,
+        "hyperband": optuna.pruners.HyperbandPruner,
+    }  # fmt: skip
+    try:
+        made: optuna.pruners.BasePruner = kinds[file.pruner](**file.pruner_options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"sweep: pruner_options of {file.pruner!r}: {str(error).rstrip('.')}, expected arguments of Optuna's "
+            f"{kinds[file.pruner].__name__}; see its documentation"
+        ) from None
+    return made
+
+
+def _toml_lines(settings: Mapping[str, Any]) -> list[str]:
+    names = {key: key if re.fullmatch(r"[\w-]+", key, re.ASCII) else _toml(key) for key in settings}
+    return [f"{names[key]} = {_toml(value)}" for key, value in settings.items()]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(_toml_lines(value))}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
