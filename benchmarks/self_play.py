@@ -37,12 +37,19 @@ COST: dict[str, Any] = {
     "model": {"fcnet_hiddens": [128, 128]},
 }
 POKER: dict[str, Any] = {
-    "num_envs_per_worker": 64, "train_batch_size": 2048, "sgd_minibatch_size": 2048, "num_sgd_iter": 4, "lr": 3e-3,
-    "gamma": 1.0, "lambda": 1.0, "entropy_coeff": 0.03,
-    "self_play": {
-        "snapshot_interval": 1, "matchmaking": "uniform", "opponents": {}, "opponents_at_once": 16,
-        "members_in_memory": 40,
-    },
+    "num_envs_per_worker": 64, "train_batch_size": 512, "sgd_minibatch_size": 512, "num_sgd_iter": 4, "gamma": 1.0,
+    "lambda": 1.0, "lr_schedule": [[0, 1e-3], [300_000, 1e-4]],
+    # The policies must not become deterministic: an action that is never taken is never learned again.
+    "entropy_coeff_schedule": [[0, 0.2], [300_000, 0.02]],
+    # With "tanh", what is learned with one card changes the play with the others: the mean does not converge.
+    "model": {"fcnet_activation": "relu"},
+    "self_play": {"matchmaking": {"current": 1.0}, "snapshot_interval": 1, "opponents": {}, "members_in_memory": 1},
+}  # fmt: skip
+LEDUC: dict[str, Any] = {
+    **POKER, "train_batch_size": 2048, "sgd_minibatch_size": 2048, "lr_schedule": [[0, 1e-3], [2_000_000, 1e-4]],
+    "entropy_coeff_schedule": [[0, 0.2], [2_000_000, 0.02]],
+    "model": {"fcnet_hiddens": [128, 128], "fcnet_activation": "relu"},
+    "self_play": {**POKER["self_play"], "snapshot_interval": 2},
 }  # fmt: skip
 
 
@@ -153,7 +160,8 @@ def poker(game: str, seconds: float, seed: int) -> Iterator[dict[str, Any]]:
     measure: Any = nash_conv
     spiel = OpenSpielEnv(game).game
     means = Mean(spiel)
-    with PPO(env=f"openspiel:{game}", config={**POKER, "seed": seed}) as algo:
+    settings = LEDUC if game == "leduc_poker" else POKER
+    with PPO(env=f"openspiel:{game}", config={**settings, "seed": seed}) as algo:
         began, used, known = time.process_time(), 0.0, 0
         while used < seconds:
             result: Any = algo.train()

@@ -220,6 +220,12 @@ def test_the_mean_of_policies_wins_what_they_win_on_average(seat: int) -> None:
     assert value(mean.policy()) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.slow
+def test_the_mean_of_the_snapshots_of_self_play_approaches_a_nash_equilibrium_of_kuhn_poker() -> None:
+    curve = (line["nash_conv_mean"] for line in self_play.poker("kuhn_poker", 120.0, 0))
+    assert any(nash_conv < 0.1 for nash_conv in curve)
+
+
 def test_menv_solves_cartpole_under_the_rule_of_all_libraries() -> None:
     done = run_warm(["-m", "benchmarks.peers.scripts.menv", "cartpole_1", "time_to_450", "--seconds", "0.01"])
     assert done.returncode == 0, done.stderr
