@@ -27,6 +27,7 @@ from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.recipe import Recipe, recipe_named
 from menv.algorithms.rollouts import freeze
 from menv.algorithms.torch_threads import learning_device
+from menv.algorithms.worker_messages import network_policies
 from menv.base_env import AgentId
 from menv.callbacks import DefaultCallbacks
 from menv.errors import ConfigError
@@ -87,7 +88,7 @@ class PolicySet:
     @property
     def network_policies(self) -> dict[str, NetworkPolicy]:
         """The policies with a network, by id."""
-        return {name: one for name, one in self.policies.items() if isinstance(one, NetworkPolicy)}
+        return network_policies(self.policies)
 
     @property
     def inference(self) -> dict[str, str]:
@@ -184,11 +185,13 @@ class PolicySet:
         self.learners.shared.check_frozen(changed)
         self.learners.forget(policy_id)
         self.postprocessor.forget(policy_id)
-        policy, group = self.policies.pop(policy_id), _group_of(policy_id, self.groups)
+        network = self.network_policies.get(policy_id)
+        del self.policies[policy_id]
+        group = _group_of(policy_id, self.groups)
         self.free_slots.release(group, group.policy_ids.index(policy_id))
-        if isinstance(policy, NetworkPolicy):
+        if network is not None:
             # The object stays usable.
-            policy.networks, policy.index = policy.networks.single(policy.index), 0
+            network.networks, network.index = network.networks.single(network.index), 0
         self._take(changed)
 
     def read_weights(self, weights: Any) -> Mapping[str, Mapping[str, Any]]:

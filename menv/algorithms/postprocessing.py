@@ -22,7 +22,6 @@ from menv.connectors.built_in import clip_rewards_of
 from menv.episode import Episode
 from menv.errors import ContractError
 from menv.inference.backend import ActingBackend
-from menv.inference.network_policy import NetworkPolicy
 from menv.policy import Policy
 from menv.sample_batch import MultiAgentBatch, SampleBatch
 from menv.sampling.callback_runner import broken_columns, refuse_broken
@@ -213,7 +212,7 @@ class BatchPostprocessor:
         everybody = [name for name, critic in asked.items() if critic == "all_agents"]
         if everybody:
             names = (*batch, *(name for name, _ in beside))
-            outside = [name for name in names if not isinstance(self._policies[name], NetworkPolicy)]
+            outside = [name for name in names if name not in self._recipes]
             joint = JointFragment(self._joint(), batch, episodes, outside, beside)
             for name in everybody:
                 policy = self._policies[name]
