@@ -131,7 +131,7 @@ class RemoteRollouts:
     """Workers that sample; see `LocalRollouts`.
 
     With `overlap`, fragments are requested before the current one is learned from. `staleness` holds, for each fragment
-    since the last report, the updates between acting and learning of its rows.
+    since the last report, the updates between acting and learning of its rows. `workers` are the workers themselves.
     """
 
     idle = False
@@ -155,7 +155,7 @@ class RemoteRollouts:
         self._engine = engine
         self._each = num_envs
         self._policy_sync = PolicySync(policy_view)
-        self._workers = WorkerGroup(
+        self.workers = WorkerGroup(
             RolloutWorker, config, self._policy_sync, seed, engine, num_envs, self._lose, early,
             declared=declared, leaves_out=True,
         )  # fmt: skip
@@ -198,21 +198,7 @@ class RemoteRollouts:
 
     @property
     def num_envs(self) -> int:
-        return self._each * len(self._workers)
-
-    @property
-    def lost(self) -> int:
-        """Number of workers lost so far."""
-        return self._workers.lost
-
-    @property
-    def pids(self) -> list[int | None]:
-        """Process ids of the workers."""
-        return self._workers.pids
-
-    def recreated(self) -> list[int]:
-        """Return the numbers, from 1, of the workers that were replaced since the last call."""
-        return self._workers.take_recreated()
+        return self._each * len(self.workers)
 
     @property
     def _total(self) -> WorkerCounters:
@@ -224,14 +210,14 @@ class RemoteRollouts:
         """Let workers sample ahead while this process prepares to learn."""
         if self._ahead:
             self._begun = True
-            for index in range(len(self._workers)):
+            for index in range(len(self.workers)):
                 self._ask(index, times=1 + self._ahead)
 
     @locked
     def prepare(self) -> None:
         """Wait for every worker's fragment, and request fragments ahead of time."""
         self._follow_again()
-        absent = self._workers.absent
+        absent = self.workers.absent
         if self._prepared and all(queue or i in absent for i, queue in enumerate(self._queues)):
             return
         update = self._policy_sync.next_update()
@@ -245,26 +231,26 @@ class RemoteRollouts:
             self._prepare(sent)
         finally:
             # Pickling failed, an interrupt came, or a fragment that was requested before is still due.
-            if len(self._updated | self._workers.absent) < len(self._workers):
+            if len(self._updated | self.workers.absent) < len(self.workers):
                 self._policy_sync.mark_unsent(update)
         self._prepared = True
 
     def _prepare(self, update: PolicyUpdate | None) -> None:
         """Wait for a fragment of each worker, and request fragments ahead of time; `update` may be a parcel."""
-        for index in self._workers.present():
+        for index in self.workers.present():
             queue = self._queues[index]
             queue.check()
             self._forget_taken(index)
             if not queue.asked and not queue:
                 self._ask(index, update)
-        absent = self._workers.absent
+        absent = self.workers.absent
         for index, queue in enumerate(self._queues):
             # No fragment is consumed before all have arrived: if a worker raises, the others' wait for the next call.
             while not queue and index not in absent:
                 if not queue.asked:
                     self._ask(index, update)
                 self._fetch(index)
-        for index in set(range(len(self._workers))) - absent:
+        for index in set(range(len(self.workers))) - absent:
             queue = self._queues[index]
             # Ahead of time: with the weights of now, which the learner will have left behind by then. One of those that
             # wait is about to be taken.
@@ -276,8 +262,8 @@ class RemoteRollouts:
         number = self._policy_sync.version if self._ahead else None
         for _ in range(times):
             if not self._queues[index].asked:
-                self._workers.settle(index)
-            self._workers.ask(index, RolloutWorker.fragment, number, self._config.explore, update)
+                self.workers.settle(index)
+            self.workers.ask(index, RolloutWorker.fragment, number, self._config.explore, update)
             if update is not None:
                 self._updated.add(index)
             self._queues[index].asked += 1
@@ -289,16 +275,16 @@ class RemoteRollouts:
         asked = queue.asked
         while queue.asked:
             try:
-                fragment = self._workers.answer(index)
+                fragment = self.workers.answer(index)
             except WorkerLostError as error:
-                self._workers.replace(index, error)
-                if index in self._workers.absent:
+                self.workers.replace(index, error)
+                if index in self.workers.absent:
                     return
                 self._ask(index, times=asked)
                 continue
             except Exception:
                 # An error is an answer too. A worker that could not be created sends no other.
-                queue.asked = queue.asked - 1 if self._workers.is_created(index) else 0
+                queue.asked = queue.asked - 1 if self.workers.is_created(index) else 0
                 raise
             asked -= 1
             self._put(index, fragment)
@@ -324,7 +310,7 @@ class RemoteRollouts:
     def _forget_taken(self, index: int) -> None:
         """Forget requests whose answers an interrupted call has already received."""
         queue = self._queues[index]
-        queue.asked = min(queue.asked, self._workers.outstanding(index))
+        queue.asked = min(queue.asked, self.workers.outstanding(index))
 
     def _call(self, index: int, method: Callable[[RolloutWorker, *Ts], T], *args: *Ts) -> T | None:
         """Call a worker's method, on its replacement if it is lost; None for one that Ray cannot place."""
@@ -335,14 +321,14 @@ class RemoteRollouts:
             pass
         except Exception as error:
             # Raise it at the next fragment; a worker that could not be created raises again.
-            if self._workers.is_created(index):
+            if self.workers.is_created(index):
                 self._queues[index].error = error
-        return None if index in self._workers.absent else self._workers.call(index, method, *args)
+        return None if index in self.workers.absent else self.workers.call(index, method, *args)
 
     def _call_all(self, method: Callable[[RolloutWorker, *Ts], T], *args: *Ts) -> list[T]:
         """Call a method of each present worker, one after the other."""
-        found: dict[int, Any] = {index: self._call(index, method, *args) for index in self._workers.present()}
-        return [value for index, value in found.items() if index not in self._workers.absent]
+        found: dict[int, Any] = {index: self._call(index, method, *args) for index in self.workers.present()}
+        return [value for index, value in found.items() if index not in self.workers.absent]
 
     @locked
     def sample(self) -> MultiAgentBatch:
@@ -386,23 +372,23 @@ class RemoteRollouts:
 
     @locked
     def break_off(self) -> None:
-        for index in range(len(self._workers)):
+        for index in range(len(self.workers)):
             self._forget_taken(index)
         # All of them are signalled before the first wait.
         broken = [
-            index for index, queue in enumerate(self._queues) if queue.asked and self._workers.signal(index)
+            index for index, queue in enumerate(self._queues) if queue.asked and self.workers.signal(index)
         ]
         for index in broken:
             queue = self._queues[index]
             while queue.asked:
                 try:
-                    self._put(index, self._workers.answer(index))
+                    self._put(index, self.workers.answer(index))
                 except Exception as error:
                     queue.error = error
                     break
                 # With `overlap` more than one is requested.
                 if queue.asked:
-                    self._workers.signal(index)
+                    self.workers.signal(index)
 
     @locked
     def call_envs(self, method: str, args: tuple[Any, ...]) -> list[Any]:
@@ -416,8 +402,8 @@ class RemoteRollouts:
         self.discard_prefetched()
         states = self._call_all(RolloutWorker.state)
         past_counters = WorkerCounters.sum((self._past_counters, *(queue.before for queue in self._queues)))
-        absent = self._workers.absent
-        replaced = [times for index, times in enumerate(self._workers.replaced) if index not in absent]
+        absent = self.workers.absent
+        replaced = [times for index, times in enumerate(self.workers.replaced) if index not in absent]
         return {
             "workers": states,
             "gone": past_counters.state(),
@@ -428,48 +414,48 @@ class RemoteRollouts:
     @locked
     def check_restartable(self) -> None:
         self.discard_prefetched()
-        for index in range(len(self._workers)):
+        for index in range(len(self.workers)):
             self._call(index, RolloutWorker.check_restartable)
 
     @locked
     def restart(self, seed: int) -> None:
         self.discard_prefetched()
         self._past_counters = WorkerCounters()
-        self._workers.seed = seed
-        for index in range(len(self._workers)):
+        self.workers.seed = seed
+        for index in range(len(self.workers)):
             self._call(index, RolloutWorker.restart, seed)
             self._queues[index] = FragmentQueue()
 
     @locked
     def resume(self, tree: Mapping[str, Any]) -> int:
-        tree = split_state(tree, len(self._workers), self._each)
+        tree = split_state(tree, len(self.workers), self._each)
         self._past_counters, self._unrolls = WorkerCounters.of(tree["gone"]), tree["pieces"]
         # States of another layout do not have it.
-        self._workers.stand_in(tree.get("replaced", [0] * len(self._workers)))
+        self.workers.stand_in(tree.get("replaced", [0] * len(self.workers)))
         lost = 0
-        self._workers.present()
+        self.workers.present()
         for index, state in enumerate(tree["workers"]):
             lost += int(self._call(index, RolloutWorker.resume, state) or 0)
             # A new queue: workers that were lost before this answer do not count.
             queue = self._queues[index] = FragmentQueue()
             queue.counters = WorkerCounters.of(state)
             queue.running = queue.counters.running
-            if index in self._workers.absent:
+            if index in self.workers.absent:
                 # It resumes nothing and must sample other numbers.
                 lost += queue.running
                 queue.lose()
-                self._workers.replaced[index] += 1
+                self.workers.replaced[index] += 1
         return lost
 
     def stop(self) -> None:
-        self._workers.stop()
+        self.workers.stop()
 
     def discard_prefetched(self) -> None:
         """Re-create workers that have begun to sample with outdated policies."""
         if self._begun:
             self._begun = False
-            for index in range(len(self._workers)):
-                self._workers.renew(index)
+            for index in range(len(self.workers)):
+                self.workers.renew(index)
                 self._queues[index] = FragmentQueue()
 
     def _follow_again(self) -> None:
@@ -482,7 +468,7 @@ class RemoteRollouts:
             self._metrics.absorb(fragment.metrics)
             self.timers.add(fragment.timers)
             self._policy_sync.merge_filters(fragment.filters)
-            self._workers.warn(fragment.warnings)
+            self.workers.warn(fragment.warnings)
             for batch in fragment.batch.policy_batches.values():
                 batch.segments.env_id = batch.segments.env_id + index * self._each
         batches = [fragment.batch for fragment in fragments.values()]
@@ -521,9 +507,9 @@ class WorkerGroupFactory:
         self._config = config
         self._engine: Engine | None = None
         self._seats: list[RemoteActor] = []
-        self._workers: RemoteRollouts | None = None
+        self._rollouts: RemoteRollouts | None = None
         self._declared: Declared = {}
-        if config.num_workers and not config.replaces_env:
+        if config.num_workers and config.input is None:
             self._engine = make_engine(config.engine, patience=config.worker_start_timeout_s)
             self._seats = [
                 self._engine.start(import_runtime, label=f"worker {number}")
@@ -533,7 +519,7 @@ class WorkerGroupFactory:
     @property
     def pids(self) -> Sequence[int | None]:
         """Process ids of the workers; None for one that has not answered yet."""
-        return [] if self._workers is None else self._workers.pids
+        return [] if self._rollouts is None else self._rollouts.workers.pids
 
     def make_envs(self) -> tuple[Any, Adapter]:
         """Create the environments of this process.
@@ -577,7 +563,7 @@ class WorkerGroupFactory:
             self._prepare_torch(policy_set)
         if not config.num_workers:
             return LocalRollouts(config, base_env, policy_set, callbacks, seed, metrics)
-        workers = self._workers = self._new_workers(base_env, policy_set, seed, metrics)
+        workers = self._rollouts = self._new_workers(base_env, policy_set, seed, metrics)
         if config.overlap:
             # Importing torch takes a second, in which workers sample ahead.
             workers.begin()
@@ -592,18 +578,18 @@ class WorkerGroupFactory:
 
     def replaced(self) -> list[int]:
         """Return the numbers, from 1, of the workers that were replaced since the last call."""
-        if self._workers is None:
+        if self._rollouts is None:
             return []
-        return self._workers.recreated()
+        return self._rollouts.workers.take_recreated()
 
     def report(self) -> dict[str, Any]:
         """Return the entries of a result about workers."""
-        if self._workers is None:
+        if self._rollouts is None:
             return {}
-        told: dict[str, Any] = {"num_worker_restarts": self._workers.lost}
+        told: dict[str, Any] = {"num_worker_restarts": self._rollouts.workers.lost}
         if self._config.overlap:
-            ages = np.concatenate([*self._workers.staleness, np.zeros(0, np.int64)])
-            self._workers.staleness.clear()
+            ages = np.concatenate([*self._rollouts.staleness, np.zeros(0, np.int64)])
+            self._rollouts.staleness.clear()
             told["staleness"] = {
                 "mean": float(ages.mean()) if len(ages) else None,
                 "max": int(ages.max()) if len(ages) else None,

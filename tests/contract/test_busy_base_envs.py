@@ -105,6 +105,26 @@ def test_rewards_for_agents_that_wait_are_held_for_their_next_rows_and_nobody_st
     assert inner.sent == [{0: {"a": 0, "b": 0}}] * 2 + [{0: {"a": 0, "b": 0}, 1: {"a": 0, "b": 0}}]
 
 
+class Restless(Slow):
+    """One sub-environment that steps at every poll, answered or not."""
+
+    def poll(self, timeout: float | None = None) -> Any:
+        self.polls += 1
+        return {0: {"a": np.full(1, self.polls, np.float32)}}, {0: {"a": 1.0}}, {}, {}, {}, {}
+
+
+def test_six_dicts_may_show_an_agent_again_before_it_is_answered() -> None:
+    inner = Restless()
+    base_env = to_base_env(inner)
+    polls: list[Ready] = [base_env.poll() for _ in range(3)]
+    assert [ready.slots.tolist() for ready in polls] == [[0]] * 3
+    assert [ready.env_steps.tolist() for ready in polls] == [[0], [1], [2]]
+    assert [ready.rewards.tolist() for ready in polls] == [[1.0]] * 3
+    base_env.send_actions(polls[-1].slots, [1])
+    base_env.poll()
+    assert inner.sent == [{0: {"a": 1}}]
+
+
 @pytest.mark.parametrize("part", [2, 3])
 def test_flags_of_agents_alone_are_refused(part: int) -> None:
     class Agents(Slow):

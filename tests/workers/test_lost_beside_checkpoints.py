@@ -30,7 +30,7 @@ def test_a_worker_that_is_lost_while_a_checkpoint_is_taken_up_counts_what_was_sa
 
         def kill_afterwards(workers: Any, *args: Any) -> Any:
             found = method(workers, *args)
-            pid = workers.pids[1]
+            pid = getattr(workers, "workers", workers).pids[1]
             assert pid is not None
             kill(pid)
             return found
