@@ -1,4 +1,4 @@
-"""Results in Weights & Biases and in MLflow, by their packages wandb and mlflow; tags are those of TensorBoard."""
+"""Results in Weights & Biases and in MLflow, by their packages wandb and mlflow; the tags are as in TensorBoard."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ class _Service(Tracker):
     def __init__(self, name: str, videos: str | PathLike[str] | None = None) -> None:
         self._name, self._videos = name, NewVideos(videos)
         self._run: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers receive callbacks, but no run.
+        return {**vars(self), "_run": None, "_client": None}
 
     def begin(self, algorithm: Any) -> None:
         """Begin the run, unless it has begun.

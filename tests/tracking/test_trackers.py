@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from menv.algorithms import PPO
 from menv.cli.main import main
 from menv.envs.connect_four import ConnectFour
-from menv.tracking import CSV, JSONL, Run, TensorBoard
+from menv.tracking import CSV, JSONL, MLflow, Run, TensorBoard
 from menv.wrappers import RecordEpisodes
 
 SMALL = {"train_batch_size": 64, "sgd_minibatch_size": 64, "num_sgd_iter": 1}
@@ -142,6 +143,24 @@ def test_trackers_are_callbacks_of_a_config(tmp_path: Path) -> None:
     assert b"sgd_minibatch_size" in reader.PluginTagToContent("hparams")["_hparams_/session_start_info"]
     (video,) = reader.Images("videos/episode-000000")
     assert video.encoded_image_string == (tmp_path / "videos" / "episode-000000.gif").read_bytes()
+
+
+def test_a_service_follows_train_as_callbacks_and_travels_to_workers_without_its_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = Client("mlflow")
+    monkeypatch.setitem(sys.modules, "mlflow", client)
+    tracker = MLflow("games")
+    with PPO(env="tictactoe", config={**SMALL, "callbacks": [tracker]}) as algo:
+        algo.train()
+    assert [name for name, _, _ in client.calls] == [
+        "set_experiment",
+        "start_run",
+        "log_params",
+        "log_metrics",
+    ]
+    # A module is no part of a pickle.
+    assert isinstance(pickle.loads(pickle.dumps(tracker)), MLflow)
 
 
 @pytest.mark.parametrize(("option", "package"), [("--wandb", "wandb"), ("--mlflow", "mlflow")])
