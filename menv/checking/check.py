@@ -6,7 +6,6 @@ Errors of the environment become findings.
 
 from __future__ import annotations
 
-import inspect
 import multiprocessing
 import os
 import statistics
@@ -26,7 +25,7 @@ from menv.base_env import BaseEnv
 from menv.checking.agent_runners import BaseEnvRunner, MultiAgentRunner
 from menv.checking.codes import Broken, Finding, FindingCollector, checked_codes
 from menv.checking.play import ActionFn, Actor, SeedProbe, play_at_length
-from menv.checking.runners import EnvRunner, GymRunner, GymVectorRunner, VectorRunner, describe
+from menv.checking.runners import EnvRunner, GymRunner, GymVectorRunner, VectorRunner, describe, parameters_of
 from menv.checking.values import same
 from menv.env_context import EnvContext
 from menv.errors import ConfigError, EnvCrashError, UnknownNameError
@@ -141,11 +140,8 @@ def _looks_old(env: Any) -> bool:
     """Return whether an object speaks the gym API from before 0.26: its reset takes no seed."""
     if not all(hasattr(env, name) for name in ("reset", "step", "observation_space", "action_space")):
         return False
-    try:
-        parameters = inspect.signature(env.reset).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    return not any(one.name == "seed" or one.kind is one.VAR_KEYWORD for one in parameters)
+    parameters = parameters_of(env.reset)
+    return parameters is not None and "seed" not in parameters
 
 
 _CLOSE_TIMEOUT = 2.0

@@ -196,14 +196,9 @@ class EnvRunner(abc.ABC):
         return self.broken(code, f"{method} raised {describe(error)}")
 
     def check_signature(self, reset: Any) -> None:
-        try:
-            parameters = inspect.signature(reset).parameters
-        except (TypeError, ValueError):  # some built-in callables do not tell
-            return
-        if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-            return
-        missing = [name for name in ("seed", "options") if name not in parameters]
-        if missing:
+        parameters = parameters_of(reset)
+        missing = [name for name in ("seed", "options") if parameters is not None and name not in parameters]
+        if parameters is not None and missing:
             self.takes_seed = False
             message = f"reset({', '.join(parameters)}) takes no {' and no '.join(missing)}"
             self.collector.add("ME010", message)
@@ -230,6 +225,16 @@ class EnvRunner(abc.ABC):
         return [
             check_flag(self.report, f"{who}{name}", flag) for name, flag in zip(names, flags, strict=True)
         ]
+
+
+def parameters_of(reset: Any) -> list[str] | None:
+    """Return the parameters of a method, None if it takes any keyword or, as some built-in callables, does not tell."""
+    try:
+        parameters = inspect.signature(reset).parameters
+    except (TypeError, ValueError):
+        return None
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    return None if takes_any else list(parameters)
 
 
 def describe(error: BaseException) -> str:

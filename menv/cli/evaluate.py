@@ -53,7 +53,7 @@ def _recorded(env: Any, folder: str, context: EnvContext) -> Any:
 
 
 def _recording(args: argparse.Namespace, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    env = args.env or config.get("env") or env_of_run(args, args.folder)[0]
+    env = args.env or config.get("env") or env_of_run(args, args.folder)
     settings = {"render_mode": "rgb_array"} if isinstance(env, str) and is_ready_made(env) else {}
     return {"evaluation_config": {"env": partial(_recorded, env, args.record), "env_config": settings}}
 

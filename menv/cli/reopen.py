@@ -82,14 +82,12 @@ def reopened(
         raise ConfigError(_advice(args, error.missing, [])) from None
 
 
-def env_of_run(args: argparse.Namespace, run: str, env: Any = None) -> tuple[Any, dict[str, Any]]:
-    """Return the environment of a run, or `env` if it is given, and its `env_config`; see `reopened`."""
+def env_of_run(args: argparse.Namespace, run: str) -> Any:
+    """Return the environment of a run; see `reopened`."""
 
-    def load() -> tuple[Any, dict[str, Any]]:
+    def load() -> Any:
         stored = read_manifest(find_checkpoint(run)).get("config")
-        own = stored if isinstance(stored, Mapping) else {}
-        found = stored_setting(own, "env") if env is None else env
-        return found, stored_setting(own, "env_config") or {}
+        return stored_setting(stored if isinstance(stored, Mapping) else {}, "env")
 
     return reopened(args, run, load)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from menv.base_env import ALL, AgentId
 from menv.errors import ContractError
 from menv.multi_agent_env import AgentDict, StepDicts
-from menv.spaces import how_many
+from menv.spaces import how_many, returned
 from menv.wrappers.pettingzoo_base import (
     MASK,
     PettingZooBase,
@@ -270,16 +270,13 @@ class ParallelPettingZooEnv(PettingZooBase):
         Raises:
             ContractError: The game takes no seed or no options, or is of an older PettingZoo.
         """
-        result = self._reset_env(seed, options)
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise ContractError(
-                f"ParallelPettingZooEnv.reset: {self._game} returned {how_many(result)}, expected (obs, infos); return "
-                "both, as PettingZoo 1.24 and later do"
-            )
+        given, infos = returned(
+            self._reset_env(seed, options), 2, f"ParallelPettingZooEnv.reset: {self._game}", "(obs, infos)",
+            "return both, as PettingZoo 1.24 and later do",
+        )  # fmt: skip
         self._running = True
         self._ended.clear()
         self.agents = list(self.env.agents)
-        given, infos = result
         self._check_infos("reset", infos)
         self._find_masks(infos.values())
         obs = {agent: given[agent] for agent in self.agents if agent in given}

@@ -219,7 +219,7 @@ def test_infos_of_a_game_of_turns_that_are_no_dicts_are_named() -> None:
 def test_games_of_an_older_pettingzoo_are_named() -> None:
     with pytest.raises(ContractError) as error:
         ParallelPettingZooEnv(Old(PLAN)).reset()
-    assert "together returned a single dict, expected (obs, infos)" in line(error)
+    assert "together: returned a single dict, expected (obs, infos)" in line(error)
     game = Old(PLAN)
     game.old_reset = False
     env = ParallelPettingZooEnv(game)
