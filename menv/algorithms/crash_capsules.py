@@ -189,6 +189,11 @@ class CrashCapsules:
 
     def _written(self, record: Mapping[str, Any]) -> str:
         """Write a capsule; return the end of a message, "" if it cannot be written."""
+        path = self.write(record)
+        return f"; replay it with: menv replay {path}" if path else ""
+
+    def write(self, record: Mapping[str, Any]) -> Path | None:
+        """Write a capsule; return its path, None if it cannot be written."""
         with suppress(OSError, ConfigError):
             if self.folder is None:
                 self.folder = Path(tempfile.mkdtemp(prefix="menv-crashes-"))
@@ -196,8 +201,8 @@ class CrashCapsules:
             number = 1 + max((int(one.stem) for one in self.folder.glob("[0-9]*.json")), default=0)
             path = self.folder / f"{number:03d}.json"
             path.write_bytes(self._content(record))
-            return f"; replay it with: menv replay {path}"
-        return ""
+            return path
+        return None
 
     def _content(self, record: Mapping[str, Any]) -> bytes:
         config = self._config

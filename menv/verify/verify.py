@@ -55,6 +55,7 @@ class Task:
     Attributes:
         env: What the registry creates environments from.
         settings: The config as the caller passed it.
+        config: All settings.
         env_steps: Env steps of each sub-environment.
         kind: `SINGLE`, `MULTI` or `WHOLE`.
     """
@@ -67,7 +68,7 @@ class Task:
         self.settings = dict(settings or {})
         self.seed = seed
         config = read_config(PPOConfig, self.settings, env)
-        self._config = _acting_by_onnx(replace(config, seed=seed))
+        self.config = _acting_by_onnx(replace(config, seed=seed))
         first = self.make_env(0)
         base_env = to_local_base_env(first)
         try:
@@ -94,7 +95,7 @@ class Task:
 
     def context(self, index: int, worker_index: int = 0, num_workers: int = 0) -> EnvContext:
         """Return the context that sub-environment number `index` of a worker is created with."""
-        config = dict(self._config.env_config)
+        config = dict(self.config.env_config)
         return EnvContext(config, worker_index=worker_index, vector_index=index, num_workers=num_workers)
 
     def sampler(self, base_env: Adapter, first_index: int) -> Sampler:
@@ -102,13 +103,13 @@ class Task:
         limit = FragmentLimit(self.env_steps, lockstep=base_env.lockstep)
         sampler = Sampler(
             base_env, self._policy_map, [group.clone() for group in self._groups], limit, seed=self.seed,
-            first_index=first_index, observation_fn=self._config.multiagent.observation_fn,
+            first_index=first_index, observation_fn=self.config.multiagent.observation_fn,
         )  # fmt: skip
-        sampler.explore = self._config.explore
+        sampler.explore = self.config.explore
         return sampler
 
     def _policies(self, first: Any, base_env: Adapter) -> tuple[PolicyMap, list[PolicyGroup]]:
-        config, multi = self._config, self._config.multiagent
+        config, multi = self.config, self.config.multiagent
         declares, reshaped = base_env if base_env.lockstep else first, multi.observation_fn is not None
         observations = AgentSpaces(declares, "observation", config.observation_space, reshaped=reshaped)
         actions = AgentSpaces(declares, "action", config.action_space)

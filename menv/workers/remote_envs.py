@@ -187,6 +187,11 @@ class RemoteEnvs(Adapter):
             self._engine.stop()
 
     @property
+    def pids(self) -> list[int | None]:
+        """Process ids of the servers; None for one that has not answered yet."""
+        return [server.actor.pid for server in self._servers]
+
+    @property
     def replayable(self) -> RemoteEnvs | None:
         return self
 

@@ -56,6 +56,7 @@ CONFINED = {
     "ray": {"workers", "tune"},
     "pettingzoo": {"wrappers"},
     "pygame": {"wrappers", "envs"},
+    "psutil": {"verify"},
     "pyspiel": {"wrappers"},
     "vmas": {"wrappers"},
     "websockets": {"serving"},

@@ -1,0 +1,49 @@
+"""`menv soak ENV`: runs an environment for minutes and reports what grows.
+
+The exit status is 1 if memory, files, threads or processes grow, or a fault ended the soak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+
+from menv.cli.arguments import Parser, count, json_settings, parsed, print_text, seed, take_imports
+from menv.verify.soak import soak
+
+
+def main(arguments: Sequence[str], program: str) -> int:
+    """Soak the environment of the arguments and return the exit status."""
+    parser = Parser(prog=program, description="Run an environment for minutes and report what grows.")
+    parser.add_argument("env", metavar="ENV", help="a built-in name, a gymnasium id, or package.module:Class")
+    parser.add_argument(
+        "--config", type=json_settings, default={}, help="settings of an algorithm as a JSON object"
+    )
+    parser.add_argument("--minutes", type=_minutes, default=10.0, help="how long (%(default)s)")
+    parser.add_argument("--envs", type=count, default=2, help="environments in each process (%(default)s)")
+    parser.add_argument(
+        "--workers", type=seed, default=0, metavar="N",
+        help="processes with more environments; one is killed 12 times (%(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=seed, default=0, help="seed of resets and actions (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the report as a JSON object")
+    take_imports(parser)
+    args = parsed(parser, arguments)
+    report = soak(
+        args.env, args.config, seconds=60 * args.minutes, num_envs=args.envs, workers=args.workers, seed=args.seed,
+        modules=args.modules,
+    )  # fmt: skip
+    print_text(json.dumps(dataclasses.asdict(report)) if args.json else str(report), program)
+    return int(not report.passed)
+
+
+def _minutes(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes <= 10_000:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a number of minutes above 0")
+    return minutes
