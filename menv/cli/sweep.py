@@ -33,7 +33,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from menv import algorithms
 from menv.algorithms.config.setting import Settings, known_values, setting, table
@@ -321,14 +321,14 @@ class Sweep:
             place = ["--run-dir", str(folder)]
         return [
             sys.executable, "-m", "menv.cli", "train", self.file.env, "--run", self.file.run, *options, *place,
-            "--config", json.dumps(self.settings(trial.params)), "--stop", json.dumps(dict(self.file.stop)),
+            "--config", json.dumps(self._settings(trial.params)), "--stop", json.dumps(dict(self.file.stop)),
             "--seed", str(seed), "--json", *self._imports,
         ]  # fmt: skip
 
     def _follow(self, trial: optuna.Trial, seed: int, process: subprocess.Popen[str]) -> Exception | None:
         """Report the results of a run to the pruner; end the run and return why if it is not worth continuing."""
         steps = self.study.trials[trial.number].intermediate_values
-        reported, rule = max(steps, default=0), None
+        reported = max(steps, default=0)
         verdict: Exception | None = None
         for line in process.stdout or ():
             result: Any = None
@@ -339,7 +339,8 @@ class Sweep:
                 continue
             value, iteration = dict(scalars(result)).get(self.file.metric), result["training_iteration"]
             if value is None:
-                rule = rule or self._rule(trial, seed)
+                config = Run(self._run_folder(trial.number, seed)).config["config"]
+                rule = StopRule({self.file.metric: math.inf}, bool(config.get("evaluation_interval")))
                 if wrong := rule.impossible(result):
                     verdict = TrialFailedError(wrong.replace("stop ", "metric ", 1), is_setting=True)
             else:
@@ -351,15 +352,10 @@ class Sweep:
                 process.terminate()
         return verdict
 
-    def _rule(self, trial: optuna.Trial, seed: int) -> StopRule:
-        config = Run(self._run_folder(trial.number, seed)).config["config"]
-        return StopRule({self.file.metric: math.inf}, config.get("evaluation_interval") is not None)
-
     def _run_folder(self, number: int, seed: int) -> Path:
         return self.folder / f"trial-{number:03d}-seed-{seed}"
 
-    def settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings of a trial with these parameters of Optuna."""
+    def _settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
         own = [_nested(one.path, one.value(params[name])) for name, one in self.space.items()]
         return reduce(merge, own, dict(self.file.config))
 
@@ -382,13 +378,12 @@ class Sweep:
         for best in self.ranking()[:1]:
             lines = [
                 f"# {self.file.metric} {best.value:.6g}, trial {best.number}",
-                f"# {self.train_command()}",
+                f"# {self._train_command()}",
             ]
-            lines += _toml_lines(self.settings(best.params))
+            lines += _toml_lines(self._settings(best.params))
             (self.folder / "best.toml").write_text("\n".join(lines) + "\n", "utf-8")
 
-    def train_command(self) -> str:
-        """Return the command that trains with the best settings."""
+    def _train_command(self) -> str:
         stop = [word for key, bound in self.file.stop.items() for word in ("--stop", f"{key}={bound}")]
         run = ["menv", "train", self.file.env, "--run", self.file.run, *self._options, *self._imports]
         return shlex.join([*run, "--config", str(self.folder / "best.toml"), *stop])
@@ -413,7 +408,7 @@ class Sweep:
         if not ranking:
             return lines
         lines += ["best:", *(f"  {self._line(trial)}" for trial in ranking[:3])]
-        lines += [f"curves: {self.folder / 'report.html'}", f"train: {self.train_command()}"]
+        lines += [f"curves: {self.folder / 'report.html'}", f"train: {self._train_command()}"]
         return lines
 
 
@@ -488,17 +483,15 @@ def _dimensions(space: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterato
 
 def _distribution(kind: str, **entry: Any) -> optuna.distributions.BaseDistribution:
     values = entry.pop(kind)
-    numbers: Any = {"choice": object, "float": (int, float), "int": int}[kind]
-    if not isinstance(values, list) or not all(isinstance(value, numbers) for value in values):
+    allowed: Any = {"choice": object, "float": (int, float), "int": int}[kind]
+    if not isinstance(values, list) or not all(isinstance(value, allowed) for value in values):
         raise ValueError(f"{kind} = {values!r:.60}")
     if kind == "choice":
         return optuna.distributions.CategoricalDistribution([json.dumps(value) for value in values], **entry)
+    distributions = optuna.distributions
+    made: Any = distributions.FloatDistribution if kind == "float" else distributions.IntDistribution
     low, high = values
-    kinds: dict[str, Any] = {
-        "float": optuna.distributions.FloatDistribution, "int": optuna.distributions.IntDistribution
-    }  # fmt: skip
-    made: optuna.distributions.BaseDistribution = kinds[kind](low, high, **entry)
-    return made
+    return cast(distributions.BaseDistribution, made(low, high, **entry))
 
 
 def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
@@ -508,18 +501,14 @@ def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
 
 
 def _pruner(file: SweepFile) -> optuna.pruners.BasePruner:
-    kinds: dict[str, Any] = {
-        "none": optuna.pruners.NopPruner, "median": optuna.pruners.MedianPruner,
-        "hyperband": optuna.pruners.HyperbandPruner,
-    }  # fmt: skip
+    name = {"none": "NopPruner", "median": "MedianPruner", "hyperband": "HyperbandPruner"}[file.pruner]
     try:
-        made: optuna.pruners.BasePruner = kinds[file.pruner](**file.pruner_options)
+        return cast(optuna.pruners.BasePruner, getattr(optuna.pruners, name)(**file.pruner_options))
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"sweep: pruner_options of {file.pruner!r}: {str(error).rstrip('.')}, expected arguments of Optuna's "
-            f"{kinds[file.pruner].__name__}; see its documentation"
+            f"{name}; see its documentation"
         ) from None
-    return made
 
 
 def _toml_lines(settings: Mapping[str, Any]) -> list[str]:

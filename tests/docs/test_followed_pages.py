@@ -35,7 +35,10 @@ PAGES = [
 ]
 """Those with Node.js are followed in tests/node."""
 
-SHORTER = {"how_to/clusters": {'"engine": "ray"': '"engine": "process"'}}
+SHORTER = {
+    "how_to/clusters": {'"engine": "ray"': '"engine": "process"'},
+    "how_to/sweeps": {"seeds = 2": "seeds = 1"},
+}
 
 
 @pytest.mark.slow_unless("*/parameter_sharing")
