@@ -85,7 +85,7 @@ class Responder:
         self.send(error_reply(error, seq))
 
     def nothing(self) -> None:
-        """Answer a request that has no answer, if the transport needs one."""
+        """Reply to a request that has no answer, if the transport needs a reply."""
         if self.always:
             self.send(Ok())
 
@@ -100,7 +100,6 @@ class OpenEpisode:
     """An episode whose actions the client requests one by one.
 
     Attributes:
-        broker_id: Its id at the broker.
         seq: Number of the last message, -1 before the first.
         answer: The answer to the last message, None while it waits.
         last_type: Type of the last message that was no GET_ACTION.
@@ -121,12 +120,9 @@ class ChunkProgress:
     """An episode whose actions the client chooses itself and sends in trajectory chunks.
 
     Attributes:
-        broker_id: Its id at the broker.
         t: Steps taken so far, by agent.
         ends: Steps taken at the latest end of each agent.
         last_obs: The observation with which the next chunk begins, if the episode has no id.
-        over: Whether its last chunk was taken.
-        policies: The policy of each agent, if the client has asked.
     """
 
     broker_id: str
@@ -143,17 +139,10 @@ class ClientState:
     Attributes:
         backlog: Bytes of its episodes that wait for the sampler.
         token: Identifies the client when it reconnects.
-        name: For reports.
-        extended: Whether it requested the extension.
-        episodes: Its open episodes, by its own ids.
-        finished: Episodes that ended lately.
         chunks: Episodes that it sends in chunks, by its own ids, including those that ended lately.
         num_chunks_ended: Number of ended episodes in `chunks`; counting them for each episode is too slow.
-        unnamed: Open episodes in chunks that have no id.
         weights_seq_no: The weights that it received last.
         only_policy: The only policy when it connected, with which it acts without asking.
-        connected: Number of its connections.
-        lost_at: Time when it lost the last one.
     """
 
     def __init__(self, backlog: ByteBudget) -> None:
@@ -312,7 +301,6 @@ Decision: TypeAlias = (
 Or a callable that answers another message in the event loop.
 """
 Decided: TypeAlias = Callable[[Decision], None]
-"""Takes decisions; called in the sampler's thread."""
 Refused: TypeAlias = Callable[[BadMessageError | CallOrderError, Responder, int | None], None]
 """Answers a refused message: the error, its responder, and the message's number."""
 
@@ -321,10 +309,8 @@ class ActionRequest(Struct, eq=False):
     """One GET_ACTION on its way to the sampler, which calls it with the actions or an error.
 
     Attributes:
-        size: Bytes of the observation.
         paid: The reward, infos and ended agents that came with it.
         seq_before: The episode's `seq` before this message, restored if it is refused.
-        answer_before: The episode's `answer` before this message.
         since: When it was received, in seconds of `time.monotonic`.
     """
 

@@ -55,17 +55,10 @@ _NOTHING = Raw(b"\xc0")
 
 
 class Parsed(NamedTuple):
-    """What the process returns.
+    """What the process returns: a message whose fields are in msgpack, with packed arrays, and its episodes."""
 
-    Attributes:
-        message: The message in msgpack, with packed arrays; without episodes.
-        episodes: Its episodes, see `in_pieces`; None if the message has none.
-        refusal: Code, text and sequence number of a `BadMessageError` instead.
-    """
-
-    message: bytes = b""
+    request: Request
     episodes: list[WireEpisode] | None = None
-    refusal: tuple[str, str, int | None] | None = None
 
 
 class BodyParser:
@@ -78,35 +71,36 @@ class BodyParser:
         self._spaces_of = agent_spaces(ioctx)
 
     def parse(self, body: bytes) -> Parsed:
-        """Return what a body holds, or why it is refused."""
+        """Return what a body holds, or raise `BadMessageError`."""
         try:
             return self._read(body)
-        except BadMessageError as error:
-            refusal = error
         except MemoryError:
-            refusal = BadMessageError(
+            raise BadMessageError(
                 ErrorCode.TOO_LARGE,
                 "message: reading it takes more memory than there is for one; send less at once",
-            )
-        return Parsed(refusal=(str(refusal.code), refusal.text, refusal.seq))
+            ) from None
 
     def _read(self, body: bytes) -> Parsed:
         request, wire_format = decode(body, self._limits.max_depth)
         if isinstance(request, Episodes):
             return self._episodes(request, wire_format)
+        large: dict[str, Raw] = {}
         try:
-            rest, message = self._message(request, wire_format)
+            if isinstance(request, EpisodeMessage):
+                large, small = self._parse_step(request, wire_format)
+                request = msgspec.structs.replace(request, **small)
+            bounded = msgspec.structs.replace(request, **dict.fromkeys(large, _NOTHING))
+            rest = len(encode(bounded, WireFormat.MSGPACK))
+            if rest > self._limits.inline_body:
+                raise BadMessageError(
+                    ErrorCode.TOO_LARGE,
+                    f"{_tag(request)}: {rest} bytes next to observations and actions, expected at most "
+                    f"{self._limits.inline_body} (Limits.inline_body); send less",
+                )
         except BadMessageError as error:
             error.seq = getattr(request, "seq", None)
             raise
-        if rest > self._limits.inline_body:
-            raise BadMessageError(
-                ErrorCode.TOO_LARGE,
-                f"{_tag(request)}: {rest} bytes next to observations and actions, expected at most "
-                f"{self._limits.inline_body} (Limits.inline_body); send less",
-                getattr(request, "seq", None),
-            )
-        return Parsed(message)
+        return Parsed(msgspec.structs.replace(request, **large))
 
     def _episodes(self, request: Episodes, wire_format: WireFormat) -> Parsed:
         name = _tag(request)
@@ -114,18 +108,7 @@ class BodyParser:
             in_pieces(read_episode(raw, self._spaces_of, wire_format, f"{name}.episodes[{index}]"))
             for index, raw in enumerate(request.episodes)
         ]
-        head = encode(msgspec.structs.replace(request, episodes=[]), WireFormat.MSGPACK)
-        return Parsed(head, episodes)
-
-    def _message(self, request: Request, wire_format: WireFormat) -> tuple[int, bytes]:
-        """Return a message in msgpack, and the size of everything in it that no space bounds."""
-        large: dict[str, Raw] = {}
-        if isinstance(request, EpisodeMessage):
-            large, small = self._parse_step(request, wire_format)
-            request = msgspec.structs.replace(request, **small)
-        rest = msgspec.structs.replace(request, **dict.fromkeys(large, _NOTHING))
-        size = len(encode(rest, WireFormat.MSGPACK))
-        return size, encode(msgspec.structs.replace(request, **large), WireFormat.MSGPACK)
+        return Parsed(msgspec.structs.replace(request, episodes=[]), episodes)
 
     def _parse_step(
         self, request: EpisodeMessage, wire_format: WireFormat
@@ -262,9 +245,7 @@ class BodyParserPool:
         if parsed is None:
             request, wire_format = decode(body, max_depth)
             return request, None, wire_format
-        if parsed.refusal is not None:
-            raise BadMessageError(*parsed.refusal)
-        return decode(parsed.message, max_depth)[0], parsed.episodes, WireFormat.MSGPACK
+        return *parsed, WireFormat.MSGPACK
 
     def stop(self) -> None:
         """End the process; from any thread but the serving one, and more than once."""
@@ -303,9 +284,12 @@ class BodyParserPool:
                 ) from None
             except BrokenProcessPool:
                 self._discard("ended")
-            else:
+                continue
+            except BadMessageError:
                 self.parsed += 1
-                return parsed
+                raise
+            self.parsed += 1
+            return parsed
         raise BadMessageError(ErrorCode.INTERNAL, _NO_ANSWER)
 
     async def _ready(self) -> ProcessPoolExecutor | None:
