@@ -82,7 +82,7 @@ class RefusedError(MenvError):
     """A server refused a client's message; the error message is the server's.
 
     Attributes:
-        code: The kind of problem: one of `menv.serving.codec.ErrorCode`, or one of a newer server.
+        code: The kind of problem: one of `menv.serving.protocol.ErrorCode`, or one of a newer server.
     """
 
     def __init__(self, message: str, code: str) -> None:

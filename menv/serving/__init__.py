@@ -3,7 +3,7 @@
 Clients run the environment: they request actions, or run a policy themselves and send episodes. `PolicyServerInput` in
 `policy_server` is the server side, `client` the other. Begin to read with `policy_server` (the server and its
 environments), `session` (the messages of one connection) and `protocol` (the messages themselves). `transports` carry
-bodies; `codec`, `value_readers` and `episodes` decode them and check every value against the spaces. The protocol is
+bodies; `protocol`, `value_readers` and `episodes` decode them and check every value against the spaces. The protocol is
 described in docs/reference/rllink.md.
 """
 

@@ -29,23 +29,27 @@ from menv.base_env import ALL, SINGLE_AGENT
 from menv.env_context import InputContext
 from menv.errors import CallOrderError, EpisodeError
 from menv.serving import value_readers
-from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, is_plain, listed
 from menv.serving.limits import Limits
 from menv.serving.protocol import (
     Action,
     Answer,
+    BadMessageError,
     EndEpisode,
     EpisodeMessage,
     EpisodeStarted,
     Error,
+    ErrorCode,
     GetAction,
     LogAction,
     LogReturns,
     Ok,
     Ping,
     StartEpisode,
+    WireFormat,
     encoder,
     error_reply,
+    is_plain,
+    listed,
 )
 from menv.serving.transports.transport import Reply
 from menv.serving.value_readers import Column, StepColumns

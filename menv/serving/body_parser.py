@@ -27,19 +27,24 @@ from msgspec import Raw
 from menv.base_env import SINGLE_AGENT
 from menv.env_context import InputContext
 from menv.errors import ConfigError
-from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, explained, fields, to_raw
 from menv.serving.episodes import WireEpisode, in_pieces, read_episode
 from menv.serving.limits import Limits
 from menv.serving.protocol import (
+    BadMessageError,
     EndEpisode,
     EpisodeMessage,
     Episodes,
+    ErrorCode,
     LogAction,
     LogReturns,
     Message,
     Request,
+    WireFormat,
     decode,
     encode,
+    explained,
+    fields,
+    to_raw,
 )
 from menv.serving.value_readers import StepColumns, agent_spaces, context_from_json, context_to_json, reward
 

@@ -28,12 +28,15 @@ from menv.base_env import SINGLE_AGENT, AgentId, ExternalSteps, ExternalTrajecto
 from menv.env_context import InputContext
 from menv.errors import EpisodeError
 from menv.serving.action_requests import ChunkProgress, ClientState
-from menv.serving.codec import (
+from menv.serving.limits import Limits
+from menv.serving.protocol import (
     Array,
     BadMessageError,
-    BadValueError,
+    Count,
     Data,
+    Episodes,
     ErrorCode,
+    Id,
     PackedArray,
     TypedDecoder,
     WireFormat,
@@ -41,18 +44,17 @@ from menv.serving.codec import (
     is_nil,
     is_plain,
     to_raw,
-    unpacked,
 )
-from menv.serving.limits import Limits
-from menv.serving.protocol import Count, Episodes, Id
 from menv.serving.value_readers import (
     LARGEST_REWARD,
+    BadValueError,
     Column,
     ElementReader,
     Space,
     agent_spaces,
     reader_of,
     reward,
+    unpacked,
 )
 from menv.spaces import leaves
 

@@ -25,9 +25,9 @@ from menv.external_env import stopped
 from menv.inference.network_policy import NetworkPolicy
 from menv.policy import Policy
 from menv.serialization import space_to_json
-from menv.serving.codec import BadMessageError, ErrorCode
 from menv.serving.interrupts import Interrupts
 from menv.serving.limits import Limits
+from menv.serving.protocol import BadMessageError, ErrorCode
 from menv.serving.session import STILL_PLAYING_S, SamplerTaskQueue, ServerSessions
 from menv.serving.transports.access import Access
 from menv.serving.transports.server import Server

@@ -1,10 +1,9 @@
 """The sessions of a server: one for each connection, whatever transport carries it.
 
-A transport hands bodies to `Session.received` in the server's event loop. `MessageReader` decodes them one after the
-other: short ones at once, requests for actions in batches, large ones in the body parser process. `Session` checks
-which message is allowed when, and passes episodes on to `ActionRequestHandler` and `EpisodeIngest`. `ServerSessions`
-keeps the state of clients that may reconnect, and sends them the sampler's decisions. Everything but `send_decisions`
-runs in the event loop, in whichever thread that runs.
+A transport hands bodies to `Session.received`. `MessageReader` decodes them one after the other: short ones at once,
+requests for actions in batches, large ones in the body parser process. `Session` checks which message is allowed when.
+`ServerSessions` keeps the state of clients that may reconnect, and sends them the sampler's decisions. Everything but
+`send_decisions` runs in the event loop.
 """
 
 from __future__ import annotations
@@ -38,17 +37,18 @@ from menv.serving.action_requests import (
     close_after,
 )
 from menv.serving.body_parser import BodyParserPool
-from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, wire_format_of
 from menv.serving.episodes import EpisodeIngest, WireEpisode
 from menv.serving.limits import Limits
 from menv.serving.protocol import (
     EXTENSION,
     Action,
     Answer,
+    BadMessageError,
     EpisodeMessage,
     Episodes,
     EpisodesAndGetState,
     Error,
+    ErrorCode,
     GetAction,
     GetConfig,
     GetPolicies,
@@ -60,8 +60,10 @@ from menv.serving.protocol import (
     SetConfig,
     SetState,
     StartEpisode,
+    WireFormat,
     decode,
     encode,
+    wire_format_of,
 )
 from menv.serving.transports.access import Access
 from menv.serving.transports.server import CooperativeScheduler
@@ -199,8 +201,7 @@ def _wire_format_of(body: bytes) -> WireFormat:
         return WireFormat.JSON
 
 
-STILL_PLAYING_S = 5.0
-"""A client counts as playing for this many seconds after its last EPISODES."""
+STILL_PLAYING_S = 5.0  # after the last EPISODES
 _MAX_PENDING = 64
 
 
@@ -457,9 +458,7 @@ _HANDLERS: dict[type[Request], Callable[[Session, Any, Responder], None]] = {
 
 _log = logging.getLogger("menv.serving")
 
-_NUMPY = (np.generic, np.ndarray)
-_MAX_AWAY = 1_000
-"""Most clients without a connection that are remembered; beyond that, the one that left first is forgotten."""
+_MAX_AWAY = 1_000  # clients without a connection
 
 
 class ServerSessions:
@@ -469,7 +468,6 @@ class ServerSessions:
         config: Fields of SET_CONFIG, complete once there is an algorithm.
         retired: Policies that were removed, which some clients may still have.
         states: Clients by token.
-        connected: Sessions with a connection.
     """
 
     def __init__(
@@ -617,7 +615,9 @@ class ServerSessions:
             # All are integers then.
             return decided  # type: ignore[no-any-return]
         # An encoder hook for numpy types is much slower.
-        return [action.tolist() if isinstance(action, _NUMPY) else action for action in decided]
+        return [
+            action.tolist() if isinstance(action, np.generic | np.ndarray) else action for action in decided
+        ]
 
     def lost(self, session: Session) -> None:
         """Handle the end of a connection; the client loses its episodes unless it may reconnect."""

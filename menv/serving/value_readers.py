@@ -28,10 +28,10 @@ from menv.connectors.obs_preprocessor import MASK_KEY
 from menv.env_context import InputContext
 from menv.errors import ConfigError
 from menv.serialization import space_from_json, space_to_json
-from menv.serving.codec import (
+from menv.serving.protocol import (
+    DTYPES,
     Array,
     BadMessageError,
-    BadValueError,
     Data,
     ErrorCode,
     PackedArray,
@@ -39,7 +39,6 @@ from menv.serving.codec import (
     WireFormat,
     fields,
     listed,
-    unpacked,
 )
 from menv.spaces import bounds, columns_of, flat_mask, leaves
 
@@ -48,6 +47,42 @@ _NAME = re.compile(r'[^"\\\x00-\x1f]*')
 Space = gym.Space[Any]
 Column = Array | list[Any]
 """R elements: an array [R, *shape] of numbers, or a list of strings or of elements of a composite space."""
+
+
+class BadValueError(Exception):
+    """A decoded value is invalid; the caller adds where it was.
+
+    Attributes:
+        code: The `ErrorCode`.
+        text: `<what was wrong>, expected <rule>`.
+        row: Index of the value in a column, None for a single value or all of them.
+        path: Place within the value, such as `['camera'][1]`.
+    """
+
+    def __init__(self, code: ErrorCode, text: str, row: int | None = None, path: str = "") -> None:
+        super().__init__(text)
+        self.code, self.text, self.row, self.path = code, text, row, path
+
+    def in_message(self, where: str, is_column: bool = True) -> BadMessageError:
+        """Return the error with its place; `is_column` says that several values were read."""
+        row = "" if self.row is None or not is_column else f"[{self.row}]"
+        return BadMessageError(self.code, f"{where}{row}{self.path}: {self.text}")
+
+
+def unpacked(packed: PackedArray) -> Array:
+    """Return the array, read-only and without a copy; raise `BadValueError` if dtype, shape and data do not fit."""
+    dtype = DTYPES.get(packed.dtype)
+    if dtype is None:
+        raise BadValueError(
+            ErrorCode.WRONG_TYPE, f"got another type of packed numbers, expected one of {', '.join(DTYPES)}"
+        )
+    expected = math.prod(packed.shape) * dtype.itemsize
+    if len(packed.data) != expected:
+        raise BadValueError(
+            ErrorCode.WRONG_LENGTH,
+            f"got {len(packed.data)} bytes of packed numbers, expected {expected} for their dtype and shape",
+        )
+    return np.frombuffer(packed.data, dtype).reshape(packed.shape)
 
 
 _LONGEST_TUPLE = 128

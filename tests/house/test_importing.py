@@ -46,7 +46,7 @@ def test_no_noun_imports_anything_heavy() -> None:
 
 def test_reading_what_clients_send_imports_nothing_heavy() -> None:
     """Clients do it too, and they have neither torch nor the transports of the server."""
-    names = ["codec", "episodes", "protocol", "value_readers"]
+    names = ["episodes", "protocol", "value_readers"]
     code = f"import {', '.join(f'menv.serving.{name}' for name in names)}"
     assert heavy_modules_after(code) == []
     other = python(

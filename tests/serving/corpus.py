@@ -10,9 +10,17 @@ import gymnasium as gym
 import msgspec
 import numpy as np
 
-from menv.serving.codec import ErrorCode
 from menv.serving.episodes import read_episode
-from menv.serving.protocol import EndEpisode, Episodes, GetAction, LogAction, LogReturns, Request, decode
+from menv.serving.protocol import (
+    EndEpisode,
+    Episodes,
+    ErrorCode,
+    GetAction,
+    LogAction,
+    LogReturns,
+    Request,
+    decode,
+)
 from menv.serving.value_readers import reward
 from tests.serving.spaces import action, observation
 

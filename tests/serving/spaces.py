@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from menv.serving.codec import WireFormat
+from menv.serving.protocol import WireFormat
 from menv.serving.value_readers import Column, reader_of
 
 S = gym.spaces

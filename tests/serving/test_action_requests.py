@@ -12,7 +12,7 @@ import pytest
 
 from menv.serving import action_requests, protocol, session
 from menv.serving.action_requests import read_action_requests
-from menv.serving.codec import BadMessageError, WireFormat
+from menv.serving.protocol import BadMessageError, WireFormat
 from menv.serving.transports import server
 from menv.serving.value_readers import StepColumns
 from tests.serving.doors import TCP, WEBSOCKET, Door

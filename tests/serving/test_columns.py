@@ -13,7 +13,7 @@ from msgspec import Raw
 
 from menv.errors import ConfigError
 from menv.serving import value_readers
-from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, to_raw
+from menv.serving.protocol import BadMessageError, ErrorCode, WireFormat, to_raw
 from menv.serving.value_readers import MaskCheck, reader_of, reward
 from menv.spaces import why_outside
 from tests.serving.spaces import action, column, element, numbers, observation, same, spaces

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, to_raw
 from menv.serving.episodes import WireEpisode, read_episode
+from menv.serving.protocol import BadMessageError, ErrorCode, WireFormat, to_raw
 from menv.serving.value_readers import reader_of
 from tests.serving.corpus import EPISODE, RICH, TOGETHER, one_agent, several_agents
 from tests.serving.spaces import same, spaces

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from menv.serving.codec import BadMessageError, ErrorCode
-from menv.serving.protocol import MOST_BODY_BYTES, Frames, frame
+from menv.serving.protocol import MOST_BODY_BYTES, BadMessageError, ErrorCode, Frames, frame
 
 D1_FRAMES = {
     "PING": b'00000016{"type": "PING"}',

@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from menv.serving.codec import BadMessageError
-from menv.serving.protocol import Frames, frame
+from menv.serving.protocol import BadMessageError, Frames, frame
 from tests.serving.corpus import MALFORMED, WELL_MADE, bodies, take
 
 MAX_BODY = 100_000

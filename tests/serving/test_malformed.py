@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from menv.serving.codec import BadMessageError
+from menv.serving.protocol import BadMessageError
 from tests.serving.corpus import MALFORMED, bodies, take
 
 

@@ -9,15 +9,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, to_raw
 from menv.serving.protocol import (
     Action,
     Answer,
+    BadMessageError,
     EndEpisode,
     Episodes,
     EpisodesAndGetState,
     EpisodeStarted,
     Error,
+    ErrorCode,
     GetAction,
     GetConfig,
     GetPolicies,
@@ -32,10 +33,12 @@ from menv.serving.protocol import (
     SetConfig,
     SetState,
     StartEpisode,
+    WireFormat,
     decode,
     decode_answer,
     encode,
     error_reply,
+    to_raw,
 )
 from tests.serving.corpus import EPISODE, WELL_MADE
 

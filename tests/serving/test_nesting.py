@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from menv.serving.codec import json_levels, msgpack_levels
+from menv.serving.protocol import json_levels, msgpack_levels
 from tests.house.sources import ROOT
 
 leaves = (
@@ -91,7 +91,7 @@ def test_a_program_that_raised_its_recursion_limit_is_not_ended_by_deep_nesting(
     code = f"""
 import sys, threading
 from menv.serving.protocol import decode
-from menv.serving.codec import BadMessageError
+from menv.serving.protocol import BadMessageError
 sys.setrecursionlimit(10_000_000)
 def receive():
     try:

@@ -11,11 +11,19 @@ import pytest
 from msgspec import Raw, msgpack
 
 from menv.env_context import InputContext
-from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, packed, to_raw
 from menv.serving.episodes import WireEpisode, read_episode
 from menv.serving.limits import Limits
 from menv.serving.policy_server import _max_env_steps
-from menv.serving.protocol import Episodes, GetAction, decode
+from menv.serving.protocol import (
+    BadMessageError,
+    Episodes,
+    ErrorCode,
+    GetAction,
+    WireFormat,
+    decode,
+    packed,
+    to_raw,
+)
 from tests.serving.doors import HTTP, TCP, WEBSOCKET, Door
 from tests.serving.served import obs_of, served
 from tests.serving.spaces import action, column, observation

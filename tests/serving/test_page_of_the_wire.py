@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from menv.serving.codec import ErrorCode
-from menv.serving.protocol import Answer, Request
+from menv.serving.protocol import Answer, ErrorCode, Request
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "rllink.md").read_text("utf-8")
 

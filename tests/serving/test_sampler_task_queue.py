@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from menv.errors import CallOrderError, ConfigError
-from menv.serving.codec import BadMessageError, ErrorCode
+from menv.serving.protocol import BadMessageError, ErrorCode
 from menv.serving.session import SamplerTaskQueue
 from tests.serving.talks import eventually
 

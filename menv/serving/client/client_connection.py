@@ -19,8 +19,16 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from menv.errors import ConfigError, MissingExtraError
-from menv.serving.codec import BadMessageError, ErrorCode, WireFormat
-from menv.serving.protocol import MOST_BODY_BYTES, Error, Frames, encode, frame
+from menv.serving.protocol import (
+    MOST_BODY_BYTES,
+    BadMessageError,
+    Error,
+    ErrorCode,
+    Frames,
+    WireFormat,
+    encode,
+    frame,
+)
 
 SCHEMES = ("http", "https", "tcp", "tcps", "ws", "wss")
 _ENCRYPTED = ("https", "tcps", "wss")

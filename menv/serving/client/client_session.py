@@ -30,15 +30,16 @@ from menv.errors import (
 from menv.inference.action_heads import in_a_line
 from menv.serialization import space_from_json
 from menv.serving.client.client_connection import ClientAddress, ClientConnection, TransportError, connect
-from menv.serving.codec import BadMessageError, ErrorCode, WireFormat, to_raw
 from menv.serving.protocol import (
     EXTENSION,
     Action,
     Answer,
+    BadMessageError,
     Episodes,
     EpisodesAndGetState,
     EpisodeStarted,
     Error,
+    ErrorCode,
     GetAction,
     GetConfig,
     GetPolicies,
@@ -51,8 +52,10 @@ from menv.serving.protocol import (
     SetConfig,
     SetState,
     StartEpisode,
+    WireFormat,
     decode_answer,
     encode,
+    to_raw,
 )
 
 _FIRST_PAUSE_S = 0.02

@@ -25,8 +25,7 @@ from menv.errors import ConfigError, ContractError, EpisodeError, MenvError, Ref
 from menv.inference.network_policy import ComputedAction, NetworkPolicy
 from menv.inference.policy_bundle import policy_from_bytes, unpack_weights
 from menv.serving.client.client_session import ClientSession, SessionLostError
-from menv.serving.codec import ErrorCode
-from menv.serving.protocol import Episodes, EpisodesAndGetState, GetPolicies, GetState, SetState
+from menv.serving.protocol import Episodes, EpisodesAndGetState, ErrorCode, GetPolicies, GetState, SetState
 from menv.spaces import OutsideSpaceError, leaves
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from menv.inference.network_policy import ComputedAction
 from menv.serving.client.client_session import to_wire
 from menv.serving.client.local_actor import ClientGenerator, LocalPolicy
 from menv.serving.client.policy_client import check_agent
-from menv.serving.codec import WireFormat, to_raw
+from menv.serving.protocol import WireFormat, to_raw
 from menv.spaces import OutsideSpaceError, stack
 
 if TYPE_CHECKING:

@@ -30,8 +30,7 @@ from menv.serving.client.client_session import (
     element_of,
     to_wire,
 )
-from menv.serving.codec import ErrorCode
-from menv.serving.protocol import EndEpisode, GetAction, LogAction, LogReturns, StartEpisode
+from menv.serving.protocol import EndEpisode, ErrorCode, GetAction, LogAction, LogReturns, StartEpisode
 
 if TYPE_CHECKING:
     from menv.serving.client.local_actor import LocalActor

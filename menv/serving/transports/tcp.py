@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import cast
 
-from menv.serving.codec import BadMessageError
 from menv.serving.limits import Limits
-from menv.serving.protocol import FEW, HEADER_BYTES, HEADERS, Frames, frame
+from menv.serving.protocol import FEW, HEADER_BYTES, HEADERS, BadMessageError, Frames, frame
 from menv.serving.transports.access import Access
 from menv.serving.transports.transport import (
     Arrival,
