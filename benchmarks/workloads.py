@@ -13,6 +13,7 @@ from collections.abc import Callable
 from benchmarks import floors, processes
 from benchmarks.bundles import ROWS as BUNDLES
 from benchmarks.connector_rows import ROWS as CONNECTORS
+from benchmarks.offline_rows import ROWS as OFFLINE
 from benchmarks.other_kinds import ROWS as OTHER_KINDS
 from benchmarks.policy_rows import ROWS as POLICIES
 from benchmarks.remote_rows import ROWS as REMOTE
@@ -271,6 +272,7 @@ ROWS = (
     ),
     *OTHER_KINDS,
     *REPLAY,
+    *OFFLINE,
     *POLICIES,
     *BUNDLES,
     *CONNECTORS,

@@ -32,7 +32,7 @@ import numpy.typing as npt
 from menv.base_env import AgentId, ExternalSteps
 from menv.errors import ConfigError
 from menv.serialization import space_from_json, space_to_json
-from menv.spaces import builder_of, columns_of, paths
+from menv.spaces import Build, builder_of, columns_of, parts_of, paths
 
 Space: TypeAlias = gym.Space[Any]
 Columns: TypeAlias = dict[str, Any]
@@ -367,12 +367,13 @@ class _Views:
     def __init__(self, columns: Columns, obs: list[_Part], action: list[_Part], *spaces: Space) -> None:
         self.observation_space, self.action_space = spaces
         self._obs, self._actions = ([columns[part.column] for part in parts] for parts in (obs, action))
+        self._builders = [None if parts_of(space) is None else builder_of(space) for space in spaces]
         self._rewards, self._times = columns["reward"], columns["t"]
         self._terminated, self._truncated = columns["terminated"], columns["truncated"]
 
     def steps(self, start: int, end: int, has_last: bool) -> ExternalSteps:
-        obs = elements(self.observation_space, [one[start : end + has_last] for one in self._obs])
-        actions = elements(self.action_space, [one[start:end] for one in self._actions])
+        obs = elements(self._builders[0], [one[start : end + has_last] for one in self._obs])
+        actions = elements(self._builders[1], [one[start:end] for one in self._actions])
         obs = obs if has_last else [*obs, None]
         return ExternalSteps(
             obs, actions, self._rewards[start:end], bool(self._terminated[end]),
@@ -380,12 +381,9 @@ class _Views:
         )  # fmt: skip
 
 
-def elements(space: Space, leaves: Sequence[Any]) -> Any:
-    """Return the elements whose parts are these columns: an array for a plain space, else a list."""
-    if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        return leaves[0]
-    build = builder_of(space)
-    return [build(values) for values in zip(*leaves, strict=True)]
+def elements(build: Build | None, leaves: Sequence[Any]) -> Any:
+    """Return the elements whose parts are these columns: an array, or a list of what `build` makes of the parts."""
+    return leaves[0] if build is None else list(map(build, zip(*leaves, strict=True)))
 
 
 def _check_rows(header: Header, columns: Columns, where: str) -> None:
