@@ -243,7 +243,9 @@ class Algorithm:
         """
         with self._operation_guard.call("train", whole=True):
             try:
-                with self._operation_guard.in_progress("an iteration is being trained"):
+                # Workers report faults before fragments are taken.
+                faults = self._crash_capsules.written(self._metrics.take_faults)
+                with self._operation_guard.in_progress("an iteration is being trained"), faults:
                     result = self._train_once()
             finally:
                 self._progress.enter("")

@@ -6,6 +6,7 @@ adapter that stepped it, so that errors and refusals are the same ones. `menv re
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pdb
 import re
@@ -28,6 +29,7 @@ from menv.sampling.policy_group import outside_space_error
 from menv.spaces import OutsideSpaceError, close_env, why_outside
 
 SAME, ANOTHER, NONE, STOPPED = "same fault", "another fault", "no fault, differs", "stopped"
+_LOST = "WorkerLostError"
 _NO_ACTIONS: Iterator[Any] = iter(())
 
 
@@ -98,7 +100,10 @@ def replay(
             "gymnasium.Env or MultiAgentEnv of the capsule; name it with --env"
         )
     try:
-        return _Replay(capsule, base_env, created).run(until_step, debug)
+        repeated = _Replay(capsule, base_env, created)
+        if capsule.origin[0] == _LOST and not debug:
+            return repeated.run_apart(until_step)
+        return repeated.run(until_step, debug)
     finally:
         with suppress(Exception):
             close_env(created)
@@ -123,6 +128,18 @@ class _Replay:
     @property
     def _steps(self) -> int:
         return int(self._base_env.env_steps[0]) - self._capsule.began
+
+    def run_apart(self, until_step: int | None) -> ReplayReport:
+        """Replay in a child of this process, which may end with the environment."""
+        context = multiprocessing.get_context("fork")
+        found = context.SimpleQueue()
+        child = context.Process(target=lambda: found.put(self.run(until_step, False)))
+        child.start()
+        child.join()
+        if child.exitcode:
+            return self._report(SAME, f"the process ended with exit code {child.exitcode}")
+        report: ReplayReport = found.get()
+        return report
 
     def run(self, until_step: int | None, debug: bool) -> ReplayReport:
         base_env, inner = self._base_env, getattr(self._env, "unwrapped", self._env)

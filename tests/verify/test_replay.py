@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pdb
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,8 @@ class Cliff(gym.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         self.t += 1
         if self.mode != "reset" and self.t >= self.goal and action == 1:
+            if self.mode == "exit":
+                os._exit(7)
             if self.mode == "raise":
                 raise ZeroDivisionError(f"no wheels at {self.t} before {self.goal}")
             return (np.zeros(3, np.float32), 1.0, False, False, {}) if self.mode == "obs" else None
@@ -117,6 +120,22 @@ def test_a_copy_among_others_of_the_vector_loop_is_repeated() -> None:
 def test_broken_contracts_and_resets_are_repeated(kind: str, error: type[Exception]) -> None:
     register_env("cliff", mode(kind))
     assert replay(crash(error)).verdict == SAME
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("raise", {"num_workers": 1}),
+        ("raise", {"remote_worker_envs": True}),
+        ("exit", {"remote_worker_envs": True}),
+    ],
+)
+def test_faults_in_other_processes_are_repeated(kind: str, settings: dict[str, Any]) -> None:
+    register_env("cliff", mode(kind))
+    path = crash(**settings)
+    assert replay(path).verdict == SAME
+    assert kind != "exit" or replay(path, env_config={"shift": 400}).verdict == NONE
 
 
 def test_an_episode_that_was_lost_leaves_a_capsule_in_the_run_folder(tmp_path: Path) -> None:
