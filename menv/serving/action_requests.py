@@ -280,7 +280,7 @@ def read_action_requests(bodies: Sequence[bytes], wire_format: WireFormat) -> li
             else None
             for one, body in zip(requests, bodies, strict=True)
         ]
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+    except (BadMessageError, msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
         return [None] * len(bodies)
 
 

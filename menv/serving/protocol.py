@@ -147,7 +147,6 @@ def _whole(value: Any) -> Any:
 
 
 _FIELDS = TypedDecoder(dict[str, Raw])
-_JSON_FIELDS: Callable[[bytes], dict[str, Raw]] = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 def fields(data: Data, wire_format: WireFormat, where: str) -> dict[str, Raw]:
@@ -174,8 +173,9 @@ def is_plain(body: bytes, wire_format: WireFormat, keys: int, strings: int) -> b
     """
     if wire_format is not WireFormat.JSON:
         return _entries(body) == keys
-    # Two quotes per string. A repeated or an unknown key adds two more.
-    return body.count(b'"') == 2 * (keys + strings) or not _has_more_strings(body, _JSON_FIELDS(body))
+    return body.count(b'"') == 2 * (keys + strings) or not _has_more_strings(
+        body, _FIELDS.read(body, wire_format, "message")
+    )
 
 
 def _has_more_strings(text: bytes, found: dict[str, Raw]) -> bool:

@@ -224,6 +224,7 @@ MALFORMED: dict[str, tuple[bytes, ErrorCode]] = {
     "half a pair of surrogates": (b'{"type": "START_EPISODE", "episode_id": "\\ud800x\\ud800y"}', ErrorCode.MALFORMED),
     "surrogates in UTF-8": (b'{"type": "START_EPISODE", "episode_id": "\xed\xa0\x80"}', ErrorCode.MALFORMED),
     "latin-1": (b'{"type": "START_EPISODE", "episode_id": "\xe9"}', ErrorCode.MALFORMED),
+    "an unknown key that is not UTF-8": (episode().replace(b'"obs"', b'"\xed\xa0": 1, "obs"'), ErrorCode.MALFORMED),
     "an extension of msgpack": (msgpacked(rewards=msgspec.msgpack.Ext(5, b"1234")), ErrorCode.WRONG_TYPE),
     "episodes that are none": (b'{"type": "EPISODES", "episodes": [1, null]}', ErrorCode.WRONG_TYPE),
     "episodes that are an object": (b'{"type": "EPISODES", "episodes": {}}', ErrorCode.WRONG_TYPE),
