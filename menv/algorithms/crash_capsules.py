@@ -162,7 +162,7 @@ class CrashCapsules:
 
     @contextmanager
     def written(self, take_faults: Callable[[], list[dict[str, Any]]]) -> Iterator[None]:
-        """Write the faults that happen in the block: warn of those that cost an episode, and add to errors."""
+        """Write the faults that happen in the block: warn of each that cost an episode, and add to errors."""
         try:
             yield
         except MenvError as error:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from menv.offline.minari_data import write_minari as write_minari
     from menv.offline.recording import RecordCallbacks as RecordCallbacks
     from menv.offline.recording import record as record
-    from menv.offline.replaying import Difference as Difference
+    from menv.offline.replaying import ReplayDifference as ReplayDifference
     from menv.offline.replaying import replay as replay
 
 __all__, __getattr__, __dir__ = lazy_names(__name__)

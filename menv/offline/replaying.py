@@ -20,7 +20,7 @@ from menv.workers.convert import to_base_env
 from menv.wrappers.record_episodes import RecordEpisodes
 
 
-class Difference(NamedTuple):
+class ReplayDifference(NamedTuple):
     """Where a replay differs from its recording.
 
     Attributes:
@@ -45,7 +45,7 @@ def replay(
     number: int = 0,
     env_config: Mapping[str, Any] | None = None,
     video: str | os.PathLike[str] | None = None,
-) -> list[Difference]:
+) -> list[ReplayDifference]:
     """Reset an environment with the seed of a recorded episode, send it the recorded actions, and compare.
 
     Args:
@@ -111,8 +111,8 @@ def _actions(episode: RecordedEpisode, agent: AgentId) -> Iterator[Any]:
     )
 
 
-def _differences(recorded: RecordedEpisode, replayed: RecordedEpisode) -> list[Difference]:
-    found: list[Difference] = []
+def _differences(recorded: RecordedEpisode, replayed: RecordedEpisode) -> list[ReplayDifference]:
+    found: list[ReplayDifference] = []
     for agent in dict.fromkeys(one.agent_id for one in recorded.trajectories):
         ours, theirs = (
             [one for one in episode.trajectories if one.agent_id == agent] for episode in (recorded, replayed)
@@ -124,25 +124,25 @@ def _differences(recorded: RecordedEpisode, replayed: RecordedEpisode) -> list[D
 
 def _of_trajectory(
     agent: AgentId, one: RecordedTrajectory | None, other: RecordedTrajectory | None
-) -> Iterator[Difference]:
+) -> Iterator[ReplayDifference]:
     if one is None or other is None:
         counts = [0 if each is None else len(each.steps.rewards) for each in (one, other)]
-        yield Difference(0, agent, "steps", *counts)
+        yield ReplayDifference(0, agent, "steps", *counts)
         return
     ours, theirs = one.steps, other.steps
     times = np.arange(len(ours.rewards) + 1) if ours.env_t is None else ours.env_t
     for place, (left, right) in enumerate(zip(ours.obs, theirs.obs, strict=False)):
         if not _same(left, right):
-            yield Difference(int(times[place]), agent, "obs", left, right)
+            yield ReplayDifference(int(times[place]), agent, "obs", left, right)
     for place, (left, right) in enumerate(zip(ours.rewards, theirs.rewards, strict=False)):
         if left != right:
-            yield Difference(int(times[place]), agent, "reward", float(left), float(right))
+            yield ReplayDifference(int(times[place]), agent, "reward", float(left), float(right))
     counts = [len(ours.rewards), len(theirs.rewards)]
     ends = [(steps.terminated, steps.truncated) for steps in (ours, theirs)]
     if counts[0] != counts[1]:
-        yield Difference(int(times[min(counts)]), agent, "steps", *counts)
+        yield ReplayDifference(int(times[min(counts)]), agent, "steps", *counts)
     elif ends[0] != ends[1]:
-        yield Difference(int(times[-1]), agent, "end", *ends)
+        yield ReplayDifference(int(times[-1]), agent, "end", *ends)
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -1,7 +1,7 @@
 """The crash record: what a fault's crash capsule says about its episode, so that the episode can be repeated.
 
-Nothing is recorded while episodes run. Actions of closed fragments are in `menv.sampling.episode_checkpoint`, those of
-the open fragment in the rollout buffers; they are read when a fault is reported.
+Nothing is recorded while episodes run. Actions of closed fragments are in `menv.sampling.episode_checkpoint`,
+actions of the open fragment in the rollout buffers; they are read when a fault is reported.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CrashRecorder:
             error._capsule = self.record(fault)
 
     def record(self, fault: EnvFault, *, acted: bool = True) -> Record:
-        """Return what is known of a fault; in its episode agents have `acted`, as far as the tracker knows."""
+        """Describe a fault; in its episode agents have `acted`, as far as the tracker knows."""
         env, worker = self._env, self._worker
         steps = acted and fault.where == "step"
         return {
