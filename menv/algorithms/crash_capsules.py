@@ -39,6 +39,7 @@ _MOST_BYTES = 1 << 26
 _SECRET = re.compile(
     r"(^|[^a-z])(token|password|passwd|secret|credentials?|(api|access|private)?_?key)s?$", re.I
 )
+_IN_URL = re.compile(r"://[^/@:\s]*:([^/@\s]+)@")
 _SHORTEST_SECRET = 6
 
 
@@ -198,8 +199,11 @@ class CrashCapsules:
             if self.folder is None:
                 self.folder = Path(tempfile.mkdtemp(prefix="menv-crashes-"))
             self.folder.mkdir(exist_ok=True)
-            number = 1 + max((int(one.stem) for one in self.folder.glob("[0-9]*.json")), default=0)
-            path = self.folder / f"{number:03d}.json"
+            # Other files in the folder are not counted.
+            taken = [
+                int(one.stem) for one in self.folder.glob("*.json") if re.fullmatch("[0-9]{3,9}", one.stem)
+            ]
+            path = self.folder / f"{1 + max(taken, default=0):03d}.json"
             path.write_bytes(self._content(record))
             return path
         return None
@@ -234,16 +238,25 @@ def _listed(array: Any) -> tuple[str, list[int], list[Any]]:
     return array.dtype.name, list(array.shape), (flat if finite else flat.astype(str)).tolist()
 
 
-def _without_secrets(value: Any, secrets: set[str], name: str = "") -> Any:
-    """Return a setting without secrets, which are added to `secrets`."""
+def _without_secrets(value: Any, secrets: set[str], is_secret: bool = False) -> Any:
+    """Return a setting without secrets, which are added to `secrets`; all strings of a secret one are secrets."""
     if isinstance(value, dict):
-        return {key: _without_secrets(one, secrets, f"{key}") for key, one in value.items()}
+        return {
+            key: _without_secrets(one, secrets, is_secret or _names_secret(f"{key}"))
+            for key, one in value.items()
+        }
     if isinstance(value, list):
-        return [_without_secrets(one, secrets, name) for one in value]
-    if isinstance(value, str) and _SECRET.search(re.sub(r"([a-z])([A-Z])", r"\1_\2", name)):
+        return [_without_secrets(one, secrets, is_secret) for one in value]
+    if isinstance(value, str) and is_secret:
         secrets.add(value)
         return LEFT_OUT
+    if isinstance(value, str):
+        secrets.update(_IN_URL.findall(value))
     return value
+
+
+def _names_secret(name: str) -> bool:
+    return _SECRET.search(re.sub(r"([a-z])([A-Z])", r"\1_\2", name)) is not None
 
 
 def _name_of(env: Any) -> str:

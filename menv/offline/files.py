@@ -135,7 +135,7 @@ class _reading:  # noqa: N801 - used as a function
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         if isinstance(
-            error, OSError | ValueError | TypeError | KeyError | NotImplementedError
+            error, OSError | ValueError | TypeError | LookupError | OverflowError | NotImplementedError
         ) and not isinstance(error, ConfigError):
             raise not_ours(self._where, f"it cannot be read ({str(error).splitlines()[0]:.120})") from error
 

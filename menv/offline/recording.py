@@ -7,11 +7,13 @@ takes: observations before connectors, and actions after them.
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -166,8 +168,8 @@ class RecordCallbacks(DefaultCallbacks):
     """Records the training episodes of a run: `callbacks=RecordCallbacks("games/run.parquet")`.
 
     Each process writes the episodes that ended in a fragment into a file of its own, such as
-    `games/run-0-00001.parquet`, where 0 is the number of the worker. Episodes of evaluations and of clients are not
-    recorded.
+    `games/run-0-00001.parquet`, where 0 is the number of the worker. Existing files stay. Episodes of
+    evaluations and of clients are not recorded.
 
     Args:
         path: The folder and the beginning of the names; .parquet or .jsonl.
@@ -215,10 +217,17 @@ class RecordCallbacks(DefaultCallbacks):
     def on_sample_end(self, *, worker: Any, samples: Any, **kwargs: Any) -> None:
         """Write the episodes that ended."""
         if self._episodes and worker.base_env is self._base_env:
-            self._files += 1
-            name = f"{self._path.stem}-{worker.worker_index}-{self._files:05d}{self._path.suffix}"
-            write_episodes(self._path.with_name(name), self._episodes)
+            write_episodes(self._next_file(worker.worker_index), self._episodes)
             self._episodes = []
+
+    def _next_file(self, worker_index: int) -> Path:
+        """Return the next name that has no file: an earlier run, or an earlier process of this worker, wrote some."""
+        for number in itertools.count(self._files + 1):
+            path = self._path.with_name(f"{self._path.stem}-{worker_index}-{number:05d}{self._path.suffix}")
+            if not path.exists():
+                break
+        self._files = number
+        return path
 
 
 def record(

@@ -132,14 +132,15 @@ class _Replay:
     def run_apart(self, until_step: int | None) -> ReplayReport:
         """Replay in a child of this process, which may end with the environment."""
         context = multiprocessing.get_context("fork")
-        found = context.SimpleQueue()
-        child = context.Process(target=lambda: found.put(self.run(until_step, False)))
+        reader, writer = context.Pipe(duplex=False)
+        child = context.Process(target=lambda: writer.send(self.run(until_step, False)))
         child.start()
+        writer.close()
+        report: ReplayReport | None = None
+        with suppress(EOFError):
+            report = reader.recv()
         child.join()
-        if child.exitcode:
-            return self._report(SAME, f"the process ended with exit code {child.exitcode}")
-        report: ReplayReport = found.get()
-        return report
+        return report or self._report(SAME, f"the process ended with exit code {child.exitcode}")
 
     def run(self, until_step: int | None, debug: bool) -> ReplayReport:
         base_env, inner = self._base_env, getattr(self._env, "unwrapped", self._env)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,11 @@ def test_a_learner_gets_from_a_recording_what_was_sampled(suffix: str, tmp_path:
     with DQN(env="CartPole-v1", config={**shared, "callbacks": callbacks}) as algo:
         sampled = algo.sample()
     (path,) = tmp_path.glob(f"run-0-*.{suffix}")
+    with DQN(
+        env="CartPole-v1", config={**shared, "callbacks": RecordCallbacks(tmp_path / f"run.{suffix}")}
+    ) as algo:
+        algo.sample()
+    assert sorted(tmp_path.iterdir()) == [path, path.with_name(f"run-0-00002.{suffix}")]
     assert {one.policy_id for episode in read_episodes(path) for one in episode.trajectories} == {
         "default_policy"
     }
@@ -153,6 +159,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "another JSONL file": ("other lines", r"its first line is no header of a recording"),
     "a newer version": ("newer", r"format version 2, expected 1; read it with the menv that wrote it"),
     "a line in the middle": ("broken line", r"line 2 is no JSON"),
+    "a large number": ("large", r"it cannot be read \(.*300"),
     "a column less": ("no rewards", r"there is no column 'reward'"),
     "another type": ("texts", r"column 'reward' is string, and its header says float64"),
     "half a trajectory": ("half", r"its rows are no whole trajectories"),
@@ -174,6 +181,9 @@ def test_other_files_are_refused_in_one_line(case: str, tmp_path: Path) -> None:
         record(lambda obs: 0, what, path, episodes=1)
     elif what == "text":
         path.write_text("no parquet")
+    elif what == "large":
+        path = lines
+        path.write_text(first + json.dumps({**json.loads(rest[0]), "kind": [300]}))
     elif what in ("other lines", "newer", "broken line"):
         path = lines
         text = {

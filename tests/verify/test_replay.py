@@ -15,7 +15,7 @@ import pytest
 
 from menv import EnvFaultWarning, MultiAgentEnv, register_env
 from menv.algorithms import PPO
-from menv.algorithms.crash_capsules import LEFT_OUT, read_capsule
+from menv.algorithms.crash_capsules import LEFT_OUT, CrashCapsules, read_capsule
 from menv.cli.main import main
 from menv.errors import ConfigError, ContractError, EnvCrashError
 from menv.verify.replay import ANOTHER, NONE, SAME, STOPPED, replay
@@ -28,7 +28,7 @@ class Cliff(gym.Env[Any, Any]):
     action_space: gym.Space[Any] = gym.spaces.Discrete(3)
     mode = "raise"
 
-    def __init__(self, shift: int = 12, token: str = "") -> None:
+    def __init__(self, shift: int = 12, token: str = "", maps: Any = ()) -> None:
         self.shift = shift
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -42,7 +42,7 @@ class Cliff(gym.Env[Any, Any]):
         self.t += 1
         if self.mode != "reset" and self.t >= self.goal and action == 1:
             if self.mode == "exit":
-                os._exit(7)
+                os._exit(0)
             if self.mode == "raise":
                 raise ZeroDivisionError(f"no wheels at {self.t} before {self.goal}")
             return (np.zeros(3, np.float32), 1.0, False, False, {}) if self.mode == "obs" else None
@@ -138,6 +138,27 @@ def test_faults_in_other_processes_are_repeated(kind: str, settings: dict[str, A
     assert kind != "exit" or replay(path, env_config={"shift": 400}).verdict == NONE
 
 
+def test_an_environment_that_ends_its_process_without_an_error_does_not_stop_the_replay() -> None:
+    path = crash()
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "origin": ["WorkerLostError", *content["origin"][1:]]}))
+    report = replay(path, env=mode("exit"))
+    assert (report.verdict, "exit code 0" in str(report)) == (SAME, True)
+
+
+def test_other_files_beside_the_capsules_are_not_counted(tmp_path: Path) -> None:
+    for name in ("12abc.json", "007.json", "\u0663.json", "2.json"):
+        (tmp_path / name).write_text("{}")
+    record: dict[str, Any] = {
+        "where": "reset", "line": "no map", "origin": ["OSError", "a.py", 1], "traceback": "", "worker_index": 0,
+        "vector_index": 0, "seed": 3, "env_index": 0, "began": 0, "actions": [],
+    }  # fmt: skip
+    with PPO({"env": "cliff", **SETTINGS}) as algo:
+        capsules = CrashCapsules("PPO", algo.config)
+    capsules.folder = tmp_path
+    assert capsules.write(record) == tmp_path / "008.json"
+
+
 def test_an_episode_that_was_lost_leaves_a_capsule_in_the_run_folder(tmp_path: Path) -> None:
     config = {**SETTINGS, "restart_failed_sub_environments": True}
     with (
@@ -152,12 +173,13 @@ def test_an_episode_that_was_lost_leaves_a_capsule_in_the_run_folder(tmp_path: P
 
 
 def test_secrets_are_left_out_and_asked_for() -> None:
-    path = crash(env_config={"shift": 12, "token": "hunter22"})
-    assert "hunter22" not in path.read_text()
+    nested = {"url": "https://me:hunter33@host/x", "credentials": {"user": "hunter44", "parts": ["hunter55"]}}
+    path = crash(env_config={"shift": 12, "token": "hunter22", "maps": [nested]})
+    assert "hunter" not in path.read_text()
     assert read_capsule(path).env_config["token"] == LEFT_OUT
-    with pytest.raises(ConfigError, match=r"token of env_config not in it.*--env-config"):
+    with pytest.raises(ConfigError, match=r"token, maps of env_config not in it.*--env-config"):
         replay(path)
-    assert replay(path, env_config={"token": "another"}).verdict == SAME
+    assert replay(path, env_config={"token": "another", "maps": []}).verdict == SAME
 
 
 def test_other_environments_are_judged_to_be_others() -> None:
