@@ -340,6 +340,8 @@ def from_columns(header: Header, columns: Columns, where: str) -> Iterator[Recor
         agent_id, spaces = header.agents[agents[place]]
         if kind == REWARD:
             unclaimed[agent_id] = unclaimed.get(agent_id, 0.0) + float(columns["reward"][end])
+        elif spaces == _NO_SPACES:
+            raise not_ours(where, f"agent {agents[place]!r:.60} has no spaces in its header")
         else:
             own = views[spaces]
             steps = own.steps(start, end, kind == LAST)

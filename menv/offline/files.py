@@ -48,11 +48,8 @@ def write_episodes(path: str | os.PathLike[str], episodes: Iterable[RecordedEpis
         MissingExtraError: pyarrow is not installed.
         NotWrittenError: The file cannot be written.
     """
-    where, target, whole = "write_episodes", path_given("write_episodes", path), list(episodes)
-    if target.suffix not in _SUFFIXES:
-        raise ConfigError(
-            f"{where}: {target.name!r}, expected a name that ends in .parquet or .jsonl; rename it"
-        )
+    where = "write_episodes"
+    target, whole = path_to_write(where, path), list(episodes)
     if not whole:
         raise ConfigError(f"{where}: no episodes for {target}, expected one at least; record longer")
     header = Header.of(where, whole)
@@ -65,6 +62,16 @@ def write_episodes(path: str | os.PathLike[str], episodes: Iterable[RecordedEpis
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
+    return target
+
+
+def path_to_write(where: str, path: str | os.PathLike[str]) -> Path:
+    """Return the path of a recording that is to be written; refuse another suffix."""
+    target = path_given(where, path)
+    if target.suffix not in _SUFFIXES:
+        raise ConfigError(
+            f"{where}: {target.name!r}, expected a name that ends in .parquet or .jsonl; rename it"
+        )
     return target
 
 

@@ -90,7 +90,7 @@ def write_minari(pattern: str | os.PathLike[str], name: str) -> list[str]:
         The names of the data sets.
 
     Raises:
-        ConfigError: There are no such recordings.
+        ConfigError: There are no such recordings, or Minari refuses the name.
         MissingExtraError: minari is not installed.
     """
     minari = _minari()
@@ -117,9 +117,15 @@ def write_minari(pattern: str | os.PathLike[str], name: str) -> list[str]:
         with warnings.catch_warnings():
             # About an author and an environment, which recordings do not name.
             warnings.simplefilter("ignore", UserWarning)
-            minari.create_dataset_from_buffers(
-                names[-1], mine, observation_space=spaces[agent][0], action_space=spaces[agent][1]
-            )
+            try:
+                minari.create_dataset_from_buffers(
+                    names[-1], mine, observation_space=spaces[agent][0], action_space=spaces[agent][1]
+                )
+            except ValueError as error:
+                raise ConfigError(
+                    f"write_minari: {names[-1]!r} cannot be made ({str(error).splitlines()[0]:.150}), expected a new "
+                    "name such as 'poles/balance'; choose another one"
+                ) from error
     return names
 
 

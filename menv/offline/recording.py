@@ -26,13 +26,12 @@ from menv.env_context import EnvContext
 from menv.episode import Episode
 from menv.errors import ConfigError
 from menv.offline.episodes import RecordedEpisode, RecordedTrajectory
-from menv.offline.files import write_episodes
+from menv.offline.files import path_to_write, write_episodes
 from menv.policy import Policy
 from menv.policy_map import DEFAULT_POLICY, PolicyMap, adapt_mapping_fn
 from menv.registry import describe_env, make_env
 from menv.sampling.infer_policies import AgentSpaces
 from menv.sampling.local_inference import local_policy_inference
-from menv.serialization import path_given
 from menv.spaces import own_copy
 from menv.workers.convert import to_base_env
 
@@ -176,7 +175,7 @@ class RecordCallbacks(DefaultCallbacks):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = path_given("RecordCallbacks", path)
+        self._path = path_to_write("RecordCallbacks", path)
         self._base_env: Any = None
         self._watcher: EpisodeWatcher | None = None
         self._episodes: list[RecordedEpisode] = []
@@ -262,6 +261,8 @@ def record(
         MissingExtraError: pyarrow is not installed.
         NotWrittenError: The file cannot be written.
     """
+    # Before the episodes are played.
+    path_to_write("record", path)
     found = list(_played(_Players(source, policy_mapping_fn, explore, seed), env, episodes, env_config, seed))
     write_episodes(path, found)
     returns: dict[AgentId, float] = {}

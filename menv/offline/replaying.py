@@ -97,10 +97,10 @@ def replay(
 
 
 def _episode(path: str | os.PathLike[str], number: int) -> RecordedEpisode:
-    found = next(itertools.islice(read_episodes(path), number, None), None)
+    found = None if number < 0 else next(itertools.islice(read_episodes(path), number, None), None)
     if found is None:
         raise ConfigError(
-            f"replay: no episode {number} in {os.fspath(path)!r}, expected a smaller number; they count from 0"
+            f"replay: no episode {number} in {os.fspath(path)!r}, expected the number of one; they count from 0"
         )
     return found
 

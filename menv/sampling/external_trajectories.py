@@ -130,7 +130,10 @@ class ExternalTrajectoryWriter:
             rows = np.concatenate(([known], rows))
         self._waiting[slot] = rows[count] if part.end is None else -1
         done = rows[:count]
-        group.strategy.record_external_steps(group.buffer, done, slot, entry.policy, steps)
+        try:
+            group.strategy.record_external_steps(group.buffer, done, slot, entry.policy, steps)
+        except OutsideSpaceError as error:
+            raise refused_action_error(chunk.env_id, ready.seats[slot][1], error.why) from error
         self._mark_off_policy(group, chunk, entry.policy, done, steps)
 
     def _add(

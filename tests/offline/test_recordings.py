@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from menv import ConfigError
+from menv import ConfigError, ContractError
 from menv.algorithms import DQN, PPO
 from menv.base_env import ExternalSteps
 from menv.offline import (
@@ -160,6 +160,8 @@ REFUSED: dict[str, tuple[str, str]] = {
     "a newer version": ("newer", r"format version 2, expected 1; read it with the menv that wrote it"),
     "a line in the middle": ("broken line", r"line 2 is no JSON"),
     "a large number": ("large", r"it cannot be read \(.*300"),
+    "an action outside": ("outside", r"bad.jsonl, episode 0, .*, agent 'agent0', .*got 7"),
+    "an agent without spaces": ("no spaces", r"agent 'agent0' has no spaces in its header"),
     "a column less": ("no rewards", r"there is no column 'reward'"),
     "another type": ("texts", r"column 'reward' is string, and its header says float64"),
     "half a trajectory": ("half", r"its rows are no whole trajectories"),
@@ -181,9 +183,12 @@ def test_other_files_are_refused_in_one_line(case: str, tmp_path: Path) -> None:
         record(lambda obs: 0, what, path, episodes=1)
     elif what == "text":
         path.write_text("no parquet")
-    elif what == "large":
-        path = lines
-        path.write_text(first + json.dumps({**json.loads(rest[0]), "kind": [300]}))
+    elif what in ("large", "outside", "no spaces"):
+        path, row = lines, json.loads(rest[0])
+        row |= {"large": {"kind": [300]}, "outside": {"action": [7] * len(row["t"])}}.get(what, {})
+        spaces = '"agent0", -1' if what == "no spaces" else '"agent0", 0'
+        assert '"agent0", 0' in first
+        path.write_text(first.replace('"agent0", 0', spaces) + json.dumps(row) + "\n")
     elif what in ("other lines", "newer", "broken line"):
         path = lines
         text = {
@@ -204,7 +209,7 @@ def test_other_files_are_refused_in_one_line(case: str, tmp_path: Path) -> None:
         pq.write_table(tables[what], path)
     pattern = str(tmp_path / what) if what.startswith("missing") else str(path)
     with (
-        pytest.raises(ConfigError, match=message) as refused,
+        pytest.raises((ConfigError, ContractError), match=message) as refused,
         DQN(env="CartPole-v1", config={"input": pattern}) as algo,
     ):
         algo.sample()
@@ -252,3 +257,14 @@ def test_settings_that_recordings_do_not_go_with_are_refused(case: str) -> None:
     config, message = WRONG[case]
     with pytest.raises(ConfigError, match=message):
         PPO(env="CartPole-v1", config=config)
+
+
+def test_another_suffix_is_refused_before_episodes_are_played(tmp_path: Path) -> None:
+    played: list[Any] = []
+    with pytest.raises(
+        ConfigError, match=r"record: 'games.csv', expected a name that ends in .parquet or .jsonl"
+    ):
+        record(played.append, "CartPole-v1", tmp_path / "games.csv", episodes=1)
+    with pytest.raises(ConfigError, match=r"RecordCallbacks: 'games.csv', expected"):
+        RecordCallbacks(tmp_path / "games.csv")
+    assert played == []

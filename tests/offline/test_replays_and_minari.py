@@ -48,7 +48,8 @@ def test_agents_that_come_and_go_are_repeated_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "seed", "env", "message"),
     [
-        (9, 1, None, "no episode 9 in .*, expected a smaller number"),
+        (9, 1, None, "no episode 9 in .*, expected the number of one"),
+        (-1, 1, None, "no episode -1 in"),
         (0, None, None, "has no seed, expected one"),
         (0, 1, "os:system", "env 'os:system' in the recording is not known here"),
     ],
@@ -72,6 +73,9 @@ def test_a_minari_data_set_is_written_for_each_agent_and_read_as_input(
     record(lambda obs: 0, "CartPole-v1", path, episodes=3)
     (name,) = write_minari(path, "poles/some")
     assert name == "poles/some-agent0-v0"
+    for wrong in ("poles/some", "poles/so me"):
+        with pytest.raises(ConfigError, match=r"write_minari: 'poles/so ?me-agent0-v0' cannot be made"):
+            write_minari(path, wrong)
     ours = [one.trajectories[0].steps for one in read_episodes(path)]
     with DQN(env="CartPole-v1", config={"input": f"minari:{name}", "seed": 0}) as algo:
         batch = algo.sample()["default_policy"]
