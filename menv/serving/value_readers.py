@@ -200,9 +200,10 @@ class NumberReader:
         if np.count_nonzero(good) != good.size:
             row, *inner = place = tuple(np.argwhere(~good)[0])
             low, high = (np.broadcast_to(end, self._shape)[tuple(inner)] for end in self._ends)
+            rule = f"{low} to {high}" if np.isfinite(array[place]) else f"a finite {self._dtype}"
             path = self._path + "".join(f"[{i}]" for i in inner)
             raise BadValueError(
-                ErrorCode.OUT_OF_RANGE, f"got {array[place]}, expected {low} to {high}", int(row), path
+                ErrorCode.OUT_OF_RANGE, f"got {array[place]}, expected {rule}", int(row), path
             )
         return array
 
