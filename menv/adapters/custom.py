@@ -175,10 +175,13 @@ class SixDicts(BaseEnv):
             )  # fmt: skip
         obs, infos = result
         if isinstance(obs, dict):
+            if not isinstance(infos, Mapping | None):
+                got = f"returned infos of type {type(infos).__name__}"
+                raise self._wrong("try_reset", got, "{env_id: {agent_id: info}}", KEY_FIRST, "ME029")
             self._begin_all(obs, infos or {})
         return obs, infos
 
-    def _begin_all(self, obs: MultiEnvDict, infos: MultiEnvDict) -> None:
+    def _begin_all(self, obs: MultiEnvDict, infos: Mapping[EnvId, Any]) -> None:
         """Begin episodes with what a reset returned; a string says that the observations come with a later poll."""
         for env_id, by_agent in obs.items():
             if isinstance(by_agent, dict):

@@ -364,11 +364,12 @@ def test_an_own_base_env_is_right() -> None:
         (own("poll", lambda self, timeout=None: 1 / 0), "ME090", "poll raised ZeroDivisionError"),
         (own("send_actions", lambda self, slots, actions=None: 1 / 0), "ME090", "send_actions raised"),
         (own("try_reset", lambda self, env_id=None: ({env_id: 3}, {})), "ME012", "returned int under 'left'"),
+        (own("try_reset", lambda self, env_id=None: ({}, [3])), "ME029", "try_reset: returned infos of type list"),
         (own("try_reset", lambda self, env_id=None: 3), "ME011", "try_reset: returned a single int"),
         (own("stop", lambda self: 1 / 0), "ME080", "close raised ZeroDivisionError"),
         (own("observation_space", None), "ME001", "the observation space is None"),
     ],
-    ids=["five", "list", "poll", "send", "reset", "single", "stop", "space"],
+    ids=["five", "list", "poll", "send", "reset", "infos", "single", "stop", "space"],
 )  # fmt: skip
 def test_a_fault_of_an_own_base_env_is_named(env: Any, code: str, message: str) -> None:
     (found,) = check_env(env)
