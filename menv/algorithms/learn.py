@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from numbers import Real
 from os import PathLike
 from pathlib import Path
@@ -21,13 +20,13 @@ import gymnasium as gym
 import menv
 from menv.algorithms.config.stored_config import stored_config
 from menv.algorithms.crash_capsules import CRASHES
-from menv.errors import ConfigError, NotWrittenError
+from menv.errors import ConfigError, MissingExtraError, NotWrittenError
 from menv.inference.checkpoint_folder import LATEST
 from menv.serving.interrupts import updates
 from menv.tracking.progress import progress
 from menv.tracking.report import flat_settings
 from menv.tracking.run_folder import VIDEOS, Run, RunFolder
-from menv.tracking.tensorboard import TensorBoard
+from menv.tracking.tensorboard import TensorBoard, tensorboard_classes
 from menv.tracking.tracker import Tracker, Trackers
 
 if TYPE_CHECKING:
@@ -78,7 +77,9 @@ def folder_trackers(folder: RunFolder | None) -> list[Tracker]:
     """Return the trackers that write a run folder, [] without one."""
     if folder is None:
         return []
-    if find_spec("tensorboard") is None:
+    try:
+        tensorboard_classes()
+    except MissingExtraError:
         return [folder]
     return [folder, TensorBoard(folder.path, folder.path / VIDEOS)]
 

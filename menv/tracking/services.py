@@ -79,8 +79,9 @@ class WeightsAndBiases(_Service):
         self._run.log_artifact(str(folder), name=name, type="model", aliases=["latest", folder.name])
 
     def end(self, reason: str) -> None:
-        """Finish the run."""
+        """Finish the run; `begin` begins another."""
         self._run.finish()
+        self._run = None
 
 
 class MLflow(_Service):
@@ -107,5 +108,6 @@ class MLflow(_Service):
         self._client.log_artifacts(str(folder), f"checkpoints/{folder.name}")
 
     def end(self, reason: str) -> None:
-        """End the run."""
+        """End the run; `begin` begins another."""
         self._client.end_run()
+        self._run = None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from menv.callbacks import DefaultCallbacks
+from menv.errors import ConfigError, MissingExtraError
 from menv.serialization import path_given
 
 _log = logging.getLogger("menv.tracking")
@@ -23,7 +24,8 @@ class Tracker(DefaultCallbacks):
 
         PPO(env="CartPole-v1").learn(50_000, trackers=[Printer()])
 
-    An exception of a tracker does not end the training. The first one is logged as a warning.
+    An exception of a tracker does not end the training. The first one is logged as a warning. `begin` may refuse the
+    run with a `ConfigError` or a `MissingExtraError`.
 
     If you call `train()` yourself, name trackers as `callbacks=[Printer()]`. They follow each iteration, but no
     checkpoint and no end, and their exceptions end the training.
@@ -83,7 +85,7 @@ class Trackers(Tracker):
         self._warned: set[Any] = set()
 
     def begin(self, algorithm: Any) -> None:
-        """Call `begin` of each tracker."""
+        """Call `begin` of each tracker; a service that cannot begin a run stops the training before it starts."""
         self._each("begin", algorithm)
 
     def result(self, result: Mapping[str, Any]) -> None:
@@ -113,4 +115,6 @@ class Trackers(Tracker):
             try:
                 getattr(tracker, method)(*args)
             except Exception as error:
+                if method == "begin" and isinstance(error, ConfigError | MissingExtraError):
+                    raise
                 self.warn(f"{type(tracker).__name__}.{method}", error)

@@ -17,7 +17,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from menv.algorithms import PPO
 from menv.cli.main import main
 from menv.envs.connect_four import ConnectFour
-from menv.tracking import CSV, JSONL, MLflow, Run, TensorBoard
+from menv.errors import MissingExtraError
+from menv.tracking import CSV, JSONL, MLflow, Run, TensorBoard, WeightsAndBiases
 from menv.wrappers import RecordEpisodes
 
 SMALL = {"train_batch_size": 64, "sgd_minibatch_size": 64, "num_sgd_iter": 1}
@@ -161,6 +162,25 @@ def test_a_service_follows_train_as_callbacks_and_travels_to_workers_without_its
     ]
     # A module is no part of a pickle.
     assert isinstance(pickle.loads(pickle.dumps(tracker)), MLflow)
+
+
+@pytest.mark.parametrize(
+    ("tracker", "package", "begin", "end"),
+    [(WeightsAndBiases, "wandb", "init", "finish"), (MLflow, "mlflow", "start_run", "end_run")],
+)
+def test_a_service_begins_a_run_for_each_call_of_learn_or_refuses_it_before_the_training(
+    monkeypatch: pytest.MonkeyPatch, tracker: Any, package: str, begin: str, end: str
+) -> None:
+    client, service = Client(package), tracker("games")
+    monkeypatch.setitem(sys.modules, package, client)
+    with PPO(env="tictactoe", config=SMALL) as algo:
+        algo.learn(64, trackers=[service])
+        algo.learn(128, trackers=[service])
+        assert [name for name, _, _ in client.calls if name in (begin, end)] == [begin, end] * 2
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(MissingExtraError, match=f"the package {package} is not installed"):
+            algo.learn(192, trackers=[service])
+        assert algo.iteration == 2
 
 
 @pytest.mark.parametrize(("option", "package"), [("--wandb", "wandb"), ("--mlflow", "mlflow")])
