@@ -27,8 +27,10 @@ from menv.envs.connect_four import COLUMNS, ROWS, ConnectFour, has_four
 from menv.inference.policy_bundle import read_policy
 
 CONNECT_FOUR: dict[str, Any] = {
-    "num_envs_per_worker": 128, "train_batch_size": 8192, "sgd_minibatch_size": 1024, "num_sgd_iter": 4, "lr": 1e-3,
-    "gamma": 0.99, "lambda": 0.9, "entropy_coeff": 0.01, "model": {"fcnet_hiddens": [256, 256]},
+    "num_envs_per_worker": 128, "train_batch_size": 8192, "sgd_minibatch_size": 1024, "num_sgd_iter": 4,
+    "gamma": 0.99, "lambda": 0.9, "lr_schedule": [[0, 1e-3], [10_000_000, 1e-4]],
+    "entropy_coeff_schedule": [[0, 0.02], [10_000_000, 0.002]],
+    "model": {"fcnet_hiddens": [256, 256], "fcnet_activation": "relu"},
     "self_play": {"matchmaking": {"current": 0.6, "prioritized": 0.2, "random": 0.2}},
 }  # fmt: skip
 COST: dict[str, Any] = {
