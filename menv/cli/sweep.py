@@ -6,7 +6,7 @@
         trial-000-seed-0/     a run folder for each seed of a trial
         trials.csv            all trials: state, score, settings, errors
         report.html           curves of the completed trials
-        best.toml             the best settings, for `menv train --config`
+        best.json             the best settings, for `menv train --config`
 
 The score of a trial is the mean of its seeds' last values of the metric. The pruner follows the first seed; the other
 seeds of a pruned trial do not run.
@@ -19,7 +19,6 @@ import csv
 import json
 import math
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -29,7 +28,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import reduce
 from pathlib import Path
@@ -53,6 +52,7 @@ from menv.cli.arguments import (
 from menv.cli.train import TerminationAsInterrupt, train_parser
 from menv.errors import ConfigError, MissingExtraError
 from menv.inference.checkpoint_folder import LATEST
+from menv.serialization import writing
 from menv.tracking.report import write_report
 from menv.tracking.run_folder import CHECKPOINTS, Run, locked, scalars
 
@@ -132,9 +132,12 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv sweep") ->
     file = SweepFile(**known_values(SweepFile, read_settings(args.sweep), f"{args.sweep}: "))
     space, pruner = _checked(file), _pruner(file)
     folder = Path(args.dir or Path("runs", Path(args.sweep).stem))
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder), TerminationAsInterrupt() as termination:
-        sweep = Sweep(file, space, pruner, folder, imports)
+    with ExitStack() as stack:
+        with writing("sweep", f"the folder {folder}"):
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder))
+            sweep = Sweep(file, space, pruner, folder, imports)
+        termination = stack.enter_context(TerminationAsInterrupt())
         try:
             sweep.search(args.trials, args.jobs, lambda line: print_text(line, program))
         except KeyboardInterrupt:
@@ -171,14 +174,10 @@ class Sweep:
         imports: Sequence[str],
     ) -> None:
         self.file, self.space, self.folder, self._imports = file, space, folder, imports
-        self._options = shlex.split(file.options or "")
+        self._options = _words(file)
         self._is_new = not (folder / "sweep.json").exists()
         self._write_file()
-        storage = optuna.storages.JournalStorage(JournalFileBackend(str(self.folder / "journal.log")))
-        self.study = optuna.create_study(
-            storage=storage, study_name="sweep", direction=self.file.direction, load_if_exists=True,
-            pruner=pruner,
-        )  # fmt: skip
+        self.study = self._open_study(pruner)
         self._running = [trial for trial in self.study.trials if not trial.state.is_finished()]
         self._lock = threading.RLock()
         self._processes: set[subprocess.Popen[str]] = set()
@@ -186,10 +185,28 @@ class Sweep:
         # Until a run has reported the metric, a wrong setting ends the sweep.
         self._has_reported = bool(self.ranking())
 
+    def _open_study(self, pruner: optuna.pruners.BasePruner) -> optuna.Study:
+        journal = self.folder / "journal.log"
+        if journal.exists():
+            # A sweep that was killed, or had no room, may have written half a line.
+            os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
+        try:
+            return optuna.create_study(
+                storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))), study_name="sweep",
+                direction=self.file.direction, load_if_exists=True, pruner=pruner,
+            )  # fmt: skip
+        except (ValueError, LookupError, TypeError) as error:
+            raise ConfigError(
+                f"{journal}: damaged ({error}), expected Optuna's journal; delete the folder, or choose another --dir"
+            ) from error
+
     def _write_file(self) -> None:
         path, mine = self.folder / "sweep.json", json.loads(json.dumps(asdict(self.file)))
         if not self._is_new:
-            before = json.loads(path.read_text("utf-8"))
+            before: Any = None
+            with suppress(ValueError):
+                before = json.loads(path.read_bytes())
+            before = before if isinstance(before, dict) else {}
             if other := [key for key in mine if mine[key] != before.get(key)]:
                 raise ConfigError(
                     f"{self.folder}: holds another sweep ({', '.join(other)} differ), expected the same one; choose "
@@ -199,7 +216,8 @@ class Sweep:
             raise ConfigError(
                 f"{self.folder}: holds something else, expected a new folder; choose another --dir"
             )
-        path.write_text(json.dumps(mine, indent=2), "utf-8")
+        else:
+            path.write_text(json.dumps(mine, indent=2), "utf-8")
 
     def search(self, trials: int, jobs: int, show: Callable[[str], None]) -> None:
         """Run trials until there are `trials` in all, `jobs` runs at a time.
@@ -376,17 +394,13 @@ class Sweep:
                 error = one.user_attrs.get("error", "")
                 table_of_trials.writerow([one.number, one.state.name.lower(), score, *found, *sampled, error])
         for best in self.ranking()[:1]:
-            lines = [
-                f"# {self.file.metric} {best.value:.6g}, trial {best.number}",
-                f"# {self._train_command()}",
-            ]
-            lines += _toml_lines(self._settings(best.params))
-            (self.folder / "best.toml").write_text("\n".join(lines) + "\n", "utf-8")
+            settings = json.dumps(self._settings(best.params), indent=2)
+            (self.folder / "best.json").write_text(settings + "\n", "utf-8")
 
     def _train_command(self) -> str:
         stop = [word for key, bound in self.file.stop.items() for word in ("--stop", f"{key}={bound}")]
         run = ["menv", "train", self.file.env, "--run", self.file.run, *self._options, *self._imports]
-        return shlex.join([*run, "--config", str(self.folder / "best.toml"), *stop])
+        return shlex.join([*run, "--config", str(self.folder / "best.json"), *stop])
 
     def _line(self, trial: optuna.trial.FrozenTrial) -> str:
         if trial.state is TrialState.COMPLETE:
@@ -440,11 +454,17 @@ class Dimension:
 
 def _checked(file: SweepFile) -> dict[str, Dimension]:
     """Return the settings that are searched, by their dotted names; refuse what no trial can run with."""
+    try:
+        json.dumps(asdict(file))
+    except TypeError as error:
+        raise ConfigError(
+            f"sweep: {error}, expected numbers, strings, lists and tables; write it as a string"
+        ) from None
     if not file.stop:
         raise ConfigError(
             "sweep: no stop, expected when a run ends; add [stop] with num_env_steps_sampled = 20_000"
         )
-    train_parser("menv sweep").parse_args([file.env, *shlex.split(file.options or "")])
+    train_parser("menv sweep").parse_args([file.env, *_words(file)])
     space = {".".join(one.path): one for one in _dimensions(file.space)}
     if not space:
         raise ConfigError(
@@ -456,6 +476,15 @@ def _checked(file: SweepFile) -> dict[str, Dimension]:
         for value in one.ends():
             _check(file.run, "space", _nested(one.path, with_objects(value)))
     return space
+
+
+def _words(file: SweepFile) -> list[str]:
+    try:
+        return shlex.split(file.options or "")
+    except ValueError as error:
+        raise ConfigError(
+            f"sweep: options {file.options!r}: {error}, expected words as in a shell; close it"
+        ) from None
 
 
 def _check(run: str, where: str, settings: Mapping[str, Any]) -> None:
@@ -509,21 +538,6 @@ def _pruner(file: SweepFile) -> optuna.pruners.BasePruner:
             f"sweep: pruner_options of {file.pruner!r}: {str(error).rstrip('.')}, expected arguments of Optuna's "
             f"{name}; see its documentation"
         ) from None
-
-
-def _toml_lines(settings: Mapping[str, Any]) -> list[str]:
-    names = {key: key if re.fullmatch(r"[\w-]+", key, re.ASCII) else _toml(key) for key in settings}
-    return [f"{names[key]} = {_toml(value)}" for key, value in settings.items()]
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(_toml_lines(value))}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def _short(value: Any) -> str:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import csv
+import json
 import signal
 import subprocess
 import sys
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from menv.cli.main import main
+from menv.cli.sweep import Sweep, SweepFile
 from tests.house.sources import ROOT
 
 SWEEP = """
@@ -63,6 +67,8 @@ def table(folder: str = "runs/sweep") -> list[dict[str, str]]:
         ({"seeds": "pruner = 'median'\npruner_options = {n = 1}"}, "sweep: pruner_options of 'median': "),
         ({"stop": ""}, "sweep: no stop, expected when a run ends; add [stop]"),
         ({"lr": "", "model": ""}, "sweep: no space, expected settings to search"),
+        ({"options": "options = \"--policies 'x\""}, "sweep: options \"--policies 'x\": No closing"),
+        ({"config": "config = {env_config = {since = 2026-01-01}}"}, "sweep: Object of type date is not JSON"),
         ({"options": "options = '--polices shared'"}, "unrecognized arguments: --polices shared; did you mean"),
     ],
 )  # fmt: skip
@@ -89,6 +95,45 @@ def test_without_optuna_the_extra_is_named(capsys: pytest.CaptureFixture[str], m
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "error"),
+    [
+        ("sweep.json", "", "runs/sweep: holds another sweep (env, run, "),
+        ("sweep.json", "[]", "runs/sweep: holds another sweep (env, run, "),
+        ("journal.log", "{}\n", "runs/sweep/journal.log: damaged ("),
+        ("journal.log", "{\n{}\n", "runs/sweep/journal.log: damaged ("),
+        ("", "", "sweep: the folder runs/sweep cannot be written ("),
+    ],
+)
+def test_a_damaged_folder_is_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str, content: str, error: str
+) -> None:
+    write()
+    place = Path("runs/sweep")
+    place.parent.mkdir()
+    if name:
+        place.mkdir()
+        (place / "sweep.json").write_text(json.dumps(asdict(SweepFile(**tomllib.loads(SWEEP)))))
+    (place / name).write_text(content)
+    assert main(["sweep", "sweep.toml"]) in (1, 2)
+    assert error in (err := capsys.readouterr().err), err
+    assert err.count("\n") == 1
+
+
+def test_a_journal_without_the_end_of_its_last_line_is_opened(folder: Path) -> None:
+    write()
+    file = SweepFile(**tomllib.loads(SWEEP))
+    place, pruner = Path("s"), optuna.pruners.NopPruner()
+    place.mkdir()
+    first = Sweep(file, {}, pruner, place, []).study
+    first.add_trial(optuna.trial.create_trial(value=1.0))
+    journal = place / "journal.log"
+    journal.write_bytes(journal.read_bytes() + b'{"op_code":4,"trial')
+    second = Sweep(file, {}, pruner, place, []).study
+    second.add_trial(optuna.trial.create_trial(value=2.0))
+    assert [one.value for one in Sweep(file, {}, pruner, place, []).ranking()] == [2.0, 1.0]
+
+
 @pytest.mark.slow
 def test_a_killed_sweep_resumes_as_if_it_had_not_stopped_and_its_best_settings_train(folder: Path) -> None:
     write()
@@ -104,10 +149,10 @@ def test_a_killed_sweep_resumes_as_if_it_had_not_stopped_and_its_best_settings_t
     assert table() == table("whole")
     assert [one["state"] for one in table()] == ["complete"] * 2
     best = max(table(), key=lambda one: float(one["score"]))
-    config = tomllib.loads(Path("runs/sweep/best.toml").read_text())
+    config = json.loads(Path("runs/sweep/best.json").read_text())
     assert config["lr"] == float(best["lr"])
     assert config["train_batch_size"] == 64
-    trained = ["tictactoe", "--no-zoo", "--config", "runs/sweep/best.toml", "--stop", "training_iteration=1"]
+    trained = ["tictactoe", "--no-zoo", "--config", "runs/sweep/best.json", "--stop", "training_iteration=1"]
     assert main(["train", *trained, "--no-save"]) == 0
     assert Path("runs/sweep/report.html").exists()
 
