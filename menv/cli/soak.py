@@ -10,7 +10,16 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
-from menv.cli.arguments import Parser, count, json_settings, parsed, print_text, seed, take_imports
+from menv.cli.arguments import (
+    Parser,
+    count,
+    parsed,
+    print_text,
+    seed,
+    take_imports,
+    take_settings,
+    with_objects,
+)
 from menv.verify.soak import soak
 
 
@@ -18,9 +27,7 @@ def main(arguments: Sequence[str], program: str) -> int:
     """Soak the environment of the arguments and return the exit status."""
     parser = Parser(prog=program, description="Run an environment for minutes and report what grows.")
     parser.add_argument("env", metavar="ENV", help="a built-in name, a gymnasium id, or package.module:Class")
-    parser.add_argument(
-        "--config", type=json_settings, default={}, help="settings of an algorithm as a JSON object"
-    )
+    take_settings(parser)
     parser.add_argument("--minutes", type=_minutes, default=10.0, help="how long (%(default)s)")
     parser.add_argument("--envs", type=count, default=2, help="environments in each process (%(default)s)")
     parser.add_argument(
@@ -32,8 +39,8 @@ def main(arguments: Sequence[str], program: str) -> int:
     take_imports(parser)
     args = parsed(parser, arguments)
     report = soak(
-        args.env, args.config, seconds=60 * args.minutes, num_envs=args.envs, workers=args.workers, seed=args.seed,
-        modules=args.modules,
+        args.env, with_objects(args.config), seconds=60 * args.minutes, num_envs=args.envs, workers=args.workers,
+        seed=args.seed, modules=args.modules,
     )  # fmt: skip
     print_text(json.dumps(dataclasses.asdict(report)) if args.json else str(report), program)
     return int(not report.passed)

@@ -96,3 +96,6 @@ def test_wrong_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         main(["soak", "CartPole-v1", "--minutes", "-1"])
     assert "'-1', expected a number of minutes above 0" in capsys.readouterr().err
+    for text in ('{"lrr": 1}', "lrr=1"):
+        assert main(["soak", "CartPole-v1", "--config", text]) == 2
+        assert "unknown key 'lrr', expected a known one; did you mean 'lr'?" in capsys.readouterr().err
