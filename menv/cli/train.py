@@ -53,6 +53,7 @@ from menv.inference.checkpoint_folder import RUN_CHECKPOINTS
 from menv.policy_spec import PolicySpec
 from menv.registry import describe_env, make_env
 from menv.sampling.infer_policies import AgentSpaces
+from menv.serialization import path_given
 from menv.spaces import close_unused
 from menv.tracking.progress import progress
 from menv.tracking.run_folder import VIDEOS, next_run_dir
@@ -209,7 +210,7 @@ def _services(args: argparse.Namespace, algo: Algorithm, run_dir: Path | None) -
 
 def _run_dir(args: argparse.Namespace, algo: Algorithm) -> Path:
     if args.run_dir is not None:
-        return Path(args.run_dir)
+        return path_given("run_dir", args.run_dir)
     if args.resume is not None and (Path(args.resume) / RUN_CHECKPOINTS).is_dir():
         return Path(args.resume)
     return next_run_dir(env_name(algo.config.env), algo.recipe.name)

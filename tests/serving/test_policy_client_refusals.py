@@ -17,7 +17,10 @@ from menv.serving.policy_server import TransportName
 from tests.serving.courses import Course, observation, play
 from tests.serving.talks import eventually
 
-REFUSED = r"episode '{}': a part of it was refused \(.*(that is not finite|2.0 at index 0|got 2.0).*\); start a new one"
+REFUSED = (
+    r"episode '{}': a part of it was refused \(.*(got nan, expected a finite|2.0 at index 0|got 2.0).*\); "
+    r"start a new one"
+)
 NOTHING = np.full(3, np.nan, np.float32)
 # A network acts on it, and only who looks at bounds refuses it.
 OUTSIDE = np.full(3, 2.0, np.float32)
