@@ -218,9 +218,9 @@ def test_a_run_that_is_refused_leaves_no_folder(folder: Path) -> None:
 @pytest.mark.slow
 def test_a_checkpoint_for_which_there_is_no_room_is_one_line(folder: Path) -> None:
     command = [sys.executable, "-m", "menv.cli", "train", "corridors:Corridor", *ONCE, "--run-dir", "run"]
-    # A file of more than 4 KiB cannot be written.
+    # A file of more than 16 KiB cannot be written.
     done = subprocess.run(
-        ["bash", "-c", 'ulimit -f 4; exec "$@"', "bash", *command],
+        ["bash", "-c", 'ulimit -f 16; exec "$@"', "bash", *command],
         capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120, check=False,
     )  # fmt: skip
     (said,) = done.stderr.splitlines()
