@@ -1,7 +1,7 @@
 """A user's own `BaseEnv`: `CustomEnvs` checks its tables in the poll in which a mistake is made.
 
-`SixDicts` reads the six nested dicts of an environment into tables first. The checker plays environments through the
-same adapter. Both call the environment, not before the first poll, and chain its errors.
+`SixDicts` checks the six nested dicts of an environment and makes tables from them. The checker plays environments
+through the same adapter. Both call the environment, not before the first poll, and chain its errors.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ class SixDicts(BaseEnv):
         self._watcher = watcher
         self._wrong = partial(_wrong, inner)
         self._allocator = SlotAllocator()
+        self.seats = self._allocator.seats
         self._trackers: dict[EnvId, AgentTracker] = {}
         self._env_steps = np.zeros(0, np.int64)
         # Indices of sub-environments that ended for good, free for new ones.
@@ -142,7 +143,7 @@ class SixDicts(BaseEnv):
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Answer waiting agents, also for rows that only `try_reset` has returned."""
-        by_env = by_sub_environment(slots, actions, self._allocator.seats)
+        by_env = by_sub_environment(slots, actions, self.seats)
         for env_id, answers in by_env.items():
             waits = env_id in self._waiting or env_id in self._due
             check_answers(env_id, self._trackers[env_id].waiting.agents if waits else [], answers)
@@ -201,6 +202,10 @@ class SixDicts(BaseEnv):
 
     def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
         return {env_id: dict(tracker.held) for env_id, tracker in self._trackers.items() if tracker.held}
+
+    def index_of(self, env_id: EnvId) -> int:
+        """Return the index of a running sub-environment."""
+        return self._trackers[env_id].env_index
 
     def start_from(self, env_steps: IntArray) -> None:
         self._env_steps = env_steps.copy()
@@ -323,12 +328,12 @@ class SixDicts(BaseEnv):
             self._env_steps.copy(),
             events.joined, events.ended, events.episodes, events.unclaimed,
             list(chain.from_iterable(tracker.infos for tracker in trackers)),
-            taken, self._allocator.seats, shared_infos=events.shared_infos,
+            taken, self.seats, shared_infos=events.shared_infos,
         )  # fmt: skip
 
 
 class CustomEnvs(Adapter):
-    """Checks the tables of another `BaseEnv`, or those that `SixDicts` makes of its dicts, and passes them on.
+    """Checks the tables of another `BaseEnv` and passes them on; `SixDicts` makes valid tables from its six dicts.
 
     No object is created per agent and step of a table, for simulators that step many worlds of many agents as arrays.
     In the result slots stay the same array while the same agents wait, env steps and last observations are copies,
@@ -347,7 +352,6 @@ class CustomEnvs(Adapter):
         self.action_space = inner.action_space
         self.possible_agents = getattr(inner, "possible_agents", None)
         self.num_envs = inner.num_envs or 0
-        # With dicts rows may come again before they are answered, and `SixDicts` knows which may be answered.
         self._dicts = None if inner.returns_table else SixDicts(inner, watcher)
         self._table = inner if self._dicts is None else self._dicts
         if self._dicts is None:
@@ -355,10 +359,10 @@ class CustomEnvs(Adapter):
             self.events_have_order = not inner.external
             self.idle_timeout = inner.idle_timeout
         self._wrong = partial(_wrong, inner)
-        self.seats: list[tuple[EnvId, AgentId]] = []
+        self.seats: list[tuple[EnvId, AgentId]] = [] if self._dicts is None else self._dicts.seats
         self._where = f"{type(inner).__name__}.poll"
         # [E] env steps when the inner environment began, now, and of each sub-environment at its last rows.
-        self._before: IntArray = np.zeros(self._table.num_envs or 0, np.int64)
+        self._before: IntArray = np.zeros(self.num_envs, np.int64)
         self._now = self._before
         self._had_rows = np.full(len(self._before), _NEVER)
         # [R] of the rows of the last poll, the same array while the same agents wait, and their sub-environments.
@@ -381,29 +385,24 @@ class CustomEnvs(Adapter):
 
     def poll(self, timeout: float | None = None) -> Ready:
         """Poll the inner environment; raise a `ContractError` if a table contradicts itself or an earlier one."""
-        ready = _call(self._table, "poll", *(() if timeout is None else (timeout,)))
+        if self._dicts is not None:
+            return self._dicts.poll()
+        ready = _call(self.inner, "poll", *(() if timeout is None else (timeout,)))
         if not isinstance(ready, Ready):
             raise self._wrong(
                 "poll", f"returned {how_many(ready)}", "a menv.Ready, because returns_table is set",
                 "return one, or leave returns_table out and return six nested dicts",
             )  # fmt: skip
-        if self._dicts is None:
-            self._check_kinds(ready)
-        elif ready.slots is self._slots and not any(
-            (ready.joined, ready.ended, ready.episodes, ready.unclaimed)
-        ):
-            # No trajectory begins or ends.
-            return ready
+        self._check_kinds(ready)
         env_steps = self._steps(ready.env_steps)
         ended = [self._end(end) for end in ready.ended]
         self._was_reset = False
         episodes, unclaimed = self._episodes(ready)
         joined = [self._join(join) for join in ready.joined]
         slots = self._set_waiting(ready.slots, joined, env_steps)
-        rewards = self._checked_rewards(ready, slots) if self._dicts is None else ready.rewards
         return Ready(
-            slots, ready.obs, rewards, env_steps, joined, ended, episodes, unclaimed, ready.infos, ready.taken,
-            self.seats, (), ready.faults, () if self._dicts is None else ready.shared_infos,
+            slots, ready.obs, self._checked_rewards(ready, slots), env_steps, joined, ended, episodes, unclaimed,
+            ready.infos, ready.taken, self.seats, (), ready.faults,
         )  # fmt: skip
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
@@ -464,7 +463,7 @@ class CustomEnvs(Adapter):
         return self.inner.call(env_id, method, *args)
 
     def index_of(self, env_id: EnvId) -> int:
-        return self._indices[env_id]
+        return self._indices[env_id] if self._dicts is None else self._dicts.index_of(env_id)
 
     def start_from(self, env_steps: IntArray) -> None:
         if self._dicts is not None:
@@ -491,7 +490,7 @@ class CustomEnvs(Adapter):
 
     def _steps(self, env_steps: object) -> IntArray:
         """Return [E] env steps, a copy."""
-        steps, listed = np.array(env_steps), self._table.num_envs or 0
+        steps, listed = np.array(env_steps), self.num_envs
         if steps.ndim != 1 or (len(steps) and steps.dtype.kind not in "iu") or len(steps) < listed:
             raise self._bad(
                 "env_steps", f"{steps.dtype} of shape {steps.shape}", f"[{self.num_envs or 'E'}] integers",
@@ -538,7 +537,7 @@ class CustomEnvs(Adapter):
         if not isinstance(end.info, Mapping):
             got = f"the info of {name} is {type(end.info).__name__}"
             raise self._bad("ended", got, "a dict", "give {} for nothing")
-        if self._dicts is None and self._waits[slot] and not (end.withdrawn or self._was_reset):
+        if self._waits[slot] and not (end.withdrawn or self._was_reset):
             raise self._bad(
                 "ended", f"{name} ends while it waits for an action", "an answer first",
                 "let sub-environments wait until they have been answered",
@@ -646,11 +645,9 @@ class CustomEnvs(Adapter):
         if not same or self._changed:
             self._check_rows(slots, joined)
             self._envs, self._changed = np.unique(self._env_of[slots]), False
-        if self._dicts is not None:
-            self._slots = slots
-        elif not same:
+        if not same:
             self._slots = slots.copy()
-        if self._dicts is None and self._waits[self._slots].any():
+        if self._waits[self._slots].any():
             name = self._name(int(self._slots[np.argmax(self._waits[self._slots])]))
             raise self._bad(
                 "slots", f"{name} waits already", "each row once, and no other before it is answered",
@@ -678,7 +675,7 @@ class CustomEnvs(Adapter):
         if counts.max() > 1:
             got = f"{self._name(int(np.argmax(counts)))} has {counts.max()} rows"
             raise self._bad("slots", got, "one", "deliver each agent once a poll")
-        for join in joined if self._dicts is None else ():
+        for join in joined:
             if join.slot >= len(counts) or not counts[join.slot]:
                 raise self._bad(
                     "joined", f"{self._name(join.slot)} joins and has no row", "a row in the same poll",
