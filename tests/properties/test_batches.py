@@ -13,7 +13,7 @@ from menv.sample_batch import MultiAgentBatch, SampleBatch
 from tests.written_batches import batch, values
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
-quick = settings(max_examples=150, deadline=None, derandomize=True)
+quick = settings(max_examples=50, deadline=None, derandomize=True)
 
 
 @st.composite

@@ -40,7 +40,7 @@ COLUMNS = (
     "env_id",
     "unroll_id",
 )
-quick = settings(as_found, max_examples=30)
+quick = settings(as_found, max_examples=12)
 
 
 pytestmark = pytest.mark.usefixtures("no_pauses")

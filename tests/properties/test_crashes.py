@@ -31,9 +31,9 @@ from tests.properties.schedules import (
 from tests.properties.test_schedules import check_life
 
 STEPS = 30
-quick = settings(as_found, max_examples=20)
-# Every fragment length among them, each with other schedules.
-many = settings(quick, max_examples=32)
+quick = settings(as_found, max_examples=10)
+# Most fragment lengths among them, each with other schedules; tests/soak has all of them.
+many = settings(quick, max_examples=16)
 
 
 class Due(NamedTuple):

@@ -28,7 +28,7 @@ from tests.properties.schedules import (
 )
 from tests.properties.test_schedules import check_life
 
-quick = settings(as_found, max_examples=15)
+quick = settings(as_found, max_examples=8)
 # For each episode in turn: at which step it is lost, beyond its end for never; and which steps are logged.
 habits = st.lists(st.tuples(st.integers(1, 14), st.sets(st.integers(0, 9))), min_size=1, max_size=4)
 

@@ -74,7 +74,7 @@ def test_steps_without_a_waiting_agent_change_nothing_either(kind: str) -> None:
 
 
 @given(script=scripts, length=st.sampled_from([1, 2, 3, 5, 10]), num_envs=st.integers(2, 4))
-@settings(as_found, max_examples=30)
+@settings(as_found, max_examples=12)
 def test_random_schedules_are_lived_the_same_too(script: Script, length: int, num_envs: int) -> None:
     together = live("networks", script, list(range(num_envs)), length)
     alone = live("networks", script, [num_envs - 1], 15)

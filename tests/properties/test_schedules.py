@@ -28,9 +28,9 @@ from tests.properties.schedules import (
 )
 
 FRAGMENTS = list(range(1, 11))
-quick = settings(as_found, max_examples=25)
-# Every fragment length among them, each with other schedules.
-many = settings(quick, max_examples=45)
+quick = settings(as_found, max_examples=12)
+# Most fragment lengths among them, each with other schedules; tests/soak has all of them.
+many = settings(quick, max_examples=20)
 
 
 class Run:

@@ -25,7 +25,7 @@ from tests.properties.schedules import Row, as_found, policy_group, trajectories
 MODES = ["NextStep", "SameStep", "Disabled"]
 KINDS = ["gym", "vector", *MODES]
 SEED = 5
-quick = settings(as_found, max_examples=25)
+quick = settings(as_found, max_examples=10)
 
 
 @st.composite

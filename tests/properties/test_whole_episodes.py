@@ -141,7 +141,7 @@ def test_the_rows_are_those_of_a_run_whose_fragments_cut_episodes(kind: str, sho
 @pytest.mark.parametrize("short", [True, False])
 @pytest.mark.parametrize("kind", KINDS[1:])
 @given(script=solo_scripts(), length=st.integers(1, 9))
-@settings(quick, max_examples=12)
+@settings(quick, max_examples=8)
 def test_no_reward_is_lost_while_rows_wait(kind: str, short: bool, script: Script, length: int) -> None:
     run = Run(kind, script, length, short=short, whole=True)
     for rows in run.lived(30 // length).values():
