@@ -51,6 +51,7 @@ def test_a_quick_run_of_two_rows_reports_floor_rate_and_ratio_of_each() -> None:
     assert {"python", "numpy", "torch", "onnxruntime"} <= report.keys()
 
 
+@pytest.mark.slow
 def test_a_quick_run_starts_real_processes() -> None:
     (row,) = benchmarks("--only", "first_result")["rows"]
     assert 0 < row["value"] < 60
@@ -226,6 +227,7 @@ def test_the_mean_of_the_snapshots_of_self_play_approaches_a_nash_equilibrium_of
     assert any(nash_conv < 0.1 for nash_conv in curve)
 
 
+@pytest.mark.slow
 def test_menv_solves_cartpole_under_the_rule_of_all_libraries() -> None:
     done = run_warm(["-m", "benchmarks.peers.scripts.menv", "cartpole_1", "time_to_450", "--seconds", "0.01"])
     assert done.returncode == 0, done.stderr

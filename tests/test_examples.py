@@ -41,7 +41,8 @@ QUICK: dict[str, tuple[str, ...]] = {
 """Flags of a short run of each example."""
 SLOW = {
     *("adapt_policy", "card_game", "leduc_poker", "offline_logs", "pistonball", "ppo_and_dqn"),
-    *("sumo_traffic_lights", "tictactoe", "two_trainers", "vmas_balance"),
+    *("hierarchical", "rock_paper_scissors", "self_play", "shoal", "sumo_traffic_lights", "tictactoe"),
+    *("two_trainers", "vmas_balance", "workers"),
 }
 ELSEWHERE = {"cartpole_client", "cartpole_server", "rllink_client", "unity3d_client", "unity3d_server"}
 """Examples that `tests/serving/test_serving_examples.py` runs in pairs."""

@@ -195,6 +195,7 @@ def test_large_bytes_that_nothing_divides_are_no_reason_to_act_with_torch(seed: 
         assert algorithm.train()["inference"] == {"default_policy": "onnx"}
 
 
+@pytest.mark.slow_unless("*-relu", "shape1-*")
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("shape", "filters"), SHAPES)
 def test_a_rows_answer_does_not_depend_on_the_batch_size_to_the_last_bit(

@@ -334,7 +334,7 @@ def test_beginning_again_may_be_interrupted_anywhere(env: type) -> None:
         rollouts = algo._rollouts
         assert isinstance(rollouts, LocalRollouts)
         rollouts.sample()
-        for instruction in itertools.count(1, 11):
+        for instruction in itertools.count(1, 29):
             Counted.due = 3
             with pytest.raises(KeyboardInterrupt):
                 rollouts.sample()

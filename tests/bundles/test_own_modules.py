@@ -135,7 +135,10 @@ def test_a_module_that_no_graph_expresses_is_refused_by_name_and_its_run_is_save
                 write(tmp_path / "policy")
             assert "\n" not in str(caught.value)
             assert len(str(caught.value)) < 500
+        trained(algorithm, 1)
         algorithm.save(tmp_path / "run")
+    with PPO.from_checkpoint(tmp_path / "run", config={"model": {"custom_model": Moody}}) as again:
+        assert again.iteration == 1
     # The exporter has words of its own for it.
     assert capfd.readouterr() == ("", "")
     with pytest.raises(

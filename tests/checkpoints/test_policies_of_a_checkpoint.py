@@ -19,7 +19,6 @@ from menv import Policy, PolicySpec, RandomPolicy
 from menv.algorithms import PPO
 from menv.errors import ConfigError, UnknownNameError
 from menv.inference.checkpoint_folder import find_checkpoint, read_manifest, write_checkpoint
-from tests.algorithms.test_custom_model import Moody
 from tests.bundles.cases import algorithm_of, observations, same
 from tests.checkpoints.runs import SMALL, by_seat, trained, weights_of
 from tests.house.sources import ROOT
@@ -187,13 +186,6 @@ def test_policies_without_a_form_on_disk_are_left_out_and_say_why(tmp_path: Path
         ConfigError, match=r"left out when it was saved: policy '?.*RandomPolicy.* in it are \['learns'\]"
     ):
         Policy.from_checkpoint(tmp_path / "two", policy_ids=["random"])
-    with PPO(env="CartPole-v1", config={**SMALL, "model": {"custom_model": Moody}}) as algo:
-        trained(algo, 1)
-        algo.save(tmp_path / "none")
-    with pytest.raises(ConfigError, match=r"Moody: torch\.onnx cannot express it.* in it are \[\]"):
-        Policy.from_checkpoint(tmp_path / "none")
-    with PPO.from_checkpoint(tmp_path / "none", config={"model": {"custom_model": Moody}}) as algo:
-        assert algo.iteration == 1
 
 
 def test_a_policy_that_cannot_be_written_does_not_stop_the_run_from_being_saved(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from menv.workers.engines import make_engine
 from tests.engines.processes import eventually, lives
 
 
-@pytest.fixture(params=["process", "ray"])
+@pytest.fixture(params=["process", pytest.param("ray", marks=pytest.mark.slow)])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """An engine of each kind, and the promise that nobody is left when it has stopped."""
     if request.param == "ray":

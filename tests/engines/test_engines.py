@@ -33,7 +33,7 @@ def started(
     return peer
 
 
-@pytest.fixture(scope="module", params=["process", "ray"])
+@pytest.fixture(scope="module", params=["process", pytest.param("ray", marks=pytest.mark.slow)])
 def there(request: pytest.FixtureRequest) -> Iterator[RemoteActor]:
     """A peer of each engine for those tests that only ask it: to start one takes a while."""
     if request.param == "ray":
@@ -72,7 +72,6 @@ def test_many_questions_and_answers_may_be_under_way_at_once(there: RemoteActor)
     assert [there.answer()[1] for _ in range(60)] == [*range(60)]
 
 
-@pytest.mark.slow_unless("process*")
 @pytest.mark.alone
 def test_asking_does_not_wait_for_the_answer(engine: Engine) -> None:
     peer = started(engine)
@@ -106,7 +105,6 @@ def test_what_is_written_into_an_argument_stays_there(there: RemoteActor) -> Non
     assert all(value.all() for value in mine.values())
 
 
-@pytest.mark.slow_unless("process*")
 def test_a_parcel_is_packed_once_and_given_to_many(engine: Engine) -> None:
     peers = [started(engine, label=f"worker {index}") for index in range(3)]
     array = np.arange(100_000)
@@ -161,7 +159,6 @@ def test_a_process_for_which_there_are_no_files_is_named(free: int) -> None:
     engine.stop()
 
 
-@pytest.mark.slow_unless("process*")
 def test_those_who_have_answered_are_told_in_the_given_order(engine: Engine) -> None:
     slow, *quick = [started(engine, label=f"worker {index}") for index in range(3)]
     slow.ask(Counter.sleep, 1.5)
@@ -174,7 +171,6 @@ def test_those_who_have_answered_are_told_in_the_given_order(engine: Engine) -> 
     assert slow.answer() == 1.5
 
 
-@pytest.mark.slow_unless("process*")
 @pytest.mark.alone
 def test_waiting_ends_when_its_time_is_over(engine: Engine) -> None:
     peer = started(engine)
@@ -185,13 +181,11 @@ def test_waiting_ends_when_its_time_is_over(engine: Engine) -> None:
     peer.kill()
 
 
-@pytest.mark.slow_unless("process*")
 def test_nobody_waits_for_those_who_were_asked_nothing(engine: Engine) -> None:
     assert engine.wait([]) == []
     assert engine.wait([started(engine)]) == []
 
 
-@pytest.mark.slow_unless("process*")
 def test_an_answer_that_nobody_asked_for_is_not_waited_for(engine: Engine) -> None:
     with pytest.raises(CallOrderError, match="worker 1: was asked nothing"):
         started(engine).answer()
@@ -208,7 +202,6 @@ def test_what_a_method_raises_arrives_with_the_traceback_of_over_there(there: Re
     assert there.answer() == 1
 
 
-@pytest.mark.slow_unless("process*")
 def test_an_exception_of_the_program_itself_is_of_the_same_class_when_it_is_back(engine: Engine) -> None:
     class OwnError(Exception):
         pass
@@ -222,14 +215,12 @@ def test_an_exception_of_the_program_itself_is_of_the_same_class_when_it_is_back
         started(engine, fail)
 
 
-@pytest.mark.slow_unless("process*")
 def test_an_exception_that_cannot_travel_says_what_it_was(engine: Engine) -> None:
     with pytest.raises(RemoteError, match=r"^worker 1: SecretError: nobody can read this$") as caught:
         started(engine, raise_secret)
     assert "in raise_secret" in str(caught.value.__cause__)
 
 
-@pytest.mark.slow_unless("process*")
 def test_an_exception_that_cannot_say_what_it_is_does_no_harm(engine: Engine) -> None:
     class MuteError(Exception):
         def __str__(self) -> str:
@@ -243,7 +234,6 @@ def test_an_exception_that_cannot_say_what_it_is_does_no_harm(engine: Engine) ->
     assert peer.answer() == 1
 
 
-@pytest.mark.slow_unless("process*")
 def test_what_names_a_module_that_cannot_be_imported_elsewhere_says_what_to_do(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,7 +248,6 @@ def test_what_names_a_module_that_cannot_be_imported_elsewhere_says_what_to_do(
             peer.answer()
 
 
-@pytest.mark.slow_unless("process*")
 def test_an_object_that_cannot_be_made_answers_every_question_with_the_reason(engine: Engine) -> None:
     peer = engine.start(Unmakeable, "no room", label="worker 1")
     peer.ask(Counter.add, 1)
@@ -269,7 +258,6 @@ def test_an_object_that_cannot_be_made_answers_every_question_with_the_reason(en
         asked(peer, Counter.add, 1)
 
 
-@pytest.mark.slow_unless("process*")
 def test_an_argument_that_cannot_travel_is_named_in_one_line(engine: Engine) -> None:
     peer, lock, own = started(engine), threading.Lock(), Counter()
     own.__dict__["lock_of_mine"] = lock
@@ -302,7 +290,6 @@ def test_an_argument_that_cannot_travel_is_named_in_one_line(engine: Engine) -> 
     assert (peer.pending, asked(peer, Counter.echo, 1)) == (0, 1)
 
 
-@pytest.mark.slow_unless("process*")
 def test_what_cannot_travel_is_named_in_functions_parcels_and_answers_too(engine: Engine) -> None:
     lock = threading.Lock()
     with pytest.raises(ConfigError, match=r"worker 1, to make it: args\[0\]'s variable 'lock' is a lock"):
@@ -313,7 +300,6 @@ def test_what_cannot_travel_is_named_in_functions_parcels_and_answers_too(engine
         asked(started(engine), Counter.lock)
 
 
-@pytest.mark.slow_unless("process*")
 def test_one_whose_peer_is_dropped_ends(engine: Engine, tmp_path: Path) -> None:
     peer = make_engine(engine.name).start(Counter, 0, str(tmp_path), label="worker 1")
     peer.answer()
@@ -323,7 +309,6 @@ def test_one_whose_peer_is_dropped_ends(engine: Engine, tmp_path: Path) -> None:
     eventually(lambda: not lives(pid))
 
 
-@pytest.mark.slow_unless("process*")
 def test_objects_are_stopped_before_their_processes_end(engine: Engine, tmp_path: Path) -> None:
     peers = [started(engine, Counter, 0, str(tmp_path), label=f"worker {index}") for index in range(2)]
     pids = [peer.pid for peer in peers]
@@ -332,7 +317,6 @@ def test_objects_are_stopped_before_their_processes_end(engine: Engine, tmp_path
     eventually(lambda: not any(lives(pid) for pid in pids if pid))
 
 
-@pytest.mark.slow_unless("process*")
 @pytest.mark.parametrize("busy", [False, True])
 def test_an_object_that_does_not_stop_is_ended_when_its_time_is_over(engine: Engine, busy: bool) -> None:
     peer = started(engine, Stubborn)
@@ -358,7 +342,6 @@ def test_an_object_that_raises_when_it_is_stopped_is_warned_of(engine: Engine) -
         engine.stop()
 
 
-@pytest.mark.slow_unless("process*")
 def test_an_engine_can_be_used_again_after_it_was_stopped(engine: Engine) -> None:
     started(engine)
     engine.stop()

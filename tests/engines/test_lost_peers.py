@@ -24,7 +24,6 @@ WAYS = {
 }
 
 
-@pytest.mark.slow_unless("process*")
 @pytest.mark.parametrize("how", WAYS)
 def test_a_process_that_ends_is_told_with_its_pid_and_last_words(engine: Engine, how: str) -> None:
     peer, other = started(engine), started(engine, label="worker 2")
@@ -45,7 +44,6 @@ def test_a_process_that_ends_is_told_with_its_pid_and_last_words(engine: Engine,
     assert other.answer() == 1
 
 
-@pytest.mark.slow_unless("process*")
 def test_an_answer_that_was_there_before_is_not_lost(engine: Engine) -> None:
     peer = started(engine)
     peer.ask(Counter.add, 5)
@@ -60,7 +58,6 @@ def test_an_answer_that_was_there_before_is_not_lost(engine: Engine) -> None:
         asked(peer, Counter.add, 1)
 
 
-@pytest.mark.slow_unless("process*")
 def test_a_peer_that_is_killed_from_outside_wakes_those_who_wait(engine: Engine) -> None:
     peer, other = started(engine), started(engine, label="worker 2")
     peer.ask(Counter.sleep, 60.0)
@@ -72,7 +69,6 @@ def test_a_peer_that_is_killed_from_outside_wakes_those_who_wait(engine: Engine)
         peer.answer()
 
 
-@pytest.mark.slow_unless("process*")
 @pytest.mark.parametrize("how", ["answer", "wait"])
 def test_stopping_in_one_thread_wakes_another_one_that_waits(engine: Engine, how: str) -> None:
     for _ in range(3 if engine.name == "process" else 1):
@@ -114,7 +110,6 @@ def test_the_descriptor_of_a_closed_link_is_nobody_elses_while_it_is_waited_for(
             os.fstat(number)
 
 
-@pytest.mark.slow_unless("process*")
 def test_a_peer_that_is_killed_has_lost_what_it_was_asked(engine: Engine) -> None:
     peer, other = started(engine), started(engine, label="worker 2")
     pid = peer.pid
@@ -139,7 +134,6 @@ def test_one_that_was_killed_before_it_had_started_is_lost_too(engine: Engine) -
         peer.answer()
 
 
-@pytest.mark.slow_unless("process*")
 def test_a_child_that_an_object_leaves_behind_does_not_hide_its_end(engine: Engine) -> None:
     peer = started(engine)
     child = asked(peer, Counter.forks)
@@ -164,7 +158,6 @@ def test_a_child_that_an_object_leaves_behind_ends_when_its_engine_stops() -> No
     assert peer.pending == 0
 
 
-@pytest.mark.slow_unless("process*")
 def test_an_object_may_close_its_stderr_and_read_its_stdin(engine: Engine) -> None:
     peer = started(engine)
     assert asked(peer, Counter.reads_stdin) == ""

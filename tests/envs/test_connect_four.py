@@ -61,7 +61,7 @@ def bits(cells: Iterable[tuple[int, int]]) -> int:
     return sum(1 << (column * 7 + height) for column, height in cells)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, COLUMNS - 1), min_size=20, max_size=120))
 def test_any_game_goes_as_a_slow_referee_says(wishes: Sequence[int]) -> None:
     env, referee = ConnectFour(), Referee()

@@ -219,7 +219,7 @@ def test_a_train_batch_that_was_given_up_keeps_nothing_of_a_policy_that_is_remov
 
 def test_ends_that_come_one_by_one_are_not_taken_for_silence() -> None:
     env = Told()
-    with training(env, DQN, idle_timeout=1.5, rollout_fragment_length=8) as algo:
+    with training(env, DQN, idle_timeout=0.75, rollout_fragment_length=8) as algo:
         for name in "abcd":
             env.start_episode(name)
             log_steps(env, name, ord(name), 2)
@@ -227,9 +227,9 @@ def test_ends_that_come_one_by_one_are_not_taken_for_silence() -> None:
         def end() -> None:
             # Nobody waits for an action now.
             for name in "abcd":
-                time.sleep(0.25)
+                time.sleep(0.12)
                 env.end_episode(env.start_episode(), obs(9, 9))
-                time.sleep(0.25)
+                time.sleep(0.12)
                 env.end_episode(name, obs(ord(name), 2))
 
         with calling(end):

@@ -355,6 +355,7 @@ def played(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
             process.send_signal(signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_the_policy_learns_from_games_that_are_played_on_the_page(
     runs: Mapping[Any, Path], page: Browser, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from menv.workers.pipe_channel import UnsendableError
 from tests.interrupting import raised_at
 from tests.remote_envs.far import Counting
 
-EVERY = 797
+EVERY = 997
 """Instructions from one interrupt to the next; a prime number, so that each falls elsewhere in a loop."""
 
 

@@ -56,7 +56,7 @@ SPLITS = {
 }
 
 
-@pytest.mark.slow_unless("solo-networks", "turns-recurrent", "together-*", "lives-own")
+@pytest.mark.slow_unless("solo-networks", "turns-recurrent", "lives-own")
 @pytest.mark.parametrize("kind", ["networks", "recurrent", "own"])
 @pytest.mark.parametrize("script", [SOLO, TURNS, TOGETHER, LIVES], ids=["solo", "turns", "together", "lives"])
 def test_neither_samplers_nor_cuts_change_a_digest(script: Script, kind: str) -> None:

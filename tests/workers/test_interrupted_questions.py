@@ -20,7 +20,7 @@ from menv.workers.pipe_channel import UnsendableError
 from tests.interrupting import raised_at
 from tests.workers.crews import running
 
-EVERY = 23
+EVERY = 59
 """Instructions from one interrupt to the next; a prime number, so that each falls elsewhere in a loop."""
 NEWCOMER = {"policy_mapping_fn": lambda *args, **kwargs: "newcomer"}
 

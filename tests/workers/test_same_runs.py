@@ -214,6 +214,7 @@ def test_a_policy_that_learns_changes_the_rows_of_the_next_fragment() -> None:
         assert np.abs(old.logp - before["action_logp"]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_ppo_of_workers_learns_the_first_steps_of_cartpole() -> None:
     with running(2, kind=PPO, num_envs_per_worker=8, train_batch_size=2048, lr=3e-3, model={}) as algo:
         first = algo.train()["episode_reward_mean"]
