@@ -453,7 +453,7 @@ class ActionRequestBatcher:
                     calls.append((request.episode.broker_id, obs, request, request.size, request.paid))
                 else:
                     self._refuse(request, obs)
-        for (_, _, refused, _, _), error in self._broker.request_many(calls):
+        for (_, _, refused, _, _), error in self._broker.request_many(calls) if calls else ():
             assert isinstance(refused, ActionRequest)
             self._refuse(refused, error)
 

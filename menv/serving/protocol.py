@@ -594,22 +594,17 @@ _WITH_EPISODES = ("EPISODES", "EPISODES_AND_GET_STATE")
 _LARGE = 1 << 16
 
 
-def _by_type(union: Any) -> Mapping[str, TypedDecoder]:
-    return MappingProxyType({kind.__struct_config__.tag: TypedDecoder(kind) for kind in get_args(union)})
-
-
-_REQUESTS = _by_type(Request)
-_ANSWERS = _by_type(Answer)
-_FILLED = MappingProxyType(
-    {
-        tag: frozenset(
-            field.name for field in msgspec.structs.fields(kind) if isinstance(field.default, bool | str)
-        )
-        for kind in get_args(Request) + get_args(Answer)
-        if isinstance(tag := kind.__struct_config__.tag, str)
-    }
-)
-"""Fields of each message that have a default but whose type does not allow null."""
+_REQUESTS: dict[str, TypedDecoder] = {
+    kind.__struct_config__.tag: TypedDecoder(kind) for kind in get_args(Request)
+}
+_ANSWER = TypedDecoder(Answer)
+_FILLED: dict[str, frozenset[str]] = {
+    kind.__struct_config__.tag: frozenset(
+        field.name for field in msgspec.structs.fields(kind) if isinstance(field.default, bool | str)
+    )
+    for kind in get_args(Request)
+}
+"""Fields of each request that have a default but whose type does not allow null."""
 
 
 def decode(body: bytes, max_depth: int = 32) -> tuple[Request, WireFormat]:
@@ -622,7 +617,7 @@ def decode(body: bytes, max_depth: int = 32) -> tuple[Request, WireFormat]:
     check_stack(body, wire_format)
     found = fields(body, wire_format, "message")
     try:
-        request = _message(body, wire_format, found, _REQUESTS)
+        request = _request(body, wire_format, found)
         if isinstance(request, EpisodeMessage) and len(memoryview(request.info)):
             _check_info(request.info, wire_format, max_depth)
     except BadMessageError as error:
@@ -631,13 +626,12 @@ def decode(body: bytes, max_depth: int = 32) -> tuple[Request, WireFormat]:
     return request, wire_format
 
 
-def decode_answer(body: bytes) -> tuple[Answer, WireFormat]:
-    """Return the answer in a body, and its wire format."""
+def decode_answer(body: bytes) -> Answer:
+    """Return the answer in a body."""
     wire_format = wire_format_of(body)
-    body = body.removeprefix(MARK)
     check_stack(body, wire_format)
-    answer: Answer = _message(body, wire_format, fields(body, wire_format, "message"), _ANSWERS)
-    return answer, wire_format
+    answer: Answer = _ANSWER.read(body.removeprefix(MARK), wire_format, "message")
+    return answer
 
 
 def encode(message: Request | Answer, wire_format: WireFormat) -> bytes:
@@ -659,19 +653,17 @@ _JSON = msgspec.json.Encoder(enc_hook=plain_array)
 _MSGPACK = msgspec.msgpack.Encoder(enc_hook=plain_array)
 
 
-def _message(
-    body: bytes, wire_format: WireFormat, found: Mapping[str, Raw], known: Mapping[str, TypedDecoder]
-) -> Any:
+def _request(body: bytes, wire_format: WireFormat, found: Mapping[str, Raw]) -> Any:
     if "type" not in found:
         raise BadMessageError(
-            ErrorCode.MALFORMED, f"message: no field 'type', expected one of {', '.join(known)}"
+            ErrorCode.MALFORMED, f"message: no field 'type', expected one of {', '.join(_REQUESTS)}"
         )
     name: str = _NAME.read(found["type"], wire_format, "message.type")
-    typed = known.get(name)
+    typed = _REQUESTS.get(name)
     if typed is None:
         raise BadMessageError(
             ErrorCode.UNKNOWN_TYPE,
-            f"message: type {name[:40]!r} is unknown, expected one of {', '.join(known)}",
+            f"message: type {name[:40]!r} is unknown, expected one of {', '.join(_REQUESTS)}",
         )
     if name in _WITH_EPISODES and "episodes" in found and len(body) > _LARGE:
         # Refuse a body of millions of tiny elements before an object is created for each.

@@ -100,7 +100,7 @@ def test_every_request_survives_both_dialects(dialect: WireFormat) -> None:
 @pytest.mark.parametrize("dialect", WireFormat)
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: type(answer).__name__)
 def test_every_answer_survives_both_dialects(answer: Answer, dialect: WireFormat) -> None:
-    assert decode_answer(encode(answer, dialect)) == (answer, dialect)
+    assert decode_answer(encode(answer, dialect)) == answer
 
 
 def test_there_is_an_answer_of_every_type_above() -> None:

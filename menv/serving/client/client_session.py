@@ -57,6 +57,7 @@ from menv.serving.protocol import (
     encode,
     to_raw,
 )
+from menv.serving.value_readers import reader_of
 
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
@@ -201,10 +202,10 @@ class ClientSession:
         assert connection is not None
         connection.send(body)
         if answered or connection.answers_all:
-            return decode_answer(connection.receive())[0]
+            return decode_answer(connection.receive())
         # Messages are processed in order: the PONG confirms the body before it.
         connection.send(_PING)
-        answer = decode_answer(connection.receive())[0]
+        answer = decode_answer(connection.receive())
         if isinstance(answer, Pong):
             return Ok()
         try:
@@ -218,7 +219,7 @@ class ClientSession:
         connection = connect(self._address, self._token, self.timeout, self._conversation)
         self._connection = connection
         connection.send(self._greeting())
-        answer = decode_answer(connection.receive())[0]
+        answer = decode_answer(connection.receive())
         if isinstance(answer, Error) and answer.code in _TEMPORARY:
             raise ConnectionRefusedError(_printable(answer.message))
         if isinstance(answer, Error):
@@ -313,31 +314,15 @@ def element_of(space: gym.Space[Any] | None, value: Any) -> Any:
 
     Raises ContractError if it is not an element. Box values may be outside the bounds, where actions are not clipped.
     """
+    if space is None:
+        if isinstance(value, list) and value and isinstance(value[0], int | float):
+            return np.array(value, np.float32 if isinstance(value[0], float) else np.int64)
+        return value
+    wire_format = WireFormat.MSGPACK
     try:
-        return _element(space, value)
-    except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        return reader_of(space, bounded=False).read(to_raw(value, wire_format), wire_format, "action")
+    except (BadMessageError, OverflowError) as error:
         raise ContractError(
             f"PolicyClient: the server answers with an action that is none ({ascii(str(error))[1:-1]:.100}), expected "
-            f"an element of {in_a_line(space) if space is not None else 'a space'}; look at the server's policy"
+            f"an element of {in_a_line(space)}; look at the server's policy"
         ) from error
-
-
-def _element(space: gym.Space[Any] | None, value: Any) -> Any:
-    if isinstance(space, gym.spaces.Dict):
-        return {key: _element(part, value[key]) for key, part in space.spaces.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        return tuple(_element(part, one) for part, one in zip(space.spaces, value, strict=True))
-    if isinstance(space, gym.spaces.Discrete):
-        choice = space.dtype.type(value)
-        if choice != value or not space.contains(choice):
-            raise ValueError(f"{value!r:.40} is no choice")
-        return choice
-    if isinstance(space, gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
-        array = np.array(value, space.dtype).reshape(space.shape)
-        fits = np.isfinite(array).all() if isinstance(space, gym.spaces.Box) else space.contains(array)
-        if not fits:
-            raise ValueError("its numbers are outside")
-        return array
-    if space is None and isinstance(value, list) and value and isinstance(value[0], int | float):
-        return np.array(value, np.float32 if isinstance(value[0], float) else np.int64)
-    return value
