@@ -6,6 +6,7 @@ import gc
 import logging
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -71,6 +72,12 @@ def _homes_are_forked(request: pytest.FixtureRequest) -> Iterator[None]:
 
             stack.enter_context(forked_homes())
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _temporary(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let menv write temporary files, such as crash capsules, into pytest's folder, which is deleted later."""
+    tempfile.tempdir = str(tmp_path_factory.mktemp("temporary"))
 
 
 @pytest.fixture(autouse=True)

@@ -196,6 +196,7 @@ class CrashCapsules:
     def write(self, record: Mapping[str, Any]) -> Path | None:
         """Write a capsule; return its path, None if it cannot be written."""
         with suppress(OSError, ConfigError):
+            content = self._content(record)
             if self.folder is None:
                 self.folder = Path(tempfile.mkdtemp(prefix="menv-crashes-"))
             self.folder.mkdir(exist_ok=True)
@@ -204,8 +205,13 @@ class CrashCapsules:
                 int(one.stem) for one in self.folder.glob("*.json") if re.fullmatch("[0-9]{3,9}", one.stem)
             ]
             path = self.folder / f"{1 + max(taken, default=0):03d}.json"
-            path.write_bytes(self._content(record))
-            return path
+            try:
+                path.write_bytes(content)
+                return path
+            except OSError:
+                path.unlink(missing_ok=True)
+                # The folder stays if it has capsules.
+                self.folder.rmdir()
         return None
 
     def _content(self, record: Mapping[str, Any]) -> bytes:

@@ -37,6 +37,7 @@ from typing import Any, Literal, cast
 from menv import algorithms
 from menv.algorithms.config.setting import Settings, known_values, setting, table
 from menv.algorithms.learn import StopRule
+from menv.algorithms.results import TrainResult
 from menv.cli.arguments import (
     IMPORT,
     Parser,
@@ -139,7 +140,8 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv sweep") ->
             sweep = Sweep(file, space, pruner, folder, imports)
         termination = stack.enter_context(TerminationAsInterrupt())
         try:
-            sweep.search(args.trials, args.jobs, lambda line: print_text(line, program))
+            with writing("sweep", f"the folder {folder}"):
+                sweep.search(args.trials, args.jobs, lambda line: print_text(line, program))
         except KeyboardInterrupt:
             print_error(f"interrupted; running trials were saved\n  resume: {args.typed}")
             return 128 + (termination.signal or signal.SIGINT)
@@ -237,9 +239,10 @@ class Sweep:
                 finally:
                     self._stop()
         except ConfigError:
-            if self._is_new:
+            if self._is_new and not self.ranking():
                 shutil.rmtree(self.folder)
             raise
+        self._write()
         if best := self.ranking()[:_IN_REPORT]:
             write_report(
                 [self._run_folder(trial.number, seed) for trial in best for seed in range(self.file.seeds)],
@@ -356,12 +359,10 @@ class Sweep:
             if verdict is not None or not isinstance(result, dict) or "training_iteration" not in result:
                 continue
             value, iteration = dict(scalars(result)).get(self.file.metric), result["training_iteration"]
-            if value is None:
-                config = Run(self._run_folder(trial.number, seed)).config["config"]
-                rule = StopRule({self.file.metric: math.inf}, bool(config.get("evaluation_interval")))
-                if wrong := rule.impossible(result):
-                    verdict = TrialFailedError(wrong.replace("stop ", "metric ", 1), is_setting=True)
-            else:
+            config = Run(self._run_folder(trial.number, seed)).config["config"]
+            if wrong := _unknown_key(self.file, result, evaluates=bool(config.get("evaluation_interval"))):
+                verdict = ConfigError(f"sweep: {wrong}")
+            elif value is not None:
                 self._has_reported = True
                 if seed == 0 and iteration > reported:
                     trial.report(value, iteration)
@@ -464,7 +465,13 @@ def _checked(file: SweepFile) -> dict[str, Dimension]:
         raise ConfigError(
             "sweep: no stop, expected when a run ends; add [stop] with num_env_steps_sampled = 20_000"
         )
-    train_parser("menv sweep").parse_args([file.env, *_words(file)])
+    stop = json.dumps(dict(file.stop))
+    args = train_parser("menv sweep").parse_args([file.env, *_words(file), "--stop", stop])
+    # Callbacks may add keys to results.
+    if not any("callbacks" in settings for settings in (file.config, file.space, *args.config)):
+        keys = TrainResult.__required_keys__ | TrainResult.__optional_keys__ - {"evaluation"}
+        if wrong := _unknown_key(file, dict.fromkeys(keys), evaluates=True):
+            raise ConfigError(f"sweep: {wrong}")
     space = {".".join(one.path): one for one in _dimensions(file.space)}
     if not space:
         raise ConfigError(
@@ -476,6 +483,13 @@ def _checked(file: SweepFile) -> dict[str, Dimension]:
         for value in one.ends():
             _check(file.run, "space", _nested(one.path, with_objects(value)))
     return space
+
+
+def _unknown_key(file: SweepFile, result: Mapping[str, Any], *, evaluates: bool) -> str:
+    """Return why results never have the metric or the key of a bound, "" as far as this result shows."""
+    rule = StopRule({file.metric: math.inf, **file.stop}, evaluates)
+    metric = f"{file.metric}: "
+    return rule.impossible(result).replace(f"stop {metric}", f"metric {metric}", 1)
 
 
 def _words(file: SweepFile) -> list[str]:

@@ -29,6 +29,7 @@ from menv.registry import import_first
 from menv.sampling.sampler import Sampler
 from menv.verify.verify import WHOLE, Task, host_copies
 from menv.workers.convert import to_base_env
+from menv.workers.process_engine import in_a_line
 from menv.workers.registered_envs import RemoteEnvSpec
 
 _FRAGMENT = 25
@@ -168,7 +169,7 @@ class _Soak:
                     f"{len(self._measured)} measurements, expected {2 * _BLOCKS} at least; run it for longer"
                 )
         except MenvError as error:
-            ended = str(error)
+            ended = in_a_line(str(error))
             if samplers:
                 ended += self._capsule_of(error, samplers)
         finally:

@@ -66,6 +66,16 @@ def table(folder: str = "runs/sweep") -> list[dict[str, str]]:
         ({"seeds": "direction = 'up'"}, "sweep: direction is 'up', expected one of 'maximize', 'minimize'"),
         ({"seeds": "pruner = 'median'\npruner_options = {n = 1}"}, "sweep: pruner_options of 'median': "),
         ({"stop": ""}, "sweep: no stop, expected when a run ends; add [stop]"),
+        (
+            {"stop": "stop = {num_env_steps = 9}"},
+            "sweep: stop num_env_steps: results have no such key, expected an existing one; did you mean num_env_steps",
+        ),
+        (
+            {"seeds": "metric = 'episode_rewad_mean'"},
+            "sweep: metric episode_rewad_mean: results have no such key, expected an existing one; did you mean "
+            "episode_reward_mean",
+        ),
+        ({"stop": "stop = {training_iteration = 'two'}"}, "expected KEY=NUMBER"),
         ({"lr": "", "model": ""}, "sweep: no space, expected settings to search"),
         ({"options": "options = \"--policies 'x\""}, "sweep: options \"--policies 'x\": No closing"),
         ({"config": "config = {env_config = {since = 2026-01-01}}"}, "sweep: Object of type date is not JSON"),
@@ -132,6 +142,21 @@ def test_a_journal_without_the_end_of_its_last_line_is_opened(folder: Path) -> N
     second = Sweep(file, {}, pruner, place, []).study
     second.add_trial(optuna.trial.create_trial(value=2.0))
     assert [one.value for one in Sweep(file, {}, pruner, place, []).ranking()] == [2.0, 1.0]
+
+
+def test_a_full_disk_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write()
+    file = SweepFile(**tomllib.loads(SWEEP))
+    place = Path("runs/sweep")
+    place.mkdir(parents=True)
+    study = Sweep(file, {}, optuna.pruners.NopPruner(), place, []).study
+    study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL))
+    (place / "trials.csv").symlink_to("/dev/full")
+    assert main(["sweep", "sweep.toml", "--trials", "1"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "menv sweep: error: sweep: the folder runs/sweep cannot be written ([Errno 28] No space"
+    )
 
 
 @pytest.mark.slow
@@ -209,12 +234,11 @@ class Brittle(Corridor):
 @pytest.mark.parametrize(
     ("replaced", "error"),
     [
-        (
-            {"seeds": "metric = 'episode_rewad_mean'"},
-            "metric episode_rewad_mean: results have no such key, expected an existing one; did you mean "
-            "episode_reward_mean",
-        ),
         ({"seeds": "metric = 'evaluation/episode_reward_mean'"}, "this run makes no evaluations"),
+        (
+            {"stop": 'stop = {"info/learner/shared/learner_stats/entropi" = 1}'},
+            "menv sweep: error: sweep: stop info/learner/shared/learner_stats/entropi: results have no such key",
+        ),
         ({"env": "env = 'tictactow'"}, "menv sweep: error: env: 'tictactow' is not known, expected"),
     ],
 )

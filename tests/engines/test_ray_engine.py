@@ -303,7 +303,7 @@ def test_a_ray_that_knows_no_unavailable_actors_will_do() -> None:
 @pytest.mark.slow
 def test_a_cluster_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
     # Sockets lie in Ray's folder, and their paths must be short.
-    with tempfile.TemporaryDirectory(prefix="ray-") as short, socket.socket() as nobody:
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as short, socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         note = Path(short) / "ray" / "ray_current_cluster"
         note.parent.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pdb
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from menv import EnvFaultWarning, MultiAgentEnv, register_env
-from menv.algorithms import PPO
+from menv.algorithms import PPO, PPOConfig
 from menv.algorithms.crash_capsules import LEFT_OUT, CrashCapsules, read_capsule
 from menv.cli.main import main
 from menv.errors import ConfigError, ContractError, EnvCrashError
@@ -71,6 +72,12 @@ class Pairs(MultiAgentEnv):
 SETTINGS: dict[str, Any] = {
     "seed": 3, "num_envs_per_worker": 3, "rollout_fragment_length": 17, "train_batch_size": 600, "num_sgd_iter": 1,
     "model": {"fcnet_hiddens": [4]}, "restart_failed_sub_environments": False,
+}  # fmt: skip
+
+
+RECORD: dict[str, Any] = {
+    "where": "reset", "line": "no map", "origin": ["OSError", "a.py", 1], "traceback": "", "worker_index": 0,
+    "vector_index": 0, "seed": 3, "env_index": 0, "began": 0, "actions": [],
 }  # fmt: skip
 
 
@@ -149,14 +156,23 @@ def test_an_environment_that_ends_its_process_without_an_error_does_not_stop_the
 def test_other_files_beside_the_capsules_are_not_counted(tmp_path: Path) -> None:
     for name in ("12abc.json", "007.json", "\u0663.json", "2.json"):
         (tmp_path / name).write_text("{}")
-    record: dict[str, Any] = {
-        "where": "reset", "line": "no map", "origin": ["OSError", "a.py", 1], "traceback": "", "worker_index": 0,
-        "vector_index": 0, "seed": 3, "env_index": 0, "began": 0, "actions": [],
-    }  # fmt: skip
-    with PPO({"env": "cliff", **SETTINGS}) as algo:
-        capsules = CrashCapsules("PPO", algo.config)
+    capsules = CrashCapsules("PPO", PPOConfig(env="cliff"))
     capsules.folder = tmp_path
-    assert capsules.write(record) == tmp_path / "008.json"
+    assert capsules.write(RECORD) == tmp_path / "008.json"
+
+
+def test_a_capsule_that_cannot_be_written_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    capsules = CrashCapsules("PPO", PPOConfig(env="cliff"))
+    assert capsules.write({**RECORD, "actions": [["a", [object()]]]}) is None
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert capsules.write(RECORD) is None
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_episode_that_was_lost_leaves_a_capsule_in_the_run_folder(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ class Leaky(gym.Env[Any, Any]):
         if time.monotonic() < self.due:
             return np.zeros(2, np.float32), {}
         self.due = time.monotonic() + 0.005
+        if self.leaks == "ends":
+            raise OSError("no map\nof the world")
         if self.leaks == "memory":
             _KEPT.append(np.ones(1 << 17))
         elif self.leaks == "files":
@@ -48,7 +50,7 @@ class Leaky(gym.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         self.t += 1
         if self.leaks == "raises" and self.t == 15 and action == 1:
-            raise ValueError("lost the ball")
+            raise ValueError("lost\nthe ball")
         return np.zeros(2, np.float32), 1.0, self.t >= 20, False, {}
 
 
@@ -82,6 +84,14 @@ def test_a_healthy_environment_passes_and_its_faults_have_capsules() -> None:
     assert read_capsule(report.faults[0].rpartition("capsule ")[2]).line.startswith(
         "ValueError: lost the ball"
     )
+
+
+def test_an_error_that_ends_the_soak_is_one_line_of_the_report() -> None:
+    report = soak("leaky", {"env_config": {"leaks": "ends"}}, seconds=1.5)
+    assert not report.passed
+    (line,) = [line for line in str(report).splitlines() if "no map" in line or "of the world" in line]
+    assert line.startswith("  ended: env 0 reset, env step 0: raised OSError: no map of the world; ")
+    assert read_capsule(line.rpartition("menv replay ")[2]).where == "reset"
 
 
 @pytest.mark.slow
