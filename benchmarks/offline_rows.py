@@ -39,8 +39,9 @@ def _to_numpy(array: Any) -> Any:
     """Return the numbers of a column, without a Python object for each row."""
     if pa.types.is_dictionary(array.type):
         return array.indices.to_numpy(zero_copy_only=False), array.dictionary.to_pylist()
-    numbers = array.flatten() if pa.types.is_fixed_size_list(array.type) else array
-    return numbers.to_numpy(zero_copy_only=False)
+    while pa.types.is_nested(array.type):
+        array = array.flatten()
+    return array.to_numpy(zero_copy_only=False)
 
 
 def reading(effort: Effort) -> Finding:

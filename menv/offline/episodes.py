@@ -1,18 +1,19 @@
 """`RecordedEpisode`: one whole episode of all agents, and the columns that files store it in.
 
-Each trajectory is a row for each action, then one for its last observation:
+A row is a trajectory of n actions: what one agent saw and did from its appearance to its end.
 
 | column | value |
 |---|---|
 | `episode` | id of the episode in its file |
 | `length` | env steps of the episode |
 | `seed` | seed of its reset, -1 without one |
+| `unclaimed` | in the first row of an episode: JSON pairs of an agent and its rewards that belong to no action; or "" |
 | `agent`, `policy` | names |
-| `t` | env step of the episode, of the observation |
-| `kind` | 0 an action; 1 the last observation; 2 the end, where there is no last observation; 3 a reward alone |
-| `obs`, `action` | elements of the spaces; 0 where there is none |
-| `reward` | of the action, until the agent's next row |
-| `terminated`, `truncated` | of the last action, and again of the last observation |
+| `terminated`, `truncated` | how the trajectory ended |
+| `t` | [n + 1] env step of the episode, of each observation |
+| `reward` | [n] reward of each action, until the agent's next observation |
+| `obs` | [n + 1, ...] elements of the observation space; [n, ...] if the environment gave no last one |
+| `action` | [n, ...] elements of the action space |
 
 Nested spaces have a column for each part, such as `obs.position`. Agents whose spaces differ from those of the first
 agent have columns with a number, such as `obs_1`. The header, a JSON object, has the agents and their spaces.
@@ -20,7 +21,9 @@ agent have columns with a number, such as `obs_1`. The header, a JSON object, ha
 
 from __future__ import annotations
 
+import itertools
 import json
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -32,20 +35,29 @@ import numpy.typing as npt
 from menv.base_env import AgentId, ExternalSteps
 from menv.errors import ConfigError
 from menv.serialization import space_from_json, space_to_json
-from menv.spaces import Build, builder_of, columns_of, parts_of, paths
+from menv.spaces import builder_of, columns_of, parts_of, paths
 
 Space: TypeAlias = gym.Space[Any]
-Columns: TypeAlias = dict[str, Any]
-"""N rows as arrays [N, ...]; `agent` and `policy` are pairs of [N] indices and a list of names."""
+Columns: TypeAlias = dict[str, list[Any]]
+"""Values of each trajectory, by column."""
 
-VERSION = 1
-_NO_SPACES = -1
-ACTION, LAST, NO_LAST, REWARD = range(4)
-_PLAIN = {
-    "episode": np.int64, "length": np.int64, "seed": np.int64, "t": np.int64, "kind": np.uint8,
-    "reward": np.float64, "terminated": np.bool_, "truncated": np.bool_,
-}  # fmt: skip
-NAMES = ("agent", "policy")
+KEY, VERSION = "menv_episodes", 1
+
+
+class Column(NamedTuple):
+    """The type of a column: arrays [n, *shape] of trajectories, or one value if the shape is None; text is `object`."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...] | None = None
+
+
+_COLUMNS = {
+    **dict.fromkeys(("episode", "length", "seed"), Column(np.dtype(np.int64))),
+    **dict.fromkeys(("unclaimed", "agent", "policy"), Column(np.dtype(object))),
+    **dict.fromkeys(("terminated", "truncated"), Column(np.dtype(np.bool_))),
+    "t": Column(np.dtype(np.int64), ()),
+    "reward": Column(np.dtype(np.float64), ()),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,71 +120,62 @@ class EpisodeSource(NamedTuple):
     read: Callable[[], Iterable[RecordedEpisode]]
 
 
-class _Part(NamedTuple):
-    """The column of one leaf of a space."""
-
-    column: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-
-
-def _parts(name: str, space: Space) -> list[_Part]:
-    found = []
-    for keys, leaf in paths(space):
-        dtype = np.dtype(object if leaf.dtype is None or leaf.dtype == str else leaf.dtype)
-        found.append(_Part(".".join([name, *map(str, keys)]), dtype, leaf.shape or ()))
-    return found
-
-
 class Header:
-    """What a file says about its rows: the environment, and the spaces of its agents by name.
+    """What a file says about its rows: the environment, and the spaces of its agents.
 
     Attributes:
         env: The name of the environment.
-        agents: By name: the agent's id and the number of its spaces.
+        agents: The number of each agent's spaces.
         spaces: Pairs of an observation and an action space.
+        columns: The type of each column.
+        names: The columns of each pair of spaces.
     """
 
     def __init__(
-        self, env: str, agents: Mapping[str, tuple[AgentId, int]], spaces: Sequence[tuple[Space, Space]]
+        self, env: str, agents: Mapping[AgentId, int], spaces: Sequence[tuple[Space, Space]]
     ) -> None:
         self.env, self.agents, self.spaces = env, agents, spaces
+        self.columns = dict(_COLUMNS)
         suffixes = ["" if number == 0 else f"_{number}" for number in range(len(spaces))]
-        self.parts = [
-            (_parts(f"obs{suffix}", obs), _parts(f"action{suffix}", action))
+        self.names = [
+            (self._add(f"obs{suffix}", obs), self._add(f"action{suffix}", action))
             for suffix, (obs, action) in zip(suffixes, spaces, strict=True)
         ]
+
+    def _add(self, name: str, space: Space) -> list[str]:
+        added = {
+            ".".join([name, *map(str, keys)]): Column(
+                np.dtype(object if leaf.dtype in (None, str) else leaf.dtype), leaf.shape or ()
+            )
+            for keys, leaf in paths(space)
+        }
+        self.columns |= added
+        return list(added)
 
     @classmethod
     def of(cls, where: str, episodes: Sequence[RecordedEpisode]) -> Header:
         """Return the header of a file of these episodes."""
-        numbers: dict[str, int] = {}
-        agents: dict[str, tuple[AgentId, int]] = {}
+        agents: dict[AgentId, int] = {}
         spaces: list[tuple[Space, Space]] = []
         for one in (trajectory for episode in episodes for trajectory in episode.trajectories):
-            key = json.dumps([space_to_json(one.observation_space), space_to_json(one.action_space)])
-            if key not in numbers:
-                numbers[key] = len(spaces)
-                spaces.append((one.observation_space, one.action_space))
-            name = agent_name(where, one.agent_id)
-            if agents.setdefault(name, (one.agent_id, numbers[key])) != (one.agent_id, numbers[key]):
+            pair = one.observation_space, one.action_space
+            if pair not in spaces:
+                spaces.append(pair)
+            if agents.setdefault(one.agent_id, spaces.index(pair)) != spaces.index(pair):
                 raise ConfigError(
                     f"{where}: agent {one.agent_id!r} has two spaces in one recording, expected one; write its "
                     "episodes into two files"
                 )
-        for agent in (agent for episode in episodes for agent in episode.unclaimed):
-            # One that only got rewards has no spaces.
-            agents.setdefault(agent_name(where, agent), (agent, _NO_SPACES))
         return cls(episodes[0].env, agents, spaces)
 
     def to_json(self) -> str:
         """Return it as a JSON text."""
         spaces = [list(map(space_to_json, pair)) for pair in self.spaces]
-        agents = {name: [_id_to_json(agent), number] for name, (agent, number) in self.agents.items()}
-        return json.dumps({"version": VERSION, "env": self.env, "agents": agents, "spaces": spaces})
+        agents = {_name_of(agent): number for agent, number in self.agents.items()}
+        return json.dumps({KEY: VERSION, "env": self.env, "agents": agents, "spaces": spaces})
 
     @classmethod
-    def from_json(cls, where: str, text: str | bytes) -> Header:
+    def from_json(cls, where: str, text: Any) -> Header:
         """Read a header.
 
         Raises:
@@ -180,39 +183,27 @@ class Header:
         """
         try:
             value = json.loads(text)
-            version = value["version"]
+            version = value[KEY]
         except (ValueError, TypeError, KeyError, RecursionError):
-            raise not_ours(where, "its header is damaged") from None
+            raise not_ours(where, "it has no header of a recording") from None
         if version != VERSION:
             raise ConfigError(
                 f"{where}: format version {version!r:.20}, expected {VERSION}; read it with the menv that wrote it, or "
                 "install that"
             )
         try:
-            spaces = [tuple(space_from_json(one, where) for one in pair) for pair in value["spaces"]]
-            agents = {
-                str(name): (_id_from_json(one), int(number))
-                for name, (one, number) in value["agents"].items()
-            }
-            if not all(len(pair) == 2 for pair in spaces) or not all(
-                _NO_SPACES <= n < len(spaces) for _, n in agents.values()
-            ):
-                raise ValueError
-            return cls(str(value["env"]), agents, spaces)  # type: ignore[arg-type]
+            spaces = [
+                (space_from_json(obs, where), space_from_json(act, where)) for obs, act in value["spaces"]
+            ]
+            numbers = range(len(spaces))
+            agents = {_agent_of(name): numbers.index(number) for name, number in value["agents"].items()}
+            return cls(str(value["env"]), agents, spaces)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise not_ours(where, "its header is damaged") from None
 
-    def spaces_by_agent(self) -> Iterator[tuple[AgentId, tuple[Space, Space]]]:
-        """Yield each agent with its observation and action space."""
-        for agent, number in self.agents.values():
-            if number != _NO_SPACES:
-                yield agent, self.spaces[number]
-
-    def all_parts(self) -> Iterator[_Part]:
-        """Yield the columns of observations and actions."""
-        for pair in self.parts:
-            for parts in pair:
-                yield from parts
+    def spaces_by_agent(self) -> dict[AgentId, tuple[Space, Space]]:
+        """Return the observation and action space of each agent."""
+        return {agent: self.spaces[number] for agent, number in self.agents.items()}
 
 
 def not_ours(where: str, what: str) -> ConfigError:
@@ -222,72 +213,57 @@ def not_ours(where: str, what: str) -> ConfigError:
     )
 
 
-def agent_name(where: str, agent: AgentId) -> str:
-    """Return an agent's name in a file: a string is its own name."""
-    return agent if isinstance(agent, str) else f"#{json.dumps(_id_to_json(agent, where))}"
-
-
-def _id_to_json(agent: Any, where: str = "") -> Any:
-    if isinstance(agent, tuple):
-        return [_id_to_json(part, where) for part in agent]
-    if isinstance(agent, np.integer):
-        return int(agent)
-    if agent is None or isinstance(agent, str | int | float):
+def _name_of(agent: AgentId) -> str:
+    """Return an agent's name in a file: a string is its own name, other ids are JSON."""
+    if isinstance(agent, str) and not agent.startswith("#"):
         return agent
-    raise ConfigError(
-        f"{where}: agent {agent!r:.60} has no form in a file, expected a string, a number or a tuple; name it so"
-    )
+    try:
+        return f"#{json.dumps(agent, default=operator.index)}"
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"write_episodes: agent {agent!r:.60} has no form in a file, expected a string, a number or a tuple; name "
+            "it so"
+        ) from None
 
 
-def _id_from_json(value: Any) -> Any:
-    return tuple(map(_id_from_json, value)) if isinstance(value, list) else value
+def _agent_of(name: str) -> Any:
+    return _with_tuples(json.loads(name[1:])) if name.startswith("#") else name
 
 
-def to_columns(header: Header, episodes: Sequence[RecordedEpisode], first: int = 0) -> Columns:
-    """Return the rows of some episodes, which are numbered from `first`."""
-    names = {name: place for place, name in enumerate(header.agents)}
-    places = {agent: (names[name], number) for name, (agent, number) in header.agents.items()}
-    policies: dict[str, int] = {}
-    plain: dict[str, list[Any]] = {name: [] for name in (*_PLAIN, *NAMES)}
-    values: dict[str, list[Any]] = {part.column: [] for part in header.all_parts()}
+def _with_tuples(value: Any) -> Any:
+    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
-    def add(count: int, **columns: Any) -> None:
-        for name, column in columns.items():
-            plain[name].append(np.broadcast_to(column, count))
 
-    for number, episode in enumerate(episodes, first):
-        times = [int(_times(one.steps)[-1]) for one in episode.trajectories]
-        length = max([episode.env_steps, *times])
+def to_columns(header: Header, episodes: Iterable[tuple[int, RecordedEpisode]]) -> Columns:
+    """Return the rows of some episodes, each with its number."""
+    found: Columns = {name: [] for name in header.columns}
+    for number, episode in episodes:
+        times = [_times(one.steps) for one in episode.trajectories]
+        unclaimed = [
+            (_name_of(agent), float(reward)) for agent, reward in episode.unclaimed.items() if reward
+        ]
         of_episode = {
             "episode": number,
-            "length": length,
-            "seed": -1 if episode.seed is None else episode.seed,
+            "length": max([episode.env_steps, *(int(one[-1]) for one in times)]),
+            "seed": -1 if episode.seed is None else int(episode.seed),
         }
-        for one in episode.trajectories:
-            steps, count = one.steps, len(one.steps.rewards)
-            agent, spaces = places[one.agent_id]
-            missing = steps.obs[count] is None
-            ends = np.arange(count + 1) >= max(0, count - 1)
-            add(
-                count + 1, **of_episode, agent=agent, t=_times(steps),
-                policy=policies.setdefault(one.policy_id or "", len(policies)),
-                kind=np.append(np.zeros(count, np.uint8), NO_LAST if missing else LAST),
-                reward=np.append(steps.rewards, 0.0),
-                terminated=ends & steps.terminated, truncated=ends & steps.truncated,
-            )  # fmt: skip
-            _add_values(header, values, spaces, one, count, count + (not missing))
-        rest = {agent: reward for agent, reward in episode.unclaimed.items() if reward}
-        for agent_id, reward in rest.items():
-            add(
-                1, **of_episode, agent=places[agent_id][0], t=length, kind=REWARD, reward=reward,
-                policy=policies.setdefault("", len(policies)), terminated=False, truncated=False,
-            )  # fmt: skip
-        for part in header.all_parts() if rest else ():
-            values[part.column].append(_zeros(part, len(rest)))
-    found: Columns = {name: np.concatenate(plain[name]).astype(kind) for name, kind in _PLAIN.items()}
-    found |= {name: np.concatenate(column) for name, column in values.items()}
-    for name, own in (("agent", list(names)), ("policy", list(policies))):
-        found[name] = np.concatenate(plain[name]).astype(np.int32), own
+        for place, (one, t) in enumerate(zip(episode.trajectories, times, strict=True)):
+            steps = one.steps
+            row: dict[str, Any] = {
+                **of_episode, "unclaimed": json.dumps(unclaimed) if unclaimed and not place else "",
+                "agent": _name_of(one.agent_id), "policy": one.policy_id or "",
+                "terminated": bool(steps.terminated), "truncated": bool(steps.truncated), "t": t,
+                "reward": steps.rewards,
+            }  # fmt: skip
+            obs, action = header.names[header.agents[one.agent_id]]
+            seen = steps.obs if steps.obs[len(t) - 1] is not None else steps.obs[: len(t) - 1]
+            row |= zip(obs, columns_of(one.observation_space, seen), strict=True)
+            row |= zip(action, columns_of(one.action_space, steps.actions), strict=True)
+            for name, (dtype, shape) in header.columns.items():
+                value = row.get(name, ())
+                if shape is not None:
+                    value = np.asarray(value, dtype).reshape(len(value), *shape)
+                found[name].append(value)
     return found
 
 
@@ -295,107 +271,53 @@ def _times(steps: ExternalSteps) -> npt.NDArray[Any]:
     return np.arange(len(steps.rewards) + 1) if steps.env_t is None else np.asarray(steps.env_t)
 
 
-def _zeros(part: _Part, rows: int) -> npt.NDArray[Any]:
-    return np.full((rows, *part.shape), "" if part.dtype == object else 0, part.dtype)
-
-
-def _add_values(
-    header: Header, values: dict[str, list[Any]], spaces: int, one: RecordedTrajectory, count: int, seen: int
-) -> None:
-    """Add the observations and actions of a trajectory, and zeros to the columns of other spaces."""
-    for number, pair in enumerate(header.parts):
-        given = (one.observation_space, one.steps.obs, seen), (one.action_space, one.steps.actions, count)
-        for parts, (space, elements, rows) in zip(pair, given, strict=True):
-            rows = rows if number == spaces else 0
-            leaves = columns_of(space, elements[:rows]) if rows else [[] for _ in parts]
-            for part, leaf in zip(parts, leaves, strict=True):
-                column = _zeros(part, count + 1)
-                if rows:
-                    column[:rows] = np.asarray(leaf, part.dtype).reshape(rows, *part.shape)
-                values[part.column].append(column)
-
-
 def from_columns(header: Header, columns: Columns, where: str) -> Iterator[RecordedEpisode]:
-    """Yield the episodes of some rows; their arrays are views of the columns.
+    """Yield the episodes of some rows.
 
     Raises:
         ConfigError: The rows are no whole episodes.
     """
-    if not len(columns["kind"]):
-        return
-    _check_rows(header, columns, where)
-    agents, policies = (
-        [own[index] for index in rows.tolist()] for rows, own in (_at_ends(columns, name) for name in NAMES)
-    )
-    kinds, ends = columns["kind"], np.flatnonzero(columns["kind"] != ACTION)
-    starts = [0, *(ends[:-1] + 1).tolist()]
-    numbers, seeds, lengths = (columns[name][ends].tolist() for name in ("episode", "seed", "length"))
-    views = [
-        _Views(columns, *pair, *spaces) for pair, spaces in zip(header.parts, header.spaces, strict=True)
-    ]
-    trajectories: list[RecordedTrajectory] = []
-    unclaimed: dict[AgentId, float] = {}
-    last = len(ends) - 1
-    for place, (start, end, kind) in enumerate(zip(starts, ends.tolist(), kinds[ends].tolist(), strict=True)):
-        agent_id, spaces = header.agents[agents[place]]
-        if kind == REWARD:
-            unclaimed[agent_id] = unclaimed.get(agent_id, 0.0) + float(columns["reward"][end])
-        elif spaces == _NO_SPACES:
-            raise not_ours(where, f"agent {agents[place]!r:.60} has no spaces in its header")
-        else:
-            own = views[spaces]
-            steps = own.steps(start, end, kind == LAST)
-            trajectories.append(
-                RecordedTrajectory(
-                    agent_id, steps, own.observation_space, own.action_space, policies[place] or None
-                )
-            )
-        if place == last or numbers[place + 1] != numbers[place]:
-            seed, name = seeds[place], f"{where}, episode {numbers[place]}"
-            yield RecordedEpisode(
-                trajectories, None if seed < 0 else seed, header.env, lengths[place], unclaimed, name
-            )
-            trajectories, unclaimed = [], {}
-
-
-def _at_ends(columns: Columns, name: str) -> tuple[npt.NDArray[Any], list[str]]:
-    rows, own = columns[name]
-    return rows[columns["kind"] != ACTION], own
-
-
-class _Views:
-    """Slices of the columns of one pair of spaces."""
-
-    def __init__(self, columns: Columns, obs: list[_Part], action: list[_Part], *spaces: Space) -> None:
-        self.observation_space, self.action_space = spaces
-        self._obs, self._actions = ([columns[part.column] for part in parts] for parts in (obs, action))
-        self._builders = [None if parts_of(space) is None else builder_of(space) for space in spaces]
-        self._rewards, self._times = columns["reward"], columns["t"]
-        self._terminated, self._truncated = columns["terminated"], columns["truncated"]
-
-    def steps(self, start: int, end: int, has_last: bool) -> ExternalSteps:
-        obs = elements(self._builders[0], [one[start : end + has_last] for one in self._obs])
-        actions = elements(self._builders[1], [one[start:end] for one in self._actions])
-        obs = obs if has_last else [*obs, None]
-        return ExternalSteps(
-            obs, actions, self._rewards[start:end], bool(self._terminated[end]),
-            bool(self._truncated[end]), env_t=self._times[start : end + 1],
-        )  # fmt: skip
-
-
-def elements(build: Build | None, leaves: Sequence[Any]) -> Any:
-    """Return the elements whose parts are these columns: an array, or a list of what `build` makes of the parts."""
-    return leaves[0] if build is None else list(map(build, zip(*leaves, strict=True)))
-
-
-def _check_rows(header: Header, columns: Columns, where: str) -> None:
-    kinds, episodes = columns["kind"], columns["episode"]
-    acts = kinds[:-1] == ACTION
-    agents, names = columns["agent"]
-    torn = (acts & ((episodes[1:] != episodes[:-1]) | (agents[1:] != agents[:-1]))).any()
-    if torn or kinds[-1] == ACTION or kinds.max() > REWARD:
-        raise not_ours(where, "its rows are no whole trajectories")
-    if not np.isfinite(columns["reward"]).all():
+    if not np.isfinite(np.concatenate([*columns["reward"], ()])).all():
         raise ConfigError(f"{where}: a reward is not finite, expected numbers; correct the recording")
-    if strange := sorted(set(names) - header.agents.keys()):
-        raise not_ours(where, f"agent {strange[0]!r:.60} is not in its header")
+    pairs = [
+        [_values(space, [columns[name] for name in names]) for space, names in zip(*both, strict=True)]
+        for both in zip(header.spaces, header.names, strict=True)
+    ]
+    agents = {_name_of(agent): (agent, number) for agent, number in header.agents.items()}
+    for number, rows in itertools.groupby(enumerate(columns["episode"]), operator.itemgetter(1)):
+        name, trajectories = f"{where}, episode {number}", []
+        for place, _ in rows:
+            if (agent := columns["agent"][place]) not in agents:
+                raise not_ours(name, f"agent {agent!r:.60} is not in its header")
+            agent_id, spaces = agents[agent]
+            obs, actions = pairs[spaces]
+            steps = _steps(columns, place, obs[place], actions[place], name)
+            policy = columns["policy"][place] or None
+            trajectories.append(RecordedTrajectory(agent_id, steps, *header.spaces[spaces], policy))
+        first = place + 1 - len(trajectories)
+        length, seed, text = (columns[column][first] for column in ("length", "seed", "unclaimed"))
+        unclaimed = {_agent_of(agent): float(reward) for agent, reward in json.loads(text)} if text else {}
+        yield RecordedEpisode(trajectories, None if seed < 0 else seed, header.env, length, unclaimed, name)
+
+
+def _values(space: Space, leaves: Sequence[Sequence[Any]]) -> Sequence[Any]:
+    """Return the elements of each trajectory from the columns of a space."""
+    return (
+        leaves[0] if parts_of(space) is None else [elements(space, own) for own in zip(*leaves, strict=True)]
+    )
+
+
+def _steps(columns: Columns, place: int, obs: Any, actions: Any, where: str) -> ExternalSteps:
+    rewards, times = columns["reward"][place], columns["t"][place]
+    seen, count = len(obs), len(rewards)
+    if len(actions) != count or len(times) != count + 1 or not max(1, count) <= seen <= count + 1:
+        raise not_ours(where, f"{seen} observations, {len(actions)} actions, {count} rewards of a trajectory")
+    return ExternalSteps(
+        obs if seen > count else [*obs, None], actions, rewards, columns["terminated"][place],
+        columns["truncated"][place], env_t=times,
+    )  # fmt: skip
+
+
+def elements(space: Space, leaves: Sequence[Any]) -> Any:
+    """Return the elements whose parts are these columns: an array, or a list of nested ones."""
+    return leaves[0] if parts_of(space) is None else list(map(builder_of(space), zip(*leaves, strict=True)))

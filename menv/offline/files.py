@@ -1,17 +1,20 @@
 """Recordings on disk: Parquet by pyarrow, or JSONL, as the suffix says.
 
-The first line of JSONL is the header, each other line an episode. Values are numbers, flags and texts; columns of any
-other type are refused.
+The first line of JSONL is the header, each other line has the columns of an episode. Values are numbers, flags and
+texts; columns of any other type are refused.
 """
 
 from __future__ import annotations
 
 import glob
+import itertools
 import json
+import math
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,9 +23,10 @@ import numpy as np
 
 from menv.errors import ConfigError, MissingExtraError
 from menv.offline.episodes import (
-    _PLAIN,
-    NAMES,
+    KEY,
+    Column,
     Columns,
+    EpisodeSource,
     Header,
     RecordedEpisode,
     from_columns,
@@ -31,9 +35,8 @@ from menv.offline.episodes import (
 )
 from menv.serialization import path_given, writing
 
-_ROWS = 1 << 16
-"""Rows that are decoded at once, and a few more, because episodes stay whole."""
-_KEY = b"menv_episodes"
+_STEPS = 1 << 16
+"""Steps that are decoded at once, and a few more, because episodes stay whole."""
 _SUFFIXES = (".parquet", ".jsonl")
 
 
@@ -56,12 +59,12 @@ def write_episodes(path: str | os.PathLike[str], episodes: Iterable[RecordedEpis
     write = _write_parquet if target.suffix == ".parquet" else _write_jsonl
     with writing(where, f"the recording {target}"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.{os.getpid()}")
+        partial_file = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            write(partial, header, whole)
-            partial.replace(target)
+            write(partial_file, header, whole)
+            partial_file.replace(target)
         finally:
-            partial.unlink(missing_ok=True)
+            partial_file.unlink(missing_ok=True)
     return target
 
 
@@ -82,13 +85,12 @@ def read_episodes(pattern: str | os.PathLike[str]) -> Iterator[RecordedEpisode]:
         ConfigError: There is no such file, or one is no recording, is damaged or has a newer format.
         MissingExtraError: pyarrow is not installed.
     """
-    for file in recording_files(pattern):
-        for columns in file:
-            yield from from_columns(file.header, columns, file.where)
+    for source in file_sources(pattern):
+        yield from source.read()
 
 
-def recording_files(pattern: str | os.PathLike[str]) -> list[RecordingFile]:
-    """Return the recordings that a path or a pattern names, opened."""
+def file_sources(pattern: str | os.PathLike[str]) -> list[EpisodeSource]:
+    """Return the parts of the recordings that a path or a pattern names."""
     names = [
         name
         for name in sorted(glob.glob(os.fspath(pattern), recursive=True))
@@ -99,52 +101,43 @@ def recording_files(pattern: str | os.PathLike[str]) -> list[RecordingFile]:
             f"recording {os.fspath(pattern)!r}: no file of this name in {Path.cwd()}, expected a path or a pattern of "
             ".parquet or .jsonl files; check the spelling"
         )
-    return [RecordingFile(Path(name)) for name in names]
+    return [source for name in names for source in _sources(f"recording {name}", Path(name))]
 
 
-class RecordingFile:
-    """One file, whose header is read; iterating over it yields the columns of some whole episodes.
-
-    `part(number)` returns part `number` of `parts`, so that parts can be read in any order.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.where = f"recording {path}"
-        self._path = path
+def _sources(where: str, path: Path) -> Iterator[EpisodeSource]:
+    text: Any
+    with _reading(where), path.open("rb") as file:
         if path.suffix == ".parquet":
-            self.header, self.parts = _parquet_header(self.where, path)
+            # Not the Arrow schema: an extension type in it could need a class.
+            metadata = _pyarrow()[1].read_metadata(path)
+            text, parts, read = (
+                (metadata.metadata or {}).get(KEY.encode()),
+                metadata.num_row_groups,
+                _read_parquet,
+            )
         else:
-            with _reading(self.where), path.open("rb") as file:
-                self.header, self.parts = _jsonl_header(self.where, file.readline()), 1
-
-    def __iter__(self) -> Iterator[Columns]:
-        return map(self.part, range(self.parts))
-
-    def part(self, number: int) -> Columns:
-        """Return the columns of one part."""
-        read = _read_parquet if self._path.suffix == ".parquet" else _read_jsonl
-        with _reading(self.where):
-            return read(self.where, self._path, self.header, number)
-
-    def episodes(self, number: int) -> Iterator[RecordedEpisode]:
-        """Yield the episodes of one part."""
-        return from_columns(self.header, self.part(number), self.where)
+            text, parts, read = file.readline(), 1, _read_jsonl
+    header = Header.from_json(where, text)
+    for number in range(parts):
+        yield EpisodeSource(
+            where, header.spaces_by_agent(), partial(_read, read, where, path, header, number)
+        )
 
 
-class _reading:  # noqa: N801 - used as a function
-    """Turns what pyarrow and numpy raise for damaged files into a ConfigError."""
+def _read(read: Any, where: str, path: Path, header: Header, number: int) -> Iterator[RecordedEpisode]:
+    with _reading(where):
+        yield from from_columns(header, read(where, path, header, number), where)
 
-    def __init__(self, where: str) -> None:
-        self._where = where
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        if isinstance(
-            error, OSError | ValueError | TypeError | LookupError | OverflowError | NotImplementedError
-        ) and not isinstance(error, ConfigError):
-            raise not_ours(self._where, f"it cannot be read ({str(error).splitlines()[0]:.120})") from error
+@contextmanager
+def _reading(where: str) -> Iterator[None]:
+    """Turn what pyarrow, numpy and json raise for damaged files into a ConfigError."""
+    try:
+        yield
+    except (ConfigError, MissingExtraError):
+        raise
+    except (OSError, ValueError, TypeError, LookupError, OverflowError, NotImplementedError) as error:
+        raise not_ours(where, f"it cannot be read ({str(error).splitlines()[0]:.120})") from error
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -157,119 +150,66 @@ def _pyarrow() -> tuple[Any, Any]:
         ) from error
 
 
-def _groups(episodes: Sequence[RecordedEpisode]) -> Iterator[tuple[int, list[RecordedEpisode]]]:
-    """Yield the number of the first episode and some whole episodes of about `_ROWS` rows."""
-    first, rows, group = 0, 0, list[RecordedEpisode]()
-    for number, episode in enumerate(episodes):
-        group.append(episode)
-        rows += sum(len(one.steps.rewards) + 1 for one in episode.trajectories)
-        if rows >= _ROWS or number == len(episodes) - 1:
-            yield first, group
-            first, rows, group = number + 1, 0, []
+def _arrow_type(pa: Any, column: Column) -> Any:
+    found = pa.string() if column.dtype == object else pa.from_numpy_dtype(column.dtype)
+    if column.shape:
+        found = pa.list_(found, math.prod(column.shape))
+    return found if column.shape is None else pa.list_(found)
 
 
 def _write_parquet(path: Path, header: Header, episodes: Sequence[RecordedEpisode]) -> None:
     pa, pq = _pyarrow()
-    writer = None
-    try:
-        for first, group in _groups(episodes):
-            columns = to_columns(header, group, first)
-            arrays = {name: _to_arrow(pa, column) for name, column in columns.items()}
-            table = pa.table(arrays).replace_schema_metadata({_KEY: header.to_json()})
-            writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd")
-            writer.write_table(table, row_group_size=len(table))
-    finally:
-        if writer is not None:
-            writer.close()
+    types = [(name, _arrow_type(pa, column)) for name, column in header.columns.items()]
+    steps = np.cumsum(
+        [sum(len(one.steps.rewards) + 1 for one in episode.trajectories) for episode in episodes]
+    )
+    with pq.ParquetWriter(path, pa.schema(types, {KEY: header.to_json()}), compression="zstd") as writer:
+        for _, group in itertools.groupby(enumerate(episodes), lambda pair: steps[pair[0]] // _STEPS):
+            columns = to_columns(header, group)
+            arrays = [_to_arrow(pa, kind, header.columns[name], columns[name]) for name, kind in types]
+            writer.write_table(pa.table(arrays, writer.schema), row_group_size=len(arrays[0]))
 
 
-def _to_arrow(pa: Any, column: Any) -> Any:
-    if isinstance(column, tuple):
-        return pa.DictionaryArray.from_arrays(pa.array(column[0]), pa.array(column[1], pa.string()))
-    if column.dtype == object:
-        return pa.array(column, pa.string())
-    if column.ndim == 1:
-        return pa.array(column)
-    width = int(np.prod(column.shape[1:]))
-    return pa.FixedSizeListArray.from_arrays(pa.array(column.reshape(-1)), width)
-
-
-def _parquet_header(where: str, path: Path) -> tuple[Header, int]:
-    _, pq = _pyarrow()
-    with _reading(where):
-        # Not the Arrow schema: an extension type in it could need a class.
-        metadata = pq.read_metadata(path)
-    text = (metadata.metadata or {}).get(_KEY)
-    if text is None:
-        raise not_ours(where, "a Parquet file without the header of a recording")
-    header = Header.from_json(where, text)
-    names = [
-        metadata.schema.column(number).path.partition(".list.")[0] for number in range(metadata.num_columns)
-    ]
-    wanted = [*_PLAIN, *NAMES, *(part.column for part in header.all_parts())]
-    if missing := [name for name in wanted if name not in names]:
-        raise not_ours(where, f"there is no column {missing[0]!r}")
-    return header, metadata.num_row_groups
+def _to_arrow(pa: Any, kind: Any, column: Column, values: Sequence[Any]) -> Any:
+    if column.shape is None:
+        return pa.array(values, kind)
+    leaf = kind.value_type.value_type if column.shape else kind.value_type
+    items = pa.array(np.concatenate(values).reshape(-1), leaf)
+    if column.shape:
+        items = pa.FixedSizeListArray.from_arrays(items, math.prod(column.shape))
+    return pa.ListArray.from_arrays(pa.array(np.cumsum([0, *map(len, values)]), pa.int32()), items)
 
 
 def _read_parquet(where: str, path: Path, header: Header, number: int) -> Columns:
     pa, pq = _pyarrow()
-    wanted = [*_PLAIN, *NAMES, *(part.column for part in header.all_parts())]
-    with pq.ParquetFile(path, memory_map=True, read_dictionary=list(NAMES)) as file:
-        table = file.read_row_group(number, columns=wanted, use_threads=False)
-    # A column "obs" also selects the columns that begin with "obs.".
-    arrays = {name: table.column(name).combine_chunks() for name in wanted}
-    found: Columns = {}
-    for name in NAMES:
-        array = arrays[name]
-        if not pa.types.is_dictionary(array.type) or array.null_count:
-            raise not_ours(where, f"column {name!r} is {array.type}")
-        found[name] = (
-            array.indices.to_numpy(zero_copy_only=False),
-            list(map(str, array.dictionary.to_pylist())),
+    with pq.ParquetFile(path, memory_map=True) as file:
+        table = file.read_row_group(number, use_threads=False)
+    return {
+        name: _from_arrow(
+            where, name, table.column(name).combine_chunks().cast(_arrow_type(pa, column)), column
         )
-    for name, dtype in _PLAIN.items():
-        found[name] = _from_arrow(where, name, arrays[name], np.dtype(dtype), (), len(table))
-    for part in header.all_parts():
-        found[part.column] = _from_arrow(
-            where, part.column, arrays[part.column], part.dtype, part.shape, len(table)
-        )
-    return found
+        for name, column in header.columns.items()
+    }
 
 
-def _from_arrow(
-    where: str, name: str, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...], rows: int
-) -> Any:
-    flat = array.flatten() if shape else array
-    if array.null_count or flat.null_count:
+def _from_arrow(where: str, name: str, array: Any, column: Column) -> list[Any]:
+    levels = [array]
+    for _ in range(0 if column.shape is None else 1 + bool(column.shape)):
+        levels.append(levels[-1].flatten())
+    if any(level.null_count for level in levels):
         raise not_ours(where, f"column {name!r} has empty values")
-    values = flat.to_numpy(zero_copy_only=False)
-    if values.dtype != dtype:
-        raise not_ours(where, f"column {name!r} is {array.type}, and its header says {dtype}")
-    return values.reshape(rows, *shape)
+    values = levels[-1].to_numpy(zero_copy_only=False)
+    if column.shape is None:
+        return list(values.tolist())
+    values = values.reshape(len(levels[1]), *column.shape)
+    return [values[start:end] for start, end in itertools.pairwise(array.offsets.to_pylist())]
 
 
 def _write_jsonl(path: Path, header: Header, episodes: Sequence[RecordedEpisode]) -> None:
     with path.open("w", encoding="utf-8") as file:
-        file.write(json.dumps({_KEY.decode(): json.loads(header.to_json())}) + "\n")
-        for number, episode in enumerate(episodes):
-            columns = to_columns(header, [episode], number)
-            lists = {
-                name: [column[1][place] for place in column[0]]
-                if isinstance(column, tuple)
-                else column.tolist()
-                for name, column in columns.items()
-            }
-            file.write(json.dumps(lists) + "\n")
-
-
-def _jsonl_header(where: str, line: bytes) -> Header:
-    value = None
-    with suppress(ValueError, RecursionError):
-        value = json.loads(line)
-    if not isinstance(value, dict) or _KEY.decode() not in value:
-        raise not_ours(where, "its first line is no header of a recording")
-    return Header.from_json(where, json.dumps(value[_KEY.decode()]))
+        file.write(header.to_json() + "\n")
+        for numbered in enumerate(episodes):
+            file.write(json.dumps(to_columns(header, [numbered]), default=np.ndarray.tolist) + "\n")
 
 
 def _read_jsonl(where: str, path: Path, header: Header, number: int) -> Columns:
@@ -287,16 +227,11 @@ def _read_jsonl(where: str, path: Path, header: Header, number: int) -> Columns:
                     stacklevel=2,
                 )
     found: Columns = {}
-    for name in NAMES:
-        own: dict[str, int] = {}
-        rows = [own.setdefault(str(value), len(own)) for line in lines for value in line[name]]
-        found[name] = np.array(rows, np.int32), list(own)
-    for name, dtype in _PLAIN.items():
-        found[name] = np.array([value for line in lines for value in line[name]], dtype)
-    for part in header.all_parts():
-        values = [value for line in lines for value in line[part.column]]
-        found[part.column] = np.array(values, part.dtype).reshape(len(values), *part.shape)
-    counts = {len(column[0]) if isinstance(column, tuple) else len(column) for column in found.values()}
-    if len(counts) != 1:
-        raise not_ours(where, f"its columns have {sorted(counts)} rows")
+    for name, (dtype, shape) in header.columns.items():
+        values = [value for line in lines for value in line[name]]
+        found[name] = (
+            np.array(values, dtype).tolist()
+            if shape is None
+            else [np.array(value, dtype).reshape(len(value), *shape) for value in values]
+        )
     return found

@@ -16,7 +16,7 @@ from menv.base_env import SINGLE_AGENT, ExternalSteps
 from menv.errors import ConfigError, MissingExtraError
 from menv.offline.episodes import EpisodeSource, RecordedEpisode, RecordedTrajectory, Space, elements
 from menv.offline.files import read_episodes
-from menv.spaces import builder_of, built, columns_of, parts_of, paths
+from menv.spaces import built, columns_of, paths
 
 PREFIX = "minari:"
 _AT_ONCE = 200
@@ -74,7 +74,7 @@ def _column(space: Space, data: Any) -> Any:
         for key in keys:
             leaf = leaf[key]
         leaves.append(np.asarray(leaf))
-    return elements(None if parts_of(space) is None else builder_of(space), leaves)
+    return elements(space, leaves)
 
 
 def write_minari(pattern: str | os.PathLike[str], name: str) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,8 @@ from menv.adapters.external import next_chunk
 from menv.base_env import ExternalSteps, ExternalTrajectory, IntArray, Ready, TrajectoryChunk, Unclaimed
 from menv.env_context import InputContext
 from menv.errors import CallOrderError, ConfigError
-from menv.offline.episodes import EpisodeSource, RecordedEpisode
-from menv.offline.files import recording_files
+from menv.offline.episodes import RecordedEpisode
+from menv.offline.files import file_sources
 from menv.offline.minari_data import PREFIX, minari_parts
 from menv.spaces import alike
 
@@ -50,7 +49,7 @@ class RecordedEnvs(Adapter):
     counts_steps = False
 
     def __init__(self, pattern: str, ioctx: InputContext, seed: int | None = None) -> None:
-        self._parts = minari_parts(pattern) if pattern.startswith(PREFIX) else file_parts(pattern)
+        self._parts = minari_parts(pattern) if pattern.startswith(PREFIX) else file_sources(pattern)
         declared = ioctx.observation_space is not None or ioctx.observation_spaces
         known = ioctx.possible_agents if declared else ()
         spaces: dict[Any, list[Any]] = {}
@@ -72,6 +71,7 @@ class RecordedEnvs(Adapter):
         self._room, self._by_agent_steps = float("inf"), False
         self._read = 0
         self._over = False
+        self._pattern = pattern
 
     def limit_steps(self, steps: float, by_agent_steps: bool) -> None:
         self._room, self._by_agent_steps = steps, by_agent_steps
@@ -131,7 +131,7 @@ class RecordedEnvs(Adapter):
                 for place in self._rng.permutation(len(episodes)).tolist():
                     yield episodes[place]
             if not self._read:
-                raise ConfigError(f"{self._parts[0].where}: no whole episode, expected some; record longer")
+                raise ConfigError(f"{self._pattern}: no whole episode, expected some; record longer")
 
 
 def _chunks_of(episode: RecordedEpisode, env_steps: int) -> Iterator[ExternalTrajectory]:
@@ -147,15 +147,6 @@ def _chunks_of(episode: RecordedEpisode, env_steps: int) -> Iterator[ExternalTra
         last = number == len(rounds)
         flags = last and not episode.truncated, last and episode.truncated
         yield ExternalTrajectory(agents, env_steps, *flags, _UNKNOWN_WEIGHTS)
-
-
-def file_parts(pattern: str) -> list[EpisodeSource]:
-    """Return the parts of the files that a path or a pattern names."""
-    return [
-        EpisodeSource(file.where, dict(file.header.spaces_by_agent()), partial(file.episodes, number))
-        for file in recording_files(pattern)
-        for number in range(file.parts)
-    ]
 
 
 def _check_agent(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -148,66 +149,62 @@ def chunks(batch: Any) -> list[Any]:
     return sorted([one[name].tolist() for name in names] for one in batch.split_by_episode())
 
 
-REFUSED: dict[str, tuple[str, str]] = {
-    "no file": ("missing/*.parquet", r"no file of this name in .*, expected a path or a pattern"),
-    "another space": (
-        "Acrobot-v1",
-        r"the observation space of agent 'agent0' is Box\(.*\(6,\).*expected Box\(.*\(4,\)",
+def changed(**values: Any) -> Callable[[str, list[dict[str, Any]]], str]:
+    """Return a function that changes columns of the first episode of a JSONL file."""
+    return lambda header, rows: header + json.dumps(rows[0] | values)
+
+
+def with_texts(table: Any) -> Any:
+    """Return the recording with texts instead of rewards."""
+    place, header = table.schema.get_field_index("reward"), table.schema.metadata
+    return table.set_column(place, "reward", pa.array(["x"] * len(table))).replace_schema_metadata(header)
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "another Parquet file": (lambda table: table.replace_schema_metadata({}), r"no header of a recording"),
+    "a column less": (lambda table: table.drop_columns(["reward"]), r"it cannot be read \(.*reward"),
+    "another type": (with_texts, r"it cannot be read \(.*string"),
+    "another JSONL file": (lambda header, rows: "{}\n", r"bad.jsonl: it has no header of a recording"),
+    "a newer version": (
+        lambda header, rows: header.replace('"menv_episodes": 1', '"menv_episodes": 2'),
+        r"format version 2, expected 1; read it with the menv that wrote it",
     ),
-    "another Parquet file": ("bare", r"a Parquet file without the header of a recording"),
-    "no Parquet file": ("text", r"it cannot be read \(.*\), expected a recording"),
-    "another JSONL file": ("other lines", r"its first line is no header of a recording"),
-    "a newer version": ("newer", r"format version 2, expected 1; read it with the menv that wrote it"),
-    "a line in the middle": ("broken line", r"line 2 is no JSON"),
-    "a large number": ("large", r"it cannot be read \(.*300"),
-    "an action outside": ("outside", r"bad.jsonl, episode 0, .*, agent 'agent0', .*got 7"),
-    "an agent without spaces": ("no spaces", r"agent 'agent0' has no spaces in its header"),
-    "a column less": ("no rewards", r"there is no column 'reward'"),
-    "another type": ("texts", r"column 'reward' is string, and its header says float64"),
-    "half a trajectory": ("half", r"its rows are no whole trajectories"),
-}
+    "a damaged header": (lambda header, rows: header.replace('"agent0": 0', '"agent0": 1'), r"its header is damaged"),
+    "a line in the middle": (lambda header, rows: header + "{\n" + json.dumps(rows[0]), r"line 2 is no JSON"),
+    "a large number": (changed(length=[1 << 64]), r"it cannot be read \(.*too large"),
+    "a reward without end": (changed(reward=[[float("nan")]]), r"a reward is not finite"),
+    "another agent": (changed(agent=["b"]), r"bad.jsonl, episode 0: agent 'b' is not in its header"),
+    "an action outside": (changed(reward=[[1]], action=[[7]], obs=[[[0] * 4]], t=[[0, 1]]), r"episode 0, .*got 7"),
+    "half a trajectory": (changed(reward=[[1]]), r"episode 0: .* 1 rewards of a trajectory, expected"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_other_files_are_refused_in_one_line(case: str, tmp_path: Path) -> None:
-    what, message = REFUSED[case]
-    good = tmp_path / "good.parquet"
-    record(lambda obs: 0, "CartPole-v1", good, episodes=2)
-    table, path = pq.read_table(good), tmp_path / "bad.parquet"
-    header = table.schema.metadata
-    lines = tmp_path / "bad.jsonl"
-    write_episodes(lines, read_episodes(good))
-    first, *rest = lines.read_text().splitlines(keepends=True)
-    lines.unlink()
-    if what == "Acrobot-v1":
-        record(lambda obs: 0, what, path, episodes=1)
-    elif what == "text":
-        path.write_text("no parquet")
-    elif what in ("large", "outside", "no spaces"):
-        path, row = lines, json.loads(rest[0])
-        row |= {"large": {"kind": [300]}, "outside": {"action": [7] * len(row["t"])}}.get(what, {})
-        spaces = '"agent0", -1' if what == "no spaces" else '"agent0", 0'
-        assert '"agent0", 0' in first
-        path.write_text(first.replace('"agent0", 0', spaces) + json.dumps(row) + "\n")
-    elif what in ("other lines", "newer", "broken line"):
-        path = lines
-        text = {
-            "other lines": "{}\n",
-            "newer": first.replace('"version": 1', '"version": 2'),
-            "broken line": first,
-        }
-        path.write_text(text[what] + "{\n" + "".join(rest))
-    elif what != "missing/*.parquet":
-        tables = {
-            "bare": table.replace_schema_metadata({}),
-            "no rewards": table.drop_columns(["reward"]),
-            "texts": table.set_column(
-                table.schema.get_field_index("reward"), "reward", pa.array(["x"] * len(table))
-            ).replace_schema_metadata(header),
-            "half": table.slice(0, 3),
-        }
-        pq.write_table(tables[what], path)
-    pattern = str(tmp_path / what) if what.startswith("missing") else str(path)
+    change, message = REFUSED[case]
+    suffix = "jsonl" if change.__code__.co_argcount == 2 else "parquet"
+    good, bad = tmp_path / f"good.{suffix}", tmp_path / f"bad.{suffix}"
+    record(lambda obs: 0, "CartPole-v1", good, episodes=1)
+    if suffix == "parquet":
+        pq.write_table(change(pq.read_table(good)), bad)
+    else:
+        header, *rows = good.read_text().splitlines(keepends=True)
+        bad.write_text(change(header, list(map(json.loads, rows))))
+    assert_refused(str(bad), message)
+
+
+def test_other_spaces_and_missing_or_strange_files_are_refused(tmp_path: Path) -> None:
+    record(lambda obs: 0, "Acrobot-v1", tmp_path / "acrobot.parquet", episodes=1)
+    (tmp_path / "text.parquet").write_text("no parquet")
+    assert_refused(
+        f"{tmp_path}/acrobot.parquet",
+        r"the observation space of agent 'agent0' is Box\(.*\(6,\).*expected Box\(.*\(4,\)",
+    )
+    assert_refused(f"{tmp_path}/text.parquet", r"it cannot be read \(.*\), expected a recording")
+    assert_refused(f"{tmp_path}/none/*.parquet", r"no file of this name in .*, expected a path or a pattern")
+
+
+def assert_refused(pattern: str, message: str) -> None:
     with (
         pytest.raises((ConfigError, ContractError), match=message) as refused,
         DQN(env="CartPole-v1", config={"input": pattern}) as algo,
