@@ -20,7 +20,7 @@ import menv
 from menv import Policy
 from menv.cli.main import main
 from menv.inference.network_policy import NetworkPolicy
-from menv.serving.client.policy_client import PolicyClient
+from menv.serving import PolicyClient
 from menv.tracking import Run
 from tests.house.test_importing import python
 

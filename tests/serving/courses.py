@@ -11,9 +11,12 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 
 from menv.algorithms import PPO
-from menv.serving.policy_server import PolicyServerInput, TransportName
+from menv.envs import RandomMultiAgentEnv
+from menv.serving import PolicyClient, PolicyServerInput
+from menv.serving.policy_server import TransportName
 from tests.serving.talks import eventually
 
 SCHEMES = {"http": "http", "tcp": "tcp", "websocket": "ws"}
@@ -26,6 +29,24 @@ CONFIG: dict[str, Any] = {
     "model": {"fcnet_hiddens": [8]},
     "seed": 3,
 }
+
+
+TEAMS: dict[str, Any] = {
+    "env": RandomMultiAgentEnv,
+    "env_config": {"num_agents": ["red_0", "red_1", "blue_0"], "end_prob": 0.1, "appear_prob": 0.4},
+    "observation_space": None,
+    "action_space": None,
+    "multiagent": {
+        "policies": ["red", "blue"],
+        "policy_mapping_fn": lambda agent_id, **kwargs: agent_id.partition("_")[0],
+    },
+}
+PAIR: dict[str, Any] = {
+    "observation_space": dict.fromkeys("ab", OBSERVATIONS),
+    "action_space": dict.fromkeys("ab", gym.spaces.Discrete(2)),
+}
+every_mode = pytest.mark.parametrize("mode", ["local", "remote"])
+every_transport = pytest.mark.parametrize("transport", ["tcp", "http", "websocket"])
 
 
 class Course:
@@ -94,6 +115,15 @@ class Course:
         eventually(lambda: len(self.column("rewards", policy)) >= len(paid))
         return sorted(self.column("rewards", policy).tolist()) == sorted(paid)
 
+    def summary(self) -> Any:
+        """Return what the algorithm knows of its episodes."""
+        return self.algo._metrics.summary()
+
+    @property
+    def report(self) -> Any:
+        """Return what the server reports of its clients."""
+        return self.algo._external_clients.report()["external"]
+
     def _run(self) -> None:
         try:
             while not self._over.is_set():
@@ -103,6 +133,16 @@ class Course:
                     self.batches.append(dict(self.algo.sample().policy_batches))
         except BaseException as fault:
             self.fault = fault
+
+
+@contextlib.contextmanager
+def playing(mode: Any, *config: Any, **settings: Any) -> Iterator[tuple[Course, PolicyClient]]:
+    """Run a server, and a client of it that fetches weights when it is told to."""
+    with (
+        Course(*config, **settings) as course,
+        PolicyClient(course.address, mode, update_interval=None, timeout=20) as client,
+    ):
+        yield course, client
 
 
 class Wire:
@@ -170,6 +210,11 @@ def cut_wire(course: Course, seed: int, cuts: int, most: int) -> Iterator[Wire]:
         yield wire
     finally:
         wire.close()
+
+
+def both(step: int) -> dict[str, Any]:
+    """Return observations of the agents of `PAIR`."""
+    return dict.fromkeys("ab", observation(step))
 
 
 def observation(number: float) -> Any:

@@ -11,9 +11,8 @@ from typing import Any
 from menv.adapters.episode_broker import EpisodeBroker
 from menv.base_env import ExternalTrajectory
 from menv.env_context import InputContext
-from menv.serving.limits import Limits
+from menv.serving import Access, Limits
 from menv.serving.session import SamplerTaskQueue, ServerSessions
-from menv.serving.transports.access import Access
 from menv.serving.transports.server import Server
 from tests.serving.corpus import ACTIONS, MASKED, OBS
 from tests.serving.doors import PATIENCE_S, TCP, Client, Door
@@ -73,11 +72,7 @@ class Receiving:
 
 @contextlib.contextmanager
 def receiving(
-    ioctx: InputContext = ALONE,
-    *doors: Door,
-    access: Access | None = None,
-    faults: int = 0,
-    **limits: Any,
+    ioctx: InputContext = ALONE, *doors: Door, access: Access | None = None, faults: int = 0, **limits: Any
 ) -> Iterator[Receiving]:
     """Run one; limits are those of `Limits`, with `INLINE` bytes at most read in the serving thread."""
     one = Receiving(ioctx, doors or (TCP,), Limits(**{"inline_body": INLINE, **limits}), access or Access())

@@ -16,7 +16,7 @@ from menv.adapters.external import ExternalEnvs
 from menv.algorithms import DQN, PPO
 from menv.algorithms.algorithm import Algorithm
 from menv.sample_batch import SampleBatch
-from menv.serving.policy_server import PolicyServerInput
+from menv.serving import PolicyClient, PolicyServerInput
 from menv.serving.transports.transport import Transport
 from tests.serving.doors import HTTP, PATIENCE_S, TCP, WEBSOCKET, Door
 from tests.serving.talks import eventually
@@ -71,6 +71,15 @@ class Served:
     def voice(self, door: Door = TCP, **settings: Any) -> Voice:
         """Return a client that is connected through a door."""
         return Voice(door, self.envs.addresses[PLACES[door]], **settings)
+
+    def client(self, mode: Any = "local", **settings: Any) -> PolicyClient:
+        """Return a policy client over TCP."""
+        host, port = self.envs.addresses[PLACES[TCP]]
+        return PolicyClient(f"tcp://{host}:{port}", mode, **{"update_interval": None, **settings})
+
+    def summary(self) -> Any:
+        """Return what the algorithm knows of its episodes."""
+        return self.algo._metrics.summary()
 
     def sample(self, steps: int | None = None) -> dict[str, SampleBatch]:
         """Sample here until nothing comes any more, or for some rows; return the batch of each policy."""

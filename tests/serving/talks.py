@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from unittest.mock import patch
 
-from menv.serving.limits import Limits
+from menv.serving import Access, Limits
 from menv.serving.transports import http, tcp
-from menv.serving.transports.access import Access
 from menv.serving.transports.server import Server
 from menv.serving.transports.transport import Peer, Reply
 from tests.serving.doors import PATIENCE_S, Door

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from menv.serving.limits import Limits
+from menv.serving import Limits
 from tests.serving.doors import DOORS, HEADERS, HTTP, TCP, WEBSOCKET, Client, Door, websocket_frame
 from tests.serving.talks import eventually, serving
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from menv.serving import Limits
 from menv.serving.body_parser import BodyParserPool
-from menv.serving.limits import Limits
 from menv.serving.protocol import Episodes
 from tests.house.sources import ROOT
 from tests.serving.receiving import ALONE, INLINE, Receiving, ask, large, receiving, wait_for

@@ -16,9 +16,7 @@ import pytest
 
 from menv.algorithms import DQN
 from menv.errors import RefusedError
-from menv.serving import Limits
-from menv.serving.client.policy_client import PolicyClient
-from menv.serving.policy_server import RLlinkInput
+from menv.serving import Limits, PolicyClient, RLlinkInput
 from menv.serving.transports.tcp import TcpTransport
 from tests.external.told import Told, obs, training, waiting
 from tests.serving.doors import HTTP, TCP, WEBSOCKET, Door
@@ -88,7 +86,7 @@ def test_a_session_that_is_not_taken_up_again_leaves_faulty_episodes() -> None:
                 voice.greet()
                 by_questions(voice)
             assert settled(one)
-        result = one.algo._metrics.summary()
+        result = one.summary()
     assert (result["episodes_total"], result["num_faulty_episodes"]) == (0, 1)
     assert "did not come back within 0.1 s" in result["first_fault"]
 
@@ -101,7 +99,7 @@ def test_an_episode_that_its_client_gives_up_is_faulty() -> None:
             voice.bring(lost=["mine", "mine", "unknown"])
             assert voice.ask("PING") == {"type": "PONG"}
             assert settled(one)
-        result = one.algo._metrics.summary()
+        result = one.summary()
     assert (result["episodes_total"], result["num_faulty_episodes"]) == (0, 1)
     assert "its client gave it up" in result["first_fault"]
 
@@ -114,7 +112,7 @@ def test_a_client_that_vanishes_before_its_first_action_leaves_no_episode() -> N
                 turns.pay(2.0)
             assert settled(one)
         assert one.paid() == 2.0
-        result = one.algo._metrics.summary()
+        result = one.summary()
     assert (result["episodes_total"], result["faulty_episodes_total"], result["first_fault"]) == (0, 0, None)
 
 

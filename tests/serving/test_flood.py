@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from menv import MultiAgentEnv
-from menv.serving.limits import Limits
-from menv.serving.policy_server import RLlinkInput
+from menv.serving import Limits, RLlinkInput
 from tests.serving.doors import HTTP, TCP
 from tests.serving.served import ACTIONS, OBS, Served, obs_of, served, settled
 from tests.serving.talks import eventually

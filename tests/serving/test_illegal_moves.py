@@ -51,7 +51,7 @@ def test_an_illegal_move_costs_an_error_and_the_episode_goes_on(door: Door) -> N
             assert settled(one)
         assert one.refused == len(ONE_AGENT)
         assert one.paid() == paid
-        assert one.algo._metrics.summary()["hist_stats"]["episode_lengths"] == [len(ONE_AGENT)]
+        assert one.summary()["hist_stats"]["episode_lengths"] == [len(ONE_AGENT)]
 
 
 def test_nan_is_refused_in_both_dialects() -> None:
@@ -241,7 +241,7 @@ def test_a_message_that_comes_again_gets_the_same_answer_and_is_taken_once(door:
             assert settled(one)
         assert one.paid() == 1.0 + 2.0 * (kind == "LOG_RETURNS")
         steps = 1 + (kind in ("GET_ACTION", "LOG_ACTION"))
-        assert one.algo._metrics.summary()["hist_stats"]["episode_lengths"] == [steps]
+        assert one.summary()["hist_stats"]["episode_lengths"] == [steps]
         assert one.refused == 0
 
 

@@ -71,7 +71,7 @@ def test_many_clients_with_many_episodes_each_through_every_door_at_once() -> No
         assert one.paid() == pytest.approx(sum(paid))
         assert one.refused == 0
         assert one.status["open_episodes"] == 0
-        told = one.algo._metrics.summary()
+        told = one.summary()
         assert sorted(told["hist_stats"]["episode_reward"]) == pytest.approx(sorted(paid))
         assert sum(told["hist_stats"]["episode_lengths"]) == 5 * sum(range(3, 15))
 
@@ -92,7 +92,7 @@ def test_many_episodes_of_one_connection_run_beside_each_other(door: Door) -> No
         for turns in episodes[1::2]:
             turns.end(obs_of(99), truncated=True)
         assert settled(one)
-        assert set(one.algo._metrics.summary()["hist_stats"]["episode_lengths"]) == {4}
+        assert set(one.summary()["hist_stats"]["episode_lengths"]) == {4}
 
 
 def test_rows_hold_what_was_asked_answered_and_paid() -> None:
@@ -142,7 +142,7 @@ def test_episodes_that_nobody_may_learn_from_are_in_the_metrics_and_in_no_batch(
             play(voice, "loud", 40)
             assert settled(one)
         assert 100.0 not in one.column("rewards")
-        assert 4_000.0 in one.algo._metrics.summary()["hist_stats"]["episode_reward"]
+        assert 4_000.0 in one.summary()["hist_stats"]["episode_reward"]
 
 
 def alone(steps: int, first: int) -> list[int]:
@@ -217,8 +217,8 @@ def test_several_agents_with_policies_of_their_own(door: Door) -> None:
         turns.pay({"ann": 16.0})
         turns.end({"ann": [1, 1]})
         assert settled(one)
-        assert one.algo._metrics.summary()["hist_stats"]["episode_reward"] == [31.0]
-        told = one.algo._metrics.summary()["hist_stats"]
+        assert one.summary()["hist_stats"]["episode_reward"] == [31.0]
+        told = one.summary()["hist_stats"]
         assert told["policy_for_bob_reward"] == [14.0]
 
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from menv.adapters.episode_channel import ChannelStep
 from menv.env_context import InputContext
+from menv.serving import Access
 from menv.serving.episodes import from_pieces, in_pieces, read_episode
 from menv.serving.protocol import BadMessageError, WireFormat, to_raw
-from menv.serving.transports.access import Access
 from tests.serving import corpus
 from tests.serving.corpus import EPISODE, MALFORMED, RICH, several_agents
 from tests.serving.doors import HTTP, PATIENCE_S, TCP, WEBSOCKET, Client, Door

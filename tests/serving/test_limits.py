@@ -11,7 +11,7 @@ import pytest
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from menv.errors import ConfigError
-from menv.serving.limits import Limits
+from menv.serving import Limits
 from menv.serving.transports.transport import TokenBucket
 from tests.serving.doors import (
     DOORS,

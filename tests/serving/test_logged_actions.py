@@ -10,9 +10,9 @@ import pytest
 
 from menv.algorithms import DQN
 from menv.errors import ServerGoneError
-from menv.serving.client.policy_client import PolicyClient
+from menv.serving import PolicyClient
 from tests.external.told import Told, obs, training
-from tests.serving.courses import Course, observation
+from tests.serving.courses import every_mode, observation, playing
 from tests.serving.doors import HTTP, TCP, WEBSOCKET, Door
 from tests.serving.served import obs_of, served
 from tests.serving.talks import eventually
@@ -29,10 +29,7 @@ def sampled(batches: Sequence[Any]) -> list[int]:
 
 @pytest.mark.parametrize("length", [1, 3, 120])
 def test_fragments_of_a_client_that_only_logs_keep_their_length(length: int) -> None:
-    with (
-        Course(OF_20, kind=DQN, idle_timeout=0.3) as course,
-        PolicyClient(course.address, "remote") as client,
-    ):
+    with playing("remote", OF_20, kind=DQN, idle_timeout=0.3) as (course, client):
         for _ in range(STEPS // length):
             name = client.start_episode()
             for step in range(length):
@@ -67,7 +64,7 @@ def test_what_was_said_ahead_is_answered_in_order_and_makes_fragments_of_their_l
         assert set(sampled(one.batches)) == {20}
 
 
-@pytest.mark.parametrize("mode", ["local", "remote"])
+@every_mode
 def test_log_action_waits_for_the_sampler_while_other_clients_are_served(mode: Any) -> None:
     with served(DQN, **OF_20) as one, one.voice() as other:
         host, port = one.envs.addresses[0]

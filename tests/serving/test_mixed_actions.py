@@ -9,9 +9,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from menv.serving.client.policy_client import PolicyClient
-from menv.serving.policy_server import RLlinkInput
-from tests.serving.courses import Course
+from menv.serving import PolicyClient, RLlinkInput
+from tests.serving.courses import Course, every_mode
 from tests.serving.doors import HTTP, TCP, Door
 from tests.serving.served import served
 from tests.serving.talks import eventually
@@ -123,7 +122,7 @@ def test_a_mask_that_is_declared_in_parts_is_read_as_one_of_flags_is() -> None:
         assert voice.refused("GET_ACTION", episode_id="e", observation=shown) == "out_of_range"
 
 
-@pytest.mark.parametrize("mode", ["local", "remote"])
+@every_mode
 @pytest.mark.parametrize("transport", ["tcp", "http"])
 def test_clients_of_both_modes_get_elements_and_train(mode: Any, transport: Any) -> None:
     shown = {"action_mask": np.array([0, 1, 1], np.int8), "seen": np.zeros(2, np.float32)}

@@ -11,8 +11,8 @@ import pytest
 from msgspec import Raw, msgpack
 
 from menv.env_context import InputContext
+from menv.serving import Limits
 from menv.serving.episodes import WireEpisode, read_episode
-from menv.serving.limits import Limits
 from menv.serving.policy_server import _max_env_steps
 from menv.serving.protocol import (
     BadMessageError,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from menv.errors import ConfigError
-from menv.serving.policy_server import RLlinkInput
+from menv.serving import RLlinkInput
 from tests.serving.doors import DOORS, Door
 from tests.serving.served import obs_of, served
 from tests.serving.voices import Turns, episode

@@ -8,8 +8,7 @@ import queue
 import pytest
 
 from menv.errors import ConfigError
-from menv.serving.limits import Limits
-from menv.serving.transports.access import Access
+from menv.serving import Access, Limits
 from menv.serving.transports.server import Server
 from menv.serving.transports.tcp import TcpTransport
 from menv.serving.transports.transport import Handler, Peer, SessionProtocol, Transport

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv.serving.policy_server import RLlinkInput
+from menv.serving import RLlinkInput
 from tests.serving.served import served, settled
 from tests.serving.test_interactive import TWO
 from tests.serving.voices import episode
@@ -48,9 +48,7 @@ def test_agents_that_end_at_different_times_reach_the_batches_of_their_policies(
             )
         assert one.column("terminateds", "for_ann").tolist() == [False] * 39 + [True]
         assert one.column("truncateds", "for_bob").tolist() == [False] * 34 + [True]
-        assert one.algo._metrics.summary()["hist_stats"]["episode_reward"] == [
-            sum(range(40)) + sum(range(35))
-        ]
+        assert one.summary()["hist_stats"]["episode_reward"] == [sum(range(40)) + sum(range(35))]
 
 
 def test_each_agent_counts_its_own_steps_over_chunks() -> None:
@@ -110,7 +108,7 @@ def test_what_no_action_can_own_counts_once_and_with_the_end(size: int) -> None:
             assert voice.ask("PING") == {"type": "PONG"}
             assert settled(one)
         assert one.paid() == 1_000 + sum(range(size + 5))
-        returns = one.algo._metrics.summary()["hist_stats"]["episode_reward"]
+        returns = one.summary()["hist_stats"]["episode_reward"]
         assert sorted(returns) == [0.0, 1_000 + sum(range(size + 5))]
 
 
@@ -122,7 +120,7 @@ def test_what_is_paid_in_an_episode_in_which_nobody_acts_is_unclaimed() -> None:
             assert voice.ask("PING") == {"type": "PONG"}
             assert settled(one)
         assert one.paid() == 2.0
-        assert one.algo._metrics.summary()["episodes_total"] == 0
+        assert one.summary()["episodes_total"] == 0
 
 
 @both_dialects
@@ -153,9 +151,7 @@ def test_env_steps_of_agents_that_take_turns_are_told(told: int | None, length: 
             voice.bring(together("e", last, end="terminated") | ({} if told is None else {"env_steps": 5}))
             assert voice.ask("PING") == {"type": "PONG"}
             assert settled(one)
-        assert one.algo._metrics.summary()["hist_stats"]["episode_lengths"] == [
-            length if told is not None else 13
-        ]
+        assert one.summary()["hist_stats"]["episode_lengths"] == [length if told is not None else 13]
 
 
 def test_a_gap_of_one_agent_refuses_the_whole_chunk_and_nothing_is_lost() -> None:

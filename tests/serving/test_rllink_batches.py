@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from menv.serving.policy_server import RLlinkInput
+from menv.serving import RLlinkInput
 from tests.serving.doors import HTTP, TCP
 from tests.serving.served import Served, obs_of, served, settled
 from tests.serving.talks import eventually
@@ -48,7 +48,7 @@ def parts(sent: Any, *cuts: int) -> list[Any]:
 
 def returns(one: Served) -> list[tuple[float, int]]:
     """Return return and length of each episode in the metrics."""
-    told = one.algo._metrics.summary()["hist_stats"]
+    told = one.summary()["hist_stats"]
     return list(zip(told["episode_reward"], told["episode_lengths"], strict=True))
 
 
@@ -342,6 +342,6 @@ def test_a_client_that_goes_with_chunks_open_leaves_their_rows_and_a_faulty_epis
                 assert voice.ask("PING") == {"type": "PONG"}
             assert settled(one)
         assert one.paid() == sum(sent["rewards"][:35])
-        result = one.algo._metrics.summary()
+        result = one.summary()
         assert (result["episodes_total"], result["num_faulty_episodes"]) == (0, 1)
         assert "the connection of its client ended" in result["first_fault"]

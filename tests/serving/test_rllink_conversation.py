@@ -8,8 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from menv.serving import policy_server, session
-from menv.serving.policy_server import RLlinkInput
+from menv.serving import RLlinkInput, policy_server, session
 from tests.serving.doors import DOORS, HTTP, TCP, Door
 from tests.serving.served import obs_of, served
 from tests.serving.talks import eventually

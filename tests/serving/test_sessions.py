@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from menv.serving import RLlinkInput
 from menv.serving import session as sessions
-from menv.serving.policy_server import RLlinkInput
 from tests.serving.doors import HTTP, TCP, WEBSOCKET, Client, Door
 from tests.serving.served import Served, obs_of, served, settled
 from tests.serving.talks import eventually
@@ -109,7 +109,7 @@ def test_an_episode_goes_on_over_another_connection_whatever_it_waited_for(
                 assert settled(one)
         assert one.paid() == expected + 16.0
         assert one.refused == 0
-        lengths = one.algo._metrics.summary()["hist_stats"]["episode_lengths"]
+        lengths = one.summary()["hist_stats"]["episode_lengths"]
         assert lengths == [2 + (state in (asked, answered, paid, logged))]
 
 
@@ -206,7 +206,7 @@ def test_a_last_message_whose_answer_was_lost_is_recognised_on_the_next_connecti
                 assert other.greet(session=session)["resume"] == {}
                 assert turns.taken_up(other, 2).at(3, "END_EPISODE", observation=obs_of(1))["type"] == "OK"
             assert settled(one)
-        assert one.algo._metrics.summary()["hist_stats"]["episode_lengths"] == [1]
+        assert one.summary()["hist_stats"]["episode_lengths"] == [1]
 
 
 def test_whole_episodes_go_on_where_the_server_says_that_they_stand() -> None:
@@ -230,7 +230,7 @@ def test_whole_episodes_go_on_where_the_server_says_that_they_stand() -> None:
                 other.bring(chunk(20, 30, over=True))
             assert settled(one)
         assert one.paid() == sum(range(30))
-        assert one.algo._metrics.summary()["hist_stats"]["episode_lengths"] == [30]
+        assert one.summary()["hist_stats"]["episode_lengths"] == [30]
 
 
 @pytest.mark.parametrize("session", ["0" * 32, "x"])

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from menv.callbacks import DefaultCallbacks
-from menv.serving.limits import Limits
+from menv.serving import Limits
 from menv.serving.protocol import frame
 from tests.serving.corpus import ACTIONS, MALFORMED, OBS, WELL_MADE, bodies
 from tests.serving.doors import DOORS, TCP, Client, Door

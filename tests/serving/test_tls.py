@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from menv.errors import ConfigError
-from menv.serving.limits import Limits
-from menv.serving.transports.access import Access
+from menv.serving import Access, Limits
 from menv.serving.transports.server import Server
 from tests.serving.certificates import made_in, needs_openssl
 from tests.serving.doors import DOORS, HEADERS, HTTP, Client, Door

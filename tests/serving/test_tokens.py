@@ -8,10 +8,7 @@ import pytest
 
 from menv.env_context import InputContext
 from menv.errors import ConfigError
-from menv.serving.client.policy_client import PolicyClient
-from menv.serving.limits import Limits
-from menv.serving.policy_server import PolicyServerInput, RLlinkInput
-from menv.serving.transports.access import Access
+from menv.serving import Access, Limits, PolicyClient, PolicyServerInput, RLlinkInput
 from tests.serving.doors import DOORS, HTTP, TCP, WEBSOCKET, Client, Door, http_response, http_wrap
 from tests.serving.served import ACTIONS, OBS, Served, obs_of, served
 from tests.serving.voices import Turns, episode
@@ -114,21 +111,9 @@ def test_an_address_that_others_can_reach_needs_a_token_before_anything_is_bound
 def shown(one: Served) -> str:
     """Return everything that people get to see of a server."""
     envs, source = one.envs, one.source
-    objects = [
-        envs,
-        source.server,
-        source.sessions,
-        source.sessions.access,
-        *source.sessions.connected,
-    ]
+    objects = [envs, source.server, source.sessions, source.sessions.access, *source.sessions.connected]
     return repr(
-        [
-            *objects,
-            *map(vars, source.sessions.connected),
-            one.status,
-            source.server.faults.kept,
-            one.results,
-        ]
+        [*objects, *map(vars, source.sessions.connected), one.status, source.server.faults.kept, one.results]
     )
 
 

@@ -11,7 +11,7 @@ import traceback
 
 import pytest
 
-from menv.serving.limits import Limits
+from menv.serving import Limits
 from tests.serving.doors import (
     DOORS,
     HTTP,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import BinaryIO
 
-from menv.serving.limits import Limits
-from menv.serving.transports.access import Access
+from menv.serving import Access, Limits
 from tests.serving.doors import HTTP, Client, http_wrap
 from tests.serving.talks import serving
 

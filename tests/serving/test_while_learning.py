@@ -18,10 +18,9 @@ from menv.callbacks import DefaultCallbacks
 from menv.envs import RandomMultiAgentEnv
 from menv.inference.policy_bundle import policy_from_bytes, unpack_weights
 from menv.policy_spec import PolicySpec
-from menv.serving.client.policy_client import PolicyClient
-from menv.serving.policy_server import PolicyServerInput, RLlinkInput
+from menv.serving import PolicyClient, PolicyServerInput, RLlinkInput
 from menv.serving.protocol import Episodes, GetState
-from tests.serving.courses import Course, observation
+from tests.serving.courses import Course, observation, playing
 from tests.serving.doors import HTTP, TCP, WEBSOCKET, Door
 from tests.serving.served import Served, obs_of, served
 from tests.serving.talks import eventually
@@ -270,10 +269,7 @@ def test_actions_are_chosen_while_the_answer_with_new_weights_is_awaited() -> No
 
 
 def test_actions_are_chosen_while_the_server_takes_a_message_slowly_and_what_waits_is_bounded() -> None:
-    with (
-        Course(force_on_policy=False) as course,
-        PolicyClient(course.address, "local", update_interval=None) as client,
-    ):
+    with playing("local", force_on_policy=False) as (course, client):
         name = client.start_episode()
         client.get_action(name, observation(0))
         assert client._actor is not None
@@ -292,15 +288,15 @@ def test_actions_are_chosen_while_the_server_takes_a_message_slowly_and_what_wai
             over.set()
 
         link.ask = slowly  # type: ignore[method-assign]
-        playing = threading.Thread(target=play)
-        playing.start()
+        thread = threading.Thread(target=play)
+        thread.start()
         # Messages have 8 steps.
         assert eventually(lambda: played[0] > 8 * 60)
         assert not over.wait(0.3)
         assert played[0] < 8 * 70
         arrived.set()
         assert over.wait(PATIENCE_S)
-        playing.join(PATIENCE_S)
+        thread.join(PATIENCE_S)
         client.log_returns(name, 1.0)
         client.end_episode(name, observation(0))
         client.close()

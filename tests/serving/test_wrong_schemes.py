@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from menv.errors import ConfigError
-from menv.serving.client.policy_client import PolicyClient
+from menv.serving import Access, PolicyClient
 from menv.serving.policy_server import TransportName
-from menv.serving.transports.access import Access
 from tests.serving.certificates import dated_in, made_in, needs_openssl
 from tests.serving.courses import SCHEMES, Course, observation, play
 

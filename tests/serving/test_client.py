@@ -1,0 +1,417 @@
+"""What an application sees of a server: its calls, with actions from the server and with its own, and arguments."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import MultiAgentEnv, PolicySpec
+from menv.algorithms import DQN
+from menv.env_context import InputContext
+from menv.errors import CallOrderError, ConfigError, ContractError, EpisodeError, RefusedError
+from menv.serving import Limits, PolicyClient, PolicyServerInput, RLlinkInput
+from menv.serving.policy_server import TransportName
+from tests.serving.courses import (
+    CONFIG,
+    OBSERVATIONS,
+    PAIR,
+    Course,
+    both,
+    every_mode,
+    every_transport,
+    observation,
+    play,
+    playing,
+)  # fmt: skip
+from tests.serving.talks import eventually
+
+HALF = "half of a \ud83d"
+WIDE = gym.spaces.Box(-1.0, 1.0, (5,), np.float32)
+CHOICES = gym.spaces.Discrete(2)
+
+
+@every_transport
+@every_mode
+def test_every_reward_arrives_once_with_what_the_application_saw_and_did(
+    mode: str, transport: TransportName
+) -> None:
+    done: dict[float, tuple[int, Any]] = {}
+    with playing(mode, transport=transport) as (course, client):
+        silent = client.start_episode(training_enabled=False)
+        client.get_action(silent, observation(0))
+        client.log_returns(silent, 99.5)
+        client.end_episode(silent, observation(1))
+        names = [client.start_episode(f"game {number}") for number in range(4)]
+        assert client.open_episodes == names
+        # What is paid before the first action joins it.
+        client.log_returns(names[3], -0.25)
+        for step in range(6):
+            for number, name in enumerate(names):
+                reward = 100.0 * number + step
+                done[reward - 0.25 * (reward == 300.0)] = step, client.get_action(name, observation(step))
+                client.log_returns(name, reward - 0.5)
+                client.log_returns(name, 0.5)
+        for name in (names[2], names[0], names[3], names[1]):
+            client.end_episode(name, observation(6), truncated=name == names[3])
+        client.close()
+        assert course.has_rewards(list(done))
+        order = np.argsort(course.column("rewards"))
+        steps, actions = zip(*(done[reward] for reward in sorted(done)), strict=True)
+        assert course.column("actions")[order].tolist() == list(actions)
+        assert set(actions) <= {0, 1}
+        assert all(isinstance(action, np.integer) for action in actions)
+        assert np.allclose(course.column("obs")[order], [observation(step) for step in steps])
+        logp = course.column("action_logp")
+        assert np.isfinite(logp).all()
+        assert (logp < 0).all()
+        assert course.column("truncateds").sum() == 1
+        assert course.column("terminateds").sum() == 3
+
+
+@every_mode
+def test_a_client_takes_the_most_likely_actions_where_the_server_does(mode: str) -> None:
+    course = Course({"explore": False})
+    wanted = course.algo.compute_single_action(observation(0), explore=False)
+    with course, PolicyClient(course.address, mode) as client:  # type: ignore[arg-type]
+        name = client.start_episode()
+        assert {int(client.get_action(name, observation(0))) for _ in range(40)} == {int(wanted)}
+
+
+@every_mode
+def test_threads_play_at_the_same_time_and_an_episode_may_go_on_in_another_one(mode: str) -> None:
+    with playing(mode) as (course, client), ThreadPoolExecutor(6) as pool:
+        names = [client.start_episode() for _ in range(6)]
+
+        def step(number: int) -> None:
+            client.get_action(names[number % 6], observation(number // 6))
+            client.log_returns(names[number % 6], float(number))
+
+        for first in range(0, 90, 6):
+            list(pool.map(step, range(first, first + 6)))
+        for name in names:
+            client.end_episode(name, observation(15))
+        client.close()
+        assert course.has_rewards([float(number) for number in range(90)])
+
+
+@every_mode
+def test_actions_of_the_application_reach_dqn(mode: str) -> None:
+    with playing(mode, {"train_batch_size": 32}, kind=DQN) as (course, client):
+        name = client.start_episode()
+        client.log_returns(name, 0.5)
+        for number in range(10):
+            client.log_action(name, observation(number), number % 2)
+            client.log_returns(name, 1.0, {"speed": 3})
+        client.end_episode(name, observation(10))
+        assert course.has_rewards([1.5, *[1.0] * 9])
+        assert sorted(course.column("actions").tolist()) == [0] * 5 + [1] * 5
+
+
+def test_an_episode_that_the_server_has_no_room_for_is_played_locally_and_sent() -> None:
+    with playing("local", limits=Limits(max_episodes=1)) as (course, client):
+        other, name = client.start_episode(), client.start_episode()
+        client.log_action(other, observation(0), 0)
+        with pytest.raises(RefusedError, match=r"START_EPISODE: 1 episodes are open"):
+            client.log_action(name, observation(0), 1)
+        client.end_episode(other, observation(1))
+        client.get_action(name, observation(0))
+        with pytest.raises(CallOrderError, match="expected log_action before the first get_action"):
+            client.log_action(name, observation(1), 0)
+        client.log_returns(name, 2.0)
+        # A list of numbers is an observation, too.
+        client.get_action(name, [0.0, 0.5, 0.001])
+        client.log_returns(name, 2.0)
+        client.end_episode(name, observation(5))
+        client.close()
+        assert course.has_rewards([2.0] * 2)
+
+
+def test_arrays_that_the_application_changes_later_are_kept_as_they_were() -> None:
+    with playing("local") as (course, client):
+        name, seen = client.start_episode(), observation(0)
+        for number in range(12):
+            seen[2] = number / 1000
+            client.get_action(name, seen)
+            client.log_returns(name, float(number))
+        client.end_episode(name, seen)
+        client.close()
+        assert course.has_rewards([float(number) for number in range(12)])
+        order = np.argsort(course.column("rewards"))
+        assert np.allclose(course.column("obs")[order][:, 2], np.arange(12) / 1000)
+
+
+def test_the_same_seed_draws_the_same_actions() -> None:
+    with Course() as course:
+        played = []
+        for seed in (5, 5, 6):
+            with PolicyClient(course.address, update_interval=None, seed=seed) as client:
+                played.append(play(client, [0.0] * 40, "same name"))
+        assert played[0] == played[1]
+        assert played[0] != played[2]
+
+
+@pytest.mark.parametrize(("forced", "interval"), [(False, None), (False, 0.01), (True, None)])
+def test_weights_come_when_they_are_asked_for_at_intervals_or_when_the_server_insists(
+    forced: bool, interval: float | None
+) -> None:
+    asks = not forced and interval is None
+    with (
+        Course(trains=True, force_on_policy=forced) as course,
+        PolicyClient(course.address, update_interval=interval) as client,
+    ):
+        play(client, [1.0])
+        before = client.weights_seq_no
+        for _ in range(20 * asks):
+            play(client, [1.0] * 10)
+            assert client.weights_seq_no == before
+
+        def newer() -> bool:
+            play(client, [1.0] * 10)
+            if asks:
+                client.update_policy_weights()
+            return client.weights_seq_no != before
+
+        assert eventually(newer)
+
+
+def test_another_client_goes_on_with_the_session_of_one_that_is_gone() -> None:
+    with Course() as course:
+        first = PolicyClient(course.address, "remote")
+        name = first.start_episode()
+        first.get_action(name, observation(0))
+        first.log_returns(name, 2.0)
+        first.close()
+        with PolicyClient(course.address, "remote", session=first.session) as second:
+            assert second.open_episodes == [name]
+            second.log_returns(name, 3.0)
+            second.end_episode(name, observation(1))
+        assert course.has_rewards([5.0])
+
+
+@every_transport
+def test_only_the_right_token_gets_in(transport: TransportName) -> None:
+    with Course(transport=transport, token="open sesame") as course:
+        for wrong in (None, "open barley"):
+            with pytest.raises(ConfigError, match="check token and address") as caught:
+                PolicyClient(course.address, "remote", token=wrong, timeout=5)
+            assert "sesame" not in str(caught.value)
+        with PolicyClient(course.address, "remote", token="open sesame") as client:
+            play(client, [1.0])
+        assert course.has_rewards([1.0])
+
+
+@pytest.mark.parametrize(("arguments", "text"), [
+    ({"address": "localhost:9900"}, "write 'http://localhost:9900'"),
+    ({"address": ("localhost", 9900)}, "write 'http://localhost:9900'"),
+    ({"address": "ftp://localhost:9900"}, "write 'http://localhost:9900'"),
+    ({"address": "http://localhost"}, "expected scheme, host and port"),
+    ({"address": "http://a b:9900"}, "expected scheme, host and port"),
+    ({"address": f"tcp://{'a' * 80}:9900"}, "expected scheme, host and port"),
+    ({"address": "http://localhost:9900/rll\u00efnk"}, "expected scheme, host and port"),
+    ({"inference_mode": "both"}, "expected 'local' or 'remote'"),
+    ({"session": object()}, "session is <object"),
+    ({"session": HALF}, "session is 'half of a .*expected None or"),
+    ({"session": ""}, "session is '', expected None or"),
+    ({"client": HALF}, "client is 'half of a .*expected a text"),
+    ({"client": 5}, "client is 5, expected a text"),
+    ({"update_interval": "often"}, "update_interval='often', expected seconds"),
+    ({"update_interval": math.nan}, "update_interval=nan, expected seconds"),
+    ({"update_interval": -1.0}, r"update_interval=-1\.0, expected seconds"),
+    ({"seed": 1.5}, r"seed=1\.5, expected a whole number"),
+    ({"seed": "x"}, "seed='x', expected a whole number"),
+    ({"token": 51342}, "token is a int, expected the server's"),
+    *(({"timeout": wrong}, r"timeout=.*, expected seconds above 0, at most 1e\+09")
+      for wrong in (None, "60", 0, math.nan, math.inf, 1e30)),
+])  # fmt: skip
+def test_arguments_that_no_client_can_have_are_refused_before_anybody_is_called(
+    arguments: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text) as caught:
+        PolicyClient(**{"address": "http://127.0.0.1:1", "timeout": 20, **arguments})
+    assert "51342" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("settings", "text"), [
+    *(({"port": port}, "PolicyServerInput: port .*, expected an integer from 0 to 65535; 0")
+      for port in ("9900", -1, 65536, 1.5, None)),
+    *(({"transport": transport}, "^transports?: .*, expected .*Transport") for transport in ([], ["tcp"], 5, "udp")),
+    *(({name: value}, f"^{name}: got .*, expected {expected}; leave it out") for name, value, expected in (
+        ("idle_timeout", -1, "seconds above 0 or None"),
+        ("return_s", "60", "seconds from 0"),
+        ("batch_wait", float("inf"), "seconds from 0"),
+        ("max_staleness", 1.5, "a whole number from 0 or None"),
+        ("env_steps_per_sample", 0, "a whole number above 0"),
+        ("env_steps_per_sample", True, "a whole number above 0"),
+        ("force_on_policy", "no", "True, False or None"),
+        ("limits", {"max_body": 3}, "a Limits or None"),
+        ("access", "0.0.0.0", "an Access or None"),
+    )),
+])  # fmt: skip
+def test_settings_of_a_server_are_checked_when_it_is_made(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        PolicyServerInput(InputContext(), **{"port": 0, **settings})
+
+
+@pytest.mark.parametrize("kind", [PolicyServerInput, RLlinkInput])
+def test_a_server_that_is_not_given_the_context_says_how_to_write_it(kind: type[PolicyServerInput]) -> None:
+    name = kind.__name__
+    with pytest.raises(ConfigError, match=rf"^{name}: its first argument is a str, .* ioctx: {name}\(ioctx,"):
+        kind("localhost", 9900)  # type: ignore[arg-type]
+
+
+def told_by(policies: dict[str, Any]) -> dict[str, Any]:
+    mapping = {"policies": policies, "policy_mapping_fn": lambda agent_id, **kwargs: next(iter(policies))}
+    return {"observation_space": None, "action_space": None, "multiagent": mapping}
+
+
+@every_mode
+@pytest.mark.parametrize(
+    "specs", [(None, OBSERVATIONS, CHOICES, {}), PolicySpec(None, OBSERVATIONS, CHOICES)]
+)
+def test_clients_play_in_the_spaces_that_the_policies_declare(specs: Any, mode: Any) -> None:
+    assert CONFIG["observation_space"] == OBSERVATIONS
+    with playing(mode, told_by({"one": specs, "other": specs})) as (_, client):
+        assert set(play(client, [1.0, 2.0])) <= {0, 1}
+
+
+@pytest.mark.parametrize(
+    "policies",
+    [{"one": (None, OBSERVATIONS, CHOICES, {}), "other": (None, WIDE, CHOICES, {})}, {"one": None}],
+)
+def test_a_server_whose_spaces_nobody_knows_is_refused(policies: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^PolicyServerInput: no observation space is known.*give env=\.\.\."
+    ):
+        Course(told_by(policies))
+
+
+@pytest.mark.parametrize(
+    ("names", "told"), [((0, 1), "agent 0 is a int"), (("ann", None), "agent None is a NoneType")]
+)
+def test_a_stub_whose_agents_no_message_can_name_is_refused(names: Any, told: str) -> None:
+    class Stub(MultiAgentEnv):
+        def __init__(self, config: Any = None) -> None:
+            super().__init__()
+            self.possible_agents = list(names)
+            self.observation_spaces, self.action_spaces = (
+                dict.fromkeys(names, space) for space in (OBSERVATIONS, CHOICES)
+            )
+
+    with pytest.raises(
+        ConfigError, match=rf"^PolicyServerInput: {told}, expected texts.*; have the stub"
+    ) as caught:
+        Course({"env": Stub, "observation_space": None, "action_space": None})
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@every_mode
+def test_an_episode_that_is_not_open_is_named_and_an_id_that_no_server_takes_is_refused(mode: str) -> None:
+    with playing(mode) as (course, client):
+        unknown: list[Any] = ["a", ["mine"], {"id": "mine"}, ("mine", []), None, 1.5]
+        for missing in unknown:
+            for call, arguments in (
+                ("get_action", (observation(0),)), ("log_action", (observation(0), 0)), ("log_returns", (1.0,)),
+                ("end_episode", (observation(0),)),
+            ):  # fmt: skip
+                with pytest.raises(
+                    EpisodeError, match=f"{call}: episode .* was not found, expected one that is open"
+                ):
+                    getattr(client, call)(missing, *arguments)
+        for wrong in (5, "", "x" * 257):
+            with pytest.raises(ConfigError, match="expected a text of 1 to 256 characters"):
+                client.start_episode(wrong)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"the id is 'half of a .*that UTF-8 has"):
+            client.start_episode(HALF)
+        for flag in ("False", 1, None):
+            with pytest.raises(ContractError, match=r"training_enabled is .*expected True or False"):
+                client.start_episode("a", flag)  # type: ignore[arg-type]
+        play(client, [1.0], "a")
+        with pytest.raises(EpisodeError, match="log_returns: episode 'a' is completed"):
+            client.log_returns("a", 1.0)
+        with pytest.raises(EpisodeError, match="already completed"):
+            client.start_episode("a")
+        client.close()
+        assert course.has_rewards([1.0])
+
+
+@every_mode
+def test_what_cannot_be_told_of_one_agent_is_refused_at_once_and_the_episode_goes_on(mode: str) -> None:
+    with playing(mode) as (course, client):
+        name = client.start_episode("e", training_enabled=np.True_)  # type: ignore[arg-type]
+        if mode == "local":
+            with pytest.raises(ContractError, match=f"get_action: episode '{name}'"):
+                client.get_action(name, np.zeros(5, np.float32))
+        else:
+            with pytest.raises(RefusedError, match=r"^GET_ACTION\.observation: .*expected") as caught:
+                client.get_action(name, np.zeros(5, np.float32))
+            assert caught.value.code == "wrong_length"
+            with pytest.raises(ContractError, match="get_action: got something that has no form on the wire"):
+                client.get_action(name, object())
+        with pytest.raises(ContractError, match="log_returns: got a dict, expected a number"):
+            client.log_returns(name, {"agent": 1.0})
+        for step in range(12):
+            client.get_action(name, observation(step))
+            for reward, got in ((math.nan, "nan"), (-math.inf, "-inf"), ("1", "str"), (None, "NoneType")):
+                wrong: Any = reward
+                with pytest.raises(
+                    ContractError, match=f"the reward of 'agent0' is {got}, expected a finite number"
+                ):
+                    client.log_returns(name, wrong)
+            info: Any
+            for info in (5, "x", [("a", 1)]):
+                with pytest.raises(ContractError, match=r"log_returns: info is \w+, expected a dict"):
+                    client.log_returns(name, 7.0, info)
+            client.log_returns(name, 2.0, {"fine": 1})
+        flags: list[Any] = ["False", [False], np.array([True, False])]
+        for flag in flags:
+            with pytest.raises(ContractError, match=r"truncated is .*expected True or False"):
+                client.end_episode(name, observation(1), flag)
+        client.end_episode(name, observation(1), np.bool_(False))  # type: ignore[arg-type]
+        client.close()
+        assert course.has_rewards([2.0] * 12)
+        assert course.column("terminateds").sum() == 1
+
+
+TOLD: list[tuple[tuple[Any, ...], str]] = [
+    (({5: 1.0},), "agent 5, expected a text"),
+    (({HALF: 1.0},), "agent 'half of a "),
+    (({"": 1.0},), "agent '', expected a text"),
+    (({"a": 1.0}, {7: {}}), "agent 7, expected a text"),
+    (({"a": 1.0}, {"a": 7}), "info is int, expected a dict"),
+    (({"a": 1.0}, None, {HALF: True}), "agent 'half of a "),
+    (({"a": 1.0}, None, {7: True}), "agent 7, expected a text"),
+    (({"a": 1.0}, None, {"a": "False"}), "the done flag of 'a' is str, expected True or False"),
+    (({"a": 1.0}, None, {"a": np.array([True, False])}), "the done flag of 'a' is ndarray"),
+    (({"a": 10**400},), "the reward of 'a' is inf, expected a finite number"),
+]
+
+
+@every_mode
+def test_what_cannot_be_told_of_several_agents_is_refused_at_once_and_the_episode_goes_on(mode: Any) -> None:
+    with playing(mode, PAIR) as (course, client):
+        name = client.start_episode()
+        if mode == "local":
+            for seen, why in (
+                (observation(0), "observation is ndarray, expected a dict by agent"),
+                ({"a": observation(0), HALF: observation(0)}, "agent 'half of a "),
+                ({0: observation(0)}, "agent 0, expected a text"),
+            ):
+                with pytest.raises(ContractError, match=rf"get_action: .*{why}"):
+                    client.get_action(name, seen)
+        client.get_action(name, both(0))
+        for told, why in TOLD:
+            with pytest.raises(ContractError, match=f"log_returns: .*{why}"):
+                client.log_returns(name, *told)
+        client.log_returns(name, {"a": 2.0, "b": 4.0}, None, {"b": np.False_})  # type: ignore[dict-item]
+        client.get_action(name, both(1))
+        for wrong in (observation(1), None) if mode == "local" else ():
+            with pytest.raises(ContractError, match=r"end_episode: .*expected a dict by agent"):
+                client.end_episode(name, wrong)
+        client.end_episode(name, both(2))
+        client.close()
+        assert course.has_rewards([2.0, 4.0, 0.0, 0.0])

@@ -1,0 +1,567 @@
+"""Policy clients and servers that lose each other: nothing is lost with a connection, and nothing arrives twice."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from menv.algorithms import DQN, PPO
+from menv.errors import CallOrderError, ContractError, EpisodeError, MenvError, RefusedError, ServerGoneError
+from menv.serving import Access, Limits, PolicyClient, PolicyServerInput
+from menv.serving.client import client_session
+from menv.serving.policy_server import TransportName
+from tests.interrupting import Alarm
+from tests.serving.certificates import made_in, needs_openssl
+from tests.serving.courses import (
+    TEAMS,
+    Course,
+    Wire,
+    cut_wire,
+    every_mode,
+    every_transport,
+    observation,
+    play,
+    playing,
+)
+from tests.serving.doors import HTTP, TCP, WEBSOCKET, Door
+from tests.serving.served import PLACES, served, settled
+from tests.serving.talks import eventually
+
+ROUNDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 30))]
+"""Seeds; each cuts connections at other places."""
+MOST = {"local": 6000, "remote": 2500}
+"""Bytes after which a connection has been cut, beside those of the handshake that encrypts it."""
+HANDSHAKE = 4000
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return a certificate for localhost, and its key."""
+    return made_in(tmp_path_factory.mktemp("tls"))
+
+
+"""Seeds of a test in which connections are cut; each cuts several of them at other places."""
+
+
+@pytest.mark.slow_unless(
+    "tcp-local-0",
+    "tcp-remote-0",
+    "http-remote-0",
+    "ws-local-0",
+    "tcps-remote-0",
+    "https-local-0",
+    "wss-remote-0",
+)
+@pytest.mark.parametrize("seed", ROUNDS)
+@every_mode
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        "tcp",
+        "http",
+        "ws",
+        pytest.param("tcps", marks=needs_openssl),
+        pytest.param("https", marks=needs_openssl),
+        pytest.param("wss", marks=needs_openssl),
+    ],
+)
+def test_nothing_is_lost_over_connections_that_are_cut_anywhere_in_handshakes_too(
+    scheme: str, mode: Any, seed: int, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_session, "_LONGEST_PAUSE_S", 0.05)
+    encrypted = scheme in ("tcps", "https", "wss")
+    settings: dict[str, Any] = {}
+    most = MOST[mode] + HANDSHAKE * encrypted + 3500 * (scheme == "http" and mode == "remote")
+    if encrypted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
+        settings["access"] = Access(ssl_certificate=files[0], ssl_key=files[1])
+    transport: Any = "websocket" if scheme.startswith("ws") else scheme.removesuffix("s")
+    rewards = iter(paid := [float(number) for number in range(90)])
+    with Course(transport=transport, **settings) as course, cut_wire(course, seed, 8, most) as wire:
+        with PolicyClient(
+            f"{scheme}://localhost:{wire.port}", mode, update_interval=0.01, timeout=20
+        ) as client:
+            for _ in range(3):
+                names = [client.start_episode() for _ in range(2)]
+                for step in range(15):
+                    for name in names:
+                        client.get_action(name, observation(step))
+                        client.log_returns(name, next(rewards))
+                for name in names:
+                    client.end_episode(name, observation(15))
+        assert course.has_rewards(paid)
+        assert wire.cuts >= 1
+
+
+@every_mode
+def test_a_server_that_is_gone_is_one_clear_error(mode: str) -> None:
+    with Course() as course:
+        client = PolicyClient(course.address, mode, update_interval=None, timeout=0.5)  # type: ignore[arg-type]
+        play(client, [1.0] * 3)
+        name = client.start_episode()
+        client.get_action(name, observation(0))
+
+    for _ in range(2):
+        begun = time.monotonic()
+        with pytest.raises(ServerGoneError, match=r"does not answer .*expected a server there within 0\.5 s"):
+            go_on(client, name)
+        assert time.monotonic() - begun < 10
+    with pytest.raises(ServerGoneError):
+        PolicyClient(course.address, mode, timeout=0.2)  # type: ignore[arg-type]
+
+
+@every_mode
+def test_a_client_waits_for_a_server_that_comes_back(mode: str) -> None:
+    with Course() as first:
+        port = first.port
+        client = PolicyClient(first.address, mode, update_interval=None, timeout=20)  # type: ignore[arg-type]
+        name = client.start_episode()
+        for number in range(10):
+            client.get_action(name, observation(number))
+            client.log_returns(name, 1.0)
+    with Course(port=port) as second:
+        with pytest.raises(EpisodeError, match=r"forgotten"):
+            go_on(client, name)
+        play(client, [7.0] * 3)
+        client.close()
+        assert second.has_rewards([7.0] * 3)
+
+
+@pytest.mark.parametrize("first_call", ["get_action", "update_policy_weights"])
+def test_a_restarted_server_costs_a_local_client_the_episodes_that_it_knew_and_no_others(
+    first_call: str,
+) -> None:
+    seen = np.zeros(10, np.float32)
+    with Course(TEAMS) as first:
+        port = first.port
+        client = PolicyClient(first.address, "local", update_interval=None, timeout=20)
+        known = client.start_episode()
+        for _ in range(9):  # Rows are sent after 8.
+            client.get_action(known, {"red_0": seen})
+            client.log_returns(known, {"red_0": 1.0})
+    with Course(TEAMS, port=port) as second:
+        if first_call == "update_policy_weights":
+            client.update_policy_weights()
+        for _ in range(3):
+            name = client.start_episode()
+            for _ in range(4):
+                client.get_action(name, {"red_0": seen})
+                client.log_returns(name, {"red_0": 7.0})
+            client.end_episode(name, {"red_0": seen})
+        with pytest.raises(EpisodeError, match=r"forgotten"):
+            client.get_action(known, {"red_0": seen})
+        client.close()
+        assert second.has_rewards([7.0] * 12, "red")
+
+
+def test_a_local_client_that_asks_who_answers_waits_for_a_server_that_stops() -> None:
+    seen = np.zeros(10, np.float32)
+    failed: list[MenvError] = []
+
+    def play_on() -> None:
+        try:
+            for _ in range(200):
+                name = client.start_episode()
+                client.get_action(name, {"red_0": seen})
+        except MenvError as error:
+            failed.append(error)
+
+    with Course(TEAMS) as first:
+        port = first.port
+        client = PolicyClient(first.address, "local", update_interval=None, timeout=20)
+        thread = threading.Thread(target=play_on)
+        thread.start()
+        time.sleep(0.05)
+    with Course(TEAMS, port=port):
+        thread.join()
+        client.close()
+    assert failed == []
+
+
+def go_on(client: PolicyClient, name: str) -> None:
+    for number in range(20):
+        client.log_returns(name, 1.0)
+        client.get_action(name, observation(number))
+
+
+@every_transport
+def test_a_client_waits_for_a_server_and_for_room_at_one_that_is_full(transport: TransportName) -> None:
+    with Course(transport=transport) as course:
+        port = course.port
+
+    def late() -> None:
+        with PolicyClient(course.address, "remote", timeout=20) as client:
+            play(client, [3.0])
+
+    with ThreadPoolExecutor(1) as pool:
+        early = pool.submit(late)
+        time.sleep(0.1)
+        with Course(transport=transport, port=port, limits=Limits(max_connections=1)) as course:
+            early.result(20)
+            with PolicyClient(course.address, "remote", timeout=20) as client:
+                play(client, [1.0])
+                with pytest.raises(ServerGoneError, match=r"see Limits.max_connections|HTTP 503"):
+                    PolicyClient(course.address, "remote", timeout=0.2)
+                waiting = pool.submit(late)
+                time.sleep(0.1)
+                play(client, [2.0])
+            waiting.result(20)
+            assert course.has_rewards([1.0, 2.0, 3.0, 3.0])
+
+
+def test_closing_wakes_a_thread_that_waits_for_an_answer() -> None:
+    course = Course()
+    client = PolicyClient(course.address, "remote", timeout=60)
+    name = client.start_episode()
+    with ThreadPoolExecutor(1) as pool:
+        # Nobody samples: the question waits.
+        asking = pool.submit(client.get_action, name, observation(0))
+        assert eventually(lambda: course.algo._base_env.broker.ready)
+        client.close()
+        with pytest.raises(ServerGoneError):
+            asking.result(10)
+    with course:
+        pass
+
+
+AGENTS = ("red_0", "red_1", "blue_0")
+SEEN = np.zeros(10, np.float32)
+DOOR_SCHEMES = {TCP: "tcp", HTTP: "http", WEBSOCKET: "ws"}
+
+
+def some(chance: random.Random, share: float) -> list[str]:
+    return [agent for agent in AGENTS if chance.random() < share]
+
+
+def play_at_random(client: PolicyClient, chance: random.Random, calls: int, logs: bool) -> float:
+    """Make so many calls, end what is open, and return what was paid."""
+    paid, names = 0, list[str]()
+    total = 0.0
+    for _ in range(calls):
+        what = chance.random()
+        if not names or (what < 0.1 and len(names) < 4):
+            names.append(client.start_episode())
+            continue
+        name = chance.choice(names)
+        if what < 0.5:
+            obs = dict.fromkeys(some(chance, 0.6), SEEN)
+            if logs and chance.random() < 0.3:
+                client.log_action(name, obs, dict.fromkeys(obs, 0))
+            else:
+                client.get_action(name, obs)
+        elif what < 0.92:
+            rewards = {agent: float(paid + k) for k, agent in enumerate(some(chance, 0.5), 1)}
+            paid += len(rewards)
+            total += sum(rewards.values())
+            infos = {agent: {"x": 1} for agent in rewards} if chance.random() < 0.3 else None
+            client.log_returns(name, rewards, infos, dict.fromkeys(some(chance, 0.15), True))
+        else:
+            names.remove(name)
+            client.end_episode(name, dict.fromkeys(some(chance, 0.6), SEEN), chance.random() < 0.5)
+    for name in names:
+        client.end_episode(name, {})
+    return total
+
+
+@pytest.mark.slow_unless("*-0")
+@pytest.mark.parametrize("seed", ROUNDS)
+@pytest.mark.parametrize("door", [TCP, HTTP, WEBSOCKET], ids=lambda door: door.name)
+@every_mode
+def test_every_reward_arrives_once_whoever_comes_goes_and_is_paid_when(
+    mode: Any, door: Door, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_session, "_LONGEST_PAUSE_S", 0.05)
+    chance, remote = random.Random(f"{seed} {mode} {door.name}"), mode == "remote"
+    settings = {
+        "env_steps_per_sample": chance.choice([1, 4, 16]),
+        "force_on_policy": chance.choice([None, False]),
+    }
+    # PPO leaves out what the application has done itself.
+    with served(DQN if remote else PPO, PolicyServerInput, settings=settings, **TEAMS) as one:
+        wire = Wire(
+            one.envs.addresses[PLACES[door]][1], seed, chance.choice([3, 20]), chance.choice([800, 8000])
+        )
+        address = f"{DOOR_SCHEMES[door]}://127.0.0.1:{wire.port}"
+        try:
+            with one.sampling():
+                interval = chance.choice([None, 0.01])
+                with PolicyClient(address, mode, update_interval=interval, timeout=30) as client:
+                    total = play_at_random(client, chance, chance.choice([60, 200]), logs=remote)
+                assert settled(one)
+        finally:
+            wire.close()
+        assert one.paid() == total
+        assert one.refused == 0
+
+
+@contextlib.contextmanager
+def away(client: PolicyClient, monkeypatch: pytest.MonkeyPatch, asks: bool = False) -> Iterator[None]:
+    """Let a client find nobody, or hear none of the answers."""
+    attempt: Any = client._first._attempt
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        if asks:
+            attempt(*arguments, **options)
+        raise ServerGoneError("nobody there")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(client._first, "_attempt", fail)
+        yield
+
+
+def fails(call: Callable[..., Any], *arguments: Any) -> None:
+    with pytest.raises(ServerGoneError):
+        call(*arguments)
+
+
+@every_mode
+def test_a_question_that_found_no_server_is_asked_again_and_its_observation_is_there_once(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with playing(mode) as (course, client):
+        name = client.start_episode()
+        for step in range(20):
+            if step == 8:
+                # With local inference a chunk is due.
+                with away(client, monkeypatch):
+                    fails(client.get_action, name, observation(step))
+            client.get_action(name, observation(step))
+            client.log_returns(name, float(step))
+        client.end_episode(name, observation(20))
+        client.close()
+        assert course.has_rewards([float(step) for step in range(20)])
+        seen = np.round(1000 * course.column("obs")[:, 2]).astype(int)
+        assert seen.tolist() == course.column("rewards").tolist()
+
+
+@every_mode
+def test_who_was_done_when_no_server_was_found_does_not_begin_again(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = np.zeros(10, np.float32)
+    with playing(mode, TEAMS) as (course, client):
+        name = client.start_episode()
+        for _ in range(8):
+            assert client.get_action(name, {"red_0": seen, "red_1": seen}).keys() == {"red_0", "red_1"}
+            client.log_returns(name, {"red_0": 1.0, "red_1": 1.0})
+        client.log_returns(name, {}, multiagent_done_dict={"red_1": True})
+        with away(client, monkeypatch):
+            fails(client.get_action, name, {"red_0": seen, "red_1": seen})
+        assert client.get_action(name, {"red_0": seen, "red_1": seen}).keys() == {"red_0"}
+        assert client.get_action(name, {"red_0": seen, "red_1": seen}).keys() == {"red_0", "red_1"}
+        client.end_episode(name, {"red_0": seen, "red_1": seen}, truncated=True)
+        client.close()
+        assert course.has_rewards([1.0] * 16 + [0.0] * 3, "red")
+        assert course.column("terminateds", "red").sum() == 1
+
+
+def test_another_call_after_one_that_found_no_server_is_taken_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with playing("remote", kind=DQN, config={"train_batch_size": 8}) as (course, client):
+        name = client.start_episode()
+        client.get_action(name, observation(0))
+        with away(client, monkeypatch, asks=True):
+            # The server takes it, and its answer never comes.
+            fails(client.get_action, name, observation(1))
+        client.log_returns(name, 1.0)
+        client.log_action(name, observation(2), 1)
+        client.log_returns(name, 2.0)
+        with away(client, monkeypatch):
+            # The server never hears of it.
+            fails(client.log_action, name, observation(3), 1)
+        client.log_returns(name, 4.0)
+        client.end_episode(name, observation(4))
+        assert course.has_rewards([0.0, 1.0, 2.0, 4.0])
+        assert eventually(lambda: course.report["open_episodes"] == 0)
+
+
+def test_what_was_paid_with_a_message_that_is_refused_goes_with_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with playing("remote") as (course, client):
+        name = client.start_episode()
+        client.get_action(name, observation(0))
+        client.log_returns(name, 1.0)
+        with away(client, monkeypatch):
+            fails(client.get_action, name, [1.0, 2.0])
+        client.log_returns(name, 2.0)
+        client.get_action(name, observation(1))
+        client.log_returns(name, 4.0)
+        with pytest.raises(RefusedError):
+            client.get_action(name, [1.0, 2.0])
+        client.log_returns(name, 8.0)
+        client.end_episode(name, observation(2))
+        assert course.has_rewards([3.0, 12.0])
+
+
+def test_an_info_that_cannot_be_sent_is_refused_and_the_episode_goes_on() -> None:
+    with playing("remote") as (course, client):
+        name = client.start_episode()
+        client.get_action(name, observation(0))
+        for wrong in (object(), "\ud800"):
+            with pytest.raises(ContractError, match=r"log_returns: got something that has no form"):
+                client.log_returns(name, 1.0, {"of": wrong})
+        client.log_returns(name, 2.0, {"of": "x" * 70_000})
+        with pytest.raises(RefusedError, match=r"expected at most"):
+            client.get_action(name, observation(1))
+        client.get_action(name, observation(1))
+        client.end_episode(name, observation(2))
+        assert course.has_rewards([2.0, 0.0])
+
+
+def test_an_end_that_comes_before_the_answer_to_another_client_is_told_again_later() -> None:
+    course = Course()
+    envs = course.algo._base_env
+    first = PolicyClient(course.address, "remote", timeout=60)
+    first.start_episode("m")
+    asking = threading.Thread(target=fails, args=(first.get_action, "m", observation(0)))
+    asking.start()
+    # Nobody samples so far: the question waits.
+    assert eventually(lambda: envs.broker.ready)
+    session = first.session
+    first._disconnect()
+    asking.join(20)
+    with PolicyClient(course.address, "remote", timeout=20, session=session) as second:
+        for _ in range(2):
+            with pytest.raises(EpisodeError, match=r"END_EPISODE: the action .* has not been answered"):
+                second.end_episode("m", observation(1))
+            assert second.open_episodes == ["m"]
+
+        def ends() -> bool:
+            with contextlib.suppress(EpisodeError):
+                second.end_episode("m", observation(1))
+            return not second.open_episodes
+
+        with course:
+            assert eventually(ends)
+            assert envs.status()["open_episodes"] == 0
+
+
+def test_an_episode_that_another_client_of_the_session_has_ended_is_forgotten() -> None:
+    with Course() as course, PolicyClient(course.address, "remote", timeout=20) as first:
+        first.start_episode("m")
+        first.get_action("m", observation(0))
+        with PolicyClient(course.address, "remote", timeout=20, session=first.session) as second:
+            assert second.open_episodes == ["m"]
+            for step in range(1, 4):
+                first.get_action("m", observation(step))
+            first.end_episode("m", observation(4))
+            # It counts on from where the episode stood when it came.
+            with pytest.raises(EpisodeError, match="this episode is completed"):
+                second.end_episode("m", observation(1))
+            assert second.open_episodes == []
+
+
+def interrupted(client: PolicyClient, call: Any, *arguments: Any) -> None:
+    """Make a call that is left while it waits; its answer comes later."""
+    connection: Any = client._first._connection
+    receive = connection.receive
+
+    def fails() -> bytes:
+        connection.receive = receive
+        raise Alarm
+
+    connection.receive = fails
+    with pytest.raises(Alarm):
+        call(*arguments)
+
+
+@every_transport
+def test_after_an_interrupted_question_the_episode_goes_on(transport: TransportName) -> None:
+    with playing("remote", transport=transport) as (course, client):
+        name = client.start_episode()
+        interrupted(client, client.get_action, name, observation(0))
+        client.log_returns(name, 1.0)
+        client.get_action(name, observation(1))
+        client.log_returns(name, 2.0)
+        client.end_episode(name, observation(2))
+        assert client.open_episodes == []
+        assert course.has_rewards([1.0, 2.0])
+
+
+@every_transport
+def test_after_an_interrupted_fetch_of_weights_those_that_come_are_those_that_were_asked_for(
+    transport: TransportName,
+) -> None:
+    config = {"train_batch_size": 8, "sgd_minibatch_size": 8, "num_sgd_iter": 1}
+    with playing("local", config, transport, trains=True, force_on_policy=True) as (_, client):
+        play(client, [1.0] * 8)
+        interrupted(client, client.update_policy_weights)
+        for _ in range(5):
+            number = client.weights_seq_no or 0
+            play(client, [1.0] * 8)
+            assert (client.weights_seq_no or 0) > number
+
+
+@every_mode
+def test_a_client_that_is_closed_says_so_whatever_is_called(mode: Any) -> None:
+    with Course() as course:
+        client = PolicyClient(course.address, mode, timeout=20)
+        name = client.start_episode()
+        client.get_action(name, observation(0))
+        client.close()
+        for call in (
+            client.start_episode,
+            lambda: client.get_action(name, observation(1)),
+            lambda: client.log_action(name, observation(1), 0),
+            lambda: client.log_returns(name, 1.0),
+            lambda: client.end_episode(name, observation(1)),
+        ):
+            with pytest.raises(ServerGoneError, match="PolicyClient: is closed, expected no further call"):
+                call()
+        client.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@every_mode
+@every_transport
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_process_is_told_to_make_a_client_of_its_own(transport: TransportName, mode: Any) -> None:
+    with playing(mode, transport=transport) as (course, client):
+        name = client.start_episode()
+        client.get_action(name, observation(0))
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                code = _in_the_child(client, name, mode)
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        client.log_returns(name, 5.0)
+        client.end_episode(name, observation(1))
+        play(client, [1.0, 2.0])
+        client.close()
+        assert course.has_rewards([5.0, 1.0, 2.0])
+
+
+def _in_the_child(client: PolicyClient, name: str, mode: str) -> int:
+    """Call what a parent has made; return how often that was not refused."""
+    calls = [client.start_episode, client.update_policy_weights if mode == "local" else client.start_episode]
+    if mode == "remote":
+        calls.append(lambda: client.get_action(name, observation(1)))
+    taken = 0
+    for call in calls:
+        try:
+            call()
+        except CallOrderError as error:
+            taken += "expected a client for each process; make another here" not in str(error)
+        except MenvError as error:
+            sys.stderr.write(str(error))
+            taken += 1
+        else:
+            taken += 1
+    client._disconnect()
+    return taken

@@ -1,0 +1,619 @@
+"""Policy clients with every kind of policy and space, while policies come and go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import PolicySpec
+from menv.connectors import AgentConnector, register_connector
+from menv.envs import RandomMultiAgentEnv
+from menv.errors import ContractError
+from menv.inference.policy_bundle import pack_bundle, pack_weights, policy_from_bytes
+from menv.serving import Limits, PolicyClient, PolicyServerInput
+from menv.serving.client.local_actor import LocalPolicy, unpacked
+from menv.serving.protocol import SetState
+from tests.serving.courses import OBSERVATIONS, TEAMS, Course, every_mode, observation, play, playing
+from tests.serving.served import served, settled
+from tests.serving.talks import eventually
+
+BOX = gym.spaces.Box(np.array([-3.0, 10.0], np.float32), np.array([5.0, 12.0], np.float32))
+MASKED = gym.spaces.Dict(
+    {"action_mask": gym.spaces.MultiBinary(3), "seen": gym.spaces.Box(-1.0, 1.0, (2,), np.float32)}
+)
+
+
+@every_mode
+def test_continuous_actions_arrive_within_the_bounds_and_are_learned_from_as_they_were_drawn(
+    mode: str,
+) -> None:
+    with playing(mode, {"action_space": BOX}) as (course, client):
+        played = play(client, [float(number) for number in range(40)])
+        client.close()
+        assert course.has_rewards([float(number) for number in range(40)])
+        assert all(BOX.contains(action) for action in played)
+        order = np.argsort(course.column("rewards"))
+        policy = course.algo.get_policy()
+        expected = policy.networks.output(course.column("actions")[order])
+        assert np.allclose(played, expected, atol=1e-5)
+        logp = course.algo.get_policy().networks.backend.evaluate(
+            0, course.column("obs")[order], None, course.column("actions")[order]
+        )
+        assert np.allclose(course.column("action_logp")[order], logp.logp, atol=1e-3)
+
+
+@every_mode
+def test_masks_hold_wherever_actions_are_chosen(mode: str) -> None:
+    with playing(mode, {"observation_space": MASKED, "action_space": gym.spaces.Discrete(3)}) as (
+        course,
+        client,
+    ):
+        name, allowed = client.start_episode(), 0
+        for number in range(30):
+            allowed = number % 3
+            mask = np.zeros(3, np.int8)
+            mask[allowed] = 1
+            action = client.get_action(name, {"action_mask": mask, "seen": np.zeros(2, np.float32)})
+            assert action == allowed
+            client.log_returns(name, float(number))
+        client.end_episode(name, {"action_mask": np.zeros(3, np.int8), "seen": np.zeros(2, np.float32)})
+        client.close()
+        assert course.has_rewards([float(number) for number in range(30)])
+
+
+@every_mode
+def test_memory_belongs_to_an_episode(mode: str) -> None:
+    model = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4, "max_seq_len": 5}
+    with playing(mode, {"model": model, "rollout_fragment_length": 5, "train_batch_size": 10}) as (
+        course,
+        client,
+    ):
+        names = [client.start_episode() for _ in range(2)]
+        for number in range(15):
+            for name in names:
+                client.get_action(name, observation(number))
+                client.log_returns(name, float(number))
+        for name in names:
+            client.end_episode(name, observation(15))
+        client.close()
+        assert course.has_rewards([float(number) for number in range(15)] * 2)
+        rewards, states = course.column("rewards"), course.column("state_in_0")
+        for number in range(15):
+            both = states[rewards == number]
+            assert np.allclose(both[0], both[1], atol=1e-5)
+            assert both.any() == (number > 0)
+
+
+@every_mode
+def test_agents_come_and_go_under_two_policies(mode: str) -> None:
+    env = RandomMultiAgentEnv(TEAMS["env_config"])
+    paid: dict[str, list[float]] = {"red": [], "blue": []}
+    number = 0
+    with playing(mode, TEAMS) as (course, client):
+        for seed in range(4):
+            obs, _ = env.reset(seed=seed)
+            name, over = client.start_episode(), False
+            while not over:
+                actions = client.get_action(name, obs)
+                assert actions.keys() == set(env.agents)
+                obs, _, terminateds, truncateds, _ = env.step(actions)
+                rewards = {}
+                for agent in actions:
+                    number += 1
+                    rewards[agent] = float(number)
+                    paid[agent.partition("_")[0]].append(float(number))
+                over = terminateds.pop("__all__") or truncateds.pop("__all__")
+                client.log_returns(name, rewards, multiagent_done_dict=terminateds)
+            client.end_episode(name, obs, truncated=bool(env.agents))
+        client.close()
+        for policy, rewards_of in paid.items():
+            assert course.has_rewards(rewards_of, policy)
+        assert course.column("terminateds", "red").sum() > 4
+
+
+@every_mode
+def test_who_is_done_with_the_last_step_of_a_truncated_episode_is_terminated(mode: str) -> None:
+    seen = np.zeros(10, np.float32)
+    with playing(mode, TEAMS) as (course, client):
+        name = client.start_episode()
+        client.get_action(name, {"red_0": seen, "blue_0": seen})
+        client.log_returns(name, {"red_0": 1.0, "blue_0": 2.0}, multiagent_done_dict={"red_0": True})
+        client.end_episode(name, {"red_0": seen, "blue_0": seen}, truncated=True)
+        client.close()
+        assert course.has_rewards([1.0], "red")
+        assert course.has_rewards([2.0], "blue")
+        for policy, flags in (("red", (True, False)), ("blue", (False, True))):
+            assert (course.column("terminateds", policy)[0], course.column("truncateds", policy)[0]) == flags
+
+
+@every_mode
+def test_who_is_said_to_be_done_and_does_not_live_is_not_asked_either(mode: str) -> None:
+    seen = np.zeros(10, np.float32)
+    with playing(mode, TEAMS) as (course, client):
+        name = client.start_episode()
+        client.get_action(name, {"red_0": seen, "blue_0": seen})
+        client.log_returns(name, {"red_0": 1.0, "blue_0": 2.0}, multiagent_done_dict={"red_0": True})
+        client.get_action(name, {"blue_0": seen})
+        # One is done again, the other one never acted.
+        client.log_returns(name, {"red_1": 4.0}, multiagent_done_dict={"red_0": True, "red_1": True})
+        everybody = {"red_0": seen, "red_1": seen, "blue_0": seen}
+        assert client.get_action(name, everybody).keys() == {"blue_0"}
+        client.log_returns(name, {"red_1": 8.0})
+        assert client.get_action(name, everybody).keys() == everybody.keys()
+        client.end_episode(name, {})
+        client.close()
+        assert course.has_rewards([2.0, 0.0, 0.0, 0.0], "blue")
+        assert course.has_rewards([1.0, 0.0, 8.0], "red")
+        assert course.summary()["hist_stats"]["episode_reward"] == [15.0]
+
+
+@every_mode
+def test_an_episode_has_an_env_step_for_each_turn_wherever_messages_cut_it(mode: str) -> None:
+    seen = np.zeros(10, np.float32)
+    with playing(mode, TEAMS) as (course, client):
+        for moves in ([*[["red_0"], ["red_1"]] * 10, ["red_0", "red_1"]], [["red_0"]] * 12):
+            name = client.start_episode()
+            for agents in moves:
+                client.get_action(name, dict.fromkeys(agents, seen))
+            client.end_episode(name, {})
+        client.close()
+        assert course.has_rewards([0.0] * 34, "red")
+        assert sorted(course.summary()["hist_stats"]["episode_lengths"]) == [12, 21]
+
+
+def turns(mode: Any) -> list[tuple[str, int, int, int]]:
+    """Return what was seen when in a game of agents that pause, end and come late: policy, move, env steps."""
+    with playing(mode, {**TEAMS, "critic_obs": "all_agents"}) as (course, client):
+        name, moves, number = client.start_episode(), [*["red_0"] * 5, *["blue_0"] * 9], 0
+        for agents in [*([agent] for agent in moves), ["red_0", "blue_0"], ["red_0", "red_1"], ["red_0"]]:
+            client.get_action(name, {agent: np.full(10, number / 100, np.float32) for agent in agents})
+            number += 1
+            client.log_returns(
+                name, dict.fromkeys(agents, 1.0), multiagent_done_dict={"red_1": "red_1" in agents}
+            )
+        client.end_episode(name, {"blue_0": np.full(10, number / 100, np.float32)}, truncated=True)
+        client.close()
+        assert course.has_rewards([1.0] * 9, "red")
+        assert course.has_rewards([1.0] * 10, "blue")
+        found: list[tuple[str, int, int, int]] = []
+        for policy in ("red", "blue"):
+            seen = (course.column("obs", policy)[:, 0] * 100).round().astype(int)
+            dates = (course.column(column, policy).tolist() for column in ("env_t", "next_env_t"))
+            found += zip([policy] * len(seen), seen.tolist(), *dates, strict=True)
+        return sorted(found)
+
+
+def test_central_critics_see_together_what_happened_together_wherever_it_was_played() -> None:
+    told = turns("local")
+    assert told == turns("remote")
+    assert all(move == env_t for _, move, env_t, _ in told)
+
+
+def test_a_policy_that_is_needed_later_leaves_the_others_the_newest_weights_to_take() -> None:
+    seen = np.zeros(10, np.float32)
+    with (
+        playing("local", {**TEAMS, "num_sgd_iter": 1}, trains=True) as (course, client),
+        PolicyClient(course.address, "remote") as other,
+    ):
+        name, learned = client.start_episode(), other.start_episode()
+        client.get_action(name, {"red_0": seen})
+        actor = client._actor
+        assert actor is not None
+        first = actor._policies["red"].number
+        while course.algo.iteration < 3:
+            other.get_action(learned, {"red_1": seen, "blue_0": seen})
+        client.get_action(name, {"red_0": seen, "blue_0": seen})
+        client.update_policy_weights()
+        assert client.weights_seq_no == actor._policies["red"].number
+        assert actor._policies["red"].number > first
+
+
+def playing_on(client: PolicyClient, rewards: int) -> None:
+    name, seen = client.start_episode(), np.zeros(10, np.float32)
+    for _ in range(rewards):
+        client.get_action(name, {"red_0": seen, "blue_0": seen})
+        client.log_returns(name, {"red_0": 1.0, "blue_0": 2.0})
+    client.end_episode(name, {})
+
+
+def test_who_acts_with_the_one_policy_it_knows_is_learned_from_as_that_one() -> None:
+    one_policy = {"policies": ["red"], "policy_mapping_fn": lambda agent_id, **kwargs: "red"}
+    with served(kind=PolicyServerInput, **{**TEAMS, "multiagent": one_policy}) as one:
+        with one.sampling():
+            before = one.client()
+            playing_on(before, 3)
+        one.algo.add_policy("blue", policy_mapping_fn=TEAMS["multiagent"]["policy_mapping_fn"])
+        with one.sampling():
+            with before, one.client() as after:
+                playing_on(before, 40)
+                playing_on(after, 40)
+                assert after._actor is not None
+                assert after._actor._policies.keys() == {"red", "blue"}
+            assert settled(one)
+        one.paid()
+        assert sorted(one.column("rewards", "red").tolist()) == [1.0] * 83 + [2.0] * 43
+        assert one.column("rewards", "blue").tolist() == [2.0] * 40
+
+
+def test_a_policy_that_is_removed_costs_local_clients_nothing_but_itself() -> None:
+    with served(kind=PolicyServerInput, **TEAMS) as one:
+        with one.sampling():
+            client = one.client()
+            playing_on(client, 3)
+        one.algo.remove_policy("blue", policy_mapping_fn=lambda agent_id, **kwargs: "red")
+        with one.sampling():
+            with client:
+                client.update_policy_weights()
+                playing_on(client, 40)
+                assert client.weights_seq_no == one.envs.broker.weights_seq_no
+            assert settled(one)
+        one.paid()
+        assert sorted(one.column("rewards", "red").tolist()) == [1.0] * 43 + [2.0] * 40
+
+
+def test_who_plays_episodes_that_nobody_learns_from_may_play_any_number_of_them() -> None:
+    seen = {"red_0": np.zeros(10, np.float32), "blue_0": np.zeros(10, np.float32)}
+    with playing("local", TEAMS, limits=Limits(max_episodes=2)) as (course, client):
+        for _ in range(4):
+            name = client.start_episode(training_enabled=False)
+            assert client.get_action(name, seen).keys() == seen.keys()
+            client.end_episode(name, {})
+        assert course.report["open_episodes"] == 0
+
+
+def test_actions_are_as_probable_as_they_were_under_the_weights_that_chose_them() -> None:
+    with playing("local") as (course, client):
+        name = client.start_episode()
+        for number in range(4):
+            client.get_action(name, observation(number))
+            client.log_returns(name, float(number))
+        other = policy_from_bytes(pack_bundle(course.algo.get_policy()))
+        other.set_weights({key: value + 1.0 for key, value in other.get_weights().items()})
+        assert client._actor is not None
+        client._actor._take(SetState(weights_seq_no=99, weights={"default_policy": pack_weights(other)}))
+        client.end_episode(name, observation(4))
+        client.close()
+        assert course.has_rewards([0.0, 1.0, 2.0, 3.0])
+        obs, actions = course.column("obs"), course.column("actions")
+        told, at_first, afterwards = (
+            course.column("action_logp"),
+            *(
+                policy.networks.backend.evaluate(0, obs, None, actions).logp
+                for policy in (course.algo.get_policy(), other)
+            ),
+        )
+        assert np.allclose(told, at_first, atol=1e-5)
+        assert not np.allclose(told, afterwards, atol=1e-5)
+
+
+FRAMES: dict[str, Any] = {
+    "agent_connectors": [("FrameStackAgentConnector", {"num_frames": 3})],
+    "observation_filter": "MeanStdFilter",
+}
+STACKED: dict[str, Any] = {"agent_connectors": FRAMES["agent_connectors"]}
+
+
+def told_and_found(course: Course, policy: str = "default_policy") -> tuple[Any, Any]:
+    """Return how probable actions were as the client says, and as the rows say that the server has made."""
+    columns = [course.column(name, policy) for name in ("obs", "actions", "action_logp")]
+    server: Any = course.algo.get_policy(policy)
+    judged = server.networks.backend.evaluate(server.index, columns[0], None, columns[1])
+    return columns[2], judged.logp
+
+
+@every_mode
+def test_the_rows_hold_the_frames_of_each_episode(mode: str) -> None:
+    paid = [float(number) for number in range(20)]
+    with playing(mode, STACKED) as (course, client):
+        for _ in range(2):
+            play(client, paid)
+        client.close()
+        assert course.has_rewards(paid * 2)
+        seen = np.rint(course.column("obs").reshape(-1, 3, 3)[:, :, 2] * 1000).astype(int)
+        for row, reward in zip(seen.tolist(), course.column("rewards").astype(int).tolist(), strict=True):
+            assert row == [max(reward - 2, 0), max(reward - 1, 0), reward]
+        assert np.allclose(*told_and_found(course), atol=1e-5)
+
+
+def test_frames_outlast_new_weights_in_the_middle_of_an_episode() -> None:
+    with playing("local", STACKED) as (course, client):
+        names = [client.start_episode(), client.start_episode()]
+        for number in range(6):
+            if number == 3:
+                blob = pack_bundle(course.algo.get_policy())
+                assert client._actor is not None
+                client._actor._take(SetState(weights_seq_no=1, bundles={"default_policy": blob}))
+            for name in names:
+                client.get_action(name, observation(40 * number))
+                client.log_returns(name, float(number))
+        for name in names:
+            client.end_episode(name, observation(9))
+        client.close()
+        assert course.has_rewards([float(number) for number in range(6)] * 2)
+        assert np.allclose(*told_and_found(course), atol=1e-5)
+
+
+class OfClients(AgentConnector):
+    """A connector that is known by its name."""
+
+    def __init_subclass__(cls) -> None:
+        register_connector(f"{cls.__name__}OfClients", cls)
+
+    def to_state(self) -> Any:
+        return f"{type(self).__name__}OfClients", None
+
+    @classmethod
+    def from_state(cls, ctx: Any, params: Any) -> Any:
+        return cls(ctx)
+
+
+class Aging(OfClients):
+    """Counts the rows of each life."""
+
+    keeps_lives = tells_lives = True
+
+    def __init__(self, ctx: Any) -> None:
+        super().__init__(ctx)
+        self.ages: dict[int, int] = {}
+
+    def over_rows(self, rows: Any) -> None:
+        rows.array()
+        for slot in rows.slots.tolist():
+            self.ages[slot] = self.ages.get(slot, 0) + 1
+
+    def lives(self, slots: Any) -> list[Any]:
+        return [self.ages.get(slot) for slot in slots]
+
+    def take_lives(self, slots: Any, lives: Any) -> None:
+        self.ages.update({slot: age or 0 for slot, age in zip(slots, lives, strict=True)})
+
+
+def test_connectors_that_remember_lives_may_come_and_go_in_the_middle_of_one() -> None:
+    with Course(STACKED) as course:
+        policy = course.algo.get_policy()
+        local = LocalPolicy(pack_bundle(policy), 1)
+        life, ages = None, []
+        for number in range(6):
+            if number == 2:
+                policy.agent_connectors.prepend(Aging(policy.agent_connectors.ctx))
+            if number == 4:
+                policy.agent_connectors.remove("Aging")
+            local.take(unpacked(None, pack_bundle(policy)), number)
+            decided = local.act([observation(number)], None, None, [life], "here")
+            assert decided.lives is not None
+            (life,) = decided.lives
+            ages.append([memory for memory in life[1] if isinstance(memory, int)])
+            frames = np.concatenate([observation(max(before, 0)) for before in range(number - 2, number + 1)])
+            assert np.allclose(decided.rows[0], frames)
+        assert ages == [[], [], [1], [2], [], []]
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_agents_that_come_and_go_have_frames_of_their_own(trains: bool) -> None:
+    env = RandomMultiAgentEnv(TEAMS["env_config"])
+    settings = {**TEAMS, **(FRAMES if trains else STACKED), "num_sgd_iter": 1}
+    with playing("local", settings, trains=trains) as (course, client):
+        for seed in range(4):
+            obs, _ = env.reset(seed=seed)
+            name, over = client.start_episode(), False
+            while not over:
+                actions = client.get_action(name, obs)
+                obs, rewards, terminateds, truncateds, _ = env.step(actions)
+                over = terminateds.pop("__all__") or truncateds.pop("__all__")
+                client.log_returns(
+                    name,
+                    {agent: rewards.get(agent, 0.0) for agent in actions},
+                    multiagent_done_dict=terminateds,
+                )
+            client.end_episode(name, obs, truncated=bool(env.agents))
+        client.close()
+        if trains:
+            assert eventually(lambda: course.algo.iteration > 1)
+        else:
+            for policy in ("red", "blue"):
+                told, found = told_and_found(course, policy)
+                assert len(told) > 5
+                assert np.allclose(told, found, atol=1e-5)
+
+
+class Untold(OfClients):
+    """Remembers lives and does not say what."""
+
+    keeps_lives = True
+
+    def over_rows(self, rows: Any) -> None:
+        rows.array()
+
+
+def test_a_policy_whose_connectors_do_not_tell_what_they_remember_acts_at_the_server_only() -> None:
+    with Course({"agent_connectors": ["UntoldOfClients"]}) as course:
+        with (
+            PolicyClient(course.address) as client,
+            pytest.raises(ContractError, match="use inference_mode='remote'"),
+        ):
+            client.get_action(client.start_episode(), observation(0))
+        with PolicyClient(course.address, "remote") as client:
+            assert len(play(client, [1.0, 2.0])) == 2
+
+
+class Negative(OfClients):
+    """Changes signs."""
+
+    def transform(self, ac_data: Any) -> Any:
+        ac_data.data["new_obs"] = -ac_data.data["new_obs"]
+        return ac_data
+
+
+def test_connectors_that_come_later_reach_clients_that_act_by_themselves() -> None:
+    """Such a client asked for weights alone as long as its own connectors were plain."""
+    with playing("local") as (course, client):
+        play(client, [float(number) for number in range(8)])
+        client.update_policy_weights()
+        assert course.has_rewards([float(number) for number in range(8)])
+        policy = course.algo.get_policy()
+        policy.agent_connectors.append(Negative(policy.agent_connectors.ctx))
+        play(client, [float(number) for number in range(8, 16)])
+        client.update_policy_weights()
+        # A fragment that has begun runs to its end with the connectors that it began with.
+        assert eventually(lambda: course.algo._external_clients.publisher.weights_seq_no > 1)
+        client.update_policy_weights()
+        play(client, [float(number) for number in range(16, 24)])
+        client.close()
+        assert course.has_rewards([float(number) for number in range(24)])
+        rewards = course.column("rewards")
+        late = rewards >= 16
+        assert np.allclose(
+            course.column("obs")[late], [-np.array(observation(int(number))) for number in rewards[late] - 16]
+        )
+        told, found = told_and_found(course)
+        assert np.allclose(told[late], found[late], atol=1e-5)
+        last = course.batches[-1]["default_policy"]
+        assert not np.any(last.get("off_policy", False))
+
+
+S = gym.spaces
+FLAT: Any = S.Box(-1.0, 1.0, (1,), np.float32)
+OWN: dict[str, Any] = {
+    "tuple": S.Tuple((S.Discrete(2), S.MultiDiscrete([2, 3]))),
+    "dict": S.Dict({"turn": S.Discrete(3), "steps": S.MultiDiscrete([2, 3])}),
+    "square": S.Box(-1.0, 1.0, (2, 2), np.float64),
+    "choice": S.Discrete(3, start=5),
+    "car": S.Dict({"brake": S.Discrete(2, start=1), "steer": S.Box(-1.0, 3.0, (2,), np.float32)}),
+}
+APART: dict[str, Any] = {
+    "observation_space": dict.fromkeys(OWN, OBSERVATIONS),
+    "action_space": OWN,
+    "multiagent": {
+        "policies": {name: (None, OBSERVATIONS, space, {}) for name, space in OWN.items()},
+        "policy_mapping_fn": lambda agent_id, **kwargs: agent_id,
+    },
+}
+
+
+def same_kind(left: Any, right: Any) -> bool:
+    """Return whether two elements of a space are built alike."""
+    if isinstance(left, dict):
+        return isinstance(right, dict) and all(same_kind(left[key], right[key]) for key in right)
+    if isinstance(left, tuple):
+        return isinstance(right, tuple) and all(map(same_kind, left, right))
+    return type(left) is type(right) and left.dtype == right.dtype and left.shape == right.shape
+
+
+@every_mode
+def test_agents_of_different_spaces_get_elements_of_their_own(mode: Any) -> None:
+    with playing(mode, APART) as (_, client):
+        name = client.start_episode()
+        for _ in range(3):
+            actions = client.get_action(name, dict.fromkeys(OWN, np.zeros(3, np.float32)))
+            assert actions.keys() == OWN.keys()
+            for agent, space in OWN.items():
+                assert space.contains(actions[agent]), (agent, actions[agent])
+                assert same_kind(actions[agent], space.sample()), (agent, actions[agent])
+            client.log_returns(name, dict.fromkeys(OWN, 1.0))
+        client.end_episode(name, dict.fromkeys(OWN, np.zeros(3, np.float32)))
+
+
+def test_an_episode_that_a_local_client_plays_keeps_a_policy_whose_name_another_network_has_by_then() -> None:
+    seen = {"red_0": np.zeros(10, np.float32), "blue_0": np.zeros(10, np.float32)}
+    everybody: Any = {"policy_mapping_fn": lambda agent_id, **kwargs: "red"}
+    memory = PolicySpec(config={"model": {"fcnet_hiddens": [4], "use_lstm": True}})
+    with served(kind=PolicyServerInput, **TEAMS) as one:
+        with one.sampling():
+            client = one.client()
+            episode = client.start_episode()
+            client.get_action(episode, seen)
+        one.algo.remove_policy("blue", **everybody)
+        one.algo.add_policy("blue", memory, policy_mapping_fn=TEAMS["multiagent"]["policy_mapping_fn"])
+        with one.sampling(), client:
+            client.update_policy_weights()
+            for name in (episode, client.start_episode()):
+                client.get_action(name, seen)
+                client.log_returns(name, {"red_0": 1.0, "blue_0": 1.0})
+                client.end_episode(name, seen)
+        assert settled(one)
+        one.paid()
+        # What the one of before did is off policy: nobody learns from it.
+        assert sorted(one.column("rewards", "blue").tolist()) == [0.0, 1.0, 1.0]
+        assert one.algo._sampler.external_writer.stale_rows == 2
+
+
+@pytest.mark.parametrize("observation_filter", ["NoFilter", "MeanStdFilter"])
+def test_a_local_client_takes_the_weights_of_another_server_that_has_the_same_number(
+    observation_filter: str,
+) -> None:
+    first: dict[str, Any] = {"observation_filter": observation_filter, "explore": False}
+    with Course(first) as course:
+        port = course.port
+        client = PolicyClient(course.address, "local", update_interval=None, timeout=20)
+        play(client, [1.0] * 8)
+        client.update_policy_weights()
+        number = client.weights_seq_no
+    with client, Course({**first, "seed": 4}, port=port) as course:
+        client.update_policy_weights()
+        assert client.weights_seq_no == number == 1
+        assert client._actor is not None
+        have = client._actor._policies["default_policy"].policy.get_weights()
+        wanted = course.algo.get_policy().get_weights()
+        assert have.keys() == wanted.keys()
+        assert all(np.array_equal(have[name], wanted[name]) for name in wanted)
+
+
+SEEN = np.zeros(10, np.float32)
+
+
+def red(agent_id: str, **kwargs: Any) -> str:
+    return "red"
+
+
+def blue(agent_id: str, **kwargs: Any) -> str:
+    return "blue"
+
+
+def lstm(size: int) -> PolicySpec:
+    return PolicySpec(config={"model": {"use_lstm": True, "lstm_cell_size": size, "fcnet_hiddens": [4]}})
+
+
+def step(client: PolicyClient, name: str, times: int = 1, reward: float = 1.0) -> None:
+    for _ in range(times):
+        client.get_action(name, {"red_0": SEEN})
+        client.log_returns(name, {"red_0": reward})
+
+
+def test_who_greeted_when_there_was_one_policy_plays_with_those_of_now_after_new_weights() -> None:
+    alone = {"policies": ["red"], "policy_mapping_fn": red}
+    with served(kind=PolicyServerInput, **{**TEAMS, "multiagent": alone}) as one:
+        with one.sampling():
+            client = one.client()
+            before = client.start_episode()
+            step(client, before, 3)
+        one.algo.add_policy("blue", policy_mapping_fn=blue)
+        one.algo.remove_policy("red")
+        with one.sampling():
+            with client:
+                client.update_policy_weights()
+                step(client, before, 2)
+                client.end_episode(before, {})
+                after = client.start_episode()
+                step(client, after, 5, 2.0)
+                client.end_episode(after, {})
+            assert settled(one)
+        one.paid()
+        assert one.column("rewards", "blue").tolist() == [2.0] * 5
+
+
+def test_what_a_removed_policy_remembered_is_no_reason_to_refuse_an_episode_that_runs() -> None:
+    policies = {"policies": {"red": lstm(8), "blue": lstm(4)}, "policy_mapping_fn": blue}
+    with served(kind=PolicyServerInput, **{**TEAMS, "multiagent": policies}) as one:
+        with one.sampling():
+            client = one.client()
+            before = client.start_episode()
+            step(client, before, 3)
+        one.algo.remove_policy("blue", policy_mapping_fn=red)
+        with one.sampling():
+            with client:
+                client.end_episode(before, {})
+            assert settled(one)
+        assert one.refused == 0

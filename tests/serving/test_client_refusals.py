@@ -1,0 +1,473 @@
+"""Policy clients of which a server refuses a part: it costs the episode that it belongs to and no other."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from menv import DefaultCallbacks
+from menv.errors import ContractError, EpisodeError, RefusedError
+from menv.serving import Limits, PolicyClient
+from menv.serving.policy_server import TransportName
+from tests.serving.courses import (
+    PAIR,
+    TEAMS,
+    Course,
+    both,
+    every_mode,
+    every_transport,
+    observation,
+    play,
+    playing,
+)
+from tests.serving.talks import eventually
+
+REFUSED = (
+    r"episode '{}': a part of it was refused \(.*(got nan, expected a finite|2.0 at index 0|got 2.0).*\); "
+    r"start a new one"
+)
+NOTHING = np.full(3, np.nan, np.float32)
+# A network acts on it, and only who looks at bounds refuses it.
+OUTSIDE = np.full(3, 2.0, np.float32)
+SMALL = Limits(max_body=20_000, inline_body=10_000)
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_what_is_wrong_in_one_episode_costs_no_other_one_a_step(bad: int) -> None:
+    with playing("local") as (course, client):
+        names = [client.start_episode() for _ in range(3)]
+        good = [number for number in range(3) if number != bad]
+        for step in range(12):
+            for number in good if step > 3 else range(3):
+                wrong = number == bad and step == 3
+                client.get_action(names[number], OUTSIDE if wrong else observation(step))
+                client.log_returns(names[number], 100.0 * number + step)
+        for _ in range(2):
+            with pytest.raises(EpisodeError, match=REFUSED.format(names[bad])):
+                client.get_action(names[bad], observation(0))
+        with pytest.raises(EpisodeError, match=REFUSED.format(names[bad])):
+            client.end_episode(names[bad], observation(0))
+        for number in good:
+            client.end_episode(names[number], observation(12))
+        play(client, [900.0] * 3)
+        client.update_policy_weights()
+        paid = [100.0 * number + step for number in good for step in range(12)] + [900.0] * 3
+        # Of the other one there is what came before.
+        early = [100.0 * bad + step for step in range(3)]
+        assert eventually(
+            lambda: len([got for got in course.column("rewards") if got not in early]) >= len(paid)
+        )
+        assert sorted(got for got in course.column("rewards").tolist() if got not in early) == sorted(paid)
+
+
+def test_an_observation_of_nan_is_refused_at_once_and_the_call_comes_again() -> None:
+    with playing("local") as (course, client):
+        name = client.start_episode()
+        client.get_action(name, observation(0))
+        client.log_returns(name, 4.0)
+        for _ in range(2):
+            with pytest.raises(
+                ContractError, match=f"get_action: episode '{name}': .*number 0 of the 3 .* is NaN"
+            ):
+                client.get_action(name, NOTHING)
+        client.get_action(name, observation(1))
+        client.log_returns(name, 5.0)
+        client.end_episode(name, observation(2))
+        client.update_policy_weights()
+        assert course.has_rewards([4.0, 5.0])
+        assert np.isfinite(course.column("obs")).all()
+
+
+def test_of_an_episode_that_has_been_ended_the_call_tells_that_sends_it() -> None:
+    with playing("local") as (course, client):
+        name, other = client.start_episode(), client.start_episode()
+        client.get_action(other, observation(0))
+        client.get_action(name, observation(0))
+        client.end_episode(name, NOTHING)
+        with pytest.raises(EpisodeError, match=REFUSED.format(name)):
+            client.update_policy_weights()
+        client.log_returns(other, 5.0)
+        client.end_episode(other, observation(1))
+        client.update_policy_weights()
+        assert course.has_rewards([5.0])
+
+
+def test_clients_that_wait_for_weights_get_them_all_the_same() -> None:
+    with playing("local", {"rollout_fragment_length": 4}, trains=True, force_on_policy=True) as (
+        course,
+        client,
+    ):
+        play(client, [1.0] * 4)
+        names = [client.start_episode() for _ in range(2)]
+
+        def steps(*wrong: str) -> None:
+            for step in range(30):
+                for name in (names[0], *wrong):
+                    client.get_action(name, OUTSIDE if name in wrong else observation(step))
+                    client.log_returns(name, 1.0)
+
+        with pytest.raises(EpisodeError, match=REFUSED.format(names[1])):
+            steps(names[1])
+        steps()
+        client.end_episode(names[0], observation(0))
+        assert eventually(lambda: course.algo.iteration > 5)
+
+
+@pytest.mark.parametrize("begun", [0, 12])
+def test_nobody_waits_for_the_end_of_an_episode_that_was_given_up(begun: int) -> None:
+    whole = {"batch_mode": "complete_episodes", "rollout_fragment_length": 20}
+    with playing("local", whole) as (course, client):
+        bad = client.start_episode()
+        for step in range(begun):
+            client.get_action(bad, observation(step))
+            client.log_returns(bad, 7.0)
+        client.get_action(bad, OUTSIDE)
+        with pytest.raises(EpisodeError, match=REFUSED.format(bad)):
+            client.end_episode(bad, observation(1))
+        play(client, [1.0] * 15)
+        play(client, [2.0] * 20)
+        client.update_policy_weights()
+        assert eventually(lambda: set(course.column("rewards").tolist()) >= {1.0, 2.0})
+        assert course.column("rewards").tolist().count(7.0) <= begun
+        assert course.report["open_episodes"] == 0
+
+
+def test_what_is_refused_for_lack_of_room_is_kept_for_the_next_time() -> None:
+    sampling, go = threading.Event(), threading.Event()
+
+    class Stalls(DefaultCallbacks):
+        def on_sample_end(self, **kwargs: Any) -> None:
+            sampling.set()
+            go.wait(30)
+
+    little = Limits(max_waiting=20_000)
+    with playing("local", {"callbacks": Stalls}, limits=little, force_on_policy=False) as (course, client):
+        play(client, [5.0] * 20)
+        assert sampling.wait(30)
+        name, refused = client.start_episode(), []
+        for step in range(1500):
+            try:
+                client.get_action(name, observation(step % 5))
+            except RefusedError as error:
+                refused.append(error.code)
+                go.set()
+                time.sleep(0.05)
+                client.get_action(name, observation(step % 5))
+            client.log_returns(name, float(step))
+        assert set(refused) == {"too_many"}
+        client.end_episode(name, observation(0))
+        client.update_policy_weights()
+        assert course.has_rewards([5.0] * 20 + [float(step) for step in range(1500)])
+
+
+@every_transport
+def test_an_episode_that_is_too_large_costs_no_other_one_whatever_the_transport(
+    transport: TransportName,
+) -> None:
+    with playing("local", transport=transport, env_steps_per_sample=10_000, limits=SMALL) as (course, client):
+        play(client, [7.0] * 900, "large")
+        play(client, [1.0, 2.0, 3.0])
+        with pytest.raises(EpisodeError, match=r"episode 'large': a part of it was refused \(.*20000"):
+            client.update_policy_weights()
+        play(client, [4.0, 5.0])
+        client.update_policy_weights()
+        assert course.has_rewards([1.0, 2.0, 3.0, 4.0, 5.0])
+
+
+@every_transport
+def test_a_server_that_takes_no_episodes_says_why_whatever_the_transport(transport: TransportName) -> None:
+    config = {"multiagent": {"observation_fn": lambda agent_obs, **_: agent_obs}}
+    with playing("local", config, transport=transport) as (_, client):
+        for name in ("first", "second"):
+            play(client, [1.0, 2.0], name)
+            with pytest.raises(EpisodeError, match=f"episode '{name}': .*observation_fn"):
+                client.update_policy_weights()
+
+
+@every_transport
+def test_a_question_that_is_too_large_is_refused_whatever_the_transport(transport: TransportName) -> None:
+    with playing("remote", transport=transport, limits=SMALL) as (course, client):
+        name = client.start_episode()
+        client.get_action(name, observation(0))
+        client.log_returns(name, 1.0, {"note": "x" * 30_000})
+        with pytest.raises(RefusedError, match="20000") as caught:
+            client.get_action(name, observation(1))
+        assert caught.value.code == "too_large"
+        client.get_action(name, observation(1))
+        client.log_returns(name, 2.0)
+        client.end_episode(name, observation(2))
+        assert course.has_rewards([1.0, 2.0])
+
+
+LARGEST = float(np.finfo(float).max)
+
+
+@pytest.mark.parametrize("told", [
+    {"reward": {"a": 1.0, "typo": 5.0}},
+    {"reward": {"a": 1.0}, "info": {"typo": {"x": 1}}},
+    {"reward": {"a": 1.0}, "multiagent_done_dict": {"typo": True}},
+])  # fmt: skip
+def test_what_an_agent_is_paid_that_there_is_not_is_refused_once_and_costs_the_others_nothing(
+    told: dict[str, Any],
+) -> None:
+    with playing("remote", PAIR) as (course, client):
+        name = client.start_episode()
+        client.get_action(name, both(0))
+        client.log_returns(name, **told)
+        with pytest.raises(
+            RefusedError, match=r"no agent 'typo'.* of \['typo'\] .* are dropped.*: call again"
+        ):
+            client.get_action(name, both(1))
+        assert client.get_action(name, both(1)).keys() == {"a", "b"}
+        client.log_returns(name, {"a": 2.0, "b": 4.0})
+        client.end_episode(name, both(2))
+        assert course.has_rewards([1.0, 0.0, 2.0, 4.0])
+
+
+def test_with_local_inference_the_server_refuses_what_an_agent_is_paid_that_there_is_not() -> None:
+    with playing("local", PAIR) as (course, client):
+        name = client.start_episode()
+        client.get_action(name, both(0))
+        client.log_returns(name, {"a": 1.0, "typo": 5.0})
+        client.end_episode(name, both(1))
+        with pytest.raises(EpisodeError, match=r"refused .*unclaimed: no agent 'typo'"):
+            client.update_policy_weights()
+        name = client.start_episode()
+        client.get_action(name, both(0))
+        client.log_returns(name, {"a": 2.0, "b": 4.0})
+        client.end_episode(name, both(1))
+        client.update_policy_weights()
+        assert course.has_rewards([2.0, 4.0])
+
+
+def test_rewards_whose_sum_is_infinite_are_refused_once() -> None:
+    with playing("remote") as (course, client):
+        name = client.start_episode()
+        client.get_action(name, observation(0))
+        for _ in range(2):
+            client.log_returns(name, LARGEST)
+        with pytest.raises(RefusedError, match="dropped"):
+            client.end_episode(name, observation(1))
+        client.log_returns(name, 2.0)
+        client.end_episode(name, observation(1))
+        assert course.has_rewards([2.0])
+
+
+def test_a_client_that_closes_tells_of_every_episode_whatever_is_refused_of_one() -> None:
+    with Course(PAIR) as course:
+        client = PolicyClient(course.address, "remote", timeout=20)
+        names = [client.start_episode() for _ in range(3)]
+        for number, name in enumerate(names):
+            client.get_action(name, both(0))
+            client.log_returns(name, {"a": 1.0 + number, ("b", "typo")[number == 1]: 10.0})
+        with pytest.raises(RefusedError, match=r"no agent 'typo'.* are dropped"):
+            client.close()
+        with PolicyClient(course.address, "remote", timeout=20, session=client.session) as second:
+            assert sorted(second.open_episodes) == sorted(names)
+            for name in names:
+                second.end_episode(name, both(1))
+        assert course.has_rewards([1.0, 10.0, 2.0, 0.0, 3.0, 10.0])
+
+
+def test_a_client_that_is_behind_another_one_of_its_session_catches_up() -> None:
+    with Course() as course, PolicyClient(course.address, "remote", timeout=20) as ahead:
+        name = ahead.start_episode()
+        with PolicyClient(course.address, "remote", timeout=20, session=ahead.session) as behind:
+            for step in range(3):
+                ahead.get_action(name, observation(step))
+                ahead.log_returns(name, 1.0 + step)
+            behind.log_returns(name, 10.0)
+            with pytest.raises(EpisodeError, match=r"another client of this session .*: call again"):
+                behind.end_episode(name, observation(3))
+            assert behind.open_episodes == [name]
+            behind.end_episode(name, observation(3))
+        # What the one that is ahead paid last it had not sent yet.
+        assert course.has_rewards([1.0, 2.0, 10.0])
+        assert eventually(lambda: course.report["open_episodes"] == 0)
+
+
+WIDE = gym.spaces.Box(-1.0, 1.0, (375_000,), np.float32)
+LISTS = gym.spaces.Dict({"seen": gym.spaces.Box(-1.0, 1.0, (500,), np.float32)})
+HUNDREDS = gym.spaces.Tuple([gym.spaces.Box(-1.0, 1.0, (4,), np.float32)] * 25)
+
+
+@pytest.mark.slow_unless("many choices", "numbers in lists", "a wide observation")
+@pytest.mark.parametrize(("config", "seen", "steps"), [
+    ({"action_space": gym.spaces.Discrete(1000)}, np.zeros(3, np.float32), 1500),
+    ({"model": {"use_lstm": True, "lstm_cell_size": 256}}, np.zeros(3, np.float32), 2500),
+    ({"action_space": HUNDREDS}, np.zeros(3, np.float32), 2500),
+    ({"observation_space": LISTS}, {"seen": [0.123] * 500}, 1000),
+    ({"observation_space": WIDE, "model": {"fcnet_hiddens": [2]}}, np.zeros(375_000, np.float32), 5),
+], ids=["many choices", "a memory", "a wide action", "numbers in lists", "a wide observation"])  # fmt: skip
+def test_no_episode_is_too_large_for_a_server_however_much_a_step_holds(
+    config: dict[str, Any], seen: Any, steps: int
+) -> None:
+    with playing("local", config, env_steps_per_sample=10_000) as (course, client):
+        name = client.start_episode()
+        for step in range(steps):
+            client.get_action(name, seen)
+            client.log_returns(name, float(step))
+        client.end_episode(name, seen)
+        client.update_policy_weights()
+        assert course.has_rewards([float(step) for step in range(steps)])
+
+
+BLACK = np.zeros(28_000, np.uint8)
+
+
+def crowd(count: int) -> tuple[list[str], dict[str, Any]]:
+    """Return so many agents that see images, and their config."""
+    names = [f"a{number}" for number in range(count)]
+    return names, {
+        "observation_space": dict.fromkeys(names, gym.spaces.Box(0, 255, (28_000,), np.uint8)),
+        "action_space": dict.fromkeys(names, gym.spaces.Discrete(2)),
+        "model": {"fcnet_hiddens": [2]},
+    }
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_agents_that_come_in_great_numbers_fit_beside_what_others_did_before(steps: int) -> None:
+    everybody, config = crowd(60)
+    with playing("local", config, env_steps_per_sample=10_000) as (course, client):
+        name = client.start_episode()
+        for paid, seen in enumerate([["a0"]] * 60 + [everybody] * steps):
+            client.get_action(name, dict.fromkeys(seen, BLACK))
+            client.log_returns(name, dict.fromkeys(seen, float(paid)))
+        client.end_episode(name, dict.fromkeys(everybody, BLACK))
+        client.update_policy_weights()
+        late = [float(number) for number in range(60, 60 + steps) for _ in everybody]
+        assert course.has_rewards([float(number) for number in range(60)] + late)
+
+
+def test_agents_that_live_for_one_step_are_sent_in_time() -> None:
+    everybody, config = crowd(200)
+    with playing("local", config, env_steps_per_sample=10_000) as (course, client):
+        name, done = client.start_episode(), dict[str, Any]()
+        for number, agent in enumerate(everybody):
+            assert client.get_action(name, {**done, agent: BLACK}).keys() == {agent}
+            client.log_returns(name, {agent: float(number)}, None, {agent: True})
+            done = {agent: BLACK}
+        client.end_episode(name, {})
+        client.update_policy_weights()
+        assert course.has_rewards([float(number) for number in range(200)])
+
+
+def test_a_step_that_fits_in_no_message_names_the_limit_with_which_it_does() -> None:
+    names, config = crowd(40)
+    everybody = dict.fromkeys(names, BLACK)
+
+    def plays(course: Course, mode: Any) -> None:
+        with PolicyClient(course.address, mode, update_interval=None, timeout=20) as client:
+            name = client.start_episode()
+            client.get_action(name, everybody)
+            client.log_returns(name, dict.fromkeys(everybody, 1.0))
+            client.end_episode(name, everybody)
+            client.update_policy_weights()
+
+    with Course(config, env_steps_per_sample=10_000, limits=Limits(max_body=1_500_000)) as course:
+        with pytest.raises(
+            EpisodeError, match=r"raise Limits\.max_body .* or use inference_mode='remote'"
+        ) as caught:
+            plays(course, "local")
+        plays(course, "remote")
+        assert course.has_rewards([1.0] * 40)
+    found = re.search(r"raise Limits\.max_body on the server to (\d+)", str(caught.value))
+    assert found is not None
+    with Course(config, env_steps_per_sample=10_000, limits=Limits(max_body=int(found[1]))) as course:
+        plays(course, "local")
+        assert course.has_rewards([1.0] * 40)
+
+
+def is_unclaimed(course: Course, reward: float) -> bool:
+    """Wait until a reward is unclaimed, and no episode has been counted for it."""
+    metrics = course.algo._metrics
+    return eventually(lambda: metrics.unclaimed_rewards == reward) and not metrics.summary()["episodes_total"]
+
+
+@every_mode
+def test_what_is_paid_to_those_who_are_done_or_never_came_counts_in_the_return(mode: str) -> None:
+    seen = np.zeros(10, np.float32)
+    with playing(mode, TEAMS) as (course, client):
+        name = client.start_episode()
+        client.get_action(name, {"red_0": seen, "blue_0": seen})
+        client.log_returns(name, {"red_0": 1.0, "blue_0": 2.0}, multiagent_done_dict={"red_0": True})
+        client.get_action(name, {"blue_0": seen})
+        client.log_returns(name, {"red_0": 4.0, "red_1": 8.0, "blue_0": 16.0})
+        client.get_action(name, {"blue_0": seen})
+        # Who comes back begins anew, with what was paid since the last call.
+        client.log_returns(name, {"red_0": 32.0})
+        client.get_action(name, {"blue_0": seen, "red_0": seen})
+        client.end_episode(name, {"blue_0": seen})
+        client.close()
+        assert course.has_rewards([2.0, 16.0, 0.0, 0.0], "blue")
+        assert course.has_rewards([1.0, 32.0], "red")
+        assert course.summary()["hist_stats"]["episode_reward"] == [63.0]
+
+
+@every_mode
+@pytest.mark.parametrize("several", [True, False], ids=["several", "one"])
+def test_what_is_paid_in_an_episode_in_which_nobody_acts_is_unclaimed(mode: str, several: bool) -> None:
+    seen = np.zeros(10, np.float32)
+    paid: list[Any] = [{"red_0": 5.0, "blue_0": -1.0}, {}] if several else [4.0, 0.0]
+    with playing(mode, TEAMS if several else None) as (course, client):
+        for reward in paid:
+            name = client.start_episode()
+            client.log_returns(name, reward)
+            client.end_episode(name, {"red_0": seen} if several else observation(0))
+        client.close()
+        assert is_unclaimed(course, 4.0)
+
+
+@every_mode
+def test_what_was_paid_to_those_who_were_done_before_anybody_acted_counts(mode: str) -> None:
+    with playing(mode, TEAMS) as (course, client):
+        name = client.start_episode()
+        client.log_returns(name, {"red_0": 5.0, "blue_0": 2.0}, multiagent_done_dict={"red_0": True})
+        assert client.get_action(name, {}) == {}
+        client.log_returns(name, {"red_0": 1.0})
+        client.end_episode(name, {})
+        client.close()
+        assert is_unclaimed(course, 8.0)
+
+
+@every_mode
+def test_what_was_paid_counts_also_where_the_one_question_was_none(mode: str) -> None:
+    with playing(mode) as (course, client):
+        name = client.start_episode()
+        client.log_returns(name, 5.0)
+        with pytest.raises((ContractError, RefusedError)):
+            client.get_action(name, np.zeros(7, np.float32))
+        client.log_returns(name, 3.0)
+        client.end_episode(name, observation(0))
+        client.close()
+        assert is_unclaimed(course, 8.0)
+
+
+def lives_of(course: Course, trained: bool) -> list[list[int]]:
+    """Return what agent a does in each of four lives of an episode."""
+    lives: list[list[int]] = []
+    with PolicyClient(course.address, "local", update_interval=None, timeout=20, seed=5) as client:
+        name = client.start_episode("same", training_enabled=trained)
+        for _ in range(4):
+            lives.append([])
+            for _ in range(8):
+                lives[-1].append(int(client.get_action(name, both(0))["a"]))
+                client.log_returns(name, {"a": 1.0, "b": 1.0})
+            client.log_returns(name, {"a": 0.0}, None, {"a": True})
+            client.get_action(name, both(0))
+        client.end_episode(name, both(0))
+    return lives
+
+
+def test_an_agent_that_comes_back_draws_anew_whether_anybody_learns_from_it_or_not() -> None:
+    with Course({**PAIR, "action_space": dict.fromkeys("ab", gym.spaces.Discrete(10))}) as course:
+        untrained = lives_of(course, trained=False)
+        assert len({*map(tuple, untrained)}) == 4
+        assert lives_of(course, trained=True) == untrained
+        assert course.report["messages_refused"] == 0
