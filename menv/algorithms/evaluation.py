@@ -50,7 +50,6 @@ class FirstEpisodes(Metrics):
         self._in_episodes = in_episodes
 
     def record(self, episode: Episode, when: When = AS_THEY_COME) -> None:
-        """Record an episode that is within its sub-environment's share."""
         index = self._index_of(episode.env_id)
         if self.shares[index] > 0:
             self.shares[index] -= 1 if self._in_episodes else episode.length
@@ -82,12 +81,10 @@ class EvaluationLimit(FragmentLimit):
         self.length = -(-duration // max(1, num_envs * workers or workers))
 
     def begin(self, env_steps: Column) -> None:
-        """Begin an evaluation at these env step counts [E]."""
         super().begin(env_steps)
         self._since, self._ended = env_steps.copy(), []
 
     def end_episodes(self, ends: Sequence[EpisodeEnd]) -> None:
-        """Count episode ends."""
         super().end_episodes(ends)
         self._ended += [end.env_index for end in ends if not end.faulty]
 
@@ -136,7 +133,6 @@ class ShareLimit(EvaluationLimit):
             self._shares[end.env_index] -= counts if self._in_episodes else end.env_steps
 
     def closed(self, env_steps: Column) -> Flags | None:
-        """Return [E] True where a sub-environment has played its share, in lockstep once all have."""
         self._check_endless(env_steps)
         done: Flags = self._shares <= 0
         return done if (done.all() if self.stops_midway else done.any()) else None
@@ -165,7 +161,6 @@ class JointLimit(EvaluationLimit, ExternalFragmentLimit):
         self._left_to_end -= sum(not end.faulty for end in ends)
 
     def closed(self, env_steps: Column) -> Flags | None:
-        """Return [E] True where sub-environments are to stop, None before."""
         if not self.stops_midway:
             return super().closed(env_steps)
         self._check_endless(env_steps)

@@ -123,7 +123,6 @@ class OffPolicyRecipe:
     off_policy = True
 
     def first_weights(self, network: NetworkSpec, config: OffPolicyConfig, seed: int) -> dict[str, Any]:
-        """Return a new policy's weights, epsilon among them."""
         weights = network.first_weights(seed)
         weights[EPSILON][:] = config.epsilon_at(0)
         return weights

@@ -332,7 +332,6 @@ class RemoteRollouts:
 
     @locked
     def sample(self) -> MultiAgentBatch:
-        """Return the fragments of all workers as one."""
         self.prepare()
         self._prepared = False
         return self._together({index: queue.take() for index, queue in enumerate(self._queues) if queue})

@@ -137,12 +137,10 @@ class TorchBackend(ActingBackend):
 
     @property
     def obs_size(self) -> int:
-        """F, numbers in a flat observation."""
         return self._networks[0].obs_size
 
     @property
     def policies(self) -> int:
-        """P, the number of policies."""
         return len(self._networks)
 
     @torch.inference_mode()
@@ -154,7 +152,6 @@ class TorchBackend(ActingBackend):
         which: Which = None,
         state: Floats | None = None,
     ) -> Decision:
-        """Return actions and what they were drawn from; see `ActingBackend.decide`."""
         if which is None or isinstance(which, int):
             return self._choose(which or 0, obs, mask, noise, state)
         found = self._empty(len(which))
@@ -187,7 +184,6 @@ class TorchBackend(ActingBackend):
 
     @torch.inference_mode(False)
     def add_policy(self, weights: Weights | None = None) -> int:
-        """Add a policy and return its index; without weights it copies policy 0."""
         params = {
             name: torch.zeros(shape, device=self._device, dtype=torch.float32)
             for name, shape in self.shapes.items()
@@ -198,19 +194,16 @@ class TorchBackend(ActingBackend):
         return self.policies - 1
 
     def set_weights(self, policy: int, weights: Weights) -> None:
-        """Copy `weights` in."""
         self._network(policy)
         check_shapes("TorchBackend", weights, self.shapes)
         for name, param in self._params[policy].items():
             param.copy_(tensor_of(np.asarray(weights[name]), dtype=np.float32))
 
     def get_weights(self, policy: int) -> dict[str, Floats]:
-        """Return copies of one policy's weights."""
         self._network(policy)
         return {name: array_of(param).copy() for name, param in self._params[policy].items()}
 
     def extract_policy(self, policy: int) -> TorchBackend:
-        """Return a back-end of one policy; see `ActingBackend.extract_policy`."""
         return TorchBackend(
             self._make_network, self.head, [self.get_weights(policy)], self.state_size, self._device
         )

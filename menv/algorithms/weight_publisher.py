@@ -237,18 +237,15 @@ class Publication:
         self._made: dict[tuple[str, str], Any] = {}
 
     def made(self, form: str, policy_id: str) -> Any:
-        """Return what `make` has made before; see `menv.serving.policy_server.PublishedPolicies.made`."""
         made = self._made[form, policy_id]
         self._forms.asked[form, policy_id] = self.weights_seq_no
         return made
 
     def make(self, form: str, policy_id: str) -> Any:
-        """Return a policy in one of its forms; see `menv.serving.policy_server.PublishedPolicies.make`."""
         self._forms.asked[form, policy_id] = self.weights_seq_no
         return self._make(form, policy_id)
 
     def make_ready(self) -> None:
-        """Make what clients have asked for lately; see `menv.serving.policy_server.PublishedPolicies.make_ready`."""
         for (form, policy_id), number in list(self._forms.asked.items()):
             if policy_id not in self.policies or number + _LATELY < self.weights_seq_no:
                 self._forms.asked.pop((form, policy_id), None)
@@ -258,7 +255,6 @@ class Publication:
                 self._make(form, policy_id)
 
     def expect_clients(self) -> None:
-        """Make what a first client may ask for; see `menv.serving.policy_server.PublishedPolicies.expect_clients`."""
         for policy_id in list(self._networks)[:_FEW]:
             graphs = self._networks[policy_id].networks.graphs()
             # The exporter of torch takes seconds, for modules that may never be asked for.
@@ -269,11 +265,9 @@ class Publication:
         self.make_ready()
 
     def connectors_since(self, policy_id: str) -> int:
-        """Return the number with which connectors changed last; see `menv.serving.policy_server.PublishedPolicies`."""
         return self._since.get(policy_id, 0)
 
     def policy_for(self, episode_id: str, agent_id: str) -> str:
-        """Return which policy answers for an agent; see `menv.serving.policy_server.PublishedPolicies.policy_for`."""
         return self._policy_map.only or self._policy_map.policy_for(
             agent_id, Episode(rng.stable_hash(episode_id) >> 5, episode_id), self._sampler
         )

@@ -338,7 +338,6 @@ class GroupAgentsWrapper(MultiAgentEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[AgentDict, AgentDict]:
-        """Start a new episode of the environment."""
         plain = seed is None and options is None
         result = self.env.reset() if plain else self.env.reset(seed=seed, options=options)
         if not isinstance(result, tuple) or [type(part) for part in result] != [dict, dict]:
@@ -372,11 +371,9 @@ class GroupAgentsWrapper(MultiAgentEnv):
         return self._group(result)
 
     def render(self) -> Any:
-        """Return what the environment renders."""
         return self.env.render()
 
     def close(self) -> None:
-        """Close the environment."""
         self.env.close()
 
     def get_observation_space(self, agent_id: AgentId) -> gym.Space[Any]:

@@ -209,11 +209,9 @@ class LegacyMultiAgent(MultiAgentEnv):
         return obs, rewards, terminateds, truncateds, infos
 
     def render(self) -> Any:
-        """Return what the environment renders."""
         return _render(self.env, self.render_mode)
 
     def close(self) -> None:
-        """Close the environment, if it can be."""
         close_env(self.env)
 
 

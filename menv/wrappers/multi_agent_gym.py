@@ -104,11 +104,9 @@ class MultiAgentGym(MultiAgentEnv):
         return obs, rewards, terminateds, truncateds, self._infos(result[4], obs, "step")
 
     def render(self) -> Any:
-        """Return what the environment renders."""
         return self.env.render()
 
     def close(self) -> None:
-        """Close the environment, if it can be."""
         close_env(self.env)
 
     def _actions(self, answers: AgentDict) -> Any:

@@ -118,7 +118,6 @@ class OpenSpielEnv(MultiAgentEnv):
         return obs, rewards, {ALL: over}, {ALL: False}, {}
 
     def render(self) -> Any:
-        """Return the state as text."""
         return str(self.state)
 
     def render_for(self, agent_id: AgentId) -> str:

@@ -165,7 +165,6 @@ class PettingZooBase(MultiAgentEnv):
         return {0: self.env} if as_dict else [self.env]
 
     def render(self) -> Any:
-        """Return what the PettingZoo environment renders."""
         return self.env.render()
 
     def state(self) -> Any:
@@ -173,7 +172,6 @@ class PettingZooBase(MultiAgentEnv):
         return self.env.state()
 
     def close(self) -> None:
-        """Close the PettingZoo environment, once."""
         if not self._closed:
             self._closed = True
             self.env.close()

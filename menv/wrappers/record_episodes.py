@@ -126,7 +126,6 @@ class RecordedMultiAgent(MultiAgentEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[AgentDict, AgentDict]:
-        """Start an episode."""
         self._recorder.finish_episode()
         plain = seed is None and options is None
         result = self.env.reset() if plain else self.env.reset(seed=seed, options=options)
@@ -134,7 +133,6 @@ class RecordedMultiAgent(MultiAgentEnv):
         return result
 
     def step(self, action_dict: AgentDict) -> StepDicts:
-        """Let the agents act."""
         result = self.env.step(action_dict)
         self._recorder.record_step()
         flags = result[2:4] if isinstance(result, tuple) and len(result) == 5 else ()
@@ -143,7 +141,6 @@ class RecordedMultiAgent(MultiAgentEnv):
         return result
 
     def render(self) -> Any:
-        """Return what the environment renders."""
         return self.env.render()
 
     def close(self) -> None:
@@ -151,11 +148,9 @@ class RecordedMultiAgent(MultiAgentEnv):
         self._recorder.close(self.env.close)
 
     def get_observation_space(self, agent_id: AgentId) -> gym.Space[Any]:
-        """Return the observation space of one agent."""
         return self.env.get_observation_space(agent_id)
 
     def get_action_space(self, agent_id: AgentId) -> gym.Space[Any]:
-        """Return the action space of one agent."""
         return self.env.get_action_space(agent_id)
 
 

@@ -102,7 +102,6 @@ class VmasEnv(BaseEnv):
         )
 
     def get_agent_ids(self) -> set[AgentId]:
-        """Return the agents of each world."""
         return set(self.possible_agents)
 
     def try_render(self, env_id: EnvId | None = None) -> Any:

@@ -200,7 +200,6 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
                 self._check_reach(length)
 
     def fragment_length(self, num_envs: int) -> int:
-        """Return the steps of each of `num_envs` sub-environments between two learning phases."""
         if self.rollout_fragment_length == "auto":
             # Training sequences of recurrent policies end at the fragment.
             least = self._longest_memory() or _STEPS_OF_EACH
@@ -208,11 +207,9 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
         return self.rollout_fragment_length
 
     def sample_size(self, num_envs: int) -> int:
-        """Return the env steps over all sub-environments between two learning phases."""
         return self.fragment_length(num_envs) * num_envs
 
     def iteration_size(self, num_envs: int) -> int:
-        """Return the env steps over all sub-environments of one training iteration."""
         return max(self.min_sample_timesteps_per_iteration, self.sample_size(num_envs))
 
     def _check_reach(self, length: int) -> None:

@@ -27,7 +27,6 @@ class DQNRecipe(OffPolicyRecipe):
     def network(
         self, obs_size: int, action_space: gym.Space[Any], config: DQNConfig, observation_space: Any = None
     ) -> NetworkSpec:
-        """Return the description of the network of one policy."""
         if not isinstance(action_space, gym.spaces.Discrete):
             kind = "continuous" if isinstance(action_space, gym.spaces.Box) else type(action_space).__name__
             raise ConfigError(

@@ -94,7 +94,6 @@ class DQNLearner:
     # Callers may be in any gradient mode.
     @torch.inference_mode(False)
     def learn(self, batch: SampleBatch, env_steps: int) -> dict[str, float]:
-        """Store one fragment and make the gradient steps that are due."""
         settings = self._settings
         self._store(batch)
         self._epsilon = settings.epsilon_at(env_steps)
@@ -127,7 +126,6 @@ class DQNLearner:
         return {name: value * in_unit.get(name, 1.0) for name, value in stats.items()}
 
     def weights(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Return copies of the weights by name, including epsilon."""
         own = self._converted(self._adam.weights(), self._unit.unit)
         return {**own, EPSILON: np.array([self._epsilon], np.float32)}
 
@@ -145,7 +143,6 @@ class DQNLearner:
         self._adam.take(weights)
 
     def state(self) -> dict[str, Column]:
-        """Return all state except the weights that the next step depends on, including the buffer, as arrays."""
         return {
             **self._adam.state(),
             **{_TARGET + name: array_of(param).copy() for name, param in self._target_params.items()},
@@ -175,7 +172,6 @@ class DQNLearner:
         )
 
     def set_state(self, state: Mapping[str, Column]) -> None:
-        """Restore what `state` returned; set the weights before."""
         self._adam.set_state(state)
         self.replay.set_state(replayed(state))
         for name, param in self._target_params.items():
@@ -404,7 +400,6 @@ class RecurrentDQNLearner(DQNLearner):
         self._max_seq_len = max_seq_len
 
     def check_state(self, state: Mapping[str, Column]) -> None:
-        """Refuse a state that `set_state` could not restore; nothing changes."""
         valid, own = column_of(replayed(state), "valid"), self._max_seq_len
         if valid is not None and valid.shape[1] != own:
             raise ConfigError(

@@ -159,12 +159,10 @@ class CustomSpec(NetworkSpec):
 
     @property
     def obs_size(self) -> int:
-        """F, numbers in a flat observation."""
         return self.structure.size
 
     @property
     def state_sizes(self) -> tuple[int, ...]:
-        """Size of each part of the recurrent state, () without one."""
         return tuple(len(part) for part in self.initial_state)
 
     @cached_property
@@ -190,7 +188,6 @@ class CustomSpec(NetworkSpec):
         return weights
 
     def unit_weights(self) -> UnitWeights:
-        """Return the weights of the last layers of values or Q-values, if they can be found."""
         return self._unit_weights
 
     @cached_property
@@ -199,7 +196,6 @@ class CustomSpec(NetworkSpec):
         return found
 
     def torch_network(self, params: Mapping[str, Any]) -> TorchNetwork:
-        """Return the network over `params`."""
         network: TorchNetwork = _custom_network().TorchCustom(self, params)
         return network
 
@@ -207,7 +203,6 @@ class CustomSpec(NetworkSpec):
         """Return None: torch runs the module."""
 
     def stored_graphs(self) -> ActingGraphs:
-        """Return what builds acting graphs for exported policies, always the same."""
         return self._stored_graphs
 
     @cached_property

@@ -65,7 +65,6 @@ class TorchCustom:
         self._first_state = torch.cat(first) if first else torch.zeros(0, device=device, dtype=torch.float32)
 
     def dist_inputs(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> Tensor:
-        """Return [N, D] distribution inputs after masking, from obs [N, F] and mask [N, M]."""
         return self.both(obs, mask, state)[0]
 
     def values(self, obs: Tensor, state: Tensor | None = None) -> Tensor:
@@ -73,7 +72,6 @@ class TorchCustom:
         return self.both(obs, None, state)[1]
 
     def both(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return distribution inputs and values in one pass."""
         found = self._run(obs) if state is None else self._unrolled(obs, state)
         outputs: Tensor = found[0] if isinstance(found, tuple) else found
         values = outputs.amax(-1) if self._of_q_values else found[1]
@@ -331,7 +329,6 @@ class CustomGraphs:
         self._why_not = ""
 
     def build(self, kind: GraphKind, stacked: bool = False, masked: bool = False) -> bytes:
-        """Return a serialized model."""
         assert not stacked, "modules have no stacked graphs"
         assert kind != "values", "exported modules have no graph of values"
         graph = _CustomGraph(self.spec, self._exported())
@@ -477,9 +474,7 @@ class _CustomGraph(ActingGraph):
         self.nodes.extend(body.graph.node)
 
     def policy_outputs(self) -> str:
-        """Return what the module gives first."""
         return f"{_BODY}outputs"
 
     def state_after(self) -> str:
-        """Return the state that it gives."""
         return f"{_BODY}after"

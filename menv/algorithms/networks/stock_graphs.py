@@ -45,7 +45,6 @@ class StockGraphs:
         return self.spec.conv is None
 
     def build(self, kind: GraphKind, stacked: bool = False, masked: bool = False) -> bytes:
-        """Return a serialized model."""
         assert not stacked or (kind in ("act", "greedy") and self.stacks), (
             f"no stacked graph of kind {kind!r}"
         )
@@ -80,7 +79,6 @@ class StockGraph(ActingGraph):
         return ["L", "D", width] if self.stacked else ["R", width]
 
     def policy_outputs(self) -> str:
-        """Return the policy's outputs: logits, means or Q-values."""
         features = self._features("policy")
         outputs = self._outputs_of("policy", features)
         if not self.spec.dueling:
@@ -96,7 +94,6 @@ class StockGraph(ActingGraph):
         return self.add("Squeeze", self._outputs_of("value", self._features("value")), self.constant([1]))
 
     def state_after(self) -> str:
-        """Return the recurrent state after the selected rows."""
         for role in self.spec.roles:
             trunk = self.spec.trunk_name(role)
             if trunk in self.spec.recurrent_trunks and trunk not in self._after:
@@ -155,7 +152,6 @@ class GroupGraphs:
         self.defaults = dict(defaults or {})
 
     def build(self, kind: GraphKind, stacked: bool = False, masked: bool = False) -> bytes:
-        """Return a serialized model."""
         assert not stacked, "groups have no stacked graphs"
         graph = StockGraph(self.spec.member)
         graph.given("obs", TensorProto.FLOAT, ["R", self.spec.obs_size])

@@ -80,7 +80,6 @@ class StockSpec(NetworkSpec):
 
     @property
     def state_sizes(self) -> tuple[int, ...]:
-        """Numbers in each part of the recurrent state, () without one."""
         return self.cell.state_sizes * len(self.recurrent_trunks) if self.cell else ()
 
     def trunk_name(self, role: Role) -> str:
@@ -140,7 +139,6 @@ class StockSpec(NetworkSpec):
         return tuple(dict.fromkeys(both))
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every weight by name, in a fixed order."""
         shapes: dict[str, tuple[int, ...]] = {}
         for conv in self._convolutions():
             shapes[f"{conv.name}.weight"] = conv.weight_shape
@@ -198,7 +196,6 @@ class StockSpec(NetworkSpec):
         return weights
 
     def unit_weights(self) -> UnitWeights:
-        """Return the weights of the last layers of values or Q-values."""
         of_q_values = self.head.kind == "q_values"
         roles = [role for role in self.roles if of_q_values or role == "value"]
         layers = [self.out_layer(role).name for role in roles]
@@ -206,13 +203,11 @@ class StockSpec(NetworkSpec):
         return UnitWeights(powers, None if of_q_values else f"{VALUE_OUT}.bias")
 
     def torch_network(self, params: Mapping[str, Any]) -> TorchNetwork:
-        """Return the network over `params`."""
         from menv.algorithms.networks.torch_stock import TorchStock
 
         return TorchStock(self, params)
 
     def graphs(self, defaults: Mapping[str, npt.NDArray[np.float32]]) -> ActingGraphs:
-        """Return the builder of its acting graphs."""
         from menv.algorithms.networks.stock_graphs import StockGraphs
 
         return StockGraphs(self, defaults)

@@ -57,7 +57,6 @@ class TorchStock:
         self._log_std = params.get(LOG_STD)
 
     def dist_inputs(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> Tensor:
-        """Return [N, D] distribution inputs after masking, from obs [N, F] and mask [N, M]."""
         return self._policy_head(self._features("policy", obs, state), mask)
 
     def values(self, obs: Tensor, state: Tensor | None = None) -> Tensor:
@@ -67,7 +66,6 @@ class TorchStock:
         return self._value_head(self._features("value", obs, state))
 
     def both(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return distribution inputs and values; shared layers are computed once."""
         if self._of_q_values:
             q_values = self.dist_inputs(obs, None, state)
             return masked(q_values, mask), q_values.amax(-1)

@@ -173,11 +173,9 @@ class PPOLearner:
         return cloning_loss(self._head, self._network.dist_inputs(rows.obs, rows.mask), rows.actions)
 
     def weights(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Return copies of the weights by name."""
         return self._adam.weights()
 
     def set_weights(self, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        """Copy `weights` in; the optimizer's state stays."""
         self._adam.set_weights(weights)
 
     def take(self, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
@@ -185,7 +183,6 @@ class PPOLearner:
         self._adam.take(weights)
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return all state except the weights that the next update depends on, as arrays."""
         return {
             **self._adam.state(),
             **({} if self._scale is None else self._scale.state()),
@@ -207,7 +204,6 @@ class PPOLearner:
             check_stored(LEARNERS, "value_scale[3]", unit, "f", 1 / LARGEST, LARGEST)
 
     def set_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Restore what `state` returned."""
         self.check_state(state)
         self._adam.set_state(state)
         if self._scale is not None:

@@ -95,7 +95,6 @@ class TorchGroup:
         return self.by_member(obs, None).amax(-1).sum(-1)
 
     def both(self, obs: Tensor, mask: Tensor | None, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return distribution inputs and values."""
         return self.dist_inputs(obs, mask), self.values(obs)
 
     def mixed(self, q_values: Tensor, obs: Tensor) -> Tensor:

@@ -150,7 +150,6 @@ class GroupSpec(NetworkSpec):
 
     @property
     def state_sizes(self) -> tuple[int, ...]:
-        """(): there is no recurrent state."""
         return ()
 
     def mixing_layers(self) -> tuple[Layer, ...]:
@@ -198,19 +197,16 @@ class GroupSpec(NetworkSpec):
         return weights
 
     def unit_weights(self) -> UnitWeights:
-        """Return the last layers of the members, and the layers that compute the mixing network's weights."""
         powers = {f"{layer.name}.{part}": power for layer, power in zip(self.mixing_layers(), _POWERS, strict=False)
                   if power for part in ("weight", "bias")}  # fmt: skip
         return UnitWeights({**self.member.unit_weights().powers, **powers})
 
     def torch_network(self, params: Mapping[str, Any]) -> TorchGroup:
-        """Return the network over `params`."""
         from menv.algorithms.qmix.learner import TorchGroup
 
         return TorchGroup(self, params)
 
     def graphs(self, defaults: Mapping[str, npt.NDArray[np.float32]]) -> ActingGraphs:
-        """Return what builds its acting graphs."""
         from menv.algorithms.networks.stock_graphs import GroupGraphs
 
         return GroupGraphs(self, defaults)

@@ -28,7 +28,6 @@ class QMIXRecipe(OffPolicyRecipe):
     def network(
         self, obs_size: int, action_space: gym.Space[Any], config: QMIXConfig, observation_space: Any = None
     ) -> NetworkSpec:
-        """Return the description of the network of one group."""
         layout, model = group_layout(observation_space, action_space), config.model
         stray = {"use_lstm": model.use_lstm, "use_gru": model.use_gru, "custom_model": model.custom_model,
                  "conv_filters": model.conv_filters}  # fmt: skip
@@ -45,7 +44,6 @@ class QMIXRecipe(OffPolicyRecipe):
         )  # fmt: skip
 
     def make_learner(self, network: NetworkSpec, weights: Weights, config: QMIXConfig, seed: int) -> Learner:
-        """Return a `QMIXLearner`."""
         from menv.algorithms.qmix.learner import QMIXLearner
 
         assert isinstance(network, GroupSpec)
