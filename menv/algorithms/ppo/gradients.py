@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from menv.inference.action_heads import ILLEGAL, ActionHead
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 _NORMAL_ENTROPY = _HALF_LOG_TWO_PI + 0.5
+_HEADS = ("categorical", "multi_categorical", "gaussian", "mixed")
 
 
 class PPOGradientStep:
@@ -41,12 +42,15 @@ class PPOGradientStep:
         self._log_std_grad = None if log_std is None else log_std.grad
 
     @torch.no_grad()
-    def epoch(self, rows: ColumnRows, size: int, weights: LossWeights, report: bool) -> list[Tensor]:
+    def epoch(
+        self, rows: ColumnRows, order: Tensor, size: int, weights: LossWeights, report: bool
+    ) -> list[Tensor]:
         """Make the gradient steps of one epoch; `report` returns loss terms and gradient norm [6] of each step."""
         found = []
-        for start in range(0, len(rows.obs), size):
-            part = slice(start, start + size)
-            terms = self._backward(rows, part, weights, report)
+        ordered = rows.each(lambda column, axis: column.index_select(axis, order))
+        for start in range(0, len(order), size):
+            part = ordered.part(start, min(size, len(order) - start))
+            terms = self._backward(part, weights, report)
             norm = self._adam.step()
             if report:
                 found.append(torch.stack((*terms, norm)))
@@ -56,22 +60,18 @@ class PPOGradientStep:
         """Release the memory until the next epoch."""
         self._workspace.free()
 
-    def _backward(
-        self, rows: ColumnRows, part: slice, weights: LossWeights, report: bool
-    ) -> tuple[Tensor, ...]:
-        columns = rows.columns(part)
+    def _backward(self, rows: ColumnRows, weights: LossWeights, report: bool) -> tuple[Tensor, ...]:
         # One network after the other, because both use the same memory.
-        obs = rows.obs[part]
-        policy = policy_gradients(
-            self._head, weights, columns, self._policy.forward(obs), self._log_std, report=report
+        outputs, log_std, terms = policy_gradients(
+            self._head, weights, rows, self._policy.forward(rows.obs), self._log_std, report=report
         )
-        self._policy.backward(obs, policy.outputs)
-        if self._log_std_grad is not None and policy.log_std is not None:
-            self._log_std_grad.copy_(policy.log_std)
-        seen = rows.value_obs[part]
-        value_grads, errors = value_gradients(weights, columns, self._value.forward(seen)[0])
+        self._policy.backward(rows.obs, outputs)
+        if self._log_std_grad is not None and log_std is not None:
+            self._log_std_grad.copy_(log_std)
+        seen = rows.obs if rows.value_obs is None else rows.value_obs
+        value_grads, errors = value_gradients(weights, rows, self._value.forward(seen)[0])
         self._value.backward(seen, value_grads[None])
-        return loss_terms(weights, policy.terms, errors) if report else ()
+        return loss_terms(weights, terms, errors) if report else ()
 
 
 def can_learn(spec: object) -> bool:
@@ -85,76 +85,23 @@ def can_learn(spec: object) -> bool:
 
 
 class ColumnRows(NamedTuple):
-    """A train batch as `PPOGradientStep` reads it.
+    """A train batch or a minibatch of N rows as `PPOGradientStep` reads it; see `Minibatch`.
 
     Attributes:
         obs: [N, F].
-        value_obs: [N, C]; obs unless there is a centralized critic.
-        numbers: [5 + D, N] float32: old_logp, -A_t, least and most log r_t, value targets, old inputs.
-        actions: [columns, N] of `action_columns`.
+        value_obs: [N, C] input of a centralized critic; None if the value network reads obs.
         forbidden: [D, N] choices that the mask forbids, or None.
+        actions: [columns, N] of `action_columns`.
+        old_logp: [N].
+        losses: [N] -A_t.
+        least: [N] of `clip_bounds`.
+        most: [N] of `clip_bounds`.
+        targets: [N].
+        old_inputs: [D, N] in the standard form of `distributions`.
     """
 
     obs: Tensor
-    value_obs: Tensor
-    numbers: Tensor
-    actions: Tensor
-    forbidden: Tensor | None
-
-    @classmethod
-    def of(cls, head: ActionHead, rows: Minibatch) -> ColumnRows:
-        assert rows.bounds is not None, "the bounds of the ratio are computed once for a batch"
-        scalars = (rows.old_logp, -rows.advantages, *rows.bounds.unbind(-1), rows.value_targets)
-        return cls(
-            obs=rows.obs,
-            value_obs=rows.obs if rows.critic_obs is None else rows.critic_obs,
-            numbers=torch.cat((torch.stack(scalars), rows.old_inputs.t())),
-            actions=action_columns(head, rows.actions),
-            forbidden=None if rows.mask is None else ~rows.mask.t().contiguous(),
-        )
-
-    def ordered(self, order: Tensor) -> ColumnRows:
-        """Return the rows of `order`."""
-        obs = self.obs.index_select(0, order)
-        forbidden = self.forbidden
-        return ColumnRows(
-            obs=obs,
-            value_obs=obs if self.value_obs is self.obs else self.value_obs.index_select(0, order),
-            numbers=self.numbers.index_select(1, order),
-            actions=self.actions.index_select(1, order),
-            forbidden=None if forbidden is None else forbidden.index_select(1, order),
-        )
-
-    def columns(self, part: slice) -> MinibatchColumns:
-        numbers = self.numbers[:, part]
-        forbidden = None if self.forbidden is None else self.forbidden[:, part]
-        old_logp, losses, least, most, targets = numbers[:_SCALARS].unbind(0)
-        return MinibatchColumns(
-            forbidden=forbidden,
-            actions=self.actions[:, part],
-            old_logp=old_logp,
-            losses=losses,
-            least=least,
-            most=most,
-            targets=targets,
-            old_inputs=numbers[_SCALARS:],
-        )
-
-
-class MinibatchColumns(NamedTuple):
-    """A minibatch in columns; see `Minibatch`.
-
-    Attributes:
-        forbidden: [D, B] choices that the mask forbids, or None.
-        actions: [components, B] indices of the chosen outputs, [k, B] numbers, or both.
-        old_logp: [B].
-        losses: [B] -A_t.
-        least: [B] of `clip_bounds`.
-        most: [B] of `clip_bounds`.
-        targets: [B].
-        old_inputs: [D, B] in the standard form of `distributions`.
-    """
-
+    value_obs: Tensor | None
     forbidden: Tensor | None
     actions: Tensor
     old_logp: Tensor
@@ -164,25 +111,38 @@ class MinibatchColumns(NamedTuple):
     targets: Tensor
     old_inputs: Tensor
 
+    @classmethod
+    def of(cls, head: ActionHead, rows: Minibatch) -> ColumnRows:
+        assert rows.bounds is not None, "the bounds of the ratio are computed once for a batch"
+        least, most = rows.bounds.unbind(-1)
+        return cls(
+            rows.obs, rows.critic_obs, None if rows.mask is None else ~rows.mask.t(),
+            action_columns(head, rows.actions), rows.old_logp, -rows.advantages, least, most, rows.value_targets,
+            rows.old_inputs.t(),
+        )  # fmt: skip
 
-class PolicyGradients(NamedTuple):
-    """Gradients of the policy's part of the loss.
+    def each(self, change: Callable[[Tensor, int], Tensor]) -> ColumnRows:
+        """Return the rows with `change(column, axis)` of every column, where `axis` counts the rows."""
+        axes = (0, 0, *[-1] * (len(self) - 2))
+        changed: list[Any] = [
+            None if column is None else change(column, axis) for column, axis in zip(self, axes, strict=True)
+        ]
+        return ColumnRows(*changed)
 
-    Attributes:
-        outputs: [D, B] for each output of the policy network.
-        log_std: [k]; None for discrete actions.
-        terms: policy_loss, entropy and kl if they are reported, else ().
-    """
+    def part(self, start: int, count: int) -> ColumnRows:
+        """Return `count` rows from `start` on, without copies."""
+        return self.each(lambda column, axis: column.narrow(axis, start, count))
 
-    outputs: Tensor
-    log_std: Tensor | None
-    terms: tuple[Tensor, ...]
+
+PolicyGradients: TypeAlias = tuple[Tensor, Tensor | None, tuple[Tensor, ...]]
+"""Gradients of the policy's part of the loss: for its outputs [D, B], for log_std [k] (None for discrete actions), and
+policy_loss, entropy and kl if they are reported, else ()."""
 
 
 def policy_gradients(
     head: ActionHead,
     weights: LossWeights,
-    rows: MinibatchColumns,
+    rows: ColumnRows,
     outputs: Tensor,
     log_std: Tensor | None,
     *,
@@ -199,7 +159,7 @@ def policy_gradients(
     return _gaussian(weights, rows, outputs, log_std, report)
 
 
-def value_gradients(weights: LossWeights, rows: MinibatchColumns, values: Tensor) -> tuple[Tensor, Tensor]:
+def value_gradients(weights: LossWeights, rows: ColumnRows, values: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of vf_loss_coeff * vf_loss for `values` [B], and the errors V - V_target [B]."""
     errors = values - rows.targets
     gradients = errors * (2.0 * weights.vf_loss_coeff / len(errors))
@@ -235,7 +195,7 @@ def action_columns(head: ActionHead, actions: Tensor) -> Tensor:
     return columns + torch.tensor(starts, device=actions.device)[:, None]
 
 
-def _by_logp(rows: MinibatchColumns, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
+def _by_logp(rows: ColumnRows, log_ratio: Tensor) -> tuple[Tensor, Tensor]:
     """Return the loss of each row [B], -r_t A_t, and its gradient for the log-probability, 0 where it is clipped."""
     clipped = log_ratio.clamp(rows.least, rows.most)
     within = clipped == log_ratio
@@ -244,7 +204,7 @@ def _by_logp(rows: MinibatchColumns, log_ratio: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _discrete(
-    head: ActionHead, weights: LossWeights, rows: MinibatchColumns, outputs: Tensor, report: bool
+    head: ActionHead, weights: LossWeights, rows: ColumnRows, outputs: Tensor, report: bool
 ) -> PolicyGradients:
     if rows.forbidden is not None:
         outputs.masked_fill_(rows.forbidden, ILLEGAL)
@@ -269,7 +229,7 @@ def _discrete(
         gradients.add_(regularizer, alpha=share)
     if rows.forbidden is not None:
         gradients.masked_fill_(rows.forbidden, 0.0)
-    return PolicyGradients(gradients, None, terms)
+    return gradients, None, terms
 
 
 def _log_chances(sizes: list[int], outputs: Tensor) -> Tensor:
@@ -280,7 +240,7 @@ def _log_chances(sizes: list[int], outputs: Tensor) -> Tensor:
 
 
 def _regularizer(
-    sizes: list[int], weights: LossWeights, rows: MinibatchColumns, logp: Tensor, chances: Tensor
+    sizes: list[int], weights: LossWeights, rows: ColumnRows, logp: Tensor, chances: Tensor
 ) -> Tensor | None:
     """Return the gradients [D, B] of kl_coeff * kl - entropy_coeff * entropy, None if both weights are 0."""
     found: Tensor | None = None
@@ -298,7 +258,7 @@ def _regularizer(
 def _mixed(
     head: ActionHead,
     weights: LossWeights,
-    rows: MinibatchColumns,
+    rows: ColumnRows,
     outputs: Tensor,
     log_std: Tensor,
     report: bool,
@@ -318,17 +278,15 @@ def _mixed(
     other = rows._replace(
         actions=taken, old_logp=rows.old_logp - of_choices, old_inputs=rows.old_inputs[cut:]
     )
-    first = _discrete(choices.head, weights, one, logits, report)
-    second = _gaussian(weights, other, means, log_std, report)
-    terms: tuple[Tensor, ...] = ()
+    first, _, terms = _discrete(choices.head, weights, one, logits, report)
+    second, log_std_grad, others = _gaussian(weights, other, means, log_std, report)
     if report:
-        loss, entropy, kl = first.terms
-        terms = loss, entropy + second.terms[1], kl + second.terms[2]
-    return PolicyGradients(torch.cat((first.outputs, second.outputs)), second.log_std, terms)
+        terms = terms[0], terms[1] + others[1], terms[2] + others[2]
+    return torch.cat((first, second)), log_std_grad, terms
 
 
 def _gaussian(
-    weights: LossWeights, rows: MinibatchColumns, means: Tensor, log_std: Tensor, report: bool
+    weights: LossWeights, rows: ColumnRows, means: Tensor, log_std: Tensor, report: bool
 ) -> PolicyGradients:
     shrink = log_std.neg().exp_()[:, None]
     scaled = (rows.actions - means).mul_(shrink)
@@ -353,21 +311,10 @@ def _gaussian(
             log_std_grad += (1.0 - moment.mean(1)) * weights.kl_coeff
     if weights.entropy_coeff:
         log_std_grad -= weights.entropy_coeff
-    return PolicyGradients(gradients, log_std_grad, terms)
+    return gradients, log_std_grad, terms
 
 
 _aten = torch.ops.aten
-
-
-class ActivationGradient(NamedTuple):
-    """An activation: `forward(inputs, out)` and `backward(gradients, inputs, outputs)`, which works in place.
-
-    Without `keeps_inputs`, `backward` does not read the inputs, so outputs may overwrite them.
-    """
-
-    forward: Callable[[Tensor, Tensor], object]
-    backward: Callable[[Tensor, Tensor, Tensor], object]
-    keeps_inputs: bool = False
 
 
 def _tanh(x: Tensor, out: Tensor) -> None:
@@ -378,92 +325,60 @@ def _tanh(x: Tensor, out: Tensor) -> None:
         torch.tanh(x, out=out)
 
 
-def _relu(x: Tensor, out: Tensor) -> None:
-    torch.clamp_min(x, 0.0, out=out)
-
-
-def _silu(x: Tensor, out: Tensor) -> None:
-    _aten.silu.out(x, out=out)
-
-
-def _elu(x: Tensor, out: Tensor) -> None:
-    _aten.elu.out(x, out=out)
-
-
-def _tanh_backward(gradient: Tensor, _: Tensor, out: Tensor) -> None:
-    _aten.tanh_backward.grad_input(gradient, out, grad_input=gradient)
-
-
-def _relu_backward(gradient: Tensor, _: Tensor, out: Tensor) -> None:
-    _aten.threshold_backward.grad_input(gradient, out, 0.0, grad_input=gradient)
-
-
-def _silu_backward(gradient: Tensor, x: Tensor, _: Tensor) -> None:
-    _aten.silu_backward.grad_input(gradient, x, grad_input=gradient)
-
-
-def _elu_backward(gradient: Tensor, _: Tensor, out: Tensor) -> None:
-    _aten.elu_backward.grad_input(gradient, 1.0, 1.0, 1.0, True, out, grad_input=gradient)
-
-
-ACTIVATION_GRADIENTS: dict[Activation, ActivationGradient] = {
-    "tanh": ActivationGradient(_tanh, _tanh_backward),
-    "relu": ActivationGradient(_relu, _relu_backward),
-    "silu": ActivationGradient(_silu, _silu_backward, keeps_inputs=True),
-    "elu": ActivationGradient(_elu, _elu_backward),
+FORWARD: dict[Activation, Callable[[Tensor, Tensor], object]] = {
+    "tanh": _tanh,
+    "relu": lambda x, out: torch.clamp_min(x, 0.0, out=out),
+    "silu": lambda x, out: _aten.silu.out(x, out=out),
+    "elu": lambda x, out: _aten.elu.out(x, out=out),
 }
+"""Activations of inputs, written into the second argument."""
 
+BACKWARD: dict[Activation, Callable[[Tensor, Tensor, Tensor], object]] = {
+    "tanh": lambda grad, _, out: _aten.tanh_backward.grad_input(grad, out, grad_input=grad),
+    "relu": lambda grad, _, out: _aten.threshold_backward.grad_input(grad, out, 0.0, grad_input=grad),
+    "silu": lambda grad, x, _: _aten.silu_backward.grad_input(grad, x, grad_input=grad),
+    "elu": lambda grad, _, out: _aten.elu_backward.grad_input(
+        grad, 1.0, 1.0, 1.0, True, out, grad_input=grad
+    ),
+}
+"""Their gradients, in place of the first argument, from the inputs and the outputs."""
 
-class _Affine(NamedTuple):
-    """Weight [in, out] and bias [out] of a layer, and the tensors of their gradients."""
-
-    weight: Tensor
-    bias: Tensor
-    weight_grad: Tensor
-    bias_grad: Tensor
-
-    @classmethod
-    def of(cls, params: Mapping[str, Tensor], layer: Layer) -> _Affine:
-        weight, bias = params[f"{layer.name}.weight"], params[f"{layer.name}.bias"]
-        weight_grad, bias_grad = weight.grad, bias.grad
-        assert weight_grad is not None, "parameters of an optimizer have gradients"
-        assert bias_grad is not None, "parameters of an optimizer have gradients"
-        return cls(weight.detach(), bias.detach(), weight_grad, bias_grad)
-
-
-class _LayerBlock(NamedTuple):
-    """Memory of one hidden layer, [N, width] each: inputs, outputs and gradients of its activation."""
-
-    before: Tensor
-    after: Tensor
-    gradient: Tensor
+_KEEPS_INPUTS = ("silu",)
+"""Activations whose gradient reads the inputs; the outputs of others overwrite them."""
 
 
 class Workspace:
     """Memory that networks of equal widths use one after the other, so that it stays in the cache."""
 
     def __init__(self, spec: StockSpec, device: torch.device = CPU) -> None:
-        self._widths = spec.hiddens
+        self._spec = spec
         self._device = device
-        self.activation: ActivationGradient | None = ACTIVATION_GRADIENTS.get(spec.activation)
-        self._blocks: dict[int, Sequence[_LayerBlock]] = {}
+        self._blocks: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
 
-    def blocks(self, rows: int) -> Sequence[_LayerBlock]:
-        """Return the memory for this number of rows, the same until it is freed."""
-        found = self._blocks.get(rows)
-        if found is None:
-            found = self._blocks[rows] = [self._block(rows, width) for width in self._widths]
-        return found
+    def blocks(self, rows: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Return inputs, outputs and gradients of each hidden activation, [rows, width], the same until `free`."""
+        if rows not in self._blocks:
+            self._blocks[rows] = [self._block(rows, width) for width in self._spec.hiddens]
+        return self._blocks[rows]
 
     def free(self) -> None:
         """Release the memory until the next pass."""
         self._blocks.clear()
 
-    def _block(self, rows: int, width: int) -> _LayerBlock:
+    def _block(self, rows: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
         size, where = (rows, width), self._device
         before, gradient = (torch.empty(size, device=where, dtype=torch.float32) for _ in range(2))
-        keeps_inputs = self.activation is not None and self.activation.keeps_inputs
-        return _LayerBlock(before, torch.empty_like(before) if keeps_inputs else before, gradient)
+        keeps_inputs = self._spec.activation in _KEEPS_INPUTS
+        return before, torch.empty_like(before) if keeps_inputs else before, gradient
+
+
+def _affine(params: Mapping[str, Tensor], layer: Layer) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return weight [in, out] and bias [out] of a layer, and the tensors of their gradients."""
+    weight, bias = params[f"{layer.name}.weight"], params[f"{layer.name}.bias"]
+    weight_grad, bias_grad = weight.grad, bias.grad
+    assert weight_grad is not None, "parameters of an optimizer have gradients"
+    assert bias_grad is not None, "parameters of an optimizer have gradients"
+    return weight.detach(), bias.detach(), weight_grad, bias_grad
 
 
 class MlpPasses:
@@ -472,41 +387,39 @@ class MlpPasses:
     def __init__(
         self, spec: StockSpec, role: Role, params: Mapping[str, Tensor], workspace: Workspace
     ) -> None:
-        self._hidden = [_Affine.of(params, layer) for layer in spec.hidden_layers(role)]
-        self._out = _Affine.of(params, spec.out_layer(role))
-        self._out_grad = self._out.weight.new_empty(self._out.weight.shape[::-1])
+        self._hidden = [_affine(params, layer) for layer in spec.hidden_layers(role)]
+        self._out = _affine(params, spec.out_layer(role))
+        self._out_grad = self._out[0].new_empty(self._out[0].shape[::-1])
         self._workspace = workspace
-        self._activation = workspace.activation
+        self._activate = FORWARD.get(spec.activation)
+        self._deactivate = BACKWARD.get(spec.activation)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs [D, N] for inputs [N, F]."""
-        for layer, block in zip(self._hidden, self._workspace.blocks(len(x)), strict=True):
-            torch.addmm(layer.bias, x, layer.weight, out=block.before)
-            if self._activation is not None:
-                self._activation.forward(block.before, block.after)
-            x = block.after
+        layers = zip(self._hidden, self._workspace.blocks(len(x)), strict=True)
+        for (weight, bias, *_), (before, after, _) in layers:
+            torch.addmm(bias, x, weight, out=before)
+            if self._activate is not None:
+                self._activate(before, after)
+            x = after
         # A product that writes into columns takes three times as long on some processors.
-        return torch.addmm(self._out.bias, x, self._out.weight).t().contiguous()
+        return torch.addmm(self._out[1], x, self._out[0]).t().contiguous()
 
     def backward(self, x: Tensor, output_grads: Tensor) -> None:
         """Write the gradients of all weights, from the inputs [N, F] and the gradients of the outputs [D, N]."""
         blocks = self._workspace.blocks(len(x))
-        out = self._out
+        above, _, weight_grad, bias_grad = self._out
         # For these shapes the product is several times faster with its result transposed.
-        torch.mm(output_grads, blocks[-1].after if blocks else x, out=self._out_grad)
-        out.weight_grad.copy_(self._out_grad.t())
-        torch.sum(output_grads, 1, out=out.bias_grad)
-        after_grads, weight = output_grads.t(), out.weight
+        torch.mm(output_grads, blocks[-1][1] if blocks else x, out=self._out_grad)
+        weight_grad.copy_(self._out_grad.t())
+        torch.sum(output_grads, 1, out=bias_grad)
+        after_grads = output_grads.t()
         for number in reversed(range(len(blocks))):
-            block, layer = blocks[number], self._hidden[number]
-            torch.mm(after_grads, weight.t(), out=block.gradient)
-            if self._activation is not None:
-                self._activation.backward(block.gradient, block.before, block.after)
-            torch.mm((blocks[number - 1].after if number else x).t(), block.gradient, out=layer.weight_grad)
-            torch.sum(block.gradient, 0, out=layer.bias_grad)
-            after_grads, weight = block.gradient, layer.weight
-
-
-_HEADS = ("categorical", "multi_categorical", "gaussian", "mixed")
-
-_SCALARS = 5
+            before, after, gradient = blocks[number]
+            weight, _, weight_grad, bias_grad = self._hidden[number]
+            torch.mm(after_grads, above.t(), out=gradient)
+            if self._deactivate is not None:
+                self._deactivate(gradient, before, after)
+            torch.mm((blocks[number - 1][1] if number else x).t(), gradient, out=weight_grad)
+            torch.sum(gradient, 0, out=bias_grad)
+            after_grads, above = gradient, weight

@@ -284,7 +284,7 @@ class PPOLearner:
             order, size = self._order(rng, rows)
             report = epoch == epochs - 1
             if by_hand is not None and columns is not None:
-                last_epoch = by_hand.epoch(columns.ordered(order), size, weights, report)
+                last_epoch = by_hand.epoch(columns, order, size, weights, report)
                 continue
             parts, cloning = self._minibatches(rows, order, size), list[Demonstrations]()
             if demonstrations is not None:

@@ -34,6 +34,7 @@ class PPORecipe:
     def network(
         self, obs_size: int, action_space: Any, config: PPOConfig, observation_space: Any = None
     ) -> NetworkSpec:
+        """Return the description of a policy network and a value network."""
         model, head = config.model, ActionHead.for_space(flat_action_space(action_space))
         stock = StockSpec(
             obs_size, head, tuple(model.fcnet_hiddens), model.fcnet_activation or "tanh", model.vf_share_layers,
@@ -42,6 +43,7 @@ class PPORecipe:
         return chosen_network(stock, model, observation_space)
 
     def first_weights(self, network: NetworkSpec, config: PPOConfig, seed: int) -> dict[str, Any]:
+        """Return the initial weights of a policy."""
         return network.first_weights(seed)
 
     def complete(
@@ -63,6 +65,7 @@ class PPORecipe:
             add_advantages(batch, backend, index, config)
 
     def make_learner(self, network: NetworkSpec, weights: Weights, config: PPOConfig, seed: int) -> Learner:
+        """Return a `PPOLearner`."""
         from menv.algorithms.ppo.learner import PPOLearner
 
         device = learning_device(config.num_gpus)
