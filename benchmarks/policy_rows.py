@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.rows import Effort, Finding, Row, alternate
 from benchmarks.sampling import fragments
 from menv.algorithms.networks.stock_spec import StockSpec
-from menv.algorithms.ppo.config import PPOSettings
+from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.learner import PPOLearner
 from menv.envs import make_multi_agent
 from menv.inference.action_heads import ActionHead
@@ -27,7 +27,7 @@ def learning(effort: Effort) -> Finding:
     """Return how many times as long a PPO update takes as the forwards and backwards in it, in bare torch."""
     torch.set_num_threads(1)
     batch = _train_batch()
-    settings = PPOSettings(num_sgd_iter=EPOCHS, sgd_minibatch_size=MINIBATCH)
+    settings = PPOConfig(num_sgd_iter=EPOCHS, sgd_minibatch_size=MINIBATCH)
     spec = StockSpec(_OBS, ActionHead("categorical", (_ACTIONS,)), (WIDTH, WIDTH), "tanh")
     learner = PPOLearner(spec, settings, spec.first_weights(0), 0)
     bare = _bare_update(torch.from_numpy(batch["obs"]))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks.rows import Effort, Finding, Row, alternate
-from menv.algorithms.dqn.config import DQNSettings
+from menv.algorithms.dqn.config import DQNConfig
 from menv.algorithms.dqn.learner import DQNLearner
 from menv.algorithms.dqn.replay_buffer import ReplayBuffer
 from menv.algorithms.networks.stock_spec import StockSpec
@@ -75,7 +75,7 @@ def learning(effort: Effort) -> Finding:
     def rate(prioritized: bool) -> Callable[[], float]:
         buffer: Any = {"capacity": rows, "prioritized_replay": prioritized}
         one = DQNLearner(
-            spec, DQNSettings(train_batch_size=count, replay_buffer_config=buffer), spec.first_weights(0), 0
+            spec, DQNConfig(train_batch_size=count, replay_buffer_config=buffer), spec.first_weights(0), 0
         )
         one.replay = _full(prioritized, _OBS, rows)
 

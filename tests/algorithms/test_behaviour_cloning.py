@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from menv.algorithms.networks.stock_spec import StockSpec
-from menv.algorithms.ppo.config import PPOSettings
+from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.learner import PPOLearner
 from menv.algorithms.ppo.loss import cloning_loss
 from menv.inference.action_heads import ActionHead
@@ -47,7 +47,7 @@ def rows(foreign: list[bool]) -> SampleBatch:
 
 def learner(**settings: object) -> PPOLearner:
     spec = StockSpec(1, CHOICE, (8,), "tanh")
-    return PPOLearner(spec, PPOSettings(**settings), spec.first_weights(0), 0)  # type: ignore[arg-type]
+    return PPOLearner(spec, PPOConfig(**settings), spec.first_weights(0), 0)  # type: ignore[arg-type]
 
 
 def test_recorded_rows_alone_are_cloned() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from menv.algorithms.dqn.config import DQNConfig, DQNSettings
+from menv.algorithms.dqn.config import DQNConfig
 from menv.algorithms.dqn.dqn import DQNRecipe
 from menv.algorithms.dqn.learner import DQNLearner
 from menv.algorithms.networks.stock_graphs import StockGraphs
@@ -28,7 +28,7 @@ def learner(spec: StockSpec = SPEC, seed: int = 0, **settings: Any) -> DQNLearne
         "num_steps_sampled_before_learning_starts": 0,
         **settings,
     }
-    return DQNLearner(spec, DQNSettings(**settings), spec.first_weights(1), seed)
+    return DQNLearner(spec, DQNConfig(**settings), spec.first_weights(1), seed)
 
 
 def one_step_pieces(
@@ -87,7 +87,7 @@ def test_one_gradient_step_is_the_one_worked_out_by_hand() -> None:
     # 0.01 in that unit.
     spec = StockSpec(1, ActionHead("q_values", (2,)), hiddens=())
     zeros = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
-    settings = DQNSettings(
+    settings = DQNConfig(
         lr=0.01, train_batch_size=2, training_intensity=1.0, num_steps_sampled_before_learning_starts=0
     )
     one = DQNLearner(spec, settings, zeros, 0)
@@ -110,7 +110,7 @@ def test_huber_is_linear_beyond_the_span_of_the_returns_and_mse_squares_all_erro
     spec = StockSpec(1, ActionHead("q_values", (2,)), hiddens=())
     weights = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
     weights["policy.out.bias"][0] = q_value * factor
-    settings = DQNSettings(
+    settings = DQNConfig(
         lr=0.0, td_error_loss_fn=loss, train_batch_size=1, num_steps_sampled_before_learning_starts=0
     )
     one = DQNLearner(spec, settings, weights, 0)
@@ -262,7 +262,7 @@ def test_rows_with_larger_errors_get_higher_priorities() -> None:
     spec = StockSpec(3, SPEC.head, hiddens=())
     zeros = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
     buffer: Any = {"prioritized_replay": True, "prioritized_replay_alpha": 0.5}
-    settings = DQNSettings(
+    settings = DQNConfig(
         lr=0.0,
         num_steps_sampled_before_learning_starts=0,
         training_intensity=640.0,

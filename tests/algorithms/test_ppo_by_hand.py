@@ -12,7 +12,7 @@ import torch
 
 from menv.algorithms.networks.stock_graphs import StockGraphs
 from menv.algorithms.networks.stock_spec import Activation, Cell, StockSpec
-from menv.algorithms.ppo.config import PPOSettings
+from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.gradients import BACKWARD, FORWARD, can_learn
 from menv.algorithms.ppo.learner import PPOLearner
 from menv.inference.action_heads import ActionHead
@@ -80,7 +80,7 @@ def batch_for(spec: StockSpec, weights: Weights, rows: int, masked: bool = False
 
 def both(spec: StockSpec, **settings: Any) -> tuple[PPOLearner, PPOLearner]:
     """Return a learner that works gradients out by hand and one that leaves them to autograd."""
-    chosen = PPOSettings(**{"sgd_minibatch_size": 24, "num_sgd_iter": 2, "lr": 1e-3, **settings})
+    chosen = PPOConfig(**{"sgd_minibatch_size": 24, "num_sgd_iter": 2, "lr": 1e-3, **settings})
     by_hand, by_autograd = (
         PPOLearner(spec, chosen, weights_for(spec), 0, by_hand=by_hand) for by_hand in (True, False)
     )
@@ -230,7 +230,7 @@ def test_weights_set_from_outside_are_those_that_are_learned_from() -> None:
     changed, _ = both(spec)
     changed.set_weights(other)
     batch = batch_for(spec, other, 60)
-    same = PPOSettings(sgd_minibatch_size=24, num_sgd_iter=2, lr=1e-3)
+    same = PPOConfig(sgd_minibatch_size=24, num_sgd_iter=2, lr=1e-3)
     fresh = PPOLearner(spec, same, other, 0)
     changed.learn(batch, 0)
     fresh.learn(batch, 0)

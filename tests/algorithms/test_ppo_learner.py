@@ -11,7 +11,7 @@ import torch
 
 from menv.algorithms.networks.stock_graphs import StockGraphs
 from menv.algorithms.networks.stock_spec import StockSpec
-from menv.algorithms.ppo.config import PPOSettings
+from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.learner import PPOLearner, explained_variance
 from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead
@@ -74,7 +74,7 @@ def learner_and_batch(
     spec = StockSpec(4, head, (16,), vf_share_layers=share)
     weights = spec.first_weights(1)
     settings = {"sgd_minibatch_size": 16, "lr": 1e-2, **settings}
-    return PPOLearner(spec, PPOSettings(**settings), weights, seed), batch_for(spec, weights, rows)
+    return PPOLearner(spec, PPOConfig(**settings), weights, seed), batch_for(spec, weights, rows)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -122,7 +122,7 @@ def test_one_step_of_gradient_descent_is_the_one_worked_out_by_hand() -> None:
     # bias 2 * (0 - 3) = -6, halved. Adam's first step has the size of the learning rate.
     spec = StockSpec(1, ActionHead("categorical", (2,)), hiddens=())
     zeros = {name: np.zeros(shape, np.float32) for name, shape in spec.weight_shapes().items()}
-    settings = PPOSettings(
+    settings = PPOConfig(
         lr=0.01, num_sgd_iter=1, sgd_minibatch_size=2, grad_clip=None, normalize_values=False
     )
     learner = PPOLearner(spec, settings, zeros, 0)
@@ -249,7 +249,7 @@ def test_explained_variance_is_that_of_the_values_whatever_became_of_the_advanta
 
 def test_a_schedule_that_runs_backwards_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"lr_schedule .*rising env_steps"):
-        PPOSettings(lr_schedule=[[100, 1.0], [0, 0.5]])
+        PPOConfig(lr_schedule=[[100, 1.0], [0, 0.5]])
 
 
 @pytest.mark.parametrize(
@@ -258,20 +258,20 @@ def test_a_schedule_that_runs_backwards_is_refused() -> None:
 @pytest.mark.parametrize("name", ["lr_schedule", "entropy_coeff_schedule"])
 def test_what_is_no_schedule_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"PPO: {name} is .*, expected \[env_steps, value\] pairs"):
-        PPOSettings(**{name: value})
+        PPOConfig(**{name: value})
 
 
 def test_a_learning_rate_never_falls_below_0_but_entropy_may_be_a_cost() -> None:
     with pytest.raises(ConfigError, match="values of at least 0"):
-        PPOSettings(lr_schedule=[[0, 1e-3], [1000, -1e-3]])
-    assert PPOSettings(entropy_coeff_schedule=[[0, -0.1], [1000, 0.0]]).entropy_coeff_at(0) == -0.1
+        PPOConfig(lr_schedule=[[0, 1e-3], [1000, -1e-3]])
+    assert PPOConfig(entropy_coeff_schedule=[[0, -0.1], [1000, 0.0]]).entropy_coeff_at(0) == -0.1
 
 
 def test_settings_are_frozen_and_refuse_no_epochs() -> None:
     with pytest.raises(ConfigError, match="num_sgd_iter is 0"):
-        PPOSettings(num_sgd_iter=0)
+        PPOConfig(num_sgd_iter=0)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        PPOSettings().lr = 1.0  # type: ignore[misc]
+        PPOConfig().lr = 1.0  # type: ignore[misc]
 
 
 def test_learning_leaves_the_global_torch_generator_alone() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from menv.algorithms.dqn.config import DQNSettings
+from menv.algorithms.dqn.config import DQNConfig
 from menv.algorithms.qmix.learner import QMIXLearner
 from menv.algorithms.qmix.network import GroupSpec
 from menv.errors import ConfigError
@@ -26,7 +26,7 @@ QUICK: dict[str, Any] = {
 
 
 def learner(spec: GroupSpec, weights: Any = None, seed: int = 0, **settings: Any) -> QMIXLearner:
-    return QMIXLearner(spec, DQNSettings(**{**QUICK, **settings}), weights or lively_weights(spec), seed)
+    return QMIXLearner(spec, DQNConfig(**{**QUICK, **settings}), weights or lively_weights(spec), seed)
 
 
 def constant(spec: GroupSpec, q_values: list[float]) -> dict[str, Any]:

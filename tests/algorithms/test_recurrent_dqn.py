@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from menv.algorithms.dqn.config import DQNSettings
+from menv.algorithms.dqn.config import DQNConfig
 from menv.algorithms.dqn.learner import RecurrentDQNLearner
 from menv.algorithms.networks.stock_spec import Cell, StockSpec
 from menv.errors import ConfigError
@@ -30,7 +30,7 @@ def lively(seed: int) -> dict[str, Any]:
 
 def learner(**settings: Any) -> RecurrentDQNLearner:
     sizes = {"train_batch_size": 12, "num_steps_sampled_before_learning_starts": 0, "gamma": 0.9}
-    return RecurrentDQNLearner(SPEC, DQNSettings(**{**sizes, **settings}), lively(1), 0, MOST)
+    return RecurrentDQNLearner(SPEC, DQNConfig(**{**sizes, **settings}), lively(1), 0, MOST)
 
 
 def pieces(masked: bool = False) -> SampleBatch:

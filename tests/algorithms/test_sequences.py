@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.networks.stock_layers import torch_cell
 from menv.algorithms.networks.stock_spec import Cell, CellKind, StockSpec
-from menv.algorithms.ppo.config import PPOSettings
+from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.learner import PPOLearner
 from menv.algorithms.sequences import sequences, state_before
 from menv.inference.action_heads import ActionHead
@@ -89,7 +89,7 @@ def batch_of(lengths: list[int]) -> dict[str, Any]:
 def test_a_gradient_step_is_that_of_the_loss_over_unpadded_pieces() -> None:
     """One step over everything, against a loss written out piece by piece; plain gradient of Adam's first step."""
     columns, weights = batch_of([3, 6, 1]), lively(SPEC)
-    settings = PPOSettings(
+    settings = PPOConfig(
         num_sgd_iter=1, sgd_minibatch_size=1000, lr=1e-3, grad_clip=None, normalize_values=False
     )
     learner = PPOLearner(SPEC, settings, weights, 0, max_seq_len=4)
@@ -123,7 +123,7 @@ def test_a_gradient_step_is_that_of_the_loss_over_unpadded_pieces() -> None:
 def test_every_row_is_learned_from_in_every_epoch_however_sequences_are_batched() -> None:
     columns = batch_of([9, 2, 14, 5, 1])
     for size in (1, 4, 10, 100):
-        learner = PPOLearner(SPEC, PPOSettings(num_sgd_iter=1, sgd_minibatch_size=size), lively(SPEC), 0, 4)
+        learner = PPOLearner(SPEC, PPOConfig(num_sgd_iter=1, sgd_minibatch_size=size), lively(SPEC), 0, 4)
         seen: list[int] = []
         update = learner._update
 
@@ -149,7 +149,7 @@ def test_every_row_is_learned_from_in_every_epoch_however_sequences_are_batched(
 def test_a_gradient_step_is_made_on_as_many_rows_as_the_settings_say_however_short_sequences_are(
     lengths: list[int], steps: int
 ) -> None:
-    settings = PPOSettings(num_sgd_iter=1, sgd_minibatch_size=40)
+    settings = PPOConfig(num_sgd_iter=1, sgd_minibatch_size=40)
     learner = PPOLearner(SPEC, settings, lively(SPEC), 0, max_seq_len=20)
     learner.learn(batch_of(lengths), 0)
     assert int(learner.state()["adam_steps"]) == steps

@@ -17,7 +17,6 @@ from menv import MultiAgentEnv
 from menv.algorithms import PPO, PPOConfig
 from menv.algorithms.networks.custom_model import CustomSpec
 from menv.algorithms.networks.stock_spec import VALUE_OUT, Cell, StockSpec
-from menv.algorithms.ppo.config import PPOSettings
 from menv.algorithms.ppo.learner import PPOLearner
 from menv.algorithms.ppo.policy import PPOPolicy
 from menv.algorithms.return_scaling import ReturnNormalizer
@@ -61,7 +60,7 @@ def batch_for(spec: StockSpec, rows: int = 60) -> Columns:
 
 
 def learner_for(spec: StockSpec, *, by_hand: bool = True, **settings: Any) -> PPOLearner:
-    chosen = PPOSettings(**{"sgd_minibatch_size": 16, "num_sgd_iter": 2, **settings})
+    chosen = PPOConfig(**{"sgd_minibatch_size": 16, "num_sgd_iter": 2, **settings})
     return PPOLearner(spec, chosen, spec.first_weights(1), 0, by_hand=by_hand)
 
 
@@ -167,7 +166,7 @@ def test_the_first_gradient_of_the_values_is_the_one_worked_out_by_hand() -> Non
     # unit). A bias of 4 is 0.5 in that unit; errors are 1.5 and -0.5, so that 0.5 * mean(2 * error) = 0.5, and the loss
     # in the environment's unit is (9 + 1) / 2. Adam's first step is lr in that unit, twice that outside.
     spec = StockSpec(1, ActionHead("categorical", (2,)), hiddens=())
-    settings = PPOSettings(lr=0.01, num_sgd_iter=1, sgd_minibatch_size=2, grad_clip=None)
+    settings = PPOConfig(lr=0.01, num_sgd_iter=1, sgd_minibatch_size=2, grad_clip=None)
     batch: Columns = {
         "obs": np.zeros((2, 1), np.float32),
         "actions": np.array([0, 1]),
@@ -256,7 +255,7 @@ def test_a_recurrent_network_learns_in_units_too() -> None:
         "seq_lens": np.full(4, 6),
         **{f"state_in_{place}": state for place, state in enumerate(states)},
     }
-    learner = PPOLearner(spec, PPOSettings(sgd_minibatch_size=12), spec.first_weights(1), 0, max_seq_len=6)
+    learner = PPOLearner(spec, PPOConfig(sgd_minibatch_size=12), spec.first_weights(1), 0, max_seq_len=6)
     stats = learner.learn(batch, 0)
     # Of the outputs at first, in the unit of the environment: 200**2 and what they vary by.
     assert 150.0**2 < stats["vf_loss"] < 250.0**2
@@ -464,7 +463,7 @@ def test_a_users_module_learns_returns_of_any_size_alike() -> None:
     apart: Any = Apart
     spec = CustomSpec(BOX, HEADS[0], apart, {})
     batch = batch_for(StockSpec(4, HEADS[0], (8,)))
-    settings = PPOSettings(sgd_minibatch_size=16, num_sgd_iter=2)
+    settings = PPOConfig(sgd_minibatch_size=16, num_sgd_iter=2)
     small, large = (PPOLearner(spec, settings, spec.first_weights(1), 0) for _ in range(2))
     first = small.weights()
     first["value.2.weight"] *= 1024.0

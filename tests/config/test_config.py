@@ -97,7 +97,7 @@ def test_the_config_is_frozen_and_keyword_only() -> None:
         with pytest.raises(
             ConfigError, match=r"PPOConfig: .* without a name.*write PPOConfig\(env=.* PPOConfig\(\*\*"
         ):
-            PPOConfig(given)  # type: ignore[arg-type, call-arg]
+            PPOConfig(given)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"ModelConfig: \[64\] without a name, expected settings by name"):
         ModelConfig([64])  # type: ignore[arg-type, call-arg]
 

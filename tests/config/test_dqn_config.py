@@ -8,7 +8,7 @@ import pytest
 from menv import PolicySpec
 from menv.algorithms.config.read_config import adopt, override, read_config
 from menv.algorithms.config.stored_config import restored_config, stored_config
-from menv.algorithms.dqn.config import DQNConfig, DQNSettings
+from menv.algorithms.dqn.config import DQNConfig
 from menv.algorithms.ppo.config import PPOConfig
 from menv.errors import ConfigError
 from menv.policy_map import PolicyMap
@@ -33,19 +33,19 @@ def test_classic_keys_and_sections_are_read() -> None:
 
 
 def test_epsilon_falls_on_a_straight_line_and_stays() -> None:
-    settings = DQNSettings(
+    settings = DQNConfig(
         exploration_config={"initial_epsilon": 1.0, "final_epsilon": 0.2, "epsilon_timesteps": 100}  # type: ignore[arg-type]
     )
     assert [settings.epsilon_at(steps) for steps in (0, 25, 100, 500)] == pytest.approx([1.0, 0.8, 0.2, 0.2])
 
 
 def test_an_epsilon_of_no_steps_is_the_final_one_from_the_first_step_on() -> None:
-    settings = DQNSettings(exploration_config={"final_epsilon": 0.2, "epsilon_timesteps": 0})  # type: ignore[arg-type]
+    settings = DQNConfig(exploration_config={"final_epsilon": 0.2, "epsilon_timesteps": 0})  # type: ignore[arg-type]
     assert [settings.epsilon_at(steps) for steps in (0, 1)] == [0.2, 0.2]
 
 
 def test_an_epsilon_of_endless_steps_is_that_of_the_start() -> None:
-    settings = DQNSettings(exploration_config={"initial_epsilon": 0.3, "epsilon_timesteps": math.inf})  # type: ignore[arg-type]
+    settings = DQNConfig(exploration_config={"initial_epsilon": 0.3, "epsilon_timesteps": math.inf})  # type: ignore[arg-type]
     assert [settings.epsilon_at(steps) for steps in (0, 10**9)] == [0.3, 0.3]
 
 

@@ -89,18 +89,26 @@ class ReplayBufferConfig(Settings):
             check_count(self._where, "capacity", self.capacity, most=_MOST_PRIORITIES)
 
 
+_USUAL_STEPS = 3
+# A fragment length of "auto": env steps over all sub-environments, and the minimum for each.
+_STEPS_TOGETHER = 64
+_STEPS_OF_EACH = 4
+_LONGEST = 100_000
+_MEMORY = ("use_lstm", "use_gru", "max_seq_len")
+
+
 @dataclass(frozen=True, kw_only=True)
-class DQNSettings(Settings):
-    """Settings of one policy that DQN trains."""
+class OffPolicyConfig(AlgorithmConfig):
+    """Settings of an algorithm that replays experience, beside those of `AlgorithmConfig`."""
 
     _where: ClassVar[str] = "DQN"
+
+    own_meaning: ClassVar[frozenset[str]] = frozenset({"train_batch_size"})
 
     lr: float = setting(2e-3, low=0, high=FASTEST, old="learning_rate")
     """Learning rate of Adam."""
     gamma: float = setting(0.99, low=0, high=1)
     """Discount factor."""
-    train_batch_size: int = setting(256, high=MOST_ROWS)
-    """Number of timesteps per gradient step, sampled from the replay buffer."""
     training_intensity: float = setting(32.0, low=0, high=1e6)
     """Number of timesteps to learn from per sampled timestep; divided by `train_batch_size`, the number of gradient
     steps."""
@@ -132,30 +140,6 @@ class DQNSettings(Settings):
         ExplorationConfig(), methods="env_runners exploration", scope="network"
     )
     """Schedule of epsilon-greedy exploration."""
-
-    def epsilon_at(self, env_steps: int) -> float:
-        """Return the probability of a random action after `env_steps` env steps of the run."""
-        return self.exploration_config.epsilon_at(env_steps)
-
-    def target_steps(self) -> int:
-        """Return the maximum number of rewards in a target."""
-        return _USUAL_STEPS if self.n_step == "auto" else self.n_step
-
-
-_USUAL_STEPS = 3
-# A fragment length of "auto": env steps over all sub-environments, and the minimum for each.
-_STEPS_TOGETHER = 64
-_STEPS_OF_EACH = 4
-_LONGEST = 100_000
-_MEMORY = ("use_lstm", "use_gru", "max_seq_len")
-
-
-@dataclass(frozen=True, kw_only=True)
-class OffPolicyConfig(AlgorithmConfig, DQNSettings):
-    """Settings of an algorithm that replays experience: sampling (`AlgorithmConfig`) and learning (`DQNSettings`)."""
-
-    own_meaning: ClassVar[frozenset[str]] = frozenset({"train_batch_size"})
-
     rollout_fragment_length: int | Literal["auto"] = "auto"
     """Number of steps of each sub-environment between learning phases. "auto" means 64 over all sub-environments, and
     for each at least 4, the `max_seq_len` of every recurrent policy and the `n_step` of every policy. A number below
@@ -177,12 +161,18 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
             fixed = self.rollout_fragment_length
             self._check_reach(_LONGEST if fixed == "auto" else fixed)
 
+    def epsilon_at(self, env_steps: int) -> float:
+        """Return the probability of a random action after `env_steps` env steps of the run."""
+        return self.exploration_config.epsilon_at(env_steps)
+
     def target_steps(self) -> int:
         """Return the maximum number of rewards in a target; a fixed fragment length bounds it."""
-        steps, fixed = DQNSettings.target_steps(self), self.rollout_fragment_length
-        if self.n_step != "auto" or fixed == "auto" or self.batch_mode == "complete_episodes":
-            return steps
-        return min(steps, fixed)
+        if self.n_step != "auto":
+            return self.n_step
+        fixed = self.rollout_fragment_length
+        if fixed == "auto" or self.batch_mode == "complete_episodes":
+            return _USUAL_STEPS
+        return min(_USUAL_STEPS, fixed)
 
     def check_reach(self, main: AlgorithmConfig, where: str) -> None:
         """Refuse targets of a policy that reach beyond the fragments of its run.
@@ -251,7 +241,7 @@ class OffPolicyConfig(AlgorithmConfig, DQNSettings):
 @by_name
 @dataclass(frozen=True, kw_only=True)
 class DQNConfig(OffPolicyConfig):
-    """Settings of DQN: sampling (`AlgorithmConfig`) and learning (`DQNSettings`); see `docs/reference/settings.md`."""
+    """Settings of DQN; see `docs/reference/settings.md`."""
 
     def build(self, env: Any = None) -> DQN:
         """Return the algorithm, its environments created; `env` overrides the config's own."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from menv.algorithms.config.field_checks import LEARNERS, check_stored
-from menv.algorithms.dqn.config import DQNSettings
+from menv.algorithms.dqn.config import OffPolicyConfig
 from menv.algorithms.dqn.replay_buffer import ReplayBuffer, ReplaySample, column_of
 from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
@@ -50,7 +50,7 @@ class DQNLearner:
     def __init__(
         self,
         spec: NetworkSpec,
-        settings: DQNSettings,
+        settings: OffPolicyConfig,
         weights: Weights,
         seed: int,
         *,
@@ -389,7 +389,7 @@ class RecurrentDQNLearner(DQNLearner):
     def __init__(
         self,
         spec: NetworkSpec,
-        settings: DQNSettings,
+        settings: OffPolicyConfig,
         weights: Weights,
         seed: int,
         max_seq_len: int,

@@ -12,7 +12,7 @@ import numpy as np
 
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.field_checks import FASTEST, LARGEST, shown
-from menv.algorithms.config.setting import Settings, by_name, setting
+from menv.algorithms.config.setting import by_name, setting
 from menv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,9 +24,10 @@ Schedule: TypeAlias = Sequence[Sequence[float]]
 CriticObs: TypeAlias = Callable[..., Any]
 
 
+@by_name
 @dataclass(frozen=True, kw_only=True)
-class PPOSettings(Settings):
-    """Settings of one policy that PPO trains."""
+class PPOConfig(AlgorithmConfig):
+    """Settings of PPO, beside those of `AlgorithmConfig`; see `docs/reference/settings.md`."""
 
     _where: ClassVar[str] = "PPO"
 
@@ -95,6 +96,16 @@ class PPOSettings(Settings):
         for name in ("lr_schedule", "entropy_coeff_schedule", "bc_weight_schedule"):
             _check_schedule(name, getattr(self, name))
         _check_critic_obs(self.critic_obs, self.critic_obs_size)
+        if self.critic_obs is not None and self.model.vf_share_layers:
+            raise ConfigError(
+                "config: critic_obs with model.vf_share_layers, expected a separate value network, because the "
+                "policy must not see the critic's input; set vf_share_layers to False"
+            )
+        if self.clones and self.model.cell is not None:
+            raise ConfigError(
+                "config: bc_weight with a recurrent policy, expected feed-forward layers, because recordings hold no "
+                "hidden states; leave use_lstm and use_gru out, or bc_weight at 0"
+            )
 
     def first_kl_coeff(self, kind: str) -> float:
         """Return the initial KL coefficient for an `ActionHead` of this kind."""
@@ -118,6 +129,16 @@ class PPOSettings(Settings):
     def clones(self) -> bool:
         """Whether actions that the policy did not choose are cloned, at least at some time."""
         return bool(self.bc_weight) or self.bc_weight_schedule is not None
+
+    def rows_of_a_step(self) -> int:
+        """Return the timesteps of one gradient step."""
+        return min(self.sgd_minibatch_size, self.train_batch_size)
+
+    def build(self, env: Any = None) -> PPO:
+        """Return the algorithm, its environments created; `env` overrides the config's own."""
+        from menv.algorithms.ppo.ppo import PPO
+
+        return PPO(config=self, env=env)
 
 
 _KL_OF_NUMBERS = 0.2
@@ -173,33 +194,3 @@ def _value_at(schedule: Schedule | None, constant: float, env_steps: int) -> flo
     if schedule is None:
         return float(constant)
     return float(np.interp(env_steps, [point[0] for point in schedule], [point[1] for point in schedule]))
-
-
-@by_name
-@dataclass(frozen=True, kw_only=True)
-class PPOConfig(AlgorithmConfig, PPOSettings):
-    """Settings of PPO: sampling (`AlgorithmConfig`) and learning (`PPOSettings`); see `docs/reference/settings.md`."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.critic_obs is not None and self.model.vf_share_layers:
-            raise ConfigError(
-                "config: critic_obs with model.vf_share_layers, expected a separate value network, because the "
-                "policy must not see the critic's input; set vf_share_layers to False"
-            )
-
-        if self.clones and self.model.cell is not None:
-            raise ConfigError(
-                "config: bc_weight with a recurrent policy, expected feed-forward layers, because recordings hold no "
-                "hidden states; leave use_lstm and use_gru out, or bc_weight at 0"
-            )
-
-    def rows_of_a_step(self) -> int:
-        """Return the timesteps of one gradient step."""
-        return min(self.sgd_minibatch_size, self.train_batch_size)
-
-    def build(self, env: Any = None) -> PPO:
-        """Return the algorithm, its environments created; `env` overrides the config's own."""
-        from menv.algorithms.ppo.ppo import PPO
-
-        return PPO(config=self, env=env)

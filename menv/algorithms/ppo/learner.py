@@ -21,7 +21,7 @@ from menv.algorithms.config.field_checks import LARGEST, LEARNERS, check_stored
 from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.networks.network_spec import NetworkSpec, obs_column
 from menv.algorithms.networks.stock_spec import UnitWeights
-from menv.algorithms.ppo.config import PPOSettings
+from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.gradients import ColumnRows, PPOGradientStep, can_learn
 from menv.algorithms.ppo.loss import (
     FIELDS,
@@ -59,7 +59,7 @@ class PPOLearner:
     def __init__(
         self,
         spec: NetworkSpec,
-        settings: PPOSettings,
+        settings: PPOConfig,
         weights: Mapping[str, npt.NDArray[np.float32]],
         seed: int,
         max_seq_len: int = 1,

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from menv.algorithms import torch_distributions
 from menv.algorithms.config.field_checks import LARGEST
-from menv.algorithms.ppo.config import PPOSettings
+from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.torch_runtime import constant
 from menv.inference.action_heads import ActionHead
 
@@ -128,7 +128,7 @@ def cloning_loss(head: ActionHead, dist_inputs: Tensor, actions: Tensor) -> Tens
 
 @dataclass(frozen=True, slots=True)
 class LossWeights:
-    """Coefficients of one update, as in `PPOSettings`."""
+    """Coefficients of one update, as in `PPOConfig`."""
 
     clip_param: float
     vf_clip_param: float | None
@@ -137,9 +137,7 @@ class LossWeights:
     kl_coeff: float
 
     @classmethod
-    def of(
-        cls, settings: PPOSettings, env_steps: int, kl_coeff: float, value_unit: float = 1.0
-    ) -> LossWeights:
+    def of(cls, settings: PPOConfig, env_steps: int, kl_coeff: float, value_unit: float = 1.0) -> LossWeights:
         """Return the coefficients after `env_steps` env steps; `vf_clip_param` is converted to the unit of values."""
         limit = None if settings.vf_clip_param is None else settings.vf_clip_param / value_unit**2
         return cls(

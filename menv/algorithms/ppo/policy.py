@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from menv import rng
-from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.networks.network_spec import NetworkSpec
-from menv.algorithms.ppo.config import PPOSettings
+from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.learner import PPOLearner
 from menv.algorithms.ppo.loss import LossWeights, Minibatch, ppo_loss
 from menv.algorithms.torch_runtime import array_of
@@ -65,12 +64,11 @@ class PPOPolicy(NetworkPolicy):
         seed: int = 0,
         *,
         network: NetworkSpec,
-        settings: PPOSettings,
+        settings: PPOConfig,
     ) -> None:
         super().__init__(cohort, index, config, seed)
         self.settings = settings
-        if isinstance(settings, AlgorithmConfig):
-            self.config = SpecConfig(config or {}, settings)
+        self.config = SpecConfig(config or {}, settings)
         self.loss_weights = LossWeights.of(settings, 0, settings.first_kl_coeff(network.head.kind))
         self._spec = network
         self._network: TorchNetwork | None = None
@@ -91,8 +89,7 @@ class PPOPolicy(NetworkPolicy):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if isinstance(self.settings, AlgorithmConfig):
-            self.config = SpecConfig(self.config, self.settings)
+        self.config = SpecConfig(self.config, self.settings)
 
     def make_modules(self) -> dict[str, nn.Module]:
         """Return torch modules by name, with float32 parameters and without buffers; called once.
@@ -212,10 +209,8 @@ class PPOPolicy(NetworkPolicy):
                     f"policy {self.policy_id!r}: attribute {name!r} is a torch module that is not trained, expected "
                     "trained modules in make_modules; return it there, or switch requires_grad off"
                 )
-        model = getattr(self.settings, "model", None)
-        most = 1 if model is None else model.max_seq_len
-        own = None if self._spec.state_sizes else self
-        device = learning_device(getattr(self.settings, "num_gpus", 0))
+        most, own = self.settings.model.max_seq_len, None if self._spec.state_sizes else self
+        device = learning_device(self.settings.num_gpus)
         return PPOLearner(self._spec, self.settings, self.get_weights(), seed, most, own, device=device)
 
     def checked_loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import elu
 
-from menv.algorithms.dqn.config import DQNSettings
+from menv.algorithms.dqn.config import OffPolicyConfig
 from menv.algorithms.dqn.learner import DQNLearner, DQNTerms, best_value, td_loss
 from menv.algorithms.networks.torch_stock import TorchStock
 from menv.algorithms.qmix.network import GroupSpec
@@ -22,7 +22,7 @@ class QMIXLearner(DQNLearner):
     def __init__(
         self,
         spec: GroupSpec,
-        settings: DQNSettings,
+        settings: OffPolicyConfig,
         weights: Weights,
         seed: int,
         *,
