@@ -116,10 +116,7 @@ def test_a_group_learns_with_one_network_that_answers_for_all_its_members() -> N
             obs, _, *rest = super().step(action_dict)
             return obs, {agent: float(action) for agent, action in action_dict.items()}, *rest
 
-    multiagent = {
-        "policies": dict.fromkeys(TEAM),
-        "policy_mapping_fn": lambda agent_id, **kwargs: agent_id,
-    }
+    multiagent = {"policies": dict.fromkeys(TEAM), "policy_mapping_fn": lambda agent_id, **kwargs: agent_id}
     settings = {"lr": 1e-2, "train_batch_size": 512, "num_sgd_iter": 6, "multiagent": multiagent}
     result = trained(lambda context: Says().with_agent_groups(TEAM), settings, times=8)
     assert result["policy_reward_mean"]["group1"] > 24

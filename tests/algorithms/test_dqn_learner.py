@@ -307,10 +307,7 @@ def test_a_recipe_makes_a_network_of_q_values_and_its_learner() -> None:
 
 @pytest.mark.parametrize(
     ("space", "kind"),
-    [
-        (gym.spaces.Box(-1.0, 1.0, (2,)), "continuous"),
-        (gym.spaces.MultiDiscrete([2, 2]), "MultiDiscrete"),
-    ],
+    [(gym.spaces.Box(-1.0, 1.0, (2,)), "continuous"), (gym.spaces.MultiDiscrete([2, 2]), "MultiDiscrete")],
 )
 def test_actions_that_are_not_discrete_are_refused_with_ppo_as_the_way_out(space: Any, kind: str) -> None:
     with pytest.raises(ConfigError, match=f"DQN: {kind} action space .* expected Discrete; .* PPO"):

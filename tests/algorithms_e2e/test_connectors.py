@@ -169,10 +169,7 @@ def test_a_policy_that_is_not_trained_keeps_its_statistics() -> None:
 
 
 def test_policies_that_act_together_have_statistics_of_their_own() -> None:
-    multi = {
-        "policies": ["a", "b"],
-        "policy_mapping_fn": lambda agent_id, episode, worker, **kw: agent_id,
-    }
+    multi = {"policies": ["a", "b"], "policy_mapping_fn": lambda agent_id, episode, worker, **kw: agent_id}
     settings = {**SMALL, "observation_filter": "MeanStdFilter", "multiagent": multi}
     with PPO(env=Pair, config=settings) as algo:
         algo.train()
@@ -315,10 +312,7 @@ def test_removing_a_connector_takes_effect_and_leaves_a_working_policy() -> None
 
 
 def test_policies_of_one_cohort_may_have_different_connectors() -> None:
-    multi = {
-        "policies": ["a", "b"],
-        "policy_mapping_fn": lambda agent_id, episode, worker, **kw: agent_id,
-    }
+    multi = {"policies": ["a", "b"], "policy_mapping_fn": lambda agent_id, episode, worker, **kw: agent_id}
 
     class Tenfold(AgentConnector):
         def transform(self, ac_data: AgentConnectorDataType) -> AgentConnectorDataType:

@@ -81,10 +81,7 @@ def test_a_setting_that_is_given_holds(tmp_path: Path) -> None:
         trained(algo, 1)
         algo.save(tmp_path)
     whole: Any = algo.config
-    given: list[Any] = [
-        {"lr": 0.5, "model": {"fcnet_hiddens": [16]}},
-        dataclasses.replace(whole, lr=0.5),
-    ]
+    given: list[Any] = [{"lr": 0.5, "model": {"fcnet_hiddens": [16]}}, dataclasses.replace(whole, lr=0.5)]
     for config in given:
         with PPO.from_checkpoint(tmp_path, config) as again:
             assert (again.config.lr, again.config.num_sgd_iter) == (0.5, 2)  # type: ignore[attr-defined]
@@ -179,8 +176,7 @@ def test_the_spaces_of_classic_tuples_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "space",
-    [OwnDiscrete(2), gym.spaces.Tuple([OwnDiscrete(2)]), gym.spaces.Sequence(gym.spaces.Discrete(2))],
+    "space", [OwnDiscrete(2), gym.spaces.Tuple([OwnDiscrete(2)]), gym.spaces.Sequence(gym.spaces.Discrete(2))]
 )
 def test_spaces_that_would_come_back_as_others_are_named(space: Any) -> None:
     config = read_config(PPOConfig, {"env": "CartPole-v1", "env_config": {"shown": space}})

@@ -101,10 +101,7 @@ def test_learning_happens_every_few_steps_and_an_iteration_covers_many(
         ({"target_network_update_freq": 2.5}, r"target_network_update_freq is 2\.5"),
         ({"gamma": 1.5}, r"gamma is 1\.5, expected a number from 0 to 1"),
         ({"grad_clip": "no"}, "grad_clip is 'no', .* or None to switch it off"),
-        (
-            {"grad_clip": 0},
-            "DQN: grad_clip is 0, expected a number above 0, or None to switch it off",
-        ),
+        ({"grad_clip": 0}, "DQN: grad_clip is 0, expected a number above 0, or None to switch it off"),
         ({"dueling": 1}, "dueling is 1, expected True or False"),
         ({"min_sample_timesteps_per_iteration": 0}, "min_sample_timesteps_per_iteration is 0"),
         ({"replay_buffer_config": {"capacity": 0}}, "replay_buffer_config: capacity is 0"),

@@ -236,9 +236,7 @@ def test_a_creator_that_returns_the_broken_environment_again_ends_the_run(solo: 
 
 
 @both_kinds
-def test_the_third_crash_without_progress_ends_the_run_with_the_first_as_its_cause(
-    solo: bool,
-) -> None:
+def test_the_third_crash_without_progress_ends_the_run_with_the_first_as_its_cause(solo: bool) -> None:
     world = World(SOLO if solo else TOGETHER, steps=range(2, 99), most=99)
     with pytest.raises(EnvCrashError) as caught:
         run(together([world], solo=solo), POLLS)

@@ -148,10 +148,7 @@ def test_large_arrays_need_no_open_files_and_may_be_written_to() -> None:
 @pytest.mark.parametrize("free", [0, 2, 5])
 def test_a_process_for_which_there_are_no_files_is_named(free: int) -> None:
     engine, there = ProcessEngine(), open_files()
-    with (
-        files_left(free),
-        pytest.raises(NoRoomError, match=r"worker 1: .*Too many open files.*ulimit -n"),
-    ):
+    with files_left(free), pytest.raises(NoRoomError, match=r"worker 1: .*Too many open files.*ulimit -n"):
         started(engine)
     # Nothing is left open, and there is room again.
     assert open_files() == there

@@ -12,15 +12,7 @@ import pytest
 from menv import DefaultCallbacks
 from menv.algorithms import DQN, PPO
 from menv.errors import CallOrderError, ConfigError
-from tests.external.told import (
-    OBS,
-    Told,
-    ask_steps,
-    calling,
-    log_steps,
-    obs,
-    training,
-)
+from tests.external.told import OBS, Told, ask_steps, calling, log_steps, obs, training
 from tests.external.walk import Walk, same_columns, walk_on
 
 LSTM = {"use_lstm": True, "lstm_cell_size": 8}

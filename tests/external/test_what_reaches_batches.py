@@ -9,17 +9,7 @@ import numpy as np
 import pytest
 
 from menv.algorithms import DQN, PPO
-from tests.external.told import (
-    Told,
-    ask_steps,
-    calling,
-    log_steps,
-    obs,
-    rewards_of,
-    rows,
-    steps_of,
-    training,
-)
+from tests.external.told import Told, ask_steps, calling, log_steps, obs, rewards_of, rows, steps_of, training
 
 
 def column(batch: Any, name: str) -> list[Any]:

@@ -431,13 +431,7 @@ def test_dqn_learns_from_the_moves_of_the_person_who_plays_the_only_agent(
 def test_the_example_serves_a_run_that_was_trained_before(runs: Mapping[Any, Path]) -> None:
     with PPO(config=SMALL, env="tictactoe") as algo:
         run = algo.save(runs[TicTacToe].parent / "by_name")
-    command = [
-        sys.executable,
-        str(ROOT / "examples/person_against_policy.py"),
-        "--run",
-        str(run),
-        "--port=0",
-    ]
+    command = [sys.executable, str(ROOT / "examples/person_against_policy.py"), "--run", str(run), "--port=0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         with urllib.request.urlopen(process.stdout.readline().split()[1]) as answer:

@@ -148,9 +148,7 @@ def test_a_lost_episode_ends_withdrawn_and_truncated_and_the_next_begins_one_ste
     assert len(ready.slots) == (1 if solo else 2)
 
 
-def test_the_third_loss_without_progress_ends_the_run_with_the_first_as_its_cause(
-    tmp_path: Path,
-) -> None:
+def test_the_third_loss_without_progress_ends_the_run_with_the_first_as_its_cause(tmp_path: Path) -> None:
     watch = Told(remote(Fate(tmp_path, TOGETHER, dies=[("step", 0, n) for n in range(3, 99)]), 1))
     with pytest.raises(EnvCrashError) as caught:
         watch.until(0, 50)

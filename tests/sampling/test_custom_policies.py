@@ -428,8 +428,7 @@ class DictReturned(Diary):
 
 
 @pytest.mark.parametrize(
-    ("policy_class", "where"),
-    [(DictState, "get_initial_state"), (DictReturned, "compute_actions")],
+    ("policy_class", "where"), [(DictState, "get_initial_state"), (DictReturned, "compute_actions")]
 )
 def test_a_state_that_is_a_dict_is_refused_with_what_to_return(
     policy_class: type[Policy], where: str

@@ -78,8 +78,7 @@ def algorithm(space: gym.Space[Any], connector: str) -> PPO:
 
 
 @pytest.mark.parametrize(
-    ("space", "connector"),
-    [(NUMBERS, "Scaled"), (NUMBERS, "ScaledToIntegers"), (PIXELS, "ScaledAndTold")],
+    ("space", "connector"), [(NUMBERS, "Scaled"), (NUMBERS, "ScaledToIntegers"), (PIXELS, "ScaledAndTold")]
 )
 def test_what_a_connector_returns_is_the_same_row_in_training_and_by_hand(
     space: gym.Space[Any], connector: str

@@ -15,17 +15,7 @@ from menv import DefaultCallbacks, Policy, PolicySpec, RandomPolicy
 from menv.algorithms import PPO
 from menv.errors import CallOrderError, ConfigError, EnvCrashError, EnvFaultWarning
 from tests.engines.processes import lives
-from tests.workers.crews import (
-    PLAYERS,
-    ROADS,
-    Counting,
-    Dying,
-    Hanging,
-    Raising,
-    running,
-    same,
-    weights_of,
-)
+from tests.workers.crews import PLAYERS, ROADS, Counting, Dying, Hanging, Raising, running, same, weights_of
 
 GAMES: dict[str, dict[str, Any]] = {
     "one agent": {"env": "CartPole-v1"},

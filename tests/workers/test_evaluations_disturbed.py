@@ -51,11 +51,7 @@ def test_a_policy_may_be_removed_while_a_worker_that_plays_is_lost(tmp_path: Pat
             "one" if episode.episode_id % 2 else "two"
         ),
     }
-    beside = {
-        "evaluation_num_workers": 1,
-        "evaluation_interval": 1,
-        "evaluation_parallel_to_training": True,
-    }
+    beside = {"evaluation_num_workers": 1, "evaluation_interval": 1, "evaluation_parallel_to_training": True}
     settings = {"env": Waiting, "env_config": {"folder": str(tmp_path)}, "callbacks": Removing, **beside}
     Removing.folder = tmp_path
     with running(0, multiagent=multiagent, **settings) as algo:

@@ -77,10 +77,7 @@ def test_a_vectorised_environment_with_other_spaces_is_named_in_its_worker(name:
 
 def test_a_worker_with_another_number_of_sub_environments_than_the_driver_is_named() -> None:
     said = "^worker 2: SyncVectorEnv of 3 sub-environments, expected 2 as in the driver; "
-    with (
-        pytest.raises(ContractError, match=said),
-        running(2, env=odd_numbers, num_envs_per_worker=1) as algo,
-    ):
+    with pytest.raises(ContractError, match=said), running(2, env=odd_numbers, num_envs_per_worker=1) as algo:
         algo.train()
 
 
