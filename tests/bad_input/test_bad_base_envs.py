@@ -240,23 +240,34 @@ def test_what_cannot_be_restarted_says_so_and_goes_on(kind: str) -> None:
     assert seen(next(iter(base.poll()))) == {0: [0, 2], 1: [1, 2]}
 
 
-def test_a_conversion_that_cannot_be_is_refused_by_name() -> None:
-    vector = VectorEnv.vectorize_gym_envs(Counting, num_envs=2)
-    wrong: dict[str, Callable[[], Any]] = {
-        "gymnasium.Env": lambda: to_base_env(object()),
-        "BaseEnv": lambda: to_base_env(Counting),
-        "make_env": lambda: to_base_env(Counting(), None, 2),
-        "at least 1": lambda: to_base_env(Counting(), Counting, 0),
-        "num_envs=3": lambda: to_base_env(vector, None, 3),
-        "num_envs=5": lambda: to_base_env(sync(AutoresetMode.SAME_STEP)(), None, 5),
-        "remote_envs": lambda: to_base_env(vector, Counting, 1, remote_envs=True),
-        "num_envs=2": lambda: to_base_env(to_base_env(Counting()), None, 2),
-        "num_envs: 1.5": lambda: to_base_env(Counting(), Counting, 1.5),  # type: ignore[arg-type]
-    }
-    for told, call in wrong.items():
-        with pytest.raises(ConfigError) as caught:
-            call()
-        assert told in checked(str(caught.value))
+VECTOR = VectorEnv.vectorize_gym_envs(Counting, num_envs=2)
+CONVERSIONS: dict[str, Callable[[], Any]] = {
+    r"cannot use object .*expected a gymnasium.Env, .* a menv.MultiAgentEnv,": lambda: to_base_env(object()),
+    "BaseEnv": lambda: to_base_env(Counting),
+    "num_envs=2 and make_env is None, expected one that creates 1 more; pass make_env": (
+        lambda: to_base_env(Counting(), None, 2)
+    ),
+    "make_env is 3, expected a function of one index; pass make_env=lambda": (
+        lambda: to_base_env(Counting(), 3, 2)  # type: ignore[arg-type]
+    ),
+    "make_env is 3, expected a function .*": (
+        lambda: to_base_env(Counting(), 3, 2, remote_envs=True)  # type: ignore[arg-type]
+    ),
+    "0.*expected at least 1": lambda: to_base_env(Counting(), Counting, 0),
+    "-1.*expected at least 1": lambda: to_base_env(Counting(), Counting, -1),
+    "num_envs=3": lambda: to_base_env(VECTOR, None, 3),
+    "num_envs=5": lambda: to_base_env(sync(AutoresetMode.SAME_STEP)(), None, 5),
+    "remote_envs": lambda: to_base_env(VECTOR, Counting, 1, remote_envs=True),
+    "num_envs=2": lambda: to_base_env(to_base_env(Counting()), None, 2),
+    "num_envs: 1.5": lambda: to_base_env(Counting(), Counting, 1.5),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("told", CONVERSIONS)
+def test_a_conversion_that_cannot_be_is_refused_by_name(told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as caught:
+        CONVERSIONS[told]()
+    checked(str(caught.value))
 
 
 @pytest.mark.parametrize("returned", [{0: {AGENT: 0}}, None, (1, 2, 3)])

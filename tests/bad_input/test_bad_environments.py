@@ -1,8 +1,12 @@
-"""Environments that break the contract elsewhere: flags, rewards, masks, old interfaces, crashes."""
+"""Environments that break the contract: flags, rewards, infos, masks, spaces, old interfaces, crashes.
+
+Each row of a table changes what one method returns, or what is declared, and says what the line about it names.
+"""
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -10,73 +14,297 @@ import numpy as np
 import pytest
 import torch
 
-from menv import register_env
-from menv.adapters.convert import to_local_base_env
+from menv import register_env, to_base_env
 from menv.algorithms import PPO
 from menv.base_env import ALL
 from menv.errors import ConfigError, ContractError, EnvCrashError, UnknownNameError
-from menv.multi_agent_env import AgentDict
-from tests.bad_input.broken_envs import GOOD, UNIT, Faulty, FaultyGym, checked, refusal, seeing
+from tests.bad_input.broken_envs import GOOD, SMALL, UNIT, Faulty, FaultyGym, checked, refusal, seeing
+
+PARTS = ("obs", "rewards", "terminateds", "truncateds", "infos")
+BOTH = (Faulty, FaultyGym)
 
 
-@pytest.mark.parametrize("missing", [2, 3])
-def test_a_missing_all_is_named(missing: int) -> None:
-    class Forgets(Faulty):
-        def step(self, action_dict: AgentDict) -> Any:
-            result = list(super().step(action_dict))
-            result[missing] = {"ann": False}
-            return tuple(result)
+def broken(
+    kind: Any, step: Callable[..., Any] | None = None, reset: Callable[..., Any] | None = None, **declared: Any
+) -> type:  # fmt: skip
+    """Return an environment whose `step` and `reset` return what these make of it and its values."""
 
-    message = refusal(Forgets, error=ContractError)
-    assert "env 0 step, env step" in message
-    assert f"{('terminateds', 'truncateds')[missing - 2]} has no '__all__'" in message
+    class Broken(kind):  # type: ignore[misc]
+        def __init__(self, context: Any = None) -> None:
+            super().__init__()
+            for name, value in declared.items():
+                setattr(self, name, value)
 
+        def reset(self, **kwargs: Any) -> Any:
+            result = super().reset(**kwargs)
+            return reset(*result) if reset else result
 
-def test_a_reward_for_a_stranger_is_an_error_at_the_end_of_its_episode() -> None:
-    class Pays(Faulty):
-        def step(self, action_dict: AgentDict) -> Any:
-            obs, rewards, *rest = super().step(action_dict)
-            return obs, {**rewards, "annn": 2.5}, *rest
+        def step(self, action: Any) -> Any:
+            result = super().step(action)
+            return step(self.at, *result) if step else result
 
-    message = refusal(Pays, error=ContractError)
-    assert "env 0 step, env step 5 of the episode" in message
-    assert "'annn', which never appeared" in message
-    assert "possible_agents [\"'ann'\", \"'bob'\"]" in message or "'ann'" in message
+    return Broken
 
 
-def test_a_reward_for_an_unlisted_agent_that_appears_later_is_fine() -> None:
-    class Grows(Faulty):
-        def step(self, action_dict: AgentDict) -> Any:
-            obs, rewards, *rest = super().step(action_dict)
-            return ({**obs, "eve": GOOD} if self.at > 2 else obs), {**rewards, "eve": 1.0}, *rest
+def instead(part: int, wrong: Any) -> Callable[..., Any]:
+    """Return a step with another value in the place of one of its five."""
+    return lambda at, *values: (*values[:part], wrong, *values[part + 1 :])
 
-    with PPO(env=Grows, config={"rollout_fragment_length": 10}) as algorithm:
-        assert algorithm.sample()["default_policy"]["rewards"].sum() == 30.0
+
+def beside(part: int, agent: str, wrong: Any, when: int | None = None) -> Callable[..., Any]:
+    """Return a step with another entry in one of its five dicts, in env step `when` or in all."""
+
+    def step(at: int, *values: Any) -> Any:
+        if when in (None, at):
+            values = (*values[:part], {**values[part], agent: wrong}, *values[part + 1 :])
+        return values
+
+    return step
+
+
+def paid(kind: Any, reward: Any, when: int | None = None) -> Callable[..., Any]:
+    return beside(1, "bob", reward, when) if kind is Faulty else instead(1, reward)
+
+
+def pausing(reward: Any) -> Callable[..., Any]:
+    """Return a step after the second of which one agent pauses, so that rewards are looked at one by one."""
+    return lambda at, obs, rewards, *rest: (
+        {"bob": GOOD} if at == 2 else obs, {"ann": reward if at == 2 else 0.0}, *rest
+    )  # fmt: skip
+
+
+# Of one objective, and of several.
+NO_REWARDS: list[list[Any]] = [
+    ["much", "1", b"1", None, [[1], [1, 2]], {"a": 1}, 1j],
+    [np.ones(3), [1.0, 2.0]],
+]
+NOTHING: list[Any] = ["", [], {}, None]
+NO_INFOS: list[Any] = [None, [], "", "fine", 0, np.ones(2), np.zeros(1)]
+# What each environment is, and what the line that refuses it names.
+Case = tuple[type, tuple[str, ...]]
+CASES: dict[str, Case] = {
+    **{
+        f"no __all__ in {PARTS[part]}": (
+            broken(Faulty, instead(part, {"ann": False})),
+            ("env 0 step, env step", f"{PARTS[part]} has no '__all__'"),
+        )
+        for part in (2, 3)
+    },
+    **{
+        f"{PARTS[part]} {wrong}": (
+            broken(Faulty, instead(part, wrong)), ("env 0 step", PARTS[part], type(wrong).__name__)
+        )
+        for part in range(5) for wrong in (None, 1.0, [1.0, 1.0])
+    },
+    **{
+        f"reset {name} {wrong}": (
+            broken(Faulty, reset=lambda obs, infos, name=name, wrong=wrong: {
+                "obs": (wrong, infos), "infos": (obs, wrong)}[name]),
+            ("env 0 reset", name, type(wrong).__name__),
+        )
+        for name in ("obs", "infos") for wrong in (None, 1.0, [GOOD, GOOD])
+    },
+    "__all__ is no agent of a reset": (
+        broken(Faulty, reset=lambda obs, infos: ({**obs, ALL: GOOD}, infos)), ("'__all__' is among the observations",)
+    ),
+    "__all__ is no agent of a step": (broken(Faulty, beside(0, ALL, GOOD)), (ALL,)),
+    "__all__ is paid nothing": (broken(Faulty, beside(1, ALL, 1.0)), (ALL,)),
+    "__common__ is no agent": (
+        broken(Faulty, possible_agents=["ann", "__common__"]), ("env 0: an agent is called '__common__'",)
+    ),
+    "a reward for a stranger": (
+        broken(Faulty, beside(1, "annn", 2.5)),
+        ("env 0 step, env step 5 of the episode", "'annn', which never appeared", "'ann'"),
+    ),
+    "a flag for a stranger": (
+        broken(Faulty, beside(2, "anna", True)),
+        ("a done flag was set for 'anna', ", "expected one of possible_agents 'ann'"),
+    ),
+    **{
+        f"four values, {kind.__name__}": (
+            broken(kind, lambda at, *values: (*values[:3], values[4])), ("env 0 step", "terminated", "truncated", "4")
+        )
+        for kind in BOTH
+    },
+    **{
+        f"a reset of one value, {kind.__name__}": (
+            broken(kind, reset=lambda obs, infos: obs), ("env 0 reset: returned", "expected (obs, info)")
+        )
+        for kind in BOTH
+    },
+    **{
+        f"nothing from {method}, {kind.__name__}": (
+            broken(kind, **{method: lambda *values: None}),
+            (f"env 0 {method}", ": returned None (is a `return` missing?), expected"),
+        )
+        for kind in BOTH for method in ("reset", "step")
+    },
+    **{
+        f"the reward {reward!r}, {kind.__name__}": (
+            broken(kind, paid(kind, reward)),
+            ("the reward", "expected a number", *(["of several objectives their weighted sum"] if several else [])),
+        )
+        for kind in BOTH
+        for several, rewards in enumerate(NO_REWARDS) for reward in rewards
+    },
+    **{
+        f"the reward {reward!r} of one who pauses": (
+            broken(Faulty, pausing(reward)),
+            ("env 0 step, env step 2 of the episode", f"'ann' is {type(reward).__name__}",
+             "expected a number; return a float"),
+        )
+        for reward in NOTHING
+    },
+    **{
+        f"the reward {told}, {kind.__name__}": (
+            broken(kind, paid(kind, number, 2)), (f"is {told}, expected a finite number",)
+        )
+        for kind in BOTH for number, told in [(float("nan"), "nan"), (10**400, "inf")]
+    },
+    **{
+        f"the flag {flag!r} of one agent": (
+            broken(FaultyGym, instead(2, flag)),
+            (f"env 0 step: terminated is {type(flag).__name__}, expected True or False",),
+        )
+        for flag in ([False, False], [True], {"ann": False}, "False", (False,), None)
+    },
+    "truncated is None": (broken(FaultyGym, instead(3, None)), ("truncated is NoneType, expected True or False",)),
+    **{
+        f"the flags {flags!r} of one agent": (
+            broken(FaultyGym, instead(2, flags)),
+            ("env 0 step: terminated or truncated is an array of several, expected True or False",),
+        )
+        for flags in (np.ones(2, np.bool_), torch.ones(2))
+    },
+    **{
+        f"the flag {flag!r} of {agent}": (
+            broken(Faulty, beside(2, agent, flag, 3)),
+            ("env 0 step, env step ", f"the flag of {agent!r} is {type(flag).__name__}, expected True or False"),
+        )
+        for agent in (ALL, "ann") for flag in ([False], "False", np.zeros(2, np.bool_), torch.zeros(2))
+    },
+    **{
+        f"the info {info!r}": (
+            broken(Faulty, beside(4, "bob", info, 3)),
+            ("env 0 step, env step 3 of the episode, agent 'bob'", f"info is {type(info).__name__}, expected a dict"),
+        )
+        for info in NO_INFOS
+    },
+    "no space": (broken(Faulty, observation_space=None), ("observation space",)),
+    **{
+        f"{type(spaces).__name__} as space, {kind.__name__}": (
+            broken(kind, observation_space=spaces),
+            (f"the environment's observation space is {type(spaces).__name__}, expected a gymnasium Space",),
+        )
+        for kind in BOTH for spaces in ([UNIT, UNIT], {"ann": UNIT, "bob": UNIT})
+    },
+    **{
+        f"{type(declared).__name__} as space of {agents}": (
+            broken(Faulty, possible_agents=agents, observation_space=declared),
+            (f"observation space is {type(declared).__name__}, expected a gymnasium Space",
+             "observation_spaces to a dict of them by agent id"),
+        )
+        for declared in ({"ann": UNIT, "bob": UNIT}, 3) for agents in (["ann", "bob"], [])
+    },
+    **{
+        f"possible_agents {listed!r}": (
+            broken(Faulty, possible_agents=listed),
+            (f"possible_agents is {told}, expected a list of agent ids",),
+        )
+        for listed, told in [
+            (2, "int '2'"), ("ann", "str 'ann'"), (np.arange(2), "ndarray '[0 1]'"),
+            ([["ann"], ["bob"]], "a collection with a list"),
+        ]
+    },
+    "agents in a dict of spaces and no list": (
+        broken(Faulty, possible_agents=[], observation_space=gym.spaces.Dict(dict.fromkeys(("ann", "bob"), UNIT)),
+               reset=lambda obs, infos: (dict.fromkeys(("ann", "bob"), GOOD), infos)),
+        ("agent 'ann', env step 0: obs: expected a dict with keys ['ann', 'bob']",
+         "list the agents in possible_agents of the environment"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_breaks_the_contract_is_named(case: str) -> None:
+    env, parts = CASES[case]
+    message = refusal(env)
+    for part in parts:
+        assert part in message, message
+    assert ("weighted sum" in message) == any("weighted sum" in part for part in parts)
+
+
+def test_a_flag_of_none_is_refused_in_whole_frames_too() -> None:
+    message = refusal(broken(FaultyGym, instead(2, None)), {"num_envs_per_worker": 3})
+    assert "terminated is NoneType, expected True or False" in message
+
+
+def test_a_reset_that_takes_no_seed_is_named() -> None:
+    class Seedless(Faulty):
+        def reset(self) -> Any:  # type: ignore[override]
+            return super().reset()
+
+    message = refusal(Seedless, {"seed": 1}, ContractError)
+    assert "env 0 reset: " in message
+    assert "expected reset(self, *, seed=None, options=None)" in message
+
+
+TAKEN: dict[str, tuple[Callable[..., Any], str, float]] = {
+    "an array of one as flag": (
+        lambda at, obs, rewards, ends, *rest: (obs, rewards, {ALL: np.array([at == 3])}, *rest), "terminateds", 6
+    ),
+    "a reward for an unlisted agent that appears later": (
+        lambda at, obs, rewards, *rest: ({**obs, "eve": GOOD} if at > 2 else obs, {**rewards, "eve": 1.0}, *rest),
+        "rewards", 30,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_what_is_unusual_and_right_is_taken(case: str) -> None:
+    step, column, total = TAKEN[case]
+    with PPO(env=broken(Faulty, step), config={**SMALL, "rollout_fragment_length": 10}) as algorithm:
+        assert algorithm.sample()["default_policy"][column].sum() == total
+
+
+def test_infos_for_somebody_without_an_observation_and_for_all_are_taken() -> None:
+    told = {"ann": {"a": 1}, "bob": {"b": 2}, "__common__": {"c": 3}}
+    base = to_base_env(
+        broken(Faulty, lambda at, obs, *three: (obs if at % 2 else {"ann": GOOD}, *three[:3], told))()
+    )
+    seen = []
+    for _ in range(8):
+        ready = base.poll()
+        assert ready.infos is not None
+        seen += [
+            (ready.seats[slot][1], dict(info)) for slot, info in zip(ready.slots, ready.infos, strict=True)
+        ]
+        base.send_actions(ready.slots, [0] * len(ready.slots))
+    assert ("ann", {"a": 1}) in seen
+    assert all(info in ({}, {"a": 1} if agent == "ann" else {"b": 2}) for agent, info in seen)
 
 
 MASKED = gym.spaces.Dict({"action_mask": gym.spaces.Box(0, 1, (2,), np.int8), "observation": UNIT})
 MASKED_GOOD = {"action_mask": np.ones(2, np.int8), "observation": GOOD}
 
 
-@pytest.mark.parametrize("when", [0, 3])
-def test_a_mask_that_allows_nothing_names_agent_and_step(when: int) -> None:
-    bad = {**MASKED_GOOD, "action_mask": np.zeros(2, np.int8)}
-    message = refusal(seeing(bad, MASKED, MASKED_GOOD, when), error=ContractError)
-    assert f"env 0, agent 'bob', env step {when}" in message
-    assert "obs['action_mask']: allows none of 2 actions, expected at least one" in message
+@pytest.mark.parametrize(("mask", "when", "told"), [
+    (np.zeros(2, np.int8), 0, "allows none of 2 actions, expected at least one"),
+    (np.zeros(2, np.int8), 3, "allows none of 2 actions, expected at least one"),
+    (np.ones(3, np.int8), 3, "expected int8 of shape (2,), got shape (3,)"),
+])  # fmt: skip
+def test_a_mask_that_is_wrong_names_agent_and_step(mask: Any, when: int, told: str) -> None:
+    message = refusal(
+        seeing({**MASKED_GOOD, "action_mask": mask}, MASKED, MASKED_GOOD, when), error=ContractError
+    )
+    assert f"agent 'bob', env step {when}" in message
+    assert f"obs['action_mask']: {told}" in message
 
 
 def test_the_mask_of_a_final_observation_may_allow_nothing() -> None:
     bad = {**MASKED_GOOD, "action_mask": np.zeros(2, np.int8)}
     with PPO(env=seeing(bad, MASKED, MASKED_GOOD, 5), config={"rollout_fragment_length": 10}) as algorithm:
         assert algorithm.sample().env_steps() == 10
-
-
-def test_a_mask_of_the_wrong_length_in_an_observation_is_named() -> None:
-    bad = {**MASKED_GOOD, "action_mask": np.ones(3, np.int8)}
-    message = refusal(seeing(bad, MASKED, MASKED_GOOD), error=ContractError)
-    assert "agent 'bob', env step 3" in message
-    assert "obs['action_mask']: expected int8 of shape (2,), got shape (3,)" in message
 
 
 def test_a_mask_space_that_does_not_fit_the_actions_is_refused_before_the_first_step() -> None:
@@ -87,142 +315,6 @@ def test_a_mask_space_that_does_not_fit_the_actions_is_refused_before_the_first_
     ) as caught:
         PPO(env=seeing(good, space, good))
     checked(str(caught.value))
-
-
-@pytest.mark.parametrize("kind", [Faulty, FaultyGym])
-def test_a_step_of_four_values_is_told_about_the_five(kind: Any) -> None:
-    class Old(kind):  # type: ignore[misc]
-        def step(self, action: Any) -> Any:
-            obs, rewards, dones, _, infos = super().step(action)
-            return obs, rewards, dones, infos
-
-    message = refusal(Old, error=ContractError)
-    assert "env 0 step" in message
-    assert "terminated" in message
-    assert "truncated" in message
-    assert "4" in message
-
-
-@pytest.mark.parametrize("kind", [Faulty, FaultyGym])
-def test_a_reset_of_one_value_is_told_about_the_two(kind: Any) -> None:
-    class Old(kind):  # type: ignore[misc]
-        def reset(self, **kwargs: Any) -> Any:
-            return super().reset(**kwargs)[0]
-
-    message = refusal(Old, error=ContractError)
-    assert "env 0 reset: returned" in message
-    assert "expected (obs, info)" in message
-
-
-def test_actions_for_an_agent_that_is_not_waiting_are_named() -> None:
-    base_env = to_local_base_env(Faulty())
-    base_env.poll()
-    with pytest.raises(ContractError) as caught:
-        base_env.send_actions({0: {"ann": 1, "bob": 1, "eve": 1}})
-    message = checked(str(caught.value))
-    assert "env 0" in message
-    assert "'eve'" in message
-
-
-@pytest.mark.parametrize("kind", [Faulty, FaultyGym])
-@pytest.mark.parametrize(
-    "reward", ["much", "1", b"1", None, np.ones(3), [1.0, 2.0], [[1], [1, 2]], {"a": 1}, 1j]
-)
-def test_a_reward_that_is_no_number_is_named(kind: Any, reward: Any) -> None:
-    class Pays(kind):  # type: ignore[misc]
-        def step(self, action: Any) -> Any:
-            obs, _, *rest = super().step(action)
-            return obs, (reward if kind is FaultyGym else {"bob": reward}), *rest
-
-    message = refusal(Pays, error=ContractError)
-    assert "the reward" in message
-    assert "expected a number" in message
-    assert ("of several objectives their weighted sum" in message) is (
-        isinstance(reward, list | np.ndarray) and not isinstance(reward[0], list)
-    )
-
-
-@pytest.mark.parametrize("flag", [[False, False], [True], {"ann": False}, "False", (False,)])
-def test_a_flag_of_several_or_a_text_is_not_taken_for_true(flag: Any) -> None:
-    class Ends(FaultyGym):
-        def step(self, action: Any) -> Any:
-            return GOOD, 1.0, flag, False, {}
-
-    message = refusal(Ends, error=ContractError)
-    assert f"env 0 step: terminated is {type(flag).__name__}, expected True or False" in message
-
-
-@pytest.mark.parametrize("flag", [np.ones(2, np.bool_), torch.ones(2)])
-def test_an_array_of_flags_of_one_agent_is_named_as_such(flag: Any) -> None:
-    class Ends(FaultyGym):
-        def step(self, action: Any) -> Any:
-            return GOOD, 1.0, flag, False, {}
-
-    message = refusal(Ends, error=ContractError)
-    assert "env 0 step: terminated or truncated is an array of several, expected True or False" in message
-
-
-@pytest.mark.parametrize(("agent", "flag"), [
-    (ALL, [False]), (ALL, "False"), (ALL, np.ones(2, np.bool_)), ("ann", [False]), ("ann", "False"),
-    ("ann", np.zeros(2, np.bool_)), ("ann", torch.zeros(2)),
-])  # fmt: skip
-def test_a_flag_of_an_agent_is_a_truth_value(agent: str, flag: Any) -> None:
-    class Ends(Faulty):
-        def step(self, action_dict: AgentDict) -> Any:
-            obs, rewards, terminateds, *rest = super().step(action_dict)
-            return obs, rewards, {**terminateds, agent: flag if self.at == 3 else False}, *rest
-
-    message = refusal(Ends, error=ContractError)
-    assert "env 0 step, env step " in message
-    assert f"the flag of {agent!r} is {type(flag).__name__}, expected True or False" in message
-
-
-def test_a_flag_may_be_an_array_of_one() -> None:
-    class Ends(Faulty):
-        def step(self, action_dict: AgentDict) -> Any:
-            obs, rewards, _, *rest = super().step(action_dict)
-            return obs, rewards, {ALL: np.array([self.at == 3])}, *rest
-
-    with PPO(env=Ends, config={"rollout_fragment_length": 6}) as algorithm:
-        assert algorithm.sample()["default_policy"]["terminateds"].sum() == 4
-
-
-@pytest.mark.parametrize("reward", ["", [], {}, None])
-def test_a_reward_that_is_nothing_is_not_taken_for_0(reward: Any) -> None:
-    class Pays(Faulty):
-        def step(self, action_dict: AgentDict) -> Any:
-            obs, _, *rest = super().step(action_dict)
-            # One of them pauses, so that rewards are looked at one by one.
-            return ({"bob": GOOD} if self.at == 2 else obs), {"ann": reward if self.at == 2 else 0.0}, *rest
-
-    message = refusal(Pays, error=ContractError)
-    assert "env 0 step, env step 2 of the episode" in message
-    assert f"'ann' is {type(reward).__name__}" in message
-    assert "expected a number; return a float" in message
-
-
-@pytest.mark.parametrize("info", [None, [], "", 0, np.ones(2), np.zeros(1)])
-def test_an_info_that_is_no_dict_is_named_among_empty_ones(info: Any) -> None:
-    class Tells(Faulty):
-        def step(self, action_dict: AgentDict) -> Any:
-            *rest, _ = super().step(action_dict)
-            return *rest, {"ann": {}, "bob": info if self.at == 3 else {}}
-
-    message = refusal(Tells, error=ContractError)
-    assert "env 0 step, env step 3 of the episode, agent 'bob'" in message
-    assert f"info is {type(info).__name__}, expected a dict" in message
-
-
-@pytest.mark.parametrize(("number", "told"), [(float("nan"), "nan"), (10**400, "inf")])
-@pytest.mark.parametrize("kind", [Faulty, FaultyGym])
-def test_a_reward_that_is_not_finite_is_named(kind: Any, number: Any, told: str) -> None:
-    class Pays(kind):  # type: ignore[misc]
-        def step(self, action: Any) -> Any:
-            obs, _, *rest = super().step(action)
-            bad = number if self.at == 2 else 1.0
-            return obs, (bad if kind is FaultyGym else {"bob": bad}), *rest
-
-    assert f"is {told}, expected a finite number" in refusal(Pays)
 
 
 def crashing_creator(context: Any) -> Any:
@@ -259,26 +351,6 @@ def test_an_unregistered_name_lists_near_ones() -> None:
     assert "did you mean 'grand_corridor'" in message
 
 
-@pytest.mark.parametrize("kind", [Faulty, FaultyGym])
-@pytest.mark.parametrize("where", ["reset", "step"])
-def test_a_crash_inside_the_environment_keeps_its_traceback(kind: Any, where: str) -> None:
-    class Crashes(kind):  # type: ignore[misc]
-        def step(self, action: Any) -> Any:
-            if where == "step" and self.at == 2:
-                raise KeyError("wheel")
-            return super().step(action)
-
-        def reset(self, **kwargs: Any) -> Any:
-            if where == "reset":
-                raise KeyError("wheel")
-            return super().reset(**kwargs)
-
-    with pytest.raises(EnvCrashError, match=f"env 0 {where}, .*KeyError: 'wheel'") as caught:
-        PPO(env=Crashes).sample()
-    assert isinstance(caught.value.__cause__, KeyError)
-    assert f"in {where}" in "".join(traceback.format_exception(caught.value))
-
-
 def test_a_value_error_of_the_environments_own_is_a_crash_and_not_a_wrong_number_of_values() -> None:
     class Crashes(FaultyGym):
         def step(self, action: Any) -> Any:
@@ -286,114 +358,3 @@ def test_a_value_error_of_the_environments_own_is_a_crash_and_not_a_wrong_number
 
     with pytest.raises(EnvCrashError, match=r"env 0 step, .*ValueError: too many values"):
         PPO(env=Crashes).sample()
-
-
-def test_an_environment_without_spaces_is_told_to_declare_them() -> None:
-    class Bare(Faulty):
-        def __init__(self, context: Any) -> None:
-            super().__init__()
-            self.observation_space: Any = None
-
-    assert "observation space" in refusal(Bare)
-
-
-@pytest.mark.parametrize("spaces", [[UNIT, UNIT], {"ann": UNIT, "bob": UNIT}])
-@pytest.mark.parametrize("kind", [Faulty, FaultyGym])
-def test_spaces_in_the_place_of_a_space_are_named(kind: Any, spaces: Any) -> None:
-    class Lists(kind):  # type: ignore[misc]
-        def __init__(self, context: Any) -> None:
-            super().__init__()
-            self.observation_space = spaces
-
-    told = refusal(Lists, error=ConfigError)
-    assert (
-        f"the environment's observation space is {type(spaces).__name__}, expected a gymnasium Space" in told
-    )
-
-
-def test_all_among_the_observations_of_a_reset_is_named() -> None:
-    class Odd(Faulty):
-        def reset(self, **kwargs: Any) -> Any:
-            return {ALL: GOOD}, {}
-
-    assert "'__all__' is among the observations" in refusal(Odd, error=ContractError)
-
-
-def test_an_agent_with_the_name_of_what_is_everybodys_is_refused() -> None:
-    class Odd(Faulty):
-        def __init__(self, context: Any = None) -> None:
-            super().__init__()
-            self.possible_agents = ["ann", "__common__"]
-
-    assert "env 0: an agent is called '__common__'" in refusal(Odd, error=ContractError)
-
-
-@pytest.mark.parametrize("envs", [1, 3])
-@pytest.mark.parametrize("place", [2, 3])
-def test_a_flag_of_none_is_refused_also_where_it_never_ends_anything(place: int, envs: int) -> None:
-    class Forgets(FaultyGym):
-        def step(self, action: Any) -> Any:
-            result = list(super().step(action))
-            result[place] = None
-            return tuple(result)
-
-    with (
-        PPO(env=Forgets, config={"num_envs_per_worker": envs}) as algorithm,
-        pytest.raises(ContractError) as caught,
-    ):
-        algorithm.train()
-    name = ("terminated", "truncated")[place - 2]
-    assert f"{name} is NoneType, expected True or False" in checked(str(caught.value))
-
-
-@pytest.mark.parametrize(
-    ("listed", "told"),
-    [
-        (2, "int '2'"),
-        ("ann", "str 'ann'"),
-        (np.arange(2), r"ndarray '\[0 1\]'"),
-        ([["ann"], ["bob"]], "a collection with a list"),
-    ],
-    ids=str,
-)
-def test_possible_agents_that_list_no_ids_are_named(listed: Any, told: str) -> None:
-    class Lists(Faulty):
-        def __init__(self, context: Any = None) -> None:
-            super().__init__()
-            self.possible_agents = listed
-
-    with pytest.raises(
-        ContractError, match=f"Lists: possible_agents is {told}, expected a list of agent ids"
-    ) as caught:
-        PPO(env=Lists)
-    checked(str(caught.value))
-
-
-@pytest.mark.parametrize("declared", [{"ann": UNIT, "bob": UNIT}, 3], ids=["dict", "int"])
-@pytest.mark.parametrize("agents", [["ann", "bob"], []], ids=["listed", "not listed"])
-def test_a_space_that_is_none_is_named_with_what_it_is(declared: Any, agents: list[str]) -> None:
-    class Spaceless(Faulty):
-        def __init__(self, context: Any = None) -> None:
-            super().__init__()
-            self.possible_agents, self.observation_space = agents, declared
-
-    with pytest.raises(ConfigError) as caught:
-        PPO(env=Spaceless)
-    message = checked(str(caught.value))
-    assert f"observation space is {type(declared).__name__}, expected a gymnasium Space" in message
-    assert "observation_spaces to a dict of them by agent id" in message
-
-
-def test_agents_whose_spaces_are_in_a_dict_and_who_are_listed_nowhere_are_asked_for() -> None:
-    class Unlisted(Faulty):
-        def __init__(self, context: Any = None) -> None:
-            super().__init__()
-            self.observation_space = gym.spaces.Dict(dict.fromkeys(self.possible_agents, UNIT))
-            self.possible_agents = []
-
-        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-            return {"ann": np.zeros(3, np.float32), "bob": np.zeros(3, np.float32)}, {}
-
-    message = refusal(Unlisted, error=ContractError)
-    assert "agent 'ann', env step 0: obs: expected a dict with keys ['ann', 'bob']" in message
-    assert "list the agents in possible_agents of the environment" in message
