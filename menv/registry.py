@@ -31,10 +31,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self, TypeAlias
+from types import UnionType
+from typing import Any, Final, Literal, Self, TypeAlias
 
 import gymnasium as gym
 
+from menv.base_env import BaseEnv
 from menv.env_context import EnvContext
 from menv.errors import (
     ConfigError,
@@ -45,6 +47,9 @@ from menv.errors import (
     UnknownNameError,
     raised_by_envs,
 )
+from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
+from menv.multi_agent_env import MultiAgentEnv
+from menv.vector_env import VectorEnv
 
 EnvCreator: TypeAlias = Callable[[EnvContext], Any]
 
@@ -54,6 +59,17 @@ BUILT_IN: Final[Mapping[str, str]] = {
     "traffic": "menv.envs.traffic:MultiAgentTrafficEnv",
 }
 """Names of the environments that come with menv, and where each is; imported when asked for."""
+
+EnvKind: TypeAlias = Literal["base_env", "external", "vector", "gym_vector", "multi_agent", "single_agent"]
+_KINDS: Final[Mapping[EnvKind, type | UnionType]] = {
+    "base_env": BaseEnv,
+    "external": ExternalEnv | ExternalMultiAgentEnv,
+    "vector": VectorEnv,
+    "gym_vector": gym.vector.VectorEnv,
+    # Before the next one: a class may be both, and would lose its agents.
+    "multi_agent": MultiAgentEnv,
+    "single_agent": gym.Env,
+}
 
 _registered: dict[str, EnvCreator] = {}
 _HOW_TO_REGISTER: Final = "register_env({name!r}, creator) makes a name known"
@@ -238,6 +254,11 @@ def make_env(env: Any, context: Mapping[str, Any] | None = None) -> Any:
         )
     refuse_rllib(created, where)
     return wrapped_if_foreign(created)
+
+
+def env_kind(env: object) -> EnvKind | None:
+    """Return which kind of environment an object is, None if it is none or must be wrapped first."""
+    return next((kind for kind, base in _KINDS.items() if isinstance(env, base)), None)
 
 
 def wrapped_if_foreign(env: Any) -> Any:

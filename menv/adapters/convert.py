@@ -18,17 +18,15 @@ from menv.adapters.gym_vector import GymVectorEnvs
 from menv.adapters.local_envs import TOLERATED
 from menv.adapters.multi_agent import MultiAgentEnvs
 from menv.adapters.vector import VectorEnvs
-from menv.base_env import SINGLE_AGENT, BaseEnv
+from menv.base_env import SINGLE_AGENT
 from menv.errors import ConfigError, ContractError
 from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
-from menv.multi_agent_env import MultiAgentEnv
-from menv.registry import refuse_rllib
+from menv.registry import env_kind, refuse_rllib
 from menv.spaces import OR_MANY_AGENTS, many_agents
-from menv.vector_env import VectorEnv
 
 
 def to_local_base_env(
-    env: object,
+    env: Any,
     make_env: Callable[[int], Any] | None = None,
     num_envs: int = 1,
     *,
@@ -52,26 +50,26 @@ def to_local_base_env(
         first_index: Index of sub-environment 0 among the sub-environments of all workers.
     """
     check_make_env(make_env)
-    if isinstance(env, BaseEnv):
+    kind = env_kind(env)
+    if kind == "base_env":
         check_number(env, num_envs)
         # Adapters return valid tables.
         return env if isinstance(env, Adapter) else CustomEnvs(env)
-    if isinstance(env, ExternalEnv | ExternalMultiAgentEnv):
+    if kind == "external":
         _check_begun(env, "broker", "action_space, observation_space")
         return _external(env, make_env, num_envs)
-    if isinstance(env, VectorEnv | gym.vector.VectorEnv):
+    if kind in ("vector", "gym_vector"):
         _check_begun(env, "num_envs", "observation_space, action_space, num_envs")
         check_number(env, num_envs)
-        if isinstance(env, VectorEnv):
+        if kind == "vector":
             return VectorEnvs(env, seed=seed, first_index=first_index)
         _check_spaces(env)
         return GymVectorEnvs(env, seed=seed, first_index=first_index)
     tolerated = num_consecutive_env_failures_tolerance if restart_failed_sub_environments else None
     local: dict[str, Any] = {"seed": seed, "first_index": first_index, "tolerated": tolerated}
-    # First, for a class may be both, and `GymEnvs` would ignore its agents.
-    if isinstance(env, MultiAgentEnv):
+    if kind == "multi_agent":
         return MultiAgentEnvs(make_env, num_envs, [env], **local)
-    if isinstance(env, gym.Env):
+    if kind == "single_agent":
         refuse_rllib(env, "to_base_env")
         why = many_agents(env)
         if why is not None:
@@ -97,11 +95,12 @@ def check_make_env(make_env: object) -> None:
         )
 
 
-def check_number(env: object, num_envs: int) -> None:
+def check_number(env: Any, num_envs: int) -> None:
     """Raise if an environment that holds its sub-environments has another number of them."""
-    if not isinstance(env, BaseEnv | VectorEnv | gym.vector.VectorEnv) or num_envs in (1, env.num_envs):
+    kind = env_kind(env)
+    if kind not in ("base_env", "vector", "gym_vector") or num_envs in (1, env.num_envs):
         return
-    if isinstance(env, BaseEnv):
+    if kind == "base_env":
         raise ConfigError(
             f"to_base_env: num_envs={num_envs} for a {type(env).__name__}, expected 1: a BaseEnv holds its own "
             "sub-environments; leave num_envs (num_envs_per_worker) out"

@@ -16,10 +16,8 @@ import numpy as np
 
 from menv.base_env import ALL, SINGLE_AGENT, AgentId, BaseEnv, EnvId, FloatArray, Ready
 from menv.errors import ContractError
-from menv.multi_agent_env import MultiAgentEnv
-from menv.registry import wrapped_if_foreign
+from menv.registry import env_kind, wrapped_if_foreign
 from menv.spaces import alike, as_flag, as_reward, has_order, how_many
-from menv.vector_env import VectorEnv
 
 if TYPE_CHECKING:
     from menv.adapters.agent_tracker import AgentTracker
@@ -291,11 +289,11 @@ def _wrong_agents(env: object, got: str) -> ContractError:
 
 def declared(env: object) -> Declared:
     """Return the spaces of a single-agent environment, vectorised or not; {} for other environments."""
-    vectorised = isinstance(env, gym.vector.VectorEnv)
-    if isinstance(env, MultiAgentEnv) or not (vectorised or isinstance(env, gym.Env | VectorEnv)):
+    kind = env_kind(env)
+    if kind not in ("single_agent", "vector", "gym_vector"):
         return {}
     names = ("observation_space", "action_space")
-    found = {name: getattr(env, f"single_{name}" if vectorised else name, None) for name in names}
+    found = {name: getattr(env, f"single_{name}" if kind == "gym_vector" else name, None) for name in names}
     # An environment that is built in its first reset may have none yet.
     return {name: space for name, space in found.items() if isinstance(space, gym.Space)}
 

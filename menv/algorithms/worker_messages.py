@@ -18,19 +18,18 @@ from menv.adapters.validation import Declared
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import evaluation_settings
 from menv.algorithms.postprocessing import BatchPostprocessor
-from menv.base_env import SINGLE_AGENT, BaseEnv
+from menv.base_env import SINGLE_AGENT
 from menv.connectors.mean_std_filter import SyncedFilterAgentConnector
 from menv.connectors.pipeline import PolicyConnectors, leaf_connectors, transfer_lives
 from menv.env_context import EnvContext, InputContext
 from menv.errors import ConfigError
 from menv.inference.network_policy import NetworkPolicy
 from menv.metrics import MetricsSnapshot, Timers
-from menv.multi_agent_env import MultiAgentEnv
 from menv.offline.recorded_envs import RecordedEnvs
 from menv.policy import Policy
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
-from menv.registry import RegisteredEnv, checked_creator, make_env
+from menv.registry import RegisteredEnv, checked_creator, env_kind, make_env
 from menv.sample_batch import MultiAgentBatch
 from menv.sampling.digest import Digest
 from menv.sampling.fragment_limit import ExternalFragmentLimit, FragmentLimit, WholeEpisodeLimit
@@ -84,7 +83,7 @@ def create_envs(config: AlgorithmConfig, placement: WorkerPlacement = _DRIVER) -
     source_of: Callable[..., Any] = checked_creator("input", config.input, "InputContext")
     stub = None if config.env is None else _make_env(config, placement, 0)
     source = source_of(input_context(config, stub))
-    if not isinstance(source, BaseEnv):
+    if env_kind(source) != "base_env":
         raise ConfigError(
             f"input: the function returned {type(source).__name__}, expected a BaseEnv such as PolicyServerInput; "
             "return one"
@@ -198,7 +197,7 @@ def _make_env(config: AlgorithmConfig, placement: WorkerPlacement, vector_index:
 def input_context(config: AlgorithmConfig, stub: Any) -> InputContext:
     """Return what a source of experience must know; `stub` is an environment, None if there is none."""
     agents = tuple(getattr(stub, "possible_agents", None) or ())
-    multi = isinstance(stub, MultiAgentEnv) or bool(agents)
+    multi = env_kind(stub) == "multi_agent" or bool(agents)
     one, by_agent = {}, {}
     for kind in ("observation", "action"):
         given = getattr(config, f"{kind}_space")

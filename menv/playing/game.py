@@ -33,10 +33,9 @@ from menv.episode import Episode
 from menv.errors import CallOrderError, ConfigError, ContractError, MenvError
 from menv.inference.checkpoint_folder import find_checkpoint, read_manifest
 from menv.inference.network_policy import NetworkPolicy
-from menv.multi_agent_env import MultiAgentEnv
 from menv.policy import MASK_KEY, Policy
 from menv.policy_map import adapt_mapping_fn
-from menv.registry import make_env
+from menv.registry import env_kind, make_env
 from menv.sampling.local_inference import local_policy_inference
 from menv.spaces import as_flag, as_reward, close_env, close_unused, flat_mask, reset_env
 
@@ -141,7 +140,7 @@ class Game:
         settings = {**(stored_setting(stored, "env_config") or {}), **(env_config or {})}
         self.env = _made(stored_setting(stored, "env") if env is None else env, settings, render_mode)
         try:
-            self._single = not isinstance(self.env, MultiAgentEnv)
+            self._single = env_kind(self.env) == "single_agent"
             self.agents = [SINGLE_AGENT] if self._single else _listed(self.env)
             self.human = None if human is None else self._agent(human)
             self._check()
@@ -402,7 +401,7 @@ def _stored(run: Any, env: Any) -> dict[str, Any]:
 def _made(env: Any, env_config: Mapping[str, Any], render_mode: str | None) -> Any:
     """Return a new environment that renders, if it can."""
     made = make_env(env, EnvContext(env_config))
-    if not isinstance(made, gym.Env | MultiAgentEnv):
+    if env_kind(made) not in ("single_agent", "multi_agent"):
         raise ConfigError(
             f"env {env}: a {type(made).__name__}, expected a gymnasium.Env or a MultiAgentEnv, of which one copy can "
             "be stepped; pass such an environment (--env NAME)"

@@ -19,6 +19,7 @@ from menv.errors import ConfigError, ContractError, EnvCrashError, MenvError
 from menv.multi_agent_env import MultiAgentEnv
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
+from menv.registry import env_kind
 from menv.spaces import OR_MANY_AGENTS, holds, reset_env
 
 Space = gym.Space[Any]
@@ -254,7 +255,8 @@ def _unknown(policy_map: PolicyMap, agents: list[AgentId], *kinds: AgentSpaces) 
 
 def _first_agents(env: object, base_env: BaseEnv) -> list[AgentId]:
     """Reset an environment that knows its spaces only afterwards; return its agents."""
-    if not isinstance(env, MultiAgentEnv | gym.Env):
+    kind = env_kind(env)
+    if kind not in ("multi_agent", "single_agent"):
         return []
     if any(env is one for one in base_env.get_sub_environments()):
         # This starts the first episode, which is sampled later.
@@ -268,22 +270,22 @@ def _first_agents(env: object, base_env: BaseEnv) -> list[AgentId]:
             f"env 0 reset: raised {type(error).__name__}: {error}, expected the first observations, because "
             f"{type(env).__name__} declares no spaces before them; declare these in __init__, or fix reset"
         ) from error
-    return list(obs) if isinstance(env, MultiAgentEnv) else []
+    return list(obs) if kind == "multi_agent" else []
 
 
 def _agents(env: object, base_env: BaseEnv) -> list[AgentId]:
-    if isinstance(env, gym.Env) and not isinstance(env, MultiAgentEnv):
+    if env_kind(env) == "single_agent":
         return [SINGLE_AGENT]
     listed: Iterable[AgentId] = getattr(env, "possible_agents", None) or base_env.get_agent_ids()
     return list(listed)
 
 
-def _named_agents(env: object) -> list[AgentId]:
+def _named_agents(env: Any) -> list[AgentId]:
     """Return the agents that a classic environment names without `possible_agents`, always in the same order.
 
     More may appear; the spaces of the named ones are enough to build the policies.
     """
-    return sorted(env.get_agent_ids(), key=repr) if isinstance(env, MultiAgentEnv) else []
+    return sorted(env.get_agent_ids(), key=repr) if env_kind(env) == "multi_agent" else []
 
 
 def _users(

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from menv.adapters.adapter import Adapter
@@ -28,10 +27,9 @@ from menv.base_env import SINGLE_AGENT, AgentId, Column
 from menv.checking.values import state_of_generators, used_since
 from menv.env_context import EnvContext
 from menv.errors import ConfigError, MenvError
-from menv.multi_agent_env import MultiAgentEnv
 from menv.policy_map import PolicyMap
 from menv.policy_spec import PolicySpec
-from menv.registry import RegisteredEnv, describe_env, import_first, make_env
+from menv.registry import RegisteredEnv, describe_env, env_kind, import_first, make_env
 from menv.sample_batch import SampleBatch
 from menv.sampling.digest import Digest, row_hashes
 from menv.sampling.fragment_limit import FragmentLimit
@@ -45,7 +43,8 @@ from menv.workers.engines import make_engine, ray_runs
 from menv.workers.pipe_channel import UnsendableError
 from menv.workers.registered_envs import RemoteEnvSpec, known_here
 
-SINGLE, MULTI, WHOLE = "single-agent", "multi-agent", "whole"
+SINGLE, MULTI, WHOLE = "single_agent", "multi_agent", "whole"
+_COPIES = (SINGLE, MULTI)
 """Kinds of environments: single-agent copies, multi-agent copies, and vectorised ones."""
 
 
@@ -77,7 +76,8 @@ class Task:
                     f"verify_backends: {type(first).__name__} is an external environment, expected one "
                     "that is stepped; compare digests of results instead"
                 )
-            self.kind = _kind_of(first)
+            kind = env_kind(first)
+            self.kind: str = kind if kind in _COPIES else WHOLE
             self.num_envs = num_envs if self.kind != WHOLE else base_env.num_envs or 1
             self.env_steps = max(1, env_steps // self.num_envs)
             self._policy_map, self._groups = self._policies(first, base_env)
@@ -132,12 +132,6 @@ def _acting_by_onnx(config: PPOConfig) -> PPOConfig:
     """Return settings that skip the comparison with torch, whose import takes longer than the task."""
     stock = config.model.custom_model is None and config.inference == "auto"
     return replace(config, inference="onnx") if stock else config
-
-
-def _kind_of(env: Any) -> str:
-    if isinstance(env, MultiAgentEnv):
-        return MULTI
-    return SINGLE if isinstance(env, gym.Env) else WHOLE
 
 
 def _by_spaces(agents: Mapping[AgentId, str], *spaces: AgentSpaces) -> PolicyMap | None:
@@ -352,7 +346,6 @@ _NOT_ALONE = (
     "sub-environments that are not alone: attributes of a class or a module that they share, the global generators "
     "(random, numpy.random), or worker_index and vector_index of the EnvContext"
 )
-_COPIES = (SINGLE, MULTI)
 _ELSEWHERE = (
     "what differs from process to process: attributes of a class or a module, hash() of strings, the order of a set, "
     "the environment variables"

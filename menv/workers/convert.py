@@ -10,19 +10,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import gymnasium as gym
-
 from menv.adapters import convert
 from menv.adapters.adapter import Adapter
 from menv.adapters.local_envs import TOLERATED
 from menv.adapters.validation import possible_agents, same_spaces
-from menv.base_env import BaseEnv
 from menv.errors import ConfigError, ContractError
-from menv.external_env import ExternalEnv, ExternalMultiAgentEnv
-from menv.multi_agent_env import MultiAgentEnv
-from menv.registry import wrapped_if_foreign
+from menv.registry import env_kind, wrapped_if_foreign
 from menv.spaces import close_unused
-from menv.vector_env import VectorEnv
 from menv.workers.engine import Engine, EngineName
 from menv.workers.pipe_channel import dumps, loads
 from menv.workers.registered_envs import RemoteEnvSpec, remote_creator
@@ -103,17 +97,17 @@ def _engine(engine: EngineName | Engine | None) -> Engine:
 
 
 def _creator(env: object, make_env: Callable[[int], Any] | None, num_envs: int) -> Callable[[int], Any]:
-    kind = type(env).__name__
-    if isinstance(env, BaseEnv | VectorEnv | gym.vector.VectorEnv | ExternalEnv | ExternalMultiAgentEnv):
+    name, kind = type(env).__name__, env_kind(env)
+    if kind in ("base_env", "external", "vector", "gym_vector"):
         raise ConfigError(
-            f"remote_envs: {kind} brings its own sub-environments along, expected a gymnasium.Env or a MultiAgentEnv; "
+            f"remote_envs: {name} brings its own sub-environments along, expected a gymnasium.Env or a MultiAgentEnv; "
             "leave remote_envs (remote_worker_envs) out"
         )
-    if not isinstance(env, gym.Env | MultiAgentEnv):
+    if kind is None:
         convert.to_local_base_env(env)
     if make_env is None:
         raise ConfigError(
-            f"remote_envs: make_env is None, expected one that creates a {kind} in another process; pass "
+            f"remote_envs: make_env is None, expected one that creates a {name} in another process; pass "
             "make_env=lambda index: YourEnv(...)"
         )
     convert.check_make_env(make_env)
@@ -127,7 +121,7 @@ def _creator(env: object, make_env: Callable[[int], Any] | None, num_envs: int) 
 
 def _check_agents(env: object) -> None:
     """Refuse agent ids that do not equal their pickled copies: their rows could not be assigned."""
-    for agent in (possible_agents(env) or ()) if isinstance(env, MultiAgentEnv) else ():
+    for agent in (possible_agents(env) or ()) if env_kind(env) == "multi_agent" else ():
         if loads(dumps(agent)) not in {agent}:
             kind = type(agent).__name__
             raise ContractError(

@@ -26,7 +26,7 @@ from menv.adapters.validation import (
 )
 from menv.base_env import SINGLE_AGENT, AgentId, EnvId, IntArray, MultiEnvDict, Ready
 from menv.errors import CallOrderError, ConfigError, ContractError, EnvCrashError, WorkerLostError
-from menv.multi_agent_env import MultiAgentEnv
+from menv.registry import env_kind
 from menv.workers.engine import Engine, T, Ts
 from menv.workers.env_server import EnvServer, ServerUpdate, pack_stack
 from menv.workers.process_engine import in_a_line
@@ -81,7 +81,7 @@ class RemoteEnvs(Adapter):
         self.seats: list[tuple[EnvId, AgentId]] = []
         self.on_created: Callable[[int, Any], None] | None = None
         self._listed = (
-            (possible_agents(like) or frozenset()) if isinstance(like, MultiAgentEnv) else {SINGLE_AGENT}
+            (possible_agents(like) or frozenset()) if env_kind(like) == "multi_agent" else {SINGLE_AGENT}
         )
         self._make_env, self._engine = make_env, engine
         self._batch_wait_ms, self._env_timeout = batch_wait_ms, env_timeout

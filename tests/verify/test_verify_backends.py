@@ -270,7 +270,7 @@ def test_a_back_end_of_ones_own_is_a_line_in_the_table() -> None:
         record.digest.add(Digest(low=1))
         return record
 
-    own = Backend("forgetful", ("single-agent",), forgetful, "whoever lost a reward")
+    own = Backend("forgetful", ("single_agent",), forgetful, "whoever lost a reward")
     report = verify_backends(unsteady.Walk, num_envs=2, env_steps=40, backends=[BACKENDS[0], own])
     assert [finding.backend for finding in report.differences] == ["forgetful"]
     assert report.differences[0].first.column == "rewards"
