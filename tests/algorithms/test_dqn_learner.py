@@ -231,32 +231,6 @@ def test_epsilon_follows_the_steps_of_the_run_and_is_published_with_the_weights(
     assert set(one.weights()) == set(SPEC.weight_shapes())
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
-    found = []
-    for seed in (3, 3, 4):
-        one = learner(seed=seed)
-        one.learn(bandit(64), 0)
-        found.append(one.weights()["policy.out.weight"])
-    np.testing.assert_array_equal(found[0], found[1])
-    assert not np.array_equal(found[0], found[2])
-
-
-@pytest.mark.parametrize("prioritized", [False, True])
-def test_a_restored_learner_goes_on_as_if_it_had_never_stopped(prioritized: bool) -> None:
-    settings: dict[str, Any] = {
-        "replay_buffer_config": {"prioritized_replay": prioritized},
-        "target_network_update_freq": 20,
-    }
-    whole, resumed = learner(**settings), learner(**settings)
-    whole.learn(bandit(50), 50)
-    resumed.set_weights(whole.weights())
-    resumed.set_state(whole.state())
-    for number in (1, 2):
-        assert whole.learn(bandit(9, number), 60) == resumed.learn(bandit(9, number), 60)
-    for name, value in whole.weights().items():
-        np.testing.assert_array_equal(value, resumed.weights()[name])
-
-
 def test_rows_with_larger_errors_get_higher_priorities() -> None:
     # Nothing is ever learned, Q-values are 0: the error of a row is its reward.
     spec = StockSpec(3, SPEC.head, hiddens=())

@@ -144,27 +144,6 @@ def test_one_step_of_gradient_descent_is_the_one_worked_out_by_hand() -> None:
     np.testing.assert_allclose(weights["value.out.bias"], [0.01], rtol=1e-3)
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
-    found = []
-    for seed in (3, 3, 4):
-        learner, batch = learner_and_batch(seed=seed)
-        learner.learn(batch, 0)
-        found.append(learner.weights()["policy.0.weight"])
-    np.testing.assert_array_equal(found[0], found[1])
-    assert not np.array_equal(found[0], found[2])
-
-
-def test_a_restored_learner_goes_on_as_if_it_had_never_stopped() -> None:
-    whole, batch = learner_and_batch(kl_coeff=0.2)
-    whole.learn(batch, 0)
-    resumed, _ = learner_and_batch(kl_coeff=0.2)
-    resumed.set_weights(whole.weights())
-    resumed.set_state(whole.state())
-    assert whole.learn(batch, 64) == resumed.learn(batch, 64)
-    for name, value in whole.weights().items():
-        np.testing.assert_array_equal(value, resumed.weights()[name])
-
-
 def test_schedules_are_read_at_the_env_steps_of_the_run() -> None:
     learner, batch = learner_and_batch(
         lr_schedule=[[0, 1e-2], [1000, 0.0]], entropy_coeff_schedule=[[100, 0.4], [200, 0.2]]

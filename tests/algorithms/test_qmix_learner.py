@@ -191,16 +191,6 @@ def test_a_restored_learner_goes_on_as_if_it_had_never_stopped(mixer: Any, prior
         np.testing.assert_array_equal(value, resumed.weights()[name])
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
-    found = []
-    for seed in (3, 3, 4):
-        one = learner(spec_of(2), seed=seed)
-        one.learn(team(64), 0)
-        found.append(one.weights()["mixer.out_weight.weight"])
-    np.testing.assert_array_equal(found[0], found[1])
-    assert not np.array_equal(found[0], found[2])
-
-
 def test_weights_of_another_network_are_refused() -> None:
     with pytest.raises(ConfigError, match="give the weights of the same network"):
         learner(spec_of(2)).set_weights(spec_of(2, mixer="vdn").first_weights(0))

@@ -10,10 +10,10 @@ import pytest
 
 from menv import Episode, Policy, PolicySpec, check_env, to_base_env
 from menv.algorithms import PPO, ModelConfig, MultiAgentConfig, PPOConfig
-from menv.errors import ConfigError, ContractError
+from menv.errors import ConfigError, ContractError, EnvCrashError
 from menv.multi_agent_env import StepDicts
 from menv.sampling import fragment_limit
-from tests.bad_input.broken_envs import Faulty, FaultyGym
+from tests.bad_input.broken_envs import SMALL, Faulty, FaultyGym
 
 
 def test_one_environment_for_several_sub_environments_is_refused() -> None:
@@ -206,3 +206,35 @@ def test_classic_settings_that_say_what_holds_anyhow_are_taken_without_a_warning
         "callbacks": None,
     }
     assert PPO(env=Faulty, config=config).config.env is Faulty
+
+
+def test_a_positional_call_of_an_inner_reset_keeps_gymnasiums_own_words() -> None:
+    class MultiEnv(gym.Env[Any, Any]):
+        def __init__(self, env_config: Any) -> None:
+            self.env = gym.make("CartPole-v1")
+            self.action_space, self.observation_space = self.env.action_space, self.env.observation_space
+
+        def reset(self, seed=None, options=None):  # type: ignore[no-untyped-def]
+            return self.env.reset(seed, options)  # type: ignore[call-arg]
+
+        def step(self, action: Any) -> Any:
+            return self.env.step(action)
+
+    with pytest.raises(EnvCrashError) as caught:
+        PPO(env=MultiEnv, config=SMALL).train()
+    assert "env 0 reset" in str(caught.value)
+    assert isinstance(caught.value.__cause__, TypeError)
+    assert "positional" in str(caught.value)
+
+
+def test_an_error_of_menvs_own_inside_an_environment_keeps_its_cause() -> None:
+    class Refuses(Faulty):
+        def step(self, action_dict: Any) -> Any:
+            raise ContractError("world: too hot, expected less; cool it down first") from KeyError("valve")
+
+    base = to_base_env(Refuses())
+    base.poll()
+    base.send_actions({0: {"ann": 0, "bob": 0}})
+    with pytest.raises(ContractError) as caught:
+        base.poll()
+    assert isinstance(caught.value.__cause__, KeyError)

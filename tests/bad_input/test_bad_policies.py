@@ -147,25 +147,6 @@ def bad_id(algo: Algorithm, policy_id: Any) -> Any:
     return lambda: algo.add_policy(policy_id, PolicySpec(policy_class=RandomPolicy))
 
 
-@pytest.mark.parametrize("policy_id", BAD_IDS.values(), ids=BAD_IDS.keys())
-def test_an_id_that_cannot_name_a_folder_is_refused(policy_id: Any) -> None:
-    multiagent = {"policies": {policy_id: None}}
-    message = r"^policies: id .*, because it names a folder in checkpoints; choose a(nother| shorter) id$"
-    refused(lambda: PPO(env=Duo, config={**SMALL, "multiagent": multiagent}), message)
-    with PPO(env=Duo, config=SMALL) as algo:
-        refused(bad_id(algo, policy_id), message)
-        assert list(algo.get_weights()) == ["default_policy"]
-        algo.train()
-
-
-@pytest.mark.parametrize(
-    "policy_id", ["Ärger", "a b", ".hidden", "a.b", "über-1_2", "中文", "x" * 200, "<removed"[1:]]
-)
-def test_other_ids_are_fine(policy_id: str) -> None:
-    with PPO(env=Duo, config={**SMALL, "multiagent": {"policies": [policy_id]}}) as algo:
-        assert policy_id in algo.train()["policy_reward_mean"] or algo.train()["info"][policy_id]
-
-
 @pytest.mark.parametrize("answer", [1, np.array(1)], ids=["int", "array"])
 def test_one_action_that_is_in_no_list_is_named(answer: Any) -> None:
     class One(Policy):

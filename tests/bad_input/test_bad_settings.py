@@ -224,11 +224,6 @@ def test_the_class_of_a_config_is_no_config_and_no_environment(given: Any) -> No
         PPO(given, "CartPole-v1")
 
 
-def test_an_unknown_argument_of_the_dataclass_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"unknown key .num_env., expected a known one"):
-        PPOConfig(num_env=3)  # type: ignore[call-arg]
-
-
 @pytest.mark.parametrize("space", [gym.spaces.Text(5), gym.spaces.Sequence(gym.spaces.Discrete(2))])
 def test_a_space_that_no_network_can_read_is_refused_with_those_that_can_be(space: Any) -> None:
     class Odd(Faulty):

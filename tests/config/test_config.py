@@ -353,11 +353,6 @@ def test_a_ratio_may_be_free_to_leave_one() -> None:
         PPOConfig(clip_param=-1)
 
 
-def test_true_is_no_number_of_environments() -> None:
-    with pytest.raises(ConfigError, match="num_envs_per_worker is True, expected an integer"):
-        PPOConfig(num_envs_per_worker=True)
-
-
 def test_environment_settings_reach_every_copy_with_its_place_and_are_not_shared() -> None:
     from tests.sampling.reference_envs import Steady
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from menv.algorithms import DQN, PPO
-from tests.external.told import Told, ask_steps, calling, log_steps, obs, rewards_of, rows, steps_of, training
+from tests.external.told import Told, ask_steps, calling, log_steps, obs, steps_of, training
 
 
 def column(batch: Any, name: str) -> list[Any]:
@@ -237,27 +237,3 @@ def test_an_end_may_have_no_observation() -> None:
     assert batch["truncateds"].tolist() == [False, False, True]
     assert batch["new_obs"].tolist()[-1] == [0.0, 2.0]
     assert batch.segments.final_missing.tolist() == [True]
-
-
-def test_a_reward_that_nobody_asked_after_is_told_as_held() -> None:
-    env = Told()
-    with training(env, DQN, rollout_fragment_length=1) as algo:
-        env.start_episode("x")
-        log_steps(env, "x", 0, 3)
-        assert algo._sampler.held_rewards() == 6.0
-        env.log_returns("x", 7.0)
-        assert algo._sampler.base_env.held_rewards() == {"x": {"agent0": 13.0}}
-        got = rows([algo.sample()])
-        assert sum(row["rewards"] for row in got) + algo._sampler.held_rewards() == 13.0
-
-
-def test_rewards_are_all_there_whatever_the_length_of_fragments() -> None:
-    env = Told()
-    with training(env, DQN, rollout_fragment_length=4) as algo:
-        for number in range(4):
-            episode = env.start_episode()
-            log_steps(env, episode, number, 6)
-            env.end_episode(episode, obs(number, 6))
-        batches = [algo.sample() for _ in range(6)]
-    assert steps_of(batches) == {number: list(range(6)) for number in range(4)}
-    assert rewards_of(batches) == {number: [1.0, 2.0, 3.0, 4.0, 5.0, 6.0] for number in range(4)}

@@ -146,6 +146,8 @@ def test_a_wrong_number_of_actions_is_named(actions: Any) -> None:
         ContractError, match=r"actions of group 'ab' are .*expected 2, one for each of 'a', 'b'"
     ):
         env.step({"ab": actions})
+    game: Any = env.env
+    assert game.step_count == 0
 
 
 def test_actions_that_nobody_asked_for_are_named() -> None:
