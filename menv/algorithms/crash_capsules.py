@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import msgspec
@@ -34,7 +34,7 @@ CRASHES = "crashes"
 """The folder of capsules in a run folder."""
 LEFT_OUT = "<left out>"
 """In place of a secret."""
-_KIND, _VERSION = "menv crash capsule", 1
+_VERSION = 1
 _MOST_BYTES = 1 << 26
 _SECRET = re.compile(
     r"(^|[^a-z])(token|password|passwd|secret|credentials?|(api|access|private)?_?key)s?$", re.I
@@ -63,8 +63,8 @@ class Capsule(msgspec.Struct, kw_only=True):
         versions: Of Python, menv and the packages of the environment.
     """
 
-    kind: str = _KIND
-    version: int = _VERSION
+    kind: Literal["menv crash capsule"]
+    version: Literal[1]
     env: str
     env_config: dict[str, Any]
     algorithm: str
@@ -121,30 +121,25 @@ def read_capsule(path: str | os.PathLike[str]) -> Capsule:
         ConfigError: It is no capsule, damaged, or written by another version.
     """
     file = path_given("capsule", path)
-    expected = "expected a crash capsule, such as runs/NAME/crashes/001.json"
     try:
-        if file.stat().st_size > _MOST_BYTES:
-            raise ConfigError(f"{file}: larger than {_MOST_BYTES} bytes, {expected}; check the path")
-        data = file.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be read ({error.strerror}), {expected}; check the path") from None
-    try:
+        with file.open("rb") as opened:
+            data = opened.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise ValueError(f"larger than {_MOST_BYTES} bytes")
         content = read_json(data)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"{file}: no JSON ({error}), {expected}; check the path, or copy it again"
-        ) from None
-    if not isinstance(content, dict) or content.get("kind") != _KIND:
-        raise ConfigError(f"{file}: another file, {expected}; check the path")
-    if content.get("version") != _VERSION:
-        raise ConfigError(
-            f"{file}: a capsule of version {content.get('version')!r:.20}, expected {_VERSION}; replay it with the "
-            "menv that wrote it"
-        )
-    try:
+        if isinstance(content, dict) and content.get("version", _VERSION) != _VERSION:
+            raise ConfigError(
+                f"{file}: a capsule of version {content['version']!r:.20}, expected {_VERSION}; replay it with the "
+                "menv that wrote it"
+            )
         return msgspec.convert(content, Capsule)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{file}: damaged ({error}), {expected}; copy it again") from None
+    except ConfigError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{file}: cannot be read ({error}), expected a crash capsule, such as runs/NAME/crashes/001.json; check "
+            "the path, or copy it again"
+        ) from None
 
 
 class CrashCapsules:
@@ -169,32 +164,24 @@ class CrashCapsules:
         except MenvError as error:
             # The error says enough.
             for record in take_faults():
-                self._written(record)
+                self.write(record)
             if error._capsule is not None:
-                error.args = (f"{error}{self._written(error._capsule)}", *error.args[1:])
+                error.args = (f"{error}{self.write(error._capsule)}", *error.args[1:])
                 error._capsule = None
             raise
         for record in take_faults():
-            self._report(record)
+            where, cause = self.write(record), tuple(record["origin"])
+            if cause not in self._warned:
+                self._warned.add(cause)
+                warnings.warn(
+                    f"{record['line']}: its episode is lost and the environment was re-created, expected none to "
+                    f"raise; fix it, or set restart_failed_sub_environments=False to stop there{where}",
+                    EnvFaultWarning,
+                    stacklevel=2,
+                )
 
-    def _report(self, record: Mapping[str, Any]) -> None:
-        where, cause = self._written(record), tuple(record["origin"])
-        if cause not in self._warned:
-            self._warned.add(cause)
-            warnings.warn(
-                f"{record['line']}: its episode is lost and the environment was re-created, expected none to raise; "
-                f"fix it, or set restart_failed_sub_environments=False to stop there{where}",
-                EnvFaultWarning,
-                stacklevel=2,
-            )
-
-    def _written(self, record: Mapping[str, Any]) -> str:
-        """Write a capsule; return the end of a message, "" if it cannot be written."""
-        path = self.write(record)
-        return f"; replay it with: menv replay {path}" if path else ""
-
-    def write(self, record: Mapping[str, Any]) -> Path | None:
-        """Write a capsule; return its path, None if it cannot be written."""
+    def write(self, record: Mapping[str, Any]) -> str:
+        """Write a capsule; return the end of a message that names it, "" if it cannot be written."""
         with suppress(OSError, ConfigError):
             content = self._content(record)
             if self.folder is None:
@@ -207,31 +194,26 @@ class CrashCapsules:
             path = self.folder / f"{1 + max(taken, default=0):03d}.json"
             try:
                 path.write_bytes(content)
-                return path
+                return f"; replay it with: menv replay {path}"
             except OSError:
                 path.unlink(missing_ok=True)
                 # The folder stays if it has capsules.
                 self.folder.rmdir()
-        return None
+        return ""
 
     def _content(self, record: Mapping[str, Any]) -> bytes:
-        config = self._config
-        arrays: dict[str, Any] = {}
-        actions = None if record["actions"] is None else to_plain(record["actions"], arrays)
+        config, arrays = self._config, dict[str, Any]()
         stored = as_json(config)
         secrets = {value for name, value in os.environ.items() if _SECRET.search(name)}
-        env_config = _without_secrets(stored.pop("env_config"), secrets)
-        capsule = Capsule(
-            **{**record, "actions": None},
-            env=_name_of(config.env), env_config=env_config, algorithm=self._algorithm,
-            config=_without_secrets(stored, secrets), num_workers=config.num_workers, versions=_versions(config.env),
-            arrays={name: _listed(array) for name, array in arrays.items()},
-        )  # fmt: skip
-        capsule.actions = actions
-        fields = [
-            f"{json.dumps(name)}: {json.dumps(one)}" for name, one in msgspec.to_builtins(capsule).items()
-        ]
-        text = "{\n" + ",\n".join(fields) + "\n}\n"
+        content = {
+            "kind": "menv crash capsule", "version": _VERSION, "env": _name_of(config.env),
+            "env_config": _without_secrets(stored.pop("env_config"), secrets), "algorithm": self._algorithm,
+            "config": _without_secrets(stored, secrets), "num_workers": config.num_workers, **record,
+            "actions": None if record["actions"] is None else to_plain(record["actions"], arrays),
+            "arrays": {name: _listed(array) for name, array in arrays.items()}, "versions": _versions(config.env),
+        }  # fmt: skip
+        lines = [f"{json.dumps(name)}: {json.dumps(one)}" for name, one in content.items()]
+        text = "{\n" + ",\n".join(lines) + "\n}\n"
         for secret in sorted((one for one in secrets if len(one) >= _SHORTEST_SECRET), key=len, reverse=True):
             text = text.replace(json.dumps(secret)[1:-1], LEFT_OUT)
         return text.encode()

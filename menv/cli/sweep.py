@@ -28,11 +28,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from menv import algorithms
 from menv.algorithms.config.setting import Settings, known_values, setting, table
@@ -50,7 +50,7 @@ from menv.cli.arguments import (
     take_imports,
     with_objects,
 )
-from menv.cli.train import TerminationAsInterrupt, train_parser
+from menv.cli.train import TerminationAsInterrupt, take_policies, train_parser
 from menv.errors import ConfigError, MissingExtraError
 from menv.inference.checkpoint_folder import LATEST
 from menv.serialization import writing
@@ -67,8 +67,6 @@ except ImportError as error:
     ) from error
 
 _RANGE = "expected {float = [low, high]}, {int = [low, high]}, both with log = true or step, or {choice = [values]}"
-_FOR_NEW_RUNS = ("--policies", "--policy")
-"""Options with a value that `menv train --resume` refuses."""
 
 
 @dataclass(frozen=True)
@@ -129,39 +127,25 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv sweep") ->
     take_imports(parser)
     args = parsed(parser, arguments)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    imports = [word for module in args.modules for word in (IMPORT, module)]
     file = SweepFile(**known_values(SweepFile, read_settings(args.sweep), f"{args.sweep}: "))
     space, pruner = _checked(file), _pruner(file)
     folder = Path(args.dir or Path("runs", Path(args.sweep).stem))
-    with ExitStack() as stack:
-        with writing("sweep", f"the folder {folder}"):
-            folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(folder))
+    imports = [word for module in args.modules for word in (IMPORT, module)]
+    with writing("sweep", f"the folder {folder}"), TerminationAsInterrupt() as termination:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder):
             sweep = Sweep(file, space, pruner, folder, imports)
-        termination = stack.enter_context(TerminationAsInterrupt())
-        try:
-            with writing("sweep", f"the folder {folder}"):
+            try:
                 sweep.search(args.trials, args.jobs, lambda line: print_text(line, program))
-        except KeyboardInterrupt:
-            print_error(f"interrupted; running trials were saved\n  resume: {args.typed}")
-            return 128 + (termination.signal or signal.SIGINT)
+            except KeyboardInterrupt:
+                print_error(f"interrupted; running trials were saved\n  resume: {args.typed}")
+                return 128 + (termination.signal or signal.SIGINT)
     print_text("\n".join(sweep.summary()), program)
     return 0 if sweep.ranking() else 1
 
 
-_IN_REPORT = 10
-
-
 class TrialFailedError(Exception):
-    """A run of a trial ended with an error; `is_setting` says that a setting caused it, which other trials share."""
-
-    def __init__(self, reason: str, is_setting: bool = False) -> None:
-        super().__init__(reason)
-        self.is_setting = is_setting
-
-
-class SweepStoppedError(Exception):
-    """The sweep was stopped while a trial ran."""
+    """A run of a trial ended with an error, or was stopped."""
 
 
 class Sweep:
@@ -177,15 +161,33 @@ class Sweep:
     ) -> None:
         self.file, self.space, self.folder, self._imports = file, space, folder, imports
         self._options = _words(file)
-        self._is_new = not (folder / "sweep.json").exists()
         self._write_file()
         self.study = self._open_study(pruner)
         self._running = [trial for trial in self.study.trials if not trial.state.is_finished()]
         self._lock = threading.RLock()
-        self._processes: set[subprocess.Popen[str]] = set()
+        self._processes: list[subprocess.Popen[str]] = []
         self._is_stopped = False
         # Until a run has reported the metric, a wrong setting ends the sweep.
         self._has_reported = bool(self.ranking())
+
+    def _write_file(self) -> None:
+        path, mine = self.folder / "sweep.json", json.loads(json.dumps(asdict(self.file)))
+        self._is_new = not path.exists()
+        if not self._is_new:
+            before: dict[str, Any] = {}
+            with suppress(ValueError, TypeError):
+                before = dict(json.loads(path.read_bytes()))
+            if other := [key for key in mine if mine[key] != before.get(key)]:
+                raise ConfigError(
+                    f"{self.folder}: holds another sweep ({', '.join(other)} differ), expected the same one; choose "
+                    "another --dir, or delete it"
+                )
+        elif any(one.name != ".lock" for one in self.folder.iterdir()):
+            raise ConfigError(
+                f"{self.folder}: holds something else, expected a new folder; choose another --dir"
+            )
+        else:
+            path.write_text(json.dumps(mine, indent=2), "utf-8")
 
     def _open_study(self, pruner: optuna.pruners.BasePruner) -> optuna.Study:
         journal = self.folder / "journal.log"
@@ -202,33 +204,13 @@ class Sweep:
                 f"{journal}: damaged ({error}), expected Optuna's journal; delete the folder, or choose another --dir"
             ) from error
 
-    def _write_file(self) -> None:
-        path, mine = self.folder / "sweep.json", json.loads(json.dumps(asdict(self.file)))
-        if not self._is_new:
-            before: Any = None
-            with suppress(ValueError):
-                before = json.loads(path.read_bytes())
-            before = before if isinstance(before, dict) else {}
-            if other := [key for key in mine if mine[key] != before.get(key)]:
-                raise ConfigError(
-                    f"{self.folder}: holds another sweep ({', '.join(other)} differ), expected the same one; choose "
-                    "another --dir, or delete it"
-                )
-        elif any(one.name != ".lock" for one in self.folder.iterdir()):
-            raise ConfigError(
-                f"{self.folder}: holds something else, expected a new folder; choose another --dir"
-            )
-        else:
-            path.write_text(json.dumps(mine, indent=2), "utf-8")
-
     def search(self, trials: int, jobs: int, show: Callable[[str], None]) -> None:
         """Run trials until there are `trials` in all, `jobs` runs at a time.
 
         Raises:
             ConfigError: A setting is wrong in every trial.
         """
-        done = len(self.study.trials) - len(self._running)
-        if done:
+        if done := len(self.study.trials) - len(self._running):
             show(f"resuming {self.folder}, {done} of {trials} trials are done")
         try:
             with ThreadPoolExecutor(jobs) as pool:
@@ -243,11 +225,9 @@ class Sweep:
                 shutil.rmtree(self.folder)
             raise
         self._write()
-        if best := self.ranking()[:_IN_REPORT]:
-            write_report(
-                [self._run_folder(trial.number, seed) for trial in best for seed in range(self.file.seeds)],
-                self.folder / "report.html",
-            )
+        if best := self.ranking()[:10]:
+            runs = [self._run_folder(trial.number, seed) for trial in best for seed in range(self.file.seeds)]
+            write_report(runs, self.folder / "report.html")
 
     def _stop(self) -> None:
         with self._lock:
@@ -259,11 +239,9 @@ class Sweep:
         while (trial := self._next(trials)) is not None:
             try:
                 scores = [self._score(trial, seed) for seed in range(self.file.seeds)]
-            except SweepStoppedError:
-                return
             except TrialFailedError as error:
-                if error.is_setting and not self._has_reported:
-                    raise ConfigError(str(error)) from None
+                if self._is_stopped:
+                    return
                 trial.set_user_attr("error", str(error))
                 self.study.tell(trial, state=TrialState.FAIL)
             except optuna.TrialPruned:
@@ -276,15 +254,13 @@ class Sweep:
 
     def _next(self, trials: int) -> optuna.Trial | None:
         with self._lock:
-            if self._is_stopped:
-                return None
             while self._running:
                 trial = self._running.pop(0)
                 if trial.params.keys() == self.space.keys():
                     return optuna.Trial(self.study, trial._trial_id)
                 self.study.tell(trial.number, state=TrialState.FAIL)
             number = len(self.study.trials)
-            if number >= trials:
+            if self._is_stopped or number >= trials:
                 return None
             # The sampler of a resumed sweep must not repeat its first samples.
             self.study.sampler = optuna.samplers.TPESampler(seed=number)
@@ -311,71 +287,65 @@ class Sweep:
                 fcntl.flock(stderr, fcntl.LOCK_EX)
             with self._lock:
                 if self._is_stopped:
-                    raise SweepStoppedError
+                    raise TrialFailedError
                 process = subprocess.Popen(
                     self._command(trial, seed), stdout=subprocess.PIPE, stderr=stderr, text=True,
                     env={"OMP_NUM_THREADS": "1", **os.environ}, start_new_session=True,
                 )  # fmt: skip
-                self._processes.add(process)
+                self._processes.append(process)
         with process:
-            verdict = self._follow(trial, seed, process)
-        with self._lock:
-            self._processes.discard(process)
-        if verdict is None and self._is_stopped:
-            verdict = SweepStoppedError()
-        if verdict is None and process.returncode:
-            verdict = TrialFailedError(_reason(log, process.returncode), process.returncode == 2)
-        if verdict is not None:
-            raise verdict
+            try:
+                self._follow(trial, seed, process)
+            except BaseException:
+                process.terminate()
+                raise
+        if process.returncode:
+            reason = _reason(log, process.returncode)
+            is_setting = process.returncode == 2 and not self._has_reported
+            raise ConfigError(reason) if is_setting else TrialFailedError(reason)
         log.unlink()
 
     def _command(self, trial: optuna.Trial, seed: int) -> list[str]:
         """Return the command of a run: of one that a stopped sweep has saved, or of a new one."""
-        folder = self._run_folder(trial.number, seed)
-        options = self._options
+        folder, options = self._run_folder(trial.number, seed), self._options
+        place = "--run-dir"
         if (folder / CHECKPOINTS / LATEST).exists():
-            pairs = zip(options, ["", *options], strict=False)
-            options = [one for pair in pairs if not {*pair} & {*_FOR_NEW_RUNS} for one in pair[:1]]
-            place = ["--resume", str(folder)]
+            place, chosen = "--resume", Parser(add_help=False, allow_abbrev=False)
+            # A checkpoint has policies.
+            take_policies(chosen)
+            options = chosen.parse_known_args(options)[1]
         else:
             shutil.rmtree(folder, ignore_errors=True)
-            place = ["--run-dir", str(folder)]
         return [
-            sys.executable, "-m", "menv.cli", "train", self.file.env, "--run", self.file.run, *options, *place,
-            "--config", json.dumps(self._settings(trial.params)), "--stop", json.dumps(dict(self.file.stop)),
-            "--seed", str(seed), "--json", *self._imports,
+            sys.executable, "-m", "menv.cli", "train", self.file.env, "--run", self.file.run, *options,
+            place, str(folder), "--config", json.dumps(self._settings(trial.params)),
+            "--stop", json.dumps(dict(self.file.stop)), "--seed", str(seed), "--json", *self._imports,
         ]  # fmt: skip
 
-    def _follow(self, trial: optuna.Trial, seed: int, process: subprocess.Popen[str]) -> Exception | None:
-        """Report the results of a run to the pruner; end the run and return why if it is not worth continuing."""
-        steps = self.study.trials[trial.number].intermediate_values
-        reported = max(steps, default=0)
-        verdict: Exception | None = None
+    def _follow(self, trial: optuna.Trial, seed: int, process: subprocess.Popen[str]) -> None:
+        """Report the results of a run to the pruner; raise if the run is not worth continuing."""
+        reported = max(self.study.trials[trial.number].intermediate_values, default=0)
         for line in process.stdout or ():
             result: Any = None
             # The environment may print too.
             with suppress(ValueError):
                 result = json.loads(line)
-            if verdict is not None or not isinstance(result, dict) or "training_iteration" not in result:
+            if not isinstance(result, dict) or "training_iteration" not in result:
                 continue
-            value, iteration = dict(scalars(result)).get(self.file.metric), result["training_iteration"]
             config = Run(self._run_folder(trial.number, seed)).config["config"]
-            if wrong := _unknown_key(self.file, result, evaluates=bool(config.get("evaluation_interval"))):
-                verdict = ConfigError(f"sweep: {wrong}")
-            elif value is not None:
-                self._has_reported = True
-                if seed == 0 and iteration > reported:
-                    trial.report(value, iteration)
-                    verdict = optuna.TrialPruned() if trial.should_prune() else None
-            if verdict is not None:
-                process.terminate()
-        return verdict
+            _refuse_unknown_keys(self.file, result, bool(config.get("evaluation_interval")))
+            value, iteration = dict(scalars(result)).get(self.file.metric), result["training_iteration"]
+            self._has_reported |= value is not None
+            if seed == 0 and value is not None and iteration > reported:
+                trial.report(value, iteration)
+                if trial.should_prune():
+                    raise optuna.TrialPruned
 
     def _run_folder(self, number: int, seed: int) -> Path:
         return self.folder / f"trial-{number:03d}-seed-{seed}"
 
     def _settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        own = [_nested(one.path, one.value(params[name])) for name, one in self.space.items()]
+        own = [one.settings(params[name]) for name, one in self.space.items()]
         return reduce(merge, own, dict(self.file.config))
 
     def ranking(self) -> list[optuna.trial.FrozenTrial]:
@@ -386,32 +356,28 @@ class Sweep:
     def _write(self) -> None:
         seeds = [f"seed {seed}" for seed in range(self.file.seeds)]
         with (self.folder / "trials.csv").open("w", encoding="utf-8", newline="") as file:
-            table_of_trials = csv.writer(file)
-            table_of_trials.writerow(["trial", "state", "score", *seeds, *self.space, "error"])
+            rows = csv.DictWriter(
+                file, ["trial", "state", "score", *seeds, *self.space, "error"], extrasaction="ignore"
+            )
+            rows.writeheader()
             for one in self.study.get_trials(deepcopy=False):
-                score = one.value if one.state is TrialState.COMPLETE else ""
-                found = [one.user_attrs.get(seed, "") for seed in seeds]
-                sampled = [one.params.get(name, "") for name in self.space]
-                error = one.user_attrs.get("error", "")
-                table_of_trials.writerow([one.number, one.state.name.lower(), score, *found, *sampled, error])
+                score = one.value if one.state is TrialState.COMPLETE else None
+                about = {"trial": one.number, "state": one.state.name.lower(), "score": score}
+                rows.writerow({**one.params, **one.user_attrs, **about})
         for best in self.ranking()[:1]:
             settings = json.dumps(self._settings(best.params), indent=2)
             (self.folder / "best.json").write_text(settings + "\n", "utf-8")
 
-    def _train_command(self) -> str:
-        stop = [word for key, bound in self.file.stop.items() for word in ("--stop", f"{key}={bound}")]
-        run = ["menv", "train", self.file.env, "--run", self.file.run, *self._options, *self._imports]
-        return shlex.join([*run, "--config", str(self.folder / "best.json"), *stop])
-
     def _line(self, trial: optuna.trial.FrozenTrial) -> str:
-        if trial.state is TrialState.COMPLETE:
-            what = f"{trial.value:.6g}"
-        elif trial.state is TrialState.PRUNED:
-            what = f"pruned after iteration {trial.last_step}"
-        else:
-            what = f"failed: {trial.user_attrs.get('error')}"
-        sampled = ", ".join(f"{name}={_short(value)}" for name, value in trial.params.items())
-        return f"trial {trial.number}: {what}  ({sampled})"
+        what = {
+            TrialState.COMPLETE: f"{trial.value or 0.0:.6g}",
+            TrialState.PRUNED: f"pruned after iteration {trial.last_step}",
+        }.get(trial.state, f"failed: {trial.user_attrs.get('error')}")
+        sampled = [
+            f"{name}={f'{value:.4g}' if isinstance(value, float) else value}"
+            for name, value in trial.params.items()
+        ]
+        return f"trial {trial.number}: {what}  ({', '.join(sampled)})"
 
     def summary(self) -> list[str]:
         """Return lines about all trials, the best settings and the files."""
@@ -419,11 +385,12 @@ class Sweep:
         kinds = {"completed": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
         counts = ", ".join(f"{states.count(state)} {kind}" for kind, state in kinds.items())
         lines = [f"{len(states)} trials: {counts}", f"all trials: {self.folder / 'trials.csv'}"]
-        ranking = self.ranking()
-        if not ranking:
-            return lines
-        lines += ["best:", *(f"  {self._line(trial)}" for trial in ranking[:3])]
-        lines += [f"curves: {self.folder / 'report.html'}", f"train: {self._train_command()}"]
+        if ranking := self.ranking():
+            stop = [word for key, bound in self.file.stop.items() for word in ("--stop", f"{key}={bound}")]
+            run = ["menv", "train", self.file.env, "--run", self.file.run, *self._options, *self._imports]
+            lines += ["best:", *(f"  {self._line(trial)}" for trial in ranking[:3])]
+            lines.append(f"curves: {self.folder / 'report.html'}")
+            lines.append(f"train: {shlex.join([*run, '--config', str(self.folder / 'best.json'), *stop])}")
         return lines
 
 
@@ -436,21 +403,16 @@ def _reason(log: Path, status: int) -> str:
     return reason if status == 2 else f"{reason}; {log} has more"
 
 
-@dataclass(frozen=True)
-class Dimension:
-    """A setting that is searched; Optuna has choices as JSON, since it stores no lists."""
+class Dimension(NamedTuple):
+    """A setting that is searched, by its path; Optuna has choices as JSON, since it stores no lists."""
 
     path: tuple[str, ...]
     distribution: optuna.distributions.BaseDistribution
 
-    def value(self, sampled: Any) -> Any:
-        """Return the value of the setting that a parameter of Optuna stands for."""
-        return json.loads(sampled) if isinstance(sampled, str) else sampled
-
-    def ends(self) -> list[Any]:
-        """Return the values that are checked before a trial runs: all choices, or the ends of the range."""
-        one: Any = self.distribution
-        return [self.value(choice) for choice in getattr(one, "choices", ())] or [one.low, one.high]
+    def settings(self, sampled: Any) -> dict[str, Any]:
+        """Return the settings that a parameter of Optuna stands for."""
+        value = json.loads(sampled) if isinstance(sampled, str) else sampled
+        return dict(reduce(lambda inner, part: {part: inner}, reversed(self.path), value))
 
 
 def _checked(file: SweepFile) -> dict[str, Dimension]:
@@ -470,26 +432,26 @@ def _checked(file: SweepFile) -> dict[str, Dimension]:
     # Callbacks may add keys to results.
     if not any("callbacks" in settings for settings in (file.config, file.space, *args.config)):
         keys = TrainResult.__required_keys__ | TrainResult.__optional_keys__ - {"evaluation"}
-        if wrong := _unknown_key(file, dict.fromkeys(keys), evaluates=True):
-            raise ConfigError(f"sweep: {wrong}")
+        _refuse_unknown_keys(file, dict.fromkeys(keys), evaluates=True)
     space = {".".join(one.path): one for one in _dimensions(file.space)}
     if not space:
         raise ConfigError(
             "sweep: no space, expected settings to search; add [space] with lr = {float = [1e-4, 1e-2]}"
         )
-    for name, value in with_objects(file.config).items():
-        _check(file.run, "config", {name: value})
+    _check(file.run, "config", file.config)
     for one in space.values():
-        for value in one.ends():
-            _check(file.run, "space", _nested(one.path, with_objects(value)))
+        ends: Any = one.distribution
+        for sampled in getattr(ends, "choices", None) or (ends.low, ends.high):
+            _check(file.run, "space", one.settings(sampled))
     return space
 
 
-def _unknown_key(file: SweepFile, result: Mapping[str, Any], *, evaluates: bool) -> str:
-    """Return why results never have the metric or the key of a bound, "" as far as this result shows."""
-    rule = StopRule({file.metric: math.inf, **file.stop}, evaluates)
+def _refuse_unknown_keys(file: SweepFile, result: Mapping[str, Any], evaluates: bool) -> None:
+    """Raise ConfigError if no result will have the metric or the key of a bound, as far as this one shows."""
     metric = f"{file.metric}: "
-    return rule.impossible(result).replace(f"stop {metric}", f"metric {metric}", 1)
+    rule = StopRule({file.metric: math.inf, **file.stop}, evaluates)
+    if wrong := rule.impossible(result).replace(f"stop {metric}", f"metric {metric}", 1):
+        raise ConfigError(f"sweep: {wrong}")
 
 
 def _words(file: SweepFile) -> list[str]:
@@ -504,7 +466,7 @@ def _words(file: SweepFile) -> list[str]:
 def _check(run: str, where: str, settings: Mapping[str, Any]) -> None:
     """Refuse an unknown setting and a value that it cannot have."""
     config_class = getattr(algorithms, f"{run}Config")
-    for name, value in known_values(config_class, settings, f"{where}: ").items():
+    for name, value in known_values(config_class, with_objects(settings), f"{where}: ").items():
         table(config_class)[name].read(where, value)
 
 
@@ -531,16 +493,10 @@ def _distribution(kind: str, **entry: Any) -> optuna.distributions.BaseDistribut
         raise ValueError(f"{kind} = {values!r:.60}")
     if kind == "choice":
         return optuna.distributions.CategoricalDistribution([json.dumps(value) for value in values], **entry)
-    distributions = optuna.distributions
-    made: Any = distributions.FloatDistribution if kind == "float" else distributions.IntDistribution
     low, high = values
-    return cast(distributions.BaseDistribution, made(low, high, **entry))
-
-
-def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
-    for part in reversed(path):
-        value = {part: value}
-    return dict(value)
+    if kind == "int":
+        return optuna.distributions.IntDistribution(low, high, **entry)
+    return optuna.distributions.FloatDistribution(low, high, **entry)
 
 
 def _pruner(file: SweepFile) -> optuna.pruners.BasePruner:
@@ -552,7 +508,3 @@ def _pruner(file: SweepFile) -> optuna.pruners.BasePruner:
             f"sweep: pruner_options of {file.pruner!r}: {str(error).rstrip('.')}, expected arguments of Optuna's "
             f"{name}; see its documentation"
         ) from None
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

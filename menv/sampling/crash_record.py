@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,33 +28,26 @@ _ABOUT = re.compile(r"env (\d+)(?:, agent .*?, env)? (reset|step)\b")
 """How errors name the sub-environment and the call."""
 
 
+@dataclass(frozen=True, slots=True)
 class CrashRecorder:
     """Describes the faults of one sampler's sub-environments; `checkpoint` has the actions of closed fragments."""
 
-    def __init__(
-        self,
-        worker: Sampler,
-        env: CreatedEnvs | None,
-        groups: Sequence[PolicyGroup],
-        tracker: EpisodeTracker,
-        checkpoint: EpisodeCheckpoint | None,
-    ) -> None:
-        self._worker = worker
-        self._env = env
-        self._groups = groups
-        self._tracker = tracker
-        self._checkpoint = checkpoint
+    worker: Sampler
+    env: CreatedEnvs | None
+    groups: Sequence[PolicyGroup]
+    tracker: EpisodeTracker
+    checkpoint: EpisodeCheckpoint | None
 
     def attach(self, error: MenvError) -> None:
         """Describe the fault that an error of `sample` reports in its `capsule`, if it reports one."""
         fault = error._fault or (self._broken_contract(error) if isinstance(error, ContractError) else None)
         if fault is not None and error._capsule is None:
-            self._worker.leave_vector_loop()
+            self.worker.leave_vector_loop()
             error._capsule = self.record(fault)
 
     def record(self, fault: EnvFault, *, acted: bool = True) -> Record:
         """Describe a fault; in its episode agents have `acted`, as far as the tracker knows."""
-        env, worker = self._env, self._worker
+        env, worker = self.env, self.worker
         steps = acted and fault.where == "step"
         return {
             "where": fault.where,
@@ -70,7 +64,7 @@ class CrashRecorder:
 
     def _broken_contract(self, error: ContractError) -> EnvFault | None:
         """Return the fault of a sub-environment that returned something invalid, None if the error is about another."""
-        about, env = _ABOUT.match(str(error)), self._env
+        about, env = _ABOUT.match(str(error)), self.env
         if about is None or env is None or int(about[1]) >= env.num_envs:
             return None
         index = int(about[1])
@@ -79,25 +73,20 @@ class CrashRecorder:
 
     def _actions(self, env_id: EnvId) -> list[list[Any]] | None:
         """Return each agent's env-ready actions in its running episode, in order; None where they are not kept."""
-        episode = self._tracker.running.get(env_id)
-        if episode is None or self._checkpoint is None:
+        episode = self.tracker.running.get(env_id)
+        if episode is None or self.checkpoint is None:
             return None
-        released = self._checkpoint.actions_of(episode.episode_id)
-        places = {
-            agent: self._tracker.locate_policy(policy) for agent, (policy, _) in episode.seats().items()
-        }
-        if released is None or not all(
-            self._groups[group].strategy.can_replay for group, _ in places.values()
-        ):
+        released = self.checkpoint.actions_of(episode.episode_id)
+        if released is None:
             return None
         found: list[list[Any]] = []
-        for agent, (_, number) in episode.seats().items():
-            group, which = self._groups[places[agent][0]], places[agent][1]
-            parts = [
-                part[number]
-                for part in (released, group.buffer.actions_of(episode.episode_id))
-                if number in part
-            ]
+        for agent, (policy, number) in episode.seats().items():
+            place, which = self.tracker.locate_policy(policy)
+            group = self.groups[place]
+            if not group.strategy.can_replay:
+                return None
+            sources = (released, group.buffer.actions_of(episode.episode_id))
+            parts = [source[number] for source in sources if number in source]
             actions = group.strategy.env_actions(np.concatenate(parts), which) if parts else []
             found.append([agent, actions if isinstance(actions, np.ndarray) else list(actions)])
         return found

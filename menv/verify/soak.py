@@ -15,16 +15,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from menv.algorithms.algorithm import check_packages
+from menv.algorithms.config.field_checks import check_number
 from menv.algorithms.crash_capsules import CrashCapsules
 from menv.checking.check import running
-from menv.errors import ConfigError, MenvError
+from menv.errors import ConfigError, MenvError, MissingExtraError
 from menv.registry import import_first
 from menv.sampling.sampler import Sampler
 from menv.verify.verify import WHOLE, Task, host_copies
@@ -41,7 +41,7 @@ _FEWEST, _LONGER_S = 32, 60.0
 """Measurements for which the run takes longer than it was asked to, and by how many seconds at most."""
 LEAST = {"memory_mb": 8.0, "files": 3.0, "threads": 3.0, "processes": 3.0}
 """Growth over the second half of the run that counts; less may be noise."""
-_LOST, _MOST_OF_A_CAUSE = "WorkerLostError", 5
+_MOST_OF_A_CAUSE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,6 @@ class Trend:
     per_hour: float
     error: float
     growth: float
-
-    def grows(self, least: float) -> bool:
-        """Return whether the growth is at least `least`, and no noise."""
-        return self.growth >= least and self.per_hour > _SURE * self.error
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +125,11 @@ def soak(
         modules: Modules, or paths of .py files, to import first.
 
     Raises:
-        ConfigError: A setting is wrong, or the memory of this process cannot be read.
-        MissingExtraError: onnx is not installed.
+        ConfigError: A setting is wrong.
+        MissingExtraError: onnx is not installed, or the memory of this process cannot be read without psutil.
     """
     check_packages("soak", "onnx")
+    check_number("soak", "seconds", seconds, 0, 600_000, positive=True)
     import_first(modules, "soak: module")
     _resident_mb()
     task = Task(env, config, num_envs, _FRAGMENT * num_envs, seed)
@@ -145,64 +142,74 @@ def soak(
 
 class _Soak:
     def __init__(self, task: Task, seconds: float, workers: int) -> None:
-        self._task = task
-        self._seconds = seconds
-        self._workers = workers
+        self._task, self._seconds, self._workers = task, seconds, workers
         self._capsules = CrashCapsules("soak", task.config)
         self._measured: list[tuple[float, ...]] = []
         self._faults: list[str] = []
         self._causes: Counter[tuple[Any, ...]] = Counter()
         self._env_steps = self._episodes = self._kills = 0
         self._remote: Any = None
+        self._samplers: list[Sampler] = []
 
     def run(self) -> SoakReport:
         began, ended = time.monotonic(), ""
-        samplers: list[Sampler] = []
         try:
-            samplers = [self._here(), *([self._elsewhere()] if self._workers else [])]
+            self._samplers = [self._here(), *([self._elsewhere()] if self._workers else [])]
             # The first fragments load libraries.
-            self._sample(samplers)
+            self._sample()
             began = time.monotonic()
-            self._sample_until(began, samplers)
+            self._sample_until(began)
             if not _trends(self._measured):
                 ended = (
                     f"{len(self._measured)} measurements, expected {2 * _BLOCKS} at least; run it for longer"
                 )
         except MenvError as error:
-            ended = in_a_line(str(error))
-            if samplers:
-                ended += self._capsule_of(error, samplers)
+            for sampler in self._samplers:
+                sampler.crashes.attach(error)
+            capsule = "" if error._capsule is None else self._capsules.write(error._capsule)
+            ended = in_a_line(str(error)) + capsule
         finally:
-            for sampler in samplers:
+            for sampler in self._samplers:
                 with suppress(Exception):
                     sampler.base_env.stop()
         trends = _trends(self._measured)
+        grows = [
+            name for name, one in trends.items()
+            if one.growth >= LEAST[name] and one.per_hour > _SURE * one.error
+        ]  # fmt: skip
         return SoakReport(
             self._task.name, time.monotonic() - began, self._env_steps, self._episodes, self._kills,
-            tuple(self._faults), ended, trends, tuple(name for name, one in trends.items() if one.grows(LEAST[name])),
+            tuple(self._faults), ended, trends, tuple(grows),
         )  # fmt: skip
 
-    def _sample_until(self, began: float, samplers: list[Sampler]) -> None:
+    def _sample_until(self, began: float) -> None:
         measured = churned = 0
         while (passed := (time.monotonic() - began) / self._seconds) < 1 or (
             len(self._measured) < _FEWEST and time.monotonic() - began < self._seconds + _LONGER_S
         ):
-            self._sample(samplers)
+            self._sample()
             if passed * _MEASUREMENTS >= measured:
                 measured += 1
                 self._measured.append((time.monotonic(), *_figures()))
             if passed * _CHURNS >= churned + 1:
                 churned += 1
-                samplers[0].base_env.stop()
-                samplers[0] = self._here()
+                self._samplers[0].base_env.stop()
+                self._samplers[0] = self._here()
                 self._kill_one(churned)
 
-    def _sample(self, samplers: Sequence[Sampler]) -> None:
-        for sampler in samplers:
+    def _sample(self) -> None:
+        for sampler in self._samplers:
             before = sampler.env_steps
             sampler.finish(sampler.sample())
             self._env_steps += sampler.env_steps - before
-            self._count(sampler)
+            taken = sampler.metrics.take()
+            self._episodes += taken.episodes
+            for record in taken.faults:
+                cause = tuple(record["origin"])
+                self._causes[cause] += 1
+                # Processes are lost because the soak kills them.
+                if cause[0] != "WorkerLostError" and self._causes[cause] <= _MOST_OF_A_CAUSE:
+                    self._faults.append(f"{record['line']}{self._capsules.write(record)}")
 
     def _here(self) -> Sampler:
         task = self._task
@@ -218,25 +225,9 @@ class _Soak:
 
     def _kill_one(self, number: int) -> None:
         pids = [] if self._remote is None else [pid for pid in self._remote.pids if pid]
-        if pids:
-            with suppress(ProcessLookupError):
-                os.kill(pids[number % len(pids)], signal.SIGKILL)
-                self._kills += 1
-
-    def _count(self, sampler: Sampler) -> None:
-        taken = sampler.metrics.take()
-        self._episodes += taken.episodes
-        for record in taken.faults:
-            cause = tuple(record["origin"])
-            self._causes[cause] += 1
-            if cause[0] != _LOST and self._causes[cause] <= _MOST_OF_A_CAUSE:
-                self._faults.append(f"{record['line']}, capsule {self._capsules.write(record)}")
-
-    def _capsule_of(self, error: MenvError, samplers: Sequence[Sampler]) -> str:
-        for sampler in samplers:
-            sampler.crashes.attach(error)
-        path = None if error._capsule is None else self._capsules.write(error._capsule)
-        return "" if path is None else f"; replay it with: menv replay {path}"
+        with suppress(ProcessLookupError, IndexError):
+            os.kill(pids[number % max(len(pids), 1)], signal.SIGKILL)
+            self._kills += 1
 
 
 def _figures() -> tuple[float, ...]:
@@ -249,26 +240,22 @@ def _resident_mb() -> float:
     statm = Path("/proc/self/statm")
     if statm.exists():
         return int(statm.read_text("ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
-    if find_spec("psutil") is None:
-        raise ConfigError(
+    try:
+        import psutil  # type: ignore[import-untyped]
+    except ImportError:
+        raise MissingExtraError(
             "soak: the memory of this process is unknown without /proc; run: pip install psutil"
-        )
-    import psutil  # type: ignore[import-untyped]
-
+        ) from None
     return float(psutil.Process().memory_info().rss) / (1 << 20)
 
 
 def _trends(measured: Sequence[tuple[float, ...]]) -> dict[str, Trend]:
-    half = np.array(measured[len(measured) // 2 :], np.float64).reshape(-1, 1 + len(LEAST))
+    half = np.array(measured[len(measured) // 2 :], np.float64)
     if len(half) < _BLOCKS:
         return {}
-    means = np.array([block.mean(0) for block in np.array_split(half, _BLOCKS)])
-    hours = (means[:, 0] - means[:, 0].mean()) / 3600
-    spread, span = float((hours**2).sum()), float(half[-1, 0] - half[0, 0]) / 3600
-    found = {}
-    for place, name in enumerate(LEAST, 1):
-        values = means[:, place] - means[:, place].mean()
-        slope = float((hours * values).sum()) / spread
-        error = float(((values - slope * hours) ** 2).sum() / (_BLOCKS - 2) / spread) ** 0.5
-        found[name] = Trend(slope, error, slope * span)
+    times, *figures = np.array([block.mean(0) for block in np.array_split(half, _BLOCKS)]).T
+    span, found = half[-1, 0] - half[0, 0], {}
+    for name, values in zip(LEAST, figures, strict=True):
+        (slope, _), covariance = np.polyfit((times - times[0]) / 3600, values, 1, cov=True)
+        found[name] = Trend(float(slope), float(covariance[0, 0] ** 0.5), float(slope * span / 3600))
     return found

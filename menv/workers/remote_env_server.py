@@ -317,10 +317,10 @@ class RemoteEnvServer:
                 faults.append(self.fault(index, reason))
         self.undelivered.add(None, PollEvents(ended, unclaimed, episodes, [], faults, []))
 
-    def fault(self, index: int, reason: LossReason) -> EnvFault:
+    def fault(self, index: int, reason: LossReason, where: str = "step") -> EnvFault:
         """Return the fault of a sub-environment whose process was lost."""
-        line, origin = f"{reason.line} in step of env {index}", (reason.kind, "", 0)
-        return EnvFault(index, index, "step", line, origin, self.start_of(index), reason.message)
+        line, origin = f"{reason.line} in {where} of env {index}", (reason.kind, "", 0)
+        return EnvFault(index, index, where, line, origin, self.start_of(index), reason.message)
 
     def start_of(self, index: int) -> int:
         """Return the env steps of a sub-environment at its last reset."""

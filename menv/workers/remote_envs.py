@@ -557,10 +557,12 @@ class RemoteEnvs(Adapter):
     def _count_loss(self, server: RemoteEnvServer, error: Exception, over: Sequence[int]) -> None:
         """Count a loss of the episodes `over`; raise EnvCrashError if the limit is exceeded."""
         if not server.has_reported:
-            raise EnvCrashError(
+            crash = EnvCrashError(
                 f"{server.name} reset, env step {int(server.env_steps.max())}: {_head(error)}, expected a "
                 "sub-environment that can be created and reset in another process; what it wrote last is above"
-            ) from error
+            )
+            crash._fault = server.fault(server.first, self._reason(server), "reset")
+            raise crash from error
         if over:
             where = f"{server.name} step, env step {int(server.env_steps.max())}"
             steps = max(int(server.env_steps[i - server.first]) - server.start_of(i) for i in over)

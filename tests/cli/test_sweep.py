@@ -236,8 +236,8 @@ class Brittle(Corridor):
     [
         ({"seeds": "metric = 'evaluation/episode_reward_mean'"}, "this run makes no evaluations"),
         (
-            {"stop": 'stop = {"info/learner/shared/learner_stats/entropi" = 1}'},
-            "menv sweep: error: sweep: stop info/learner/shared/learner_stats/entropi: results have no such key",
+            {"stop": 'stop = {"info/learner/default_policy/learner_stats/entropi" = 1}'},
+            "sweep: stop info/learner/default_policy/learner_stats/entropi: results have no such key",
         ),
         ({"env": "env = 'tictactow'"}, "menv sweep: error: env: 'tictactow' is not known, expected"),
     ],
