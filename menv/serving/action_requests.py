@@ -27,7 +27,7 @@ from menv.adapters.episode_broker import EpisodeBroker
 from menv.adapters.episode_channel import ActionCall, Actions, ByteBudget, LoggedReturns, RequestBatch
 from menv.base_env import ALL, SINGLE_AGENT
 from menv.env_context import InputContext
-from menv.errors import CallOrderError, EpisodeError
+from menv.errors import EpisodeError
 from menv.serving import value_readers
 from menv.serving.limits import Limits
 from menv.serving.protocol import (
@@ -241,12 +241,6 @@ Unread: TypeAlias = "tuple[MessageReader, bytes, Responder]"
 """A deferred body, with its reader and its responder."""
 
 
-def close_after(error: Exception, close: Callable[[], None]) -> None:
-    """A bug in the server costs the connection and is reported by the event loop."""
-    close()
-    asyncio.get_running_loop().call_exception_handler({"message": "session", "exception": error})
-
-
 _Requests: TypeAlias = list[GetAction | Ping]
 _RAWS: dict[WireFormat, Callable[[bytes], list[Raw]]] = {
     WireFormat.JSON: msgspec.json.Decoder(list[Raw]).decode,
@@ -305,7 +299,7 @@ Decision: TypeAlias = (
 Or a callable that answers another message in the event loop.
 """
 Decided: TypeAlias = Callable[[Decision], None]
-Refused: TypeAlias = Callable[[BadMessageError | CallOrderError, Responder, int | None], None]
+Refused: TypeAlias = Callable[[Exception, Responder, int | None], None]
 """Answers a refused message: the error, its responder, and the message's number."""
 
 
@@ -397,7 +391,7 @@ class ActionRequestBatcher:
             paid = None
             if message.reward or message.info or message.done:
                 paid = self._handler.paid(state, message, responder.wire_format)
-        except (BadMessageError, CallOrderError) as error:
+        except Exception as error:
             self.flush()
             self._refused(error, responder, message.seq)
             return
@@ -459,13 +453,10 @@ class ActionRequestBatcher:
 
     def _decode(self, unread: list[Unread]) -> None:
         for (reader, body, responder), message in zip(unread, _messages_of(unread), strict=True):
-            try:
-                if message is not None and reader.hold is None:
-                    self.add(reader.session.state, message, responder)
-                else:
-                    reader.read(body, responder.reply, responder.close)
-            except Exception as error:
-                close_after(error, responder.close)
+            if message is not None and reader.hold is None:
+                self.add(reader.session.state, message, responder)
+            else:
+                reader.read(body, responder)
 
     def _column(self, requests: list[ActionRequest], wire_format: WireFormat) -> Column | None:
         """Decode the observations of single agents together; None if they have to be decoded one by one."""
@@ -514,10 +505,7 @@ class ActionRequestBatcher:
         waiting, episode.waiting = episode.waiting, []
         episode.seq, episode.answer = request.seq_before, request.answer_before
         for responder in waiting:
-            if isinstance(error, BadMessageError | CallOrderError):
-                self._refused(error, responder, request.message.seq)
-            else:
-                close_after(error, responder.close)
+            self._refused(error, responder, request.message.seq)
 
 
 def _messages_of(unread: list[Unread]) -> Sequence[GetAction | None]:

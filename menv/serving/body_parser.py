@@ -46,7 +46,7 @@ from menv.serving.protocol import (
     fields,
     to_raw,
 )
-from menv.serving.value_readers import StepColumns, agent_spaces, context_from_json, context_to_json, reward
+from menv.serving.value_readers import StepColumns, agent_spaces, plain_context, reward
 
 _log = logging.getLogger("menv.serving")
 
@@ -173,7 +173,7 @@ _parser: BodyParser
 """The parser of this process, if it is one that `BodyParserPool` has started."""
 
 
-def _begin(setup: bytes) -> None:
+def _begin(ioctx: InputContext, limits: Limits, memory: int) -> None:
     """Prepare this process; its first task."""
     global _parser
     # Peers do not fill the server's terminal with errors of this process.
@@ -181,9 +181,8 @@ def _begin(setup: bytes) -> None:
     # Ctrl-C is meant for the server, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_server, daemon=True).start()
-    settings = msgspec.json.decode(setup)
-    _parser = BodyParser(context_from_json(settings["context"]), Limits(**settings["limits"]))
-    bound_memory(settings["memory"])
+    _parser = BodyParser(ioctx, limits)
+    bound_memory(memory)
 
 
 def _end_with_server() -> None:
@@ -210,9 +209,11 @@ class BodyParserPool:
         self.parsed = 0
         self.longest_inline = limits.inline_body
         self._limits = limits
-        self._setup = _setup(ioctx, limits)
+        self._context: InputContext | None = None
+        with contextlib.suppress(ConfigError):
+            self._context = plain_context(ioctx)
         frozen = getattr(sys, "frozen", False)
-        self.usable = self._setup is not None and bool(sys.executable) and not frozen
+        self.usable = self._context is not None and bool(sys.executable) and not frozen
         self._was_ready = False
         self._waiting = 0
         self._executor: ProcessPoolExecutor | None = None
@@ -304,7 +305,8 @@ class BodyParserPool:
                 self._executor = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
                 with _without_main():
                     # An initializer's arguments would block the loop until the process has read them.
-                    started = _submit(self._executor, _begin, self._setup)
+                    memory = _MEMORY_BASE + MEMORY_FACTOR * self._limits.max_body
+                    started = _submit(self._executor, _begin, self._context, self._limits, memory)
                 (self._process,) = self._executor._processes.values()
                 await asyncio.wait_for(started, _START_S)
                 self._was_ready = True
@@ -345,13 +347,3 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         vars(main).update(known)
-
-
-def _setup(ioctx: InputContext, limits: Limits) -> bytes | None:
-    with contextlib.suppress(ConfigError):
-        bounds = {
-            name: getattr(limits, name) for name in ("max_body", "max_depth", "max_agents", "inline_body")
-        }
-        memory = _MEMORY_BASE + MEMORY_FACTOR * limits.max_body
-        return msgspec.json.encode({"context": context_to_json(ioctx), "limits": bounds, "memory": memory})
-    return None

@@ -84,7 +84,6 @@ class WireEpisode:
     """
 
     id: str | None = None
-    env: str | None = None
     t: int = 0
     terminated: bool
     truncated: bool
@@ -221,7 +220,6 @@ _HEADER_FIELDS: list[tuple[str, Any, Any]] = [
     ("is_terminated", bool | UnsetType, UNSET),
     ("is_truncated", bool | UnsetType, UNSET),
     ("id", Id | None | UnsetType, UNSET),
-    ("env", Id | None | UnsetType, UNSET),
     ("t", Count | None | UnsetType, UNSET),
     ("weights_seq_no", Count | None | UnsetType, UNSET),
 ]
@@ -339,7 +337,7 @@ def _declared(
             ErrorCode.MALFORMED, f"{where}: no {' and no '.join(missing)}, expected {', '.join(needed)}"
         )
     keys = sum(value is not UNSET for value in msgspec.structs.astuple(found))
-    strings = isinstance(found.id, str) + isinstance(found.env, str)
+    strings = isinstance(found.id, str)
     if not is_plain(bytes(raw), wire_format, keys, strings):
         fields(raw, wire_format, where)
     return found
@@ -359,7 +357,7 @@ def _unclaimed(raw: Raw | UnsetType, wire_format: WireFormat, where: str) -> Map
 def _about(found: Any) -> dict[str, Any]:
     """Return the fields of the whole episode; null is the same as absent."""
     about = {"terminated": found.is_terminated, "truncated": found.is_truncated}
-    for name in ("id", "env", "t", "weights_seq_no"):
+    for name in ("id", "t", "weights_seq_no"):
         value = getattr(found, name)
         if value is not UNSET and value is not None:
             about[name] = value

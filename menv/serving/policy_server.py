@@ -217,7 +217,7 @@ class PolicyServer(RequestSource):
             self._add_kinds(trainer)
             self.sessions.set_policies(_describe_policies(trainer))
             # Make the forms of the weights before clients request them.
-            self.tasks.add(trainer.latest.make_ready, lambda _: None)
+            self.tasks.prepare(trainer.latest.make_ready)
         self.tasks.weights_changed()
 
     def _add_kinds(self, trainer: Trainer) -> None:

@@ -9,16 +9,17 @@ requests for actions in batches, large ones in the body parser process. `Session
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -34,7 +35,6 @@ from menv.serving.action_requests import (
     ClientState,
     Decision,
     Responder,
-    close_after,
 )
 from menv.serving.body_parser import BodyParserPool
 from menv.serving.episodes import EpisodeIngest, WireEpisode
@@ -71,6 +71,7 @@ from menv.serving.transports.transport import Peer, Reply
 from menv.serving.value_readers import action_spaces_json
 
 Close = Callable[[], None]
+Work = Coroutine[Any, Any, None]
 
 NO_TOKEN = "GET_CONFIG.token: is missing, expected the server's token first"
 _SHORT = 2_000
@@ -99,7 +100,7 @@ class MessageReader:
         self._short = min(_SHORT, self._parsers.longest_inline)
         # Work that takes longer. The following bodies wait for it.
         self.hold: asyncio.Task[None] | None = None
-        self._waiting: deque[tuple[bytes, Reply, Close]] = deque()
+        self._waiting: deque[tuple[bytes, Responder]] = deque()
         self._last: Responder | None = None
 
     def received(self, body: bytes, reply: Reply, close: Close) -> asyncio.Future[None] | None:
@@ -117,25 +118,25 @@ class MessageReader:
                 return self.hold
         # Deferred bodies came before this one.
         self._batcher.flush()
-        self.read(body, reply, close)
+        self.read(body, self._responder_of(reply, _wire_format_of(body), close))
         return self.hold
 
-    def read(self, body: bytes, reply: Reply, close: Close) -> None:
+    def read(self, body: bytes, responder: Responder) -> None:
         """Decode one body on its own, after everything before it."""
         if self.hold is not None:
-            self._waiting.append((body, reply, close))
-        elif len(body) <= self._short:
-            responder = self._responder_of(reply, _wire_format_of(body), close)
+            self._waiting.append((body, responder))
+            return
+        if len(body) <= self._short:
             try:
                 request, _ = decode(body, self._max_depth)
-            except BadMessageError as error:
+            except Exception as error:
                 self.session.refuse(error, responder)
                 return
             work = self.session.answer(request, responder)
-            if work is not None:
-                self._begin(work, close)
         else:
-            self._begin(self._read_long(body, reply, close), close)
+            work = self._read_long(body, responder)
+        if work is not None:
+            self.hold = asyncio.get_running_loop().create_task(self._finish(work, responder))
 
     def lost(self) -> None:
         """Drop bodies that are not decoded and work that is not finished."""
@@ -154,37 +155,30 @@ class MessageReader:
         self._last = None if self._always_reply else responder
         return responder
 
-    def _begin(self, work: Coroutine[Any, Any, None], close: Close) -> None:
-        self.hold = asyncio.get_running_loop().create_task(self._finish(work, close))
-
-    async def _finish(self, work: Coroutine[Any, Any, None], close: Close) -> None:
+    async def _finish(self, work: Work, responder: Responder) -> None:
         """Do the work of one body, then read the bodies that came meanwhile."""
         try:
-            await work
+            await self.session.guarded(work, responder)
             while self._waiting:
-                body, reply, close = self._waiting.popleft()
-                await self._read_long(body, reply, close)
-        except Exception as error:
-            close_after(error, close)
+                body, responder = self._waiting.popleft()
+                await self.session.guarded(self._read_long(body, responder), responder)
         finally:
             self.hold = None
 
-    async def _read_long(self, body: bytes, reply: Reply, close: Close) -> None:
+    async def _read_long(self, body: bytes, responder: Responder) -> None:
         """Decode a body without holding up other peers: in their turn, or in the parser process."""
-        wire_format = _wire_format_of(body)
         episodes = None
-        try:
-            if not self._parsers.takes(body):
-                async with self._scheduler:
-                    request, read_as = decode(body, self._max_depth)
-            elif not self.session.admitted:
-                raise BadMessageError(ErrorCode.NOT_ALLOWED, NO_TOKEN)
-            else:
-                request, episodes, read_as = await self._parsers.parse(body, self._max_depth)
-        except BadMessageError as error:
-            self.session.refuse(error, Responder(reply, wire_format, close))
-            return
-        responder = Responder(reply, read_as, close, self._always_reply, reply_format=wire_format)
+        if not self._parsers.takes(body):
+            async with self._scheduler:
+                request, read_as = decode(body, self._max_depth)
+        elif not self.session.admitted:
+            raise BadMessageError(ErrorCode.NOT_ALLOWED, NO_TOKEN)
+        else:
+            request, episodes, read_as = await self._parsers.parse(body, self._max_depth)
+        if read_as is not responder.wire_format:
+            responder = Responder(
+                responder.reply, read_as, responder.close, responder.always, responder.wire_format
+            )
         work = self.session.answer(request, responder, episodes)
         if work is not None:
             await work
@@ -227,7 +221,7 @@ class Session:
 
     def answer(
         self, request: Request, responder: Responder, episodes: Sequence[WireEpisode] | None = None
-    ) -> Coroutine[Any, Any, None] | None:
+    ) -> Work | None:
         """Handle a decoded request, and return the work that is left, if any.
 
         `episodes` are its episodes if the parser process has read them.
@@ -243,16 +237,24 @@ class Session:
                 if isinstance(request, EpisodesAndGetState):
                     self._check_pending()
                 return self._take_episodes(request, responder, episodes)
+            if self.admitted and isinstance(request, GetState):
+                return self._send_state(request, responder)
             self._handle(request, responder)
-        except (BadMessageError, CallOrderError) as error:
-            action_requests.flush()
-            self._sessions.refuse(error, responder, getattr(request, "seq", None))
+        except Exception as error:
+            self.refuse(error, responder, getattr(request, "seq", None))
         return None
 
-    def refuse(self, error: BadMessageError, responder: Responder) -> None:
-        """Answer a body that is not a request."""
+    async def guarded(self, work: Work, responder: Responder) -> None:
+        """Do the work of a request; an error is its answer."""
+        try:
+            await work
+        except Exception as error:
+            self.refuse(error, responder)
+
+    def refuse(self, error: Exception, responder: Responder, seq: int | None = None) -> None:
+        """Answer a body that is refused, after everything before it."""
         self._action_requests.flush()
-        self._sessions.refuse(error, responder)
+        self._sessions.refuse(error, responder, seq)
 
     def lost(self) -> None:
         self._action_requests.flush()
@@ -307,21 +309,15 @@ class Session:
         self, request: Episodes, responder: Responder, episodes: Sequence[WireEpisode] | None
     ) -> None:
         sessions, state = self._sessions, self.state
-        try:
-            await sessions.scheduler.run(
-                sessions.ingest.take(state, request, responder.wire_format, episodes)
-            )
-            self.played_at = time.monotonic()
-            number = state.weights_seq_no if request.weights_seq_no is None else request.weights_seq_no
-            if number is not None:
-                sessions.figures.staleness.add([max(0, sessions.broker.weights_seq_no - number)])
-            if not isinstance(request, EpisodesAndGetState):
-                responder.nothing()
-                return
-            self._check_pending()
-        except (BadMessageError, CallOrderError) as error:
-            sessions.refuse(error, responder)
+        await sessions.scheduler.run(sessions.ingest.take(state, request, responder.wire_format, episodes))
+        self.played_at = time.monotonic()
+        number = state.weights_seq_no if request.weights_seq_no is None else request.weights_seq_no
+        if number is not None:
+            sessions.figures.staleness.add([max(0, sessions.broker.weights_seq_no - number)])
+        if not isinstance(request, EpisodesAndGetState):
+            responder.nothing()
             return
+        self._check_pending()
         self._pending_replies += 1
         sessions.tasks.add_later(self, partial(self._weights_changed, request, responder))
         # Look again then: other clients may have stopped playing.
@@ -331,8 +327,8 @@ class Session:
         if self._pending_replies >= _MAX_PENDING:
             raise BadMessageError(
                 ErrorCode.TOO_MANY,
-                f"message: {self._pending_replies} requests for weights or policies wait for their answers, expected "
-                f"at most {_MAX_PENDING} on one connection; wait for these first",
+                f"message: {self._pending_replies} requests for the next weights wait for their answers, expected at "
+                f"most {_MAX_PENDING} on one connection; wait for these first",
             )
 
     def _weights_changed(
@@ -340,30 +336,20 @@ class Session:
     ) -> None:
         self._pending_replies -= 1
         if error is None:
-            self._send_state(request, responder)
+            work = self.guarded(self._send_state(request, responder), responder)
+            asyncio.get_running_loop().create_task(work)
         else:
-            _refuse(error, responder)
+            self.refuse(error, responder)
 
-    def _send_state(self, request: GetState | EpisodesAndGetState, responder: Responder) -> None:
-        """Answer with the latest weights: at once if they are encoded already, else when a thread has encoded them."""
+    async def _send_state(self, request: GetState | EpisodesAndGetState, responder: Responder) -> None:
+        """Answer with the latest weights; if they are not encoded already, a thread encodes them."""
         latest = self._sessions.latest
-
-        def send(result: SetState | MenvError, pending: int = 0) -> None:
-            self._pending_replies -= pending
-            if isinstance(result, MenvError):
-                _refuse(result, responder)
-            else:
-                self.state.weights_seq_no = result.weights_seq_no
-                responder.send(result)
-
         try:
-            send(self._state_of(request, latest, latest.made))
+            state = self._state_of(request, latest, latest.made)
         except KeyError:
-            self._check_pending()
-            self._pending_replies += 1
-            self._sessions.tasks.add(
-                lambda: self._state_of(request, latest, latest.make), partial(send, pending=1)
-            )
+            state = await self._sessions.tasks.make(partial(self._state_of, request, latest, latest.make))
+        self.state.weights_seq_no = state.weights_seq_no
+        responder.send(state)
 
     def _state_of(
         self,
@@ -414,9 +400,8 @@ class Session:
             for agent in request.agent_ids:
                 if agent not in policies:
                     policies[agent] = sessions.latest.policy_for(f"{state.token}/{name}", agent)
-        except MenvError as error:
-            _refuse(error, responder)
-            return
+        except MenvError:
+            raise
         except Exception as error:
             # An error of the user's policy_mapping_fn; `train()` raises it.
             sessions.broker.fail(error)
@@ -441,16 +426,22 @@ class Session:
                 )
 
 
-def _refuse(error: MenvError, responder: Responder) -> None:
-    if not isinstance(error, BadMessageError):
-        error = BadMessageError(ErrorCode.UNKNOWN_ID, str(error))
-    responder.refuse(error)
+def _refusal(error: Exception) -> BadMessageError:
+    """Return the answer to a request that raised an error; an error that is none of menv's is a bug and reported."""
+    if isinstance(error, BadMessageError):
+        return error
+    if isinstance(error, MenvError):
+        code = ErrorCode.STOPPING if isinstance(error, CallOrderError) else ErrorCode.UNKNOWN_ID
+        return BadMessageError(ErrorCode.WRONG_ORDER if isinstance(error, EpisodeError) else code, str(error))
+    asyncio.get_running_loop().call_exception_handler({"message": "session", "exception": error})
+    return BadMessageError(
+        ErrorCode.INTERNAL, "message: the server failed, expected an answer; see the server's report"
+    )
 
 
 _HANDLERS: dict[type[Request], Callable[[Session, Any, Responder], None]] = {
     Ping: Session._ping,
     GetConfig: Session._greet,
-    GetState: Session._send_state,
     GetPolicies: Session._send_policies,
     StartEpisode: Session._start,
 }
@@ -518,7 +509,7 @@ class ServerSessions:
     def open(self, peer: Peer, token: str | None) -> Session:
         if not self._expected and self.trainer is not None:
             self._expected = True
-            self.tasks.add(self.latest.expect_clients, lambda _: None)
+            self.tasks.prepare(self.latest.expect_clients)
         session = Session(self, peer, admitted=token is not None or self.access.token is None)
         self.connected.add(session)
         _log.info("%s client %s connected", peer.transport, peer.address)
@@ -548,18 +539,13 @@ class ServerSessions:
             return {}
         return {"observation_space": space_to_json(observation), "action_space": space_to_json(action)}
 
-    def refuse(
-        self, error: BadMessageError | CallOrderError, responder: Responder, seq: int | None = None
-    ) -> None:
+    def refuse(self, error: Exception, responder: Responder, seq: int | None = None) -> None:
         """Answer a request that is refused."""
-        if isinstance(error, EpisodeError):
-            error = BadMessageError(ErrorCode.WRONG_ORDER, str(error))
-        elif not isinstance(error, BadMessageError):
-            responder.refuse(BadMessageError(ErrorCode.STOPPING, str(error)), seq)
-            return
-        self.count_refusal(error.code, error.text)
-        responder.refuse(error, seq)
-        if error.code in (ErrorCode.NOT_ALLOWED, ErrorCode.INTERNAL):
+        refusal = _refusal(error)
+        if refusal.code is not ErrorCode.STOPPING:
+            self.count_refusal(refusal.code, refusal.text)
+        responder.refuse(refusal, seq)
+        if refusal.code in (ErrorCode.NOT_ALLOWED, ErrorCode.INTERNAL):
             responder.close()
 
     def send_decisions(self, post: Callable[[Callable[[], object]], None]) -> None:
@@ -664,11 +650,12 @@ class ServerSessions:
             self.give_up(state, f"its client did not come back within {self.return_s:g} s")
 
 
-Then = Callable[[Any], None]
+Then = Callable[[MenvError | None], None]
+Result = TypeVar("Result")
 
 
 class SamplerTaskQueue:
-    """Requests for weights that cannot be answered at once: encoded by a thread, or kept until the weights change.
+    """A thread that encodes weights for clients, and the requests that wait until the weights change.
 
     `wake` lets a sampler that waits for clients check again. `post` schedules a call in the event loop.
     """
@@ -680,15 +667,19 @@ class SamplerTaskQueue:
         self._later: dict[object, list[Then]] = {}
         self._over: MenvError | None = None
 
-    def add(self, do: Callable[[], Any], then: Then) -> None:
-        """Run `do` in the thread; `then` gets its result, or the `MenvError` that it raised."""
+    def prepare(self, do: Callable[[], object]) -> None:
+        """Run `do` in the thread, before a client requests what it makes. From any thread."""
+        with contextlib.suppress(RuntimeError):  # The queue was stopped, perhaps just now.
+            self._executor.submit(self._run, do)
+
+    async def make(self, do: Callable[[], Result]) -> Result:
+        """Return what `do` returns in the thread; called in the event loop."""
         try:
-            made = self._executor.submit(do)
-        except RuntimeError:
-            # The queue was stopped, perhaps just now.
-            then(self._over)
-            return
-        made.add_done_callback(lambda made: self._post(lambda: self._finish(made, then)))
+            return await asyncio.wrap_future(self._executor.submit(do))
+        except (RuntimeError, asyncio.CancelledError):
+            if self._over is None:
+                raise
+            raise self._over from None
 
     def add_later(self, client: object, then: Then) -> None:
         """Call `then(None)` after the next change of the weights; `client` may wait several times."""
@@ -721,20 +712,15 @@ class SamplerTaskQueue:
         if later:
             self._post(lambda: [then(error) for thens in later.values() for then in thens])
 
-    def _finish(self, made: Future[Any], then: Then) -> None:
-        if made.cancelled():
-            then(self._over)
-            return
-        error = made.exception()
-        if error is None or isinstance(error, MenvError):
-            then(error or made.result())
-            return
-        then(
-            BadMessageError(
-                ErrorCode.INTERNAL, "weights: could not be made, expected them; see the server's report"
-            )
-        )
-        raise error
+    def _run(self, do: Callable[[], object]) -> None:
+        try:
+            do()
+        except Exception as error:
+            self._post(partial(_raise, error))
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)

@@ -3,7 +3,7 @@
 A `SpaceReader` tells msgspec the type of a space's elements, which checks types, lengths and keys while it decodes, and
 converts decoded columns, whose numbers are checked as whole arrays. The result has exactly the shape and dtype of the
 space, is finite and within its bounds; anything else is refused. `StepColumns` reads messages within an episode, by
-agent, in the server and in the body parser process, which receives the spaces as JSON.
+agent, in the server and in the body parser process.
 """
 
 from __future__ import annotations
@@ -525,48 +525,39 @@ def agent_spaces(ioctx: InputContext) -> Callable[[Hashable | None], tuple[Space
     return spaces_of
 
 
-_SHARED, _OWN = ("observation_space", "action_space"), ("observation_spaces", "action_spaces")
+def plain_context(ioctx: InputContext) -> InputContext:
+    """Return the spaces and agents in classes of gymnasium, which another process can read without the program.
 
+    Raises `ConfigError` if a space cannot be written as JSON.
+    """
 
-def context_to_json(ioctx: InputContext) -> dict[str, Any]:
-    """Return the spaces and agents as JSON; raise `ConfigError` if a space cannot be written as JSON."""
-    return {
-        "multi_agent": ioctx.multi_agent,
-        # Agents that are not strings cannot be named in a message, but they count.
-        "possible_agents": [name if isinstance(name, str) else None for name in ioctx.possible_agents],
-        **{name: _by_name({"": getattr(ioctx, name)}).get("") for name in _SHARED},
-        **{name: _by_name(getattr(ioctx, name)) for name in _OWN},
-    }
+    def plain(spaces: Mapping[Hashable, Space | None]) -> dict[Hashable, Space]:
+        return {
+            agent: space_from_json(space_to_json(space))
+            for agent, space in spaces.items()
+            if isinstance(agent, str) and space is not None
+        }
 
-
-def context_from_json(value: Mapping[str, Any]) -> InputContext:
-    """Return the part of an `InputContext` that `context_to_json` describes."""
-    spaces: Any = {name: value[name] and space_from_json(value[name], name) for name in _SHARED}
-    own: Any = {
-        name: {agent: space_from_json(one, f"{name}[{agent!r:.40}]") for agent, one in value[name].items()}
-        for name in _OWN
-    }
     return InputContext(
-        multi_agent=value["multi_agent"], possible_agents=tuple(value["possible_agents"]), **spaces, **own
+        multi_agent=ioctx.multi_agent,
+        # Agents that are not strings cannot be named in a message, but they count.
+        possible_agents=tuple(name if isinstance(name, str) else None for name in ioctx.possible_agents),
+        observation_space=plain({"": ioctx.observation_space}).get(""),
+        action_space=plain({"": ioctx.action_space}).get(""),
+        observation_spaces=plain(ioctx.observation_spaces),
+        action_spaces=plain(ioctx.action_spaces),
     )
 
 
 def action_spaces_json(ioctx: InputContext) -> dict[str, Any]:
     """Return the action spaces in SET_CONFIG of a multi-agent environment; those without JSON form are omitted."""
-    own: dict[str, Any] = {}
+    own: dict[Hashable, Any] = {}
     for agent, space in {**ioctx.action_spaces, None: ioctx.action_space}.items():
-        with contextlib.suppress(ConfigError):
-            own.update(_by_name({"" if agent is None else agent: space}))
-    shared = own.pop("", None)
+        if space is not None and isinstance(agent, str | None):
+            with contextlib.suppress(ConfigError):
+                own[agent] = space_to_json(space)
+    shared = own.pop(None, None)
     return {"action_spaces": own or None, "action_space": shared}
-
-
-def _by_name(spaces: Mapping[Hashable, Space | None]) -> dict[str, Any]:
-    return {
-        agent: space_to_json(space)
-        for agent, space in spaces.items()
-        if isinstance(agent, str) and space is not None
-    }
 
 
 class StepColumns:

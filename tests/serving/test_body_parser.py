@@ -242,7 +242,7 @@ def test_a_fault_on_the_way_to_the_process_is_noted_and_costs_one_connection(
     with receiving(faults=1) as one, one.client() as client, one.client() as other:
         with monkeypatch.context() as patched:
             patched.setattr(one.parsers, "_in_turn", fails)
-            client.send(BODY)
+            assert json.loads(client.ask(BODY))["code"] == "internal"
             assert client.rest() == b""
         other.send(BODY)
         assert other.ask(PING) == b'{"type":"PONG"}'
