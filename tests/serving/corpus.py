@@ -67,7 +67,7 @@ EPISODE: dict[str, Any] = {
     "is_truncated": False,
 }
 RICH = {
-    **EPISODE, "id": "e-1", "env": "0", "t": 7, "weights_seq_no": 3, "action_logp": [-0.5, -0.25],
+    **EPISODE, "id": "e-1", "t": 7, "weights_seq_no": 3, "action_logp": [-0.5, -0.25],
     "action_dist_inputs": [[0.5, 1.5], [2, 3]], "state_in": [[0.0], [1.0]], "env_t": [0, 3, 4],
     "agent_id": "a", "module_id": "m",
 }  # fmt: skip

@@ -34,7 +34,7 @@ def refused(fields: Any, dialect: WireFormat, spaces_of: Any = one_agent) -> Bad
 @BOTH
 def test_an_episode_with_all_its_columns_is_read(dialect: WireFormat) -> None:
     found = read(RICH, dialect)
-    assert (found.id, found.env, found.t, found.weights_seq_no) == ("e-1", "0", 7, 3)
+    assert (found.id, found.t, found.weights_seq_no) == ("e-1", 7, 3)
     assert (found.terminated, found.truncated, found.steps, found.agents) == (True, False, 2, None)
     assert same(found.obs, np.array(EPISODE["obs"], np.float32))
     assert same(found.actions, np.array([0, 1]))
@@ -48,10 +48,10 @@ def test_an_episode_with_all_its_columns_is_read(dialect: WireFormat) -> None:
 @BOTH
 def test_an_episode_of_the_first_clients_has_no_more_than_five_fields(dialect: WireFormat) -> None:
     found = read(EPISODE, dialect)
-    assert (found.id, found.env, found.t, found.weights_seq_no) == (None, None, 0, None)
+    assert (found.id, found.t, found.weights_seq_no) == (None, 0, None)
     assert (found.logp, found.dist_inputs, found.state_in) == (None, None, None)
     nothing = dict.fromkeys(
-        ("id", "env", "t", "weights_seq_no", "action_logp", "action_dist_inputs", "state_in", "infos")
+        ("id", "t", "weights_seq_no", "action_logp", "action_dist_inputs", "state_in", "infos")
     )
     again = read({**EPISODE, **nothing}, dialect)
     assert (again.id, again.t, again.logp) == (None, 0, None)
