@@ -267,7 +267,7 @@ class EpisodeBroker:
             channel.chunked = True
             if chunk.over:
                 self._close(channel)
-            self._push(channel, chunk, size)
+            self._push(channel, ChannelStep(None, chunk=chunk), size)
             self._notify()
 
     def lose(self, episode_ids: Iterable[str], why: str) -> None:
@@ -298,12 +298,7 @@ class EpisodeBroker:
         """Send an error to waiting callers and refuse later calls: sampling has stopped."""
         with self._changed:
             self._stopped = True
-            unread = [
-                step
-                for channel in self._channels.values()
-                for step in channel.steps
-                if isinstance(step, ChannelStep)
-            ]
+            unread = [step for channel in self._channels.values() for step in channel.steps]
             self._ready.clear()
             batch, self._batch = self._batch, None
             self._changed.notify_all()
@@ -345,9 +340,9 @@ class EpisodeBroker:
             batch, self._batch = self._batch, None
         return batch
 
-    def next_steps(self, channels: Sequence[EpisodeChannel]) -> list[ChannelStep | ExternalTrajectory | None]:
+    def next_steps(self, channels: Sequence[EpisodeChannel]) -> list[ChannelStep | None]:
         """Remove and return the next step of each channel, None while its last step has no answer."""
-        found: list[ChannelStep | ExternalTrajectory | None] = []
+        found: list[ChannelStep | None] = []
         with self._lock:
             for channel in channels:
                 if channel.busy or not channel.steps:
@@ -461,7 +456,7 @@ class EpisodeBroker:
         self._push(channel, step, size)
         self._notify()
 
-    def _push(self, channel: EpisodeChannel, step: ChannelStep | ExternalTrajectory, size: int) -> None:
+    def _push(self, channel: EpisodeChannel, step: ChannelStep, size: int) -> None:
         channel.push(step, size)
         if not channel.busy:
             self._ready.add(channel)
@@ -603,13 +598,13 @@ class ReadyQueue:
                 self._chunked[client] = channels
         return taken
 
-    def _num_steps(self, step: ChannelStep | ExternalTrajectory) -> int:
+    def _num_steps(self, step: ChannelStep) -> int:
         """Return how many steps a chunk has; the loss of an episode has none."""
-        if not isinstance(step, ExternalTrajectory):
+        if step.chunk is None:
             return 0
         if self.by_agent_steps:
-            return sum(len(steps.rewards) for steps in step.agents.values())
-        return step.env_steps
+            return sum(len(steps.rewards) for steps in step.chunk.agents.values())
+        return step.chunk.env_steps
 
 
 def _take_first(
@@ -620,6 +615,5 @@ def _take_first(
     while channels and most > 0:
         channel = channels.pop(next(iter(channels)))
         taken.append(channel)
-        step = channel.steps[0] if by_agent_steps and channel.steps else None
-        most -= max(1, len(step.obs or ())) if isinstance(step, ChannelStep) else 1
+        most -= max(1, len(channel.steps[0].obs or ())) if by_agent_steps and channel.steps else 1
     return taken

@@ -56,16 +56,17 @@ class ByteBudget:
 
 @dataclass(slots=True)
 class ChannelStep:
-    """One observation of an episode, and what was logged before it.
+    """One observation of an episode and what was logged before it, or a chunk of steps that the client took.
 
     Attributes:
-        obs: By agent; None if the episode was lost.
+        obs: By agent; None of a chunk, or if the episode was lost.
         rewards: Sums since the previous step, by agent.
         infos: The last info dict of each agent since then.
         done: Agents whose own trajectories end.
         actions: Actions that the caller chose, by agent; None if it asks for actions.
         over: `(terminated, truncated)` if the episode ends, else None.
         callback: Receives the actions.
+        chunk: The steps whose actions the client chose; None of a single step.
     """
 
     obs: Mapping[AgentId, Any] | None
@@ -75,6 +76,7 @@ class ChannelStep:
     actions: Mapping[AgentId, Any] | None = None
     over: tuple[bool, bool] | None = None
     callback: ActionCallback | None = None
+    chunk: ExternalTrajectory | None = None
 
     @property
     def plain(self) -> bool:
@@ -119,7 +121,7 @@ class EpisodeChannel:
         self.budget = budget or ByteBudget()
         self.sizes: deque[int] = deque()
         self.logged_bytes = self.order = 0
-        self.steps: deque[ChannelStep | ExternalTrajectory] = deque()
+        self.steps: deque[ChannelStep] = deque()
         self.asked = self.busy = False
         self.begun = self.over = self.batchable = False
         self.lost: str | None = None
@@ -155,8 +157,8 @@ class EpisodeChannel:
         self.infos.update(infos)
         self.done.update({agent: flag for agent, flag in done.items() if flag and agent != ALL})
 
-    def push(self, step: ChannelStep | ExternalTrajectory, size: int) -> None:
-        """Append a step or a trajectory chunk of `size` bytes."""
+    def push(self, step: ChannelStep, size: int) -> None:
+        """Append a step of `size` bytes."""
         size += STEP_BYTES
         self.batchable = False
         self.budget.add(size)
@@ -164,7 +166,7 @@ class EpisodeChannel:
         self.logged_bytes = 0
         self.steps.append(step)
 
-    def pop(self) -> ChannelStep | ExternalTrajectory:
+    def pop(self) -> ChannelStep:
         """Remove and return the oldest step."""
         self.begun = True
         self.budget.add(-self.sizes.popleft())
@@ -174,11 +176,9 @@ class EpisodeChannel:
         """Return the rewards that the sampler has not read, by agent."""
         pending = dict(self.rewards)
         for step in self.steps:
-            rewards = (
-                {agent: float(steps.rewards.sum()) for agent, steps in step.agents.items()}
-                if isinstance(step, ExternalTrajectory)
-                else step.rewards
-            )
+            rewards = step.rewards
+            if step.chunk is not None:
+                rewards = {agent: float(steps.rewards.sum()) for agent, steps in step.chunk.agents.items()}
             for agent, reward in rewards.items():
                 pending[agent] = pending.get(agent, 0.0) + reward
         return pending

@@ -356,12 +356,12 @@ class ExternalEnvs(Adapter):
                 batch.respond(stopped())
         self.source.stop()
 
-    def _advance(self, channel: EpisodeChannel, sent: ChannelStep | ExternalTrajectory | None) -> None:
+    def _advance(self, channel: EpisodeChannel, sent: ChannelStep | None) -> None:
         """Process a chunk, or steps up to one that must be answered first."""
-        if isinstance(sent, ExternalTrajectory):
-            self._add_chunk(channel, sent)
+        if sent is not None and sent.chunk is not None:
+            self._add_chunk(channel, sent.chunk)
             return
-        while isinstance(sent, ChannelStep) and not self._process(channel, sent):
+        while sent is not None and not self._process(channel, sent):
             (sent,) = self.broker.next_steps([channel])
 
     def _process(self, channel: EpisodeChannel, step: ChannelStep) -> bool:

@@ -105,8 +105,8 @@ class RolloutWorker(LocalRollouts):
         if update is not None:
             self._worker_policies.take(update, range(self.sampler.slots_used))
         # The statistics of a received filter already include its buffered changes.
-        for policy in self._worker_policies.policies.values():
-            for one in synced_filters(policy).values():
+        for filters in synced_filters(self._worker_policies.policies).values():
+            for one in filters.values():
                 one.reset_state()
         for group in self._worker_policies.groups:
             group.weights_seq_no = weights_seq_no
@@ -161,8 +161,8 @@ class RolloutWorker(LocalRollouts):
 
     def _seen(self) -> Filters:
         found: Filters = {}
-        for policy_id, policy in self._worker_policies.policies.items():
-            for position, one in synced_filters(policy).items():
+        for policy_id, filters in synced_filters(self._worker_policies.policies).items():
+            for position, one in filters.items():
                 if one.is_training:
                     found.setdefault(policy_id, []).append((position, one.as_serializable()))
                     one.reset_state()

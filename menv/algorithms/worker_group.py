@@ -81,11 +81,9 @@ class PolicySync:
         weights = self._changed()
         pipelines = self._pipelines()
         edited = {name: own for name, own in pipelines.items() if own.version != self._versions.get(name)}
+        synced = synced_filters(self._policy_view.policies)
         filters = {
-            name: [
-                (place, one.as_serializable())
-                for place, one in synced_filters(self._policy_view.policies[name]).items()
-            ]
+            name: [(place, one.as_serializable()) for place, one in synced[name].items()]
             for name in sorted(self._moved)
             if name in pipelines
         }
@@ -106,16 +104,14 @@ class PolicySync:
 
     def resend_filters(self) -> None:
         """Include all filters in the next update, for evaluation workers."""
-        self._moved |= {name for name, policy in self._policy_view.policies.items() if synced_filters(policy)}
+        synced = synced_filters(self._policy_view.policies)
+        self._moved |= {name for name, filters in synced.items() if filters}
 
     def merge_filters(self, seen: Mapping[str, Sequence[tuple[int, Any]]]) -> None:
         """Merge what the filters of a worker have seen."""
+        synced = synced_filters(self._policy_view.policies)
         for policy_id, filters in seen.items():
-            mine = (
-                synced_filters(self._policy_view.policies[policy_id])
-                if policy_id in self._policy_view.policies
-                else {}
-            )
+            mine = synced.get(policy_id, {})
             for place, theirs in filters:
                 if place in mine:
                     mine[place].apply_changes(theirs)

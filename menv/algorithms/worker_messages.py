@@ -279,10 +279,10 @@ class WorkerPolicies:
             policy.networks.connectors[policy.index] = own
         for policy_id, weights in update.weights.items():
             self.policies[policy_id].set_weights(weights)
+        mine = synced_filters(self.policies)
         for policy_id, filters in update.filters.items():
-            mine = synced_filters(self.policies[policy_id])
             for position, theirs in filters:
-                mine[position].sync(theirs)
+                mine[policy_id][position].sync(theirs)
 
 
 def network_policies(policies: Mapping[str, Policy]) -> dict[str, NetworkPolicy]:
@@ -290,14 +290,15 @@ def network_policies(policies: Mapping[str, Policy]) -> dict[str, NetworkPolicy]
     return {name: policy for name, policy in policies.items() if isinstance(policy, NetworkPolicy)}
 
 
-def synced_filters(policy: Policy) -> dict[int, SyncedFilterAgentConnector]:
-    """Return a policy's filters with merged statistics, by their position among its agent connectors."""
-    if not isinstance(policy, NetworkPolicy):
-        return {}
+def synced_filters(policies: Mapping[str, Policy]) -> dict[str, dict[int, SyncedFilterAgentConnector]]:
+    """Return the filters with merged statistics of each policy, by their position among its agent connectors."""
     return {
-        position: one
-        for position, one in enumerate(leaf_connectors(policy.agent_connectors))
-        if isinstance(one, SyncedFilterAgentConnector)
+        name: {
+            position: one
+            for position, one in enumerate(leaf_connectors(policy.agent_connectors))
+            if isinstance(one, SyncedFilterAgentConnector)
+        }
+        for name, policy in network_policies(policies).items()
     }
 
 
