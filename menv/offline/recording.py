@@ -7,14 +7,13 @@ takes: observations before connectors, and actions after them.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import os
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -28,30 +27,28 @@ from menv.errors import ConfigError
 from menv.offline.episodes import RecordedEpisode, RecordedTrajectory
 from menv.offline.files import path_to_write, write_episodes
 from menv.policy import Policy
-from menv.policy_map import DEFAULT_POLICY, PolicyMap, adapt_mapping_fn
-from menv.registry import describe_env, make_env
+from menv.policy_map import DEFAULT_POLICY, PolicyMap
+from menv.registry import make_env
 from menv.sampling.infer_policies import AgentSpaces
 from menv.sampling.local_inference import local_policy_inference
 from menv.spaces import own_copy
 from menv.workers.convert import to_base_env
 
+_Running: TypeAlias = tuple[int, int | None, list[RecordedTrajectory], dict[AgentId, float]]
 _ENVS = 8
 """Sub-environments that `record` steps together."""
 
 
-class _Open:
-    """A trajectory that is being recorded."""
+@dataclass(slots=True, eq=False)
+class OpenTrajectory:
+    """A trajectory that is being recorded; `rewards` are those before the first action, then of each action."""
 
-    __slots__ = ("actions", "agent_id", "begun_at", "early", "env_index", "env_t", "obs", "rewards")
-
-    def __init__(self, agent_id: AgentId, env_index: int) -> None:
-        self.agent_id, self.env_index = agent_id, env_index
-        self.obs: list[Any] = []
-        self.actions: list[Any] = []
-        self.rewards: list[float] = []
-        self.env_t: list[int] = []
-        # The reward before the first action, which counts for that action.
-        self.early = 0.0
+    agent_id: AgentId
+    env_index: int
+    obs: list[Any] = field(default_factory=list)
+    actions: list[Any] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=lambda: [0.0])
+    env_t: list[int] = field(default_factory=list)
 
 
 class EpisodeWatcher:
@@ -63,40 +60,41 @@ class EpisodeWatcher:
         env: The name of the environment.
 
     Attributes:
-        finished: Indices of sub-environments and their episodes, in the order of their ends.
+        finished: Episodes that ended, by index of their sub-environment.
+        open: The trajectories that are being recorded, by slot.
     """
 
     def __init__(
         self, base_env: Adapter, spaces_of: Callable[[AgentId], tuple[Any, Any]], env: str = ""
     ) -> None:
-        self.finished: deque[tuple[int, RecordedEpisode]] = deque()
+        self.finished: dict[int, list[RecordedEpisode]] = {}
+        self.open: dict[int, OpenTrajectory] = {}
         self._created, self._spaces_of, self._env = base_env.replayable, spaces_of, env
-        self._open: dict[int, _Open] = {}
-        # By index of the sub-environment: of the running episode.
-        self._ended: dict[int, list[RecordedTrajectory]] = {}
-        self._unclaimed: dict[int, dict[AgentId, float]] = {}
-        self._begun: dict[int, tuple[int, int | None]] = {}
+        # By index of the sub-environment: its env steps at the reset, its seed, and what happened since.
+        self._running: dict[int, _Running] = {}
         for method, watch in (("poll", self._poll), ("send_actions", self._send_actions)):
-            setattr(base_env, method, partial(watch, getattr(base_env, method)))
+            setattr(base_env, method, functools.partial(watch, getattr(base_env, method)))
 
     def _poll(self, poll: Callable[..., Ready], *args: Any) -> Ready:
-        ready = poll(*args)
+        ready, counted = poll(*args), 0
         for end in ready.ended:
             self._end(end, ready)
-        rest = list(ready.unclaimed)
         for episode in ready.episodes:
-            while len(ready.unclaimed) - len(rest) < episode.unclaimed:
-                self._count(rest.pop(0))
-            self._finish(episode.env_index, episode.env_steps, episode.faulty)
-        for entry in rest:
-            self._count(entry)
+            for entry in ready.unclaimed[counted : episode.unclaimed]:
+                self._add_unclaimed(entry.env_index, entry.agent_id, entry.reward, ready)
+            counted = max(counted, episode.unclaimed)
+            _, seed, trajectories, unclaimed = self._running.pop(episode.env_index, (0, None, [], {}))
+            if trajectories and not episode.faulty:
+                self.finished.setdefault(episode.env_index, []).append(
+                    RecordedEpisode(trajectories, seed, self._env, episode.env_steps, unclaimed)
+                )
+        for entry in ready.unclaimed[counted:]:
+            self._add_unclaimed(entry.env_index, entry.agent_id, entry.reward, ready)
         for join in ready.joined:
-            self._open[join.slot] = _Open(join.agent_id, join.env_index)
-            if join.env_index not in self._begun:
-                self._begun[join.env_index] = self._start_of(join.env_index, ready)
+            self.open[join.slot] = OpenTrajectory(join.agent_id, join.env_index)
         for row, slot in enumerate(ready.slots.tolist()):
-            one, reward = self._open[slot], float(ready.rewards[row])
-            self._add_reward(one, reward)
+            one = self.open[slot]
+            one.rewards[-1] += float(ready.rewards[row])
             one.obs.append(own_copy(ready.obs[row]))
             one.env_t.append(self._now(one.env_index, ready))
         return ready
@@ -104,63 +102,59 @@ class EpisodeWatcher:
     def _send_actions(self, send: Callable[..., None], slots: Any, actions: Any = None) -> None:
         send(slots, actions)
         for slot, action in zip(np.asarray(slots).tolist(), actions, strict=True):
-            one = self._open[slot]
+            one = self.open[slot]
+            # The reward before the first action counts for that action.
+            one.rewards.append(0.0 if one.actions else one.rewards[0])
             one.actions.append(own_copy(action))
-            one.rewards.append(one.early)
-            one.early = 0.0
 
-    def _start_of(self, index: int, ready: Ready) -> tuple[int, int | None]:
-        created = self._created
-        if created is None:
-            return int(ready.env_steps[index]), None
-        return created.episode_start(index), created.running(index).seed
+    def _episode(self, index: int, ready: Ready) -> _Running:
+        if index not in self._running:
+            start, seed, created = int(ready.env_steps[index]), None, self._created
+            if created is not None:
+                start, seed = created.episode_start(index), created.running(index).seed
+            self._running[index] = start, seed, [], {}
+        return self._running[index]
 
     def _now(self, index: int, ready: Ready) -> int:
-        return int(ready.env_steps[index]) - self._begun[index][0]
-
-    def _add_reward(self, one: _Open, reward: float) -> None:
-        if one.rewards:
-            one.rewards[-1] += reward
-        else:
-            one.early += reward
+        return int(ready.env_steps[index]) - self._episode(index, ready)[0]
 
     def _end(self, end: End, ready: Ready) -> None:
-        one = self._open.pop(end.slot)
-        self._add_reward(one, end.reward)
-        obs, count = one.obs, len(one.actions)
-        if end.withdrawn:
-            count = min(count, len(obs) - 1)
-        else:
+        one = self.open.pop(end.slot)
+        obs, rewards = one.obs, one.rewards
+        rewards[-1] += end.reward
+        if not end.withdrawn:
             obs.append(None if end.obs is None else own_copy(end.obs))
             one.env_t.append(self._now(one.env_index, ready) - end.ago)
-        lost = one.early + sum(one.rewards[count:])
+        count = min(len(one.actions), len(obs) - 1)
+        lost = sum(rewards[count + 1 :] if one.actions else rewards)
         if lost:
-            own = self._unclaimed.setdefault(one.env_index, {})
-            own[one.agent_id] = own.get(one.agent_id, 0.0) + lost
+            self._add_unclaimed(one.env_index, one.agent_id, lost, ready)
         steps = ExternalSteps(
-            obs, one.actions[:count], np.array(one.rewards[:count], np.float64), end.terminated, end.truncated,
+            obs, one.actions[:count], np.array(rewards[1 : count + 1], np.float64), end.terminated, end.truncated,
             env_t=np.array(one.env_t),
         )  # fmt: skip
         trajectory = RecordedTrajectory(one.agent_id, steps, *self._spaces_of(one.agent_id))
-        self._ended.setdefault(one.env_index, []).append(trajectory)
+        self._episode(one.env_index, ready)[2].append(trajectory)
 
-    def _count(self, entry: Any) -> None:
-        own = self._unclaimed.setdefault(entry.env_index, {})
-        own[entry.agent_id] = own.get(entry.agent_id, 0.0) + entry.reward
-
-    def _finish(self, index: int, env_steps: int, faulty: bool) -> None:
-        trajectories, unclaimed = self._ended.pop(index, []), self._unclaimed.pop(index, {})
-        _, seed = self._begun.pop(index, (0, None))
-        if not faulty:
-            self.finished.append(
-                (index, RecordedEpisode(trajectories, seed, self._env, env_steps, unclaimed))
-            )
+    def _add_unclaimed(self, index: int, agent_id: AgentId, reward: float, ready: Ready) -> None:
+        own = self._episode(index, ready)[3]
+        own[agent_id] = own.get(agent_id, 0.0) + reward
 
 
-def with_policies(episode: RecordedEpisode, policy_of: Callable[[AgentId], str]) -> RecordedEpisode:
-    """Return an episode with the policy of each agent."""
+def _with_policies(episode: RecordedEpisode, policy_of: Callable[[AgentId], str]) -> RecordedEpisode:
     trajectories = [replace(one, policy_id=policy_of(one.agent_id)) for one in episode.trajectories]
     return replace(episode, trajectories=trajectories)
+
+
+def _spaces_of(env: Any) -> Callable[[AgentId], tuple[Any, Any]]:
+    observations, actions = AgentSpaces(env, "observation"), AgentSpaces(env, "action")
+    return lambda agent: (observations.found(agent), actions.found(agent))
+
+
+def _name_of(env: Any) -> str:
+    """Return the id of a gymnasium environment, or the name of its class."""
+    spec = getattr(env, "spec", None)
+    return str(getattr(spec, "id", None) or type(getattr(env, "unwrapped", env)).__name__)
 
 
 class RecordCallbacks(DefaultCallbacks):
@@ -177,27 +171,20 @@ class RecordCallbacks(DefaultCallbacks):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path_to_write("RecordCallbacks", path)
         self._base_env: Any = None
-        self._watcher: EpisodeWatcher | None = None
+        self._finished: dict[int, list[RecordedEpisode]] = {}
         self._episodes: list[RecordedEpisode] = []
-        self._files = 0
 
     def on_sub_environment_created(
         self, *, worker: Any, sub_environment: Any, env_context: Any, env_index: int, **kwargs: Any
     ) -> None:
         """Watch the environments of this process before their first poll."""
-        if env_context.in_evaluation or worker.base_env is self._base_env:
-            return
-        self._base_env = worker.base_env
-        kinds = [AgentSpaces(sub_environment, "observation"), AgentSpaces(sub_environment, "action")]
-        self._watcher = EpisodeWatcher(
-            worker.base_env,
-            lambda agent: (kinds[0].found(agent), kinds[1].found(agent)),
-            _name_of(sub_environment),
-        )
+        if not env_context.in_evaluation and worker.base_env is not self._base_env:
+            self._base_env, env = worker.base_env, sub_environment
+            self._finished = EpisodeWatcher(worker.base_env, _spaces_of(env), _name_of(env)).finished
 
     def on_episode_created(self, *, base_env: Any, **kwargs: Any) -> None:
         """Refuse environments that show no sub-environments."""
-        if self._watcher is None and base_env.replayable is None and not base_env.get_sub_environments():
+        if self._base_env is None and base_env.replayable is None and not base_env.get_sub_environments():
             raise ConfigError(
                 f"RecordCallbacks: {type(base_env).__name__} shows no sub-environments, expected environments that "
                 "menv steps; record where the episodes are played"
@@ -205,28 +192,20 @@ class RecordCallbacks(DefaultCallbacks):
 
     def on_episode_end(self, *, base_env: Any, episode: Any, env_index: int, **kwargs: Any) -> None:
         """Keep an episode until the fragment is complete."""
-        if self._watcher is None or base_env is not self._base_env:
-            return
-        finished = self._watcher.finished
-        place = next((place for place, (index, _) in enumerate(finished) if index == env_index), None)
-        if place is not None:
-            self._episodes.append(with_policies(finished[place][1], episode.policy_for))
-            del finished[place]
+        if base_env is self._base_env:
+            for one in self._finished.pop(env_index, ()):
+                self._episodes.append(_with_policies(one, episode.policy_for))
 
     def on_sample_end(self, *, worker: Any, samples: Any, **kwargs: Any) -> None:
-        """Write the episodes that ended."""
+        """Write the episodes that ended, into the next file that no earlier run or process of this worker wrote."""
         if self._episodes and worker.base_env is self._base_env:
-            write_episodes(self._next_file(worker.worker_index), self._episodes)
+            names = (
+                f"{self._path.stem}-{worker.worker_index}-{number:05d}{self._path.suffix}"
+                for number in itertools.count(1)
+            )
+            paths: Iterator[Path] = map(self._path.with_name, names)
+            write_episodes(next(path for path in paths if not path.exists()), self._episodes)
             self._episodes = []
-
-    def _next_file(self, worker_index: int) -> Path:
-        """Return the next name that has no file: an earlier run, or an earlier process of this worker, wrote some."""
-        for number in itertools.count(self._files + 1):
-            path = self._path.with_name(f"{self._path.stem}-{worker_index}-{number:05d}{self._path.suffix}")
-            if not path.exists():
-                break
-        self._files = number
-        return path
 
 
 def record(
@@ -246,7 +225,7 @@ def record(
         source: What acts: an algorithm, a policy, policies by id, or a function of an observation, or functions by id.
         env: The environment, as for an algorithm.
         path: The file, .parquet or .jsonl.
-        episodes: How many.
+        episodes: How many: the first ones to begin, so that short ones are not preferred.
         policy_mapping_fn: The policy of each agent, as in `multiagent`. None takes the algorithm's, or the only policy,
             or the one that is named like the agent.
         env_config: Items of the `EnvContext`.
@@ -257,50 +236,39 @@ def record(
         The mean return of each agent.
 
     Raises:
-        ConfigError: An agent has no policy, or the environment cannot be recorded.
+        ConfigError: The environment cannot be recorded, or nothing in `source` can act.
+        ContractError: An agent has no policy.
         MissingExtraError: pyarrow is not installed.
         NotWrittenError: The file cannot be written.
     """
     # Before the episodes are played.
     path_to_write("record", path)
-    found = list(_played(_Players(source, policy_mapping_fn, explore, seed), env, episodes, env_config, seed))
-    write_episodes(path, found)
-    returns: dict[AgentId, float] = {}
-    for episode in found:
-        for one in episode.trajectories:
-            returns[one.agent_id] = returns.get(one.agent_id, 0.0) + float(one.steps.rewards.sum()) / len(
-                found
-            )
-    return returns
-
-
-def _played(
-    players: _Players, env: Any, episodes: int, env_config: Mapping[str, Any] | None, seed: int
-) -> Iterator[RecordedEpisode]:
-    """Yield the first episodes to begin, in the order of their ends, so that short ones are not preferred."""
-    count = min(_ENVS, episodes)
+    players, count = _Players(source, policy_mapping_fn, explore, seed), min(_ENVS, episodes)
 
     def make(index: int) -> Any:
         return make_env(env, EnvContext(dict(env_config or {}), worker_index=0, vector_index=index))
 
     first = make(0)
     base_env = to_base_env(first, make, count, seed=seed)
-    spaces = AgentSpaces(first, "observation"), AgentSpaces(first, "action")
-    name = env if isinstance(env, str) else describe_env(env)
-    watcher = EpisodeWatcher(base_env, lambda agent: (spaces[0].found(agent), spaces[1].found(agent)), name)
+    watcher = EpisodeWatcher(base_env, _spaces_of(first), env if isinstance(env, str) else _name_of(first))
     left = [len(range(index, episodes, count)) for index in range(count)]
+    found: list[RecordedEpisode] = []
     try:
         while max(left) > 0:
             ready = base_env.poll()
-            players.forget(ready)
-            base_env.send_actions(ready.slots, players.actions(ready))
-            while watcher.finished:
-                index, episode = watcher.finished.popleft()
-                left[index] -= 1
-                if left[index] >= 0:
-                    yield with_policies(episode, players.policy_of)
+            waiting = [watcher.open[slot] for slot in ready.slots.tolist()]
+            base_env.send_actions(ready.slots, players.actions(waiting, ready.obs))
+            for index, ended in watcher.finished.items():
+                found += [_with_policies(one, players.policy_of) for one in ended[: max(0, left[index])]]
+                left[index] -= len(ended)
+            watcher.finished.clear()
     finally:
         base_env.stop()
+    write_episodes(path, found)
+    returns: dict[AgentId, float] = {}
+    for one in (trajectory for episode in found for trajectory in episode.trajectories):
+        returns[one.agent_id] = returns.get(one.agent_id, 0.0) + float(one.steps.rewards.sum()) / len(found)
+    return returns
 
 
 class _Players:
@@ -324,52 +292,26 @@ class _Players:
                     f"record: {policy!r:.60} as the policy {policy_id!r}, expected an algorithm, a Policy, a function "
                     "of an observation, or a dict of these; pass one"
                 )
-        self._mapping = None if mapping is None else adapt_mapping_fn(mapping)
-        self._explore = explore
-        self._ids: dict[AgentId, str] = {}
-        # By slot: the number of its trajectory, so that recurrent policies begin with their first state in each.
-        self._lives: dict[int, int] = {}
+        named = str if mapping is None and len(self._policies) > 1 else mapping
+        policies, self._explore = PolicyMap(list(self._policies), named), explore
+        self.policy_of = functools.cache(lambda agent: policies.policy_for(agent, Episode(0, 0), None))
 
-    def policy_of(self, agent: AgentId) -> str:
-        """Return the id of an agent's policy."""
-        if agent not in self._ids:
-            only = next(iter(self._policies)) if len(self._policies) == 1 else str(agent)
-            name = only if self._mapping is None else self._mapping(agent, Episode(0, 0), None)
-            if name not in self._policies:
-                raise ConfigError(
-                    f"record: agent {agent!r:.60} has the policy {name!r:.60}, expected one of "
-                    f"{sorted(self._policies)[:20]}; pass a policy_mapping_fn"
+    def actions(self, trajectories: Sequence[OpenTrajectory], observations: Sequence[Any]) -> list[Any]:
+        """Return an action for each trajectory."""
+        found: list[Any] = [None] * len(trajectories)
+        ids = [self.policy_of(one.agent_id) for one in trajectories]
+        for policy_id in dict.fromkeys(ids):
+            mine = [row for row, own in enumerate(ids) if own == policy_id]
+            policy, obs = self._policies[policy_id], [observations[row] for row in mine]
+            if isinstance(policy, Policy):
+                # Recurrent policies begin with their first state in each trajectory.
+                keys, agents = zip(
+                    *((trajectories[row], trajectories[row].agent_id) for row in mine), strict=True
                 )
-            self._ids[agent] = name
-        return self._ids[agent]
-
-    def forget(self, ready: Ready) -> None:
-        """Begin the trajectories of a poll."""
-        for join in ready.joined:
-            self._lives[join.slot] = self._lives.get(join.slot, -1) + 1
-
-    def actions(self, ready: Ready) -> list[Any]:
-        """Return the actions of all rows of a poll."""
-        rows: dict[str, list[int]] = {}
-        slots = ready.slots.tolist()
-        for row, slot in enumerate(slots):
-            rows.setdefault(self.policy_of(ready.seats[slot][1]), []).append(row)
-        found: list[Any] = [None] * len(slots)
-        for policy_id, mine in rows.items():
-            policy, obs = self._policies[policy_id], [ready.obs[row] for row in mine]
-            if not isinstance(policy, Policy):
-                answers = list(map(policy, obs))
-            else:
-                lives = [(slots[row], self._lives[slots[row]]) for row in mine]
-                agents = [ready.seats[slots[row]][1] for row in mine]
-                given = local_policy_inference(policy, lives, agents, obs, explore=self._explore)
+                given = local_policy_inference(policy, list(keys), list(agents), obs, explore=self._explore)
                 answers = [action for action, _, _ in given]
+            else:
+                answers = list(map(policy, obs))
             for row, action in zip(mine, answers, strict=True):
                 found[row] = action
         return found
-
-
-def _name_of(env: Any) -> str:
-    """Return the id of a gymnasium environment, or the name of its class."""
-    spec = getattr(env, "spec", None)
-    return str(getattr(spec, "id", None) or type(getattr(env, "unwrapped", env)).__name__)

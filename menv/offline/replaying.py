@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +26,7 @@ class ReplayDifference(NamedTuple):
     Attributes:
         step: Env step of the episode.
         agent_id: The agent.
-        what: "obs", "reward", "end", or "steps", if the trajectory has another length.
+        what: "obs", "reward", "end", or "steps", if the agent takes another number of steps.
         recorded: The value in the recording.
         replayed: The value in the replay.
     """
@@ -61,7 +61,13 @@ def replay(
     Raises:
         ConfigError: There is no such episode, it has no seed, or the environment is unknown.
     """
-    episode = path if isinstance(path, RecordedEpisode) else _episode(path, number)
+    episode = path if isinstance(path, RecordedEpisode) else None
+    if not isinstance(path, RecordedEpisode) and number >= 0:
+        episode = next(itertools.islice(read_episodes(path), number, None), None)
+    if episode is None:
+        raise ConfigError(
+            f"replay: no episode {number} in {path!s:.200}, expected the number of one; they count from 0"
+        )
     name = episode.env if env is None else env
     if env is None and not is_known(name):
         raise ConfigError(
@@ -74,9 +80,15 @@ def replay(
     pictures = {"render_mode": "rgb_array"} if video and isinstance(name, str) and is_ready_made(name) else {}
     made = make_env(name, EnvContext({**pictures, **(env_config or {})}))
     base_env = to_base_env(made if video is None else RecordEpisodes(made, video))
-    spaces = {one.agent_id: (one.observation_space, one.action_space) for one in episode.trajectories}
+    by_agent: dict[AgentId, list[RecordedTrajectory]] = {}
+    for one in episode.trajectories:
+        by_agent.setdefault(one.agent_id, []).append(one)
+    spaces = {agent: (own[0].observation_space, own[0].action_space) for agent, own in by_agent.items()}
     watcher = EpisodeWatcher(base_env, lambda agent: spaces.get(agent, (None, None)))
-    actions = {agent: _actions(episode, agent) for agent in spaces}
+    actions = {
+        agent: itertools.chain.from_iterable(one.steps.actions for one in own)
+        for agent, own in by_agent.items()
+    }
     try:
         base_env.try_reset(0, seed=episode.seed)
         ready = base_env.poll()
@@ -93,56 +105,40 @@ def replay(
             ready = base_env.poll()
     finally:
         base_env.stop()
-    return list(_differences(episode, watcher.finished[0][1]))
-
-
-def _episode(path: str | os.PathLike[str], number: int) -> RecordedEpisode:
-    found = None if number < 0 else next(itertools.islice(read_episodes(path), number, None), None)
-    if found is None:
-        raise ConfigError(
-            f"replay: no episode {number} in {os.fspath(path)!r}, expected the number of one; they count from 0"
-        )
-    return found
-
-
-def _actions(episode: RecordedEpisode, agent: AgentId) -> Iterator[Any]:
-    return itertools.chain.from_iterable(
-        one.steps.actions for one in episode.trajectories if one.agent_id == agent
-    )
-
-
-def _differences(recorded: RecordedEpisode, replayed: RecordedEpisode) -> list[ReplayDifference]:
-    found: list[ReplayDifference] = []
-    for agent in dict.fromkeys(one.agent_id for one in recorded.trajectories):
-        ours, theirs = (
-            [one for one in episode.trajectories if one.agent_id == agent] for episode in (recorded, replayed)
-        )
-        for one, other in itertools.zip_longest(ours, theirs):
-            found += _of_trajectory(agent, one, other)
+    replayed = watcher.finished[0][0].trajectories
+    found = [
+        difference
+        for agent, own in by_agent.items()
+        for difference in _differences(agent, own, [one for one in replayed if one.agent_id == agent])
+    ]
     return sorted(found, key=lambda one: one.step)
 
 
-def _of_trajectory(
-    agent: AgentId, one: RecordedTrajectory | None, other: RecordedTrajectory | None
+def _differences(
+    agent: AgentId, recorded: Sequence[RecordedTrajectory], replayed: Sequence[RecordedTrajectory]
 ) -> Iterator[ReplayDifference]:
-    if one is None or other is None:
-        counts = [0 if each is None else len(each.steps.rewards) for each in (one, other)]
-        yield ReplayDifference(0, agent, "steps", *counts)
-        return
-    ours, theirs = one.steps, other.steps
-    times = np.arange(len(ours.rewards) + 1) if ours.env_t is None else ours.env_t
-    for place, (left, right) in enumerate(zip(ours.obs, theirs.obs, strict=False)):
-        if not _same(left, right):
-            yield ReplayDifference(int(times[place]), agent, "obs", left, right)
-    for place, (left, right) in enumerate(zip(ours.rewards, theirs.rewards, strict=False)):
-        if left != right:
-            yield ReplayDifference(int(times[place]), agent, "reward", float(left), float(right))
-    counts = [len(ours.rewards), len(theirs.rewards)]
-    ends = [(steps.terminated, steps.truncated) for steps in (ours, theirs)]
-    if counts[0] != counts[1]:
-        yield ReplayDifference(int(times[min(counts)]), agent, "steps", *counts)
-    elif ends[0] != ends[1]:
-        yield ReplayDifference(int(times[-1]), agent, "end", *ends)
+    counts = [sum(len(one.steps.rewards) for one in own) for own in (recorded, replayed)]
+    step = 0
+    for ours, theirs in itertools.zip_longest(
+        _events(recorded), _events(replayed), fillvalue=(None, "", None)
+    ):
+        step = step if ours[0] is None else ours[0]
+        if ours[1] != theirs[1]:
+            yield ReplayDifference(step, agent, "steps", *counts)
+            return
+        if not _same(ours[2], theirs[2]):
+            yield ReplayDifference(step, agent, ours[1], ours[2], theirs[2])
+
+
+def _events(trajectories: Sequence[RecordedTrajectory]) -> Iterator[tuple[Any, str, Any]]:
+    """Yield the env step, the kind and the value of all that the environment gave to an agent, in order."""
+    for steps in (one.steps for one in trajectories):
+        times = range(len(steps.obs)) if steps.env_t is None else steps.env_t.tolist()
+        for t, obs, reward in itertools.zip_longest(times, steps.obs, steps.rewards.tolist()):
+            yield t, "obs", obs
+            if reward is not None:
+                yield t, "reward", reward
+        yield times[-1], "end", (steps.terminated, steps.truncated)
 
 
 def _same(left: Any, right: Any) -> bool:
