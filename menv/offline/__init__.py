@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from menv.offline.episodes import RecordedTrajectory as RecordedTrajectory
     from menv.offline.files import read_episodes as read_episodes
     from menv.offline.files import write_episodes as write_episodes
-    from menv.offline.minari_data import write_minari as write_minari
+    from menv.offline.files import write_minari as write_minari
     from menv.offline.recording import RecordCallbacks as RecordCallbacks
     from menv.offline.recording import record as record
     from menv.offline.replaying import ReplayDifference as ReplayDifference

@@ -1,4 +1,4 @@
-"""Recordings on disk: Parquet by pyarrow, or JSONL, as the suffix says.
+"""Recordings on disk: Parquet by pyarrow, or JSONL, as the suffix says; and data sets of Minari, one agent in each.
 
 The first line of JSONL is the header, each other line has the columns of an episode. Values are numbers, flags and
 texts; columns of any other type are refused.
@@ -11,16 +11,19 @@ import itertools
 import json
 import math
 import os
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, reduce
 from importlib import import_module
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from menv.base_env import SINGLE_AGENT, ExternalSteps
 from menv.errors import ConfigError, MissingExtraError
 from menv.offline.episodes import (
     KEY,
@@ -29,15 +32,21 @@ from menv.offline.episodes import (
     EpisodeSource,
     Header,
     RecordedEpisode,
+    RecordedTrajectory,
+    Space,
+    elements,
     from_columns,
     not_ours,
     to_columns,
 )
 from menv.serialization import path_given, writing
+from menv.spaces import built, columns_of, paths
 
 _STEPS = 1 << 16
 """Steps that are decoded at once, and a few more, because episodes stay whole."""
-_SUFFIXES = (".parquet", ".jsonl")
+_EPISODES = 200
+"""Episodes of Minari that are read at once."""
+_SUFFIXES, _MINARI = (".parquet", ".jsonl"), "minari:"
 
 
 def write_episodes(path: str | os.PathLike[str], episodes: Iterable[RecordedEpisode]) -> Path:
@@ -79,18 +88,20 @@ def path_to_write(where: str, path: str | os.PathLike[str]) -> Path:
 
 
 def read_episodes(pattern: str | os.PathLike[str]) -> Iterator[RecordedEpisode]:
-    """Yield the episodes of a file, or of all files that a pattern such as `"games/*.parquet"` names, in order.
+    """Yield the episodes of a file, of all files that a pattern like `"games/*.parquet"` names, or of `"minari:NAME"`.
 
     Raises:
         ConfigError: There is no such file, or one is no recording, is damaged or has a newer format.
-        MissingExtraError: pyarrow is not installed.
+        MissingExtraError: pyarrow or minari is not installed.
     """
-    for source in file_sources(pattern):
+    for source in episode_sources(pattern):
         yield from source.read()
 
 
-def file_sources(pattern: str | os.PathLike[str]) -> list[EpisodeSource]:
-    """Return the parts of the recordings that a path or a pattern names."""
+def episode_sources(pattern: str | os.PathLike[str]) -> list[EpisodeSource]:
+    """Return the parts of the recordings that a path, a pattern or `"minari:NAME"` names."""
+    if isinstance(pattern, str) and pattern.startswith(_MINARI):
+        return list(_minari_sources(pattern))
     names = [
         name
         for name in sorted(glob.glob(os.fspath(pattern), recursive=True))
@@ -140,14 +151,18 @@ def _reading(where: str) -> Iterator[None]:
         raise not_ours(where, f"it cannot be read ({str(error).splitlines()[0]:.120})") from error
 
 
-def _pyarrow() -> tuple[Any, Any]:
+def _package(name: str, install: str) -> Any:
     try:
-        return import_module("pyarrow"), import_module("pyarrow.parquet")
+        return import_module(name)
     except ImportError as error:
         raise MissingExtraError(
-            "menv.offline: the package pyarrow is not installed, expected it for Parquet; run: pip install "
-            "'menv-rl[offline]', or write .jsonl"
+            f"menv.offline: the package {name} is not installed, expected it for recordings of this kind; run: pip "
+            f"install '{install}', or use .jsonl"
         ) from error
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    return _package("pyarrow", "menv-rl[offline]"), _package("pyarrow.parquet", "menv-rl[offline]")
 
 
 def _arrow_type(pa: Any, column: Column) -> Any:
@@ -235,3 +250,95 @@ def _read_jsonl(where: str, path: Path, header: Header, number: int) -> Columns:
             else [np.array(value, dtype).reshape(len(value), *shape) for value in values]
         )
     return found
+
+
+def _minari_sources(pattern: str) -> Iterator[EpisodeSource]:
+    minari, name = _package("minari", "minari[hdf5]"), pattern.removeprefix(_MINARI)
+    try:
+        dataset = minari.load_dataset(name)
+    except (FileNotFoundError, ValueError) as error:
+        raise ConfigError(
+            f"{pattern}: no such data set on this machine ({str(error).splitlines()[0]:.100}), expected a local one; "
+            f"run: minari download {name}"
+        ) from error
+    spaces: dict[Any, Any] = {SINGLE_AGENT: (dataset.observation_space, dataset.action_space)}
+    numbers = dataset.episode_indices.tolist()
+    for first in range(0, len(numbers), _EPISODES):
+        part = numbers[first : first + _EPISODES]
+        yield EpisodeSource(pattern, spaces, partial(_read_minari, pattern, dataset, part))
+
+
+def _read_minari(where: str, dataset: Any, numbers: Sequence[int]) -> Iterator[RecordedEpisode]:
+    spaces = dataset.observation_space, dataset.action_space
+    for one in dataset.iterate_episodes(numbers):
+        # Dicts and tuples of arrays.
+        obs, actions = (
+            elements(space, [np.asarray(reduce(getitem, keys, given)) for keys, _ in paths(space)])
+            for space, given in zip(spaces, (one.observations, one.actions), strict=True)
+        )
+        terminated, truncated = bool(one.terminations[-1]), bool(one.truncations[-1])
+        steps = ExternalSteps(
+            obs, actions, np.asarray(one.rewards, np.float64), terminated, truncated or not terminated,
+            env_t=np.arange(len(one.rewards) + 1),
+        )  # fmt: skip
+        trajectory = RecordedTrajectory(SINGLE_AGENT, steps, *spaces)
+        yield RecordedEpisode([trajectory], env_steps=len(one.rewards), name=f"{where}, episode {one.id}")
+
+
+def write_minari(pattern: str | os.PathLike[str], name: str) -> list[str]:
+    """Write the recordings of a path or a pattern as Minari data sets, one for each agent.
+
+    Trajectories become episodes; those without an action or a last observation are left out.
+
+    Args:
+        pattern: The recordings.
+        name: The beginning of the names, such as `"poles/balance"`, which gives `"poles/balance-agent0-v0"`.
+
+    Returns:
+        The names of the data sets.
+
+    Raises:
+        ConfigError: There are no such recordings, or Minari refuses the name.
+        MissingExtraError: minari is not installed.
+    """
+    minari = _package("minari", "minari[hdf5]")
+    buffers: dict[Any, list[Any]] = {}
+    spaces: dict[Any, tuple[Space, Space]] = {}
+    for episode in read_episodes(pattern):
+        for one in episode.trajectories:
+            steps, before = one.steps, [False] * (len(one.steps.rewards) - 1)
+            if not len(steps.rewards) or steps.obs[len(steps.rewards)] is None:
+                continue
+            pair = spaces[one.agent_id] = one.observation_space, one.action_space
+            mine = buffers.setdefault(one.agent_id, [])
+            nested = [
+                _nested(space, given) for space, given in zip(pair, (steps.obs, steps.actions), strict=True)
+            ]
+            flags = [*before, steps.terminated], [*before, steps.truncated]
+            mine.append(
+                minari.data_collector.EpisodeBuffer(
+                    len(mine), episode.seed, None, *nested, steps.rewards.tolist(), *flags, {}
+                )
+            )
+    names = []
+    for agent, mine in buffers.items():
+        names.append(f"{name}-{re.sub('[^a-zA-Z0-9]+', '-', str(agent)).strip('-')}-v0")
+        with warnings.catch_warnings():
+            # About an author and an environment, which recordings do not name.
+            warnings.simplefilter("ignore", UserWarning)
+            try:
+                minari.create_dataset_from_buffers(
+                    names[-1], mine, observation_space=spaces[agent][0], action_space=spaces[agent][1]
+                )
+            except ValueError as error:
+                raise ConfigError(
+                    f"write_minari: {names[-1]!r} cannot be made ({str(error).splitlines()[0]:.150}), expected a new "
+                    "name such as 'poles/balance'; choose another one"
+                ) from error
+    return names
+
+
+def _nested(space: Space, values: Any) -> Any:
+    """Return dicts and tuples of lists, as the space is nested."""
+    leaves = iter(columns_of(space, values))
+    return built(space, lambda keys, leaf: next(leaves))

@@ -7,7 +7,6 @@ episodes of a part in a new order.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
@@ -19,15 +18,14 @@ from menv.adapters.agent_tracker import AgentTracker, SlotAllocator
 from menv.adapters.external import next_chunk
 from menv.base_env import ExternalSteps, ExternalTrajectory, IntArray, Ready, TrajectoryChunk, Unclaimed
 from menv.env_context import InputContext
-from menv.errors import CallOrderError, ConfigError
+from menv.errors import ConfigError
 from menv.offline.episodes import RecordedEpisode
-from menv.offline.files import file_sources
-from menv.offline.minari_data import PREFIX, minari_parts
+from menv.offline.files import episode_sources
 from menv.spaces import alike
 
 _EPISODES_AT_ONCE = 16
 """Episodes of one poll at most; each is a sub-environment."""
-_PARTS_AT_ONCE = 8
+_SOURCES_AT_ONCE = 8
 """Parts of files whose episodes are mixed."""
 _UNKNOWN_WEIGHTS = -1
 """The number of the weights that chose recorded actions: no weights of this run."""
@@ -49,39 +47,32 @@ class RecordedEnvs(Adapter):
     counts_steps = False
 
     def __init__(self, pattern: str, ioctx: InputContext, seed: int | None = None) -> None:
-        self._parts = minari_parts(pattern) if pattern.startswith(PREFIX) else file_sources(pattern)
+        self._pattern, self._sources = pattern, episode_sources(pattern)
         declared = ioctx.observation_space is not None or ioctx.observation_spaces
         known = ioctx.possible_agents if declared else ()
-        spaces: dict[Any, list[Any]] = {}
-        for part in self._parts:
-            for agent, own in part.spaces.items():
-                _check_agent(part.where, agent, own, spaces.get(agent, ioctx.spaces_of(agent)), known)
-                pairs = zip(ioctx.spaces_of(agent), own, strict=True)
-                spaces.setdefault(agent, [recorded if given is None else given for given, recorded in pairs])
-        self.possible_agents: list[Any] = list(known or spaces)
+        spaces: dict[Any, Sequence[Any]] = {agent: ioctx.spaces_of(agent) for agent in known}
+        for source in self._sources:
+            for agent, recorded in source.spaces.items():
+                given = spaces.get(agent, ioctx.spaces_of(agent))
+                pairs = zip(given, recorded, strict=True)
+                spaces[agent] = [own if wanted is None else wanted for wanted, own in pairs]
+                _check_agent(source.where, agent, recorded, spaces[agent], known)
+        self.possible_agents: list[Any] = list(spaces)
         self.observation_space, self.action_space = ioctx.observation_space, ioctx.action_space
-        pairs_of = {agent: spaces.get(agent, ioctx.spaces_of(agent)) for agent in self.possible_agents}
-        self.observation_spaces = {agent: pair[0] for agent, pair in pairs_of.items()}
-        self.action_spaces = {agent: pair[1] for agent, pair in pairs_of.items()}
+        self.observation_spaces = {agent: pair[0] for agent, pair in spaces.items()}
+        self.action_spaces = {agent: pair[1] for agent, pair in spaces.items()}
         self._rng = np.random.default_rng(rng.key(0 if seed is None else seed, rng.MAPPING))
-        self._episodes = self._shuffled()
+        self._episodes, self._read = self._shuffled(), 0
         allocator = self._allocator = SlotAllocator()
         self._trackers = [AgentTracker(index, index, allocator, None) for index in range(_EPISODES_AT_ONCE)]
         self._env_steps: IntArray = np.zeros(_EPISODES_AT_ONCE, np.int64)
         self._room, self._by_agent_steps = float("inf"), False
-        self._read = 0
-        self._over = False
-        self._pattern = pattern
 
     def limit_steps(self, steps: float, by_agent_steps: bool) -> None:
         self._room, self._by_agent_steps = steps, by_agent_steps
 
     def poll(self, timeout: float | None = None) -> Ready:
         """Return as many whole episodes as the sampler wants steps, at most a few."""
-        if self._over:
-            raise CallOrderError(
-                "poll: the recordings were stopped, expected a running algorithm; build a new one"
-            )
         chunks: list[TrajectoryChunk] = []
         unclaimed: list[Unclaimed] = []
         room = self._room
@@ -101,33 +92,18 @@ class RecordedEnvs(Adapter):
             room -= rows if self._by_agent_steps else steps
             if room <= 0:
                 break
-        empty = np.zeros(0, np.int64)
-        return Ready(
-            empty,
-            [],
-            np.zeros(0),
-            self._env_steps,
-            unclaimed=unclaimed,
-            played=chunks,
-            seats=self._allocator.seats,
-        )
+        none, seats = np.zeros(0, np.int64), self._allocator.seats
+        return Ready(none, [], np.zeros(0), self._env_steps, unclaimed=unclaimed, played=chunks, seats=seats)
 
     def send_actions(self, slots: Any, actions: Any = None) -> None:
         """Do nothing: recorded agents wait for no action."""
 
-    def stop(self) -> None:
-        self._over = True
-
-    def status(self) -> dict[str, Any]:
-        """Return how many episodes were read."""
-        return {"recorded_episodes_read": self._read}
-
     def _shuffled(self) -> Iterator[RecordedEpisode]:
         while True:
-            order = self._rng.permutation(len(self._parts)).tolist()
-            for first in range(0, len(order), _PARTS_AT_ONCE):
-                parts = [self._parts[number].read() for number in order[first : first + _PARTS_AT_ONCE]]
-                episodes = [episode for part in parts for episode in part]
+            order = self._rng.permutation(len(self._sources)).tolist()
+            for first in range(0, len(order), _SOURCES_AT_ONCE):
+                some = order[first : first + _SOURCES_AT_ONCE]
+                episodes = [episode for number in some for episode in self._sources[number].read()]
                 for place in self._rng.permutation(len(episodes)).tolist():
                     yield episodes[place]
             if not self._read:
@@ -137,14 +113,12 @@ class RecordedEnvs(Adapter):
 def _chunks_of(episode: RecordedEpisode, env_steps: int) -> Iterator[ExternalTrajectory]:
     """Yield the episode in chunks, in each of which an agent has one trajectory at most."""
     rounds: list[dict[Any, ExternalSteps]] = [{}]
-    seen: Counter[Any] = Counter()
     for one in episode.trajectories:
-        if seen[one.agent_id] == len(rounds):
+        if all(one.agent_id in agents for agents in rounds):
             rounds.append({})
-        rounds[seen[one.agent_id]][one.agent_id] = one.steps
-        seen[one.agent_id] += 1
-    for number, agents in enumerate(rounds, 1):
-        last = number == len(rounds)
+        next(agents for agents in rounds if one.agent_id not in agents)[one.agent_id] = one.steps
+    for agents in rounds:
+        last = agents is rounds[-1]
         flags = last and not episode.truncated, last and episode.truncated
         yield ExternalTrajectory(agents, env_steps, *flags, _UNKNOWN_WEIGHTS)
 

@@ -89,8 +89,6 @@ def test_a_minari_data_set_is_written_for_each_agent_and_read_as_input(
 
 
 def test_nested_spaces_pass_through_minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from menv.offline.minari_data import minari_parts
-
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "sets"))
     mapping = {"policies": list(SPACES), "policy_mapping_fn": lambda agent: agent}
     config = {
@@ -103,8 +101,7 @@ def test_nested_spaces_pass_through_minari(tmp_path: Path, monkeypatch: pytest.M
         algo.sample()
     names = write_minari(tmp_path / "run-0-00001.jsonl", "comings")
     assert sorted(names) == ["comings-a-v0", "comings-b-v0", "comings-c-v0"]
-    (part,) = minari_parts("minari:comings-b-v0")
-    first = next(iter(part.read())).trajectories[0].steps
+    first = next(read_episodes("minari:comings-b-v0")).trajectories[0].steps
     written = [
         one.steps
         for episode in read_episodes(tmp_path / "run-0-00001.jsonl")
