@@ -444,14 +444,14 @@ class Algorithm:
             return self._league.summary(self.iteration, self._metrics, self._rollouts.seats_playing)
 
     def _of_workers(self) -> dict[str, Any]:
-        numbers = self._worker_factory.replaced()
+        numbers = self._rollouts.take_recreated()
         if numbers:
             self._callbacks.on_workers_recreated(algorithm=self, worker_ids=numbers, is_evaluation=False)
-        return self._worker_factory.report()
+        return self._rollouts.report()
 
     def worker_pids(self) -> list[int | None]:
         """Return the process ids of the workers, [] without workers; None for one that has not answered yet."""
-        return [] if self._operation_guard.stopped else list(self._worker_factory.pids)
+        return [] if self._operation_guard.stopped else self._rollouts.pids
 
     def call_envs(self, method: str, *args: Any) -> list[Any]:
         """Call a method of every sub-environment, in this process, in workers, in remote environments.

@@ -446,6 +446,24 @@ class RemoteRollouts:
                 self.workers.replaced[index] += 1
         return lost
 
+    @property
+    def pids(self) -> list[int | None]:
+        return self.workers.pids
+
+    def take_recreated(self) -> list[int]:
+        return self.workers.take_recreated()
+
+    def report(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"num_worker_restarts": self.workers.lost}
+        if self._config.overlap:
+            ages = np.concatenate([*self.staleness, np.zeros(0, np.int64)])
+            self.staleness.clear()
+            told["staleness"] = {
+                "mean": float(ages.mean()) if len(ages) else None,
+                "max": int(ages.max()) if len(ages) else None,
+            }
+        return told
+
     def stop(self) -> None:
         self.workers.stop()
 
@@ -506,7 +524,6 @@ class WorkerGroupFactory:
         self._config = config
         self._engine: Engine | None = None
         self._seats: list[RemoteActor] = []
-        self._rollouts: RemoteRollouts | None = None
         self._declared: Declared = {}
         if config.num_workers and config.input is None:
             self._engine = make_engine(config.engine, patience=config.worker_start_timeout_s)
@@ -514,11 +531,6 @@ class WorkerGroupFactory:
                 self._engine.start(import_runtime, label=f"worker {number}")
                 for number in range(1, config.num_workers + 1)
             ]
-
-    @property
-    def pids(self) -> Sequence[int | None]:
-        """Process ids of the workers; None for one that has not answered yet."""
-        return [] if self._rollouts is None else self._rollouts.workers.pids
 
     def make_envs(self) -> tuple[Any, Adapter]:
         """Create the environments of this process.
@@ -562,7 +574,7 @@ class WorkerGroupFactory:
             self._prepare_torch(policy_set)
         if not config.num_workers:
             return LocalRollouts(config, base_env, policy_set, callbacks, seed, metrics)
-        workers = self._rollouts = self._new_workers(base_env, policy_set, seed, metrics)
+        workers = self._new_workers(base_env, policy_set, seed, metrics)
         if config.overlap:
             # Importing torch takes a second, in which workers sample ahead.
             workers.begin()
@@ -574,26 +586,6 @@ class WorkerGroupFactory:
         """Refuse functions that cannot be pickled for workers, before anything has changed."""
         if self._config.num_workers:
             pack({"policy_mapping_fn": mapping_fn, "policies_to_train": to_train}, "multiagent")
-
-    def replaced(self) -> list[int]:
-        """Return the numbers, from 1, of the workers that were replaced since the last call."""
-        if self._rollouts is None:
-            return []
-        return self._rollouts.workers.take_recreated()
-
-    def report(self) -> dict[str, Any]:
-        """Return the entries of a result about workers."""
-        if self._rollouts is None:
-            return {}
-        told: dict[str, Any] = {"num_worker_restarts": self._rollouts.workers.lost}
-        if self._config.overlap:
-            ages = np.concatenate([*self._rollouts.staleness, np.zeros(0, np.int64)])
-            self._rollouts.staleness.clear()
-            told["staleness"] = {
-                "mean": float(ages.mean()) if len(ages) else None,
-                "max": int(ages.max()) if len(ages) else None,
-            }
-        return told
 
     def _prepare_torch(self, policy_set: PolicySet) -> bool:
         """Import torch and check the backends; return whether one was replaced."""

@@ -22,6 +22,7 @@ from menv.algorithms.matches import seats_in
 from menv.algorithms.postprocessing import BatchPostprocessor
 from menv.algorithms.worker_messages import (
     WorkerPlacement,
+    WorkerPolicies,
     env_context,
     input_context,
     joined_state,
@@ -237,6 +238,19 @@ class LocalRollouts:
         with self.guard:
             return self.sampler.resume(tree)
 
+    @property
+    def pids(self) -> list[int | None]:
+        """Process ids of the workers; None for one that has not answered yet."""
+        return []
+
+    def take_recreated(self) -> list[int]:
+        """Return the numbers, from 1, of the workers that were replaced since the last call."""
+        return []
+
+    def report(self) -> dict[str, Any]:
+        """Return the entries of a result about workers."""
+        return {}
+
     def stop(self) -> None:
         self.base_env.stop()
 
@@ -331,22 +345,6 @@ class RecordedRows:
         self._envs = RecordedEnvs(pattern, input_context(config, env), config.seed)
         self._playing: PolicyMap | None = None
 
-    @property
-    def policy_map(self) -> PolicyMap:
-        return self._policy_set.policy_map
-
-    @property
-    def policies(self) -> Mapping[str, Policy]:
-        return self._policy_set.policies
-
-    @property
-    def groups(self) -> Sequence[PolicyGroup]:
-        return self._groups
-
-    @property
-    def postprocessor(self) -> BatchPostprocessor:
-        return self._policy_set.postprocessor
-
     def added_to(self, batch: MultiAgentBatch) -> MultiAgentBatch:
         """Return a fragment and its share of recorded rows."""
         self._due += batch.env_steps() * self._ratio
@@ -361,16 +359,16 @@ class RecordedRows:
         return MultiAgentBatch(whole.policy_batches, batch.env_steps())
 
     def _sample(self) -> MultiAgentBatch:
-        if self._playing is not self.policy_map:
+        run = self._policy_set
+        if self._playing is not run.policy_map:
+            self._playing = run.policy_map
             # The buffers of the run hold other rows.
-            self._playing, self._groups = (
-                self.policy_map,
-                [group.clone() for group in self._policy_set.groups],
-            )
+            groups = [group.clone() for group in run.groups]
+            policies = WorkerPolicies(self._playing, run.policies, groups, run.postprocessor)
             length = max(1, round(self._due))
             config = replace(self._config, rollout_fragment_length=length, input=None)
             self._rollouts = LocalRollouts(
-                config, self._envs, self, DefaultCallbacks(), self._seed, Metrics()
+                config, self._envs, policies, DefaultCallbacks(), self._seed, Metrics()
             )
         return self._rollouts.sample()
 

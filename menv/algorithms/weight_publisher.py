@@ -1,8 +1,8 @@
 """The policies of an algorithm for external clients: numbered sets of weights, and recent sets to judge late actions.
 
-`WeightPublisher` implements the `Trainer` of serving inputs. Clients receive a `Publication` while the algorithm learns
-the next one; `WeightsHistory` evaluates actions that arrive later, with the weights that chose them. `ExternalClients`
-is the member of the algorithm.
+`ExternalClients` is the member of the algorithm, and the `Trainer` of serving inputs. Clients receive a `Publication`
+while the algorithm learns the next one; `WeightsHistory` evaluates actions that arrive later, with the weights that
+chose them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from menv.algorithms.policy_set import PolicySet
 from menv.algorithms.rollouts import Rollouts
 from menv.connectors.pipeline import PolicyConnectors
 from menv.episode import Episode
-from menv.errors import CallOrderError, ConfigError, ContractError
+from menv.errors import ConfigError, ContractError
 from menv.inference.backend import ActingBackend, Actions, Flags, Floats, ForwardOutputs, Rows
 from menv.inference.connector_path import plain
 from menv.inference.network_policy import NetworkPolicy
@@ -54,20 +54,11 @@ class WeightsHistory:
     """
 
     def __init__(self, keep: int = 16) -> None:
-        if keep < 1:
-            raise ConfigError(
-                f"WeightsHistory: keep={keep}, expected at least 1; keep what clients may act with"
-            )
         self.keep = keep
         self._latest: int | None = None
         self._sets: dict[str, dict[int, dict[str, Array]]] = {}
         self._judges: dict[str, _WeightsAge] = {}
         self._notes, self._judging = threading.Lock(), threading.Lock()
-
-    @property
-    def latest(self) -> int | None:
-        """The newest sequence number, None before there is one."""
-        return self._latest
 
     def note(self, seq: int, policy_id: str, weights: Mapping[str, Array]) -> None:
         """Keep copies of a policy's weights from sequence number `seq` on; numbers must increase."""
@@ -76,20 +67,10 @@ class WeightsHistory:
             value.flags.writeable = False
         with self._notes:
             sets = self._sets.setdefault(policy_id, {})
-            last = max(sets, default=None)
-            if (self._latest is not None and seq < self._latest) or (last is not None and seq <= last):
-                raise CallOrderError(
-                    f"WeightsHistory.note: number {seq} for policy {policy_id!r} after {last}, and {self._latest} for "
-                    "any, expected numbers that increase; count on from the latest"
-                )
             sets[seq] = copies
             self._latest = seq
             if len(sets) > self.keep:
                 del sets[min(sets)]
-
-    def known(self, policy_id: str, seq: int) -> bool:
-        """Return whether the weights of a sequence number are still kept."""
-        return self._found(policy_id, seq) is not None
 
     def weights(self, policy_id: str, seq: int | None = None) -> Mapping[str, Array] | None:
         """Return the read-only weights at a number, the latest for None; None if they are not kept."""
@@ -287,28 +268,27 @@ class Publication:
         return self._made[form, policy_id]
 
 
-class WeightPublisher:
-    """Publishes the policies to clients; implements `menv.serving.policy_server.Trainer`.
+class ExternalClients:
+    """The clients of an external environment, to whom the policies are published; does nothing without one.
 
-    `weights_seq_no` numbers the current weights, from 1; `latest` is the last publication; `force_on_policy` is True
-    where the algorithm learns only from actions of known probability.
+    It implements `menv.serving.policy_server.Trainer`. `weights_seq_no` numbers the current weights, from 1, and is 0
+    without clients; `latest` is the last publication; `force_on_policy` is True where the algorithm learns only from
+    actions of known probability.
     """
 
     latest: Publication
 
     def __init__(
-        self,
-        config: AlgorithmConfig,
-        source: RequestSource,
-        sampler: Sampler,
-        policy_set: PolicySet,
+        self, config: AlgorithmConfig, base_env: Adapter, rollouts: Rollouts, policy_set: PolicySet
     ) -> None:
         self.env_steps_per_sample = config.fragment_length(1)
         self.force_on_policy = not all(one.off_policy for one in policy_set.learners.recipes.values())
         self.explore = config.explore
         self.weights_seq_no = 0
         self.observation_fn = config.multiagent.observation_fn is not None
-        self._source = source
+        self._base_env = base_env
+        self._rollouts = rollouts
+        self._source = base_env.source
         self._policy_set = policy_set
         self._history = WeightsHistory()
         self._noted: dict[str, NetworkPolicy] = {}
@@ -318,27 +298,45 @@ class WeightPublisher:
         # By policy id, the version of the connectors that were published, and the number with which they came.
         self._versions: dict[str, int] = {}
         self._since: dict[str, int] = {}
-        self.follow(sampler)
+        self.follow_sampler()
         self.publish()
-        source.connect(self)
+        if self._source is not None:
+            self._source.connect(self)
 
-    def follow(self, sampler: Sampler) -> None:
-        """Judge the externally chosen actions of this sampler."""
-        self._sampler = sampler
-        sampler.external_writer.old_weights = self._judge
-        sampler.external_writer.max_staleness = self._source.max_staleness
-        sampler.external_writer.weights_seq_no = self.weights_seq_no
-        sampler.external_writer.connectors_since = self._since
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the server; see `Algorithm.input_address`."""
+        addresses = self._source.addresses if self._source is not None else []
+        if not addresses:
+            raise ConfigError(
+                'input_address: this algorithm has no server, expected one in config["input"]; see PolicyServerInput'
+            )
+        host, port = addresses[0]
+        return str(host), int(port)
+
+    def follow_sampler(self) -> None:
+        """Judge the actions of clients for the current sampler."""
+        if self._source is None:
+            return
+        assert self._rollouts.sampler is not None
+        self._sampler = self._rollouts.sampler
+        writer = self._sampler.external_writer
+        writer.old_weights = self._judge
+        writer.max_staleness = self._source.max_staleness
+        writer.weights_seq_no = self.weights_seq_no
+        writer.connectors_since = self._since
 
     def publish(self, after: int = 0) -> None:
         """Publish the current weights under the next number, which is above `after`; any thread may call it."""
+        if self._source is None:
+            return
         with self._publishing:
             self.weights_seq_no = max(self.weights_seq_no, after) + 1
-            self._publish(self.weights_seq_no)
+            self._publish(self._source, self.weights_seq_no)
         if self.weights_seq_no > 1:
             self._source.published()
 
-    def _publish(self, number: int) -> None:
+    def _publish(self, source: RequestSource, number: int) -> None:
         self._forget_others()
         for policy_id, policy in self._noted.items():
             if self._versions.get(policy_id) != (version := _version(policy)):
@@ -349,14 +347,35 @@ class WeightPublisher:
         self.latest = Publication(
             self._forms, number, self._policy_set.policies, self._noted, weights, self._since, self._sampler
         )
-        self._source.broker.weights_seq_no = number
+        source.broker.weights_seq_no = number
         self._sampler.external_writer.weights_seq_no = number
 
     def follow_connectors(self) -> None:
-        """Publish again if connectors have changed, for clients with local inference."""
+        """Publish again if connectors have changed, for clients with local inference; called before each fragment."""
         noted = self._noted.items()
         if any(self._versions[policy_id] != _version(policy) for policy_id, policy in noted):
             self.publish()
+
+    def report(self) -> dict[str, Any]:
+        """Return the entry `external` of a result, {} without an external environment."""
+        sampler = self._rollouts.sampler
+        if not self._base_env.external or sampler is None:
+            return {}
+        status = self._base_env.status()
+        if sampler.idle:
+            told = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in list(status.items())[:2])
+            status["idle"] = (
+                f"no step in {self._base_env.idle_timeout:g} s: {told}{_awaited(sampler.awaited)}"
+            )
+        writer = sampler.external_writer
+        return {
+            "external": {
+                **status,
+                "num_off_policy_steps": writer.off_policy_rows,
+                "num_stale_steps": writer.stale_rows,
+                "num_agent_steps_left_out": self._rollouts.left_out,
+            }
+        }
 
     def _forget_others(self) -> None:
         now = self._policy_set.network_policies
@@ -396,75 +415,6 @@ def _kept(policy: NetworkPolicy) -> PolicyConnectors:
 
 def _version(policy: NetworkPolicy) -> int:
     return policy.networks.connectors[policy.index].version
-
-
-class ExternalClients:
-    """The clients of an external environment, as the algorithm sees them; does nothing without one.
-
-    `publisher` offers policies to the clients, None without an external environment.
-    """
-
-    def __init__(
-        self, config: AlgorithmConfig, base_env: Adapter, rollouts: Rollouts, policy_set: PolicySet
-    ) -> None:
-        self._base_env = base_env
-        self._rollouts = rollouts
-        self.publisher: WeightPublisher | None = None
-        if base_env.source is not None:
-            assert rollouts.sampler is not None
-            self.publisher = WeightPublisher(config, base_env.source, rollouts.sampler, policy_set)
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Host and port of the server; see `Algorithm.input_address`."""
-        addresses = self._base_env.source.addresses if self._base_env.source is not None else []
-        if not addresses:
-            raise ConfigError(
-                'input_address: this algorithm has no server, expected one in config["input"]; see PolicyServerInput'
-            )
-        host, port = addresses[0]
-        return str(host), int(port)
-
-    @property
-    def weights_seq_no(self) -> int:
-        """The number of the current weights, 0 without clients."""
-        return 0 if self.publisher is None else self.publisher.weights_seq_no
-
-    def publish(self, after: int = 0) -> None:
-        """Offer the current weights to the clients, under a number above `after`."""
-        if self.publisher is not None:
-            self.publisher.publish(after)
-
-    def follow_sampler(self) -> None:
-        """Judge the actions of clients for the current sampler."""
-        if self.publisher is not None and self._rollouts.sampler is not None:
-            self.publisher.follow(self._rollouts.sampler)
-
-    def follow_connectors(self) -> None:
-        """Publish again if connectors have changed; called before each fragment."""
-        if self.publisher is not None:
-            self.publisher.follow_connectors()
-
-    def report(self) -> dict[str, Any]:
-        """Return the entry `external` of a result, {} without an external environment."""
-        sampler = self._rollouts.sampler
-        if not self._base_env.external or sampler is None:
-            return {}
-        status = self._base_env.status()
-        if sampler.idle:
-            told = ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in list(status.items())[:2])
-            status["idle"] = (
-                f"no step in {self._base_env.idle_timeout:g} s: {told}{_awaited(sampler.awaited)}"
-            )
-        writer = sampler.external_writer
-        return {
-            "external": {
-                **status,
-                "num_off_policy_steps": writer.off_policy_rows,
-                "num_stale_steps": writer.stale_rows,
-                "num_agent_steps_left_out": self._rollouts.left_out,
-            }
-        }
 
 
 def _awaited(episodes: Sequence[Any]) -> str:

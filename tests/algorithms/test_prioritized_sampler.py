@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from menv.algorithms.dqn.replay_buffer import PrioritizedSampler
-from menv.errors import ConfigError
 
 Floats = npt.NDArray[np.float64]
 
@@ -137,23 +136,3 @@ def test_a_restored_raffle_draws_as_the_one_that_was_saved() -> None:
             saved.sample(32, rng)
     for name, array in saved.state().items():
         np.testing.assert_array_equal(array, restored.state()[name])
-
-
-def test_nothing_to_draw_bad_places_and_bad_priorities_are_refused() -> None:
-    sampler = PrioritizedSampler(10)
-    for _ in range(2):
-        with pytest.raises(ConfigError, match="every priority is 0"):
-            sampler.sample(1, np.random.default_rng(0))
-        sampler.update(np.arange(10), np.zeros(10))
-    sampler.update(np.arange(10), np.ones(10))
-    sampler.update(np.arange(10), np.zeros(10))
-    with pytest.raises(ConfigError, match="every priority is 0"):
-        sampler.sample(1, np.random.default_rng(0))
-    for place in (-1, 10):
-        with pytest.raises(ConfigError, match=f"place {place}, expected 0 to 9"):
-            sampler.update(np.array([place]), np.ones(1))
-    for bad in (-1.0, np.nan, np.inf):
-        with pytest.raises(ConfigError, match=r"priorities from .* expected finite ones"):
-            sampler.update(np.array([0]), np.array([bad]))
-    with pytest.raises(ConfigError, match="capacity 0"):
-        PrioritizedSampler(0)

@@ -458,7 +458,7 @@ def test_connectors_that_come_later_reach_clients_that_act_by_themselves() -> No
         play(client, [float(number) for number in range(8, 16)])
         client.update_policy_weights()
         # A fragment that has begun runs to its end with the connectors that it began with.
-        assert eventually(lambda: course.algo._external_clients.publisher.weights_seq_no > 1)
+        assert eventually(lambda: course.algo._external_clients.weights_seq_no > 1)
         client.update_policy_weights()
         play(client, [float(number) for number in range(16, 24)])
         client.close()

@@ -52,8 +52,6 @@ class ReplayBuffer:
         beta: float = 0.4,
         eps: float = 1e-6,
     ) -> None:
-        if capacity < 1:
-            raise ConfigError(f"ReplayBuffer: capacity {capacity}, expected at least 1; raise it")
         self.capacity = capacity
         self.rows = 0
         self._next = 0
@@ -80,8 +78,6 @@ class ReplayBuffer:
 
     def sample(self, count: int, rng: np.random.Generator) -> ReplaySample:
         """Sample rows with replacement; prioritized samples are stratified, with exact probabilities."""
-        if not self.rows:
-            raise ConfigError("ReplayBuffer.sample: 0 rows, expected at least 1; add rows first")
         if self._sampler is None:
             indices: Places = rng.integers(0, self.rows, count)
             weights = np.ones(count, np.float32)
@@ -199,8 +195,6 @@ class PrioritizedSampler:
     """
 
     def __init__(self, capacity: int) -> None:
-        if capacity < 1:
-            raise ConfigError(f"PrioritizedSampler: capacity {capacity}, expected at least 1; raise it")
         self.capacity = capacity
         # One past the last place that ever had a priority.
         self._end = 0
@@ -217,7 +211,7 @@ class PrioritizedSampler:
         # The number of tickets and blanks to sample from; grows in steps.
         self.span = 0
         self._strata = _stratify(1, 0)
-        # The last sample, whose places need no check when its priorities are updated.
+        # The last sample, whose places are within `_end`.
         self._last_sample: Places | None = None
 
     def update(self, places: Places, priorities: Floats) -> float:
@@ -226,13 +220,8 @@ class PrioritizedSampler:
         The last priority of a repeated place counts; places of priority 0 are never sampled.
         """
         if places is not self._last_sample:
-            self._check_places(places)
-        least, most = priorities.item(priorities.argmin()), priorities.item(priorities.argmax())
-        if not (least >= 0.0 and most < np.inf):
-            raise ConfigError(
-                f"PrioritizedSampler.update: priorities from {least} to {most}, expected finite ones of at least 0; "
-                "look for non-finite errors, such as from a learning rate that is too high"
-            )
+            self._end = max(self._end, places.item(places.argmax()) + 1)
+        most = priorities.item(priorities.argmax())
         self._priorities[places] = priorities
         lacking = priorities - self._ticket_sums[places]
         lacking /= self._unit
@@ -273,10 +262,6 @@ class PrioritizedSampler:
 
         The whole part of a point picks a ticket, the fraction decides whether it is accepted.
         """
-        if not self._count:
-            raise ConfigError(
-                "PrioritizedSampler: every priority is 0, expected one above it; update some first"
-            )
         numbers = points.astype(np.int64)
         rest = points - numbers
         places = self._tickets[numbers].astype(np.int64)
@@ -316,15 +301,6 @@ class PrioritizedSampler:
         self._tickets = np.full(int(room), self.capacity, np.int32)
         self._tickets[: self._count] = tickets
         self.span = int(span)
-
-    def _check_places(self, places: Places) -> None:
-        # As unsigned integers, negative places are the largest.
-        last = places.item(places.view(np.uint64).argmax())
-        if not 0 <= last < self.capacity:
-            raise ConfigError(
-                f"PrioritizedSampler.update: place {last}, expected 0 to {self.capacity - 1}; correct the places"
-            )
-        self._end = max(self._end, last + 1)
 
     def _append(self, tickets: Places) -> None:
         begin, end = self._count, self._count + len(tickets)

@@ -63,11 +63,6 @@ class StockSpec(NetworkSpec):
                 f"StockSpec: obs_size {self.obs_size} and hiddens {self.hiddens}, expected positive numbers; "
                 "check the observation space and model.fcnet_hiddens"
             )
-        if self.critic_size and (self.vf_share_layers or self.head.kind == "q_values"):
-            raise ConfigError(
-                f"StockSpec: critic_size {self.critic_size} with a value head on the policy's layers, expected "
-                "a separate value network; set model.vf_share_layers to False"
-            )
 
     @property
     def scales_bytes(self) -> bool:
