@@ -177,8 +177,6 @@ def test_flags_that_are_neither_0_nor_1_are_found_in_a_block_of_rows() -> None:
         "obs['b']: 2.0 at index (0, 0) is outside [0.0, 1.0]",
     )
     assert preprocess.why_bad_row(low) == (0, "obs['b']: -1.0 at index (0, 0) is outside [0.0, 1.0]")
-    assert not preprocess.plainly_good(high)
-    assert not preprocess.plainly_good(low)
 
 
 def test_a_bound_that_float32_cannot_hold_refuses_nothing_that_lies_on_it() -> None:
@@ -222,15 +220,13 @@ def test_a_space_that_cannot_be_flattened_is_named(space: gym.Space[Any]) -> Non
         ([0, 1], [np.inf, 1], [], [[-1, 1], [5, 2], [5, 0]]),
     ],
 )
-def test_rows_that_are_plainly_good_are_never_bad(low: Any, high: Any, good: Any, bad: Any) -> None:
+def test_rows_within_the_bounds_are_good_and_others_are_bad(low: Any, high: Any, good: Any, bad: Any) -> None:
     box = gym.spaces.Box(np.array(low, np.float32), np.array(high, np.float32), dtype=np.float32)
     preprocess = ObsPreprocessor(box)
     for row in good:
-        assert preprocess.plainly_good(np.array([row], np.float32))
         assert preprocess.why_bad_row(np.array([row], np.float32)) is None
     for row in bad:
         rows = np.array([[1, 1], row], np.float32)
-        assert not preprocess.plainly_good(rows)
         assert preprocess.why_bad_row(rows) is not None
 
 
@@ -238,7 +234,6 @@ def test_an_infinite_number_is_bad_where_there_are_no_bounds_and_warns_nobody() 
     preprocess = ObsPreprocessor(gym.spaces.Box(-np.inf, np.inf, (2,), np.float32))
     for value in (np.inf, -np.inf, 3e38):
         rows = np.array([[1, value], [0, -1]], np.float32)
-        assert preprocess.plainly_good(rows) == bool(np.isfinite(value))
         assert (preprocess.why_bad_row(rows) is None) == bool(np.isfinite(value))
 
 
