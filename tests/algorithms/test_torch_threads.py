@@ -1,5 +1,7 @@
 """The collector of garbage before, during and after the import of torch, in a process that has not imported it yet."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 from pathlib import Path
@@ -64,3 +66,36 @@ def test_what_somebody_froze_stays_frozen() -> None:
     """But for a few objects that nobody needs any more."""
     text = "gc.freeze(); frozen = gc.get_freeze_count(); set_torch_threads(1); print(gc.get_freeze_count() / frozen)"
     assert 0.9 < float(ran(text)) <= 1.0
+
+
+# What building an algorithm does to the collector of garbage while it imports torch: nothing that lasts.
+
+
+_SCRIPT = """
+import gc, sys
+from menv.algorithms import PPO
+
+{before}
+assert "torch" not in sys.modules
+with PPO(env="CartPole-v1", config={{"rollout_fragment_length": 4}}) as algo:
+    assert "torch" in sys.modules
+print(gc.isenabled(), gc.get_freeze_count() > 0, len(gc.get_objects(2)) > 100_000)
+"""
+
+
+@pytest.mark.slow_unless("pass*")
+@pytest.mark.parametrize(
+    ("before", "printed"),
+    [
+        ("pass", "True False True"),
+        pytest.param("gc.disable()", "False False True", marks=pytest.mark.slow),
+        # What torch made stays young: to promote it would thaw what somebody else froze.
+        ("gc.freeze()", "True True False"),
+    ],
+)
+def test_collecting_goes_on_as_before_once_torch_is_there(before: str, printed: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT.format(before=before)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == printed

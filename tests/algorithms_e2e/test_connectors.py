@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from menv import MultiAgentEnv, PolicySpec
-from menv.algorithms import PPO
+from menv.algorithms import DQN, PPO
 from menv.connectors import (
     ActionConnector,
     ActionConnectorDataType,
@@ -378,3 +378,41 @@ def test_each_policy_may_have_a_filter_of_its_own_or_none() -> None:
         batch = algo.sample()
         assert batch["a"]["obs"].min() < 0
         assert set(batch["b"]["obs"].ravel().tolist()) <= {10.0 * step for step in range(9)}
+
+
+# Stacked frames in training: each life's own, and a network that is as wide as they are.
+
+
+def frames_of(batch: SampleBatch, key: str) -> list[list[int]]:
+    return [[int(number) for number in row[::2]] for row in batch[key]]
+
+
+@pytest.mark.parametrize("algorithm", [PPO, DQN])
+def test_stacked_frames_are_those_of_the_life_in_rows_and_in_last_observations(algorithm: Any) -> None:
+    stack = [("FrameStackAgentConnector", {"num_frames": 3})]
+    with algorithm(env=Counts, config={**SMALL, "agent_connectors": stack}) as algo:
+        for _ in range(2):
+            batch = algo.sample()["default_policy"]
+            for row, t in zip(frames_of(batch, "obs"), batch["t"].tolist(), strict=True):
+                assert row == [max(t - 2, 0), max(t - 1, 0), t]
+            for row, t in zip(frames_of(batch, "new_obs"), batch["t"].tolist(), strict=True):
+                assert row == [max(t - 1, 0), t, t + 1]
+        algo.train()
+        algo.evaluate()
+
+
+def test_an_agent_that_comes_back_begins_with_new_frames() -> None:
+    stack = [("FrameStackAgentConnector", {"num_frames": 2})]
+    with PPO(env=Pair, config={**SMALL, "agent_connectors": stack}) as algo:
+        batch = algo.sample()["default_policy"]
+        first = batch["obs"][batch["t"] == 0]
+        assert (first[:, :2] == first[:, 2:]).all()
+        assert set(first[:, 0].tolist()) == {0.0, 50.0}
+        later = batch["t"] > 0
+        assert (batch["obs"][later][:, :2] != batch["obs"][later][:, 2:]).all()
+
+
+def test_acting_without_lives_is_refused_where_connectors_keep_some() -> None:
+    settings = {**SMALL, "agent_connectors": ["FrameStackAgentConnector"]}
+    with PPO(env=Counts, config=settings) as algo, pytest.raises(ContractError, match="names the agents"):
+        algo.compute_single_action(np.zeros(2, np.float32))

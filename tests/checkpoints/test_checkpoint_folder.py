@@ -6,6 +6,8 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from menv.algorithms import PPO
 from menv.errors import ConfigError
 from menv.inference.checkpoint_folder import (
     FORMAT,
@@ -22,6 +25,7 @@ from menv.inference.checkpoint_folder import (
     read_manifest,
     write_checkpoint,
 )
+from tests.checkpoints.runs import SMALL
 
 CONTENT: dict[str, Any] = {
     "state.json": {"iteration": 3, "text": "é"},
@@ -309,3 +313,69 @@ def test_wherever_writing_stops_a_whole_checkpoint_is_found(
         assert not [path for path in root.iterdir() if path.name.startswith(".")]
     assert found == sorted(found, key=["old", "new", "complete"].index)
     assert len(found) > 10
+
+
+# Which checkpoints stay in a folder where an earlier run has left some with higher numbers.
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir() if path.is_dir())
+
+
+def test_the_latest_are_those_that_were_written_last(tmp_path: Path) -> None:
+    with PPO(env="tictactoe", config=SMALL) as algo:
+        for _ in range(6):
+            algo.train()
+            algo.save(tmp_path)
+        algo.restore(tmp_path / "000002")
+        kept = []
+        for _ in range(2):
+            algo.train()
+            algo.save(tmp_path, keep_last=2)
+            kept.append(names(tmp_path))
+    assert kept == [["000003", "000006"], ["000003", "000004"]]
+
+
+def test_of_equally_good_ones_that_stays_which_was_written_last(tmp_path: Path) -> None:
+    worth = "num_env_steps_sampled_this_iter"
+    with PPO(env="tictactoe", config=SMALL) as algo:
+        for _ in range(4):
+            algo.train()
+            algo.save(tmp_path, keep_best=(worth, 9))
+        algo.restore(tmp_path / "000001")
+        algo.train()
+        algo.save(tmp_path, keep_best=(worth, 1))
+    assert names(tmp_path) == ["000002"]
+
+
+# A process that is killed while it saves leaves a checkpoint that loads.
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def kill(times: int, seed: int, folder: Path) -> int:
+    """Kill a process that saves, so many times; return how often that interrupted the writing of a folder."""
+    script = [
+        sys.executable,
+        "-m",
+        "tests.checkpoints.saving_until_killed",
+        str(folder),
+        str(times),
+        str(seed),
+    ]
+    done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told, interrupted = map(int, done.stdout.split())
+    assert told == times
+    return interrupted
+
+
+@pytest.mark.slow
+def test_a_checkpoint_loads_after_each_of_20_kills(tmp_path: Path) -> None:
+    assert kill(20, 1, tmp_path) > 0
+
+
+@pytest.mark.soak
+def test_a_checkpoint_loads_after_each_of_200_kills(tmp_path: Path) -> None:
+    assert kill(200, 2, tmp_path) > 20

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import math
 import warnings
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,14 +15,21 @@ import numpy as np
 import pytest
 
 from menv import PolicySpec
-from menv.algorithms import PPO, DQNConfig, PPOConfig, QMIXConfig
+from menv.algorithms import DQN, PPO, DQNConfig, PPOConfig, QMIXConfig
 from menv.algorithms.config import setting as table_of_settings
 from menv.algorithms.config.algorithm_config import AlgorithmConfig, ModelConfig, MultiAgentConfig
 from menv.algorithms.config.read_config import override, read_config
+from menv.algorithms.config.setting import by_name, setting
+from menv.algorithms.config.stored_config import restored_config, stored_config
+from menv.algorithms.dqn.dqn import DEFAULT_CONFIG as DQN_DEFAULTS
+from menv.algorithms.ppo.ppo import DEFAULT_CONFIG
 from menv.algorithms.recipe import recipe_named
+from menv.cli.arguments import read_settings
 from menv.connectors.built_in import FrameStackAgentConnector
 from menv.errors import ConfigError
 from menv.migration_hints import HINTS, ONLY_VALUES
+from menv.policy_map import PolicyMap
+from tests.settings_page import part
 
 CLASSIC: dict[str, Any] = {
     "env": "tictactoe", "env_config": {"size": 3}, "num_workers": 0, "num_envs_per_worker": 2,
@@ -371,3 +379,100 @@ def test_environment_settings_reach_every_copy_with_its_place_and_are_not_shared
     ]
     assert [one["list"] for one in contexts] == [[0], [1], [2]]
     assert settings == {"length": 4, "list": []}
+
+
+# Settings are read like the dict that classic configs were, and are changed in a copy.
+
+
+def test_settings_are_read_by_their_classic_names_and_sections_are_dicts() -> None:
+    config = PPOConfig(env="CartPole-v1", lr=0.25, lambda_=0.5, model={"fcnet_hiddens": [8]})  # type: ignore[arg-type]
+    assert (config["lr"], config["lambda"], config.get("lambda"), config.get("no")) == (0.25, 0.5, 0.5, None)
+    assert "lambda" in config
+    assert "num_rollout_workers" not in config
+    assert list(config["model"]["fcnet_hiddens"]) == [8]
+    assert config["multiagent"]["policies"] is None
+    assert dict(config) == dict(config.items()) == config.to_dict()
+    assert list(config.keys()) == list(config)
+    with pytest.raises(KeyError, match=r"num_rollout_workers.*it is called 'num_workers' here"):
+        config["num_rollout_workers"]
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'num_rollout_workers'; it is called num_workers$"
+    ):
+        _ = config.num_rollout_workers  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("defaults", [DEFAULT_CONFIG, PPO.get_default_config()])
+def test_a_copy_of_the_defaults_is_changed_and_built_from(defaults: PPOConfig) -> None:
+    changed = defaults.copy()
+    changed["lr"] = 0.25
+    changed["multiagent"]["policies"] = ["a", "b"]
+    changed["multiagent"]["policy_mapping_fn"] = lambda agent_id, *args, **kwargs: "a"
+    with PPO(env="CartPole-v1", config=changed) as algo:
+        assert (algo.config["lr"], algo.config["multiagent"]["policies"]) == (0.25, ["a", "b"])
+    assert defaults == PPOConfig()
+    assert DQN.get_default_config() == DQN_DEFAULTS
+
+
+def test_whoever_assigns_a_setting_is_told_how_it_is_changed() -> None:
+    config: Any = PPOConfig()
+    with pytest.raises(
+        dataclasses.FrozenInstanceError, match=r"PPOConfig: lr is assigned to.*replace\(config, lr="
+    ):
+        config.lr = 0.1
+    with pytest.raises(TypeError, match=r"config\['lr'\].*change a copy\(\)"):
+        config["lr"] = 0.1
+
+
+def test_all_three_parts_of_an_answer_are_fetched_without_a_state_too() -> None:
+    with PPO(env="CartPole-v1", config={"seed": 1}) as algo:
+        action, state, fetches = algo.compute_single_action([0.0] * 4, explore=False, full_fetch=True)
+        assert (action, state) == (algo.compute_single_action([0.0] * 4, explore=False), [])
+        assert "action_logp" in fetches
+
+
+# A new setting is one line: dicts, keywords, the builder chain, errors, files, commands and the page know it.
+
+
+@by_name
+@dataclass(frozen=True, kw_only=True)
+class Skating(PPOConfig):
+    """PPO with one more setting."""
+
+    friction: float = setting(0.5, low=0, high=1, methods="environment", old="mu")
+    """How much the ice slows down."""
+
+
+def test_dicts_keywords_the_chain_and_the_command_set_it() -> None:
+    config = Skating(env="CartPole-v1", friction=0.25)
+    assert (config.friction, config["friction"], config.copy()["friction"]) == (0.25, 0.25, 0.25)
+    assert config == read_config(Skating, {"env": "CartPole-v1", "friction": 0.25})
+    assert config == Skating().environment("CartPole-v1", friction=0.25)
+    assert config == Skating().environment("CartPole-v1", mu=0.25)
+    assert config == read_config(Skating, read_settings("friction=0.25"), "CartPole-v1")
+    assert Skating().friction == 0.5
+
+
+def test_a_policy_has_its_own_and_a_checkpoint_holds_it() -> None:
+    config = Skating(env="CartPole-v1", friction=0.25)
+    assert override(config, {"friction": 1}, "p").friction == 1
+    stored = stored_config(config, PolicyMap())
+    assert (stored["friction"], restored_config(Skating, stored, None)["friction"]) == (0.25, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"friction": 2}, "^PPO: friction is 2, expected a number from 0 to 1; correct it$"),
+        ({"fricton": 1}, r"^config: unknown key 'fricton', .*; did you mean 'friction'\?$"),
+        ({"mu": 1}, "^config: unknown key 'mu', .*; it is called 'friction' here$"),
+    ],
+)
+def test_errors_name_it(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_config(Skating, given)
+    with pytest.raises(ConfigError, match=r"^Skating.training: .*; write \.environment\(friction=\.\.\.\)$"):
+        Skating().training(friction=1)
+
+
+def test_the_page_has_its_sentence() -> None:
+    assert "| `friction` * | `0.5` | How much the ice slows down. |" in part("", "", Skating, {"friction"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -415,3 +415,33 @@ def test_an_info_of_one_agent_is_a_dict() -> None:
     env = Told()
     with pytest.raises(ContractError, match=r"log_returns: info is int, expected a dict"):
         env.log_returns(env.start_episode(), 1.0, 5)  # type: ignore[arg-type]
+
+
+# Ids of episodes: those that are made up, those of one's own, and what is none.
+
+
+def test_an_id_is_made_up_of_32_hex_digits_and_never_twice() -> None:
+    env = Told()
+    made = {env.start_episode() for _ in range(100)}
+    assert len(made) == 100
+    assert all(len(name) == 32 and int(name, 16) >= 0 for name in made)
+
+
+def test_an_id_of_ones_own_is_returned() -> None:
+    assert Told().start_episode("mine") == "mine"
+
+
+@pytest.mark.parametrize("name", [["mine"], {"id": "mine"}, ("mine", []), np.zeros(2), None, 1.5])
+def test_what_can_be_no_id_is_an_episode_that_was_not_found(name: Any) -> None:
+    env = Told()
+    calls: dict[str, Callable[[], object]] = {
+        "get_action": lambda: env.get_action(name, obs(0, 0)),
+        "log_action": lambda: env.log_action(name, obs(0, 0), 0),
+        "log_returns": lambda: env.log_returns(name, 1.0),
+        "end_episode": lambda: env.end_episode(name, obs(0, 0)),
+    }
+    for call, do in calls.items():
+        with pytest.raises(
+            EpisodeError, match=f"{call}: episode .* was not found, expected one that is open"
+        ):
+            do()

@@ -7,7 +7,7 @@ import random
 import sys
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from menv.connectors import (
 from menv.connectors.connector import register_lambda_agent_connector
 from menv.errors import CallOrderError, ContractError
 from menv.registry import make_env
+from tests.checkpoints.runs import SMALL
 from tests.workers.crews import PLAYERS, Counting, running, same, weights_of
 
 NAMES = ["default_policy", "newcomer"]
@@ -440,3 +441,52 @@ def test_spaces_of_the_config_that_are_not_the_environments_are_refused_by_the_w
         pytest.raises(ContractError, match=r"worker 1: its observation_space is Box.*, expected one like"),
     ):
         algo.train()
+
+
+# Environments that are named by a file or by another library, in worker processes.
+
+
+FILE = """
+import os
+import gymnasium as gym
+
+class Corridor(gym.Env):
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
+
+    def __init__(self, length=9):
+        self.length, self.at = length, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.at = 0
+        return self.observation_space.sample() * 0, {}
+
+    def step(self, action):
+        self.at += 1
+        return self.observation_space.sample() * 0, 1.0, self.at == self.length, False, {}
+"""
+
+
+@pytest.fixture
+def games(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A working directory with `games/menv_corridor.py`."""
+    (tmp_path / "games").mkdir()
+    (tmp_path / "games" / "menv_corridor.py").write_text(FILE)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("menv_corridor", None)
+
+
+@pytest.mark.usefixtures("games")
+@pytest.mark.parametrize("where", ["workers", "remote environments"])
+def test_workers_find_the_environment_of_a_file_from_any_folder(where: str) -> None:
+    remote = {"num_workers": 1} if where == "workers" else {"remote_worker_envs": True}
+    config = {**SMALL, **remote, "engine": "process", "env_config": {"length": 4}}
+    with PPO(env="games/menv_corridor.py:Corridor", config=config) as algo:
+        assert algo.train()["episode_len_mean"] == 4
+
+
+def test_workers_find_the_environment_of_another_library() -> None:
+    config = {**SMALL, "num_workers": 1, "engine": "process"}
+    with PPO(env="openspiel:kuhn_poker", config=config) as algo:
+        assert algo.train()["episode_reward_mean"] == pytest.approx(0)

@@ -15,8 +15,10 @@ from menv.algorithms import PPO
 from menv.base_env import ALL
 from menv.errors import ConfigError, ContractError
 from menv.multi_agent_env import AgentDict, MultiAgentEnv
+from menv.wrappers import MultiAgentGym
 from menv.wrappers.legacy_gym import LegacyGym, LegacyMultiAgent, to_gymnasium
 from tests.bad_input.broken_envs import SMALL, checked, refusal
+from tests.wrappers.test_multi_agent_gym import Foragers
 
 BOX = gym.spaces.Box(0.0, 9.0, (1,), np.float32)
 
@@ -408,3 +410,53 @@ def test_spaces_that_a_method_tells_are_those_of_the_agents_and_an_info_of_all_i
         env=lambda context: LegacyGym(Crossings(), multi_agent=True), config={**SMALL, "multiagent": policies}
     ) as algo:
         assert algo.train()["policy_reward_mean"] == {"north": 4.0, "south": 8.0}
+
+
+# Environments of the old gym API whose agents have a place in lists, in `MultiAgentGym(LegacyGym(env))`.
+
+
+class OldForagers:
+    """Foragers that return four values, in lists, and have lists of spaces; a time limit ends the last of them."""
+
+    def __init__(self) -> None:
+        self.new = Foragers()
+        spaces: list[Any] = [self.new.observation_space, self.new.action_space]
+        self.observation_space, self.action_space = map(list, spaces)
+
+    def reset(self) -> Any:
+        return list(self.new.reset()[0])
+
+    def step(self, action: Any) -> Any:
+        obs, rewards, ended, _, _ = self.new.step(action)
+        return list(obs), rewards, ended, {"TimeLimit.truncated": all(ended)}
+
+
+def test_lists_of_one_for_each_agent_are_those_of_the_present_form() -> None:
+    old, new = MultiAgentGym(LegacyGym(OldForagers())), MultiAgentGym(Foragers())
+    assert old.observation_spaces == new.observation_spaces
+    assert old.action_spaces == new.action_spaces
+    assert old.reset()[0] == new.reset()[0]
+    over = False
+    while not over:
+        answers = dict.fromkeys(new.agents, np.int64(1))
+        obs, rewards, terminateds, truncateds, _ = old.step(answers)
+        wanted = new.step(answers)
+        assert (obs, rewards) == wanted[:2]
+        assert old.agents == new.agents
+        over = wanted[2][ALL]
+        assert (terminateds[ALL], truncateds[ALL]) == (False, over)
+    assert old.env.env.new.time == 4
+
+
+def test_they_train_as_those_of_the_present_form() -> None:
+    def batch(env: Any) -> Any:
+        with PPO(
+            env=lambda context: MultiAgentGym(env()), config={"train_batch_size": 64, "seed": 1}
+        ) as algo:
+            return algo.sample()["default_policy"]
+
+    old, new = batch(lambda: LegacyGym(OldForagers())), batch(Foragers)
+    for name in ("obs", "actions", "rewards", "eps_id"):
+        np.testing.assert_array_equal(old[name], new[name], err_msg=name)
+    assert old["truncateds"].sum() > 0
+    assert new["truncateds"].sum() == 0
