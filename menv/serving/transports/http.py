@@ -35,6 +35,7 @@ from menv.serving.transports.transport import (
 try:
     import websockets
     from starlette.applications import Starlette
+    from starlette.middleware.cors import CORSMiddleware
     from starlette.requests import Request
     from starlette.responses import PlainTextResponse, Response
     from starlette.routing import Route, WebSocketRoute
@@ -49,8 +50,6 @@ except ImportError as error:
 else:
     del websockets
 
-Headers = list[tuple[bytes, bytes]]
-
 LINGER_S = 1.0
 """Seconds that a refused peer has to read the reason."""
 _MAX_DISCARDED = 4
@@ -59,12 +58,6 @@ _JSON = b"{ \t\r\n"
 _TEXT = tuple(bytes([one]) for one in _JSON)
 _SESSION = re.compile(r"(?:[0-9a-fA-F]{2}){16,64}")
 _HEADERS = (b"authorization", b"content-length", b"host", b"menv-session", b"origin")
-_PREFLIGHT = (
-    (b"access-control-allow-methods", b"POST"),
-    (b"access-control-allow-headers", b"authorization, content-type, menv-session"),
-    (b"access-control-max-age", b"600"),
-)
-"""Answer to the preflight request of a browser."""
 _WEBSOCKET_PATHS = ("/", "/rllink")
 _POLICY_VIOLATION = 1008
 _MAX_UNWRITTEN = 65_536
@@ -92,7 +85,7 @@ class HttpTransport(Listener):
         self._serving: asyncio.Task[None] | None = None
         self.app = Starlette(
             routes=[
-                Route("/rllink", cast(Any, _Endpoint(self, self._rllink)), methods=["POST", "OPTIONS"]),
+                Route("/rllink", cast(Any, _Endpoint(self, self._rllink)), methods=["POST"]),
                 Route("/health", self._health),
                 Route("/metrics", self._metrics),
                 WebSocketRoute("/{path:path}", cast(Any, _Endpoint(self, self._websocket))),
@@ -111,6 +104,13 @@ class HttpTransport(Listener):
             date_header=False, timeout_keep_alive=math.ceil(limits.idle_s) + 1, timeout_graceful_shutdown=0,
             ssl_context_factory=None if tls is None else lambda *_: tls,
         )  # fmt: skip
+        if access.allowed_origins:
+            self.app.add_middleware(
+                CORSMiddleware,
+                allow_origins=access.allowed_origins,
+                allow_methods=["POST"],
+                allow_headers=["authorization", "content-type", "menv-session"],
+            )
         listening = self._bind(handler, limits, access)
         listening.answer_first = self._answer_first
         server = self._server = Server(config)
@@ -175,7 +175,7 @@ class HttpTransport(Listener):
             if arrival.refused:
                 most = self.limits.max_connections
                 why = f"too_many: {most} peers are connected, expected fewer; see Limits.max_connections"
-                await self._refuse(_Refusal(503, why), scope, [], receive, send_in_time)
+                await self._refuse(_Refusal(503, why), scope, receive, send_in_time)
                 return
             await self.app(scope, receive, send_in_time)
         except Exception as fault:
@@ -196,38 +196,25 @@ class HttpTransport(Listener):
 
     async def _rllink(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = _headers(scope)
-        # A page may read a response only if the response has these headers.
-        page = headers.get(b"origin")
-        allowed = _cors_headers(page) if page and page in self.access.allowed_origins else []
         try:
-            if scope["method"] == "OPTIONS":
-                await self._answer_preflight(headers, allowed, send)
-                return
             token = self._check_access(headers)
             name = _session_name(headers)
             async with asyncio.timeout(self.limits.handshake_s):
                 body = await self._body(headers, receive)
         except _Refusal as refusal:
-            await self._refuse(refusal, scope, allowed, receive, send)
+            await self._refuse(refusal, scope, receive, send)
         except TimeoutError:
             why = (
                 f"too_slow: a body was not whole after {self.limits.handshake_s:g} s; see Limits.handshake_s"
             )
-            await self._refuse(_Refusal(408, why), scope, allowed, receive, send)
+            await self._refuse(_Refusal(408, why), scope, receive, send)
         else:
             if body is not None:
                 scope["arrival"].kept = True
-                await self._exchange(scope["arrival"], name, token, body, allowed, send)
-
-    async def _answer_preflight(self, headers: dict[bytes, str], allowed: Headers, send: Send) -> None:
-        if why := self.access.stranger(headers.get(b"origin"), headers.get(b"host")):
-            raise _Refusal(403, why)
-        headers_out = [(b"allow", b"POST, OPTIONS"), *allowed, *(_PREFLIGHT if allowed else ())]
-        await send({"type": "http.response.start", "status": 204, "headers": headers_out})
-        await send({"type": "http.response.body", "body": b""})
+                await self._exchange(scope["arrival"], name, token, body, send)
 
     async def _exchange(
-        self, arrival: Arrival, name: str | None, token: str | None, body: bytes, allowed: Headers, send: Send
+        self, arrival: Arrival, name: str | None, token: str | None, body: bytes, send: Send
     ) -> None:
         loop = asyncio.get_running_loop()
         replied: asyncio.Future[bytes | None] = loop.create_future()
@@ -261,7 +248,7 @@ class HttpTransport(Listener):
             if answer is None or arrival.broken:
                 arrival.cut()
                 return
-            await send(_start(200, answer, closes, allowed))
+            await send(_start(200, answer, closes))
             await send({"type": "http.response.body", "body": answer})
         except Exception:
             closes = True
@@ -340,20 +327,16 @@ class HttpTransport(Listener):
             if not message["more_body"]:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def _refuse(
-        self, refusal: _Refusal, scope: Scope, allowed: Headers, receive: Receive, send: Send
-    ) -> None:
+    async def _refuse(self, refusal: _Refusal, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond with an ERROR, then read on for a moment: closing at once could lose the response."""
         body = self.handler.refused(refusal.why)
         arrival: Arrival = scope["arrival"]
         arrival.kept = False
         if scope["type"] == "websocket":
-            await send(
-                {**_start(refusal.status, body, True, allowed), "type": "websocket.http.response.start"}
-            )
+            await send({**_start(refusal.status, body, True), "type": "websocket.http.response.start"})
             await send({"type": "websocket.http.response.body", "body": body})
             return
-        await send(_start(refusal.status, body, True, allowed))
+        await send(_start(refusal.status, body, True))
         await send({"type": "http.response.body", "body": body, "more_body": True})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
@@ -379,7 +362,7 @@ class HttpTransport(Listener):
             if why := access.stranger(headers.get(b"origin"), headers.get(b"host")):
                 raise _Refusal(403, why)
         except _Refusal as refusal:
-            await self._refuse(refusal, scope, [], receive, send)
+            await self._refuse(refusal, scope, receive, send)
             return
         arrival: Arrival = scope["arrival"]
         session = self.handler.open(_peer(arrival, "websocket"), None if access.token is None else token)
@@ -608,13 +591,9 @@ def _session_name(headers: dict[bytes, str]) -> str | None:
     return name
 
 
-def _cors_headers(page: str) -> Headers:
-    return [(b"access-control-allow-origin", page.encode("latin-1")), (b"vary", b"Origin")]
-
-
-def _start(status: int, body: bytes, closes: bool, allowed: Headers) -> dict[str, Any]:
+def _start(status: int, body: bytes, closes: bool) -> dict[str, Any]:
     kind = b"application/json" if body[:1] in _JSON else b"application/msgpack"
-    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *allowed]
+    headers = [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
     if closes:
         headers.append((b"connection", b"close"))
     return {"type": "http.response.start", "status": status, "headers": headers}
