@@ -258,7 +258,7 @@ class Saving:
         """Return whether a checkpoint is due between two iterations."""
         return iteration % self.every == 0 if self.every else time.monotonic() >= self._due
 
-    def save(self, algo: Algorithm, trackers: Tracker, *, first: bool = False) -> None:
+    def save(self, algo: Algorithm, trackers: Trackers, *, first: bool = False) -> None:
         """Write a checkpoint, unless this iteration has one; `first` writes one into a folder without any."""
         if self.folder is None or (
             algo.iteration == self._saved and not (first and not (self.folder / LATEST).exists())
@@ -266,7 +266,7 @@ class Saving:
             return
         began = time.monotonic()
         keep = self.keep_last or (None if self.every else _KEPT)
-        trackers.saved(algo.save(self.folder, keep_last=keep))
+        trackers.call(Tracker.saved, algo.save(self.folder, keep_last=keep))
         self._saved = algo.iteration
         now = time.monotonic()
         self._due = now + max(_SAVE_SECONDS, _SAVE_SHARE * (now - began))
@@ -289,7 +289,7 @@ def train_until(
     """
     followers = Trackers(trackers)
     saving.begin(algo.iteration)
-    followers.begin(algo)
+    followers.call(Tracker.begin, algo)
     reason = "interrupted"
     try:
         reason = _train(algo, rule, saving, followers, stopped)
@@ -308,7 +308,7 @@ def train_until(
                 algo.break_off()
             saving.save(algo, followers, first=reason == "interrupted")
         finally:
-            followers.end(reason)
+            followers.call(Tracker.end, reason)
     return dict(algo.last_result)
 
 
@@ -323,10 +323,10 @@ def _train(
         except BaseException:
             # An evaluation or a callback was interrupted: the iteration is complete.
             if algo.last_result.get("training_iteration") == iteration:
-                trackers.result(algo.last_result)
+                trackers.call(Tracker.result, algo.last_result)
             raise
         with updates:
-            trackers.result(result)
+            trackers.call(Tracker.result, result)
         # That a bound is impossible may show late, after progress that is worth saving.
         if wrong := rule.impossible(result):
             raise ConfigError(wrong)

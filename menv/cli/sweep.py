@@ -67,6 +67,7 @@ except ImportError as error:
     ) from error
 
 _RANGE = "expected {float = [low, high]}, {int = [low, high]}, both with log = true or step, or {choice = [values]}"
+_REQUIRED = {"stop": "num_env_steps_sampled = 20_000", "space": "lr = {float = [1e-4, 1e-2]}"}
 
 
 @dataclass(frozen=True)
@@ -423,10 +424,9 @@ def _checked(file: SweepFile) -> dict[str, Dimension]:
         raise ConfigError(
             f"sweep: {error}, expected numbers, strings, lists and tables; write it as a string"
         ) from None
-    if not file.stop:
-        raise ConfigError(
-            "sweep: no stop, expected when a run ends; add [stop] with num_env_steps_sampled = 20_000"
-        )
+    for key, example in _REQUIRED.items():
+        if not getattr(file, key):
+            raise ConfigError(f"sweep: no {key}, expected one; add [{key}] with {example}")
     stop = json.dumps(dict(file.stop))
     args = train_parser("menv sweep").parse_args([file.env, *_words(file), "--stop", stop])
     # Callbacks may add keys to results.
@@ -434,10 +434,6 @@ def _checked(file: SweepFile) -> dict[str, Dimension]:
         keys = TrainResult.__required_keys__ | TrainResult.__optional_keys__ - {"evaluation"}
         _refuse_unknown_keys(file, dict.fromkeys(keys), evaluates=True)
     space = {".".join(one.path): one for one in _dimensions(file.space)}
-    if not space:
-        raise ConfigError(
-            "sweep: no space, expected settings to search; add [space] with lr = {float = [1e-4, 1e-2]}"
-        )
     _check(file.run, "config", file.config)
     for one in space.values():
         ends: Any = one.distribution
@@ -477,7 +473,7 @@ def _dimensions(space: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterato
         if not isinstance(entry, Mapping):
             raise ConfigError(f"{where}: {entry!r:.60}, {_RANGE}")
         kinds = entry.keys() & {"float", "int", "choice"}
-        if not kinds:
+        if entry and not kinds:
             yield from _dimensions(entry, inner)
             continue
         try:

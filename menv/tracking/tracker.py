@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -61,44 +61,34 @@ class NewVideos:
 
     def __init__(self, folder: str | PathLike[str] | None) -> None:
         self._folder = None if folder is None else path_given("videos", folder)
-        self._seen = set(self._videos())
+        self._seen: set[Path] = set()
+        self.look()
 
     def look(self) -> list[Path]:
         """Return the new videos, the oldest first."""
-        found = [path for path in self._videos() if path not in self._seen]
-        self._seen.update(found)
-        return found
-
-    def _videos(self) -> list[Path]:
-        if self._folder is None:
-            return []
         # A file that is being written is hidden, or empty.
-        files = [path for kind in (".gif", ".mp4", ".webm") for path in self._folder.glob(f"[!.]*{kind}")]
-        return sorted((path for path in files if path.stat().st_size), key=lambda path: path.stat().st_mtime)
+        files = [] if self._folder is None else self._folder.glob("[!.]*.*")
+        found = {path for path in files if path.suffix in (".gif", ".mp4", ".webm") and path.stat().st_size}
+        new, self._seen = found - self._seen, self._seen | found
+        return sorted(new, key=lambda path: path.stat().st_mtime)
 
 
-class Trackers(Tracker):
+class Trackers:
     """Calls several trackers; logs the first exception of each one, but a full disk once in all, and carries on."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = trackers
         self._warned: set[Any] = set()
 
-    def begin(self, algorithm: Any) -> None:
-        """Call `begin` of each tracker; a service that cannot begin a run stops the training before it starts."""
-        self._each("begin", algorithm)
-
-    def result(self, result: Mapping[str, Any]) -> None:
-        """Call `result` of each tracker."""
-        self._each("result", result)
-
-    def saved(self, folder: Path) -> None:
-        """Call `saved` of each tracker."""
-        self._each("saved", folder)
-
-    def end(self, reason: str) -> None:
-        """Call `end` of each tracker."""
-        self._each("end", reason)
+    def call(self, method: Callable[..., None], *args: Any) -> None:
+        """Call a method of each tracker; a service that cannot begin a run stops the training before it starts."""
+        for tracker in self._trackers:
+            try:
+                getattr(tracker, method.__name__)(*args)
+            except Exception as error:
+                if method is Tracker.begin and isinstance(error, ConfigError | MissingExtraError):
+                    raise
+                self.warn(f"{type(tracker).__name__}.{method.__name__}", error)
 
     def warn(self, call: str, error: Exception) -> None:
         """Log the exception of a call; later ones of this call are not, and a full disk is logged once in all."""
@@ -109,12 +99,3 @@ class Trackers(Tracker):
                 call, type(error).__name__, error,
             )  # fmt: skip
         self._warned |= keys
-
-    def _each(self, method: str, *args: Any) -> None:
-        for tracker in self._trackers:
-            try:
-                getattr(tracker, method)(*args)
-            except Exception as error:
-                if method == "begin" and isinstance(error, ConfigError | MissingExtraError):
-                    raise
-                self.warn(f"{type(tracker).__name__}.{method}", error)

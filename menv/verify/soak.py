@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ class Trend:
     growth: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SoakReport:
     """What a soak found; `dataclasses.asdict` makes JSON of it.
 
@@ -76,14 +76,14 @@ class SoakReport:
     """
 
     env: str
-    seconds: float
-    env_steps: int
-    episodes: int
-    kills: int
-    faults: tuple[str, ...]
-    ended: str
-    trends: Mapping[str, Trend]
-    grows: tuple[str, ...]
+    seconds: float = 0.0
+    env_steps: int = 0
+    episodes: int = 0
+    kills: int = 0
+    faults: list[str] = field(default_factory=list)
+    ended: str = ""
+    trends: dict[str, Trend] = field(default_factory=dict)
+    grows: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
@@ -143,73 +143,68 @@ def soak(
 class _Soak:
     def __init__(self, task: Task, seconds: float, workers: int) -> None:
         self._task, self._seconds, self._workers = task, seconds, workers
+        self._report = SoakReport(task.name)
         self._capsules = CrashCapsules("soak", task.config)
-        self._measured: list[tuple[float, ...]] = []
-        self._faults: list[str] = []
         self._causes: Counter[tuple[Any, ...]] = Counter()
-        self._env_steps = self._episodes = self._kills = 0
-        self._remote: Any = None
         self._samplers: list[Sampler] = []
 
     def run(self) -> SoakReport:
-        began, ended = time.monotonic(), ""
+        report, began = self._report, time.monotonic()
+        measured: list[tuple[float, ...]] = []
         try:
             self._samplers = [self._here(), *([self._elsewhere()] if self._workers else [])]
             # The first fragments load libraries.
             self._sample()
             began = time.monotonic()
-            self._sample_until(began)
-            if not _trends(self._measured):
-                ended = (
-                    f"{len(self._measured)} measurements, expected {2 * _BLOCKS} at least; run it for longer"
+            self._sample_until(began, measured)
+            if len(measured) < 2 * _BLOCKS:
+                report.ended = (
+                    f"{len(measured)} measurements, expected {2 * _BLOCKS} at least; run it for longer"
                 )
         except MenvError as error:
             for sampler in self._samplers:
                 sampler.crashes.attach(error)
             capsule = "" if error._capsule is None else self._capsules.write(error._capsule)
-            ended = in_a_line(str(error)) + capsule
+            report.ended = in_a_line(str(error)) + capsule
         finally:
             for sampler in self._samplers:
                 with suppress(Exception):
                     sampler.base_env.stop()
-        trends = _trends(self._measured)
-        grows = [
-            name for name, one in trends.items()
-            if one.growth >= LEAST[name] and one.per_hour > _SURE * one.error
-        ]  # fmt: skip
-        return SoakReport(
-            self._task.name, time.monotonic() - began, self._env_steps, self._episodes, self._kills,
-            tuple(self._faults), ended, trends, tuple(grows),
-        )  # fmt: skip
+        report.seconds, report.trends = time.monotonic() - began, _trends(measured)
+        for name, one in report.trends.items():
+            if one.growth >= LEAST[name] and one.per_hour > _SURE * one.error:
+                report.grows.append(name)
+        return report
 
-    def _sample_until(self, began: float) -> None:
-        measured = churned = 0
+    def _sample_until(self, began: float, measured: list[tuple[float, ...]]) -> None:
+        churned = 0
         while (passed := (time.monotonic() - began) / self._seconds) < 1 or (
-            len(self._measured) < _FEWEST and time.monotonic() - began < self._seconds + _LONGER_S
+            len(measured) < _FEWEST and time.monotonic() - began < self._seconds + _LONGER_S
         ):
             self._sample()
-            if passed * _MEASUREMENTS >= measured:
-                measured += 1
-                self._measured.append((time.monotonic(), *_figures()))
+            if passed * _MEASUREMENTS >= len(measured):
+                measured.append((time.monotonic(), *_figures()))
             if passed * _CHURNS >= churned + 1:
                 churned += 1
                 self._samplers[0].base_env.stop()
                 self._samplers[0] = self._here()
-                self._kill_one(churned)
+                for sampler in self._samplers[1:]:
+                    self._kill_one(sampler.base_env, churned)
 
     def _sample(self) -> None:
+        report = self._report
         for sampler in self._samplers:
             before = sampler.env_steps
             sampler.finish(sampler.sample())
-            self._env_steps += sampler.env_steps - before
             taken = sampler.metrics.take()
-            self._episodes += taken.episodes
+            report.env_steps += sampler.env_steps - before
+            report.episodes += taken.episodes
             for record in taken.faults:
                 cause = tuple(record["origin"])
                 self._causes[cause] += 1
                 # Processes are lost because the soak kills them.
                 if cause[0] != "WorkerLostError" and self._causes[cause] <= _MOST_OF_A_CAUSE:
-                    self._faults.append(f"{record['line']}{self._capsules.write(record)}")
+                    report.faults.append(f"{record['line']}{self._capsules.write(record)}")
 
     def _here(self) -> Sampler:
         task = self._task
@@ -217,17 +212,17 @@ class _Soak:
 
     def _elsewhere(self) -> Sampler:
         task, size = self._task, self._task.num_envs
-        self._remote = to_base_env(
+        remote = to_base_env(
             task.make_env(0), RemoteEnvSpec(task.env, task.context(0)), size * self._workers, remote_envs=True,
             remote_envs_per_process=size, engine="process", seed=task.seed, first_index=size,
         )  # fmt: skip
-        return task.sampler(self._remote, size)
+        return task.sampler(remote, size)
 
-    def _kill_one(self, number: int) -> None:
-        pids = [] if self._remote is None else [pid for pid in self._remote.pids if pid]
-        with suppress(ProcessLookupError, IndexError):
-            os.kill(pids[number % max(len(pids), 1)], signal.SIGKILL)
-            self._kills += 1
+    def _kill_one(self, remote: Any, number: int) -> None:
+        if pids := [pid for pid in remote.pids if pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pids[number % len(pids)], signal.SIGKILL)
+                self._report.kills += 1
 
 
 def _figures() -> tuple[float, ...]:

@@ -78,7 +78,7 @@ def test_leaks_are_found(leaks: str, figure: str) -> None:
 
 def test_a_healthy_environment_passes_and_its_faults_have_capsules() -> None:
     report = soak("leaky", {"env_config": {"leaks": "raises"}}, seconds=1.5)
-    assert report.grows == ()
+    assert not report.grows, report
     assert report.passed
     assert len(report.faults) == 5
     assert read_capsule(report.faults[0].rpartition("menv replay ")[2]).line.startswith(
