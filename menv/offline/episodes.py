@@ -26,6 +26,7 @@ import json
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium as gym
@@ -34,7 +35,7 @@ import numpy.typing as npt
 
 from menv.base_env import AgentId, ExternalSteps
 from menv.errors import ConfigError
-from menv.serialization import space_from_json, space_to_json
+from menv.serialization import SpaceDecoder, space_to_json
 from menv.spaces import builder_of, columns_of, parts_of, paths
 
 Space: TypeAlias = gym.Space[Any]
@@ -107,13 +108,7 @@ class RecordedEpisode:
 
 
 class EpisodeSource(NamedTuple):
-    """Episodes that are read at once: a part of a file or of a data set.
-
-    Attributes:
-        where: Its name, for messages.
-        spaces: The observation and action space of each agent.
-        read: Returns the episodes.
-    """
+    """Episodes that are read at once: a part of a file or of a data set; `where` names it in messages."""
 
     where: str
     spaces: Mapping[AgentId, tuple[Space, Space]]
@@ -121,58 +116,49 @@ class EpisodeSource(NamedTuple):
 
 
 class Header:
-    """What a file says about its rows: the environment, and the spaces of its agents.
+    """What a file says about its rows: the environment, and the observation and action space of each agent.
 
     Attributes:
-        env: The name of the environment.
-        agents: The number of each agent's spaces.
-        spaces: Pairs of an observation and an action space.
         columns: The type of each column.
-        names: The columns of each pair of spaces.
+        names: The columns of observations and of actions of each agent.
     """
 
-    def __init__(
-        self, env: str, agents: Mapping[AgentId, int], spaces: Sequence[tuple[Space, Space]]
-    ) -> None:
-        self.env, self.agents, self.spaces = env, agents, spaces
-        self.columns = dict(_COLUMNS)
-        suffixes = ["" if number == 0 else f"_{number}" for number in range(len(spaces))]
-        self.names = [
-            (self._add(f"obs{suffix}", obs), self._add(f"action{suffix}", action))
-            for suffix, (obs, action) in zip(suffixes, spaces, strict=True)
-        ]
+    def __init__(self, env: str, spaces: Mapping[AgentId, tuple[Space, Space]]) -> None:
+        self.env, self.spaces = env, spaces
+        self.columns, self.names = dict(_COLUMNS), dict[AgentId, list[list[str]]]()
+        different: list[tuple[Space, Space]] = []
+        for agent, pair in spaces.items():
+            if pair not in different:
+                different.append(pair)
+            number = different.index(pair)
+            names = (f"obs_{number}", f"action_{number}") if number else ("obs", "action")
+            self.names[agent] = list(map(self._add, names, pair))
 
     def _add(self, name: str, space: Space) -> list[str]:
-        added = {
-            ".".join([name, *map(str, keys)]): Column(
-                np.dtype(object if leaf.dtype in (None, str) else leaf.dtype), leaf.shape or ()
-            )
-            for keys, leaf in paths(space)
-        }
-        self.columns |= added
-        return list(added)
+        names = []
+        for keys, leaf in paths(space):
+            names.append(".".join([name, *map(str, keys)]))
+            dtype = np.dtype(object if leaf.dtype in (None, str) else leaf.dtype)
+            self.columns[names[-1]] = Column(dtype, leaf.shape or ())
+        return names
 
     @classmethod
     def of(cls, where: str, episodes: Sequence[RecordedEpisode]) -> Header:
         """Return the header of a file of these episodes."""
-        agents: dict[AgentId, int] = {}
-        spaces: list[tuple[Space, Space]] = []
+        spaces: dict[AgentId, tuple[Space, Space]] = {}
         for one in (trajectory for episode in episodes for trajectory in episode.trajectories):
             pair = one.observation_space, one.action_space
-            if pair not in spaces:
-                spaces.append(pair)
-            if agents.setdefault(one.agent_id, spaces.index(pair)) != spaces.index(pair):
+            if spaces.setdefault(one.agent_id, pair) != pair:
                 raise ConfigError(
                     f"{where}: agent {one.agent_id!r} has two spaces in one recording, expected one; write its "
                     "episodes into two files"
                 )
-        return cls(episodes[0].env, agents, spaces)
+        return cls(episodes[0].env, spaces)
 
     def to_json(self) -> str:
         """Return it as a JSON text."""
-        spaces = [list(map(space_to_json, pair)) for pair in self.spaces]
-        agents = {_name_of(agent): number for agent, number in self.agents.items()}
-        return json.dumps({KEY: VERSION, "env": self.env, "agents": agents, "spaces": spaces})
+        agents = {_name_of(agent): list(map(space_to_json, pair)) for agent, pair in self.spaces.items()}
+        return json.dumps({KEY: VERSION, "env": self.env, "agents": agents})
 
     @classmethod
     def from_json(cls, where: str, text: Any) -> Header:
@@ -192,18 +178,13 @@ class Header:
                 "install that"
             )
         try:
-            spaces = [
-                (space_from_json(obs, where), space_from_json(act, where)) for obs, act in value["spaces"]
-            ]
-            numbers = range(len(spaces))
-            agents = {_agent_of(name): numbers.index(number) for name, number in value["agents"].items()}
-            return cls(str(value["env"]), agents, spaces)
+            space = partial(SpaceDecoder().read, where=where)
+            agents = {
+                _agent_of(name): (space(obs), space(act)) for name, (obs, act) in value["agents"].items()
+            }
+            return cls(str(value["env"]), agents)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise not_ours(where, "its header is damaged") from None
-
-    def spaces_by_agent(self) -> dict[AgentId, tuple[Space, Space]]:
-        """Return the observation and action space of each agent."""
-        return {agent: self.spaces[number] for agent, number in self.agents.items()}
 
 
 def not_ours(where: str, what: str) -> ConfigError:
@@ -234,41 +215,35 @@ def _with_tuples(value: Any) -> Any:
     return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
 
 
+def times_of(steps: ExternalSteps) -> npt.NDArray[Any]:
+    """Return the env step of each observation."""
+    return np.arange(len(steps.rewards) + 1) if steps.env_t is None else np.asarray(steps.env_t)
+
+
 def to_columns(header: Header, episodes: Iterable[tuple[int, RecordedEpisode]]) -> Columns:
     """Return the rows of some episodes, each with its number."""
     found: Columns = {name: [] for name in header.columns}
     for number, episode in episodes:
-        times = [_times(one.steps) for one in episode.trajectories]
-        unclaimed = [
-            (_name_of(agent), float(reward)) for agent, reward in episode.unclaimed.items() if reward
-        ]
-        of_episode = {
-            "episode": number,
-            "length": max([episode.env_steps, *(int(one[-1]) for one in times)]),
-            "seed": -1 if episode.seed is None else int(episode.seed),
-        }
+        times = [times_of(one.steps) for one in episode.trajectories]
+        length = max([episode.env_steps, *(int(t[-1]) for t in times)])
+        rest = [(_name_of(agent), float(reward)) for agent, reward in episode.unclaimed.items() if reward]
         for place, (one, t) in enumerate(zip(episode.trajectories, times, strict=True)):
-            steps = one.steps
+            steps, seen = one.steps, len(t) - (one.steps.obs[len(t) - 1] is None)
             row: dict[str, Any] = {
-                **of_episode, "unclaimed": json.dumps(unclaimed) if unclaimed and not place else "",
-                "agent": _name_of(one.agent_id), "policy": one.policy_id or "",
-                "terminated": bool(steps.terminated), "truncated": bool(steps.truncated), "t": t,
-                "reward": steps.rewards,
+                "episode": number, "length": length, "seed": -1 if episode.seed is None else int(episode.seed),
+                "unclaimed": json.dumps(rest) if rest and not place else "", "agent": _name_of(one.agent_id),
+                "policy": one.policy_id or "", "terminated": bool(steps.terminated),
+                "truncated": bool(steps.truncated), "t": t, "reward": steps.rewards,
             }  # fmt: skip
-            obs, action = header.names[header.agents[one.agent_id]]
-            seen = steps.obs if steps.obs[len(t) - 1] is not None else steps.obs[: len(t) - 1]
-            row |= zip(obs, columns_of(one.observation_space, seen), strict=True)
-            row |= zip(action, columns_of(one.action_space, steps.actions), strict=True)
+            obs, actions = header.names[one.agent_id]
+            row |= zip(obs, columns_of(one.observation_space, steps.obs[:seen]), strict=True)
+            row |= zip(actions, columns_of(one.action_space, steps.actions), strict=True)
             for name, (dtype, shape) in header.columns.items():
                 value = row.get(name, ())
                 if shape is not None:
                     value = np.asarray(value, dtype).reshape(len(value), *shape)
                 found[name].append(value)
     return found
-
-
-def _times(steps: ExternalSteps) -> npt.NDArray[Any]:
-    return np.arange(len(steps.rewards) + 1) if steps.env_t is None else np.asarray(steps.env_t)
 
 
 def from_columns(header: Header, columns: Columns, where: str) -> Iterator[RecordedEpisode]:
@@ -279,43 +254,34 @@ def from_columns(header: Header, columns: Columns, where: str) -> Iterator[Recor
     """
     if not np.isfinite(np.concatenate([*columns["reward"], ()])).all():
         raise ConfigError(f"{where}: a reward is not finite, expected numbers; correct the recording")
-    pairs = [
-        [_values(space, [columns[name] for name in names]) for space, names in zip(*both, strict=True)]
-        for both in zip(header.spaces, header.names, strict=True)
-    ]
-    agents = {_name_of(agent): (agent, number) for agent, number in header.agents.items()}
+    agents = {_name_of(agent): agent for agent in header.spaces}
     for number, rows in itertools.groupby(enumerate(columns["episode"]), operator.itemgetter(1)):
-        name, trajectories = f"{where}, episode {number}", []
-        for place, _ in rows:
-            if (agent := columns["agent"][place]) not in agents:
-                raise not_ours(name, f"agent {agent!r:.60} is not in its header")
-            agent_id, spaces = agents[agent]
-            obs, actions = pairs[spaces]
-            steps = _steps(columns, place, obs[place], actions[place], name)
-            policy = columns["policy"][place] or None
-            trajectories.append(RecordedTrajectory(agent_id, steps, *header.spaces[spaces], policy))
-        first = place + 1 - len(trajectories)
-        length, seed, text = (columns[column][first] for column in ("length", "seed", "unclaimed"))
+        name, places = f"{where}, episode {number}", [place for place, _ in rows]
+        trajectories = [_trajectory(header, agents, columns, place, name) for place in places]
+        length, seed, text = (columns[column][places[0]] for column in ("length", "seed", "unclaimed"))
         unclaimed = {_agent_of(agent): float(reward) for agent, reward in json.loads(text)} if text else {}
         yield RecordedEpisode(trajectories, None if seed < 0 else seed, header.env, length, unclaimed, name)
 
 
-def _values(space: Space, leaves: Sequence[Sequence[Any]]) -> Sequence[Any]:
-    """Return the elements of each trajectory from the columns of a space."""
-    return (
-        leaves[0] if parts_of(space) is None else [elements(space, own) for own in zip(*leaves, strict=True)]
+def _trajectory(
+    header: Header, agents: Mapping[str, AgentId], columns: Columns, place: int, where: str
+) -> RecordedTrajectory:
+    if columns["agent"][place] not in agents:
+        raise not_ours(where, f"agent {columns['agent'][place]!r:.60} is not in its header")
+    agent = agents[columns["agent"][place]]
+    obs, actions = (
+        elements(space, [columns[name][place] for name in names])
+        for space, names in zip(header.spaces[agent], header.names[agent], strict=True)
     )
-
-
-def _steps(columns: Columns, place: int, obs: Any, actions: Any, where: str) -> ExternalSteps:
     rewards, times = columns["reward"][place], columns["t"][place]
     seen, count = len(obs), len(rewards)
     if len(actions) != count or len(times) != count + 1 or not max(1, count) <= seen <= count + 1:
         raise not_ours(where, f"{seen} observations, {len(actions)} actions, {count} rewards of a trajectory")
-    return ExternalSteps(
+    steps = ExternalSteps(
         obs if seen > count else [*obs, None], actions, rewards, columns["terminated"][place],
         columns["truncated"][place], env_t=times,
     )  # fmt: skip
+    return RecordedTrajectory(agent, steps, *header.spaces[agent], columns["policy"][place] or None)
 
 
 def elements(space: Space, leaves: Sequence[Any]) -> Any:

@@ -130,9 +130,7 @@ def _sources(where: str, path: Path) -> Iterator[EpisodeSource]:
             text, parts, read = file.readline(), 1, _read_jsonl
     header = Header.from_json(where, text)
     for number in range(parts):
-        yield EpisodeSource(
-            where, header.spaces_by_agent(), partial(_read, read, where, path, header, number)
-        )
+        yield EpisodeSource(where, header.spaces, partial(_read, read, where, path, header, number))
 
 
 def _read(read: Any, where: str, path: Path, header: Header, number: int) -> Iterator[RecordedEpisode]:
@@ -181,18 +179,12 @@ def _write_parquet(path: Path, header: Header, episodes: Sequence[RecordedEpisod
     with pq.ParquetWriter(path, pa.schema(types, {KEY: header.to_json()}), compression="zstd") as writer:
         for _, group in itertools.groupby(enumerate(episodes), lambda pair: steps[pair[0]] // _STEPS):
             columns = to_columns(header, group)
-            arrays = [_to_arrow(pa, kind, header.columns[name], columns[name]) for name, kind in types]
+            for name, (_, shape) in header.columns.items():
+                if shape:
+                    # Arrow takes lists of arrays of one dimension.
+                    columns[name] = [list(value.reshape(-1, math.prod(shape))) for value in columns[name]]
+            arrays = [pa.array(columns[name], kind) for name, kind in types]
             writer.write_table(pa.table(arrays, writer.schema), row_group_size=len(arrays[0]))
-
-
-def _to_arrow(pa: Any, kind: Any, column: Column, values: Sequence[Any]) -> Any:
-    if column.shape is None:
-        return pa.array(values, kind)
-    leaf = kind.value_type.value_type if column.shape else kind.value_type
-    items = pa.array(np.concatenate(values).reshape(-1), leaf)
-    if column.shape:
-        items = pa.FixedSizeListArray.from_arrays(items, math.prod(column.shape))
-    return pa.ListArray.from_arrays(pa.array(np.cumsum([0, *map(len, values)]), pa.int32()), items)
 
 
 def _read_parquet(where: str, path: Path, header: Header, number: int) -> Columns:
@@ -208,16 +200,17 @@ def _read_parquet(where: str, path: Path, header: Header, number: int) -> Column
 
 
 def _from_arrow(where: str, name: str, array: Any, column: Column) -> list[Any]:
-    levels = [array]
-    for _ in range(0 if column.shape is None else 1 + bool(column.shape)):
-        levels.append(levels[-1].flatten())
-    if any(level.null_count for level in levels):
+    flat = array
+    while hasattr(flat, "flatten"):
+        flat = flat.flatten()
+    if flat.null_count:
         raise not_ours(where, f"column {name!r} has empty values")
-    values = levels[-1].to_numpy(zero_copy_only=False)
+    values = flat.to_numpy(zero_copy_only=False)
     if column.shape is None:
         return list(values.tolist())
-    values = values.reshape(len(levels[1]), *column.shape)
-    return [values[start:end] for start, end in itertools.pairwise(array.offsets.to_pylist())]
+    offsets = array.offsets.to_pylist()
+    values = values.reshape(offsets[-1], *column.shape)
+    return [values[start:end] for start, end in itertools.pairwise(offsets)]
 
 
 def _write_jsonl(path: Path, header: Header, episodes: Sequence[RecordedEpisode]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from menv.base_env import AgentId
 from menv.env_context import EnvContext
 from menv.errors import ConfigError
-from menv.offline.episodes import RecordedEpisode, RecordedTrajectory
+from menv.offline.episodes import RecordedEpisode, RecordedTrajectory, times_of
 from menv.offline.files import read_episodes
 from menv.offline.recording import EpisodeWatcher
 from menv.registry import is_known, is_ready_made, make_env
@@ -133,7 +133,7 @@ def _differences(
 def _events(trajectories: Sequence[RecordedTrajectory]) -> Iterator[tuple[Any, str, Any]]:
     """Yield the env step, the kind and the value of all that the environment gave to an agent, in order."""
     for steps in (one.steps for one in trajectories):
-        times = range(len(steps.obs)) if steps.env_t is None else steps.env_t.tolist()
+        times = times_of(steps).tolist()
         for t, obs, reward in itertools.zip_longest(times, steps.obs, steps.rewards.tolist()):
             yield t, "obs", obs
             if reward is not None:
