@@ -1,8 +1,8 @@
 """What a server remembers of a client, and the episodes whose actions the client requests one by one.
 
-Sessions hand START_EPISODE, GET_ACTION, LOG_ACTION, LOG_RETURNS and END_EPISODE to `ActionRequestHandler`. Its
-`ActionRequestBatcher` collects the GET_ACTION requests of one round of the event loop, decodes them together and passes
-them to the broker as one batch: the cost of parsers, numpy, locks and thread switches is paid once. A repeated message
+Sessions hand START_EPISODE, GET_ACTION, LOG_ACTION, LOG_RETURNS and END_EPISODE to `ActionRequestHandler`. It
+collects the GET_ACTION requests of one round of the event loop, decodes them together and passes them to the broker as
+one batch: the cost of parsers, numpy, locks and thread switches is paid once. A repeated message
 is recognised by its number and answered as before.
 """
 
@@ -55,7 +55,7 @@ from menv.serving.transports.transport import Reply
 from menv.serving.value_readers import Column, StepColumns
 
 if TYPE_CHECKING:
-    from menv.serving.session import MessageReader
+    from menv.serving.session import Session
 
 
 class Responder:
@@ -237,8 +237,8 @@ class ClientState:
 
 MAX_DEFERRED = 512
 """Deferred bodies that are decoded in one batch."""
-Unread: TypeAlias = "tuple[MessageReader, bytes, Responder]"
-"""A deferred body, with its reader and its responder."""
+Unread: TypeAlias = "tuple[Session, bytes, Responder]"
+"""A deferred body, with its session and its responder."""
 
 
 _Requests: TypeAlias = list[GetAction | Ping]
@@ -334,8 +334,14 @@ class ActionRequest(Struct, eq=False):
         self.decided(((self,), actions))
 
 
-class ActionRequestBatcher:
-    """Collects the GET_ACTION requests of one round of the event loop. Everything is called in the loop.
+_MAX_REPEATED = 16
+
+
+class ActionRequestHandler:
+    """The episodes of a server's clients whose actions the algorithm's policies choose. Used in the event loop only.
+
+    It collects the GET_ACTION requests of one round of the loop. Everything that has to come after them calls `flush`
+    first.
 
     Attributes:
         deferred: Bodies that look like GET_ACTION and are not decoded yet; `flush` empties it.
@@ -345,18 +351,17 @@ class ActionRequestBatcher:
     def __init__(
         self,
         broker: EpisodeBroker,
-        values: StepColumns,
-        handler: ActionRequestHandler,
+        ioctx: InputContext,
         limits: Limits,
         decided: Decided,
         refused: Refused,
     ) -> None:
         self._broker = broker
-        self._values = values
-        self._handler = handler
+        self._ioctx = ioctx
         self._limits = limits
         self._decided = decided
         self._refused = refused
+        self._values = StepColumns(ioctx, limits.max_agents)
         self.on_deferred: Callable[[], None] | None = None
         self.deferred: list[Unread] = []
         # While bodies are decoded, the requests they add need no `flush` of their own.
@@ -383,14 +388,14 @@ class ActionRequestBatcher:
         try:
             episode, seq = state.episodes.get(message.episode_id), message.seq
             if episode is None or episode.waiting or not (seq is None or seq == episode.seq + 1):
-                episode = self._handler.find_episode(state, message, responder)
+                episode = self._find_episode(state, message, responder)
                 if episode is None:
                     return
             size = len(message.observation)
             state.check_backlog(size, self._limits, "GET_ACTION")
             paid = None
             if message.reward or message.info or message.done:
-                paid = self._handler.paid(state, message, responder.wire_format)
+                paid = self._paid(state, message, responder.wire_format)
         except Exception as error:
             self.flush()
             self._refused(error, responder, message.seq)
@@ -452,11 +457,11 @@ class ActionRequestBatcher:
             self._refuse(refused, error)
 
     def _decode(self, unread: list[Unread]) -> None:
-        for (reader, body, responder), message in zip(unread, _messages_of(unread), strict=True):
-            if message is not None and reader.hold is None:
-                self.add(reader.session.state, message, responder)
+        for (session, body, responder), message in zip(unread, _messages_of(unread), strict=True):
+            if message is not None and session.hold is None:
+                self.add(session.state, message, responder)
             else:
-                reader.read(body, responder)
+                session.read(body, responder)
 
     def _column(self, requests: list[ActionRequest], wire_format: WireFormat) -> Column | None:
         """Decode the observations of single agents together; None if they have to be decoded one by one."""
@@ -507,55 +512,6 @@ class ActionRequestBatcher:
         for responder in waiting:
             self._refused(error, responder, request.message.seq)
 
-
-def _messages_of(unread: list[Unread]) -> Sequence[GetAction | None]:
-    """Decode deferred bodies together; None for each body that has to be decoded on its own."""
-    bodies = [body for _, body, _ in unread]
-    messages: list[GetAction | None] = [None] * len(bodies)
-    for wire_format, indices in _by_wire_format([responder for _, _, responder in unread]):
-        if len(indices) == len(bodies):
-            return read_action_requests(bodies, wire_format)
-        decoded = read_action_requests([bodies[index] for index in indices], wire_format)
-        for index, message in zip(indices, decoded, strict=True):
-            messages[index] = message
-    return messages
-
-
-def _by_wire_format(responders: Sequence[Responder]) -> list[tuple[WireFormat, Sequence[int]]]:
-    """Return the indices of each wire format; nearly always there is only one."""
-    formats = [responder.wire_format for responder in responders]
-    if formats.count(formats[0]) == len(formats):
-        return [(formats[0], range(len(formats)))]
-    return [(one, [index for index, found in enumerate(formats) if found is one]) for one in WireFormat]
-
-
-_MAX_REPEATED = 16
-
-
-class ActionRequestHandler:
-    """The episodes of a server's clients whose actions the algorithm's policies choose.
-
-    Attributes:
-        batcher: The GET_ACTION requests of this round of the event loop.
-        flush: Passes all requests to the broker. Call it before anything that has to come after them.
-    """
-
-    def __init__(
-        self,
-        broker: EpisodeBroker,
-        ioctx: InputContext,
-        limits: Limits,
-        decided: Decided,
-        refused: Refused,
-    ) -> None:
-        self._broker = broker
-        self._ioctx = ioctx
-        self._limits = limits
-        self._decided = decided
-        self._values = StepColumns(ioctx, limits.max_agents)
-        self.batcher = ActionRequestBatcher(broker, self._values, self, limits, decided, refused)
-        self.flush = self.batcher.flush
-
     def start(self, state: ClientState, request: StartEpisode, responder: Responder) -> None:
         name = request.episode_id or secrets.token_hex(16)
         episode = state.episodes.get(name)
@@ -576,7 +532,7 @@ class ActionRequestHandler:
         episode.answer = EpisodeStarted(episode_id=name, seq=request.seq)
         responder.send(episode.answer)
 
-    def paid(self, state: ClientState, request: GetAction, wire_format: WireFormat) -> LoggedReturns | None:
+    def _paid(self, state: ClientState, request: GetAction, wire_format: WireFormat) -> LoggedReturns | None:
         """Return the reward, infos and ended agents that came with a GET_ACTION, and the bytes of the infos."""
         size = len(request.info)
         if size:
@@ -589,7 +545,7 @@ class ActionRequestHandler:
 
     def step(self, state: ClientState, request: EpisodeMessage, responder: Responder) -> None:
         """Handle LOG_ACTION, LOG_RETURNS or END_EPISODE."""
-        episode = self.find_episode(state, request, responder)
+        episode = self._find_episode(state, request, responder)
         if episode is None:
             return
         try:
@@ -604,7 +560,7 @@ class ActionRequestHandler:
         if not (isinstance(request, LogAction) and request.wait):
             responder.send(answer)
 
-    def find_episode(
+    def _find_episode(
         self, state: ClientState, request: EpisodeMessage, responder: Responder
     ) -> OpenEpisode | None:
         """Return the episode of a message, in which no request waits; None if the message was repeated and answered."""
@@ -721,6 +677,27 @@ class ActionRequestHandler:
         if not all(isinstance(one, dict) for one in info.values()):
             raise BadMessageError(ErrorCode.WRONG_TYPE, "info: expected an object of objects by agent")
         return paid, info or None, request.done
+
+
+def _messages_of(unread: list[Unread]) -> Sequence[GetAction | None]:
+    """Decode deferred bodies together; None for each body that has to be decoded on its own."""
+    bodies = [body for _, body, _ in unread]
+    messages: list[GetAction | None] = [None] * len(bodies)
+    for wire_format, indices in _by_wire_format([responder for _, _, responder in unread]):
+        if len(indices) == len(bodies):
+            return read_action_requests(bodies, wire_format)
+        decoded = read_action_requests([bodies[index] for index in indices], wire_format)
+        for index, message in zip(indices, decoded, strict=True):
+            messages[index] = message
+    return messages
+
+
+def _by_wire_format(responders: Sequence[Responder]) -> list[tuple[WireFormat, Sequence[int]]]:
+    """Return the indices of each wire format; nearly always there is only one."""
+    formats = [responder.wire_format for responder in responders]
+    if formats.count(formats[0]) == len(formats):
+        return [(formats[0], range(len(formats)))]
+    return [(one, [index for index, found in enumerate(formats) if found is one]) for one in WireFormat]
 
 
 def _plain(raw: msgspec.Raw, wire_format: WireFormat) -> dict[str, Any]:

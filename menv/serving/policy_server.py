@@ -257,10 +257,10 @@ class PolicyServer(RequestSource):
 
     def rest(self) -> None:
         """Let the serving thread serve the clients again; see `BaseEnv.rest`."""
-        batcher = self.sessions.action_requests.batcher
-        if batcher.on_deferred is not None:
-            batcher.on_deferred = None
-            self._post(batcher.flush)
+        requests = self.sessions.action_requests
+        if requests.on_deferred is not None:
+            requests.on_deferred = None
+            self._post(requests.flush)
         self.server.give_back()
 
     def unbroken(self) -> Interrupts:
@@ -269,25 +269,25 @@ class PolicyServer(RequestSource):
 
     def _serve(self, seconds: float | None) -> None:
         """Serve clients until one has sent something, and then a little longer for the others."""
-        broker, batcher = self.broker, self.sessions.action_requests.batcher
-        batcher.on_deferred = self.server.begin_batch_window
+        broker, requests = self.broker, self.sessions.action_requests
+        requests.on_deferred = self.server.begin_batch_window
         seen = 0
 
         def nothing_to_wait_for() -> bool:
             """Whether all clients have sent something, or as many as were answered last and no more since then."""
             nonlocal seen
-            here = broker.ready + batcher.waiting
+            here = broker.ready + requests.waiting
             more, seen = here > seen, here
             if not here or (here >= broker.expected and (not more or here >= broker.open_episodes)):
                 return True
-            if len(batcher.deferred) >= _DECODE_AHEAD:
+            if len(requests.deferred) >= _DECODE_AHEAD:
                 # Decode while waiting for the others.
-                batcher.decode_deferred()
+                requests.decode_deferred()
             return False
 
         # Run the loop in any case: it sends the last decisions.
-        here = broker.ready or batcher.waiting
-        self.server.run(0.0 if here else seconds, self._batch_wait, nothing_to_wait_for, batcher.flush)
+        here = broker.ready or requests.waiting
+        self.server.run(0.0 if here else seconds, self._batch_wait, nothing_to_wait_for, requests.flush)
 
     def _wake(self) -> None:
         self.broker.wake()

@@ -1,7 +1,7 @@
 """The sessions of a server: one for each connection, whatever transport carries it.
 
-A transport hands bodies to `Session.received`. `MessageReader` decodes them one after the other: short ones at once,
-requests for actions in batches, large ones in the body parser process. `Session` checks which message is allowed when.
+A transport hands bodies to `Session.received`, which decodes them one after the other: short ones at once, requests for
+actions in batches, large ones in the body parser process.
 `ServerSessions` keeps the state of clients that may reconnect, and sends them the sampler's decisions. Everything but
 `send_decisions` runs in the event loop.
 """
@@ -82,108 +82,6 @@ if TYPE_CHECKING:
     from menv.serving.policy_server import PublishedPolicies, Trainer
 
 
-class MessageReader:
-    """Decodes the bodies of one connection in their order.
-
-    A body that takes long is waited for: `hold` is a task that transports await before they hand over the next body.
-    Short bodies that look like GET_ACTION are deferred to the batcher, which decodes many at once.
-    """
-
-    def __init__(self, session: Session, sessions: ServerSessions, always_reply: bool) -> None:
-        self.session = session
-        self._batcher = sessions.action_requests.batcher
-        self._deferred = self._batcher.deferred
-        self._parsers = sessions.parsers
-        self._scheduler = sessions.scheduler
-        self._max_depth = sessions.limits.max_depth
-        self._always_reply = always_reply
-        self._short = min(_SHORT, self._parsers.longest_inline)
-        # Work that takes longer. The following bodies wait for it.
-        self.hold: asyncio.Task[None] | None = None
-        self._waiting: deque[tuple[bytes, Responder]] = deque()
-        self._last: Responder | None = None
-
-    def received(self, body: bytes, reply: Reply, close: Close) -> asyncio.Future[None] | None:
-        if self.hold is None and len(body) <= self._short and body.find(_GET_ACTION) >= 0:
-            wire_format = _FIRST_BYTES.get(body[0])
-            if wire_format is not None and self.session.admitted:
-                # The usual path: the reply goes the same way as the last one.
-                last = self._last
-                if last is None or last.reply is not reply or last.wire_format is not wire_format:
-                    last = self._responder_of(reply, wire_format, close)
-                deferred = self._deferred
-                deferred.append((self, body, last))
-                if len(deferred) == 1 or len(deferred) >= MAX_DEFERRED:
-                    self._batcher.schedule_flush()
-                return self.hold
-        # Deferred bodies came before this one.
-        self._batcher.flush()
-        self.read(body, self._responder_of(reply, _wire_format_of(body), close))
-        return self.hold
-
-    def read(self, body: bytes, responder: Responder) -> None:
-        """Decode one body on its own, after everything before it."""
-        if self.hold is not None:
-            self._waiting.append((body, responder))
-            return
-        if len(body) <= self._short:
-            try:
-                request, _ = decode(body, self._max_depth)
-            except Exception as error:
-                self.session.refuse(error, responder)
-                return
-            work = self.session.answer(request, responder)
-        else:
-            work = self._read_long(body, responder)
-        if work is not None:
-            self.hold = asyncio.get_running_loop().create_task(self._finish(work, responder))
-
-    def lost(self) -> None:
-        """Drop bodies that are not decoded and work that is not finished."""
-        self._waiting.clear()
-        self._last = None
-        if self.hold is not None:
-            self.hold.cancel()
-
-    def _responder_of(self, reply: Reply, wire_format: WireFormat, close: Close) -> Responder:
-        """Return the responder for a body; a stream connection nearly always reuses the last one."""
-        last = self._last
-        if last is not None and last.reply is reply and last.wire_format is wire_format:
-            return last
-        responder = Responder(reply, wire_format, close, self._always_reply)
-        # Over HTTP each request has its own reply callable, which ends with the response.
-        self._last = None if self._always_reply else responder
-        return responder
-
-    async def _finish(self, work: Work, responder: Responder) -> None:
-        """Do the work of one body, then read the bodies that came meanwhile."""
-        try:
-            await self.session.guarded(work, responder)
-            while self._waiting:
-                body, responder = self._waiting.popleft()
-                await self.session.guarded(self._read_long(body, responder), responder)
-        finally:
-            self.hold = None
-
-    async def _read_long(self, body: bytes, responder: Responder) -> None:
-        """Decode a body without holding up other peers: in their turn, or in the parser process."""
-        episodes = None
-        if not self._parsers.takes(body):
-            async with self._scheduler:
-                request, read_as = decode(body, self._max_depth)
-        elif not self.session.admitted:
-            raise BadMessageError(ErrorCode.NOT_ALLOWED, NO_TOKEN)
-        else:
-            request, episodes, read_as = await self._parsers.parse(body, self._max_depth)
-        if read_as is not responder.wire_format:
-            responder = Responder(
-                responder.reply, read_as, responder.close, responder.always, responder.wire_format
-            )
-        work = self.session.answer(request, responder, episodes)
-        if work is not None:
-            await work
-
-
 _FIRST_BYTES = {ord("{"): WireFormat.JSON, **dict.fromkeys(range(0x80, 0x90), WireFormat.MSGPACK)}
 """Wire format by the first byte, for nearly all bodies."""
 
@@ -200,7 +98,10 @@ _MAX_PENDING = 64
 
 
 class Session:
-    """The state machine of one connection.
+    """The state machine of one connection: it decodes the bodies in their order and checks which message may come when.
+
+    A body that takes long is waited for: `hold` is a task that transports await before they hand over the next body.
+    Short bodies that look like GET_ACTION are deferred, so that many are decoded at once.
 
     Attributes:
         state: The client's state, which may outlive the connection.
@@ -212,14 +113,90 @@ class Session:
         self.state = ClientState(ByteBudget(sessions.backlog))
         self.state.connected = 1
         self.played_at = -math.inf
-        self._pending_replies = 0
+        self.admitted = admitted
+        self.hold: asyncio.Task[None] | None = None
         self._sessions = sessions
         self._action_requests = sessions.action_requests
-        self.admitted = admitted
-        self._reader = MessageReader(self, sessions, always_reply=peer.transport == "http")
-        self.received = self._reader.received
+        self._parsers = sessions.parsers
+        self._scheduler = sessions.scheduler
+        self._max_depth = sessions.limits.max_depth
+        self._short = min(_SHORT, self._parsers.longest_inline)
+        self._always_reply = peer.transport == "http"
+        self._pending_replies = 0
+        # Bodies that came while `hold` was under way.
+        self._waiting: deque[tuple[bytes, Responder]] = deque()
+        self._last: Responder | None = None
 
-    def answer(
+    def received(self, body: bytes, reply: Reply, close: Close) -> asyncio.Future[None] | None:
+        if self.hold is None and len(body) <= self._short and body.find(_GET_ACTION) >= 0:
+            wire_format = _FIRST_BYTES.get(body[0])
+            if wire_format is not None and self.admitted:
+                deferred = self._action_requests.deferred
+                deferred.append((self, body, self._responder_of(reply, wire_format, close)))
+                if len(deferred) == 1 or len(deferred) >= MAX_DEFERRED:
+                    self._action_requests.schedule_flush()
+                return self.hold
+        # Deferred bodies came before this one.
+        self._action_requests.flush()
+        self.read(body, self._responder_of(reply, _wire_format_of(body), close))
+        return self.hold
+
+    def read(self, body: bytes, responder: Responder) -> None:
+        """Decode one body on its own, after everything before it."""
+        if self.hold is not None:
+            self._waiting.append((body, responder))
+            return
+        if len(body) <= self._short:
+            try:
+                request, _ = decode(body, self._max_depth)
+            except Exception as error:
+                self._refuse(error, responder)
+                return
+            work = self._answer(request, responder)
+        else:
+            work = self._read_long(body, responder)
+        if work is not None:
+            self.hold = asyncio.get_running_loop().create_task(self._finish(work, responder))
+
+    def _responder_of(self, reply: Reply, wire_format: WireFormat, close: Close) -> Responder:
+        """Return the responder for a body; a stream connection nearly always reuses the last one."""
+        last = self._last
+        if last is not None and last.reply is reply and last.wire_format is wire_format:
+            return last
+        responder = Responder(reply, wire_format, close, self._always_reply)
+        # Over HTTP each request has its own reply callable, which ends with the response.
+        self._last = None if self._always_reply else responder
+        return responder
+
+    async def _finish(self, work: Work, responder: Responder) -> None:
+        """Do the work of one body, then read the bodies that came meanwhile."""
+        try:
+            await self._guarded(work, responder)
+            while self._waiting:
+                body, responder = self._waiting.popleft()
+                await self._guarded(self._read_long(body, responder), responder)
+        finally:
+            self.hold = None
+
+    async def _read_long(self, body: bytes, responder: Responder) -> None:
+        """Decode a body without holding up other peers: in their turn, or in the parser process."""
+        episodes = None
+        if not self._parsers.takes(body):
+            async with self._scheduler:
+                request, read_as = decode(body, self._max_depth)
+        elif not self.admitted:
+            raise BadMessageError(ErrorCode.NOT_ALLOWED, NO_TOKEN)
+        else:
+            request, episodes, read_as = await self._parsers.parse(body, self._max_depth)
+        if read_as is not responder.wire_format:
+            responder = Responder(
+                responder.reply, read_as, responder.close, responder.always, responder.wire_format
+            )
+        work = self._answer(request, responder, episodes)
+        if work is not None:
+            await work
+
+    def _answer(
         self, request: Request, responder: Responder, episodes: Sequence[WireEpisode] | None = None
     ) -> Work | None:
         """Handle a decoded request, and return the work that is left, if any.
@@ -228,7 +205,7 @@ class Session:
         """
         action_requests = self._action_requests
         if type(request) is GetAction and self.admitted:
-            action_requests.batcher.add(self.state, request, responder)
+            action_requests.add(self.state, request, responder)
             return None
         try:
             action_requests.flush()
@@ -241,24 +218,27 @@ class Session:
                 return self._send_state(request, responder)
             self._handle(request, responder)
         except Exception as error:
-            self.refuse(error, responder, getattr(request, "seq", None))
+            self._refuse(error, responder, getattr(request, "seq", None))
         return None
 
-    async def guarded(self, work: Work, responder: Responder) -> None:
+    async def _guarded(self, work: Work, responder: Responder) -> None:
         """Do the work of a request; an error is its answer."""
         try:
             await work
         except Exception as error:
-            self.refuse(error, responder)
+            self._refuse(error, responder)
 
-    def refuse(self, error: Exception, responder: Responder, seq: int | None = None) -> None:
+    def _refuse(self, error: Exception, responder: Responder, seq: int | None = None) -> None:
         """Answer a body that is refused, after everything before it."""
         self._action_requests.flush()
         self._sessions.refuse(error, responder, seq)
 
     def lost(self) -> None:
         self._action_requests.flush()
-        self._reader.lost()
+        self._waiting.clear()
+        self._last = None
+        if self.hold is not None:
+            self.hold.cancel()
         self._sessions.lost(self)
 
     def _handle(self, request: Request, responder: Responder) -> None:
@@ -336,10 +316,10 @@ class Session:
     ) -> None:
         self._pending_replies -= 1
         if error is None:
-            work = self.guarded(self._send_state(request, responder), responder)
+            work = self._guarded(self._send_state(request, responder), responder)
             asyncio.get_running_loop().create_task(work)
         else:
-            self.refuse(error, responder)
+            self._refuse(error, responder)
 
     async def _send_state(self, request: GetState | EpisodesAndGetState, responder: Responder) -> None:
         """Answer with the latest weights; if they are not encoded already, a thread encodes them."""

@@ -330,7 +330,7 @@ def test_reading_that_is_interrupted_leaves_no_later_question_unasked(
 
     with served(doors=(TCP,)) as one, one.voice() as voice:
         turns = Turns(voice, "e")
-        questions = one.source.sessions.action_requests.batcher
+        questions = one.source.sessions.action_requests
         with monkeypatch.context() as patch:
             patch.setattr(questions, "_decode", interrupted)
             with pytest.raises(KeyboardInterrupt):

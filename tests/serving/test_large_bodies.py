@@ -269,7 +269,7 @@ def test_messages_of_one_conversation_over_several_connections_are_taken_in_thei
         first.send(large({"type": "EPISODES", "episodes": [an_episode(2)]}))
         wait_for(lambda: one.parsers._waiting)
         second.send(json.dumps({"type": "EPISODES", "episodes": [an_episode(3)]}).encode())
-        wait_for(lambda: any(session._reader._waiting for session in list(one.sessions.connected)))
+        wait_for(lambda: any(session._waiting for session in list(one.sessions.connected)))
         os.kill(one.pid(), signal.SIGCONT)
         assert json.loads(second.receive()) == json.loads(first.receive()) == {"type": "OK"}
         assert [piece.env_steps for piece in one.played()] == [2, 3]
