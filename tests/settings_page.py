@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from menv.algorithms import DQNConfig, PPOConfig, QMIXConfig
 from menv.algorithms.config.algorithm_config import (
     AlgorithmConfig,
     ModelConfig,
@@ -20,9 +21,7 @@ from menv.algorithms.config.algorithm_config import (
 )
 from menv.algorithms.config.read_config import of_scope
 from menv.algorithms.config.setting import Setting, table
-from menv.algorithms.dqn.config import DQNConfig, ExplorationConfig, ReplayBufferConfig
-from menv.algorithms.ppo.config import PPOConfig
-from menv.algorithms.qmix.config import QMIXConfig
+from menv.algorithms.dqn.config import ExplorationConfig, ReplayBufferConfig
 from tests.house.sources import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "settings.md"

@@ -13,12 +13,10 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from menv import registry
-from menv.adapters.convert import to_local_base_env
+from menv import registry, to_base_env
 from menv.env_context import EnvContext
 from menv.errors import ConfigError, ContractError, EnvCrashError, MissingExtraError, UnknownNameError
 from menv.registry import describe_env, make_env, register_env, resolve_env
-from menv.workers.convert import to_base_env
 from menv.wrappers import OpenSpielEnv, ParallelPettingZooEnv, PettingZooEnv
 from tests.house.sources import ROOT
 
@@ -414,7 +412,7 @@ def test_an_environment_on_the_base_class_of_rllib_is_no_single_agent() -> None:
     ):
         make_env(lambda context: market())
     with pytest.raises(ConfigError, match=r"to_base_env: a Market with RLlib's own"):
-        to_local_base_env(market())
+        to_base_env(market())
 
 
 FILE = """

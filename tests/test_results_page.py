@@ -9,12 +9,9 @@ from typing import Any
 from benchmarks.learning.page import PAGE, PICTURES, draw_curves, section
 from benchmarks.learning.tables import groups, published
 from examples.two_step_game import grouped
-from menv.algorithms import PPO, QMIX
+from menv.algorithms import PPO, QMIX, DQNConfig, PPOConfig, QMIXConfig
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import read_config
-from menv.algorithms.dqn.config import DQNConfig
-from menv.algorithms.ppo.config import PPOConfig
-from menv.algorithms.qmix.config import QMIXConfig
 from menv.algorithms.results import EpisodeResult, TrainResult
 from menv.cli.arguments import with_objects
 from menv.cli.zoo import required_zoo_settings

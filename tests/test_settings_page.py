@@ -7,10 +7,8 @@ from dataclasses import fields
 
 import pytest
 
+from menv.algorithms import DQNConfig, PPOConfig, QMIXConfig
 from menv.algorithms.config.algorithm_config import AlgorithmConfig
-from menv.algorithms.dqn.config import DQNConfig
-from menv.algorithms.ppo.config import PPOConfig
-from menv.algorithms.qmix.config import QMIXConfig
 from tests.settings_page import PAGE, page
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from menv.algorithms import PPOConfig
 from menv.algorithms.networks.stock_spec import StockSpec
-from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.learner import PPOLearner
 from menv.algorithms.ppo.loss import cloning_loss
 from menv.inference.action_heads import ActionHead

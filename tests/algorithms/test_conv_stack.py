@@ -8,8 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv.algorithms import PPO
-from menv.algorithms.config.algorithm_config import ModelConfig
+from menv.algorithms import PPO, ModelConfig
 from menv.algorithms.networks.network_choice import chosen_network
 from menv.algorithms.networks.stock_spec import (
     ConvFilter,

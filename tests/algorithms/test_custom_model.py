@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from menv.algorithms.config.algorithm_config import ModelConfig
+from menv.algorithms import ModelConfig
 from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.networks.custom_model import CustomSpec, ObsStructure
 from menv.algorithms.networks.stock_spec import StockSpec

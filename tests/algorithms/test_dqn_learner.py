@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from menv.algorithms.dqn.config import DQNConfig
+from menv.algorithms import DQNConfig
 from menv.algorithms.dqn.dqn import DQNRecipe
 from menv.algorithms.dqn.learner import DQNLearner, dqn_loss, td_targets
 from menv.algorithms.networks.stock_graphs import StockGraphs

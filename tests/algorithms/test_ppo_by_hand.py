@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from menv.algorithms import PPOConfig
 from menv.algorithms.networks.stock_graphs import StockGraphs
 from menv.algorithms.networks.stock_spec import Activation, Cell, StockSpec
-from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.gradients import BACKWARD, FORWARD, can_learn
 from menv.algorithms.ppo.learner import PPOLearner
 from menv.inference.action_heads import ActionHead

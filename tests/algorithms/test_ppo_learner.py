@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from menv.algorithms import PPOConfig
 from menv.algorithms.networks.stock_graphs import StockGraphs
 from menv.algorithms.networks.stock_spec import StockSpec
-from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.learner import PPOLearner, explained_variance
 from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead

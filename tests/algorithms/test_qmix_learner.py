@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from menv.algorithms.dqn.config import DQNConfig
+from menv.algorithms import DQNConfig
 from menv.algorithms.qmix.learner import QMIXLearner, TorchGroup
 from menv.algorithms.qmix.network import GroupSpec, Mixer
 from menv.errors import ConfigError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from menv.algorithms.dqn.config import DQNConfig
+from menv.algorithms import DQNConfig
 from menv.algorithms.dqn.learner import RecurrentDQNLearner
 from menv.algorithms.networks.stock_spec import Cell, StockSpec
 from menv.errors import ConfigError

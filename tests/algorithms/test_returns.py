@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from menv.algorithms.ppo.advantages import compute_advantages, gae
+from menv.algorithms import compute_advantages
+from menv.algorithms.ppo.advantages import gae
 from menv.errors import ConfigError
 from tests.written_batches import batch
 

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from menv.algorithms import PPOConfig
 from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.networks.stock_layers import torch_cell
 from menv.algorithms.networks.stock_spec import Cell, CellKind, StockSpec
-from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.learner import PPOLearner
 from menv.algorithms.sequences import sequences, state_before
 from menv.inference.action_heads import ActionHead

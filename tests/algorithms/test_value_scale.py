@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from menv import MultiAgentEnv
-from menv.algorithms import PPO, PPOConfig
+from menv.algorithms import PPO, PPOConfig, PPOPolicy
 from menv.algorithms.networks.custom_model import CustomSpec
 from menv.algorithms.networks.stock_spec import VALUE_OUT, Cell, StockSpec
 from menv.algorithms.ppo.learner import PPOLearner
-from menv.algorithms.ppo.policy import PPOPolicy
 from menv.algorithms.return_scaling import ReturnNormalizer
 from menv.algorithms.torch_backend import TorchBackend
 from menv.errors import ConfigError

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from menv import local_policy_inference
 from menv.algorithms import PPO
 from menv.connectors import (
     ActionConnector,
@@ -16,7 +17,6 @@ from menv.connectors import (
     ConnectorContext,
 )
 from menv.errors import ContractError
-from menv.sampling.local_inference import local_policy_inference
 from tests.algorithms_e2e.comings import Comings
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from menv import PolicySpec
-from menv.algorithms import DQN, PPO, DQNConfig, PPOConfig, QMIXConfig
+from menv.algorithms import DQN, PPO, DQNConfig, ModelConfig, MultiAgentConfig, PPOConfig, QMIXConfig
 from menv.algorithms.config import setting as table_of_settings
-from menv.algorithms.config.algorithm_config import AlgorithmConfig, ModelConfig, MultiAgentConfig
+from menv.algorithms.config.algorithm_config import AlgorithmConfig
 from menv.algorithms.config.read_config import override, read_config
 from menv.algorithms.config.setting import by_name, setting
 from menv.algorithms.config.stored_config import restored_config, stored_config

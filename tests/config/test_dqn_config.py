@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from menv import PolicySpec
+from menv.algorithms import DQNConfig, PPOConfig
 from menv.algorithms.config.read_config import adopt, override, read_config
 from menv.algorithms.config.stored_config import restored_config, stored_config
-from menv.algorithms.dqn.config import DQNConfig
-from menv.algorithms.ppo.config import PPOConfig
 from menv.errors import ConfigError
 from menv.policy_map import PolicyMap
 

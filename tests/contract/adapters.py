@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
-from menv.adapters.convert import to_local_base_env
+from menv import to_base_env
 from menv.base_env import BaseEnv, Ready
 from menv.vector_env import VectorEnv
 from menv.workers.engine import EngineName
@@ -74,9 +74,7 @@ class Adapter:
             return base_env, [FarGame(base_env, index) for index in range(num_envs)]  # type: ignore[misc]
         if self.kind == "gym":
             made = [SoloGym(script, world) for world, script in enumerate(scripts)]
-            return to_local_base_env(made[0], made.__getitem__, num_envs, seed=seed), [
-                one.game for one in made
-            ]
+            return to_base_env(made[0], made.__getitem__, num_envs, seed=seed), [one.game for one in made]
         if self.lockstep:
             # gymnasium keeps a reference to the last observation while it resets with SAME_STEP.
             copies = self.kind == "SameStep"
@@ -85,7 +83,7 @@ class Adapter:
             if self.kind != "vector":
                 makers = [partial(made.__getitem__, world) for world in range(num_envs)]
                 env = SyncVectorEnv(makers, copy=False, autoreset_mode=self.kind)
-            return to_local_base_env(env, seed=seed), [one.game for one in made]
+            return to_base_env(env, seed=seed), [one.game for one in made]
         if self.kind == "external":
             games = [
                 ScriptedEnv(without_own_truncations(script), world) for world, script in enumerate(scripts)
@@ -93,12 +91,10 @@ class Adapter:
             return CalledEnvs(games), games
         games = [ScriptedEnv(script, world) for world, script in enumerate(scripts)]
         if self.kind == "agents":
-            return to_local_base_env(games[0], games.__getitem__, num_envs, seed=seed), games
+            return to_base_env(games[0], games.__getitem__, num_envs, seed=seed), games
         if self.kind == "table":
-            return to_local_base_env(
-                Tables(to_local_base_env(games[0], games.__getitem__, num_envs, seed=seed))
-            ), games
-        return to_local_base_env(SixDicts(games, self.kind)), games
+            return to_base_env(Tables(to_base_env(games[0], games.__getitem__, num_envs, seed=seed))), games
+        return to_base_env(SixDicts(games, self.kind)), games
 
 
 class Tables(BaseEnv):

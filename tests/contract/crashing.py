@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
+from menv import to_base_env
 from menv.adapters.adapter import Adapter
-from menv.adapters.convert import to_local_base_env
 from menv.base_env import ALL
 from tests.contract.scripted import AGENTS, Ended, Script, ScriptedEnv, Seen, SoloGym
 
@@ -116,7 +116,7 @@ def together(worlds: list[World], *, solo: bool = False, **settings: Any) -> Ada
         if solo:
             world.settings["agents"] = "a"
     make = [world.make_solo if solo else world.make for world in worlds]
-    return to_local_base_env(make[0](), lambda index: make[index](), len(worlds), **settings)
+    return to_base_env(make[0](), lambda index: make[index](), len(worlds), **settings)
 
 
 def every_letter(counts: Counter[str]) -> dict[str, int]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from menv import to_base_env
 from menv.base_env import BaseEnv
-from menv.workers.convert import to_base_env
 from menv.workers.engine import Engine, EngineName, RemoteActor
 from menv.workers.engines import make_engine
 from tests.contract.recycled import RecycledEngine

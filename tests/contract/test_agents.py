@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv.adapters.convert import to_local_base_env
+from menv import to_base_env
 from menv.base_env import ALL, BaseEnv, Ready
 from menv.errors import ContractError
 from tests.contract.adapters import answer_all, held
@@ -19,7 +19,7 @@ by_both = pytest.mark.parametrize("own", [False, True], ids=["agents", "own"])
 def play(moments: list[Moment], own: bool) -> tuple[BaseEnv, list[Ready]]:
     """Return the polls of one episode; the last one holds its end, and the next episode's rows."""
     game = ScriptedEnv([moments])
-    base_env = to_local_base_env(SixDicts([game], "now") if own else game)
+    base_env = to_base_env(SixDicts([game], "now") if own else game)
     polls: list[Ready] = []
     while not polls or not polls[-1].episodes:
         polls.append(base_env.poll())
@@ -178,7 +178,7 @@ def test_steps_without_a_waiting_agent_are_taken_within_the_poll_and_counted(own
 @by_both
 def test_rewards_that_wait_are_told(own: bool) -> None:
     game = ScriptedEnv([[Moment("ab"), Moment("a", {"b": 3, "c": 4}), Moment("a", over="truncated")]])
-    base_env = to_local_base_env(SixDicts([game], "now") if own else game)
+    base_env = to_base_env(SixDicts([game], "now") if own else game)
     answer_all(base_env, base_env.poll())
     base_env.poll()
     assert held(base_env) == {"b": 3, "c": 4}
@@ -191,7 +191,7 @@ def test_all_agents_done_without_all_goes_on_and_is_an_error_after_a_thousand_em
             done = dict.fromkeys("ab", True)
             return {}, {"a": 1.0}, {ALL: False, **done}, {ALL: False}, {}
 
-    base_env = to_local_base_env(Endless([[Moment("ab")]]))
+    base_env = to_base_env(Endless([[Moment("ab")]]))
     answer_all(base_env, base_env.poll())
     with pytest.raises(ContractError, match='end the episode with "__all__" once all agents are gone'):
         base_env.poll()
@@ -213,7 +213,7 @@ def test_slots_of_a_life_are_kept_until_it_ends_and_arrays_stay_short() -> None:
             over = self.step_count % 3000 == 0
             return obs, {new: 1.0}, {ALL: over, **gone}, {ALL: False}, {}
 
-    base_env = to_local_base_env(Options())
+    base_env = to_base_env(Options())
     highest = 0
     for _ in range(4000):
         ready = base_env.poll()
@@ -268,7 +268,7 @@ def test_a_broken_step_names_env_step_and_fault(case: str) -> None:
         def step(self, action_dict: Any) -> Any:
             return result
 
-    base_env = to_local_base_env(Broken([[Moment("a")]]))
+    base_env = to_base_env(Broken([[Moment("a")]]))
     answer_all(base_env, base_env.poll())
     with pytest.raises(ContractError, match=f"env 0 step, env step 1 of the episode: {message}.*; "):
         base_env.poll()
@@ -281,7 +281,7 @@ def test_a_reset_with_another_number_of_values_names_the_right_one(result: Any) 
             return result
 
     with pytest.raises(ContractError, match=r"env 0 reset: returned .*, expected \(obs, info\); return both"):
-        to_local_base_env(Broken([[Moment("a")]])).poll()
+        to_base_env(Broken([[Moment("a")]])).poll()
 
 
 def test_a_poll_of_five_values_is_told_that_dones_were_split() -> None:
@@ -292,7 +292,7 @@ def test_a_poll_of_five_values_is_told_that_dones_were_split() -> None:
     with pytest.raises(
         ContractError, match=r"Old.poll: returned 5 values, expected six nested dicts .*split the old"
     ):
-        to_local_base_env(Old([ScriptedEnv([[Moment("a")]])], "now")).poll()
+        to_base_env(Old([ScriptedEnv([[Moment("a")]])], "now")).poll()
 
 
 def test_six_flat_dicts_are_told_how_to_be_keyed() -> None:
@@ -303,7 +303,7 @@ def test_six_flat_dicts_are_told_how_to_be_keyed() -> None:
     with pytest.raises(
         ContractError, match=r"expected \{env_id: \{agent_id: value\}\}; key by sub-environment first"
     ):
-        to_local_base_env(Flat([ScriptedEnv([[Moment("a")]])], "now")).poll()
+        to_base_env(Flat([ScriptedEnv([[Moment("a")]])], "now")).poll()
 
 
 @by_both
@@ -316,7 +316,7 @@ def test_a_stranger_that_appears_with_its_last_observation_never_acts_and_its_re
         Moment("", over="terminated"),
     ]
     game = ScriptedEnv([script], agents="abc")
-    base_env = to_local_base_env(SixDicts([game], "now") if own else game)
+    base_env = to_base_env(SixDicts([game], "now") if own else game)
     polls = [base_env.poll()]
     while not polls[-1].episodes:
         answer_all(base_env, polls[-1])

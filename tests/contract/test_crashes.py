@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from menv.adapters.convert import to_local_base_env
+from menv import to_base_env
 from menv.base_env import BaseEnv
 from menv.errors import ContractError, EnvCrashError, EnvFault
 from menv.rng import reset_seed
@@ -224,7 +224,7 @@ def test_a_crash_without_make_env_ends_the_run(solo: bool) -> None:
     world = World(SOLO if solo else TOGETHER, steps=[2])
     env = world.make_solo() if solo else world.make()
     with pytest.raises(EnvCrashError, match=r"without make_env no other can be made"):
-        run(to_local_base_env(env), POLLS)
+        run(to_base_env(env), POLLS)
 
 
 @both_kinds
@@ -232,7 +232,7 @@ def test_a_creator_that_returns_the_broken_environment_again_ends_the_run(solo: 
     world = World(SOLO if solo else TOGETHER, steps=[2])
     env: Any = world.make_solo() if solo else world.make()
     with pytest.raises(EnvCrashError, match="make_env returned the same object again, expected a new"):
-        run(to_local_base_env(env, lambda index: env, 1), POLLS)
+        run(to_base_env(env, lambda index: env, 1), POLLS)
 
 
 @both_kinds
@@ -276,12 +276,12 @@ def test_a_replacement_that_cannot_be_made_is_tried_again_and_not_for_ever(solo:
     script = SOLO if solo else TOGETHER
     world = World(script, steps=[2], agents="a" if solo else "abcd")
     make = Unmakeable(world, 2, solo)
-    run(to_local_base_env(make(0), make, 1), POLLS)
+    run(to_base_env(make(0), make, 1), POLLS)
     assert make.calls == 4
     world = World(script, steps=[2], agents="a" if solo else "abcd")
     make = Unmakeable(world, 3, solo)
     with pytest.raises(EnvCrashError) as caught:
-        run(to_local_base_env(make(0), make, 1), POLLS)
+        run(to_base_env(make(0), make, 1), POLLS)
     assert "raised CrashError: number 1, and 3 replacements could not be made or reset" in str(caught.value)
     assert "the last because of OSError: port taken" in str(caught.value)
     assert isinstance(caught.value.__cause__, CrashError)
@@ -315,7 +315,7 @@ def test_what_breaks_the_contract_is_an_error_at_once() -> None:
         made.append(Old(SOLO))
         return made[-1]
 
-    base_env = to_local_base_env(make(0), make, 1)
+    base_env = to_base_env(make(0), make, 1)
     with pytest.raises(ContractError, match="could not unpack what step returned"):
         run(base_env, 3)
     assert len(made) == 1
@@ -326,7 +326,7 @@ def test_a_keyboard_interrupt_is_no_fault() -> None:
         def step(self, action: Any) -> Any:
             raise KeyboardInterrupt
 
-    base_env = to_local_base_env(Interrupted(SOLO), lambda index: Interrupted(SOLO), 1)
+    base_env = to_base_env(Interrupted(SOLO), lambda index: Interrupted(SOLO), 1)
     with pytest.raises(KeyboardInterrupt):
         run(base_env, 3)
 
@@ -363,7 +363,7 @@ def test_what_crashed_is_let_go_of_once_its_successor_has_finished_an_episode(so
         alive.append(weakref.ref(env))
         return env
 
-    base_env = to_local_base_env(make(0), make, 1)
+    base_env = to_base_env(make(0), make, 1)
     gc.disable()
     try:
         watch = run(base_env, 20)

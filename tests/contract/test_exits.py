@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from menv.adapters.convert import to_local_base_env
+from menv import to_base_env
 from menv.adapters.vector import VectorEnvs
 from menv.errors import EnvCrashError
 from menv.registry import make_env
@@ -53,7 +53,7 @@ MAKERS = {"gym": (Leaving, SOLO), "agents": (LeavingTeam, TOGETHER)}
 def test_an_environment_that_exits_costs_its_episode(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     env_class, script = MAKERS[kind]
     monkeypatch.setattr(env_class, "left", 1)
-    base_env = to_local_base_env(env_class(script), lambda index: env_class(script), 1)
+    base_env = to_base_env(env_class(script), lambda index: env_class(script), 1)
     faults = []
     for _ in range(3):
         ready = base_env.poll()
@@ -68,7 +68,7 @@ def test_one_that_exits_again_and_again_ends_the_run_with_a_line(
 ) -> None:
     env_class, script = MAKERS[kind]
     monkeypatch.setattr(env_class, "left", 9)
-    base_env = to_local_base_env(env_class(script), lambda index: env_class(script), 1)
+    base_env = to_base_env(env_class(script), lambda index: env_class(script), 1)
     with pytest.raises(EnvCrashError, match="env 0 step, env step 1: raised SystemExit: no licence"):
         run(base_env, 9)
 
@@ -128,7 +128,7 @@ def test_a_signal_whose_handler_exits_ends_the_run_while_an_environment_steps(
             return super().step(action)
 
     signal.signal(signal.SIGUSR1, handler)
-    base_env = to_local_base_env(Told(SOLO), lambda index: Told(SOLO), 1)
+    base_env = to_base_env(Told(SOLO), lambda index: Told(SOLO), 1)
     answer_as_dicts(base_env, base_env.poll())
     with pytest.raises(SystemExit) as caught:
         base_env.poll()
@@ -149,7 +149,7 @@ class Quitter(SoloGym):
 
 
 def test_one_that_exits_in_close_is_replaced_all_the_same() -> None:
-    base_env = to_local_base_env(Quitter(SOLO), lambda index: SoloGym(SOLO), 1)
+    base_env = to_base_env(Quitter(SOLO), lambda index: SoloGym(SOLO), 1)
     answer_as_dicts(base_env, base_env.poll())
     assert [fault.line.partition(" (")[0] for fault in base_env.poll().faults] == [
         "ValueError: broken in step of env 0"
@@ -157,7 +157,7 @@ def test_one_that_exits_in_close_is_replaced_all_the_same() -> None:
 
 
 def test_exits_in_close_and_in_methods_that_are_called_are_told() -> None:
-    base_env = to_local_base_env(Quitter(SOLO), num_envs=1)
+    base_env = to_base_env(Quitter(SOLO), num_envs=1)
     with pytest.raises(
         EnvCrashError, match=r"call: env 0, leave: raised SystemExit\(3\), expected it to return"
     ):
@@ -183,7 +183,7 @@ def test_a_child_that_an_environment_forks_ends_where_it_raises(error: BaseExcep
             codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
             return super().step(action)
 
-    base_env = to_local_base_env(Forking(SOLO), lambda index: Forking(SOLO), 1)
+    base_env = to_base_env(Forking(SOLO), lambda index: Forking(SOLO), 1)
     answer_as_dicts(base_env, base_env.poll())
     assert not base_env.poll().faults
     expected = getattr(error, "code", 1)
@@ -200,7 +200,7 @@ def test_what_a_process_calls_that_was_forked_before_has_faults_as_any_other(
     if not child:
         code = 9
         try:
-            base_env = to_local_base_env(Leaving(SOLO), lambda index: Leaving(SOLO), 1)
+            base_env = to_base_env(Leaving(SOLO), lambda index: Leaving(SOLO), 1)
             answer_as_dicts(base_env, base_env.poll())
             code = len(base_env.poll().faults)
         finally:

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv.adapters.convert import to_local_base_env
+from menv import to_base_env
 from menv.base_env import ALL, BaseEnv, Ready
 from menv.errors import ConfigError, ContractError, EnvCrashError
 from menv.vector_env import VectorEnv
@@ -149,7 +149,7 @@ def test_try_restart_replaces_a_sub_environment_and_closes_the_old_one(
         made.append(kind(adapter.script, index))
         return made[-1]
 
-    base_env = to_local_base_env(make(0), make, 2)
+    base_env = to_base_env(make(0), make, 2)
     watch = Watch()
     if started:
         for _ in range(3):
@@ -176,7 +176,7 @@ def taken(base_env: BaseEnv, watch: Watch) -> Ready:
 
 
 def test_an_instance_without_a_creator_cannot_be_restarted() -> None:
-    base_env = to_local_base_env(SoloGym(SOLO))
+    base_env = to_base_env(SoloGym(SOLO))
     with pytest.raises(ConfigError, match=r"try_restart: env 0 .*expected make_env; pass make_env"):
         base_env.try_restart(0)
 
@@ -211,16 +211,16 @@ def test_without_a_seed_reset_is_called_without_one(adapter: Adapter) -> None:
 
 def test_the_seeds_of_a_sub_environment_depend_on_its_index_among_all_workers() -> None:
     together = [ScriptedEnv(TOGETHER, world) for world in range(4)]
-    run(to_local_base_env(together[0], together.__getitem__, 4, seed=9), 30)
+    run(to_base_env(together[0], together.__getitem__, 4, seed=9), 30)
     alone = ScriptedEnv(TOGETHER, 3)
-    run(to_local_base_env(alone, None, 1, seed=9, first_index=3), 30)
+    run(to_base_env(alone, None, 1, seed=9, first_index=3), 30)
     assert alone.resets == together[3].resets
 
 
 @pytest.mark.parametrize("mode", ["now", "later", "new id"])
 def test_an_own_base_env_is_reset_after_its_end_and_never_otherwise(mode: str) -> None:
     game = ScriptedEnv(TOGETHER)
-    base_env = to_local_base_env(SixDicts([game], mode))
+    base_env = to_base_env(SixDicts([game], mode))
     ended = 0
     for _ in range(40):
         ready = base_env.poll()
@@ -231,7 +231,7 @@ def test_an_own_base_env_is_reset_after_its_end_and_never_otherwise(mode: str) -
 
 
 def test_an_own_base_env_that_gives_new_env_ids_goes_on_under_them() -> None:
-    base_env = to_local_base_env(SixDicts([ScriptedEnv(TOGETHER)], "new id"))
+    base_env = to_base_env(SixDicts([ScriptedEnv(TOGETHER)], "new id"))
     ids: list[Any] = []
     for _ in range(40):
         ready = base_env.poll()
@@ -259,7 +259,7 @@ def test_try_reset_of_a_running_own_base_env_ends_its_episode_as_truncated(adapt
 
 def test_try_restart_reaches_an_own_base_env() -> None:
     inner = SixDicts([ScriptedEnv(TOGETHER)], "now")
-    base_env = to_local_base_env(inner)
+    base_env = to_base_env(inner)
     base_env.poll()
     base_env.try_restart(0)
     assert inner.restarted == [0]
@@ -299,7 +299,7 @@ class CrashingAgents(ScriptedEnv):
 @pytest.mark.parametrize("kind", ["gym", "agents", "own"])
 def test_a_crash_names_the_env_and_keeps_the_cause(kind: str, where: str) -> None:
     env: Any = Crashes(where) if kind == "gym" else CrashingAgents(where)
-    base_env = to_local_base_env(SixDicts([env], "now") if kind == "own" else env)
+    base_env = to_base_env(SixDicts([env], "now") if kind == "own" else env)
     with pytest.raises(
         EnvCrashError, match="raised ZeroDivisionError: no wheels; the environment's own"
     ) as caught:
@@ -316,7 +316,7 @@ def test_steps_without_a_waiting_agent_end_in_an_error_after_a_thousand() -> Non
 
     for own in (False, True):
         game = Nobody(TOGETHER)
-        base_env = to_local_base_env(SixDicts([game], "now") if own else game)
+        base_env = to_base_env(SixDicts([game], "now") if own else game)
         answer_all(base_env, base_env.poll())
         with pytest.raises(
             ContractError, match=r"no agent waited for an action in 1000 env steps in a row.*__all__"
@@ -344,7 +344,7 @@ class Noting(gym.Env[Any, Any]):
 
 
 def test_the_last_observation_of_an_episode_that_try_reset_ends_is_an_element_of_its_space() -> None:
-    base_env = to_local_base_env(VectorEnv.vectorize_gym_envs(lambda index: Noting(), num_envs=2))
+    base_env = to_base_env(VectorEnv.vectorize_gym_envs(lambda index: Noting(), num_envs=2))
     base_env.send_actions(base_env.poll().slots, [0, 0])
     base_env.poll()
     base_env.try_reset(seed=4)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv.adapters.convert import to_local_base_env
+from menv import to_base_env
 from menv.adapters.episode_broker import EpisodeBroker
 from menv.adapters.external import ExternalEnvs, RequestSource
 from menv.algorithms import DQN, PPO
@@ -279,7 +279,7 @@ def test_stop_wakes_those_who_wait_and_refuses_later_calls() -> None:
 
 def test_stop_from_another_thread_ends_a_poll_that_waits() -> None:
     env = Told()
-    base_env = to_local_base_env(env)
+    base_env = to_base_env(env)
     told: list[Any] = []
 
     def poll() -> None:

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv.adapters.convert import to_local_base_env
+from menv import to_base_env
 from menv.algorithms import DQN, PPO
 from menv.errors import ContractError
 from tests.external.told import Told, ToldTeam, calling, obs, training, until_stopped
@@ -181,10 +181,10 @@ def test_sub_environments_and_agents_are_told() -> None:
         observation_space=dict.fromkeys("ab", gym.spaces.Discrete(2)),
         action_space=dict.fromkeys("ab", gym.spaces.Discrete(2)),
     )
-    base_env = to_local_base_env(env)
+    base_env = to_base_env(env)
     assert base_env.get_sub_environments() == [env]
     assert base_env.get_agent_ids() == {"a", "b"}
-    assert to_local_base_env(Told()).get_agent_ids() == {"agent0"}
+    assert to_base_env(Told()).get_agent_ids() == {"agent0"}
 
 
 def test_a_poll_with_a_timeout_returns_empty_where_nobody_calls() -> None:

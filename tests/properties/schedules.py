@@ -12,11 +12,9 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from menv.adapters.convert import to_local_base_env
-from menv.algorithms.config.algorithm_config import ModelConfig
+from menv import to_base_env
+from menv.algorithms import ModelConfig, PPOConfig, PPORecipe
 from menv.algorithms.network_group_builder import build_groups
-from menv.algorithms.ppo.config import PPOConfig
-from menv.algorithms.ppo.ppo import PPORecipe
 from menv.algorithms.sequences import state_before
 from menv.base_env import BaseEnv, Ready
 from menv.inference.network_policy import NetworkGroup
@@ -143,7 +141,7 @@ def sampler(
 ) -> Sampler:
     mapping = PolicyMap(["even", "odd"], lambda agent_id: "odd" if agent_id in ("b", "d") else "even")
     return Sampler(
-        to_local_base_env(base_env),
+        to_base_env(base_env),
         mapping,
         [policy_group(kind)],
         quota,

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from menv import ExternalMultiAgentEnv
-from menv.adapters.convert import to_local_base_env
+from menv import ExternalMultiAgentEnv, to_base_env
 from menv.base_env import ALL
 from menv.sampling.fragment_limit import ExternalFragmentLimit
 from tests.contract.scripted import ACTIONS, OBS, Moment, Script, ScriptedEnv, Seen, seen
@@ -99,7 +98,7 @@ class Run:
         self.env = Quiet(dict.fromkeys("abc", ACTIONS), dict.fromkeys("abc", OBS))
         rotate = [[*script[world % len(script) :], *script[: world % len(script)]] for world in range(worlds)]
         self.games = [Game(self.env, moments, world, habit) for world, moments in enumerate(rotate)]
-        base_env: Any = to_local_base_env(self.env)
+        base_env: Any = to_base_env(self.env)
         base_env.observation_space, base_env.action_space = OBS, ACTIONS
         base_env.idle_timeout = 0.02
         limits = ExternalFragmentLimit(length, **quota)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from menv.adapters.convert import to_local_base_env
+from menv import to_base_env
 from menv.sampling.fragment_limit import FragmentLimit
 from tests.contract.scripted import Moment, Script, ScriptedEnv, Seen, SixDicts, seen
 from tests.properties.schedules import (
@@ -42,9 +42,9 @@ class Run:
         rotate = [script[world % len(script) :] + script[: world % len(script)] for world in range(num_envs)]  # type: ignore[operator]
         self.games = [ScriptedEnv(moments, world, "abc") for world, moments in enumerate(rotate)]
         inner = (
-            to_local_base_env(self.games[0], self.games.__getitem__, num_envs)
+            to_base_env(self.games[0], self.games.__getitem__, num_envs)
             if adapter == "agents"
-            else to_local_base_env(SixDicts(self.games, adapter))
+            else to_base_env(SixDicts(self.games, adapter))
         )
         self.env = Tap(inner)
         self.sampler = sampler(self.env, kind, FragmentLimit(length, **quota))

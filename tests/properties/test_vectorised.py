@@ -12,7 +12,7 @@ from gymnasium.vector import SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from menv.adapters.convert import to_local_base_env
+from menv import to_base_env
 from menv.metrics import Metrics
 from menv.policy_map import PolicyMap
 from menv.sample_batch import MultiAgentBatch
@@ -52,9 +52,7 @@ class Run:
         whole: bool = False,
     ) -> None:  # fmt: skip
         self.made = [SoloGym(script, world, salt, copies=kind == "SameStep") for world in range(envs)]
-        base_env = to_local_base_env(
-            self.env(kind), self.made.__getitem__, envs if kind == "gym" else 1, seed=SEED
-        )
+        base_env = to_base_env(self.env(kind), self.made.__getitem__, envs if kind == "gym" else 1, seed=SEED)
         mapping = PolicyMap(["even"], None if short else lambda agent_id: "even")
         self.metrics = Metrics(10_000)
         quota = WholeEpisodeLimit(length) if whole else FragmentLimit(length, lockstep=base_env.lockstep)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv.adapters.convert import to_local_base_env
+from menv import to_base_env
 from menv.base_env import BaseEnv, EpisodeEnd, Ready
 from menv.workers.engine import EngineName
 from tests.contract.adapters import rotated
@@ -106,7 +106,7 @@ def check_polls(name: str, per_process: int, crashes: bool, on: EngineName) -> N
         return Crashing(script, solo) if crashes else Make(scripts, solo, salt=True)
 
     here = maker()
-    expected = play(to_local_base_env(here(0), here, 3, seed=3, first_index=5), 60)
+    expected = play(to_base_env(here(0), here, 3, seed=3, first_index=5), 60)
     found = play(remote(maker(), 3, per_process=per_process, on=on, seed=3, first_index=5), 60)
     for number, (one, other) in enumerate(zip(expected, found, strict=True)):
         assert one == other, f"poll {number}"
@@ -130,7 +130,7 @@ def test_whoever_is_ready_plays_the_same_trajectories(name: str, per_process: in
             base_env.send_actions(ready.slots, [int(obs[4]) % 3 for obs in ready.obs])
         return {index: mine[:40] for index, mine in found.items()}
 
-    expected = rows(to_local_base_env(make(0), make, 3, seed=3))
+    expected = rows(to_base_env(make(0), make, 3, seed=3))
     assert rows(remote(make, 3, wait=0, per_process=per_process, seed=3)) == expected
 
 

@@ -312,7 +312,7 @@ def test_a_reset_from_outside_makes_a_loss_good(where: str, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_stopping_does_not_wait_for_what_hangs(tmp_path: Path) -> None:
-    from menv.workers.convert import to_base_env
+    from menv import to_base_env
 
     fate = Fate(tmp_path, TOGETHER, hangs=[("step", 0, 1)])
     base_env = to_base_env(fate(0), fate, 1, remote_envs=True, engine="process")

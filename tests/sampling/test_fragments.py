@@ -10,8 +10,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers.vector import DictInfoToList
 
-from menv import RandomPolicy
-from menv.adapters.convert import to_local_base_env
+from menv import RandomPolicy, to_base_env
 from menv.algorithms import PPO
 from menv.multi_agent_env import AgentDict, StepDicts
 from menv.policy_map import PolicyMap
@@ -33,9 +32,7 @@ def sampler(env: Any, make: Any, num_envs: int, length: int, **settings: Any) ->
     spaces = (env.observation_space, env.action_space)
     mapping = PolicyMap(["p0", "p1"], lambda agent: f"p{agent % 2}" if isinstance(agent, int) else "p0")
     group = policy_group(["p0", "p1"], *spaces)
-    return Sampler(
-        to_local_base_env(env, make, num_envs), mapping, [group], FragmentLimit(length, **settings)
-    )
+    return Sampler(to_base_env(env, make, num_envs), mapping, [group], FragmentLimit(length, **settings))
 
 
 def together(num_envs: int, length: int, *, agents: int = 5, episode: int = 25, **settings: Any) -> Sampler:
@@ -103,7 +100,7 @@ def test_each_row_has_the_info_of_its_own_agent_and_step() -> None:
     spaces = (gym.spaces.Discrete(2), gym.spaces.Discrete(2))
     groups = [policy_group([name], *spaces) for name in ("p0", "p1")]
     mapping = PolicyMap(["p0", "p1"], lambda agent: f"p{agent % 2}")
-    loop = Sampler(to_local_base_env(env, lambda _: Telling(5, 7), 2), mapping, groups, FragmentLimit(5))
+    loop = Sampler(to_base_env(env, lambda _: Telling(5, 7), 2), mapping, groups, FragmentLimit(5))
     for _ in range(4):
         for part in loop.sample().policy_batches.values():
             told = [(info["of"], info["at"]) for info in part["infos"]]
@@ -126,7 +123,7 @@ def test_rows_have_the_same_infos_where_each_sub_environment_has_a_dict_of_its_o
     for listed in (False, True):
         makers = [lambda world=world: SoloGym(SOLO, world) for world in range(3)]
         env: Any = SyncVectorEnv(makers, autoreset_mode=mode)
-        base = to_local_base_env(DictInfoToList(env) if listed else env)
+        base = to_base_env(DictInfoToList(env) if listed else env)
         loop = sampler(base, None, 1, 9)
         told.append([dict(info) for _ in range(2) for info in loop.sample()["p0"]["infos"]])
     assert told[0] == told[1]
@@ -137,7 +134,7 @@ def test_the_first_info_of_an_episode_tells_nothing_of_the_end_before(listed: bo
     told = []
     for mode in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):
         env: Any = SyncVectorEnv([lambda: SoloGym(SOLO)] * 2, autoreset_mode=mode)
-        base = to_local_base_env(DictInfoToList(env) if listed else env)
+        base = to_base_env(DictInfoToList(env) if listed else env)
         rows, ends = [], []
         for _ in range(9):
             ready = base.poll()
@@ -208,7 +205,7 @@ def test_a_base_env_that_goes_on_under_new_env_ids_fills_its_fragments() -> None
     env = SixDicts([game], "new id")
     spaces = (env.observation_space, env.action_space)
     group = policy_group(["p0"], *spaces)
-    loop = Sampler(to_local_base_env(env), PolicyMap(["p0"]), [group], FragmentLimit(7))
+    loop = Sampler(to_base_env(env), PolicyMap(["p0"]), [group], FragmentLimit(7))
     for _ in range(3):
         assert loop.sample().env_steps() >= 7
 

@@ -10,9 +10,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import MultiAgentEnv, VectorEnv
+from menv import MultiAgentEnv, VectorEnv, to_base_env
 from menv.algorithms import PPO
-from menv.workers.convert import to_base_env
 
 
 class Lucky(gym.Env[Any, Any]):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from menv.algorithms.ppo.advantages import compute_advantages
+from menv.algorithms import compute_advantages
 from menv.algorithms.sequences import state_before
 from menv.callbacks import DefaultCallbacks
 from tests.workers.crews import PLAYERS, running, weights_of

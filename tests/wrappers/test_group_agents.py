@@ -9,8 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import Policy, RandomPolicy
-from menv.adapters.convert import to_local_base_env
+from menv import Policy, RandomPolicy, to_base_env
 from menv.algorithms import PPO
 from menv.base_env import ALL
 from menv.envs import TwoStepGame
@@ -74,7 +73,7 @@ def test_members_are_paid_with_whatever_agents_without_a_group_are_paid_with(rew
     for env in (playing(Moment("ab"), Moment("ab")), ScriptedEnv([[Moment("ab"), Moment("ab")]])):
         inner = env.env if isinstance(env, GroupAgentsWrapper) else env
         inner.step = lambda action_dict: told  # type: ignore[method-assign]
-        base = to_local_base_env(env)
+        base = to_base_env(env)
         ready = base.poll()
         base.send_actions(ready.slots, [(0, 0) if env is not inner else 0] * len(ready.slots))
         assert sum(end.reward for end in base.poll().ended) == 2.0
@@ -88,7 +87,7 @@ def test_rewards_of_steps_without_a_group_observation_add_up_to_that_of_the_row(
         Moment("ab", {"b": 8}),
         Moment("ab"),
     )
-    base_env = to_local_base_env(env)
+    base_env = to_base_env(env)
     base_env.poll()
     base_env.send_actions({0: {"ab": (0, 0), "c": 0}})
     for _ in range(2):
@@ -176,7 +175,7 @@ def test_the_member_whose_reward_is_no_number_is_named(reward: Any) -> None:
 def test_what_breaks_the_contract_is_left_to_the_adapter_to_name(result: Any) -> None:
     env = playing(Moment("ab"), Moment("ab"))
     returns(env, result)
-    base_env = to_local_base_env(env)
+    base_env = to_base_env(env)
     base_env.poll()
     base_env.send_actions({0: {"ab": (0, 0)}})
     with pytest.raises(ContractError, match=r"env 0 step, env step 1 of the episode: .*expected"):

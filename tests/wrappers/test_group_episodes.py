@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv.adapters.convert import to_local_base_env
+from menv import to_base_env
 from menv.base_env import ALL
 from menv.episode import MEMBER_REWARDS
 from menv.errors import ContractError
@@ -235,7 +235,7 @@ def random_episode(rng: np.random.Generator) -> list[Moment]:
 def test_whatever_members_do_nothing_that_was_paid_is_lost_and_only_those_asked_act(seed: int) -> None:
     rng = np.random.default_rng(seed)
     game = ScriptedEnv([random_episode(rng) for _ in range(10)], agents="abc")
-    base_env = to_local_base_env(game.with_agent_groups(BOTH))
+    base_env = to_base_env(game.with_agent_groups(BOTH))
     released, told = 0.0, 0.0
     lives: dict[int, float] = {}
     while len(game.resets) < 20:

@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from menv.adapters.convert import to_local_base_env
+from menv import to_base_env
 from menv.base_env import BaseEnv, Ready
 from menv.multi_agent_env import AgentDict, StepDicts
 from menv.wrappers import ParallelPettingZooEnv, PettingZooEnv
@@ -77,7 +77,7 @@ def build(make: Callable[[], Any], num_envs: int, seed: int | None) -> tuple[Bas
     first = make()
     wrapper = WrittenTurns if hasattr(first, "agent_iter") else WrittenParallel
     envs = [wrapper(game) for game in (first, *(make() for _ in range(num_envs - 1)))]
-    return to_local_base_env(envs[0], envs.__getitem__, num_envs, seed=seed), envs
+    return to_base_env(envs[0], envs.__getitem__, num_envs, seed=seed), envs
 
 
 def play(base_env: BaseEnv, envs: list[Any], polls: int, seed: int = 0) -> list[list[Story]]:

@@ -66,7 +66,7 @@ DUCK = """
 import sys
 sys.modules["pettingzoo"] = None  # importing it fails
 import gymnasium as gym
-from menv.adapters.convert import to_local_base_env as to_base_env
+from menv import to_base_env
 from menv.wrappers import ParallelPettingZooEnv
 
 class Duck:
