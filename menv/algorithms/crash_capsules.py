@@ -16,6 +16,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -187,11 +188,9 @@ class CrashCapsules:
             if self.folder is None:
                 self.folder = Path(tempfile.mkdtemp(prefix="menv-crashes-"))
             self.folder.mkdir(exist_ok=True)
-            # Other files in the folder are not counted.
-            taken = [
-                int(one.stem) for one in self.folder.glob("*.json") if re.fullmatch("[0-9]{3,9}", one.stem)
-            ]
-            path = self.folder / f"{1 + max(taken, default=0):03d}.json"
+            path = next(
+                one for number in count(1) if not (one := self.folder / f"{number:03d}.json").exists()
+            )
             try:
                 path.write_bytes(content)
                 return f"; replay it with: menv replay {path}"

@@ -161,7 +161,7 @@ class Sweep:
         imports: Sequence[str],
     ) -> None:
         self.file, self.space, self.folder, self._imports = file, space, folder, imports
-        self._options = _words(file)
+        self._options = shlex.split(file.options or "")
         self._write_file()
         self.study = self._open_study(pruner)
         self._running = [trial for trial in self.study.trials if not trial.state.is_finished()]
@@ -420,15 +420,16 @@ def _checked(file: SweepFile) -> dict[str, Dimension]:
     """Return the settings that are searched, by their dotted names; refuse what no trial can run with."""
     try:
         json.dumps(asdict(file))
-    except TypeError as error:
+        options = shlex.split(file.options or "")
+    except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"sweep: {error}, expected numbers, strings, lists and tables; write it as a string"
+            f"sweep: {error}, expected numbers, strings, lists and tables, and options as in a shell; write it so"
         ) from None
     for key, example in _REQUIRED.items():
         if not getattr(file, key):
             raise ConfigError(f"sweep: no {key}, expected one; add [{key}] with {example}")
     stop = json.dumps(dict(file.stop))
-    args = train_parser("menv sweep").parse_args([file.env, *_words(file), "--stop", stop])
+    args = train_parser("menv sweep").parse_args([file.env, *options, "--stop", stop])
     # Callbacks may add keys to results.
     if not any("callbacks" in settings for settings in (file.config, file.space, *args.config)):
         keys = TrainResult.__required_keys__ | TrainResult.__optional_keys__ - {"evaluation"}
@@ -448,15 +449,6 @@ def _refuse_unknown_keys(file: SweepFile, result: Mapping[str, Any], evaluates: 
     rule = StopRule({file.metric: math.inf, **file.stop}, evaluates)
     if wrong := rule.impossible(result).replace(f"stop {metric}", f"metric {metric}", 1):
         raise ConfigError(f"sweep: {wrong}")
-
-
-def _words(file: SweepFile) -> list[str]:
-    try:
-        return shlex.split(file.options or "")
-    except ValueError as error:
-        raise ConfigError(
-            f"sweep: options {file.options!r}: {error}, expected words as in a shell; close it"
-        ) from None
 
 
 def _check(run: str, where: str, settings: Mapping[str, Any]) -> None:

@@ -78,7 +78,7 @@ def table(folder: str = "runs/sweep") -> list[dict[str, str]]:
         ),
         ({"stop": "stop = {training_iteration = 'two'}"}, "expected KEY=NUMBER"),
         ({"lr": "", "model": ""}, "sweep: no space, expected one; add [space] with lr = {float"),
-        ({"options": "options = \"--policies 'x\""}, "sweep: options \"--policies 'x\": No closing"),
+        ({"options": "options = \"--policies 'x\""}, "sweep: No closing quotation, expected"),
         ({"config": "config = {env_config = {since = 2026-01-01}}"}, "sweep: Object of type date is not JSON"),
         ({"options": "options = '--polices shared'"}, "unrecognized arguments: --polices shared; did you mean"),
     ],

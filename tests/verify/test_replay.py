@@ -162,12 +162,13 @@ def test_an_environment_that_ends_its_process_without_an_error_does_not_stop_the
     assert (report.verdict, "exit code 0" in str(report)) == (SAME, True)
 
 
-def test_other_files_beside_the_capsules_are_not_counted(tmp_path: Path) -> None:
-    for name in ("12abc.json", "007.json", "\u0663.json", "2.json"):
-        (tmp_path / name).write_text("{}")
+def test_a_capsule_replaces_no_other(tmp_path: Path) -> None:
     capsules = CrashCapsules("PPO", PPOConfig(env="cliff"))
     capsules.folder = tmp_path
-    assert capsules.write(RECORD) == f"; replay it with: menv replay {tmp_path / '008.json'}"
+    written = [capsules.write(RECORD) for _ in range(2)]
+    assert written == [
+        f"; replay it with: menv replay {tmp_path / name}" for name in ("001.json", "002.json")
+    ]
 
 
 def test_a_capsule_that_cannot_be_written_leaves_no_folder(
