@@ -21,6 +21,8 @@ from menv.algorithms.torch_runtime import CPU, array_of
 from menv.errors import ConfigError
 from menv.serving.interrupts import updates
 
+_BETAS = 0.9, 0.999
+
 
 class FlatAdam:
     """The parameters of one network and their optimizer (Kingma & Ba 2015, algorithm 1).
@@ -35,7 +37,6 @@ class FlatAdam:
         lr: float,
         *,
         grad_clip: float | None = None,
-        betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-5,
         device: torch.device = CPU,
     ) -> None:
@@ -43,7 +44,6 @@ class FlatAdam:
         self.steps = 0
         self.skipped = 0
         self._grad_clip = grad_clip
-        self._betas = betas
         self._eps = eps
         total = sum(value.size for value in weights.values())
         self._flat = torch.empty(total, device=device, dtype=torch.float32)
@@ -81,7 +81,7 @@ class FlatAdam:
         self.steps += 1
         if self._grad_clip is not None and length + 1e-6 > self._grad_clip:
             grad.mul_(self._grad_clip / (length + 1e-6))
-        beta1, beta2 = self._betas
+        beta1, beta2 = _BETAS
         self._mean.lerp_(grad, 1.0 - beta1)
         self._square.mul_(beta2).addcmul_(grad, grad, value=1.0 - beta2)
         # The second moment's bias correction is applied to the scalars.

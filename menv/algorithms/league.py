@@ -273,12 +273,12 @@ class League:
         if kind not in (_UNIFORM, _PRIORITIZED):
             return [f"{self._matches.prefixes[role]}{kind}"]
         pool = [*fixed, *snapshots]
-        chances = np.array([1.0 if kind == _UNIFORM else self.loss_rate(role, name) for name in pool])
+        chances = np.array([1.0 if kind == _UNIFORM else self.loss_rate(name) for name in pool])
         drawn = draws.choice(len(pool), self._settings.opponents_at_once, p=chances / chances.sum())
         return [pool[number] for number in drawn.tolist()]
 
-    def loss_rate(self, role: str, name: str) -> float:
-        """Return the share of points that learners lose against a member of a role, as if one game more was a draw.
+    def loss_rate(self, name: str) -> float:
+        """Return the share of points that learners lose against a member, as if one game more was a draw.
 
         With several roles, learners of the member's own role count only where these play against each other.
         """

@@ -69,28 +69,23 @@ class RLlinkGraph:
     - Dict and Tuple: the logits of all discrete parts, one part after the other in the order of the space, then the
       means of all Box parts, then the logarithms of their standard deviations.
     - DQN: logarithms of the chances of an epsilon-greedy choice at the epsilon among the weights. A client that draws
-      from the softmax explores as the sampler does; one that takes the highest is greedy. With `q_values` the Q-values
-      instead: those are for clients that take the highest. Drawing from a softmax of them would explore by their scale,
-      hardly at all where returns are in the hundreds, nearly always where they are below one.
+      from the softmax explores as the sampler does; one that takes the highest is greedy.
 
     Statistics of filters are those of the moment when a model is made. Not for several threads at once.
 
     Args:
         policy: Of an algorithm, or from `Policy.from_checkpoint`.
-        q_values: Of DQN, whether the output is Q-values.
 
     Attributes:
         policy: The policy.
-        q_values: Whether that was asked for.
 
     Raises:
         ConfigError: The policy is code of a user's own, has a memory, connectors that no graph expresses, or
             observations of integers that float32 does not hold.
     """
 
-    def __init__(self, policy: Policy, *, q_values: bool = False) -> None:
+    def __init__(self, policy: Policy) -> None:
         self.policy = _checked(policy)
-        self.q_values = q_values
         self._version = -1
         self._filters: list[MeanStdObservationFilterAgentConnector]
         self._file: onnx.ModelProto
@@ -145,7 +140,7 @@ class RLlinkGraph:
         if head.numbers:
             output = ActionOutput(networks.action_space, normalize=plan.normalize, clip=plan.clip)
             found = _in_env_units(ends, found, output, head.inputs)
-        elif head.is_value_based and not self.q_values:
+        elif head.is_value_based:
             found = _epsilon_greedy(ends, found, head, weights[EPSILON], preprocess.mask_width > 0)
         ends.result(OUTPUT, TensorProto.FLOAT, [ROWS, head.inputs], found)
         self._file = _file(ends, policy)

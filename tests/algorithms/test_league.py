@@ -95,8 +95,8 @@ def test_payoff_and_elo_are_those_computed_by_hand() -> None:
         assert league.payoff[me][it] == pytest.approx([1.49, 1.99])
         # Rows of snapshots would grow with the square of their number.
         assert league.state()["payoff"].keys() == {me}
-        assert league.loss_rate(me, it) == pytest.approx(1.0 / 2.99)
-        assert league.loss_rate(me, "random") == pytest.approx(1.5 / 2.0)
+        assert league.loss_rate(it) == pytest.approx(1.0 / 2.99)
+        assert league.loss_rate("random") == pytest.approx(1.5 / 2.0)
         # A win over an equal is worth 8; then a draw at 1208 against 1192 costs 16 * (0.523 - 0.5).
         drawn = 16 * (1 / (1 + 10 ** (-16 / 400)) - 0.5)
         lost = 16 / (1 + 10 ** (-(8 - drawn) / 400))

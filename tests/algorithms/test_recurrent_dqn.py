@@ -29,8 +29,11 @@ def lively(seed: int) -> dict[str, Any]:
 
 
 def learner(**settings: Any) -> RecurrentDQNLearner:
-    sizes = {"train_batch_size": 12, "num_steps_sampled_before_learning_starts": 0, "gamma": 0.9}
-    return RecurrentDQNLearner(SPEC, DQNConfig(**{**sizes, **settings}), lively(1), 0, MOST)
+    sizes: dict[str, Any] = {
+        "train_batch_size": 12, "num_steps_sampled_before_learning_starts": 0, "gamma": 0.9,
+        "model": {"max_seq_len": MOST},
+    }  # fmt: skip
+    return RecurrentDQNLearner(SPEC, DQNConfig(**{**sizes, **settings}), lively(1), 0)
 
 
 def pieces(masked: bool = False) -> SampleBatch:

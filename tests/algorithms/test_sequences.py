@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from menv.algorithms import PPOConfig
+from menv.algorithms import ModelConfig, PPOConfig
 from menv.algorithms.flat_adam import FlatAdam
 from menv.algorithms.networks.stock_layers import torch_cell
 from menv.algorithms.networks.stock_spec import Cell, CellKind, StockSpec
@@ -90,9 +90,10 @@ def test_a_gradient_step_is_that_of_the_loss_over_unpadded_pieces() -> None:
     """One step over everything, against a loss written out piece by piece; plain gradient of Adam's first step."""
     columns, weights = batch_of([3, 6, 1]), lively(SPEC)
     settings = PPOConfig(
-        num_sgd_iter=1, sgd_minibatch_size=1000, lr=1e-3, grad_clip=None, normalize_values=False
-    )
-    learner = PPOLearner(SPEC, settings, weights, 0, max_seq_len=4)
+        num_sgd_iter=1, sgd_minibatch_size=1000, lr=1e-3, grad_clip=None, normalize_values=False,
+        model=ModelConfig(max_seq_len=4),
+    )  # fmt: skip
+    learner = PPOLearner(SPEC, settings, weights, 0)
     learner.learn(columns, 0)
 
     params = {name: torch.from_numpy(value).clone().requires_grad_() for name, value in weights.items()}
@@ -123,7 +124,8 @@ def test_a_gradient_step_is_that_of_the_loss_over_unpadded_pieces() -> None:
 def test_every_row_is_learned_from_in_every_epoch_however_sequences_are_batched() -> None:
     columns = batch_of([9, 2, 14, 5, 1])
     for size in (1, 4, 10, 100):
-        learner = PPOLearner(SPEC, PPOConfig(num_sgd_iter=1, sgd_minibatch_size=size), lively(SPEC), 0, 4)
+        settings = PPOConfig(num_sgd_iter=1, sgd_minibatch_size=size, model=ModelConfig(max_seq_len=4))
+        learner = PPOLearner(SPEC, settings, lively(SPEC), 0)
         seen: list[int] = []
         update = learner._update
 
@@ -149,8 +151,8 @@ def test_every_row_is_learned_from_in_every_epoch_however_sequences_are_batched(
 def test_a_gradient_step_is_made_on_as_many_rows_as_the_settings_say_however_short_sequences_are(
     lengths: list[int], steps: int
 ) -> None:
-    settings = PPOConfig(num_sgd_iter=1, sgd_minibatch_size=40)
-    learner = PPOLearner(SPEC, settings, lively(SPEC), 0, max_seq_len=20)
+    settings = PPOConfig(num_sgd_iter=1, sgd_minibatch_size=40, model=ModelConfig(max_seq_len=20))
+    learner = PPOLearner(SPEC, settings, lively(SPEC), 0)
     learner.learn(batch_of(lengths), 0)
     assert int(learner.state()["adam_steps"]) == steps
 

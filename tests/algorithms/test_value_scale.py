@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from menv import MultiAgentEnv
-from menv.algorithms import PPO, PPOConfig, PPOPolicy
+from menv.algorithms import PPO, ModelConfig, PPOConfig, PPOPolicy
 from menv.algorithms.networks.custom_model import CustomSpec
 from menv.algorithms.networks.stock_spec import VALUE_OUT, Cell, StockSpec
 from menv.algorithms.ppo.learner import PPOLearner
@@ -254,7 +254,8 @@ def test_a_recurrent_network_learns_in_units_too() -> None:
         "seq_lens": np.full(4, 6),
         **{f"state_in_{place}": state for place, state in enumerate(states)},
     }
-    learner = PPOLearner(spec, PPOConfig(sgd_minibatch_size=12), spec.first_weights(1), 0, max_seq_len=6)
+    settings = PPOConfig(sgd_minibatch_size=12, model=ModelConfig(max_seq_len=6))
+    learner = PPOLearner(spec, settings, spec.first_weights(1), 0)
     stats = learner.learn(batch, 0)
     # Of the outputs at first, in the unit of the environment: 200**2 and what they vary by.
     assert 150.0**2 < stats["vf_loss"] < 250.0**2

@@ -201,24 +201,11 @@ def test_the_highest_output_of_dqn_is_the_greedy_action_whatever_epsilon_is(
         policy.set_weights(weights)
         shown = observations(policy, 30)
         best = [int(action) + 1 for action in policy.compute_actions(shown, explore=False)[0]]
-        for q_values in (False, True):
-            session = session_of(RLlinkGraph(policy, q_values=q_values).model())
-            (found,) = session.run(None, {INPUT: flat(policy, shown)})
-            assert np.argmax(found, 1).tolist() == best
-            assert np.isfinite(found).all()
-            if not q_values:
-                np.testing.assert_allclose(np.exp(found).sum(1), 1.0, atol=1e-5)
-
-
-def test_q_values_are_those_of_the_network() -> None:
-    with algorithm_of("worth") as algorithm:
-        policy: Any = algorithm.get_policy()
-        shown = observations(policy, ROWS)
-        networks = policy.networks
-        rows, _ = networks.preprocess(shown)
-        right = networks.backend.evaluate(0, rows, None, np.zeros(ROWS, np.int64)).dist_inputs
-        session = session_of(RLlinkGraph(policy, q_values=True).model())
-        np.testing.assert_allclose(session.run(None, {INPUT: flat(policy, shown)})[0], right, atol=1e-5)
+        session = session_of(RLlinkGraph(policy).model())
+        (found,) = session.run(None, {INPUT: flat(policy, shown)})
+        assert np.argmax(found, 1).tolist() == best
+        assert np.isfinite(found).all()
+        np.testing.assert_allclose(np.exp(found).sum(1), 1.0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

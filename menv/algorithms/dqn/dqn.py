@@ -13,7 +13,6 @@ from menv.algorithms.networks.network_choice import chosen_network
 from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.networks.stock_spec import StockSpec
 from menv.algorithms.recipe import Learner, OffPolicyRecipe, Weights, instead
-from menv.algorithms.torch_threads import learning_device
 from menv.errors import ConfigError
 from menv.inference.action_heads import ActionHead, in_a_line
 
@@ -50,12 +49,8 @@ class DQNRecipe(OffPolicyRecipe):
         """Return a `DQNLearner`, a `RecurrentDQNLearner` if the network is recurrent."""
         from menv.algorithms.dqn import learner
 
-        device = learning_device(config.num_gpus)
-        if network.state_sizes:
-            return learner.RecurrentDQNLearner(
-                network, config, weights, seed, config.model.max_seq_len, device=device
-            )
-        return learner.DQNLearner(network, config, weights, seed, device=device)
+        kind = learner.RecurrentDQNLearner if network.state_sizes else learner.DQNLearner
+        return kind(network, config, weights, seed)
 
 
 DEFAULT_CONFIG = DQNConfig()

@@ -24,7 +24,8 @@ from menv.algorithms.networks.stock_spec import EPSILON
 from menv.algorithms.recipe import Weights
 from menv.algorithms.return_scaling import RewardScale
 from menv.algorithms.sequences import Sequences, sequences, state_before
-from menv.algorithms.torch_runtime import CPU, array_of, repeatable, tensor_of
+from menv.algorithms.torch_runtime import array_of, repeatable, tensor_of
+from menv.algorithms.torch_threads import learning_device
 from menv.base_env import Column
 from menv.errors import ConfigError
 from menv.inference.action_heads import ILLEGAL
@@ -53,9 +54,6 @@ class DQNLearner:
         settings: OffPolicyConfig,
         weights: Weights,
         seed: int,
-        *,
-        rows_each: int = 1,
-        device: torch.device = CPU,
     ) -> None:
         self._settings = settings
         self._choices = max(spec.head.sizes)
@@ -70,13 +68,14 @@ class DQNLearner:
         self._powers = spec.unit_weights().powers
         # In the order of the spec, because the optimizer state is saved flat.
         ordered = {name: weights[name] for name in spec.weight_shapes() if name != EPSILON}
-        self._device = device
+        self._device = learning_device(settings.num_gpus)
         self._adam = FlatAdam(
             ordered, settings.lr, grad_clip=settings.grad_clip, eps=settings.adam_epsilon, device=self._device
         )
         self._network = spec.torch_network(self._adam.params)
         self._target_params = {name: param.detach().clone() for name, param in self._adam.params.items()}
         self._target = spec.torch_network(self._target_params)
+        rows_each = settings.model.max_seq_len if spec.state_sizes else 1
         buffer = settings.replay_buffer_config
         if buffer.capacity < rows_each:
             raise ConfigError(
@@ -386,21 +385,8 @@ class RecurrentDQNLearner(DQNLearner):
     the buffer stores the recurrent state before each sequence. Targets end at the sequence.
     """
 
-    def __init__(
-        self,
-        spec: NetworkSpec,
-        settings: OffPolicyConfig,
-        weights: Weights,
-        seed: int,
-        max_seq_len: int,
-        *,
-        device: torch.device = CPU,
-    ) -> None:
-        super().__init__(spec, settings, weights, seed, rows_each=max_seq_len, device=device)
-        self._max_seq_len = max_seq_len
-
     def check_state(self, state: Mapping[str, Column]) -> None:
-        valid, own = column_of(replayed(state), "valid"), self._max_seq_len
+        valid, own = column_of(replayed(state), "valid"), self._settings.model.max_seq_len
         if valid is not None and valid.shape[1] != own:
             raise ConfigError(
                 f"replay buffer: sequences of {valid.shape[1]} rows, expected {own}, which is max_seq_len; keep "
@@ -421,7 +407,7 @@ class RecurrentDQNLearner(DQNLearner):
         obs and next_mask [B, T + 1] include the timestep after the last one; `after` [B, T] is the index at which the
         target of each timestep bootstraps.
         """
-        most = self._max_seq_len
+        most = self._settings.model.max_seq_len
         chunks = batch.in_pieces(most)
         split = sequences(chunks.segments.lengths, most, width=most)
         found = transitions(chunks, self._settings.gamma, self._settings.target_steps())

@@ -36,6 +36,7 @@ from menv.algorithms.ppo.loss import (
 from menv.algorithms.return_scaling import ReturnNormalizer
 from menv.algorithms.sequences import sequences, state_before
 from menv.algorithms.torch_runtime import CPU, repeatable, tensor_of
+from menv.algorithms.torch_threads import learning_device
 from menv.errors import ConfigError, ContractError
 from menv.sample_batch import SampleBatch
 
@@ -62,13 +63,10 @@ class PPOLearner:
         settings: PPOConfig,
         weights: Mapping[str, npt.NDArray[np.float32]],
         seed: int,
-        max_seq_len: int = 1,
         policy: PPOPolicy | None = None,
         *,
-        device: torch.device = CPU,
         by_hand: bool = True,
     ) -> None:
-        self._max_seq_len = max_seq_len
         self._head = spec.head
         self._recurrent = bool(spec.state_sizes)
         self._settings = settings
@@ -80,7 +78,7 @@ class PPOLearner:
         # In the order of the spec, because the optimizer state is saved flat.
         own = () if policy is None else (name for name, _ in policy.module_params())
         ordered = {name: weights[name] for name in (*spec.weight_shapes(), *own)}
-        self._device = device
+        self._device = device = learning_device(settings.num_gpus)
         self._adam = FlatAdam(ordered, settings.lr, grad_clip=settings.grad_clip, device=device)
         self._network = spec.torch_network(self._adam.params)
         self._policy = policy
@@ -243,7 +241,7 @@ class PPOLearner:
 
     def _sequences(self, columns: Columns) -> Minibatch:
         rows = self._rows(columns)
-        cut = sequences(columns["seq_lens"], self._max_seq_len)
+        cut = sequences(columns["seq_lens"], self._settings.model.max_seq_len)
         places = self._tensor(cut.rows)
         laid_out = rows.each(lambda column: column[places])
         state = self._tensor(state_before(columns, cut.starts))

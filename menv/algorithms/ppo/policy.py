@@ -21,7 +21,6 @@ from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.ppo.learner import PPOLearner
 from menv.algorithms.ppo.loss import LossWeights, Minibatch, ppo_loss
 from menv.algorithms.torch_runtime import array_of
-from menv.algorithms.torch_threads import learning_device
 from menv.errors import ConfigError, ContractError
 from menv.inference.backend import check_weights
 from menv.inference.network_policy import NetworkGroup, NetworkPolicy
@@ -209,9 +208,8 @@ class PPOPolicy(NetworkPolicy):
                     f"policy {self.policy_id!r}: attribute {name!r} is a torch module that is not trained, expected "
                     "trained modules in make_modules; return it there, or switch requires_grad off"
                 )
-        most, own = self.settings.model.max_seq_len, None if self._spec.state_sizes else self
-        device = learning_device(self.settings.num_gpus)
-        return PPOLearner(self._spec, self.settings, self.get_weights(), seed, most, own, device=device)
+        own = None if self._spec.state_sizes else self
+        return PPOLearner(self._spec, self.settings, self.get_weights(), seed, own)
 
     def checked_loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of a minibatch and its statistics; the learner calls it.

@@ -15,7 +15,6 @@ from menv.algorithms.ppo.advantages import compute_advantages
 from menv.algorithms.ppo.config import PPOConfig
 from menv.algorithms.recipe import Learner, Weights
 from menv.algorithms.sequences import state_before
-from menv.algorithms.torch_threads import learning_device
 from menv.base_env import Column
 from menv.connectors.action_output import flat_action_space
 from menv.connectors.built_in import clip_rewards_of
@@ -68,8 +67,7 @@ class PPORecipe:
         """Return a `PPOLearner`."""
         from menv.algorithms.ppo.learner import PPOLearner
 
-        device = learning_device(config.num_gpus)
-        return PPOLearner(network, config, weights, seed, config.model.max_seq_len, device=device)
+        return PPOLearner(network, config, weights, seed)
 
 
 DEFAULT_CONFIG = PPOConfig()

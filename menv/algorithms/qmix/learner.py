@@ -8,34 +8,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import elu
 
-from menv.algorithms.dqn.config import OffPolicyConfig
 from menv.algorithms.dqn.learner import DQNLearner, DQNTerms, best_value, td_loss
 from menv.algorithms.networks.torch_stock import TorchStock
 from menv.algorithms.qmix.network import GroupSpec
-from menv.algorithms.recipe import Weights
-from menv.algorithms.torch_runtime import CPU
 
 
 class QMIXLearner(DQNLearner):
     """A `DQNLearner` whose online and target networks mix the Q-values of a group."""
 
-    def __init__(
-        self,
-        spec: GroupSpec,
-        settings: OffPolicyConfig,
-        weights: Weights,
-        seed: int,
-        *,
-        device: torch.device = CPU,
-    ) -> None:
-        super().__init__(spec, settings, weights, seed, device=device)
-        self._group = spec.torch_network(self._adam.params)
-        self._target_group = spec.torch_network(self._target_params)
+    _network: TorchGroup
+    _target: TorchGroup
 
     def _terms(self, rows: Mapping[str, Tensor], weights: Tensor | None) -> DQNTerms:
         targets = self.targets(rows)
-        taken = self._group.by_member(rows["obs"], None).gather(2, rows["actions"][..., None])[..., 0]
-        values = self._group.mixed(taken, rows["obs"])
+        taken = self._network.by_member(rows["obs"], None).gather(2, rows["actions"][..., None])[..., 0]
+        values = self._network.mixed(taken, rows["obs"])
         if values.ndim == 1:
             return td_loss(values, targets, weights, self._knee())
         # Without a mixer every member has a separate error.
@@ -51,9 +38,9 @@ class QMIXLearner(DQNLearner):
         are the best joint action.
         """
         next_obs, allowed = rows["next_obs"], rows.get("next_mask")
-        target_next = self._target_group.by_member(next_obs, allowed)
-        online_next = self._group.by_member(next_obs, allowed) if self._settings.double_q else None
-        values = self._target_group.mixed(best_value(target_next, online_next), next_obs)
+        target_next = self._target.by_member(next_obs, allowed)
+        online_next = self._network.by_member(next_obs, allowed) if self._settings.double_q else None
+        values = self._target.mixed(best_value(target_next, online_next), next_obs)
         returns, discounts = rows["returns"], rows["discounts"]
         return (
             returns + discounts * values

@@ -15,7 +15,6 @@ from menv.algorithms.networks.network_spec import NetworkSpec
 from menv.algorithms.qmix.config import QMIXConfig
 from menv.algorithms.qmix.network import GroupSpec, group_layout
 from menv.algorithms.recipe import Learner, OffPolicyRecipe, Weights
-from menv.algorithms.torch_threads import learning_device
 from menv.errors import ConfigError
 
 
@@ -46,8 +45,7 @@ class QMIXRecipe(OffPolicyRecipe):
     def make_learner(self, network: NetworkSpec, weights: Weights, config: QMIXConfig, seed: int) -> Learner:
         from menv.algorithms.qmix.learner import QMIXLearner
 
-        assert isinstance(network, GroupSpec)
-        return QMIXLearner(network, config, weights, seed, device=learning_device(config.num_gpus))
+        return QMIXLearner(network, config, weights, seed)
 
 
 class QMIX(Algorithm):
