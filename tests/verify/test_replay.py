@@ -138,6 +138,7 @@ def test_broken_contracts_and_resets_are_repeated(kind: str, error: type[Excepti
         ("raise", {"num_workers": 1}),
         ("raise", {"remote_worker_envs": True}),
         ("exit", {"remote_worker_envs": True}),
+        ("lost", {"remote_worker_envs": True, "engine": "process", "num_envs_per_worker": 1}),
     ],
 )
 def test_faults_in_other_processes_are_repeated(kind: str, settings: dict[str, Any]) -> None:
@@ -145,13 +146,6 @@ def test_faults_in_other_processes_are_repeated(kind: str, settings: dict[str, A
     path = crash(**settings)
     assert replay(path).verdict == SAME
     assert kind != "exit" or replay(path, env_config={"shift": 400}).verdict == NONE
-
-
-def test_a_process_that_is_lost_in_its_first_reset_is_repeated() -> None:
-    register_env("cliff", mode("lost"))
-    report = replay(crash(remote_worker_envs=True, engine="process", num_envs_per_worker=1))
-    assert (report.verdict, "exit code 7" in str(report)) == (SAME, True)
-    register_env("cliff", mode("raise"))
 
 
 def test_an_environment_that_ends_its_process_without_an_error_does_not_stop_the_replay() -> None:
