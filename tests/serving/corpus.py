@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import random
 import struct
 from typing import Any
 
@@ -20,6 +22,7 @@ from menv.serving.protocol import (
     LogReturns,
     Request,
     decode,
+    frame,
 )
 from menv.serving.value_readers import reward
 from tests.serving.spaces import action, observation
@@ -286,3 +289,84 @@ MALFORMED: dict[str, tuple[bytes, ErrorCode]] = {
     "packing in JSON": (episode(obs=a_pack(data="AAAA")), ErrorCode.WRONG_TYPE),
 }  # fmt: skip
 """Every way to go wrong that we know, with the code of the answer."""
+
+TOKENS = [
+    b"null", b"true", b"NaN", b"-Infinity", b"1e400", b"-1e400", b"1" + b"0" * 400, b"-0", b"0.1e-400", b"[]", b"{}",
+    b'""', b"[" * 1000, b'{"a":' * 300, b'"\\ud800"', b'"\\u0000"', b"\xff", b"\xc0\x80", b"\xed\xa0\x80", b"\x00",
+    b"\xdf\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc1",
+    b"\xd4\x05\x00", b"\xcb\x7f\xf8" + bytes(6), b"\xcf" + b"\xff" * 8, b"\xc0", b"\x91" * 1200, b"99999999",
+]  # fmt: skip
+"""What parsers stumble over, in both dialects."""
+
+VALUES: list[Any] = [
+    None, True, 0, 1, -1, 2, 1.5, 1e39, -1e308, 2**63 - 1, -(2**63), 2**64 - 1, "", "a", "a" * 300, [], {}, [0],
+    [[]], [1, "a"], {"a": 1}, {"agents": {}}, [0.5] * 4, [[0.5] * 4] * 3, [0.5] * 100, b"1234",
+    {"dtype": "<f4", "shape": [3, 4], "data": bytes(48)}, {"dtype": "<f4", "shape": [4], "data": b"\xff" * 16},
+    {"dtype": "<i8", "shape": [2], "data": bytes(16)}, {"dtype": "O", "shape": [2**31], "data": b""},
+]  # fmt: skip
+"""Values that are right in some places."""
+
+
+class Damage:
+    """Damages bodies and frames, the same way for the same seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw = random.Random(seed)
+        small = [body for body, _ in MALFORMED.values() if len(body) < 2000]
+        self._bodies = bodies() + small
+        self._ways = (self._flip, self._cut, self._insert, self._repeat, self._swap)
+
+    def body(self) -> bytes:
+        """Return a body with a wrong value or with damaged bytes."""
+        if self._draw.random() < 0.5:
+            return self._wrong_value()
+        body = self._draw.choice(self._bodies)
+        for _ in range(self._draw.choice((1, 1, 2, 5))):
+            body = self._draw.choice(self._ways)(body)
+        return body
+
+    def frame(self) -> bytes:
+        """Return a frame of such a body, now and then with a damaged header."""
+        framed = frame(self.body())
+        return framed if self._draw.random() < 7 / 8 else self._flip(framed[:8]) + framed[8:]
+
+    def _wrong_value(self) -> bytes:
+        """Return a well-written body in which some value is another one."""
+        message = copy.deepcopy(self._draw.choice(WELL_MADE))
+        for _ in range(self._draw.choice((0, 1, 1, 2))):
+            holder: Any = message
+            while True:
+                places = list(holder) if isinstance(holder, dict) else range(len(holder))
+                place = self._draw.choice([place for place in places if place != "type"] or ["x"])
+                inner = holder.get(place) if isinstance(holder, dict) else holder[place]
+                if not inner or not isinstance(inner, dict | list) or self._draw.random() < 0.2:
+                    break
+                holder = inner
+            holder[place] = copy.deepcopy(self._draw.choice(VALUES))
+        return self._draw.choice((msgspec.json.encode, msgspec.msgpack.encode))(message)
+
+    def _flip(self, data: bytes) -> bytes:
+        if not data:
+            return data
+        at = self._draw.randrange(len(data))
+        return data[:at] + bytes([data[at] ^ (1 << self._draw.randrange(8))]) + data[at + 1 :]
+
+    def _cut(self, data: bytes) -> bytes:
+        begin, end = self._slice(data)
+        return data[:begin] + data[end:]
+
+    def _insert(self, data: bytes) -> bytes:
+        at = self._draw.randint(0, len(data))
+        return data[:at] + self._draw.choice(TOKENS) + data[at:]
+
+    def _repeat(self, data: bytes) -> bytes:
+        begin, end = self._slice(data)
+        return data[:end] + data[begin:end] * self._draw.choice((1, 1, 3, 50)) + data[end:]
+
+    def _swap(self, data: bytes) -> bytes:
+        begin, end = self._slice(data)
+        return data[:begin] + self._draw.choice(TOKENS) + data[end:]
+
+    def _slice(self, data: bytes) -> tuple[int, int]:
+        begin = self._draw.randint(0, len(data))
+        return begin, min(len(data), begin + self._draw.choice((1, 2, 8, 40)))

@@ -9,6 +9,8 @@ import struct
 from collections.abc import Callable
 from typing import BinaryIO, NamedTuple
 
+import pytest
+
 from menv.serving.transports.http import HttpTransport
 from menv.serving.transports.tcp import TcpTransport
 from menv.serving.transports.transport import Transport
@@ -187,3 +189,6 @@ TCP = Door("tcp", TcpTransport, nothing, tcp_wrap, tcp_unwrap)
 HTTP = Door("http", HttpTransport, nothing, http_wrap, http_unwrap)
 WEBSOCKET = Door("websocket", HttpTransport, websocket_opening, websocket_wrap, websocket_unwrap)
 DOORS = (TCP, HTTP, WEBSOCKET)
+every_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
+streams = pytest.mark.parametrize("door", [TCP, WEBSOCKET], ids=lambda door: door.name)
+every_web_door = pytest.mark.parametrize("door", [HTTP, WEBSOCKET], ids=lambda door: door.name)

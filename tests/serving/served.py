@@ -36,6 +36,21 @@ TINY: dict[str, Any] = {
     "action_space": ACTIONS,
 }
 IDLE_S = 0.05
+AGENTS = {"ann": gym.spaces.Box(-1, 1, (2,), np.float32), "bob": gym.spaces.Box(-1, 1, (3,), np.float32)}
+TWO: dict[str, Any] = {
+    "observation_space": AGENTS,
+    "action_space": dict.fromkeys(AGENTS, gym.spaces.Discrete(3)),
+    "multiagent": {
+        "policies": {"for_ann", "for_bob"},
+        "policy_mapping_fn": lambda agent_id, episode, worker, **_: f"for_{agent_id}",
+    },
+}
+MASKED: dict[str, Any] = {
+    "observation_space": gym.spaces.Dict(
+        {"action_mask": gym.spaces.MultiBinary(3), "at": gym.spaces.Box(-1, 1, (2,), np.float32)}
+    ),
+    "action_space": gym.spaces.Discrete(3),
+}
 
 
 def obs_of(number: float) -> list[float]:
@@ -210,3 +225,9 @@ def settled(one: Served, episodes: int = 0) -> bool:
     """Wait until so many episodes are open, and nothing that was said of others waits for the sampler."""
     backlog = one.source.sessions.backlog
     return eventually(lambda: one.status["open_episodes"] == episodes and not backlog.waiting)
+
+
+def all_taken(one: Served, voice: Voice) -> bool:
+    """Wait until nothing that a client said waits, and no episode is open."""
+    voice.ping()
+    return settled(one)

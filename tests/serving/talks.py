@@ -7,13 +7,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 from unittest.mock import patch
 
 from menv.serving import Access, Limits
 from menv.serving.transports import http, tcp
 from menv.serving.transports.server import Server
 from menv.serving.transports.transport import Peer, Reply
-from tests.serving.doors import PATIENCE_S, Door
+from tests.serving.doors import PATIENCE_S, Client, Door
 
 CLOSE, RAISE, HOLD, LATE, FLOOD = b"{close", b"{raise", b"{hold", b"{late", b"{flood"
 FLOOD_BYTES = 1_000_000
@@ -92,6 +93,18 @@ def serving(
         for module in (http, tcp):
             short.enter_context(patch.object(module, "LINGER_S", LINGER_S))
         yield from _served(doors, limits, access, faults)
+
+
+@contextlib.contextmanager
+def meeting(
+    door: Door, access: Access | None = None, faults: int = 0, **limits: Any
+) -> Iterator[tuple[Server, Talks, Client]]:
+    """Run a server with one port and such limits, and a client of it."""
+    with (
+        serving(door, limits=Limits(**limits), access=access, faults=faults) as (server, talks),
+        Client(door, server.addresses[0]) as one,
+    ):
+        yield server, talks, one
 
 
 def _served(

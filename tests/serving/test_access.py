@@ -1,18 +1,45 @@
-"""Who is let in: addresses, tokens, web pages, host names."""
+"""Who is let in, and how connections are encrypted: addresses, tokens, web pages, host names, certificates."""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import re
+import socket
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 
+from menv.env_context import InputContext
 from menv.errors import ConfigError
-from menv.serving.transports.access import Access, bearer
-from tests.serving.doors import HTTP, TCP, WEBSOCKET, Client, Door, http_response, http_wrap, read_head
-from tests.serving.talks import serving
+from menv.serving import Access, Limits, PolicyClient, PolicyServerInput, RLlinkInput
+from menv.serving.policy_server import TransportName
+from menv.serving.transports.server import Server
+from tests.serving.certificates import dated_in, made_in, needs_openssl
+from tests.serving.courses import SCHEMES, Course, observation, play
+from tests.serving.doors import (
+    DOORS,
+    HEADERS,
+    HTTP,
+    TCP,
+    WEBSOCKET,
+    Client,
+    Door,
+    every_door,
+    every_web_door,
+    http_response,
+    http_wrap,
+    read_head,
+    streams,
+)
+from tests.serving.served import ACTIONS, OBS, Served, obs_of, served
+from tests.serving.talks import CLOSE, LATE, Talks, eventually, meeting, serving
+from tests.serving.test_ends import connections_in_memory, the_serving_threads
+from tests.serving.voices import Turns, episode
 
-TOKEN = "a-long-token-that-nobody-guesses"
-web = pytest.mark.parametrize("door", [HTTP, WEBSOCKET], ids=lambda door: door.name)
+TOKEN = "a-long-and-random-text-that-nobody-guesses"
 
 
 def status_of(door: Door, address: tuple[str, int], headers: str) -> int:
@@ -67,19 +94,7 @@ def test_a_token_is_never_shown() -> None:
     assert TOKEN not in str(access)
 
 
-@pytest.mark.parametrize("shown", [None, "", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "\udcff", "ünïcode"])
-def test_only_the_right_token_is_right(shown: str | None) -> None:
-    assert not Access(token=TOKEN).admits(shown)
-    assert Access(token=TOKEN).admits(TOKEN)
-    assert Access().admits(shown)
-
-
-def test_the_token_of_a_header_is_what_follows_bearer() -> None:
-    assert bearer(f"Bearer {TOKEN}") == bearer(f"bearer  {TOKEN} ") == TOKEN
-    assert bearer(None) is bearer("Basic abc") is bearer(TOKEN) is None
-
-
-@web
+@every_web_door
 def test_a_request_of_a_web_page_is_refused_unless_the_page_is_allowed(door: Door) -> None:
     access = Access(allowed_origins=["https://lab.example"])
     with serving(door, access=access) as (server, talks):
@@ -101,7 +116,7 @@ def test_a_request_of_a_web_page_is_refused_unless_the_page_is_allowed(door: Doo
         assert len(talks.all) == 1
 
 
-@web
+@every_web_door
 def test_a_name_that_was_made_to_point_here_is_refused(door: Door) -> None:
     with serving(door, access=Access(allowed_hosts=["lab.example"])) as (server, talks):
         at = server.addresses[0]
@@ -112,7 +127,7 @@ def test_a_name_that_was_made_to_point_here_is_refused(door: Door) -> None:
             assert status_of(door, at, f"Host: {host}\r\n") == 200
 
 
-@web
+@every_web_door
 def test_two_hosts_are_refused_whichever_is_the_right_one(door: Door) -> None:
     with serving(door) as (server, talks):
         at = server.addresses[0]
@@ -130,7 +145,7 @@ def test_two_hosts_are_refused_whichever_is_the_right_one(door: Door) -> None:
         assert talks.all == []
 
 
-@web
+@every_web_door
 def test_a_server_for_others_is_called_by_any_address_and_by_no_foreign_name(door: Door) -> None:
     access = Access(address="0.0.0.0", token=TOKEN)
     with serving(door, access=access) as (server, _):
@@ -143,11 +158,15 @@ def test_a_server_for_others_is_called_by_any_address_and_by_no_foreign_name(doo
 def test_http_needs_the_token_in_every_request() -> None:
     with serving(HTTP, access=Access(token=TOKEN)) as (server, talks):
         at = server.addresses[0]
-        for value in ("", f"Authorization: Bearer {TOKEN}x\r\n", f"Authorization: {TOKEN}\r\n"):
+        for value in (
+            "",
+            *(f"Authorization: {wrong}\r\n" for wrong in (f"Bearer {TOKEN}x", TOKEN, f"Basic {TOKEN}")),
+        ):
             assert status_of(HTTP, at, f"Host: localhost\r\n{value}") == 401
         assert talks.all == []
-        assert status_of(HTTP, at, f"Host: localhost\r\nAuthorization: Bearer {TOKEN}\r\n") == 200
-        assert [talk.token for talk in talks.all] == [TOKEN]
+        for right in (f"Bearer {TOKEN}", f"bearer  {TOKEN} "):
+            assert status_of(HTTP, at, f"Host: localhost\r\nAuthorization: {right}\r\n") == 200
+        assert {talk.token for talk in talks.all} == {TOKEN}
 
 
 def test_a_websocket_may_show_its_token_later_but_not_a_wrong_one() -> None:
@@ -166,7 +185,7 @@ def test_over_tcp_the_token_is_the_conversation_s_to_ask_for() -> None:
         assert [talk.token for talk in talks.all] == [None]
 
 
-@web
+@every_web_door
 def test_what_is_refused_says_why_as_an_error(door: Door) -> None:
     with serving(door) as (server, _), Client(door, server.addresses[0], greets=False) as one:
         headers = "Host: localhost\r\nOrigin: https://evil.example\r\n"
@@ -193,3 +212,434 @@ def test_other_methods_are_not_allowed() -> None:
     with serving(HTTP) as (server, _), Client(HTTP, server.addresses[0], greets=False) as one:
         one.raw(b"GET /rllink HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert b" 405 " in one.file.readline()
+
+
+PAGE = "https://lab.example"
+OF_PAGES = Access(token=TOKEN, allowed_origins=[PAGE, "null"])
+FROM_PAGE = f"Host: localhost\r\nOrigin: {PAGE}\r\n"
+SECRET = f"Authorization: Bearer {TOKEN}\r\n"
+
+
+def response(file: BinaryIO) -> tuple[int, dict[str, str], bytes]:
+    """Return status, headers and body; a 204 has none."""
+    status = int(file.readline().split()[1])
+    headers = {}
+    while (line := file.readline()) not in (b"\r\n", b""):
+        name, _, value = line.decode().partition(":")
+        headers[name.strip().lower()] = value.strip()
+    return status, headers, file.read(int(headers.get("content-length", 0)))
+
+
+def asks(origin: str = f"Origin: {PAGE}\r\n", host: str = "localhost") -> bytes:
+    """Return what a browser asks before it sends what a page wants to send."""
+    wants = "Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: authorization, menv-session\r\n"
+    return f"OPTIONS /rllink HTTP/1.1\r\nHost: {host}\r\n{origin}{wants}\r\n".encode()
+
+
+def test_a_page_that_is_allowed_may_send_and_read_over_one_connection() -> None:
+    with meeting(HTTP, access=OF_PAGES) as (_server, talks, one):
+        one.raw(asks())
+        status, headers, _ = response(one.file)
+        assert (status, headers["access-control-allow-origin"]) == (200, PAGE)
+        assert "Origin" in headers["vary"]
+        assert headers["access-control-allow-methods"] == "POST"
+        assert {"authorization", "content-type", "menv-session"} <= {
+            name.strip().lower() for name in headers["access-control-allow-headers"].split(",")
+        }
+        assert talks.all == []
+        one.raw(http_wrap(b"{body", FROM_PAGE + SECRET))
+        status, headers, body = response(one.file)
+        assert (status, body, headers["access-control-allow-origin"]) == (200, b"{body", PAGE)
+
+
+def test_a_page_that_is_allowed_reads_why_its_request_is_refused() -> None:
+    with serving(HTTP, access=OF_PAGES) as (server, _):
+        for wrong, expected in (("", 401), (f"{SECRET}menv-session: short\r\n", 400)):
+            with Client(HTTP, server.addresses[0]) as one:
+                one.raw(http_wrap(b"{body", FROM_PAGE + wrong))
+                status, headers, body = response(one.file)
+                assert (status, headers["access-control-allow-origin"]) == (expected, PAGE)
+                assert b"ERROR" in body
+
+
+def test_a_page_that_is_not_allowed_is_told_nothing_that_its_browser_would_pass_on() -> None:
+    with serving(HTTP, access=OF_PAGES) as (server, _):
+        for request, expected in (
+            (asks("Origin: https://evil.example\r\n"), 400),
+            (asks(""), 405),
+            (http_wrap(b"{body", f"Host: localhost\r\nOrigin: https://evil.example\r\n{SECRET}"), 403),
+            (http_wrap(b"{body", f"Host: localhost\r\n{SECRET}"), 200),
+        ):
+            with Client(HTTP, server.addresses[0]) as one:
+                one.raw(request)
+                status, headers, _ = response(one.file)
+                assert status == expected
+                assert "access-control-allow-origin" not in headers
+
+
+def test_browsers_that_only_ask_take_nobody_s_place() -> None:
+    with serving(HTTP, access=OF_PAGES, limits=Limits(max_connections=2)) as (server, _):
+        crowd = []
+        for _ in range(4):
+            crowd.append(Client(HTTP, server.addresses[0]))
+            crowd[-1].raw(asks())
+            assert response(crowd[-1].file)[0] == 200
+        with Client(HTTP, server.addresses[0]) as late:
+            late.raw(http_wrap(b"{body", FROM_PAGE + SECRET))
+            assert response(late.file)[0] == 200
+        for one in crowd:
+            one.leave()
+
+
+BEARER = f"Host: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
+ASKS: dict[str, Any] = {"settings": {"token": TOKEN}}
+REQUESTS: dict[str, dict[str, Any]] = {
+    "GET_STATE": {},
+    "EPISODES": {"episodes": [episode([obs_of(0), obs_of(1)], [0], [1.0], "terminated")]},
+    "EPISODES_AND_GET_STATE": {"episodes": []},
+    "GET_POLICIES": {"episode_id": "e", "agent_ids": ["agent0"]},
+    "START_EPISODE": {"episode_id": "e"},
+    "GET_ACTION": {"episode_id": "e", "observation": obs_of(0)},
+    "LOG_RETURNS": {"episode_id": "e", "reward": 1.0},
+}
+
+
+@streams
+def test_nothing_but_a_greeting_with_the_right_token_is_taken(door: Door) -> None:
+    wrong = [None, "", "wrong", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "\u00e9" * 40]
+    with served(**ASKS) as one:
+        for kind, fields in (*REQUESTS.items(), *(("GET_CONFIG", {"token": token}) for token in wrong)):
+            with one.voice(door) as voice:
+                # Whether somebody is there is no secret.
+                voice.ping()
+                assert voice.refused(kind, **fields) == "not_allowed"
+                assert b"{" not in voice.client.rest()
+        assert one.status["open_episodes"] == 0
+        with one.sampling(), one.voice(door) as voice:
+            assert voice.greet(token=TOKEN)["session"]
+            turns = Turns(voice, "e")
+            assert turns.act(obs_of(0)) in (0, 1)
+            turns.end(obs_of(1))
+
+
+@streams
+def test_those_who_have_shown_no_token_take_nobody_s_place(door: Door) -> None:
+    with (
+        served(settings={"token": TOKEN, "limits": Limits(max_connections=3)}) as one,
+        one.voice(door) as inside,
+    ):
+        assert inside.greet(token=TOKEN)["session"]
+        crowd = []
+        for _ in range(5):
+            crowd.append(one.voice(door))
+            assert crowd[-1].ask("PING") == {"type": "PONG"}
+        with one.voice(door) as late:
+            assert late.greet(token=TOKEN)["session"]
+            inside.ping()
+            late.ping()
+        for voice in crowd:
+            voice.leave()
+
+
+@every_web_door
+def test_the_right_token_in_a_header_opens_the_door_without_a_greeting(door: Door) -> None:
+    with served(**ASKS) as one, one.sampling(), one.voice(door, headers=BEARER) as voice:
+        assert Turns(voice, "e").act(obs_of(0)) in (0, 1)
+
+
+@pytest.mark.parametrize("headers", ["Host: localhost\r\n", BEARER.replace("Bearer a", "Bearer b")])
+def test_http_without_the_right_token_is_answered_401(headers: str) -> None:
+    with served(**ASKS) as one, Client(HTTP, one.envs.addresses[1]) as client:
+        client.raw(http_wrap(b'{"type": "PING"}', headers))
+        status, _, body = http_response(client.file)
+        assert status == 401
+        assert b'"not_allowed"' in body
+        assert TOKEN.encode() not in body
+
+
+def test_a_session_cannot_be_taken_up_without_the_token() -> None:
+    with served(**ASKS) as one, one.sampling(), one.voice(TCP) as voice, one.voice(TCP) as thief:
+        session = voice.greet(token=TOKEN)["session"]
+        answer = thief.ask("GET_CONFIG", extensions=["menv-1"], session=session)
+        assert (answer["type"], answer["code"]) == ("ERROR", "not_allowed")
+
+
+@pytest.mark.parametrize("kind", [PolicyServerInput, RLlinkInput])
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.1", "lab.example"])
+def test_an_address_that_others_can_reach_needs_a_token_before_anything_is_bound(
+    kind: Any, address: str
+) -> None:
+    ioctx = InputContext(observation_space=OBS, action_space=ACTIONS)
+    with pytest.raises(ConfigError, match="without a token"):
+        kind(ioctx, address, 0)
+    assert kind(ioctx, address, 0, token=TOKEN).addresses == []
+
+
+def shown(one: Served) -> str:
+    """Return everything that people get to see of a server."""
+    envs, source = one.envs, one.source
+    objects = [envs, source.server, source.sessions, source.sessions.access, *source.sessions.connected]
+    return repr(
+        [*objects, *map(vars, source.sessions.connected), one.status, source.server.faults.kept, one.results]
+    )
+
+
+def test_a_token_is_in_no_repr_no_error_and_no_result() -> None:
+    answers: list[Any] = []
+    with served(**ASKS) as one:
+        with one.training():
+            for door in DOORS:
+                with one.voice(door, headers=BEARER) as voice:
+                    answers += [
+                        voice.greet(token=TOKEN),
+                        voice.ask("GET_ACTION", episode_id=TOKEN[:3], observation=0),
+                    ]
+            with one.voice(TCP) as voice:
+                answers.append(voice.ask("GET_CONFIG", token=TOKEN + "x"))
+            assert one.status["messages_refused"] >= 4
+        assert TOKEN not in shown(one)
+    assert TOKEN not in repr(answers)
+    assert TOKEN not in repr(Access(token=TOKEN))
+    with pytest.raises(ConfigError) as caught:
+        Access(address="0.0.0.0", token=TOKEN, ssl_key=TOKEN[:5])
+    assert TOKEN not in str(caught.value)
+
+
+ODD = [TOKEN + "\n", " " + TOKEN, TOKEN + "\r\nX: 1", "\ud800" + TOKEN]
+
+
+@pytest.mark.parametrize("token", ODD)
+def test_a_token_as_a_file_holds_it_is_refused_where_it_is_given_and_not_shown(token: str) -> None:
+    with pytest.raises(ConfigError, match=r"Access\.token: .*token\.strip\(\)") as caught:
+        Access(token=token)
+    assert TOKEN not in str(caught.value)
+    for scheme in ("tcp", "http", "ws"):
+        with pytest.raises(ConfigError, match=r"PolicyClient: token .*token\.strip\(\)") as caught:
+            # Before anybody is looked for there.
+            PolicyClient(f"{scheme}://127.0.0.1:9", "remote", token=token, timeout=60)
+        assert TOKEN not in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https", "ws", "wss"])
+def test_a_token_that_no_header_holds_is_refused_and_not_shown(scheme: str) -> None:
+    with pytest.raises(ConfigError, match=r"PolicyClient: token .*Latin-1") as caught:
+        PolicyClient(f"{scheme}://127.0.0.1:9", "remote", token=TOKEN + "\u65e5", timeout=60)
+    assert TOKEN not in str(caught.value)
+
+
+pytestmark = needs_openssl
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return made_in(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def encrypted(files: tuple[Path, Path]) -> Access:
+    return Access(ssl_certificate=files[0], ssl_key=files[1])
+
+
+@pytest.fixture
+def trusting(files: tuple[Path, Path]) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=files[0])
+
+
+@every_door
+def test_a_client_that_trusts_the_certificate_talks(
+    door: Door, encrypted: Access, trusting: ssl.SSLContext
+) -> None:
+    body = b"{" + bytes(500_000)
+    with (
+        serving(door, access=encrypted) as (server, _),
+        Client(door, server.addresses[0], tls=trusting) as one,
+    ):
+        assert isinstance(one.socket, ssl.SSLSocket)
+        assert one.socket.version() in ("TLSv1.2", "TLSv1.3")
+        assert one.ask(body) == body
+        one.send(LATE)
+        assert one.receive() == LATE
+        one.send(CLOSE)
+        assert one.receive() == CLOSE
+        one.rest()
+
+
+@every_door
+def test_a_client_that_does_not_trust_it_does_not_talk(door: Door, encrypted: Access) -> None:
+    with serving(door, access=encrypted) as (server, talks):
+        with pytest.raises(ssl.SSLCertVerificationError):
+            Client(door, server.addresses[0], tls=ssl.create_default_context())
+        assert talks.all == []
+
+
+@every_door
+def test_plain_bytes_at_a_tls_port_cost_only_their_connection(
+    door: Door, encrypted: Access, trusting: ssl.SSLContext
+) -> None:
+    with serving(door, access=encrypted) as (server, talks):
+        healthy = Client(door, server.addresses[0], tls=trusting)
+        with Client(door, server.addresses[0], greets=False) as plain:
+            plain.raw(b"00000016{no handshake at all}" * 10)
+            assert b"{" not in plain.rest()
+        assert healthy.ask(b"{fine") == b"{fine"
+        assert len(talks.all) == 1
+        healthy.leave()
+
+
+def test_older_tls_is_refused(encrypted: Access, trusting: ssl.SSLContext) -> None:
+    context = encrypted.tls()
+    assert context is not None
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+@every_door
+def test_a_handshake_that_never_ends_is_not_waited_for_and_counts(
+    door: Door, encrypted: Access, trusting: ssl.SSLContext
+) -> None:
+    with serving(door, access=encrypted, limits=Limits(handshake_s=0.5, max_connections=2)) as (server, _):
+        with Client(door, server.addresses[0], greets=False) as one:
+            one.raw(b"\x16\x03\x01")
+            assert one.rest() == b""
+        with Client(door, server.addresses[0], tls=trusting) as two:
+            assert two.ask(b"{in") == b"{in"
+
+
+@every_door
+def test_stop_ends_connections_and_handshakes(
+    door: Door, encrypted: Access, trusting: ssl.SSLContext
+) -> None:
+    server = Server(talks := Talks(), [door.make()], access=encrypted)
+    server.start()
+    halfway = socket.create_connection(server.addresses[0])
+    halfway.sendall(b"\x16\x03\x01")
+    one = Client(door, server.addresses[0], tls=trusting)
+    assert one.ask(b"{in") == b"{in"
+    server.stop()
+    assert the_serving_threads() == []
+    assert talks.losses == [1]
+    one.rest()
+    one.leave()
+    halfway.close()
+    assert (server.connections, server.faults.kept) == (0, [])
+
+
+@every_door
+def test_somebody_too_many_is_told_so(door: Door, encrypted: Access, trusting: ssl.SSLContext) -> None:
+    with (
+        serving(door, access=encrypted, limits=Limits(max_connections=1)) as (server, _),
+        Client(door, server.addresses[0], tls=trusting) as inside,
+    ):
+        assert inside.ask(b"{in") == b"{in"
+        with Client(door, server.addresses[0], tls=trusting, greets=False) as outside:
+            outside.raw(door.opening(HEADERS) or (door.wrap(b"{") if door is HTTP else b""))
+            assert b"too_many: " in outside.rest()
+        assert inside.ask(b"{still in") == b"{still in"
+
+
+@every_door
+def test_handshakes_that_never_end_take_nobody_s_place(
+    door: Door, encrypted: Access, trusting: ssl.SSLContext
+) -> None:
+    with (
+        serving(door, access=encrypted, limits=Limits(max_connections=3)) as (server, _),
+        Client(door, server.addresses[0], tls=trusting) as inside,
+    ):
+        assert inside.ask(b"{in") == b"{in"
+        crowd = [Client(door, server.addresses[0], greets=False) for _ in range(10)]
+        for one in crowd:
+            with contextlib.suppress(OSError):
+                one.raw(b"\x16\x03\x01")
+        with Client(door, server.addresses[0], tls=trusting) as late:
+            assert late.ask(b"{in as well") == b"{in as well"
+            assert inside.ask(b"{still in") == b"{still in"
+        for one in crowd:
+            one.leave()
+
+
+@every_door
+def test_a_peer_that_vanishes_is_noticed(door: Door, encrypted: Access, trusting: ssl.SSLContext) -> None:
+    with serving(door, access=encrypted) as (server, talks):
+        one = Client(door, server.addresses[0], tls=trusting)
+        assert one.ask(b"{in") == b"{in"
+        one.reset()
+        assert eventually(lambda: server.connections == 0)
+        talks.all[0].closes.clear()
+        assert eventually(lambda: connections_in_memory() == 0)
+
+
+@pytest.mark.parametrize("spoilt", ["missing", "no certificate", "another key"])
+def test_a_certificate_that_cannot_be_used_is_a_named_error(
+    spoilt: str, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    certificate, key = files
+    if spoilt == "missing":
+        certificate = tmp_path / "none.pem"
+    elif spoilt == "no certificate":
+        certificate = tmp_path / "text.pem"
+        certificate.write_text("hello", "utf-8")
+    else:
+        key = tmp_path / "key.pem"
+        subprocess.run(
+            ["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True, timeout=60
+        )
+    server = Server(Talks(), [DOORS[0].make()], access=Access(ssl_certificate=certificate, ssl_key=key))
+    with pytest.raises(ConfigError, match=r"Access\.ssl_certificate: .* cannot be used .*; check both paths"):
+        server.start()
+    assert the_serving_threads() == []
+
+
+# A client that waits would fail with another error after as long.
+PATIENCE = 60
+
+
+@pytest.mark.parametrize("transport", ["tcp", "http", "websocket"])
+def test_a_client_is_told_at_once_which_scheme_its_address_should_have(transport: TransportName) -> None:
+    with Course(transport=transport) as course:
+        for scheme in ("tcp", "http", "ws", "tcps", "https", "wss"):
+            if scheme == course.scheme or {scheme, course.scheme} == {"http", "ws"}:
+                continue
+            better = scheme[:-1] if scheme.endswith("s") and scheme != "ws" else course.scheme
+            with pytest.raises(ConfigError, match=rf"{scheme}://.*{better}://"):
+                PolicyClient(f"{scheme}://127.0.0.1:{course.port}", "remote", timeout=PATIENCE)
+        with PolicyClient(course.address, "remote", timeout=PATIENCE) as client:
+            play(client, [1.0, 2.0])
+            assert client.get_action(client.start_episode(), observation(0)) in (0, 1)
+        assert course.has_rewards([1.0, 2.0])
+        assert course.algo._external_clients.report()["external"]["server_faults"] == 0
+
+
+@pytest.mark.slow_unless("tcp")
+@needs_openssl
+@pytest.mark.parametrize("transport", ["tcp", "http", "websocket"])
+def test_a_client_is_told_at_once_of_a_certificate_that_does_not_hold(
+    transport: TransportName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = made_in(tmp_path)
+    scheme = SCHEMES[transport] + "s"
+    with Course(transport=transport, access=Access(ssl_certificate=files[0], ssl_key=files[1])) as course:
+        with pytest.raises(ConfigError, match=r"self-signed certificate.*SSL_CERT_FILE"):
+            PolicyClient(f"{scheme}://localhost:{course.port}", "remote", timeout=PATIENCE)
+        monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
+        with pytest.raises(ConfigError, match=re.escape("not valid for '127.0.0.1'")):
+            PolicyClient(f"{scheme}://127.0.0.1:{course.port}", "remote", timeout=PATIENCE)
+        with PolicyClient(f"{scheme}://localhost:{course.port}", "remote", timeout=PATIENCE) as client:
+            play(client, [1.0, 2.0])
+        assert course.has_rewards([1.0, 2.0])
+
+
+@needs_openssl
+@pytest.mark.parametrize(("about", "told"), [
+    ((2020, 2021), "has expired), expected one that is valid now; renew the server's, or set the clock"),
+    ((2098, 2099), "not yet valid), expected one that is valid now; renew the server's, or set the clock"),
+    ((2020, 2099, "other.example"), "for 'localhost'), expected one for this host; write the host as the certificate"),
+], ids=["too old", "too new", "of another host"])  # fmt: skip
+def test_what_is_wrong_with_a_certificate_decides_what_to_do_about_it(
+    about: tuple[Any, ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = dated_in(tmp_path, *about)
+    monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
+    with (
+        Course(access=Access(ssl_certificate=files[0], ssl_key=files[1])) as course,
+        pytest.raises(ConfigError, match=re.escape(told)),
+    ):
+        PolicyClient(f"tcps://localhost:{course.port}", "remote", timeout=PATIENCE)

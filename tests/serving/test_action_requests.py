@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
-import gymnasium as gym
 import msgspec
 import numpy as np
 import pytest
@@ -15,24 +15,11 @@ from menv.serving.action_requests import read_action_requests
 from menv.serving.protocol import BadMessageError, WireFormat
 from menv.serving.transports import server
 from menv.serving.value_readers import StepColumns
-from tests.serving.doors import TCP, WEBSOCKET, Door
-from tests.serving.served import Served, obs_of, served
+from tests.serving.doors import TCP, Door, streams
+from tests.serving.served import AGENTS, MASKED, TWO, Served, obs_of, served
 from tests.serving.voices import Voice
 
-streams = pytest.mark.parametrize("door", [TCP, WEBSOCKET], ids=lambda door: door.name)
 TOO_LARGE = [99.0, 0.0, 0.0]
-AGENTS = {"ann": gym.spaces.Box(-1, 1, (2,), np.float32), "bob": gym.spaces.Box(-1, 1, (3,), np.float32)}
-TWO: dict[str, Any] = {
-    "observation_space": AGENTS,
-    "action_space": dict.fromkeys(AGENTS, gym.spaces.Discrete(3)),
-    "multiagent": {"policies": set(AGENTS), "policy_mapping_fn": lambda agent_id, *_, **__: agent_id},
-}
-MASKED: dict[str, Any] = {
-    "observation_space": gym.spaces.Dict(
-        {"action_mask": gym.spaces.MultiBinary(3), "at": gym.spaces.Box(-1, 1, (2,), np.float32)}
-    ),
-    "action_space": gym.spaces.Discrete(3),
-}
 
 
 def say_at_once(voice: Voice, door: Door, *said: dict[str, Any] | bytes) -> None:
@@ -179,6 +166,26 @@ def test_what_is_asked_in_one_round_is_decided_in_one_call(door: Door) -> None:
         assert calls == [16]
 
 
+def test_questions_of_several_clients_within_the_batch_wait_are_decided_in_one_call_and_nobody_else_is_waited_for() -> (
+    None
+):
+    with served(settings={"batch_wait": 30.0}) as one:
+        calls = calls_of_the_network(one)
+        with one.sampling():
+            voices = [one.voice() for _ in range(3)]
+            for voice in voices:
+                begin(voice, 1)
+            begun = time.monotonic()
+            for voice in voices:
+                voice.tell(**kind(asks("e0", obs_of(0))))
+                time.sleep(0.05)
+            assert [voice.hear()["type"] for voice in voices] == ["ACTION"] * 3
+            assert time.monotonic() - begun < 20.0
+            for voice in voices:
+                voice.leave()
+        assert calls == [3]
+
+
 def test_a_bad_question_of_several_agents_costs_only_its_own_episode() -> None:
     with served(**TWO) as one, one.sampling(), one.voice() as voice:
         begin(voice, 3)
@@ -272,23 +279,6 @@ WRITTEN = [
 ]
 
 
-@pytest.mark.parametrize("body", WRITTEN, ids=range(len(WRITTEN)))
-def test_a_question_is_read_the_short_way_as_it_is_the_long_way(body: bytes) -> None:
-    dialect = WireFormat.JSON if body[:1] == b"{" else WireFormat.MSGPACK
-    for one in [body, *(mutant for mutant in mutants(body, 400) if mutant[:1] == body[:1])]:
-        (request,) = read_action_requests([one], dialect)
-        assert request is None or outcome(one) == (request, dialect)
-
-
-def test_the_short_way_is_taken_also_where_a_field_is_unknown() -> None:
-    for body in (WRITTEN[0], WRITTEN[2], WRITTEN[9], WRITTEN[10]):
-        request, dialect = protocol.decode(body)
-        assert read_action_requests([body], dialect) == [request]
-    for body in (WRITTEN[1], WRITTEN[5], WRITTEN[14]):
-        with pytest.raises(BadMessageError, match="malformed"):
-            protocol.decode(body)
-
-
 @pytest.mark.parametrize("dialect", WireFormat, ids=lambda dialect: dialect.name)
 def test_what_is_read_with_others_is_read_as_it_is_by_itself(dialect: WireFormat) -> None:
     rng = np.random.default_rng(0)
@@ -304,30 +294,20 @@ def test_what_is_read_with_others_is_read_as_it_is_by_itself(dialect: WireFormat
     assert read > 100
 
 
-PLAIN: tuple[dict[str, Any], ...] = (
-    {},
-    {"seq": 3},
-    {"reward": 1.5},
-    {"seq": 3, "reward": {"a": 1}},
-    {"more": "x"},
-)
-
-
-@pytest.mark.parametrize("write", [msgspec.json.encode, msgspec.msgpack.encode], ids=["json", "msgpack"])
-def test_questions_that_come_together_are_read_together(write: Any) -> None:
-    bodies = [
-        write({"type": "GET_ACTION", "episode_id": "e", "observation": [0.5], **more}) for more in PLAIN
+@pytest.mark.parametrize("dialect", WireFormat, ids=lambda dialect: dialect.name)
+def test_questions_that_come_together_are_read_together_unless_one_has_to_be_looked_at_closely(
+    dialect: WireFormat,
+) -> None:
+    write = msgspec.json.encode if dialect is WireFormat.JSON else msgspec.msgpack.encode
+    plain = [
+        write(asks("e", [0.5], **more))
+        for more in ({}, {"seq": 3}, {"reward": 1.5}, {"seq": 3, "reward": {"a": 1}})
     ]
-    read = read_action_requests(bodies, protocol.decode(bodies[0])[1])
-    # In msgpack an unknown field has to be looked at by itself.
-    expected = [protocol.decode(body)[0] for body in bodies[: 5 if bodies[0][:1] == b"{" else 4]]
-    assert read[: len(expected)] == expected
-
-
-@pytest.mark.parametrize("body", [WRITTEN[1], WRITTEN[5], b'{"type":"PING","GET_ACTION":1}', b"{GET_ACTION"])
-def test_what_has_to_be_looked_at_closely_is_not_read_with_others(body: bytes) -> None:
-    read = read_action_requests([WRITTEN[0], body, WRITTEN[0]], WireFormat.JSON)
-    assert read[1] is None
+    expected = [protocol.decode(body)[0] for body in plain]
+    assert read_action_requests(plain, dialect) == expected
+    closely = [WRITTEN[1], WRITTEN[5], b'{"type":"PING","GET_ACTION":1}', b"{GET_ACTION", WRITTEN[14]]
+    for body in closely[:-1] if dialect is WireFormat.JSON else closely[-1:]:
+        assert read_action_requests([plain[0], body, plain[0]], dialect)[1] is None
 
 
 def test_a_body_that_goes_on_behind_that_of_another_peer_takes_nothing_of_it() -> None:

@@ -34,7 +34,7 @@ from tests.serving.courses import (
     play,
     playing,
 )
-from tests.serving.doors import HTTP, TCP, WEBSOCKET, Door
+from tests.serving.doors import HTTP, TCP, WEBSOCKET, Door, every_door
 from tests.serving.served import PLACES, served, settled
 from tests.serving.talks import eventually
 
@@ -276,7 +276,7 @@ def play_at_random(client: PolicyClient, chance: random.Random, calls: int, logs
 
 @pytest.mark.slow_unless("*-0")
 @pytest.mark.parametrize("seed", ROUNDS)
-@pytest.mark.parametrize("door", [TCP, HTTP, WEBSOCKET], ids=lambda door: door.name)
+@every_door
 @every_mode
 def test_every_reward_arrives_once_whoever_comes_goes_and_is_paid_when(
     mode: Any, door: Door, seed: int, monkeypatch: pytest.MonkeyPatch

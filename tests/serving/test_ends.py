@@ -21,11 +21,9 @@ from menv.serving.transports.server import Server
 from menv.serving.transports.tcp import TcpConnection, TcpTransport
 from menv.serving.transports.transport import Arrival
 from tests.house.sources import ROOT
-from tests.serving.doors import DOORS, HTTP, PATIENCE_S, TCP, WEBSOCKET, Client, Door
+from tests.serving.doors import HTTP, PATIENCE_S, TCP, WEBSOCKET, Client, Door, every_door
 from tests.serving.few_descriptors import FEW
-from tests.serving.talks import FLOOD, HOLD, LATE, Talks, eventually, serving
-
-every_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
+from tests.serving.talks import FLOOD, HOLD, LATE, Talks, eventually, meeting, serving
 
 
 def no_word(one: Client) -> None:
@@ -214,7 +212,7 @@ def test_the_loggers_of_other_servers_stay_as_they_are(caplog: pytest.LogCapture
     handler = logging.NullHandler()
     loggers[1].addHandler(handler)
     before = [(one.level, one.propagate, list(one.handlers)) for one in loggers]
-    with serving(HTTP) as (server, _), Client(HTTP, server.addresses[0]) as one:
+    with meeting(HTTP) as (_server, _, one):
         assert one.ask(b"{in") == b"{in"
         one.raw(b"no protocol\r\n\r\n")
         one.rest()
@@ -254,7 +252,7 @@ def test_several_ports_of_several_kinds_serve_at_once() -> None:
 
 
 def test_what_a_posted_callback_raises_is_kept_and_hurts_nobody() -> None:
-    with serving(TCP, faults=1) as (server, _), Client(TCP, server.addresses[0]) as one:
+    with meeting(TCP, faults=1) as (server, _, one):
         server.post(lambda: 1 // 0)
         assert one.ask(b"{goes on") == b"{goes on"
         assert [type(fault) for fault in server.faults.kept] == [ZeroDivisionError]

@@ -1,4 +1,4 @@
-"""Episodes whose actions clients ask for one by one, from many clients through every door at once."""
+"""Episodes whose actions clients ask for one by one, through every door, and what costs them an error."""
 
 from __future__ import annotations
 
@@ -6,34 +6,18 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
 from menv.algorithms import DQN
-from tests.serving.doors import DOORS, TCP, Door
-from tests.serving.served import PLACES, Served, obs_of, served, settled
+from tests.serving.doors import DOORS, TCP, Door, every_door
+from tests.serving.served import MASKED, PLACES, TWO, Served, obs_of, served, settled
 from tests.serving.talks import eventually
 from tests.serving.voices import Turns, Voice
 
-every_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
-AGENTS = {"ann": gym.spaces.Box(-1, 1, (2,), np.float32), "bob": gym.spaces.Box(-1, 1, (3,), np.float32)}
-TWO: dict[str, Any] = {
-    "observation_space": AGENTS,
-    "action_space": dict.fromkeys(AGENTS, gym.spaces.Discrete(3)),
-    "multiagent": {
-        "policies": {"for_ann", "for_bob"},
-        "policy_mapping_fn": lambda agent_id, episode, worker, **_: f"for_{agent_id}",
-    },
-}
-MASKED: dict[str, Any] = {
-    "observation_space": gym.spaces.Dict(
-        {"action_mask": gym.spaces.MultiBinary(3), "at": gym.spaces.Box(-1, 1, (2,), np.float32)}
-    ),
-    "action_space": gym.spaces.Discrete(3),
-}
 LSTM: dict[str, Any] = {"model": {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4}}
 
 
@@ -339,3 +323,289 @@ def test_reading_that_is_interrupted_leaves_no_later_question_unasked(
         # So long that it is read by itself: nobody but the question has it asked.
         voice.body((json.dumps(said) + " " * 2_000).encode())
         assert eventually(lambda: one.envs.broker.ready == 1)
+
+
+HUGE = 1e39
+
+ONE_AGENT: dict[str, tuple[str, dict[str, Any], str]] = {
+    "an unknown episode": ("GET_ACTION", {"episode_id": "x", "observation": obs_of(0)}, "unknown_episode"),
+    "no episode": ("GET_ACTION", {"observation": obs_of(0), "episode_id": None}, "wrong_type"),
+    "a second start": ("START_EPISODE", {}, "wrong_order"),
+    "no observation": ("GET_ACTION", {}, "malformed"),
+    "an observation that is too short": ("GET_ACTION", {"observation": [0, 0]}, "wrong_length"),
+    "an observation of texts": ("GET_ACTION", {"observation": ["0", "0", "0"]}, "wrong_type"),
+    "an observation out of bounds": ("GET_ACTION", {"observation": [0, 0, 11]}, "out_of_range"),
+    "an observation by agent": ("GET_ACTION", {"observation": {"agent0": obs_of(0)}}, "wrong_type"),
+    "an action that does not exist": ("LOG_ACTION", {"observation": obs_of(0), "action": 2}, "out_of_range"),
+    "an action that is a list": ("LOG_ACTION", {"observation": obs_of(0), "action": [1]}, "wrong_type"),
+    "a reward that is a text": ("LOG_RETURNS", {"reward": "1"}, "wrong_type"),
+    "a reward that is too large": ("LOG_RETURNS", {"reward": HUGE}, "out_of_range"),
+    "a reward by agent": ("LOG_RETURNS", {"reward": {"agent0": 1.0}}, "wrong_type"),
+    "an info that is a list": ("LOG_RETURNS", {"reward": 1, "info": [1]}, "wrong_type"),
+    "a last observation that is too long": ("END_EPISODE", {"observation": [0, 0, 0, 0]}, "wrong_length"),
+    "a flag that is a number": ("END_EPISODE", {"observation": obs_of(0), "truncated": 1}, "wrong_type"),
+}
+
+
+@every_door
+def test_an_illegal_move_costs_an_error_and_the_episode_goes_on(door: Door) -> None:
+    with served() as one:
+        with one.sampling(), one.voice(door) as voice:
+            turns = Turns(voice, "e")
+            paid = 0.0
+            for name, (kind, fields, code) in ONE_AGENT.items():
+                seq = turns.act(obs_of(3)) is not None
+                assert seq
+                assert voice.refused(kind, **{"episode_id": "e", **fields}) == code, name
+                turns.pay(1.0)
+                paid += 1.0
+            turns.end(obs_of(4))
+            assert settled(one)
+        assert one.refused == len(ONE_AGENT)
+        assert one.paid() == paid
+        assert one.summary()["hist_stats"]["episode_lengths"] == [len(ONE_AGENT)]
+
+
+def test_nan_is_refused_in_both_dialects() -> None:
+    for msgpack, code in ((False, "malformed"), (True, "out_of_range")):
+        with served() as one, one.sampling(), one.voice(msgpack=msgpack) as voice:
+            turns = Turns(voice, "e")
+            nan = float("nan")
+            assert voice.refused("GET_ACTION", episode_id="e", observation=[nan, 0, 0]) == code
+            assert voice.refused("LOG_RETURNS", episode_id="e", reward=nan) == code
+            assert turns.act(obs_of(0)) in (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("GET_ACTION", {"observation": obs_of(1)}),
+        ("LOG_ACTION", {"observation": obs_of(1), "action": 0}),
+        ("LOG_RETURNS", {"reward": 5.0}),
+        ("END_EPISODE", {"observation": obs_of(1)}),
+    ],
+)
+@pytest.mark.parametrize("numbered", [False, True], ids=["without numbers", "with numbers"])
+def test_no_message_of_an_episode_is_taken_while_its_action_is_awaited(
+    kind: str, fields: Any, numbered: bool
+) -> None:
+    with served() as one, one.voice() as voice:
+        seq = iter(range(10)) if numbered else iter(lambda: None, 0)
+        assert voice.ask("START_EPISODE", episode_id="e", seq=next(seq))["type"] == "EPISODE"
+        first = next(seq)
+        voice.tell("GET_ACTION", episode_id="e", observation=obs_of(0), seq=first)
+        assert voice.refused(kind, episode_id="e", seq=next(seq), **fields) == "wrong_order"
+        with one.sampling():
+            answer = voice.hear()
+            assert (answer["type"], answer.get("seq")) == ("ACTION", first)
+            after = None if first is None else first + 1
+            assert voice.ask("LOG_RETURNS", episode_id="e", reward=1.0, seq=after)["type"] == "OK"
+        assert one.paid() == 1.0
+
+
+def test_nothing_is_taken_after_the_end_and_an_id_is_used_once() -> None:
+    with served() as one, one.sampling(), one.voice() as voice:
+        Turns(voice, "e").end(obs_of(0))
+        for kind, fields in (
+            ("GET_ACTION", {"observation": obs_of(0)}),
+            ("LOG_ACTION", {"observation": obs_of(0), "action": 0}),
+            ("LOG_RETURNS", {"reward": 1.0}),
+            ("END_EPISODE", {"observation": obs_of(0)}),
+        ):
+            assert voice.refused(kind, episode_id="e", **fields) == "unknown_episode"
+        assert voice.refused("START_EPISODE", episode_id="e") == "wrong_order"
+        assert voice.ask("START_EPISODE")["episode_id"] != voice.ask("START_EPISODE")["episode_id"]
+
+
+def test_an_id_that_ended_a_thousand_episodes_ago_is_refused_and_nothing_breaks() -> None:
+    with served() as one, one.sampling(), one.voice() as voice:
+        for number in range(1_100):
+            voice.tell("START_EPISODE", episode_id=f"e{number}")
+            voice.tell("END_EPISODE", episode_id=f"e{number}", observation=obs_of(0))
+            assert [voice.hear()["type"] for _ in range(2)] == ["EPISODE", "OK"]
+        assert voice.refused("START_EPISODE", episode_id="e0") == "wrong_order"
+        assert voice.ask("START_EPISODE", episode_id="new")["type"] == "EPISODE"
+
+
+def test_episodes_of_another_client_are_out_of_reach() -> None:
+    with served() as one, one.sampling(), one.voice() as voice, one.voice() as other:
+        turns = Turns(voice, "e")
+        assert other.refused("LOG_RETURNS", episode_id="e", reward=1.0) == "unknown_episode"
+        assert other.ask("START_EPISODE", episode_id="e")["type"] == "EPISODE"
+        turns.end(obs_of(0))
+        assert other.ask("END_EPISODE", episode_id="e", observation=obs_of(0))["type"] == "OK"
+
+
+def two_agents(voice: Voice) -> list[tuple[str, dict[str, Any], str]]:
+    ann = [0, 0]
+    return [
+        ("GET_ACTION", {"observation": {"carl": ann}}, "unknown_id"),
+        ("GET_ACTION", {"observation": {"ann": ann, "carl": ann}}, "unknown_id"),
+        ("GET_ACTION", {"observation": {"bob": ann}}, "wrong_length"),
+        ("GET_ACTION", {"observation": ann}, "wrong_type"),
+        ("LOG_ACTION", {"observation": {"ann": ann}, "action": {}}, "wrong_length"),
+        ("LOG_ACTION", {"observation": {"ann": ann}, "action": {"ann": 3}}, "out_of_range"),
+        ("LOG_ACTION", {"observation": {"ann": ann}, "action": 0}, "wrong_type"),
+        ("LOG_RETURNS", {"reward": {"carl": 1.0}}, "unknown_id"),
+        ("LOG_RETURNS", {"reward": {"ann": 1.0}, "done": {"carl": True}}, "unknown_id"),
+        ("LOG_RETURNS", {"reward": {"ann": 1.0}, "info": {"ann": 1}}, "wrong_type"),
+        ("LOG_RETURNS", {"reward": {"__all__": 1.0}}, "unknown_id"),
+        ("LOG_RETURNS", {"reward": {}, "info": {"carl": {}}}, "unknown_id"),
+        ("LOG_RETURNS", {"reward": 1.0}, "wrong_type"),
+        ("LOG_RETURNS", {"reward": {"ann": HUGE}}, "out_of_range"),
+        ("END_EPISODE", {"observation": {"carl": ann}}, "unknown_id"),
+        ("GET_POLICIES", {"agent_ids": ["ann", "carl"]}, "unknown_id"),
+        ("EPISODES", {"episodes": [{"agents": {"carl": {}}, "id": "p"}]}, "malformed"),
+    ]  # fmt: skip
+
+
+def test_strangers_among_several_agents_cost_an_error_and_the_episode_goes_on() -> None:
+    with served(**TWO) as one:
+        with one.sampling(), one.voice() as voice:
+            turns = Turns(voice, "e")
+            moves = two_agents(voice)
+            for kind, fields, code in moves:
+                assert voice.refused(kind, **{"episode_id": "e", **fields}) == code, (kind, fields)
+                assert turns.act({"ann": [0, 0]})["ann"] in (0, 1, 2)
+                turns.pay({"ann": 1.0, "bob": 2.0})
+            turns.end({})
+            assert settled(one)
+        assert one.paid() == 3.0 * len(moves)
+
+
+def test_a_reward_for_an_agent_that_never_acts_is_kept_as_unclaimed() -> None:
+    with served(**TWO) as one:
+        with one.sampling(), one.voice() as voice:
+            turns = Turns(voice, "e")
+            turns.pay({"bob": 3.0}, done={"bob": True})
+            turns.act({"ann": [0, 0]})
+            turns.pay({"ann": 1.0, "bob": 4.0}, done={"ann": True, "bob": True})
+            turns.end({"ann": [0, 1]})
+            assert settled(one)
+        assert one.paid() == 8.0
+
+
+def test_masks_that_allow_nothing_and_masked_actions_are_refused() -> None:
+    nothing, first = ({"action_mask": mask, "at": [0, 0]} for mask in ([0, 0, 0], [1, 0, 0]))
+    with served(**MASKED) as one, one.sampling(), one.voice() as voice:
+        turns = Turns(voice, "e")
+        assert voice.refused("GET_ACTION", episode_id="e", observation=nothing) == "out_of_range"
+        assert voice.refused("LOG_ACTION", episode_id="e", observation=first, action=1) == "out_of_range"
+        assert turns.act(first) == 0
+        assert turns.say("LOG_ACTION", observation=first, action=0)["type"] == "OK"
+        # Nobody acts on a last observation.
+        turns.end(nothing)
+        assert settled(one)
+
+
+def test_policies_that_do_not_exist_and_forms_that_cannot_be_had_are_refused() -> None:
+    with served(**TWO) as one, one.sampling(), one.voice() as voice:
+        assert voice.refused("GET_STATE", policy_ids=["nobody"]) == "unknown_id"
+        assert voice.refused("GET_STATE") == "unknown_id"
+        assert voice.ask("GET_STATE", policy_ids=["for_ann"])["type"] == "SET_STATE"
+        assert set(voice.ask("GET_STATE", form="weights")["weights"]) == {"for_ann", "for_bob"}
+        assert set(voice.ask("GET_STATE", form="bundle", policy_ids=["for_bob"])["bundles"]) == {"for_bob"}
+        number = voice.ask("GET_STATE", form="weights")["weights_seq_no"]
+        assert voice.ask("GET_STATE", form="weights", have=number) == {
+            "type": "SET_STATE", "weights_seq_no": number
+        }  # fmt: skip
+
+
+def test_an_episode_is_either_played_elsewhere_or_asked_for_here() -> None:
+    def chunk(name: str) -> dict[str, Any]:
+        return {
+            "obs": [obs_of(0), obs_of(1)], "actions": [0], "rewards": [1.0], "id": name,
+            "is_terminated": False, "is_truncated": False,
+        }  # fmt: skip
+
+    with served() as one, one.sampling(), one.voice() as voice:
+        turns = Turns(voice, "asked")
+        assert voice.refused("EPISODES", episodes=[chunk("asked")]) == "wrong_order"
+        voice.bring(chunk("played"))
+        assert voice.refused("START_EPISODE", episode_id="played") == "wrong_order"
+        assert voice.refused("GET_ACTION", episode_id="played", observation=obs_of(0)) == "unknown_episode"
+        assert turns.act(obs_of(0)) in (0, 1)
+
+
+SEQUENCES: dict[str, Callable[[Voice, Turns], Any]] = {
+    "GET_ACTION": lambda voice, turns: turns.say("GET_ACTION", observation=obs_of(1)),
+    "LOG_ACTION": lambda voice, turns: turns.say("LOG_ACTION", observation=obs_of(1), action=1),
+    "LOG_RETURNS": lambda voice, turns: turns.say("LOG_RETURNS", reward=2.0, info={"a": 1}),
+    "END_EPISODE": lambda voice, turns: turns.say("END_EPISODE", observation=obs_of(1)),
+}
+
+
+@every_door
+@pytest.mark.parametrize("kind", SEQUENCES)
+def test_a_message_that_comes_again_gets_the_same_answer_and_is_taken_once(door: Door, kind: str) -> None:
+    with served() as one:
+        with one.sampling(), one.voice(door) as voice:
+            voice.greet()
+            turns = Turns(voice, "e")
+            assert turns.again() == {"type": "EPISODE", "episode_id": "e", "seq": 0}
+            turns.act(obs_of(0))
+            turns.pay(1.0)
+            answer = SEQUENCES[kind](voice, turns)
+            assert answer["seq"] == 3
+            assert [turns.again() for _ in range(3)] == [answer] * 3
+            if kind != "END_EPISODE":
+                turns.end(obs_of(9))
+            assert settled(one)
+        assert one.paid() == 1.0 + 2.0 * (kind == "LOG_RETURNS")
+        steps = 1 + (kind in ("GET_ACTION", "LOG_ACTION"))
+        assert one.summary()["hist_stats"]["episode_lengths"] == [steps]
+        assert one.refused == 0
+
+
+@pytest.mark.parametrize("kind", SEQUENCES)
+def test_another_message_under_a_number_that_was_taken_is_refused(kind: str) -> None:
+    others: dict[str, dict[str, Any]] = {
+        "GET_ACTION": {"observation": obs_of(2)}, "LOG_ACTION": {"observation": obs_of(2), "action": 0},
+        "LOG_RETURNS": {"reward": 4.0}, "END_EPISODE": {"observation": obs_of(2)},
+    }  # fmt: skip
+    with served() as one:
+        with one.sampling(), one.voice() as voice:
+            turns = Turns(voice, "e")
+            assert turns.at(0, "LOG_RETURNS", reward=4.0)["code"] == "wrong_order"
+            answer = SEQUENCES[kind](voice, turns)
+            for other in others.keys() - {kind}:
+                assert turns.at(1, other, **others[other])["code"] == "wrong_order"
+            assert turns.again() == answer
+            if kind != "END_EPISODE":
+                turns.end(obs_of(9))
+            assert settled(one)
+        assert one.paid() == 2.0 * (kind == "LOG_RETURNS")
+
+
+def test_who_answers_is_not_told_of_an_episode_whose_actions_are_asked_for() -> None:
+    with served() as one, one.sampling(), one.voice() as voice:
+        turns = Turns(voice, "e")
+        assert voice.refused("GET_POLICIES", episode_id="e", agent_ids=["agent0"]) == "wrong_order"
+        turns.act(obs_of(0))
+        turns.end(obs_of(1))
+        assert voice.refused("GET_POLICIES", episode_id="e", agent_ids=["agent0"]) == "wrong_order"
+        assert voice.greet()["resume"] == {}
+
+
+def test_a_message_that_comes_again_while_it_is_decided_is_answered_both_times() -> None:
+    with served() as one, one.voice() as voice:
+        turns = Turns(voice, "e")
+        turns.tell("GET_ACTION", observation=obs_of(0))
+        turns.tell_again()
+        voice.ping()
+        with one.sampling():
+            first, second = voice.hear(), voice.hear()
+        assert first == second
+        assert first["type"] == "ACTION"
+
+
+def test_gaps_and_numbers_from_before_are_refused() -> None:
+    with served() as one, one.sampling(), one.voice() as voice:
+        turns = Turns(voice, "e")
+        turns.act(obs_of(0))
+        turns.pay(1.0)
+        for seq in (0, 1, 4, 9):
+            assert voice.refused("LOG_RETURNS", episode_id="e", reward=5.0, seq=seq) == "wrong_order"
+            answer = voice.ask("LOG_RETURNS", episode_id="e", reward=5.0, seq=seq)
+            assert answer["seq"] == seq
+        turns.pay(1.0)

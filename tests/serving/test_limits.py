@@ -1,10 +1,13 @@
-"""Limits: what breaks one is refused with a reason, and costs its own connection."""
+"""Limits: what breaks one is refused with a reason, costs its own connection, and others go on."""
 
 from __future__ import annotations
 
 import gc
+import random
+import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,21 +17,21 @@ from menv.errors import ConfigError
 from menv.serving import Limits
 from menv.serving.transports.transport import TokenBucket
 from tests.serving.doors import (
-    DOORS,
     HEADERS,
     HTTP,
     TCP,
     WEBSOCKET,
     Client,
     Door,
+    every_door,
     http_response,
     http_wrap,
+    streams,
     websocket_frame,
     websocket_message,
 )
-from tests.serving.talks import FLOOD, HOLD, eventually, serving
+from tests.serving.talks import FLOOD, HOLD, eventually, meeting, serving
 
-every_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
 TINY = Limits(max_body=1_000)
 
 
@@ -69,26 +72,25 @@ def test_a_body_that_is_too_long_is_refused_while_another_peer_goes_on(door: Doo
 @pytest.mark.parametrize("door", [TCP, HTTP], ids=lambda door: door.name)
 def test_somebody_who_has_sent_too_much_still_reads_why(door: Door) -> None:
     # Closing with bytes unread would reset the connection, and take away what was written.
-    with (
-        serving(door, limits=Limits(max_body=5_000_000)) as (server, _),
-        Client(door, server.addresses[0]) as one,
-    ):
+    with meeting(door, max_body=5_000_000) as (_server, _, one):
         one.send(bytes(18_000_000))
         assert b"too_large: " in one.rest()
 
 
-def test_a_long_body_is_refused_before_it_is_sent() -> None:
+def test_a_long_body_is_refused_before_it_is_sent_and_the_setting_is_named() -> None:
+    head = b"POST /rllink HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n"
     with serving(TCP, HTTP, limits=TINY) as (server, _):
-        with Client(TCP, server.addresses[0]) as one:
-            one.raw(b"99999999")
-            assert b"too_large: " in one.receive()
-        with Client(HTTP, server.addresses[1]) as one:
-            one.raw(b"POST /rllink HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n")
-            assert b"too_large: " in one.receive()
+        for door, address, begun in zip((TCP, HTTP), server.addresses, (b"00001001", head), strict=True):
+            with Client(door, address) as one:
+                one.raw(begun)
+                told = one.receive()
+                assert b"too_large: " in told
+                assert b"1000" in told
+                assert b"Limits.max_body" in told
 
 
 def test_a_body_in_chunks_is_bounded_while_it_comes() -> None:
-    with serving(HTTP, limits=TINY) as (server, talks), Client(HTTP, server.addresses[0]) as one:
+    with meeting(HTTP, max_body=1_000) as (_server, talks, one):
         head = b"POST /rllink HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         one.raw(head + b"64\r\n%b\r\n" % bytes(100) + b"0\r\n\r\n")
         assert one.receive() == bytes(100)
@@ -99,7 +101,7 @@ def test_a_body_in_chunks_is_bounded_while_it_comes() -> None:
 
 
 def test_a_message_in_fragments_is_bounded_while_it_comes() -> None:
-    with serving(WEBSOCKET, limits=TINY) as (server, talks), Client(WEBSOCKET, server.addresses[0]) as one:
+    with meeting(WEBSOCKET, max_body=1_000) as (_server, talks, one):
         parts = [websocket_frame(b"{", 2, last=False), websocket_frame(b"a" * 998, 0, last=False)]
         one.raw(b"".join([*parts, websocket_frame(b"", 9), websocket_frame(b"b", 0)]))
         assert websocket_message(one.file)[0] == 10
@@ -144,10 +146,7 @@ def test_as_many_as_are_allowed_may_come_at_once(door: Door) -> None:
 
 @every_door
 def test_those_who_are_too_many_are_no_burden(door: Door) -> None:
-    with (
-        serving(door, limits=Limits(max_connections=1)) as (server, _),
-        Client(door, server.addresses[0]) as inside,
-    ):
+    with meeting(door, max_connections=1) as (server, _, inside):
         assert inside.ask(b"{in") == b"{in"
         crowd = [Client(door, server.addresses[0], greets=False) for _ in range(100)]
         assert inside.ask(b"{still in") == b"{still in"
@@ -159,10 +158,7 @@ def test_those_who_are_too_many_are_no_burden(door: Door) -> None:
 
 
 def test_somebody_who_has_said_goodbye_makes_room_for_the_next() -> None:
-    with (
-        serving(TCP, limits=Limits(max_connections=1)) as (server, _),
-        Client(TCP, server.addresses[0]) as rude,
-    ):
+    with meeting(TCP, max_connections=1) as (server, _, rude):
         rude.raw(b"no header")
         assert b"bad_frame: " in rude.receive()
         with Client(TCP, server.addresses[0]) as polite:
@@ -187,10 +183,7 @@ def test_those_who_have_come_and_gone_take_nobody_s_place_and_are_heard(door: Do
 
 @every_door
 def test_those_who_say_nothing_take_nobody_s_place(door: Door) -> None:
-    with (
-        serving(door, limits=Limits(max_connections=5)) as (server, _),
-        Client(door, server.addresses[0]) as inside,
-    ):
+    with meeting(door, max_connections=5) as (server, _, inside):
         assert inside.ask(b"{in") == b"{in"
         crowd = [Client(door, server.addresses[0], greets=False) for _ in range(20)]
         with Client(door, server.addresses[0]) as late:
@@ -204,10 +197,7 @@ def test_those_who_say_nothing_take_nobody_s_place(door: Door) -> None:
 @every_door
 @pytest.mark.parametrize("opens", [True, False], ids=["body", "first word"])
 def test_a_body_that_never_ends_is_not_waited_for(door: Door, opens: bool) -> None:
-    with (
-        serving(door, limits=Limits(handshake_s=0.3)) as (server, _),
-        Client(door, server.addresses[0]) as one,
-    ):
+    with meeting(door, handshake_s=0.3) as (server, _, one):
         if opens:
             assert one.ask(b"{one") == b"{one"
         whole = door.wrap(b"{two" * 1_000)
@@ -232,18 +222,6 @@ def test_a_body_that_never_ends_is_not_waited_for(door: Door, opens: bool) -> No
 
 
 @every_door
-def test_half_a_request_of_a_known_peer_is_not_waited_for(door: Door) -> None:
-    with (
-        serving(door, limits=Limits(handshake_s=0.3)) as (server, _),
-        Client(door, server.addresses[0]) as one,
-    ):
-        assert one.ask(b"{one") == b"{one"
-        one.raw(door.wrap(b"{two")[:5])
-        assert door is HTTP or b"too_slow: " in one.rest()
-        assert eventually(lambda: server.connections == 0)
-
-
-@every_door
 def test_somebody_who_says_nothing_is_not_kept(door: Door) -> None:
     limits = Limits(handshake_s=0.2)
     with serving(door, limits=limits) as (server, _), Client(door, server.addresses[0], greets=False) as one:
@@ -253,10 +231,7 @@ def test_somebody_who_says_nothing_is_not_kept(door: Door) -> None:
 
 @every_door
 def test_a_peer_that_falls_silent_is_let_go(door: Door) -> None:
-    with (
-        serving(door, limits=Limits(idle_s=0.3)) as (server, talks),
-        Client(door, server.addresses[0]) as one,
-    ):
+    with meeting(door, idle_s=0.3) as (server, talks, one):
         assert one.ask(b"{last") == b"{last"
         one.rest()
         assert eventually(lambda: talks.losses == [1])
@@ -273,10 +248,7 @@ def test_a_client_over_http_whose_connections_are_gone_is_given_up_before_one_th
 
 
 def test_a_request_over_http_may_wait_for_its_reply_as_long_as_it_takes() -> None:
-    with (
-        serving(HTTP, limits=Limits(idle_s=0.2, handshake_s=0.2)) as (server, talks),
-        Client(HTTP, server.addresses[0]) as one,
-    ):
+    with meeting(HTTP, idle_s=0.2, handshake_s=0.2) as (server, talks, one):
         one.send(HOLD)
         assert eventually(lambda: talks.bodies)
         time.sleep(0.6)
@@ -288,7 +260,7 @@ def test_a_request_over_http_may_wait_for_its_reply_as_long_as_it_takes() -> Non
 @every_door
 def test_somebody_too_fast_is_slowed_down_and_loses_nothing(door: Door) -> None:
     bodies = [b"{%d" % number for number in range(60)]
-    with serving(door, limits=Limits(max_rate=40)) as (server, _), Client(door, server.addresses[0]) as one:
+    with meeting(door, max_rate=40) as (_server, _, one):
         start = time.perf_counter()
         sending = threading.Thread(target=one.raw, args=(b"".join(map(door.wrap, bodies)),))
         sending.start()
@@ -298,11 +270,10 @@ def test_somebody_too_fast_is_slowed_down_and_loses_nothing(door: Door) -> None:
         assert time.perf_counter() - start > 0.4
 
 
-@pytest.mark.parametrize("door", [TCP, WEBSOCKET], ids=lambda door: door.name)
+@streams
 def test_replies_that_nobody_reads_do_not_pile_up(door: Door) -> None:
     with (
-        serving(door, limits=Limits(max_unsent=3_000_000)) as (server, talks),
-        Client(door, server.addresses[0]) as greedy,
+        meeting(door, max_unsent=3_000_000) as (server, talks, greedy),
         Client(door, server.addresses[0]) as healthy,
     ):
         for _ in range(30):
@@ -316,10 +287,7 @@ def test_replies_that_nobody_reads_do_not_pile_up(door: Door) -> None:
 
 @every_door
 def test_somebody_who_never_reads_is_cut_off(door: Door) -> None:
-    with (
-        serving(door, limits=Limits(idle_s=0.3)) as (server, talks),
-        Client(door, server.addresses[0]) as one,
-    ):
+    with meeting(door, idle_s=0.3) as (server, talks, one):
         for _ in range(20):
             one.send(FLOOD)
         assert eventually(lambda: talks.bodies)
@@ -329,10 +297,7 @@ def test_somebody_who_never_reads_is_cut_off(door: Door) -> None:
 
 @every_door
 def test_somebody_who_does_not_read_a_goodbye_is_cut_off(door: Door) -> None:
-    with (
-        serving(door, limits=Limits(handshake_s=0.3, idle_s=0.3)) as (server, talks),
-        Client(door, server.addresses[0]) as one,
-    ):
+    with meeting(door, handshake_s=0.3, idle_s=0.3) as (server, talks, one):
         one.send(HOLD)
         assert eventually(lambda: talks.bodies)
         server.post(lambda: talks.all[0].held[0](bytes(16_000_000)))
@@ -351,10 +316,10 @@ def test_somebody_who_does_not_read_the_metrics_is_cut_off() -> None:
 
 def test_pings_of_somebody_who_does_not_read_use_no_memory() -> None:
     def unwritten() -> int:
-        found = [one for one in gc.get_objects() if isinstance(one, WebSocketsSansIOProtocol)]
+        found = [one for one in gc.get_objects() if issubclass(type(one), WebSocketsSansIOProtocol)]
         return sum(one.transport.get_write_buffer_size() for one in found)
 
-    with serving(WEBSOCKET) as (server, talks), Client(WEBSOCKET, server.addresses[0]) as one:
+    with meeting(WEBSOCKET) as (server, talks, one):
         one.send(HOLD)
         assert eventually(lambda: talks.bodies)
         server.post(lambda: talks.all[0].held[0](bytes(16_000_000)))
@@ -371,8 +336,7 @@ def test_conversations_over_http_are_bounded_and_those_with_a_connection_stay() 
         return f"Host: localhost\r\nmenv-session: {number:032x}\r\n"
 
     with (
-        serving(HTTP, limits=Limits(max_connections=3)) as (server, talks),
-        Client(HTTP, server.addresses[0]) as kept,
+        meeting(HTTP, max_connections=3) as (server, talks, kept),
         Client(HTTP, server.addresses[0]) as restless,
     ):
         kept.raw(http_wrap(b"{1", name(0)))
@@ -406,3 +370,210 @@ def test_a_bucket_lets_a_second_s_worth_through_at_once_and_then_its_rate(rate: 
         else:
             passed += 1
     assert passed == pytest.approx(50 * rate + max(1.0, rate), abs=1.01)
+
+
+MAX_BODY = 4_000_000
+TRIPS = 200
+Address = tuple[str, int]
+
+
+def slow_loris(door: Door, address: Address, ended: threading.Event) -> None:
+    """Thirty connections that each send a byte now and then."""
+    crowd = [Client(door, address, greets=False) for _ in range(30)]
+    for byte in door.opening("Host: localhost\r\n") + door.wrap(bytes(1_000)):
+        for one in crowd:
+            one.raw(bytes([byte]))
+        if ended.wait(0.02):
+            break
+    for one in crowd:
+        one.leave()
+
+
+def garbage(door: Door, address: Address, ended: threading.Event) -> None:
+    """Random bytes as fast as they go, on one connection after the other."""
+    noise = random.Random(1)
+    while not ended.is_set():
+        with Client(door, address, greets=False) as one:
+            try:
+                for _ in range(20):
+                    one.raw(noise.randbytes(65_536))
+            except OSError:
+                pass
+
+
+def longest_bodies(door: Door, address: Address, ended: threading.Event) -> None:
+    """The longest bodies that are allowed, one after the other, each echoed."""
+    body = bytes(MAX_BODY)
+    with Client(door, address) as one:
+        while not ended.is_set():
+            assert one.ask(body) == body
+
+
+def smallest_bodies(door: Door, address: Address, ended: threading.Event) -> None:
+    """As many requests at once as fit into the connection; replies are read, by another thread."""
+    with Client(door, address) as one:
+        reading = threading.Thread(target=one.rest)
+        reading.start()
+        flood = door.wrap(b"{") * 2_000
+        while not ended.is_set():
+            one.raw(flood)
+        one.socket.shutdown(2)
+        reading.join()
+
+
+def greedy(door: Door, address: Address, ended: threading.Event) -> None:
+    """Asks, and never reads."""
+    with Client(door, address) as one:
+        one.socket.settimeout(0.05)
+        while not ended.is_set():
+            try:
+                one.raw(door.wrap(b"{" + bytes(100_000)))
+            except OSError:
+                ended.wait(0.05)
+
+
+def too_many(door: Door, address: Address, ended: threading.Event) -> None:
+    """Connections beyond the limit, one after the other."""
+    crowd = [Client(door, address) for _ in range(31)]
+    for one in crowd:
+        assert one.ask(b"{in") == b"{in"
+    while not ended.is_set():
+        with Client(door, address, greets=False) as one:
+            one.raw(door.opening(HEADERS) or (door.wrap(b"{") if door is HTTP else b""))
+            one.rest()
+    for one in crowd:
+        one.leave()
+
+
+BAD = (slow_loris, garbage, longest_bodies, smallest_bodies, greedy, too_many)
+
+
+@every_door
+@pytest.mark.parametrize("behave", BAD, ids=lambda behave: behave.__name__)
+def test_the_round_trips_of_a_healthy_peer_go_on(
+    door: Door, behave: Callable[[Door, Address, threading.Event], None]
+) -> None:
+    ended = threading.Event()
+    with meeting(door, max_body=MAX_BODY, max_connections=32) as (server, _, healthy):
+        assert healthy.ask(b"{before") == b"{before"
+        bad = threading.Thread(target=behave, args=(door, server.addresses[0], ended))
+        bad.start()
+        time.sleep(0.1)
+        for trip in range(TRIPS):
+            assert healthy.ask(b"{%d" % trip) == b"{%d" % trip
+        assert bad.is_alive()
+        ended.set()
+        bad.join()
+
+
+@streams
+def test_a_flood_of_bodies_is_handled_in_turns_with_others(door: Door) -> None:
+    with meeting(door) as (server, talks, flood), Client(door, server.addresses[0]) as healthy:
+        # Who was heard of last is looked at first.
+        assert healthy.ask(b"{first") == b"{first"
+        assert flood.ask(b"{second") == b"{second"
+        # The thread is held up until everything lies there, that of the healthy one last.
+        ready = threading.Event()
+        server.post(ready.wait)
+        flood.raw(door.wrap(b"{") * 5_000)
+        healthy.send(b"{healthy")
+        time.sleep(0.1)
+        ready.set()
+        assert healthy.receive() == b"{healthy"
+        assert len(talks.all[0].bodies) < 2_500
+        assert eventually(lambda: len(talks.all[0].bodies) == 5_001)
+
+
+def spoilt(whole: bytes, noise: random.Random) -> bytes:
+    """Return `whole` with some bytes changed, left out, doubled or put in."""
+    data = bytearray(whole)
+    for _ in range(noise.choice((1, 1, 2, 8))):
+        at = noise.randrange(len(data))
+        kind = noise.randrange(4)
+        if kind == 0:
+            data[at] = noise.randrange(256)
+        elif kind == 1:
+            del data[at : at + noise.choice((1, 5, 50))]
+        elif kind == 2:
+            data[at:at] = data[at : at + 20]
+        else:
+            data[at:at] = noise.randbytes(noise.choice((1, 4, 300)))
+        data = data or bytearray(b"0")
+    return bytes(data)
+
+
+def speak_badly(door: Door, times: int) -> None:
+    """Send spoilt requests, each on a connection of its own, beside somebody who goes on."""
+    noise = random.Random(7)
+    limits = Limits(max_body=10_000, handshake_s=1.0, idle_s=5.0)
+    with serving(door, limits=limits) as (server, _):
+        for turn in range(times):
+            with Client(door, server.addresses[0], greets=turn % 2 == 0) as one:
+                opening = b"" if turn % 2 == 0 else door.opening("Host: localhost\r\n")
+                try:
+                    one.raw(spoilt(opening + door.wrap(b"{first") + door.wrap(b"{" + bytes(300)), noise))
+                    if turn % 3 == 0:
+                        one.socket.shutdown(socket.SHUT_WR)
+                        one.rest()
+                except OSError:
+                    pass
+            if turn % 25 == 0:
+                with Client(door, server.addresses[0]) as healthy:
+                    assert healthy.ask(b"{served") == b"{served"
+        assert eventually(lambda: server.connections == 0)
+
+
+@every_door
+def test_spoilt_bytes_are_no_fault_and_no_burden(door: Door) -> None:
+    speak_badly(door, 150)
+
+
+@pytest.mark.soak
+@every_door
+def test_many_spoilt_bytes_are_no_fault_and_no_burden(door: Door) -> None:
+    speak_badly(door, 20_000)
+
+
+def test_pings_alone_keep_no_half_sent_body_alive() -> None:
+    limits = Limits(handshake_s=0.3)
+    with serving(WEBSOCKET, limits=limits) as (server, _), Client(WEBSOCKET, server.addresses[0]) as one:
+        one.raw(websocket_frame(b"{half", 2, last=False))
+        end = threading.Event()
+
+        def ping() -> None:
+            while not end.wait(0.02):
+                try:
+                    one.raw(websocket_frame(b"", 9))
+                except OSError:
+                    return
+
+        pinging = threading.Thread(target=ping)
+        pinging.start()
+        assert b"too_slow: " in one.rest()
+        end.set()
+        pinging.join()
+
+
+def test_an_http_client_of_the_standard_library_and_a_websocket_client_of_the_package_talk() -> None:
+    import http.client
+
+    from websockets.sync.client import connect
+
+    with serving(HTTP, WEBSOCKET) as (server, talks):
+        web = http.client.HTTPConnection(*server.addresses[0], timeout=10)
+        for body in (b'{"a": 1}', b"\x81\xa1a\x01", b"{" + bytes(1_000_000)):
+            web.request("POST", "/rllink", body)
+            response = web.getresponse()
+            kind = "application/json" if body[:1] == b"{" else "application/msgpack"
+            assert (response.status, response.headers["content-type"]) == (200, kind)
+            assert response.read() == body
+        web.close()
+        host, port = server.addresses[1]
+        with connect(f"ws://{host}:{port}/rllink") as chat:
+            chat.send('{"a": 1}')
+            assert chat.recv() == '{"a": 1}'
+            chat.send(b"\x81\xa1a\x01")
+            assert chat.recv() == b"\x81\xa1a\x01"
+            chat.send(['{"a"', ": 1}"])
+            assert chat.recv() == '{"a": 1}'
+        assert len(talks.all) == 4

@@ -78,8 +78,8 @@ def test_an_rllink_client_plays_with_a_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [pytest.param("local", marks=pytest.mark.slow), "remote"])
 def test_a_game_of_two_teams_is_played_elsewhere(mode: str, tmp_path: Path) -> None:
     with serving(tmp_path, "unity3d_server") as (server, port):
-        client = started("unity3d_client", f"--inference-mode={mode}", f"--port={port}", "--games=4")
-        assert finished(client).count("'purple_1'") == 4
+        client = started("unity3d_client", f"--inference-mode={mode}", f"--port={port}", "--games=2")
+        assert finished(client).count("'purple_1'") == 2
         stopped(server)
 
 

@@ -12,18 +12,17 @@ import pytest
 
 from menv.serving import RLlinkInput
 from menv.serving import session as sessions
-from tests.serving.doors import HTTP, TCP, WEBSOCKET, Client, Door
+from tests.serving.doors import HTTP, TCP, WEBSOCKET, Client, Door, streams
 from tests.serving.served import Served, obs_of, served, settled
 from tests.serving.talks import eventually
 from tests.serving.voices import Turns, episode
 
-streams = pytest.mark.parametrize("door", [TCP, WEBSOCKET], ids=lambda door: door.name)
 every_change = pytest.mark.parametrize(
     "doors",
     [(TCP, TCP), (WEBSOCKET, TCP), (TCP, HTTP), (HTTP, WEBSOCKET)],
     ids=lambda pair: "-".join(d.name for d in pair),
 )
-AWAY_S = 1.0
+AWAY_S = 0.5
 State = Callable[[Turns], float]
 """Brings an episode into some state and leaves it; returns what was paid in it."""
 

@@ -16,8 +16,7 @@ import pytest
 
 from menv.callbacks import DefaultCallbacks
 from menv.serving import Limits
-from menv.serving.protocol import frame
-from tests.serving.corpus import ACTIONS, MALFORMED, OBS, WELL_MADE, bodies
+from tests.serving.corpus import ACTIONS, OBS, Damage
 from tests.serving.doors import DOORS, TCP, Client, Door
 from tests.serving.served import Served, obs_of, served, settled
 from tests.serving.talks import eventually
@@ -68,43 +67,13 @@ class Healthy:
             raise self._error
 
 
-class Damage:
-    """Frames that chance has damaged, the same ones for the same seed."""
-
-    def __init__(self, seed: int) -> None:
-        self._draw = random.Random(seed)
-        small = [body for body, _ in MALFORMED.values() if len(body) < 2_000]
-        self._bodies = bodies() + small
-        # Well-made ones that would end the others' waiting or our own reading are left to other tests.
-        assert len(WELL_MADE) < len(self._bodies)
-
-    def body(self) -> bytes:
-        """Return a body, most often a damaged one."""
-        body, draw = self._draw.choice(self._bodies), self._draw
-        for _ in range(draw.choice((0, 1, 1, 3))):
-            at = draw.randint(0, len(body))
-            kind = draw.randrange(3)
-            if kind == 0 and body:
-                at = min(at, len(body) - 1)
-                body = body[:at] + bytes([body[at] ^ (1 << draw.randrange(8))]) + body[at + 1 :]
-            elif kind == 1:
-                body = body[:at] + body[at + draw.choice((1, 4, 40)) :]
-            else:
-                body = (
-                    body[:at]
-                    + draw.choice((b"null", b"[]", b"1e400", b"\xff", b"\xc1", b'"', b"-1"))
-                    + body[at:]
-                )
-        return body
-
-    def bytes_for(self, door: Door, count: int, whole: bool) -> bytes:
-        """Return bodies as they go over the wire, and where they need not be whole, a frame that is damaged itself."""
-        sent = b"".join(door.wrap(self.body()) for _ in range(count))
-        if not whole:
-            last = frame(self.body()) if door is TCP else door.wrap(self.body())
-            at = self._draw.randrange(8)
-            sent += last[:at] + self._draw.randbytes(2) + last[at:]
-        return sent
+def damaged(damage: Damage, draw: random.Random, door: Door, count: int, whole: bool) -> bytes:
+    """Return bodies as they go over the wire, and where they need not be whole, a frame that is damaged itself."""
+    sent = b"".join(door.wrap(damage.body()) for _ in range(count))
+    if not whole:
+        last, at = door.wrap(damage.body()), draw.randrange(8)
+        sent += last[:at] + draw.randbytes(2) + last[at:]
+    return sent
 
 
 def fuzz(one: Served, door: Door, count: int, seed: int, each: int = 50) -> None:
@@ -113,14 +82,14 @@ def fuzz(one: Served, door: Door, count: int, seed: int, each: int = 50) -> None
     Half of the connections are left with replies unread, which resets them at any time; on the others everything is
     answered first.
     """
-    damage = Damage(seed)
+    damage, draw = Damage(seed), random.Random(seed)
     for number in range(0, count, each):
         whole = number // each % 2 == 1
         with (
             Client(door, one.envs.addresses[DOORS.index(door)]) as client,
             contextlib.suppress(ConnectionError, TimeoutError),
         ):
-            client.raw(damage.bytes_for(door, each, whole))
+            client.raw(damaged(damage, draw, door, each, whole))
             if whole:
                 client.raw(door.wrap(LAST))
                 seen = client.socket.recv(100_000)
@@ -244,7 +213,7 @@ def test_processes_that_are_killed_leave_nothing_behind_and_training_goes_on() -
                         assert player.stdout.readline() == b"played\n"
                     player.kill()
                 with one.voice() as next_one:
-                    assert next_one.ask("PING") == {"type": "PONG"}
+                    next_one.ping()
             assert settled(one)
             assert eventually(lambda: one.status["clients_connected"] == 0)
         assert one.results[-1]["num_env_steps_trained"] > 0
@@ -262,7 +231,7 @@ def kills(count: int) -> Served:
                     kill(one, number)
                     if number % 10 == 0:
                         with one.voice() as next_one:
-                            assert next_one.ask("PING") == {"type": "PONG"}
+                            next_one.ping()
                 assert eventually(lambda: one.status["open_episodes"] <= 1 + count)
                 assert threading.active_count() <= threads
                 assert eventually(lambda: open_files() <= files)

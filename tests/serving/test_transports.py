@@ -1,34 +1,51 @@
-"""What every transport does with bodies and replies, over real sockets."""
+"""What every transport does with bodies and replies, over real sockets, and a transport that others write."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
+import queue
 import socket
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from menv.serving import Limits
+from menv.errors import ConfigError
+from menv.serving import Access, Limits
+from menv.serving.transports.server import Server
+from menv.serving.transports.tcp import TcpTransport
+from menv.serving.transports.transport import Handler, Peer, SessionProtocol, Transport
 from tests.serving.doors import (
-    DOORS,
     HTTP,
     PATIENCE_S,
     TCP,
     WEBSOCKET,
     Client,
     Door,
+    every_door,
     http_wrap,
     read_head,
+    streams,
     tcp_wrap,
     websocket_frame,
 )
-from tests.serving.talks import CLOSE, FLOOD, FLOOD_BYTES, HOLD, LATE, RAISE, eventually, serving
+from tests.serving.talks import (
+    CLOSE,
+    FLOOD,
+    FLOOD_BYTES,
+    HOLD,
+    LATE,
+    RAISE,
+    Talks,
+    eventually,
+    meeting,
+    serving,
+)
 
-every_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
-streams = pytest.mark.parametrize("door", [TCP, WEBSOCKET], ids=lambda door: door.name)
 MAX_BODY = 200_000
 
 
@@ -39,10 +56,7 @@ def body_of(size: int) -> bytes:
 @every_door
 def test_a_body_of_any_size_comes_whole_and_its_reply_goes_whole(door: Door) -> None:
     sizes = (0, 1, 2, 125, 126, 127, 65_535, 65_536, MAX_BODY)
-    with (
-        serving(door, limits=Limits(max_body=MAX_BODY)) as (server, talks),
-        Client(door, server.addresses[0]) as one,
-    ):
+    with meeting(door, max_body=MAX_BODY) as (_server, talks, one):
         for size in sizes:
             assert one.ask(body_of(size)) == body_of(size)
         assert talks.bodies == [body_of(size) for size in sizes]
@@ -54,7 +68,7 @@ def test_a_body_of_any_size_comes_whole_and_its_reply_goes_whole(door: Door) -> 
 @every_door
 def test_a_body_may_be_cut_at_every_byte(door: Door) -> None:
     whole = door.wrap(b"{cut anywhere")
-    with serving(door) as (server, _), Client(door, server.addresses[0]) as one:
+    with meeting(door) as (_server, _, one):
         for cut in range(1, len(whole)):
             one.raw(whole[:cut])
             time.sleep(0.0005)
@@ -98,7 +112,7 @@ def test_many_peers_at_once_each_get_their_own_replies(door: Door) -> None:
 @every_door
 def test_requests_sent_without_waiting_are_answered_in_their_order(door: Door) -> None:
     bodies = [b"{%d" % number for number in range(300)]
-    with serving(door) as (server, _), Client(door, server.addresses[0]) as one:
+    with meeting(door) as (_server, _, one):
         sending = threading.Thread(target=one.raw, args=(b"".join(map(door.wrap, bodies)),))
         sending.start()
         assert [one.receive() for _ in bodies] == bodies
@@ -107,7 +121,7 @@ def test_requests_sent_without_waiting_are_answered_in_their_order(door: Door) -
 
 @streams
 def test_replies_go_out_as_they_come(door: Door) -> None:
-    with serving(door) as (server, _), Client(door, server.addresses[0]) as one:
+    with meeting(door) as (_server, _, one):
         one.send(LATE)
         one.send(b"{soon")
         assert [one.receive(), one.receive()] == [b"{soon", LATE]
@@ -115,7 +129,7 @@ def test_replies_go_out_as_they_come(door: Door) -> None:
 
 @every_door
 def test_replies_may_be_posted_by_another_thread(door: Door) -> None:
-    with serving(door) as (server, talks), Client(door, server.addresses[0]) as one:
+    with meeting(door) as (server, talks, one):
         one.send(HOLD)
         assert eventually(lambda: talks.bodies)
         (reply,) = talks.all[0].held
@@ -139,7 +153,7 @@ def test_a_reply_to_somebody_who_has_left_does_nothing(door: Door) -> None:
 
 @every_door
 def test_a_conversation_may_end_the_connection_after_its_reply(door: Door) -> None:
-    with serving(door) as (server, talks), Client(door, server.addresses[0]) as one:
+    with meeting(door) as (server, talks, one):
         one.send(CLOSE)
         assert one.receive() == CLOSE
         one.rest()
@@ -149,7 +163,7 @@ def test_a_conversation_may_end_the_connection_after_its_reply(door: Door) -> No
 
 @every_door
 def test_a_conversation_may_end_later_without_a_word(door: Door) -> None:
-    with serving(door) as (server, talks), Client(door, server.addresses[0]) as one:
+    with meeting(door) as (server, talks, one):
         assert one.ask(b"{fine") == b"{fine"
         server.post(talks.all[0].closes[0])
         if door is not HTTP:
@@ -160,26 +174,19 @@ def test_a_conversation_may_end_later_without_a_word(door: Door) -> None:
 
 
 @streams
-def test_a_reply_after_the_end_of_a_conversation_is_dropped(door: Door) -> None:
-    with serving(door) as (server, talks), Client(door, server.addresses[0]) as one:
-        one.send(HOLD)
-        one.send(CLOSE)
+def test_after_the_end_of_a_conversation_replies_are_dropped_and_bodies_are_not_handed_to_it(
+    door: Door,
+) -> None:
+    with meeting(door) as (server, talks, one):
+        one.raw(door.wrap(HOLD) + door.wrap(CLOSE) + door.wrap(b"{more") * 100)
         assert one.receive() == CLOSE
         server.post(lambda: talks.all[0].held[0](b"{too late"))
         assert b"late" not in one.rest()
-
-
-@streams
-def test_what_comes_after_the_end_of_a_conversation_is_not_handed_to_it(door: Door) -> None:
-    with serving(door) as (server, talks), Client(door, server.addresses[0]) as one:
-        one.raw(door.wrap(CLOSE) + door.wrap(b"{more") * 100)
-        assert one.receive() == CLOSE
-        one.rest()
-        assert talks.bodies == [CLOSE]
+        assert talks.bodies == [HOLD, CLOSE]
 
 
 def test_what_came_before_a_broken_frame_is_answered_first() -> None:
-    with serving(TCP) as (server, talks), Client(TCP, server.addresses[0]) as one:
+    with meeting(TCP) as (_server, talks, one):
         one.raw(tcp_wrap(b"{good") * 100 + b"no header")
         assert [one.receive() for _ in range(100)] == [b"{good"] * 100
         assert b"bad_frame: " in one.receive()
@@ -188,7 +195,7 @@ def test_what_came_before_a_broken_frame_is_answered_first() -> None:
 
 
 def test_what_came_before_a_websocket_was_closed_is_handled() -> None:
-    with serving(WEBSOCKET) as (server, talks), Client(WEBSOCKET, server.addresses[0]) as one:
+    with meeting(WEBSOCKET) as (_server, talks, one):
         one.raw(WEBSOCKET.wrap(b"{good") * 100 + websocket_frame(b"\x03\xe8", 8))
         one.rest()
         assert eventually(lambda: talks.bodies == [b"{good"] * 100)
@@ -197,11 +204,7 @@ def test_what_came_before_a_websocket_was_closed_is_handled() -> None:
 
 @every_door
 def test_a_fault_of_ours_costs_its_connection_and_is_kept(door: Door) -> None:
-    with (
-        serving(door, faults=1) as (server, talks),
-        Client(door, server.addresses[0]) as healthy,
-        Client(door, server.addresses[0]) as unlucky,
-    ):
+    with meeting(door, faults=1) as (server, talks, healthy), Client(door, server.addresses[0]) as unlucky:
         if door is HTTP:
             unlucky.raw(http_wrap(RAISE, f"Host: localhost\r\nmenv-session: {'ab' * 16}\r\n"))
         else:
@@ -229,19 +232,18 @@ def test_a_fault_in_a_refusal_is_kept_as_well(door: Door, monkeypatch: pytest.Mo
         assert eventually(lambda: server.connections == 0)
 
 
-def test_half_of_a_connection_may_be_closed_by_somebody_who_waits_for_the_reply() -> None:
-    with serving(TCP) as (server, _), Client(TCP, server.addresses[0]) as one:
-        one.send(LATE)
-        one.socket.shutdown(socket.SHUT_WR)
-        assert one.receive() == LATE
-        assert one.rest() == b""
-
-
-def test_somebody_who_closes_half_and_is_owed_nothing_is_let_go_at_once() -> None:
-    with serving(TCP) as (server, _), Client(TCP, server.addresses[0]) as one:
-        assert one.ask(b"{all") == b"{all"
-        one.socket.shutdown(socket.SHUT_WR)
-        assert one.rest() == b""
+def test_half_of_a_connection_may_be_closed_by_somebody_who_waits_for_replies_and_is_let_go_after_them() -> (
+    None
+):
+    with serving(TCP) as (server, talks):
+        for bodies in ([], [LATE], *([b"{once more"] * count for count in range(1, 20))):
+            with Client(TCP, server.addresses[0]) as one:
+                assert one.ask(b"{first") == b"{first"
+                one.raw(b"".join(map(tcp_wrap, bodies)))
+                one.socket.shutdown(socket.SHUT_WR)
+                assert one.rest() == b"".join(map(tcp_wrap, bodies))
+        assert eventually(lambda: server.connections == 0)
+        assert len(talks.bodies) == 21 + 1 + sum(range(1, 20))
 
 
 @every_door
@@ -260,7 +262,7 @@ def test_the_last_words_of_somebody_who_leaves_are_heard(door: Door) -> None:
 
 @every_door
 def test_small_replies_are_not_held_back(door: Door) -> None:
-    with serving(door) as (server, _), Client(door, server.addresses[0]) as one:
+    with meeting(door) as (_server, _, one):
         assert one.ask(b"{small") == b"{small"
         ours = [
             found
@@ -282,13 +284,11 @@ def _port_of_peer(found: socket.socket) -> int:
 @every_door
 def test_a_peer_that_does_not_read_is_not_read_either(door: Door) -> None:
     body = b"{" + bytes(50_000)
-    with (
-        serving(door, limits=Limits(max_body=100_000)) as (server, talks),
-        Client(door, server.addresses[0]) as one,
-    ):
+    with meeting(door, max_body=100_000) as (server, talks, one):
         one.socket.settimeout(0.5)
         with pytest.raises(TimeoutError):
-            one.raw(door.wrap(body) * 2_000)
+            one.raw(door.wrap(body) * 400)
+        time.sleep(0.2)
         handled = len(talks.bodies)
         with Client(door, server.addresses[0]) as two:
             if door is not HTTP:
@@ -301,9 +301,141 @@ def test_a_peer_that_does_not_read_is_not_read_either(door: Door) -> None:
 
 @streams
 def test_replies_are_not_made_faster_than_they_are_read(door: Door) -> None:
-    with serving(door) as (server, talks), Client(door, server.addresses[0]) as one:
+    with meeting(door) as (_server, talks, one):
         one.raw(door.wrap(FLOOD) * 40)
         assert eventually(lambda: talks.bodies)
         time.sleep(0.3)
         assert len(talks.bodies) < 20
         assert all(len(one.receive()) == FLOOD_BYTES + 1 for _ in range(40))
+
+
+LARGE = 700_000
+"""Bytes that no single look takes."""
+
+
+@streams
+def test_more_than_one_look_takes_comes_whole_while_others_are_answered(door: Door) -> None:
+    with meeting(door) as (server, talks, one), Client(door, server.addresses[0]) as other:
+        whole = door.wrap(b"{" + bytes(LARGE))
+        one.raw(whole[:-1])
+        for _ in range(20):
+            assert other.ask(b"{short") == b"{short"
+        one.raw(whole[-1:])
+        assert len(one.receive()) == 1 + LARGE
+        assert len(talks.all) == 2
+
+
+def test_peers_that_leave_in_the_same_moment_are_all_seen_off() -> None:
+    with serving(TCP) as (server, talks):
+        for _ in range(4):
+            crowd = [Client(TCP, server.addresses[0]) for _ in range(20)]
+            for number, one in enumerate(crowd):
+                one.send(HOLD)
+                one.reset() if number % 2 else one.leave()
+            assert eventually(lambda: server.connections == 0)
+        assert eventually(lambda: talks.losses == [1] * 80)
+        with Client(TCP, server.addresses[0]) as one:
+            assert one.ask(b"{still here") == b"{still here"
+
+
+def test_replies_that_are_sent_in_part_come_whole_and_in_their_order() -> None:
+    with meeting(TCP) as (_server, _, one):
+        sent = [b"{%06d" % number + bytes(number % 5 * 100_000) for number in range(100)]
+        with ThreadPoolExecutor(1) as others:
+            sending = others.submit(one.raw, b"".join(map(tcp_wrap, sent)))
+            # Until it is read, the server can send a part of it only.
+            time.sleep(0.2)
+            assert all(one.receive() == body for body in sent)
+            sending.result()
+
+
+class Mailbox:
+    """A client's side: what it posts is received in the serving thread."""
+
+    def __init__(self, transport: Mailboxes) -> None:
+        self.transport = transport
+        self.replies: queue.Queue[bytes | None] = queue.Queue()
+        self.conversation: SessionProtocol | None = None
+
+    def post(self, body: bytes) -> None:
+        self.transport.loop.call_soon_threadsafe(self.transport.take, self, body)
+
+    def receive(self) -> bytes | None:
+        return self.replies.get(timeout=10)
+
+
+class Mailboxes(Transport):
+    """Carries bodies within one process."""
+
+    def __init__(self) -> None:
+        self.boxes: list[Mailbox] = []
+
+    async def start(self, handler: Handler, limits: Limits, access: Access) -> tuple[str, int]:
+        self.handler, self.limits = handler, limits
+        self.loop = asyncio.get_running_loop()
+        return "mailboxes", 0
+
+    async def stop(self) -> None:
+        for box in list(self.boxes):
+            self.end(box)
+
+    @property
+    def connections(self) -> int:
+        return len(self.boxes)
+
+    def take(self, box: Mailbox, body: bytes) -> None:
+        if box.conversation is None:
+            box.conversation = self.handler.open(Peer("mailbox", "here"), None)
+            self.boxes.append(box)
+        if len(body) > self.limits.max_body:
+            box.replies.put(self.handler.refused(f"too_large: a body of {len(body)} bytes"))
+            self.end(box)
+            return
+        try:
+            box.conversation.received(body, box.replies.put, lambda: self.end(box))
+        except Exception as fault:
+            self.faults.add(fault)
+            self.end(box)
+
+    def end(self, box: Mailbox) -> None:
+        if box in self.boxes and box.conversation is not None:
+            self.boxes.remove(box)
+            box.replies.put(None)
+            box.conversation.lost()
+
+
+def test_a_transport_of_one_s_own_serves_like_any_other() -> None:
+    transport, talks = Mailboxes(), Talks()
+    server = Server(talks, [transport], Limits(max_body=100))
+    server.start()
+    assert server.addresses == [("mailboxes", 0)]
+    one, two, three, four = (Mailbox(transport) for _ in range(4))
+    one.post(b"{one")
+    assert one.receive() == b"{one"
+    two.post(CLOSE)
+    assert [two.receive(), two.receive()] == [CLOSE, None]
+    three.post(RAISE)
+    assert three.receive() is None
+    assert eventually(lambda: server.faults.count == 1)
+    four.post(bytes(101))
+    told = four.receive()
+    assert told is not None
+    assert b"too_large" in told
+    assert four.receive() is None
+    assert server.connections == 1
+    server.stop()
+    assert one.receive() is None
+    assert talks.losses == [1, 1, 1, 1]
+
+
+def test_a_transport_of_another_server_is_refused_and_goes_on_serving_it() -> None:
+    transport = TcpTransport()
+    with pytest.raises(ConfigError, match="this TcpTransport has a server already, expected one for each"):
+        Server(Talks(), [twice := TcpTransport(), twice])
+    with Server(Talks(), [transport]) as server:
+        with pytest.raises(
+            ConfigError, match="this TcpTransport has a server already, expected one for each"
+        ):
+            Server(Talks(), [transport])
+        with Client(TCP, server.addresses[0]) as client:
+            assert client.ask(b"{in") == b"{in"

@@ -69,6 +69,10 @@ class Voice:
         self.tell(kind, **fields)
         return self.hear()
 
+    def ping(self) -> None:
+        """Wait until everything that was said has been read."""
+        assert self.ask("PING") == {"type": "PONG"}
+
     def refused(self, kind: str, **fields: Any) -> str:
         """Say something wrong and return the code of the error."""
         answer = self.ask(kind, **fields)

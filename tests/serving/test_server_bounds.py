@@ -1,4 +1,4 @@
-"""Clients that vanish in the middle of episodes, and floods of pieces and ends: what results count, who has to wait."""
+"""Clients that send more than is sampled, or vanish in the middle: what waits is bounded, and the others go on."""
 
 from __future__ import annotations
 
@@ -14,21 +14,210 @@ from typing import Any
 import numpy as np
 import pytest
 
+from menv import MultiAgentEnv
 from menv.algorithms import DQN
 from menv.errors import RefusedError
 from menv.serving import Limits, PolicyClient, RLlinkInput
 from menv.serving.transports.tcp import TcpTransport
 from tests.external.told import Told, obs, training, waiting
-from tests.serving.doors import HTTP, TCP, WEBSOCKET, Door
-from tests.serving.served import Served, obs_of, served, settled
+from tests.serving.doors import HTTP, TCP, Door, every_door
+from tests.serving.served import ACTIONS, OBS, TWO, Served, all_taken, obs_of, served, settled
 from tests.serving.talks import eventually
-from tests.serving.test_interactive import TWO
-from tests.serving.test_rllink_agents import member, together
-from tests.serving.voices import Turns, Voice
+from tests.serving.test_rllink import member, together
+from tests.serving.voices import Turns, Voice, episode
 
-DOORS = pytest.mark.parametrize("door", [TCP, HTTP, WEBSOCKET], ids=lambda door: door.name)
+LITTLE = {"limits": Limits(max_waiting=100_000)}
+
+
+def long_episode(**more: Any) -> Any:
+    return episode([obs_of(n) for n in range(201)], [0] * 200, [1.0] * 200, "terminated", **more)
+
+
+def held_back(one: Served) -> int:
+    return int(one.source.sessions.backlog.waiting)
+
+
+def flood(voice: Voice, count: int = 100) -> list[str]:
+    """Send far more than is taken; return the codes of the answers."""
+    for number in range(count):
+        voice.tell("EPISODES", episodes=[long_episode(id=f"e{number}")])
+    voice.tell("PING")
+    answers = []
+    while (answer := voice.hear())["type"] != "PONG":
+        answers.append(answer["code"])
+    return answers
+
+
+def test_episodes_that_nobody_samples_are_refused_once_too_much_waits() -> None:
+    with served(kind=RLlinkInput, settings=LITTLE) as one, one.voice() as voice:
+        codes = flood(voice)
+        assert set(codes) == {"too_many"}
+        assert 80 < len(codes) < 100
+        assert 50_000 < held_back(one) < 110_000
+        # What was taken is learned from, and there is room again.
+        with one.sampling():
+            assert settled(one)
+            voice.bring(long_episode(id="later"))
+            assert all_taken(one, voice)
+        assert one.paid() == 200.0 * (101 - len(codes))
+        assert held_back(one) == 0
+
+
+def test_a_flood_of_one_client_costs_the_others_nothing() -> None:
+    with served(kind=RLlinkInput, settings=LITTLE) as one, one.voice() as healthy, one.voice() as voice:
+        assert "too_many" in flood(voice)
+        healthy.bring(long_episode())
+        with one.sampling():
+            turns = Turns(healthy, "e")
+            turns.act(obs_of(0))
+            turns.end(obs_of(1))
+        assert one.status["messages_refused"] > 0
+
+
+def test_clients_that_come_and_go_do_not_pile_anything_up_either() -> None:
+    with served(kind=RLlinkInput, settings=LITTLE) as one:
+        for _ in range(12):
+            with one.voice() as voice:
+                flood(voice, 30)
+        assert held_back(one) < 500_000
+        with one.voice() as voice:
+            assert voice.refused("EPISODES", episodes=[long_episode()]) == "too_many"
+        with one.sampling():
+            assert eventually(lambda: held_back(one) == 0)
+
+
+def test_actions_that_were_logged_and_nobody_samples_are_refused_once_too_much_waits() -> None:
+    with served(settings={"limits": Limits(max_waiting=20_000)}) as one, one.voice() as voice:
+        voice.ask("START_EPISODE", episode_id="e")
+        answers = [
+            voice.ask("LOG_ACTION", episode_id="e", observation=obs_of(0), action=0).get("code", "taken")
+            for _ in range(40)
+        ]
+        taken = answers.count("taken")
+        assert 10 < taken < 25
+        assert answers == ["taken"] * taken + ["too_many"] * (40 - taken)
+        info = {"text": "x" * 15_000}
+        assert voice.refused("LOG_RETURNS", episode_id="e", reward=1.0, info=info) == "too_many"
+        with one.sampling():
+            assert eventually(lambda: held_back(one) == 0)
+            assert voice.ask("LOG_RETURNS", episode_id="e", reward=1.0, info=info)["type"] == "OK"
+            assert voice.ask("LOG_ACTION", episode_id="e", observation=obs_of(0), action=0)["type"] == "OK"
+
+
+def test_episodes_that_begin_and_end_and_nobody_samples_are_refused_once_too_many_wait() -> None:
+    with served(settings={"limits": Limits(max_waiting=20_000)}) as one, one.voice() as voice:
+        answers = []
+        for number in range(40):
+            answers.append(voice.ask("START_EPISODE", episode_id=f"e{number}").get("code", "begun"))
+            voice.ask("END_EPISODE", episode_id=f"e{number}", observation=obs_of(0))
+        assert 10 < answers.count("begun") < 25
+        assert answers[-1] == "too_many"
+
+
+def test_open_episodes_of_a_client_are_bounded_however_they_are_begun() -> None:
+    with served(settings={"limits": Limits(max_episodes=3)}) as one, one.sampling(), one.voice(TCP) as voice:
+        assert voice.ask("START_EPISODE")["type"] == "EPISODE"
+        assert voice.ask("GET_POLICIES", episode_id="p", agent_ids=["agent0"])["type"] == "POLICIES"
+        voice.bring({**long_episode(id="q"), "is_terminated": False})
+        assert voice.refused("START_EPISODE") == "too_many"
+        assert voice.refused("GET_POLICIES", episode_id="r", agent_ids=["agent0"]) == "too_many"
+        assert voice.refused("EPISODES", episodes=[long_episode(id="r")]) == "too_many"
+        # One that was announced has its place.
+        voice.bring(long_episode(id="p"))
+        assert voice.ask("START_EPISODE")["type"] == "EPISODE"
+
+
+def test_requests_that_wait_for_the_sampler_are_bounded() -> None:
+    with served(kind=RLlinkInput) as one, one.voice() as voice:
+        for _ in range(100):
+            voice.tell("EPISODES_AND_GET_STATE", episodes=[], form="weights")
+        voice.tell("PING")
+        codes = []
+        while (answer := voice.hear())["type"] != "PONG":
+            codes.append(answer["code"])
+        assert codes == ["too_many"] * (100 - 64)
+        with one.sampling():
+            assert {voice.hear()["type"] for _ in range(64)} == {"SET_STATE"}
+            assert voice.ask("GET_STATE", form="weights")["type"] == "SET_STATE"
+
+
+def test_a_message_that_comes_again_and_again_is_answered_a_few_times() -> None:
+    with served() as one, one.voice() as voice:
+        turns = Turns(voice, "e")
+        turns.tell("GET_ACTION", observation=obs_of(0))
+        for _ in range(99):
+            turns.tell_again()
+        voice.tell("PING")
+        codes = []
+        while (answer := voice.hear())["type"] != "PONG":
+            codes.append(answer["code"])
+        assert codes == ["too_many"] * (100 - 16)
+        with one.sampling():
+            assert {voice.hear()["type"] for _ in range(16)} == {"ACTION"}
+
+
+def test_agents_of_an_episode_are_bounded() -> None:
+    with (
+        served(**TWO, settings={"limits": Limits(max_agents=1)}) as one,
+        one.sampling(),
+        one.voice() as voice,
+    ):
+        turns = Turns(voice, "e")
+        both = {"ann": [0, 0], "bob": [0, 0, 0]}
+        assert voice.refused("GET_ACTION", episode_id="e", observation=both) == "too_many"
+        assert voice.refused("GET_POLICIES", episode_id="f", agent_ids=["ann", "bob"]) == "too_many"
+        assert set(turns.act({"ann": [0, 0]})) == {"ann"}
+
+
+class Crowd(MultiAgentEnv):
+    """Says nothing of the agents that there may be."""
+
+    def __init__(self, config: Any = None) -> None:
+        self.observation_space, self.action_space = OBS, ACTIONS
+        self.possible_agents, self.agents = [], []
+
+
+def test_agents_of_an_episode_are_bounded_also_where_they_come_one_after_the_other() -> None:
+    crowd: dict[str, Any] = {
+        "env": Crowd,
+        "observation_space": None,
+        "action_space": None,
+        "multiagent": {
+            "policies": {"p": (None, OBS, ACTIONS, {})},
+            "policy_mapping_fn": lambda agent_id, **kwargs: "p",
+        },
+    }
+    with (
+        served(**crowd, settings={"limits": Limits(max_agents=4)}) as one,
+        one.sampling(),
+        one.voice(HTTP) as voice,
+    ):
+        voice.greet()
+
+        def bring(*agents: str) -> Any:
+            parts = {name: episode([obs_of(0), obs_of(1)], [0], [1.0]) | {"t": 0} for name in agents}
+            entry = {"id": "z", "is_terminated": False, "is_truncated": False, "agents": parts}
+            return voice.ask("EPISODES", episodes=[entry]).get("code", "taken")
+
+        def asked(*agents: str) -> Any:
+            return voice.ask("GET_POLICIES", episode_id="x", agent_ids=list(agents)).get("code", "told")
+
+        assert [bring("a", "b", "c"), bring("c", "d"), bring("e"), bring("a")] == [
+            "taken",
+            "taken",
+            "too_many",
+            "taken",
+        ]
+        assert [asked("a", "b", "c"), asked("c", "d"), asked("e"), asked("a")] == [
+            "told",
+            "told",
+            "too_many",
+            "told",
+        ]
+
+
 # Over HTTP a client is gone that has no connection for so long.
-SOON = Limits(handshake_s=0.2)
+SOON = Limits(handshake_s=0.5)
 
 
 def played(steps: int, *, over: bool = True, **more: Any) -> dict[str, Any]:
@@ -41,7 +230,7 @@ def played(steps: int, *, over: bool = True, **more: Any) -> dict[str, Any]:
 def by_chunks(voice: Voice) -> None:
     """Play one step alone."""
     voice.bring(played(1, over=False))
-    assert voice.ask("PING") == {"type": "PONG"}
+    voice.ping()
 
 
 def by_questions(voice: Voice) -> None:
@@ -54,7 +243,7 @@ def by_questions(voice: Voice) -> None:
 
 @pytest.mark.slow_unless("tcp-questions", "http-chunks", "websocket-questions")
 @pytest.mark.parametrize("play", [by_chunks, by_questions], ids=["chunks", "questions"])
-@DOORS
+@every_door
 def test_clients_that_vanish_leave_faulty_episodes_that_are_in_no_mean(
     door: Door, play: Callable[[Voice], None]
 ) -> None:
@@ -97,8 +286,7 @@ def test_an_episode_that_its_client_gives_up_is_faulty() -> None:
             voice.greet()
             voice.bring(played(3, over=False, id="mine"))
             voice.bring(lost=["mine", "mine", "unknown"])
-            assert voice.ask("PING") == {"type": "PONG"}
-            assert settled(one)
+            assert all_taken(one, voice)
         result = one.summary()
     assert (result["episodes_total"], result["num_faulty_episodes"]) == (0, 1)
     assert "its client gave it up" in result["first_fault"]
@@ -116,15 +304,15 @@ def test_a_client_that_vanishes_before_its_first_action_leaves_no_episode() -> N
     assert (result["episodes_total"], result["faulty_episodes_total"], result["first_fault"]) == (0, 0, None)
 
 
-def flood(voice: Voice, messages: int, steps: int) -> None:
+def many_pieces(voice: Voice, messages: int, steps: int) -> None:
     for _ in range(messages):
         voice.bring(played(steps, action_logp=[-0.7] * steps))
 
 
 def test_a_fragment_closes_within_one_message_of_its_size() -> None:
     with served(kind=RLlinkInput, rollout_fragment_length=30) as one, one.voice() as voice:
-        flood(voice, 6, 500)
-        assert voice.ask("PING") == {"type": "PONG"}
+        many_pieces(voice, 6, 500)
+        voice.ping()
         batches = [one.algo.sample() for _ in range(6)]
         assert [batch.env_steps() for batch in batches] == [500] * 6
 
@@ -135,7 +323,7 @@ def test_a_fragment_of_short_pieces_has_its_size(count_steps_by: str) -> None:
     options: dict[str, Any] = {"rollout_fragment_length": 30, "multiagent": multiagent}
     with served(kind=RLlinkInput, **options) as one, one.voice() as voice:
         voice.bring(*(played(1 + number % 4) for number in range(100)))
-        assert voice.ask("PING") == {"type": "PONG"}
+        voice.ping()
         batches = [one.algo.sample() for _ in range(8)]
         assert all(30 <= batch.env_steps() < 34 for batch in batches)
 
@@ -144,13 +332,13 @@ def test_a_fragment_of_complete_episodes_begins_no_more_of_them_when_it_is_full(
     options: dict[str, Any] = {"rollout_fragment_length": 30, "batch_mode": "complete_episodes"}
     with served(kind=RLlinkInput, **options) as one, one.voice() as voice, one.voice() as other:
         voice.bring(played(40, over=False))
-        assert voice.ask("PING") == {"type": "PONG"}
+        voice.ping()
         for _ in range(5):
             other.bring(played(20))
-        assert other.ask("PING") == {"type": "PONG"}
+        other.ping()
         assert one.algo.sample().env_steps() == 0
         voice.bring({**played(5), "obs": [obs_of(40), *played(5)["obs"][1:]]})
-        assert voice.ask("PING") == {"type": "PONG"}
+        voice.ping()
         assert one.algo.sample().env_steps() == 45
         assert [one.algo.sample().env_steps() for _ in range(2)] == [40, 40]
 
@@ -161,10 +349,10 @@ def test_clients_take_turns_with_their_pieces() -> None:
         one.voice() as voice,
         one.voice() as other,
     ):
-        flood(voice, 5, 100)
-        assert voice.ask("PING") == {"type": "PONG"}
+        many_pieces(voice, 5, 100)
+        voice.ping()
         other.bring(played(100, weights_seq_no=1, action_logp=[-0.1] * 100))
-        assert other.ask("PING") == {"type": "PONG"}
+        other.ping()
         logp = [float(one.algo.sample()["default_policy"]["action_logp"][0]) for _ in range(3)]
         assert logp == pytest.approx([-0.7, -0.1, -0.7])
 
@@ -240,7 +428,7 @@ def test_rows_that_wait_for_pieces_are_found_again_in_the_fragments_of_several_p
                         "bob": member(3, 4, begin=begin, t=begin),
                     }
                     speaker.bring(together(name, agents, t=begin, end="terminated" if begin == 20 else ""))
-                    assert speaker.ask("PING") == {"type": "PONG"}
+                    speaker.ping()
                 # The rows of these pieces are in fragments that have been closed before the next ones come.
                 assert settled(one, 3 if begin < 20 else 0)
         for policy, width in (("for_ann", 2), ("for_bob", 3)):
@@ -330,8 +518,8 @@ def test_beside_a_client_that_sends_a_million_steps_others_are_answered() -> Non
     with served(rollout_fragment_length=300) as one:
         with one.sampling(), asking(one) as median, one.voice(msgpack=True) as voice:
             before = median()
-            flood(voice, 60, 20_000)
-            assert voice.ask("PING") == {"type": "PONG"}
+            many_pieces(voice, 60, 20_000)
+            voice.ping()
             backlog = one.source.sessions.backlog
             assert any(eventually(lambda: backlog.waiting < 10_000) for _ in range(6))
             assert median() < 3 * before

@@ -1,9 +1,11 @@
-"""Messages survive both dialects, old clients are understood, and errors carry what a client needs."""
+"""Messages survive both dialects, old clients are understood, errors carry what a client needs; the page lists all."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from pathlib import Path
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -237,3 +239,22 @@ def test_optional_fields_may_be_null_and_needed_ones_may_not(message: dict[str, 
         elif name in ("episodes", "episode_id", "agent_ids", "type"):
             with pytest.raises(BadMessageError, match="wrong_type"):
                 decode(body)
+
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "rllink.md").read_text("utf-8")
+
+
+def test_every_code_is_explained_in_its_own_words() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", PAGE.split("### Errors")[1], re.MULTILINE))
+    assert list(rows) == [str(code) for code in ErrorCode]
+
+
+def test_every_message_is_named() -> None:
+    names = {kind.__struct_config__.tag for kind in (*get_args(Request), *get_args(Answer))}
+    assert not [name for name in names if f"`{name}`" not in PAGE and f'"{name}"' not in PAGE]
+
+
+def test_blocks_of_json_are_json() -> None:
+    blocks = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    assert blocks
+    assert all(isinstance(json.loads(block), dict) for block in blocks)

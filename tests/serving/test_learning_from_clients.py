@@ -1,0 +1,628 @@
+"""What is learned from clients, and how they are answered meanwhile: with the weights that were published last."""
+
+from __future__ import annotations
+
+import base64
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import onnxruntime
+import pytest
+
+from menv.algorithms import DQN, PPO
+from menv.callbacks import DefaultCallbacks
+from menv.envs import RandomMultiAgentEnv
+from menv.errors import ConfigError, ServerGoneError
+from menv.inference.policy_bundle import policy_from_bytes, unpack_weights
+from menv.policy_spec import PolicySpec
+from menv.serving import PolicyClient, PolicyServerInput, RLlinkInput
+from menv.serving.protocol import Episodes, GetState
+from tests.external.told import Told, obs, training
+from tests.serving.courses import Course, every_mode, observation, playing
+from tests.serving.doors import HTTP, TCP, Door, every_door
+from tests.serving.served import Served, obs_of, served
+from tests.serving.talks import eventually
+from tests.serving.voices import Turns, Voice, episode, onnx_bytes
+
+PATIENCE_S = 20.0
+TEAMS: dict[str, Any] = {
+    "env": RandomMultiAgentEnv,
+    "env_config": {"num_agents": ["red_0", "blue_0"]},
+    "observation_space": None,
+    "action_space": None,
+    "multiagent": {
+        "policies": ["red", "blue"],
+        "policy_mapping_fn": lambda agent_id, **kwargs: agent_id.partition("_")[0],
+    },
+}
+FEW_STEPS: dict[str, Any] = {"num_steps_sampled_before_learning_starts": 0, "rollout_fragment_length": 8}
+"""Of DQN."""
+
+
+class Lesson(DefaultCallbacks):
+    """Learning that begins when it is allowed to, and ends when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.over = threading.Event(), threading.Event()
+
+    def on_learn_on_batch(self, **_: Any) -> None:
+        self.begun.set()
+        assert self.over.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def lesson() -> Iterator[Lesson]:
+    lesson = Lesson()
+    yield lesson
+    lesson.over.set()
+
+
+def bring(voice: Voice, steps: int = 40) -> None:
+    """Bring enough for a train batch."""
+    rows = [obs_of(number) for number in range(steps + 1)]
+    voice.bring(episode(rows, [0] * steps, [1.0] * steps, "terminated"))
+
+
+def learns(one: Served, lesson: Lesson) -> None:
+    """Wait until the algorithm learns."""
+    with one.voice() as voice:
+        bring(voice)
+    assert lesson.begun.wait(PATIENCE_S)
+
+
+def answered(voice: Voice, number: int) -> None:
+    """Ask for everything that concerns policies; each answer has the weights of a number."""
+    for form in ("onnx", "bundle", "weights"):
+        state = voice.ask("GET_STATE", form=form)
+        assert state["type"] == "SET_STATE", state
+        assert state["weights_seq_no"] == number
+    assert voice.greet()["policies"].keys() == {"default_policy"}
+    told = voice.ask("GET_POLICIES", episode_id="mine", agent_ids=["agent0"])
+    assert told == {"type": "POLICIES", "policy_ids": {"agent0": "default_policy"}}
+
+
+@pytest.mark.parametrize("algorithm", [PPO, DQN])
+@every_door
+def test_clients_are_answered_while_the_algorithm_learns(door: Door, algorithm: Any, lesson: Lesson) -> None:
+    config = {**(FEW_STEPS if algorithm is DQN else {}), "callbacks": lesson}
+    with served(algorithm, **config) as one, one.voice(door) as early, one.training():
+        answered(early, 1)
+        learns(one, lesson)
+        answered(early, 1)
+        with one.voice(door) as late:
+            answered(late, 1)
+        lesson.over.set()
+        assert eventually(lambda: early.ask("GET_STATE")["weights_seq_no"] == 2)
+
+
+def test_clients_are_answered_before_and_between_calls_of_train() -> None:
+    with served(kind=RLlinkInput) as one, one.voice() as voice:
+        answered(voice, 1)
+        bring(voice)
+        one.algo.train()
+        answered(voice, 2)
+
+
+def test_weights_are_those_of_their_number_whatever_the_learner_has_done_since() -> None:
+    seen: list[Any] = []
+
+    class Asks(DefaultCallbacks):
+        def on_learn_on_batch(self, *, policy: Any, **_: Any) -> None:
+            # As a user's own loss does that is halfway through its steps.
+            policy.set_weights({name: value + 1.0 for name, value in policy.get_weights().items()})
+            with one.voice() as voice:
+                for form in ("bundle", "weights"):
+                    seen.append(voice.ask("GET_STATE", form=form))
+
+    with served(callbacks=Asks) as one, one.voice() as voice:
+        before = one.algo.get_policy().get_weights()
+        bring(voice)
+        one.algo.train()
+    bundle, weights = (base64.b64decode(state[form + end]["default_policy"]) for state, form, end in
+                       zip(seen, ("bundle", "weights"), ("s", ""), strict=True))  # fmt: skip
+    for found in (policy_from_bytes(bundle).get_weights(), unpack_weights(weights)):
+        assert found.keys() == before.keys()
+        assert all(np.array_equal(found[name], before[name]) for name in before)
+
+
+def test_a_filter_is_that_of_the_weights_and_not_of_rows_that_came_since(lesson: Lesson) -> None:
+    with served(callbacks=lesson, observation_filter="MeanStdFilter") as one, one.training():
+        with one.voice() as voice:
+            before = voice.ask("GET_STATE", form="bundle")
+        learns(one, lesson)
+        policy: Any = one.algo.get_policy()
+        grown = policy.agent_connectors["MeanStdObservationFilterAgentConnector"][0].statistics.count
+        with one.voice() as voice:
+            after = voice.ask("GET_STATE", form="bundle")
+        lesson.over.set()
+    assert grown
+    assert after == before
+
+
+def test_several_policies_are_told_and_sent_while_one_is_added(lesson: Lesson) -> None:
+    with served(callbacks=lesson, **TEAMS) as one, one.training(), one.voice() as voice:
+        voice.greet()
+        rows = {
+            agent: {"t": 0, **episode(np.zeros((41, 10)).tolist(), [0] * 40, [1.0] * 40, "terminated")}
+            for agent in ("red_0", "blue_0")
+        }
+        voice.bring({"id": "e", "agents": rows, "is_terminated": True, "is_truncated": False})
+        assert lesson.begun.wait(PATIENCE_S)
+        adding = threading.Thread(target=one.algo.add_policy, args=("green", PolicySpec()), daemon=True)
+        adding.start()
+        told = voice.ask("GET_POLICIES", episode_id="f", agent_ids=["red_0", "blue_0"])
+        assert told["policy_ids"] == {"red_0": "red", "blue_0": "blue"}
+        assert voice.ask("GET_STATE", form="bundle")["bundles"].keys() == {"red", "blue"}
+        lesson.over.set()
+        adding.join(PATIENCE_S)
+        bundles = voice.ask("GET_STATE", form="bundle")["bundles"]
+        assert bundles.keys() == {"red", "blue", "green"}
+
+
+def test_threads_that_set_weights_at_once_publish_one_number_each() -> None:
+    faults: list[BaseException] = []
+
+    def set_weights() -> None:
+        try:
+            for _ in range(100):
+                one.algo.set_weights(weights)
+        except Exception as fault:
+            faults.append(fault)
+
+    with served() as one, one.voice() as voice:
+        weights = one.algo.get_weights()
+        threads = [threading.Thread(target=set_weights) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert not faults
+        assert voice.ask("GET_STATE")["weights_seq_no"] == 301
+
+
+def test_clients_are_answered_while_a_checkpoint_is_written(tmp_path: Path) -> None:
+    with served() as one, one.voice() as voice:
+        states = []
+        saving = threading.Event()
+
+        def ask() -> None:
+            while not saving.is_set():
+                states.append(voice.ask("GET_STATE", form="bundle"))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        folders = [one.algo.save(tmp_path / f"{number}") for number in range(3)]
+        saving.set()
+        asking.join(PATIENCE_S)
+        assert {state["weights_seq_no"] for state in states} == {1}
+        assert len(folders) == 3
+
+
+def test_an_error_of_the_mapping_ends_the_training_and_is_answered() -> None:
+    def mapping(agent_id: str, episode: Any, worker: Any, **_: Any) -> str:
+        if str(episode.env_id).endswith("/bad"):
+            raise KeyError("a user's own")
+        return agent_id.partition("_")[0]
+
+    teams = {**TEAMS, "multiagent": {**TEAMS["multiagent"], "policy_mapping_fn": mapping}}
+    with served(**teams) as one, one.voice() as voice:
+        assert voice.refused("GET_POLICIES", episode_id="bad", agent_ids=["red_0"]) == "internal"
+        with pytest.raises(KeyError, match="a user's own"):
+            one.algo.train()
+
+
+def test_a_local_client_acts_on_while_weights_are_under_way_and_the_server_learns(lesson: Lesson) -> None:
+    with (
+        Course({"callbacks": lesson}, trains=True, force_on_policy=False) as course,
+        PolicyClient(course.address, "local", update_interval=0.01) as client,
+    ):
+        name = client.start_episode()
+        for number in range(200):
+            client.get_action(name, observation(number))
+            client.log_returns(name, 1.0)
+            time.sleep(0.001)
+        assert lesson.begun.wait(PATIENCE_S)
+        assert client.weights_seq_no == 1
+        lesson.over.set()
+
+        def newer() -> bool:
+            client.get_action(name, observation(0))
+            client.log_returns(name, 1.0)
+            return (client.weights_seq_no or 0) > 2
+
+        assert eventually(newer)
+        client.end_episode(name, observation(0))
+
+
+def test_actions_are_chosen_while_the_answer_with_new_weights_is_awaited() -> None:
+    with (
+        Course(force_on_policy=False) as course,
+        PolicyClient(course.address, "local", update_interval=0.001) as client,
+    ):
+        name = client.start_episode()
+        client.get_action(name, observation(0))
+        assert client._actor is not None
+        link, arrived = client._actor._server, threading.Event()
+        ask = link.ask
+
+        def slowly(request: Any, **how: Any) -> Any:
+            if isinstance(request, GetState):
+                assert arrived.wait(PATIENCE_S)
+            return ask(request, **how)
+
+        link.ask = slowly  # type: ignore[method-assign]
+        course.algo.set_weights(course.algo.get_weights())
+        for number in range(100):
+            time.sleep(0.001)
+            client.log_returns(name, 1.0)
+            client.get_action(name, observation(number))
+        assert client.weights_seq_no == 1
+        arrived.set()
+        assert eventually(lambda: client.weights_seq_no == 2)
+        client.log_returns(name, 1.0)
+        client.end_episode(name, observation(0))
+        client.close()
+        assert course.has_rewards([1.0] * 101)
+
+
+def test_actions_are_chosen_while_the_server_takes_a_message_slowly_and_what_waits_is_bounded() -> None:
+    with playing("local", force_on_policy=False) as (course, client):
+        name = client.start_episode()
+        client.get_action(name, observation(0))
+        assert client._actor is not None
+        link, arrived, played, over = client._actor._server, threading.Event(), [0], threading.Event()
+        ask = link.ask
+
+        def slowly(request: Any, **settings: Any) -> Any:
+            assert type(request) is not Episodes or arrived.wait(PATIENCE_S)
+            return ask(request, **settings)
+
+        def play() -> None:
+            for number in range(2_000):
+                client.log_returns(name, 1.0)
+                client.get_action(name, observation(number % 100))
+                played[0] += 1
+            over.set()
+
+        link.ask = slowly  # type: ignore[method-assign]
+        thread = threading.Thread(target=play)
+        thread.start()
+        # Messages have 8 steps.
+        assert eventually(lambda: played[0] > 8 * 60)
+        assert not over.wait(0.3)
+        assert played[0] < 8 * 70
+        arrived.set()
+        assert over.wait(PATIENCE_S)
+        thread.join(PATIENCE_S)
+        client.log_returns(name, 1.0)
+        client.end_episode(name, observation(0))
+        client.close()
+        assert course.has_rewards([1.0] * 2_001)
+
+
+def test_threads_take_shorter_turns_while_servers_run_and_usual_ones_afterwards() -> None:
+    usual = sys.getswitchinterval()
+    with served():
+        with served():
+            assert sys.getswitchinterval() == pytest.approx(0.001)
+        assert sys.getswitchinterval() == pytest.approx(0.001)
+    assert sys.getswitchinterval() == pytest.approx(usual)
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+def test_a_learner_in_plain_python_lets_the_serving_thread_have_its_turn() -> None:
+    longest: list[float] = []
+
+    class Busy(DefaultCallbacks):
+        def on_learn_on_batch(self, **_: Any) -> None:
+            end = time.monotonic() + 4.0
+            asking = threading.Thread(target=ask)
+            asking.start()
+            while time.monotonic() < end:
+                sum(range(1000))
+            asking.join(PATIENCE_S)
+
+    def ask() -> None:
+        for number in range(20):
+            begun = time.monotonic()
+            with one.voice() as voice:
+                voice.greet()
+                voice.ask("GET_STATE", form="weights")
+                voice.ask("GET_POLICIES", episode_id=f"{number}", agent_ids=["agent0"])
+            longest.append(time.monotonic() - begun)
+
+    with served(PPO, PolicyServerInput, callbacks=Busy) as one, one.voice() as voice:
+        voice.ask("GET_STATE", form="weights")
+        bring(voice)
+        one.algo.train()
+    assert len(longest) == 20
+    # Three requests and a connection, in the process that learns.
+    assert sorted(longest)[10] < 0.5
+
+
+STEPS = 240
+OF_20: dict[str, Any] = {"rollout_fragment_length": 20, "num_steps_sampled_before_learning_starts": 10_000}
+
+
+def sampled(batches: Sequence[Any]) -> list[int]:
+    """Return how many rows each fragment has, but for those that nothing came for."""
+    rows = [sum(len(batch[name]["rewards"]) for name in batch) for batch in list(batches)]
+    return [count for count in rows if count]
+
+
+@pytest.mark.parametrize("length", [1, 3, 120])
+def test_fragments_of_a_client_that_only_logs_keep_their_length(length: int) -> None:
+    with playing("remote", OF_20, kind=DQN, idle_timeout=0.3) as (course, client):
+        for _ in range(STEPS // length):
+            name = client.start_episode()
+            for step in range(length):
+                client.log_action(name, observation(step), step % 2)
+                client.log_returns(name, 1.0)
+            client.end_episode(name, observation(0))
+        assert eventually(lambda: sum(sampled(course.batches)) == STEPS)
+        assert set(sampled(course.batches)) == {20}
+
+
+@pytest.mark.parametrize("length", [1, 40])
+@every_door
+def test_what_was_said_ahead_is_answered_in_order_and_makes_fragments_of_their_length(
+    door: Door, length: int
+) -> None:
+    with served(DQN, **OF_20) as one, one.voice(door) as voice:
+        numbers = []
+        for number in range(STEPS // length):
+            turns: list[tuple[str, dict[str, Any]]] = [
+                ("LOG_ACTION", {"observation": obs_of(step), "action": 0}) for step in range(length)
+            ]
+            said = [("START_EPISODE", {}), *turns, ("END_EPISODE", {"observation": obs_of(0)})]
+            for seq, (kind, fields) in enumerate(said):
+                voice.tell(kind, episode_id=f"{number}", seq=seq, **fields)
+                numbers.append(seq)
+                if door is HTTP:
+                    assert voice.hear()["seq"] == seq
+        if door is not HTTP:
+            assert [voice.hear()["seq"] for _ in numbers] == numbers
+        with one.sampling():
+            assert eventually(lambda: sum(sampled(one.batches)) == STEPS)
+        assert set(sampled(one.batches)) == {20}
+
+
+@every_mode
+def test_log_action_waits_for_the_sampler_while_other_clients_are_served(mode: Any) -> None:
+    with served(DQN, **OF_20) as one, one.voice() as other:
+        host, port = one.envs.addresses[0]
+        with PolicyClient(f"tcp://{host}:{port}", mode) as client:
+            name, logged = client.start_episode(), threading.Event()
+
+            def log() -> None:
+                for step in range(3):
+                    client.log_action(name, obs_of(step), 0)
+                logged.set()
+
+            logging = threading.Thread(target=log)
+            logging.start()
+            for _ in range(20):
+                assert other.ask("GET_STATE")["type"] == "SET_STATE"
+            assert not logged.wait(0.1)
+            with one.sampling():
+                assert logged.wait(20)
+                logging.join(20)
+                client.end_episode(name, obs_of(0))
+
+
+def test_whoever_waits_for_the_sampler_is_answered_when_the_server_ends() -> None:
+    failed: list[BaseException] = []
+    with served(DQN, **OF_20) as one:
+        host, port = one.envs.addresses[0]
+        client = PolicyClient(f"tcp://{host}:{port}", "remote", timeout=0.5)
+        name = client.start_episode()
+
+        def log() -> None:
+            try:
+                client.log_action(name, obs_of(0), 0)
+            except ServerGoneError as error:
+                failed.append(error)
+
+        logging = threading.Thread(target=log)
+        logging.start()
+        assert eventually(lambda: one.envs.broker.ready == 1)
+    logging.join(20)
+    assert len(failed) == 1
+
+
+def test_fragments_of_an_application_that_logged_ahead_keep_their_length() -> None:
+    env = Told()
+    with training(env, DQN, idle_timeout=0.2, **OF_20) as algo:
+        for _ in range(60):
+            env.log_action(name := env.start_episode(), obs(0, 0), 0)
+            env.end_episode(name, obs(0, 1))
+        found = [algo.sample().count for _ in range(3)]
+    assert found == [20, 20, 20]
+
+
+def moved(agent_obs: Mapping[Any, Any], **_: Any) -> dict[Any, Any]:
+    """Show every agent its observation plus 2."""
+    return {agent: np.asarray(obs) + np.float32(2) for agent, obs in agent_obs.items()}
+
+
+SHOWN: dict[str, Any] = {"multiagent": {"observation_fn": moved}}
+
+
+@every_door
+def test_what_a_client_asks_about_is_shown_to_the_policy_as_the_function_says(door: Door) -> None:
+    with served(**SHOWN) as one:
+        with one.sampling(), one.voice(door) as voice:
+            turns = Turns(voice, "e")
+            for number in range(3):
+                turns.act(obs_of(number))
+                turns.pay(1.0)
+            turns.end(obs_of(3))
+        one.paid()
+        expected = np.array([obs_of(number) for number in range(3)], np.float32) + 2
+        np.testing.assert_array_equal(one.column("obs"), expected)
+
+
+@every_door
+def test_episodes_that_a_client_played_by_itself_are_refused_with_the_reason(door: Door) -> None:
+    with served(**SHOWN) as one:
+        with one.sampling():
+            voice = one.voice(door)
+            played = episode([obs_of(0), obs_of(1)], [0], [1.0], "terminated")
+            for kind in ("EPISODES", "EPISODES_AND_GET_STATE"):
+                with one.voice(door) as other:
+                    answer = other.ask(kind, episodes=[played])
+                    assert (answer["type"], answer["code"]) == ("ERROR", "not_allowed")
+                    assert f"{kind}: policies here see what an observation_fn makes" in answer["message"]
+            turns = Turns(voice, "e")
+            turns.act(obs_of(0))
+            turns.end(obs_of(1))
+            voice.leave()
+        assert one.paid() == 0.0
+        assert one.refused == 2
+        assert len(one.column("obs")) == 1
+
+
+def test_an_input_for_clients_that_act_by_themselves_is_refused_when_the_algorithm_is_built() -> None:
+    before = threading.active_count()
+    with pytest.raises(
+        ConfigError, match=r"observation_fn: set beside RLlinkInput, .* expected one of the two"
+    ):
+        served(kind=RLlinkInput, **SHOWN).__enter__()
+    assert threading.active_count() == before
+
+
+S = gym.spaces
+SEEN = S.Box(-1.0, 1.0, (2,), np.float32)
+CAR: Any = S.Dict({
+    "gas": S.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32)),
+    "gear": S.Tuple([S.Discrete(3, start=1), S.Box(-np.inf, np.inf, (), np.float32)]),
+})  # fmt: skip
+MASKED_CAR = S.Dict({"action_mask": S.MultiBinary(3), "seen": SEEN})
+SPACES: dict[str, Any] = {"observation_space": MASKED_CAR, "action_space": CAR}
+
+
+def observed(n: int) -> dict[str, Any]:
+    """Return an observation that allows the gears 1 and 3."""
+    return {"action_mask": [1, 0, 1], "seen": [n / 100, -n / 100]}
+
+
+def drive(gear: int = 1, gas: Any = (0.5, 0.5)) -> dict[str, Any]:
+    return {"gas": list(gas), "gear": [gear, -1.5]}
+
+
+def played(steps: int, seed: int = 0) -> tuple[Any, Any]:
+    """Return episodes' observations and actions, some beyond the bounds."""
+    rng = np.random.default_rng(seed)
+    acts = [
+        {"gas": rng.normal(0, 3, 2).round(3).tolist(), "gear": [int(gear), round(rng.normal(), 3)]}
+        for gear in rng.choice([1, 3], steps)
+    ]
+    return [observed(n) for n in range(steps + 1)], acts
+
+
+def judged(outputs: Any, acts: Any) -> Any:
+    """Return log-probabilities by the outputs of the model: three logits, three means, three log_stds."""
+    logits, means, log_stds = np.split(outputs.astype(np.float64), 3, 1)
+    chosen = np.array([act["gear"][0] - 1 for act in acts])
+    of_gear = logits[np.arange(len(acts)), chosen] - np.log(np.exp(logits).sum(1))
+    numbers = np.array([[*act["gas"], act["gear"][1]] for act in acts])
+    z = (numbers - means) / np.exp(log_stds)
+    return of_gear + (-0.5 * z**2 - log_stds - 0.5 * np.log(2 * np.pi)).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("door", "msgpack"), [(TCP, False), (TCP, True), (HTTP, False)], ids=["tcp", "packed", "http"]
+)
+def test_a_client_that_draws_from_the_model_and_the_server_agree(door: Door, msgpack: bool) -> None:
+    obs, acts = played(33)
+    flat = np.array([[*one["action_mask"], *one["seen"]] for one in obs[:-1]], np.float32)
+    with served(kind=RLlinkInput, **SPACES) as one, one.voice(door, msgpack=msgpack) as voice:
+        with one.sampling():
+            state = voice.ask("GET_STATE")
+        graph = onnxruntime.InferenceSession(onnx_bytes(state["onnx_file"]))
+        (outputs,) = graph.run(None, {"onnx::Gemm_0": flat})
+        own = judged(outputs, acts)
+        sent = episode(obs, acts, [1.0] * 33, "terminated")
+        voice.bring(sent)
+        computed = one.sample(33)["default_policy"]
+        voice.bring({**sent, "action_logp": own.tolist(), "action_dist_inputs": outputs.tolist()})
+        given = one.sample(33)["default_policy"]
+    assert outputs.shape == (33, 9)
+    # gas, gas, gear, number behind the gear; gas is scaled back from its bounds.
+    wanted = [[act["gas"][0] / 2, act["gas"][1] * 2 - 1, act["gear"][0] - 1, act["gear"][1]] for act in acts]
+    np.testing.assert_allclose(computed["actions"], wanted, atol=1e-5)
+    for name, atol in (("actions", 1e-6), ("action_logp", 1e-4), ("action_dist_inputs", 1e-4)):
+        np.testing.assert_allclose(computed[name], given[name], rtol=1e-5, atol=atol)
+    np.testing.assert_allclose(given["action_logp"] - np.log(2) - np.log(0.5), own, rtol=1e-4)
+
+
+def test_a_density_above_one_has_a_positive_logarithm() -> None:
+    obs, acts = played(33)
+    told = {"action_logp": [[-0.5, 3.0]] * 33, "action_dist_inputs": [[0.0] * 6 + [-4.0] * 3] * 33}
+    with served(kind=RLlinkInput, **SPACES) as one, one.voice() as voice:
+        voice.bring({**episode(obs, acts, [1.0] * 33, "terminated"), **told})
+        batch = one.sample(33)["default_policy"]
+    np.testing.assert_allclose(batch["action_logp"], 2.5 + np.log(2) + np.log(0.5), rtol=1e-5)
+
+
+@pytest.mark.parametrize("door", [TCP, HTTP], ids=["tcp", "http"])
+def test_actions_that_are_none_or_that_a_mask_forbids_are_refused_by_name(door: Door) -> None:
+    with served(**SPACES) as one, one.voice(door) as voice, one.sampling():
+        voice.greet()
+        turns = Turns(voice, "e")
+        gear = turns.act(observed(1))["gear"][0]
+        assert gear in (1, 3)
+        for wrong, code in (
+            (drive(2), "out_of_range"),
+            (drive(4), "out_of_range"),
+            (drive(gas=[0.5]), "wrong_length"),
+            (drive(gas=[0.5, "x"]), "wrong_type"),
+            ({"gas": [0.5, 0.5]}, "malformed"),
+        ):
+            said = voice.ask("LOG_ACTION", episode_id="e", observation=observed(2), action=wrong)
+            assert (said["type"], said["code"]) == ("ERROR", code), said
+
+
+def test_a_mask_that_is_declared_in_parts_is_read_as_one_of_flags_is() -> None:
+    parts = S.Dict({"gear": S.Tuple([S.MultiBinary(3)])})
+    spaces = {"observation_space": S.Dict({"action_mask": parts, "seen": SEEN}), "action_space": CAR}
+    with served(**spaces) as one, one.voice() as voice, one.sampling():
+        shown: Any = {"action_mask": {"gear": [[0, 1, 0]]}, "seen": [0.0, 0.0]}
+        turns = Turns(voice, "e")
+        assert turns.act(shown)["gear"][0] == 2
+        assert (
+            voice.refused("LOG_ACTION", episode_id="e", observation=shown, action=drive(1)) == "out_of_range"
+        )
+        shown["action_mask"]["gear"] = [[0, 0, 0]]
+        assert voice.refused("GET_ACTION", episode_id="e", observation=shown) == "out_of_range"
+
+
+@every_mode
+@pytest.mark.parametrize("transport", ["tcp", "http"])
+def test_clients_of_both_modes_get_elements_and_train(mode: Any, transport: Any) -> None:
+    shown = {"action_mask": np.array([0, 1, 1], np.int8), "seen": np.zeros(2, np.float32)}
+    with Course(SPACES, transport, trains=False) as course:
+        with PolicyClient(course.address, mode, timeout=20) as client:
+            name = client.start_episode()
+            acts = []
+            for _ in range(8):
+                acts.append(client.get_action(name, shown))
+                assert CAR.contains(acts[-1]), acts[-1]
+                assert acts[-1]["gear"][0] in (2, 3)
+                client.log_returns(name, 1.0)
+            client.end_episode(name, shown)
+        eventually(lambda: len(course.column("rewards")) >= 8)
+        actions, inputs = course.column("actions"), course.column("action_dist_inputs")
+    assert actions.shape == (8, 4)
+    assert inputs.shape == (8, 9)
+    np.testing.assert_array_equal(actions[:, 2], [act["gear"][0] - 1 for act in acts])
+    np.testing.assert_allclose(np.clip(2 * actions[:, 0], -2, 2), [act["gas"][0] for act in acts], atol=1e-5)
+    np.testing.assert_allclose(actions[:, 3], [act["gear"][1] for act in acts], atol=1e-6)

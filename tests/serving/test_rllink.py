@@ -1,0 +1,764 @@
+"""RLlink clients: their conversation, and what reaches batches and metrics of the episodes that they play."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import onnxruntime
+import pytest
+
+from menv.serving import RLlinkInput, policy_server, session
+from tests.serving.doors import HTTP, TCP, Door, every_door
+from tests.serving.served import TWO, Served, all_taken, obs_of, served, settled
+from tests.serving.talks import eventually
+from tests.serving.voices import Voice, episode, onnx_bytes
+
+both_dialects = pytest.mark.parametrize("msgpack", [False, True], ids=["json", "msgpack"])
+
+
+class Player:
+    """A client that acts by itself, as RLlink's own do."""
+
+    def __init__(self, voice: Voice, fields: str = "") -> None:
+        self.voice = voice
+        self.fields = fields
+        self.at = 0
+        self.session: Any = None
+        self.draws = np.random.default_rng(0)
+
+    def load(self, state: Any) -> int:
+        """Take a model; return its number."""
+        assert state["type"] == "SET_STATE", state
+        graph = onnx_bytes(state["onnx_file"])
+        assert len(graph) > 128 * 1024
+        self.session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+        return int(state["weights_seq_no"])
+
+    def act(self, obs: Any) -> tuple[int, float, list[float]]:
+        """Return an action, its log-probability and the logits."""
+        if self.session is None:
+            return int(self.draws.integers(2)), float(np.log(0.5)), [0.0, 0.0]
+        (logits,) = self.session.run(None, {"onnx::Gemm_0": np.array([obs], np.float32)})[0]
+        logp = logits - np.log(np.exp(logits).sum())
+        action = int(self.draws.random() < np.exp(logp[1]))
+        return action, float(logp[action]), logits.tolist()
+
+    def play(self, steps: int) -> list[Any]:
+        """Play so many steps; episodes have ten, and the last one may go on in the next call."""
+        episodes, left = [], steps
+        while left:
+            count = min(left, 10 - self.at % 10)
+            numbers = range(self.at, self.at + count + 1)
+            done = [self.act(obs_of(number)) for number in numbers[:-1]]
+            self.at += count
+            left -= count
+            actions, logps, logits = (list(column) for column in zip(*done, strict=True))
+            more = {"action_logp": logps, "action_dist_inputs": logits} if self.fields == "d1" else {}
+            end = "terminated" if self.at % 10 == 0 else ""
+            rewards = [float(action) for action in actions]
+            episodes.append(episode([obs_of(n) for n in numbers], actions, rewards, end, **more))
+        return episodes
+
+
+@pytest.mark.slow_unless("json-tcp", "msgpack-http", "json-websocket")
+@every_door
+@both_dialects
+def test_the_conversation_of_rllink_in_every_dialect_and_through_every_door(
+    door: Door, msgpack: bool
+) -> None:
+    with served(kind=RLlinkInput) as one, one.training(), one.voice(door, msgpack=msgpack) as voice:
+        voice.ping()
+        config = voice.ask("GET_CONFIG")
+        assert config == {"type": "SET_CONFIG", "env_steps_per_sample": 32, "force_on_policy": True}
+        assert type(config["env_steps_per_sample"]) is int
+        player = Player(voice, "d1")
+        numbers = [player.load(voice.ask("GET_STATE"))]
+        for _ in range(5):
+            sent = player.play(32)
+            numbers.append(player.load(voice.ask("EPISODES_AND_GET_STATE", episodes=sent, timesteps=32)))
+        assert numbers == sorted(set(numbers))
+    result = one.results[-1]
+    assert result["episodes_total"] == 16
+    assert result["episode_len_mean"] == 10
+    assert result["num_env_steps_sampled"] == 160
+    assert result["external"]["num_off_policy_steps"] == 0
+    assert result["num_agent_steps_trained"] > 100
+
+
+@both_dialects
+def test_a_handshake_in_any_order_and_a_ping_while_an_update_is_awaited(msgpack: bool) -> None:
+    patient = {"idle_timeout": 1.0}
+    with (
+        served(kind=RLlinkInput, settings=patient) as one,
+        one.voice(msgpack=msgpack) as voice,
+        one.training(),
+    ):
+        assert voice.ask("GET_STATE")["type"] == "SET_STATE"
+        assert voice.ask("GET_CONFIG")["type"] == "SET_CONFIG"
+        with one.voice() as other:
+            # Another client plays and does not wait, so that the first one waits for it.
+            other.bring(*Player(other).play(1))
+            other.ping()
+            voice.tell("EPISODES_AND_GET_STATE", episodes=Player(voice).play(8))
+            voice.ping()
+            assert voice.ask("GET_CONFIG")["env_steps_per_sample"] == 32
+            other.bring(*Player(other).play(30))
+            assert voice.hear()["type"] == "SET_STATE"
+
+
+def test_a_client_that_says_nothing_after_connecting_holds_nobody_up() -> None:
+    with served(kind=RLlinkInput) as one, one.training(), one.voice() as silent, one.voice() as voice:
+        player = Player(voice)
+        numbers = [
+            player.load(voice.ask("EPISODES_AND_GET_STATE", episodes=player.play(32))) for _ in range(3)
+        ]
+        assert numbers == sorted(set(numbers))
+        silent.ping()
+
+
+@pytest.mark.parametrize("door", [TCP, HTTP], ids=lambda door: door.name)
+def test_a_client_that_played_and_fell_silent_holds_nobody_up(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (session, policy_server):
+        monkeypatch.setattr(module, "STILL_PLAYING_S", 0.3)
+    with (
+        served(kind=RLlinkInput, settings={"idle_timeout": 60.0}) as one,
+        one.voice(door) as silent,
+        one.voice() as voice,
+    ):
+        silent.bring(*Player(silent).play(4))
+        silent.ping()
+        player = Player(voice)
+        with one.training():
+            numbers = [
+                player.load(voice.ask("EPISODES_AND_GET_STATE", episodes=player.play(4))) for _ in range(2)
+            ]
+            player.load(voice.ask("EPISODES_AND_GET_STATE", episodes=player.play(40)))
+        assert numbers == [1, 1]
+
+
+def test_a_first_batch_is_taken_that_was_played_without_any_model() -> None:
+    """A client written from the protocol's text alone gets its first model in answer to its first batch."""
+    with served(kind=RLlinkInput) as one, one.training(), one.voice() as voice:
+        voice.ask("GET_CONFIG")
+        player = Player(voice)
+        numbers = [
+            player.load(voice.ask("EPISODES_AND_GET_STATE", episodes=player.play(32), env_steps=32))
+            for _ in range(2)
+        ]
+    assert numbers == [2, 3]
+    # Nobody knows how the first batch was chosen: its weights were never told.
+    external = one.results[-1]["external"]
+    assert external["messages_refused"] == external["server_faults"] == 0
+    assert one.results[-1]["num_agent_steps_sampled"] == 64
+
+
+def test_two_requests_for_the_next_weights_on_one_connection_are_both_answered() -> None:
+    with served(kind=RLlinkInput) as one, one.voice() as voice:
+        player = Player(voice)
+        voice.tell("EPISODES_AND_GET_STATE", episodes=player.play(10))
+        voice.tell("EPISODES_AND_GET_STATE", episodes=player.play(10))
+        with one.training():
+            assert [voice.hear()["type"] for _ in range(2)] == ["SET_STATE"] * 2
+
+
+def test_the_model_that_clients_get_is_the_policy() -> None:
+    with served(kind=RLlinkInput) as one, one.voice() as voice:
+        player = Player(voice)
+        with one.training():
+            assert player.load(voice.ask("GET_STATE")) == 1
+            assert player.load(voice.ask("EPISODES_AND_GET_STATE", episodes=player.play(40))) == 2
+        (model_input,) = player.session.get_inputs()
+        (model_output,) = player.session.get_outputs()
+        assert (model_input.name, model_input.type, model_input.shape[1]) == (
+            "onnx::Gemm_0",
+            "tensor(float)",
+            3,
+        )
+        assert model_output.shape[1] == 2
+        policy: Any = one.algo.get_policy()
+        for number in range(20):
+            obs = np.array(obs_of(number), np.float32)
+            (logits,) = player.session.run(None, {"onnx::Gemm_0": obs[None]})[0]
+            inputs, _ = policy.networks.backend.evaluate(0, obs[None], None, np.zeros(1, np.int64))
+            np.testing.assert_allclose(logits, inputs[0], atol=1e-6)
+
+
+def test_several_clients_at_once_learn_together_and_their_numbers_only_grow() -> None:
+    with served(kind=RLlinkInput) as one, one.training():
+        voices = [one.voice(msgpack=bool(place % 2)) for place in range(4)]
+        players = [Player(voice, "d1") for voice in voices]
+        numbers: list[list[int]] = [[] for _ in players]
+        for _ in range(5):
+            for player in players:
+                player.voice.tell("EPISODES_AND_GET_STATE", episodes=player.play(20))
+            for player, own in zip(players, numbers, strict=True):
+                own.append(player.load(player.voice.hear()))
+        for voice in voices:
+            voice.leave()
+        assert eventually(lambda: one.results[-1]["episodes_total"] == 40)
+    assert all(own == sorted(own) for own in numbers)
+    assert one.results[-1]["num_env_steps_sampled"] >= 360
+    assert one.results[-1]["episode_len_mean"] == 10
+
+
+def test_names_that_nobody_needs_and_answers_are_refused_and_the_conversation_goes_on() -> None:
+    with served(kind=RLlinkInput) as one, one.voice() as voice:
+        for name in ("ACTION_SPACE", "OBSERVATION_SPACE", "GET_WORKER_ARGS", "GET_WEIGHTS", "REPORT_SAMPLES"):
+            assert voice.refused(name) == "unknown_type"
+        for name in ("PONG", "SET_STATE", "SET_CONFIG", "OK"):
+            assert voice.refused(name) == "unknown_type"
+        voice.ping()
+        assert one.refused == 9
+
+
+def test_a_recurrent_policy_has_no_rllink_file_and_says_so_while_it_answers_one_by_one() -> None:
+    model = {"fcnet_hiddens": [8], "use_lstm": True, "lstm_cell_size": 4}
+    with served(kind=RLlinkInput, model=model) as one, one.sampling(), one.voice() as voice:
+        answer = voice.ask("GET_STATE")
+        assert answer["type"] == "ERROR"
+        assert "recurrent" in answer["message"] or "memory" in answer["message"], answer
+        voice.ask("START_EPISODE", episode_id="e")
+        answer = voice.ask("GET_ACTION", episode_id="e", observation=[0, 0, 0])
+        assert answer["type"] == "ACTION"
+        assert answer["action"] in (0, 1)
+
+
+def test_a_server_that_hears_nothing_says_so_and_who_is_connected() -> None:
+    with served(kind=RLlinkInput) as one, one.voice() as voice:
+        voice.ping()
+        said = one.algo.train()["external"]["idle"]
+        assert said == "no step in 0.05 s: 1 clients connected, 0 open episodes"
+        voice.bring(*Player(voice).play(40))
+        assert "idle" not in one.algo.train()["external"]
+
+
+BOX: Any = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 1.0], np.float32))
+
+
+def whole(steps: int, start: int = 0, end: str = "terminated", **more: Any) -> Any:
+    """Return an episode whose numbers tell which step each is."""
+    numbers = range(start, start + steps + 1)
+    return episode(
+        [obs_of(n) for n in numbers],
+        [n % 2 for n in numbers[:-1]],
+        [n + 0.5 for n in numbers[:-1]],
+        end,
+        **more,
+    )
+
+
+def parts(sent: Any, *cuts: int) -> list[Any]:
+    """Return an episode in chunks; each begins with the observation that the one before ended with."""
+    edges = [0, *cuts, len(sent["actions"])]
+    return [
+        {
+            **{name: sent[name][begin:end] for name in sent if name in ("actions", "rewards", "action_logp")},
+            "obs": sent["obs"][begin : end + 1],
+            "is_terminated": sent["is_terminated"] and end == edges[-1],
+            "is_truncated": sent["is_truncated"] and end == edges[-1],
+            **({"id": sent["id"], "t": begin} if "id" in sent else {}),
+        }
+        for begin, end in itertools.pairwise(edges)
+    ]
+
+
+def returns(one: Served) -> list[tuple[float, int]]:
+    """Return return and length of each episode in the metrics."""
+    told = one.summary()["hist_stats"]
+    return list(zip(told["episode_reward"], told["episode_lengths"], strict=True))
+
+
+def test_a_batch_holds_column_by_column_what_was_sent() -> None:
+    sent = whole(
+        40,
+        action_logp=[-0.1 * (n + 1) for n in range(40)],
+        action_dist_inputs=[[n / 9, 1.0] for n in range(40)],
+    )
+    with served(kind=RLlinkInput) as one, one.voice() as voice:
+        voice.bring(sent)
+        batch = one.sample(40)["default_policy"]
+    np.testing.assert_array_equal(batch["obs"], np.array(sent["obs"][:-1], np.float32))
+    np.testing.assert_array_equal(batch["new_obs"], np.array(sent["obs"][1:], np.float32))
+    np.testing.assert_array_equal(batch["actions"], sent["actions"])
+    np.testing.assert_array_equal(batch["rewards"], np.array(sent["rewards"], np.float32))
+    np.testing.assert_array_equal(batch["action_logp"], np.array(sent["action_logp"], np.float32))
+    np.testing.assert_array_equal(
+        batch["action_dist_inputs"], np.array(sent["action_dist_inputs"], np.float32)
+    )
+    assert batch["terminateds"].tolist() == [False] * 39 + [True]
+    assert not batch["truncateds"].any()
+    assert batch["t"].tolist() == list(range(40))
+
+
+def test_a_truncated_episode_bootstraps_from_its_last_observation() -> None:
+    with served(kind=RLlinkInput) as one, one.voice() as voice:
+        voice.bring(whole(40, end="truncated"))
+        batch = one.sample(40)["default_policy"]
+    assert batch["truncateds"].tolist() == [False] * 39 + [True]
+    assert not batch["terminateds"].any()
+    np.testing.assert_array_equal(batch["new_obs"][-1], np.array(obs_of(40), np.float32))
+
+
+@pytest.mark.parametrize("numbered", [False, True], ids=["without ids", "with ids"])
+@pytest.mark.parametrize("msgpack", [False, True], ids=["json", "msgpack"])
+def test_chunks_of_an_episode_over_several_messages_are_one_episode(numbered: bool, msgpack: bool) -> None:
+    more: dict[str, Any] = {"id": "one"} if numbered else {}
+    sent = whole(40, **more)
+    with served(kind=RLlinkInput) as one, one.voice(msgpack=msgpack) as voice:
+        for part in parts(sent, 7, 8, 30):
+            voice.bring(part)
+        batch = one.sample(40)["default_policy"]
+        assert len(np.unique(batch["eps_id"])) == 1
+        np.testing.assert_array_equal(batch["obs"], np.array(sent["obs"][:-1], np.float32))
+        assert batch["terminateds"].tolist() == [False] * 39 + [True]
+        assert returns(one) == [(sum(sent["rewards"]), 40)]
+        assert one.status["open_episodes"] == 0
+
+
+def test_chunks_of_several_environments_on_one_connection_are_told_apart_without_ids() -> None:
+    sent = [whole(16, start=100 * place) for place in range(3)]
+    with served(kind=RLlinkInput, rollout_fragment_length=1) as one, one.voice() as voice:
+        for together in zip(*(parts(episode, 5, 11) for episode in sent), strict=True):
+            voice.bring(*together)
+        one.sample(48)
+        assert sorted(returns(one)) == [(sum(episode["rewards"]), 16) for episode in sent]
+
+
+def test_two_clients_do_not_go_on_with_each_others_episodes() -> None:
+    first, second = parts(whole(32), 16)
+    with served(kind=RLlinkInput) as one, one.voice() as voice, one.voice() as other:
+        voice.bring(first)
+        other.bring(second)
+        assert voice.ask("PING") == other.ask("PING") == {"type": "PONG"}
+        one.sample()
+        assert [length for _, length in returns(one)] == [16]
+        assert one.status["open_episodes"] == 1
+
+
+def test_episodes_without_an_action_are_taken_and_change_nothing() -> None:
+    nothing = whole(0, end="")
+    with served(kind=RLlinkInput) as one, one.voice() as voice:
+        voice.bring(nothing, {**nothing, "id": "x"}, whole(32), {**nothing, "is_truncated": True})
+        voice.bring({**nothing, "id": "y", "is_terminated": True})
+        batch = one.sample(32)["default_policy"]
+        assert len(batch["obs"]) == 32
+        assert returns(one) == [(sum(whole(32)["rewards"]), 32)]
+        voice.ping()
+        assert one.refused == 0
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_an_episode_may_end_with_a_chunk_without_an_action(end: str) -> None:
+    sent = whole(36, end=end, id="one")
+    last = {**whole(0, start=36, end=end), "id": "one", "t": 36}
+    with served(kind=RLlinkInput) as one, one.voice() as voice:
+        voice.bring(*parts({**sent, "is_terminated": False, "is_truncated": False}, 20), last)
+        batch = one.sample(36)["default_policy"]
+        assert len(batch["obs"]) == 36
+        assert batch[f"{end}s"].tolist() == [False] * 35 + [True]
+        assert returns(one) == [(sum(sent["rewards"]), 36)]
+
+
+def test_a_chunk_that_comes_again_is_taken_once_and_one_that_overlaps_from_where_it_is_new() -> None:
+    sent = whole(40, id="one")
+    first, second = parts(sent, 25)
+    overlapping = parts(sent, 10)[1]
+    with served(kind=RLlinkInput) as one, one.voice() as voice:
+        voice.bring(first, first)
+        voice.bring(first)
+        voice.bring(overlapping, second, overlapping)
+        voice.bring(second)
+        batch = one.sample(40)["default_policy"]
+        np.testing.assert_array_equal(batch["rewards"], np.array(sent["rewards"], np.float32))
+        np.testing.assert_array_equal(batch["obs"], np.array(sent["obs"][:-1], np.float32))
+        assert returns(one) == [(sum(sent["rewards"]), 40)]
+        # What came last may still be on its way when all steps are there.
+        assert eventually(lambda: one.status["steps_sent_again"] >= 25 + 25 + 15 + 15 + 30 + 15)
+        assert one.status["steps_sent_again"] == 25 + 25 + 15 + 15 + 30 + 15
+
+
+def test_a_gap_between_chunks_is_refused_and_can_be_filled() -> None:
+    sent = whole(40, id="one")
+    first, second, third = parts(sent, 10, 20)
+    with served(kind=RLlinkInput) as one, one.voice() as voice:
+        voice.bring(first)
+        assert voice.refused("EPISODES", episodes=[third]) == "wrong_order"
+        voice.bring(second, third)
+        batch = one.sample(40)["default_policy"]
+        np.testing.assert_array_equal(batch["rewards"], np.array(sent["rewards"], np.float32))
+
+
+def test_a_gap_at_the_beginning_leaves_no_episode_behind() -> None:
+    with served(kind=RLlinkInput) as one, one.voice() as voice:
+        assert voice.refused("EPISODES", episodes=[{**whole(5), "id": "one", "t": 3}]) == "wrong_order"
+        assert one.status["open_episodes"] == 0
+        voice.bring({**whole(32), "id": "one"})
+        assert len(one.sample(32)["default_policy"]["obs"]) == 32
+
+
+def test_a_message_in_which_one_episode_is_wrong_is_refused_as_a_whole() -> None:
+    wrong = whole(5)
+    wrong["rewards"] = wrong["rewards"][:-1]
+    with served(kind=RLlinkInput) as one, one.voice() as voice:
+        assert voice.refused("EPISODES", episodes=[whole(32), wrong]) == "wrong_length"
+        assert one.status["open_episodes"] == 0
+        voice.bring(whole(32))
+        assert len(one.sample(32)["default_policy"]["obs"]) == 32
+
+
+def test_log_probabilities_per_dimension_are_added_up() -> None:
+    steps = 34
+    sent = episode(
+        [obs_of(n) for n in range(steps + 1)], [[0.1, 0.5]] * steps, [1.0] * steps, "terminated",
+        action_logp=[[-1.0, -0.25]] * steps, action_dist_inputs=[[0.0, 0.5, -1.0, -1.0]] * steps,
+    )  # fmt: skip
+    flat = {**sent, "action_logp": [-1.25] * steps}
+    with served(kind=RLlinkInput, action_space=BOX) as one, one.voice() as voice:
+        voice.bring(sent)
+        each = one.sample(steps)["default_policy"]["action_logp"]
+        voice.bring(flat)
+        together = one.sample(steps)["default_policy"]["action_logp"]
+    np.testing.assert_array_equal(each, together)
+
+
+def density(inputs: Any, actions: Any) -> Any:
+    """Return log-densities of normal distributions by their means and the logarithms of their deviations."""
+    mean, log_std = np.split(np.asarray(inputs, np.float64), 2, axis=1)
+    z = (np.asarray(actions) - mean) / np.exp(log_std)
+    return (-0.5 * z**2 - log_std - 0.5 * np.log(2 * np.pi)).sum(axis=1)
+
+
+def test_the_server_computes_the_same_log_density_of_box_actions_as_a_client_does() -> None:
+    """Both speak of the actions before they are clipped, in the environment's units."""
+    steps = 33
+    draws = np.random.default_rng(0)
+    with served(kind=RLlinkInput, action_space=BOX) as one, one.voice() as voice:
+        with one.sampling():
+            state = voice.ask("GET_STATE")
+        graph = onnxruntime.InferenceSession(onnx_bytes(state["onnx_file"]))
+        obs = np.array([obs_of(n) for n in range(steps + 1)], np.float32)
+        inputs = np.concatenate([graph.run(None, {"onnx::Gemm_0": row[None]})[0] for row in obs[:-1]])
+        mean, log_std = np.split(inputs, 2, axis=1)
+        actions = mean + 3 * np.exp(log_std) * draws.normal(size=mean.shape)
+        own = density(inputs, actions)
+        sent = episode(obs.tolist(), actions.tolist(), [0.0] * steps, "terminated")
+        told = {**sent, "action_logp": own.tolist(), "action_dist_inputs": inputs.tolist()}
+        voice.bring(sent)
+        computed = one.sample(steps)["default_policy"]
+        voice.bring(told)
+        given = one.sample(steps)["default_policy"]
+    assert (np.abs(actions) > BOX.high).any()
+    np.testing.assert_allclose(computed["action_logp"], given["action_logp"], atol=1e-4)
+    np.testing.assert_allclose(computed["action_dist_inputs"], given["action_dist_inputs"], atol=1e-5)
+    np.testing.assert_allclose(computed["actions"], given["actions"], atol=1e-6)
+
+
+def logp_of(one: Served, sent: Any) -> Any:
+    """Return the log-probabilities of what was sent under the weights that act now, from the logits."""
+    policy: Any = one.algo.get_policy()
+    rows, actions = np.array(sent["obs"][:-1], np.float32), np.array(sent["actions"])
+    logits, _ = policy.networks.backend.evaluate(0, rows, None, actions)
+    return logits[np.arange(len(actions)), actions] - np.log(np.exp(logits).sum(axis=1))
+
+
+def test_old_actions_are_judged_by_the_weights_that_chose_them() -> None:
+    sent = whole(32, start=3)
+    with served(kind=RLlinkInput, lr=0.1) as one, one.voice() as voice:
+        first = logp_of(one, sent)
+        voice.bring(sent, weights_seq_no=1)
+        one.algo.train()
+        second = logp_of(one, sent)
+        voice.bring(sent, weights_seq_no=1)
+        old = one.sample(32)["default_policy"]
+        voice.bring({**sent, "weights_seq_no": 1}, weights_seq_no=2)
+        own = one.sample(32)["default_policy"]
+        voice.bring(sent, weights_seq_no=2)
+        new = one.sample(32)["default_policy"]
+    assert np.abs(first - second).max() > 1e-3
+    np.testing.assert_allclose(old["action_logp"], first, atol=1e-5)
+    np.testing.assert_allclose(own["action_logp"], first, atol=1e-5)
+    np.testing.assert_allclose(new["action_logp"], second, atol=1e-5)
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["computed", "told by the client"])
+def test_rows_of_weights_that_are_too_old_are_counted_and_left_out(told: bool) -> None:
+    more: dict[str, Any] = (
+        {"action_logp": [-0.7] * 16, "action_dist_inputs": [[0.0, 0.0]] * 16} if told else {}
+    )
+    with served(kind=RLlinkInput, settings={"max_staleness": 1}) as one, one.voice() as voice:
+        for _ in range(2):
+            voice.bring(whole(16, **more), whole(16, **more))
+            result = one.algo.train()
+        assert result["external"]["num_stale_steps"] == result["external"]["num_agent_steps_left_out"] == 0
+        trained = result["num_agent_steps_trained"]
+        voice.bring(whole(16, **more) | {"weights_seq_no": 1}, whole(16, **more) | {"weights_seq_no": 2})
+        result = one.algo.train()
+        external = result["external"]
+        assert external["num_stale_steps"] == external["num_off_policy_steps"] == 16
+        assert external["num_agent_steps_left_out"] == 16
+        assert result["num_agent_steps_trained"] == trained + 16
+
+
+def test_weights_of_a_number_that_never_was_count_as_unknown() -> None:
+    with served(kind=RLlinkInput) as one, one.voice() as voice:
+        voice.bring(whole(32), weights_seq_no=99)
+        result = one.algo.train()
+        assert result["external"]["num_off_policy_steps"] == 32
+        assert result["external"]["num_agent_steps_left_out"] == 32
+
+
+@pytest.mark.parametrize("width", [0, 1, 3, 100])
+def test_inputs_of_another_distribution_are_refused(width: int) -> None:
+    wrong = whole(32, action_logp=[-0.7] * 32, action_dist_inputs=[[0.0] * width] * 32)
+    with served(kind=RLlinkInput) as one, one.voice() as voice:
+        assert voice.refused("EPISODES", episodes=[wrong]) == "wrong_length"
+        assert one.status["open_episodes"] == 0
+        voice.bring(whole(32))
+        assert len(one.sample(32)["default_policy"]["obs"]) == 32
+
+
+@pytest.mark.parametrize("lstm", [False, True], ids=["without a memory", "lstm"])
+def test_states_of_another_network_are_refused_by_one_that_has_a_memory(lstm: bool) -> None:
+    model = {"fcnet_hiddens": [8], "use_lstm": lstm, "lstm_cell_size": 4}
+    with served(kind=RLlinkInput, model=model) as one, one.voice() as voice:
+        wrong = whole(32, state_in=[[0.0] * 3] * 32)
+        if lstm:
+            assert voice.refused("EPISODES", episodes=[wrong]) == "wrong_length"
+            wrong["state_in"] = [[0.5] * 16] * 32
+        voice.bring(wrong)
+        assert len(one.sample(32)["default_policy"]["obs"]) == 32
+
+
+def test_rewards_that_no_network_can_learn_from_are_refused() -> None:
+    wrong = whole(32)
+    wrong["rewards"][3] = 1e39
+    with served(kind=RLlinkInput) as one, one.voice() as voice:
+        assert voice.refused("EPISODES", episodes=[wrong]) == "out_of_range"
+        voice.ask("START_EPISODE", episode_id="e")
+        assert voice.refused("LOG_RETURNS", episode_id="e", reward=-1e39) == "out_of_range"
+        assert voice.ask("LOG_RETURNS", episode_id="e", reward=3e38)["type"] == "OK"
+
+
+def test_an_id_that_was_used_long_ago_is_refused_and_costs_nothing_else() -> None:
+    with served(kind=RLlinkInput, doors=(TCP, HTTP)) as one, one.sampling(), one.voice(TCP) as voice:
+        for number in range(1_100):
+            voice.tell("EPISODES", episodes=[whole(1, id=f"e{number}")])
+        # Where nothing is remembered of an episode its number is all that is known.
+        answer = voice.ask("EPISODES_AND_GET_STATE", episodes=[whole(1, id="e0")])
+        assert (answer["type"], answer.get("code")) == ("ERROR", "wrong_order")
+        voice.ping()
+
+
+def test_a_client_that_goes_with_chunks_open_leaves_their_rows_and_a_faulty_episode() -> None:
+    sent = whole(40, id="one")
+    with served(kind=RLlinkInput) as one:
+        with one.sampling():
+            with one.voice() as voice:
+                voice.bring(parts(sent, 35)[0])
+                voice.ping()
+            assert settled(one)
+        assert one.paid() == sum(sent["rewards"][:35])
+        result = one.summary()
+        assert (result["episodes_total"], result["num_faulty_episodes"]) == (0, 1)
+        assert "the connection of its client ended" in result["first_fault"]
+
+
+def member(width: int, steps: int, begin: int = 0, end: str = "", **more: Any) -> Any:
+    numbers = range(begin, begin + steps + 1)
+    return episode(
+        [[number % 10 / 10] * width for number in numbers], [number % 3 for number in numbers[:-1]],
+        [float(number) for number in numbers[:-1]], end, **more,
+    )  # fmt: skip
+
+
+def together(name: str, agents: dict[str, Any], t: int = 0, end: str = "") -> dict[str, Any]:
+    return {
+        "id": name, "t": t, "agents": agents,
+        "is_terminated": end == "terminated", "is_truncated": end == "truncated",
+    }  # fmt: skip
+
+
+@both_dialects
+def test_agents_that_end_at_different_times_reach_the_batches_of_their_policies(msgpack: bool) -> None:
+    agents = {"ann": member(2, 40, end="terminated"), "bob": member(3, 35, end="truncated")}
+    with served(kind=RLlinkInput, **TWO) as one:
+        with one.sampling(), one.voice(msgpack=msgpack) as voice:
+            voice.bring(together("e", agents, end="terminated"))
+            assert all_taken(one, voice)
+        assert one.paid() == sum(range(40)) + sum(range(35))
+        for name, policy in (("ann", "for_ann"), ("bob", "for_bob")):
+            sent = agents[name]
+            np.testing.assert_array_equal(one.column("obs", policy), np.array(sent["obs"][:-1], np.float32))
+            np.testing.assert_array_equal(one.column("actions", policy), sent["actions"])
+            np.testing.assert_array_equal(
+                one.column("rewards", policy), np.array(sent["rewards"], np.float32)
+            )
+        assert one.column("terminateds", "for_ann").tolist() == [False] * 39 + [True]
+        assert one.column("truncateds", "for_bob").tolist() == [False] * 34 + [True]
+        assert one.summary()["hist_stats"]["episode_reward"] == [sum(range(40)) + sum(range(35))]
+
+
+def test_each_agent_counts_its_own_steps_over_chunks() -> None:
+    first = together("e", {"ann": member(2, 10), "bob": member(3, 4)})
+    second = together("e", {"ann": member(2, 25, begin=10, end="terminated", t=10)}, t=10)
+    third = together("e", {"bob": member(3, 30, begin=4, end="terminated", t=4)}, t=35, end="terminated")
+    with served(kind=RLlinkInput, **TWO) as one:
+        with one.sampling(), one.voice() as voice:
+            session = voice.greet()
+            voice.bring(first, first)
+            voice.bring(second)
+            voice.ping()
+            standing = voice.greet(session=session["session"])["resume"]["e"]["agents"]
+            assert standing == {"ann": 35, "bob": 4}
+            voice.bring(second, third, third)
+            assert all_taken(one, voice)
+        assert one.paid() == sum(range(35)) + sum(range(34))
+        assert one.status["steps_sent_again"] == 14 + 25 + 30
+
+
+def test_the_end_of_a_life_that_comes_again_does_not_end_the_next_one() -> None:
+    first = together("e", {"ann": member(2, 5, end="terminated")})
+    second = together("e", {"ann": member(2, 3, begin=5, t=5), "bob": member(3, 2)}, t=5)
+    last = together("e", {"ann": member(2, 30, begin=8, t=8)}, t=8, end="truncated")
+    with served(kind=RLlinkInput, **TWO) as one:
+        with one.sampling(), one.voice() as voice:
+            voice.bring(first, second)
+            voice.bring(first, second)
+            voice.bring(last)
+            assert all_taken(one, voice)
+        assert one.paid() == sum(range(38)) + 1
+        assert one.column("terminateds", "for_ann").nonzero()[0].tolist() == [4]
+        assert one.column("t", "for_ann").tolist() == [*range(5), *range(33)]
+
+
+@pytest.mark.parametrize("size", [30, 4_000], ids=["read here", "read beside"])
+def test_what_no_action_can_own_counts_once_and_with_the_end(size: int) -> None:
+    paid = {"unclaimed": {"bob": 1_000.5, "ann": -0.5}}
+    first = together("e", {"ann": member(2, size)}) | paid
+    last = together("e", {"ann": member(2, 5, begin=size, t=size, end="terminated")}, end="terminated")
+    with served(kind=RLlinkInput, **TWO) as one:
+        with one.sampling(), one.voice() as voice:
+            for wrong, code in (
+                (3.0, "wrong_type"),
+                ({"bob": "x"}, "wrong_type"),
+                ({"bob": 1e300}, "out_of_range"),
+                ({"bob": 1.0, "nobody": 1.0}, "unknown_id"),
+            ):
+                assert voice.refused("EPISODES", episodes=[last | {"unclaimed": wrong}]) == code
+            voice.bring(first)
+            voice.bring(last | paid, last | paid)
+            voice.bring(
+                together("f", {"ann": member(2, 1, end="terminated")}, end="terminated") | {"unclaimed": None}
+            )
+            assert all_taken(one, voice)
+        assert one.paid() == 1_000 + sum(range(size + 5))
+        returns = one.summary()["hist_stats"]["episode_reward"]
+        assert sorted(returns) == [0.0, 1_000 + sum(range(size + 5))]
+
+
+def test_what_is_paid_in_an_episode_in_which_nobody_acts_is_unclaimed() -> None:
+    paid = {"unclaimed": {"bob": 2.5, "ann": -0.5}}
+    with served(kind=RLlinkInput, **TWO) as one:
+        with one.sampling(), one.voice() as voice:
+            voice.bring(together("e", {}, end="terminated") | paid, together("f", {}, end="terminated"))
+            assert all_taken(one, voice)
+        assert one.paid() == 2.0
+        assert one.summary()["episodes_total"] == 0
+
+
+@both_dialects
+def test_rows_of_a_client_that_tells_no_times_lie_at_the_end_of_their_own_chunk(msgpack: bool) -> None:
+    first = {"ann": member(2, 4), "bob": member(3, 2)}
+    second = {"ann": member(2, 2, begin=4, t=4), "bob": member(3, 3, begin=2, t=2)}
+    with served(kind=RLlinkInput, **TWO, critic_obs="all_agents", rollout_fragment_length=1) as one:
+        with one.sampling(), one.voice(msgpack=msgpack) as voice:
+            # Both may come with one poll.
+            voice.bring(together("e", first), together("e", second, end="terminated"))
+            assert all_taken(one, voice)
+        assert one.column("env_t", "for_ann").tolist() == [0, 1, 2, 3, 4, 6]
+        assert one.column("env_t", "for_bob").tolist() == [2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(("told", "length"), [(None, 13), (0, 5), (14, 19), (15, 20), (2**62, 20)])
+def test_env_steps_of_agents_that_take_turns_are_told(told: int | None, length: int) -> None:
+    agents = {"ann": member(2, 10), "bob": member(3, 5)}
+    last = {
+        "ann": member(2, 3, begin=10, t=10, end="terminated"),
+        "bob": member(3, 2, begin=5, t=5, end="terminated"),
+    }
+    with served(kind=RLlinkInput, **TWO) as one:
+        with one.sampling(), one.voice() as voice:
+            first = together("e", agents) | ({} if told is None else {"env_steps": told})
+            voice.bring(first, first)
+            voice.bring(together("e", last, end="terminated") | ({} if told is None else {"env_steps": 5}))
+            assert all_taken(one, voice)
+        assert one.summary()["hist_stats"]["episode_lengths"] == [length if told is not None else 13]
+
+
+def test_a_gap_of_one_agent_refuses_the_whole_chunk_and_nothing_is_lost() -> None:
+    first = together("e", {"ann": member(2, 10), "bob": member(3, 10)})
+    gap = together("e", {"ann": member(2, 10, begin=10, t=10), "bob": member(3, 5, begin=15, t=15)}, t=10)
+    whole = together(
+        "e",
+        {
+            "ann": member(2, 25, begin=10, t=10, end="terminated"),
+            "bob": member(3, 25, begin=10, t=10, end="terminated"),
+        },
+        t=10, end="terminated",
+    )  # fmt: skip
+    with served(kind=RLlinkInput, **TWO) as one:
+        with one.sampling(), one.voice() as voice:
+            voice.bring(first)
+            assert voice.refused("EPISODES", episodes=[gap]) == "wrong_order"
+            voice.bring(whole)
+            assert all_taken(one, voice)
+        assert one.paid() == 2 * sum(range(35))
+
+
+def test_who_answers_is_told_before_and_kept_through_the_episode() -> None:
+    asked: list[Any] = []
+
+    def mapping(agent_id: Any, episode: Any, worker: Any = None, **_: Any) -> str:
+        asked.append(agent_id)
+        return "even" if len(asked) % 2 else "odd"
+
+    space = TWO["observation_space"]["ann"]
+    config = {
+        "observation_space": {"ann": space, "bob": space}, "action_space": TWO["action_space"],
+        "multiagent": {"policies": {"even", "odd"}, "policy_mapping_fn": mapping},
+    }  # fmt: skip
+    with served(kind=RLlinkInput, **config) as one:
+        with one.sampling(), one.voice() as voice:
+            told = voice.ask("GET_POLICIES", episode_id="e", agent_ids=["ann", "bob"])
+            assert told["type"] == "POLICIES"
+            assert set(told["policy_ids"].values()) == {"even", "odd"}
+            assert voice.ask("GET_POLICIES", episode_id="e", agent_ids=["bob", "ann"]) == told
+            asked.append("somebody in between")
+            agents = {"ann": member(2, 40, end="terminated"), "bob": member(2, 36, end="terminated")}
+            voice.bring(together("e", agents, end="terminated"))
+            assert all_taken(one, voice)
+        one.paid()
+        lengths = {"ann": 40, "bob": 36}
+        for agent, policy in told["policy_ids"].items():
+            assert len(one.column("obs", policy)) == lengths[agent]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        (member(2, 5, end="terminated"), "malformed"),
+        ({**together("e", {"ann": member(2, 5)}), "id": None}, "malformed"),
+        (together("e", {"carl": member(2, 5)}), "unknown_id"),
+        (together("e", {"ann": member(3, 5)}), "wrong_length"),
+        (together("e", {"ann": member(2, 5), "bob": member(2, 5)}), "wrong_length"),
+    ],
+)
+def test_episodes_of_another_kind_are_refused(wrong: Any, code: str) -> None:
+    with served(kind=RLlinkInput, **TWO) as one, one.voice() as voice:
+        assert voice.refused("EPISODES", episodes=[wrong]) == code
+        assert one.status["open_episodes"] == 0
