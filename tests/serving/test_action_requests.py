@@ -166,24 +166,21 @@ def test_what_is_asked_in_one_round_is_decided_in_one_call(door: Door) -> None:
         assert calls == [16]
 
 
-def test_questions_of_several_clients_within_the_batch_wait_are_decided_in_one_call_and_nobody_else_is_waited_for() -> (
-    None
-):
+def test_as_many_questions_as_were_answered_last_are_waited_for_and_decided_in_one_call() -> None:
     with served(settings={"batch_wait": 30.0}) as one:
         calls = calls_of_the_network(one)
-        with one.sampling():
-            voices = [one.voice() for _ in range(3)]
-            for voice in voices:
-                begin(voice, 1)
+        with one.sampling(), one.voice() as voice:
+            names = begin(voice, 3)
+            say_at_once(voice, TCP, *(asks(name, obs_of(0)) for name in names))
+            assert sorted(heard(voice, 3)) == names
             begun = time.monotonic()
-            for voice in voices:
-                voice.tell(**kind(asks("e0", obs_of(0))))
+            for name in names:
                 time.sleep(0.05)
-            assert [voice.hear()["type"] for voice in voices] == ["ACTION"] * 3
+                voice.tell(**kind(asks(name, obs_of(1))))
+            assert sorted(heard(voice, 3)) == names
+            # Nobody else is waited for.
             assert time.monotonic() - begun < 20.0
-            for voice in voices:
-                voice.leave()
-        assert calls == [3]
+        assert calls == [3, 3]
 
 
 def test_a_bad_question_of_several_agents_costs_only_its_own_episode() -> None:

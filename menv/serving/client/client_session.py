@@ -320,9 +320,20 @@ def element_of(space: gym.Space[Any] | None, value: Any) -> Any:
         return value
     wire_format = WireFormat.MSGPACK
     try:
-        return reader_of(space, bounded=False).read(to_raw(value, wire_format), wire_format, "action")
+        return _as_sampled(
+            space, reader_of(space, bounded=False).read(to_raw(value, wire_format), wire_format, "action")
+        )
     except (BadMessageError, OverflowError) as error:
         raise ContractError(
             f"PolicyClient: the server answers with an action that is none ({ascii(str(error))[1:-1]:.100}), expected "
             f"an element of {in_a_line(space)}; look at the server's policy"
         ) from error
+
+
+def _as_sampled(space: gym.Space[Any], value: Any) -> Any:
+    """Return an element in which the numbers of boxes without axes are arrays."""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: _as_sampled(part, value[key]) for key, part in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(map(_as_sampled, space.spaces, value))
+    return np.asarray(value) if isinstance(space, gym.spaces.Box) else value
