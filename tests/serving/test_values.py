@@ -78,7 +78,7 @@ def test_packed_numbers_are_not_copied_unless_their_type_changes() -> None:
     assert same(wider, np.full((3, 2), 0.1, np.float32))
 
 
-FLAGS: Any = S.Box(0, 1, (3,), np.bool_)  # type: ignore[arg-type]
+FLAGS: Any = S.Box(0, 1, (3,), np.bool_)
 
 
 @BOTH
