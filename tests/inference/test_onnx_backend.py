@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from menv.algorithms.networks.stock_graphs import StockGraphs
 from menv.algorithms.networks.stock_spec import StockSpec
+from menv.algorithms.networks.torch_stock import TorchStock
 from menv.algorithms.torch_backend import TorchBackend
 from menv.errors import ConfigError
 from menv.inference import onnx_backend
@@ -48,6 +50,15 @@ def spec_of(obs_size: int, head: ActionHead, hiddens: tuple[int, ...] = (64, 64)
 
 def backend(spec: StockSpec, policies: int = 1) -> OnnxBackend:
     return OnnxBackend(StockGraphs(spec), spec.head, [lively_weights(spec, seed) for seed in range(policies)])
+
+
+def with_torch(spec: StockSpec, policies: int = 1) -> TorchBackend:
+    return TorchBackend(
+        partial(TorchStock, spec), spec.head, [lively_weights(spec, seed) for seed in range(policies)]
+    )
+
+
+every_backend = pytest.mark.parametrize("make", [backend, with_torch], ids=["onnx", "torch"])
 
 
 def random_rows(spec: StockSpec, rows: int, seed: int = 0) -> Rows:
@@ -100,11 +111,12 @@ def test_a_continuous_action_is_the_mean_plus_the_scaled_draw() -> None:
     np.testing.assert_allclose(logp, [-1.0 - np.log(2.0 * np.pi)], rtol=1e-6)
 
 
+@every_backend
 @pytest.mark.parametrize("head", [*HEADS[:3], *HEADS[5:10], *HEADS[-2:]])
 @pytest.mark.parametrize("draw", [0.0, 2.0**-23, 0.5, ALMOST_ONE])
-def test_a_masked_choice_is_never_drawn_nor_greedy(head: ActionHead, draw: float) -> None:
+def test_a_masked_choice_is_never_drawn_nor_greedy(make: Any, head: ActionHead, draw: float) -> None:
     spec = spec_of(4, head)
-    acting = backend(spec, policies=2)
+    acting = make(spec, policies=2)
     obs, mask, _ = random_rows(spec, 60)
     assert mask is not None
     noise = np.full((60, head.noise_width), draw, np.float32)
@@ -246,9 +258,10 @@ def test_new_weights_change_the_next_answer_of_that_policy_only() -> None:
     )
 
 
-def test_weights_are_copied_in_and_out() -> None:
+@every_backend
+def test_weights_are_copied_in_and_out(make: Any) -> None:
     spec = StockSpec(4, ActionHead("categorical", (2,)))
-    acting = backend(spec)
+    acting = make(spec)
     mine = lively_weights(spec, 3)
     acting.set_weights(0, mine)
     kept = {name: value.copy() for name, value in mine.items()}
@@ -259,9 +272,10 @@ def test_weights_are_copied_in_and_out() -> None:
     assert sorted(kept) == list(acting.weight_names)
 
 
-def test_a_policy_added_later_copies_policy_0_or_brings_its_own_weights() -> None:
+@every_backend
+def test_a_policy_added_later_copies_policy_0_or_brings_its_own_weights(make: Any) -> None:
     spec = StockSpec(4, ActionHead("categorical", (5,)))
-    acting = backend(spec)
+    acting = make(spec)
     obs, mask, noise = random_rows(spec, 16)
     first = acting.decide(obs, mask, noise).actions
     assert (acting.add_policy(), acting.add_policy(lively_weights(spec, 9)), acting.policies) == (1, 2, 3)
@@ -270,17 +284,19 @@ def test_a_policy_added_later_copies_policy_0_or_brings_its_own_weights() -> Non
     assert not np.array_equal(acting.values(2, obs), acting.values(1, obs))
 
 
-def test_weights_of_another_network_are_refused_with_name_and_shapes() -> None:
-    acting = backend(StockSpec(4, ActionHead("categorical", (2,))))
+@every_backend
+def test_weights_of_another_network_are_refused_with_name_and_shapes(make: Any) -> None:
+    acting = make(StockSpec(4, ActionHead("categorical", (2,))))
     other = StockSpec(5, ActionHead("categorical", (2,))).first_weights(0)
     with pytest.raises(ConfigError, match=r"2 weights .*policy.0.weight.*\(5, 64\), expected \(4, 64\)"):
         acting.set_weights(0, other)
 
 
+@every_backend
 @pytest.mark.parametrize("rows", [10, 1000])
-def test_a_row_of_an_unknown_policy_is_an_error(rows: int) -> None:
+def test_a_row_of_an_unknown_policy_is_an_error(make: Any, rows: int) -> None:
     spec = StockSpec(4, ActionHead("categorical", (2,)))
-    acting = backend(spec, policies=2)
+    acting = make(spec, policies=2)
     obs, mask, noise = random_rows(spec, rows)
     for unknown in (2, -1):
         with pytest.raises(ConfigError, match=f"policy {unknown}, expected 0 to 1"):

@@ -24,6 +24,7 @@ def line_of(package: str) -> Any:
     return eval(row[2], names)
 
 
+@pytest.mark.slow_unless("open_spiel")
 @pytest.mark.parametrize("package", ["open_spiel", "vmas", "mpe2"])
 def test_a_line_of_the_page_trains_as_it_is_printed(package: str) -> None:
     config = {

@@ -28,6 +28,7 @@ class Game:
         polls: So many are enough for an episode or more of two copies.
         ends: Whether its episodes end at all.
         repeats_itself: Whether its observations are determined by the seed of its reset.
+        quick: Whether it is played in less than a second, or is the only one of its family.
     """
 
     module: str
@@ -36,6 +37,7 @@ class Game:
     polls: int = 60
     ends: bool = True
     repeats_itself: bool = True
+    quick: bool = True
 
     @property
     def name(self) -> str:
@@ -59,15 +61,15 @@ CLASSIC = [
     Game(f"{_CLASSIC}.texas_holdem_v4"),
 ]
 BUTTERFLY = [
-    Game(f"{_BUTTERFLY}.knights_archers_zombies_v11", settings=_ARENA, polls=900),
+    Game(f"{_BUTTERFLY}.knights_archers_zombies_v11", settings=_ARENA, polls=900, quick=False),
     Game(f"{_BUTTERFLY}.knights_archers_zombies_v11", PARALLEL, _ARENA, 260),
     Game(f"{_BUTTERFLY}.pistonball_v6", settings={"n_pistons": 4, "max_cycles": 5}),
     Game(f"{_BUTTERFLY}.pistonball_v6", PARALLEL, {"n_pistons": 4, "max_cycles": 5}, 15),
 ]
 SISL = [
-    Game("pettingzoo.sisl.multiwalker_v9", settings={"max_cycles": 40}, polls=300),
+    Game("pettingzoo.sisl.multiwalker_v9", settings={"max_cycles": 40}, polls=300, quick=False),
     Game("pettingzoo.sisl.multiwalker_v9", PARALLEL, {"max_cycles": 40}, 100),
-    Game("pettingzoo.sisl.pursuit_v5", PARALLEL, {"max_cycles": 12}, 30),
+    Game("pettingzoo.sisl.pursuit_v5", PARALLEL, {"max_cycles": 12}, 30, quick=False),
 ]
 MPE = [
     Game("mpe2.simple_spread_v3", settings={"max_cycles": 8}, polls=80),

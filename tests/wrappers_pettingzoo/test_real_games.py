@@ -17,7 +17,10 @@ from tests.wrappers_pettingzoo.replay import Life, Story, assert_same, build, pl
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 pytestmark = AS_THEY_WARN
-every_game = pytest.mark.parametrize("game", ALL_GAMES, ids=lambda game: game.name)
+every_game = pytest.mark.parametrize(
+    "game",
+    [pytest.param(game, id=game.name, marks=[] if game.quick else pytest.mark.slow) for game in ALL_GAMES],
+)
 
 
 @every_game
