@@ -300,10 +300,10 @@ def _new_group(
     output = ActionOutput(
         spec.action_space, normalize=config.normalize_actions is not False, clip=config.clip_actions
     )
-    form = connectors[0].rows_of(spec.observation_space)
     networks = NetworkGroup(
         list(members), spec.observation_space, spec.action_space, preprocessor, backend, output, network.state_sizes,
-        connectors, action_plan(connectors[0].action), form.row_width, form.row_dtype, GraphsHere(network),
+        connectors, action_plan(connectors[0].action), *connectors[0].rows_of(spec.observation_space),
+        GraphsHere(network),
     )  # fmt: skip
     group = PolicyGroup(NetworkStrategy(networks))
     return BuiltPolicies(group, networks, network, _form(spec, config, network), check)

@@ -400,13 +400,6 @@ def _pair(entry: object) -> tuple[Any, Any]:
     return entry[0], entry[1]
 
 
-class RowKind(NamedTuple):
-    """Width F and dtype (float32, or uint8 for images of bytes) of the network's input rows."""
-
-    row_width: int
-    row_dtype: np.dtype[Any]
-
-
 @dataclass(frozen=True, slots=True)
 class PolicyConnectors:
     """The two pipelines of one policy: `agent` for its observations, `action` for its actions."""
@@ -419,10 +412,10 @@ class PolicyConnectors:
         """Return the pipelines of a policy with default settings."""
         return cls(agent_pipeline(ctx), action_pipeline(ctx, normalize=True, clip=False))
 
-    def rows_of(self, space: gym.Space[Any]) -> RowKind:
-        """Return the kind of the network's input rows for observations of a space."""
+    def rows_of(self, space: gym.Space[Any]) -> tuple[int, np.dtype[Any]]:
+        """Return width F and dtype (float32, or uint8 for images of bytes) of the network's input rows."""
         behind, width = self.agent.space(space, 0)
-        return RowKind(width, ObsPreprocessor(behind).dtype)
+        return width, ObsPreprocessor(behind).dtype
 
     def output(self, action_space: gym.Space[Any]) -> ActionOutput:
         """Return the action connectors on whole batches."""

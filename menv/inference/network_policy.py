@@ -435,11 +435,12 @@ class NetworkPolicy(Policy):
 
     def _shown(self, agents: Sequence[AgentConnectorDataType], mask_width: int) -> tuple[Any, Any, Any, Any]:
         """Return for N agents what action connectors see of each, and obs [N, F], mask [N, M] and state [N, S]."""
-        networks, found = self.networks, [agent.data for agent in agents]
-        inputs = [data.raw_dict if isinstance(data, AgentConnectorsOutput) else data for data in found]
-        views: list[Any] = [
-            data.sample_batch if isinstance(data, AgentConnectorsOutput) else _one_row(data) for data in found
+        networks = self.networks
+        found = [
+            data if isinstance(data, AgentConnectorsOutput) else AgentConnectorsOutput(data, _one_row(data))
+            for data in [agent.data for agent in agents]
         ]
+        inputs, views = [one.raw_dict for one in found], [one.sample_batch for one in found]
         obs = as_network_dtype(_stacked(views, SampleBatch.OBS, networks.row_width), networks.row_dtype)
         mask = _stacked(views, MASK, mask_width).astype(np.bool_) if mask_width else None
         parts = [

@@ -401,7 +401,7 @@ def _networks(manifest: Mapping[str, Any], files: Mapping[str, bytes], where: st
         connectors=[connectors],
         built=plan,
         row_width=backend.obs_size,
-        row_dtype=connectors.rows_of(observation_space).row_dtype,
+        row_dtype=connectors.rows_of(observation_space)[1],
         graphs=functools.partial(StoredGraphs, False, graphs.models),
     )
 
