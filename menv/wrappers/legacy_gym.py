@@ -239,7 +239,7 @@ def _check_steps(env: object) -> None:
 
 def _has_many_agents(env: object) -> bool:
     signs = ("_agent_ids", "get_agent_ids", "possible_agents", "with_agent_groups")
-    return isinstance(env, MultiAgentEnv) or any(hasattr(env, sign) for sign in signs)
+    return any(hasattr(env, sign) for sign in signs)
 
 
 def _listed_agents(env: Any) -> list[Any]:
