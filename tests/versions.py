@@ -28,13 +28,13 @@ SAMPLE = (
     "bundles/test_spaces_json.py", "checking/test_actions.py", "checking/test_agent_lifecycles.py",
     "checking/test_codes.py", "checking/test_kinds.py", "connectors/test_obs_preprocessor.py",
     "connectors/test_pipelines.py", "contract/test_contract.py", "envs/test_tictactoe.py",
-    "properties/test_batches.py", "sampling/test_rollout_buffer.py", "serving/test_messages.py",
-    "serving/test_tls.py", "test_multi_agent_env.py", "test_sample_batch.py", "test_spaces.py",
+    "properties/test_batches.py", "sampling/test_rollout_buffer.py", "serving/test_protocol.py",
+    "serving/test_transports.py", "test_multi_agent_env.py", "test_sample_batch.py", "test_spaces.py",
     "wrappers_pettingzoo/test_wrong_input.py",
 )  # fmt: skip
 """Tests that need no torch."""
 TORCH_SAMPLE = (
-    "algorithms/test_conv_networks.py", "algorithms/test_dqn_loss.py", "algorithms/test_ppo_loss.py",
+    "algorithms/test_conv_networks.py", "algorithms/test_dqn_learner.py", "algorithms/test_ppo_loss.py",
     "algorithms_e2e/test_ppo.py", "bundles/test_onnx_export.py", "bundles/test_round_trip.py",
     "checkpoints/test_going_on.py", "engines/test_ray_engine.py", "inference/test_onnx_backend.py",
     "serving/test_client.py", "tracking/test_progress.py",

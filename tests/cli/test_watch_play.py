@@ -283,12 +283,15 @@ def test_the_last_lines_of_training_can_be_typed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = [
-        "--config",
-        "train_batch_size=64",
-        "--config",
-        "sgd_minibatch_size=64",
-        "--stop",
-        "training_iteration=1",
+        *(
+            "--config",
+            "train_batch_size=64",
+            "--config",
+            "sgd_minibatch_size=64",
+            "--config",
+            "num_sgd_iter=1",
+        ),
+        *("--stop", "training_iteration=1"),
     ]
     for env, expected in (("connect_four", ["watch", "play"]), ("CartPole-v1", ["watch"])):
         assert main(["train", env, *small]) == 0

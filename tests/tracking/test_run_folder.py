@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from menv import Policy
-from menv.algorithms import DQN, PPO
+from menv.algorithms import PPO
 from menv.errors import ConfigError
 from menv.tracking import Run, RunFolder, Tracker, next_run_dir
 from tests.house.sources import ROOT
@@ -86,7 +86,7 @@ def test_trackers_follow_a_run_and_their_errors_do_not_end_it(caplog: pytest.Log
             self.ended = reason
 
     seen = Seen()
-    with caplog.at_level(logging.WARNING, "menv"), DQN(env="tictactoe") as algo:
+    with caplog.at_level(logging.WARNING, "menv"), PPO(env="tictactoe", config=SMALL) as algo:
         algo.learn(stop={"training_iteration": 3}, trackers=[Broken(), seen])
     assert (
         len([one for one in caplog.records if "Broken.result raised ValueError: no room" in one.message]) == 1

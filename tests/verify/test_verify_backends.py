@@ -51,7 +51,7 @@ def by_seat(agent_id: Any, *args: Any, **kwargs: Any) -> str:
     ids=lambda value: getattr(value, "__name__", str(value)) if not isinstance(value, list) else "",
 )
 def test_back_ends_agree(env: Any, names: list[str]) -> None:
-    report = verify_backends(env, env_steps=400, backends=WITHOUT_RAY)
+    report = verify_backends(env, env_steps=200, backends=WITHOUT_RAY)
     assert list(report.digests) == names
     assert report.same, str(report)
     assert report.left_out == {}
