@@ -209,7 +209,6 @@ class EvaluationRunner:
 
 @contextmanager
 def _prefixed_errors() -> Iterator[None]:
-    """Prefix errors with the name of the setting."""
     try:
         yield
     except (ConfigError, ContractError, EnvCrashError) as error:

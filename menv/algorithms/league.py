@@ -194,7 +194,6 @@ class League:
         return names
 
     def _player(self, role: str, seat: str) -> str:
-        """Return the player in a seat."""
         return role if seat == LEARNER else self.slots.get(seat, seat) or seat
 
     def _count(self, episode: EpisodeSummary) -> None:
@@ -310,7 +309,6 @@ class League:
         return list(found.items()) or [(LEARNER, 1.0)]
 
     def _load(self, seat: str, name: str) -> None:
-        """Load a snapshot into the policies of a seat."""
         member = self.members[name]
         # If loading is interrupted, the seat is empty.
         self.slots[seat] = None

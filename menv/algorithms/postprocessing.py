@@ -201,7 +201,6 @@ class BatchPostprocessor:
     def _critic_rows(
         self, batch: MultiAgentBatch, episodes: Episodes, beside: Beside = ()
     ) -> dict[str, CriticRows]:
-        """Return the inputs of central critics, by policy."""
         asked = {name: self._critic_of(name) for name in batch}
         own = {name: critic for name, critic in asked.items() if callable(critic)}
         found = {}

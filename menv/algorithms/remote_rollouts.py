@@ -202,7 +202,6 @@ class RemoteRollouts:
 
     @property
     def _total(self) -> WorkerCounters:
-        """Counters of all workers, lost ones included."""
         each = ((queue.past_counters, queue.counters) for queue in self._queues)
         return WorkerCounters.sum((self._past_counters, *chain.from_iterable(each)))
 
@@ -258,7 +257,6 @@ class RemoteRollouts:
                 self._ask(index, update)
 
     def _ask(self, index: int, update: PolicyUpdate | None = None, times: int = 1) -> None:
-        """Request one or several fragments."""
         number = self._policy_sync.version if self._ahead else None
         for _ in range(times):
             if not self._queues[index].asked:

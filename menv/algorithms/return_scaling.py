@@ -178,5 +178,4 @@ class RewardScale:
 
 
 def _mean_square(targets: npt.NDArray[Any], values: npt.NDArray[Any]) -> float:
-    """Return that of the errors of [N] values."""
     return float(np.mean(np.square(np.subtract(targets, values, dtype=np.float64))))

@@ -394,7 +394,6 @@ class ExternalClients:
         actions: Actions,
         state: Floats | None,
     ) -> ForwardOutputs | None:
-        """Return distribution inputs and log-probabilities of actions."""
         policy = self._policy_set.policies.get(policy_id)
         if not isinstance(policy, NetworkPolicy):
             return None

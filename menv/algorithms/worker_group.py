@@ -243,7 +243,6 @@ class WorkerGroup:
         return [index for index in range(len(self)) if index not in self.absent]
 
     def _leave_out(self, index: int, why: str) -> None:
-        """Continue without a worker until Ray has placed it."""
         self.absent.add(index)
         self.renew(index)
         running = len(self) - len(self.absent)

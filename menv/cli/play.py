@@ -56,7 +56,6 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv play") -> 
 
 
 def _serve(args: argparse.Namespace, program: str) -> int:
-    """Serve the page until Ctrl-C and return the exit status."""
     from menv.playing.browser import PlayServer
 
     with ExitStack() as stack:

@@ -70,7 +70,6 @@ def _run(run: Run) -> Iterator[str]:
 
 
 def _changed(run: Run) -> dict[str, str]:
-    """Return the settings that differ from the defaults."""
     config: Any = run.config.get("config")
     kind: Any = getattr(algorithms, f"{run.config.get('algorithm')}Config", None)
     default = dict(flat_settings(as_json(kind()) if kind is not None else {}))

@@ -60,7 +60,6 @@ def main(arguments: Sequence[str] | None = None, program: str = "menv watch") ->
 
 
 def _played(game: Game, shown: _Screen | _Film) -> Position:
-    """Play an episode, show each env step, and return the end."""
     position = game.start()
     shown.show(position, first=True)
     while not position.done:
@@ -195,7 +194,6 @@ def _mp4(ffmpeg: str, path: str, fps: float) -> Iterator[_Film]:
 
 
 def _ffmpeg() -> str:
-    """Return the program that writes videos."""
     with suppress(ImportError, RuntimeError):
         return str(import_module("imageio_ffmpeg").get_ffmpeg_exe())
     found = shutil.which("ffmpeg")

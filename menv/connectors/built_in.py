@@ -48,7 +48,6 @@ _MOST_FRAMES = 10_000
 
 
 def _with_action(ac_data: ActionConnectorDataType, action: object) -> ActionConnectorDataType:
-    """Return the same answer with another action."""
     output: PolicyOutput = (action, ac_data.output[1], ac_data.output[2])
     return ActionConnectorDataType(ac_data.env_id, ac_data.agent_id, ac_data.input_dict, output)
 

@@ -199,7 +199,6 @@ class ObsPreprocessor:
         return np.concatenate([self._mask_of(leaf, obs, final) for leaf in self.mask_leaves], axis=1)
 
     def _mask_of(self, leaf: Leaf, obs: Sequence[Any] | Array, final: bool | Mask) -> Mask:
-        """Return [R, M] of one mask."""
         values = _parts_at(obs, leaf.keys)
         whole = leaf.keys[-1] == MASK_KEY
         if (

@@ -278,7 +278,6 @@ def write_gif(frames: list[Any], path: Path, fps: float) -> None:
 
 
 def _any_set(flags: Iterable[Any]) -> bool:
-    """Return whether a flag is set; the adapter reports invalid flags."""
     try:
         return any(flags)
     except (ValueError, RuntimeError):

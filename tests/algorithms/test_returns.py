@@ -114,16 +114,6 @@ def test_the_columns_that_come_in_are_left_alone() -> None:
     assert is_last.tolist() == [False, False, True]
 
 
-def test_a_last_row_that_ends_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match="mark the row where a fragment was cut as last"):
-        gae(np.ones(2), np.ones(2), np.ones(2), np.array([True, False]), 0.9, 0.9)
-
-
-def test_columns_of_unequal_length_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"\[2, 2, 3, 2\]"):
-        gae(np.ones(2), np.ones(2), np.ones(3), np.array([True, True]), 0.9, 0.9)
-
-
 def test_advantages_need_no_torch() -> None:
     code = (
         "import sys; import menv.algorithms.ppo.advantages, menv.algorithms.ppo.config;"

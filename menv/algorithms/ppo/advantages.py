@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from menv.errors import ConfigError, ContractError
+from menv.errors import ContractError
 from menv.migration_hints import old_arguments
 from menv.sample_batch import SampleBatch
 
@@ -71,12 +71,6 @@ def gae(
     The recursion `A_t = delta_t + gamma * lambda * A_t+1` is solved for all timesteps by doubling: after k passes each
     one holds the sum of its next 2**k terms, so log2(longest trajectory) passes suffice.
     """
-    lengths = [len(rewards), len(values), len(next_values), len(is_last)]
-    if len(set(lengths)) > 1 or (lengths[0] and not is_last[-1]):
-        raise ConfigError(
-            f"gae: {lengths} rewards, values, next_values and flags, expected equal numbers and a last row "
-            "that ends its trajectory; mark the row where a fragment was cut as last"
-        )
     # [N] in float64: the sums of a long trajectory would lose digits in float32.
     sums: npt.NDArray[np.float64] = (
         np.asarray(rewards, np.float64) + gamma * np.asarray(next_values, np.float64) - values

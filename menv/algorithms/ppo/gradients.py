@@ -233,7 +233,6 @@ def _discrete(
 
 
 def _log_chances(sizes: list[int], outputs: Tensor) -> Tensor:
-    """Return [D, B] log-probabilities of all choices."""
     if len(sizes) == 1:
         return outputs.log_softmax(0)
     return torch.cat([part.log_softmax(0) for part in torch.split(outputs, sizes)])

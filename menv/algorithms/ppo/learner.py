@@ -151,7 +151,6 @@ class PPOLearner:
         )
 
     def _only_clone(self, rows: Demonstrations | None) -> dict[str, float]:
-        """Learn from demonstrations alone."""
         if rows is None:
             return {"bc_weight": 0.0}
         rng = np.random.default_rng((self._seed, self._batches))
