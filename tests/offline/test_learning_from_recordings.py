@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.self_play import lookahead, points
 from menv.algorithms import DQN, PPO, QMIX
-from menv.envs import TwoStepGame
 from menv.offline import record
+from tests.offline.worlds import Doors
 
 
 def balance(obs: Any) -> int:
@@ -21,23 +21,37 @@ def balance(obs: Any) -> int:
     return int(angle + 0.3 * rotation + 0.05 * position + 0.1 * speed > 0)
 
 
-def test_qmix_learns_more_from_random_joint_actions_than_they_earned(tmp_path: Path) -> None:
+def open_doors(obs: Any) -> list[int]:
+    return [int(door) for door in np.flatnonzero(obs["action_mask"])]
+
+
+def test_qmix_learns_more_from_random_joint_actions_under_masks_than_they_earned(tmp_path: Path) -> None:
     def team(context: Any) -> Any:
-        return TwoStepGame({"with_state": True}).with_agent_groups({"team": ["agent_1", "agent_2"]})
+        return Doors().with_agent_groups({"team": ["a", "b"]})
 
     draws, path = random.Random(0), tmp_path / "random.parquet"
-    returns = record(lambda obs: (draws.randrange(2), draws.randrange(2)), team, path, episodes=200)
-    assert returns["team"] < 6
+    returns = record(lambda obs: tuple(draws.choice(open_doors(one)) for one in obs), team, path, episodes=60)
+    assert returns["team"] < 8
     config = {
-        "input": str(path),
-        "evaluation_duration": 1,
-        "evaluation_config": {"explore": False},
-        "seed": 0,
-    }
+        "input": str(path), "lr": 1e-2, "training_intensity": 5, "num_steps_sampled_before_learning_starts": 100,
+        "evaluation_duration": 5, "evaluation_config": {"explore": False}, "torch_threads": 1, "seed": 0,
+    }  # fmt: skip
     with QMIX(env=team, config=config) as algo:
-        for _ in range(3):
-            algo.train()
-        assert algo.evaluate()["evaluation"]["episode_reward_mean"] >= 7
+        assert not reaches(12, algo, every=0, most=1)
+        assert reaches(12, algo, every=1, most=3)
+
+
+def test_ppo_clones_a_player_under_masks(tmp_path: Path) -> None:
+    path = tmp_path / "last.jsonl"
+    returns = record(lambda obs: open_doors(obs)[-1], Doors, path, episodes=30)
+    assert returns == pytest.approx({"a": 6, "b": 6})
+    config = {
+        "input": str(path), "bc_weight": 1.0, "train_batch_size": 200, "lr": 1e-2, "evaluation_duration": 5,
+        "evaluation_config": {"explore": False}, "torch_threads": 1, "seed": 0,
+    }  # fmt: skip
+    with PPO(env=Doors, config=config) as algo:
+        assert not reaches(12, algo, every=0, most=1)
+        assert reaches(12, algo, every=1, most=3)
 
 
 @pytest.mark.slow

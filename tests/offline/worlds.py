@@ -59,3 +59,36 @@ class Comings(MultiAgentEnv):
         rewards = {agent: float(rng.integers(1, 9)) for agent in agents if rng.random() < 0.6}
         over = self.steps >= 12
         return obs, rewards, {**terminateds, "__all__": over}, {**truncateds, "__all__": False}, {}
+
+
+class Doors(MultiAgentEnv):
+    """Two agents choose one of three doors, of which one is shut; the last open one is worth 1 to each of them."""
+
+    def __init__(self, context: Any = None) -> None:
+        self.possible_agents = ["a", "b"]
+        mask = gym.spaces.MultiBinary(3)
+        self.observation_space = gym.spaces.Dict(
+            {"action_mask": mask, "seen": gym.spaces.Box(0, 1, (1,), np.float32)}
+        )
+        self.action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        self.rng, self.steps = np.random.default_rng(seed), 0
+        return self._obs(), {}
+
+    def _obs(self) -> Any:
+        self.masks = {agent: np.ones(3, np.int8) for agent in self.possible_agents}
+        for mask in self.masks.values():
+            mask[self.rng.integers(3)] = 0
+        return {
+            agent: {"action_mask": mask, "seen": np.ones(1, np.float32)} for agent, mask in self.masks.items()
+        }
+
+    def step(self, action_dict: Any) -> Any:
+        assert all(self.masks[agent][action] for agent, action in action_dict.items()), "a shut door"
+        rewards = {
+            agent: float(action == np.flatnonzero(self.masks[agent])[-1])
+            for agent, action in action_dict.items()
+        }
+        self.steps += 1
+        return self._obs(), rewards, {"__all__": self.steps >= 6}, {"__all__": False}, {}
