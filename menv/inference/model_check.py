@@ -64,7 +64,7 @@ _TYPED_BY = {"Where": 1, "CastLike": 1, "OneHot": 2}
 
 
 @dataclass(slots=True)
-class GraphValue:
+class Value:
     """A value of a graph: its shape, whether it may hold integers, and its numbers if they are few and known."""
 
     shape: Shape
@@ -111,7 +111,7 @@ class Graph:
 
     nodes: list[Node] = dataclasses.field(default_factory=list)
     inputs: dict[str, tuple[int, tuple[int | None, ...] | None]] = dataclasses.field(default_factory=dict)
-    constants: dict[str, GraphValue] = dataclasses.field(default_factory=dict)
+    constants: dict[str, Value] = dataclasses.field(default_factory=dict)
 
 
 class _RefusedError(Exception):
@@ -144,7 +144,7 @@ def problem_of_cost(graph: Graph) -> str:
     return ""
 
 
-def _given(graph: Graph) -> dict[str, GraphValue]:
+def _given(graph: Graph) -> dict[str, Value]:
     shapes = {name: shape or () for name, (_, shape) in graph.inputs.items()}
     widths = [math.prod(size or 1 for size in shapes[name][1:]) for name in ("obs", "rows") if name in shapes]
     tried = _ROWS_OF_MANY if max(widths, default=0) > _MANY else _ROWS
@@ -155,7 +155,7 @@ def _given(graph: Graph) -> dict[str, GraphValue]:
         sizes = tuple(size for size in shape or () if size is not None)
         if shape is None or len(sizes) < len(shape) or not _is_shape(sizes):
             raise _RefusedError(f"has an input {name!r:.60} of unknown size")
-        found[name] = GraphValue(sizes, kind not in _FLOATS)
+        found[name] = Value(sizes, kind not in _FLOATS)
     return found
 
 
@@ -163,14 +163,14 @@ def _is_shape(shape: Sequence[int]) -> bool:
     return len(shape) <= _MOST_RANK and all(0 <= size < 1 << 40 for size in shape)
 
 
-def _outputs(node: Node, given: list[GraphValue | None]) -> tuple[list[GraphValue], int]:
+def _outputs(node: Node, given: list[Value | None]) -> tuple[list[Value], int]:
     """Return the outputs of a node, all of one shape unless a rule says otherwise, and its cost."""
     parts = [one for one in given if one is not None]
     if len(parts) < sum(map(bool, node.inputs)):
         raise _RefusedError("an input without a source")
     if node.op == "Constant":
         (value,) = node.attributes.values()
-        return [value if isinstance(value, GraphValue) else _constant(value)], 0
+        return [value if isinstance(value, Value) else _constant(value)], 0
     if node.op in _SAME:
         shapes, cost = [parts[0].shape], 0
     elif node.op in _BROADCAST:
@@ -186,8 +186,7 @@ def _outputs(node: Node, given: list[GraphValue | None]) -> tuple[list[GraphValu
     whole = _may_be_whole(node, parts)
     shapes = shapes if len(shapes) > 1 else shapes * max(len(node.outputs), 1)
     outputs = [
-        GraphValue(shape, whole or (node.op in ("TopK", "MaxPool") and at > 0))
-        for at, shape in enumerate(shapes)
+        Value(shape, whole or (node.op in ("TopK", "MaxPool") and at > 0)) for at, shape in enumerate(shapes)
     ]
     if math.prod(shapes[0]) <= _FEW:
         outputs[0].known = _computed(node, parts, shapes[0])
@@ -195,13 +194,13 @@ def _outputs(node: Node, given: list[GraphValue | None]) -> tuple[list[GraphValu
     return outputs, max(cost, read * sum(map(math.prod, shapes)))
 
 
-def _constant(value: object) -> GraphValue:
+def _constant(value: object) -> Value:
     array = np.array(value)
     whole = array.dtype.kind != "f"
-    return GraphValue(array.shape, whole, array if array.dtype == np.int64 and array.size <= _FEW else None)
+    return Value(array.shape, whole, array if array.dtype == np.int64 and array.size <= _FEW else None)
 
 
-def _may_be_whole(node: Node, parts: list[GraphValue]) -> bool:
+def _may_be_whole(node: Node, parts: list[Value]) -> bool:
     """Return whether the first output may hold integers."""
     if node.op in ("Div", "Mod"):
         by = parts[1].known
@@ -210,13 +209,13 @@ def _may_be_whole(node: Node, parts: list[GraphValue]) -> bool:
     if node.op in ("Cast", "ConstantOfShape"):
         value = node.attributes.get("value")
         kind = node.number("to", 1)
-        return value.whole if isinstance(value, GraphValue) else kind not in _FLOATS
+        return value.whole if isinstance(value, Value) else kind not in _FLOATS
     if node.op in ("Shape", "Size", "ArgMax", "ArgMin"):
         return True
     return parts[_TYPED_BY.get(node.op, 0)].whole
 
 
-def _computed(node: Node, parts: list[GraphValue], shape: Shape) -> Array | None:
+def _computed(node: Node, parts: list[Value], shape: Shape) -> Array | None:
     if node.op == "Shape":
         return np.array(parts[0].shape[_part_of_shape(node)], np.int64)
     if node.op == "Size":
@@ -248,7 +247,7 @@ def _broadcast(*shapes: Shape) -> Shape:
     return tuple(map(max, zip(*((1,) * (rank - len(one)) + one for one in shapes), strict=True)))
 
 
-def _ints(node: Node, name: str, given: Sequence[GraphValue | None], place: int) -> list[int] | None:
+def _ints(node: Node, name: str, given: Sequence[Value | None], place: int) -> list[int] | None:
     """Return integers from an attribute, or from an input with known numbers; None without either."""
     if node.attributes.get(name) is not None:
         return [int(one) for one in node.attributes[name]]
@@ -260,14 +259,14 @@ def _ints(node: Node, name: str, given: Sequence[GraphValue | None], place: int)
     return [int(number) for number in one.known.reshape(-1)]
 
 
-def _needed(node: Node, name: str, given: Sequence[GraphValue | None], place: int) -> list[int]:
+def _needed(node: Node, name: str, given: Sequence[Value | None], place: int) -> list[int]:
     found = _ints(node, name, given, place)
     if found is None:
         raise _RefusedError(f"no {name}")
     return found
 
 
-def _reduced(node: Node, parts: Sequence[GraphValue]) -> Shape:
+def _reduced(node: Node, parts: Sequence[Value]) -> Shape:
     shape, kept = parts[0].shape, node.number("keepdims", 1)
     arg = node.op.startswith("Arg")
     axes = [node.number("axis", 0)] if arg else _ints(node, "axes", parts, 1)
@@ -354,7 +353,7 @@ def _split(node: Node, given: list[Any]) -> tuple[list[Shape], int]:
     return [(*shape[:at], size, *shape[at + 1 :]) for size in sizes], 0
 
 
-def _places(node: Node, given: Sequence[GraphValue | None], shape: Shape) -> tuple[slice, ...]:
+def _places(node: Node, given: Sequence[Value | None], shape: Shape) -> tuple[slice, ...]:
     starts, ends = _needed(node, "starts", given, 1), _needed(node, "ends", given, 2)
     axes = _ints(node, "axes", given, 3) or range(len(starts))
     steps = _ints(node, "steps", given, 4) or [1] * len(starts)
@@ -595,7 +594,7 @@ def _input(message: memoryview) -> tuple[str, int, tuple[int | None, ...] | None
     return name, kind, shape
 
 
-def _tensor(message: memoryview) -> tuple[str, GraphValue]:
+def _tensor(message: memoryview) -> tuple[str, Value]:
     """Return the name and the value of a tensor."""
     name, dims, kind, raw, numbers = "", [], 0, b"", []
     for field, value in _fields(message):
@@ -612,7 +611,7 @@ def _tensor(message: memoryview) -> tuple[str, GraphValue]:
             raw = bytes(_message(value))
         elif field == _TENSOR_EXTERNAL or (field == _TENSOR_LOCATION and value):
             raise _RefusedError("holds numbers in another file")
-    return name, GraphValue.of(tuple(dims), kind, raw, numbers)
+    return name, Value.of(tuple(dims), kind, raw, numbers)
 
 
 def _numbers(value: memoryview | int) -> list[int]:
