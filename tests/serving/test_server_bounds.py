@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,6 @@ from menv import MultiAgentEnv
 from menv.algorithms import DQN
 from menv.errors import RefusedError
 from menv.serving import Limits, PolicyClient, RLlinkInput
-from menv.serving.transports.tcp import TcpTransport
 from tests.external.told import Told, obs, training, waiting
 from tests.serving.doors import HTTP, TCP, Door, every_door
 from tests.serving.served import ACTIONS, OBS, TWO, Served, all_taken, obs_of, served, settled
@@ -395,27 +392,6 @@ def test_where_many_ask_as_many_episodes_end_so_that_ends_do_not_pile_up() -> No
     assert board.ready == 0
     env.over.set()
     envs.stop()
-
-
-def test_of_connections_that_have_much_to_say_one_has_its_turn_in_a_round_of_the_loop() -> None:
-    async def turns() -> list[list[int]]:
-        listener, taken = TcpTransport(), list[int]()
-        again = iter([0])
-
-        def take_turn(number: int) -> None:
-            taken.append(number)
-            if number in again:
-                listener.queue_slice(partial(take_turn, number))
-
-        for number in range(3):
-            listener.queue_slice(partial(take_turn, number))
-        seen = []
-        for _ in range(5):
-            await asyncio.sleep(0)
-            seen.append(list(taken))
-        return seen
-
-    assert asyncio.run(turns()) == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 0], [0, 1, 2, 0]]
 
 
 def test_rows_that_wait_for_pieces_are_found_again_in_the_fragments_of_several_policies() -> None:

@@ -11,6 +11,9 @@ import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -439,3 +442,25 @@ def test_a_transport_of_another_server_is_refused_and_goes_on_serving_it() -> No
             Server(Talks(), [transport])
         with Client(TCP, server.addresses[0]) as client:
             assert client.ask(b"{in") == b"{in"
+
+
+def test_connections_that_send_many_bodies_at_once_take_turns() -> None:
+    order: list[int] = []
+    with serving(TCP) as (server, talks), ExitStack() as stack:
+        clients = [stack.enter_context(Client(TCP, server.addresses[0])) for _ in range(3)]
+        for number, client in enumerate(clients):
+            assert client.ask(b"{here") == b"{here"
+            talk: Any = talks.all[number]
+            talk.received = partial(_note, order, number, talk.received)
+        gate = threading.Event()
+        server.post(gate.wait)
+        for client in clients:
+            client.raw(TCP.wrap(b"{body") * 400)
+        gate.set()
+        assert eventually(lambda: len(order) == 1_200)
+    assert max(order.index(number) for number in range(3)) < 100
+
+
+def _note(order: list[int], number: int, received: Any, *arguments: Any) -> Any:
+    order.append(number)
+    return received(*arguments)

@@ -326,7 +326,8 @@ class PolicyClient:
 
     Raises:
         ConfigError: Address, mode or token is wrong.
-        ServerGoneError: No server answers at the address.
+        ServerGoneError: No server answers at the address; so in every later call that needs the server.
+        RefusedError: In a later call: the server refuses the request.
     """
 
     def __init__(
@@ -437,8 +438,6 @@ class PolicyClient:
             EpisodeError: There is no such episode, the server has discarded it, or has refused a part of it. With local
                 inference, bounds are checked when a chunk is sent.
             ContractError: With local inference: the observation does not have the type or shape of its space.
-            RefusedError: The server refuses the request.
-            ServerGoneError: The server does not answer.
         """
         return self._episode("get_action", episode_id).act(observation)
 
@@ -450,8 +449,6 @@ class PolicyClient:
         Raises:
             CallOrderError: Local inference has chosen actions of this episode before.
             EpisodeError: There is no such episode, or the server has discarded it.
-            RefusedError: The server refuses the request.
-            ServerGoneError: The server does not answer.
         """
         episode = self._episode("log_action", episode_id)
         if not isinstance(episode, RemoteEpisode):
@@ -511,8 +508,6 @@ class PolicyClient:
             EpisodeError: As for `get_action`; also if a part of another episode that has ended was refused. Where the
                 server still has to answer another client of the session, the episode stays open.
             ContractError: As for `get_action`; also if an observation was outside its bounds.
-            RefusedError: The server refuses the request.
-            ServerGoneError: The server does not answer.
         """
         truncated = truncation(truncated)
         episode = self._episode("end_episode", episode_id)
@@ -528,11 +523,7 @@ class PolicyClient:
         self._forget(episode_id)
 
     def update_policy_weights(self) -> None:
-        """Fetch the newest weights now; has no effect with remote inference.
-
-        Raises:
-            ServerGoneError: The server does not answer.
-        """
+        """Fetch the newest weights now; has no effect with remote inference."""
         if self._actor is not None:
             self._actor.update()
 

@@ -24,6 +24,7 @@ from menv.serving.limits import Limits
 from menv.serving.protocol import frame
 from menv.serving.transports.access import Access, bearer
 from menv.serving.transports.transport import (
+    MAX_DISCARDED,
     Arrival,
     Handler,
     Listener,
@@ -52,8 +53,6 @@ else:
 
 LINGER_S = 1.0
 """Seconds that a refused peer has to read the reason."""
-_MAX_DISCARDED = 4
-"""Bodies of `max_body` bytes that are read and dropped meanwhile, so that closing does not reset the connection."""
 _JSON = b"{ \t\r\n"
 _TEXT = tuple(bytes([one]) for one in _JSON)
 _SESSION = re.compile(r"(?:[0-9a-fA-F]{2}){16,64}")
@@ -344,7 +343,7 @@ class HttpTransport(Listener):
         await send({"type": "http.response.body", "body": b""})
 
     async def _discard(self, receive: Receive) -> None:
-        left = _MAX_DISCARDED * self.limits.max_body
+        left = MAX_DISCARDED * self.limits.max_body
         while left > 0:
             message = await receive()
             if message["type"] == "http.disconnect" or not message["more_body"]:

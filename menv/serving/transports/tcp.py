@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import monotonic
 from typing import cast
 
@@ -17,6 +17,8 @@ from menv.serving.limits import Limits
 from menv.serving.protocol import FEW, HEADER_BYTES, HEADERS, BadMessageError, Frames, frame
 from menv.serving.transports.access import Access
 from menv.serving.transports.transport import (
+    FLUSH_S,
+    MAX_DISCARDED,
     Arrival,
     Handler,
     Listener,
@@ -26,9 +28,6 @@ from menv.serving.transports.transport import (
 
 LINGER_S = 1.0
 """Seconds that a refused or half-closed peer has to read the last replies."""
-_MAX_DISCARDED = 4
-"""Bodies of `max_body` bytes that are read and dropped meanwhile, so that closing does not reset the connection."""
-_FLUSH_S = 0.2
 _BACKLOG = 1024
 _SLICE_BODIES = 32
 """Bodies that are handled before other connections get their turn."""
@@ -52,8 +51,8 @@ class TcpTransport(Listener):
         self.stopping = False
         # Closed connections whose last bodies are still being handled are open, too.
         self._server: asyncio.Server | None = None
-        # Slices of work of connections with many bodies; one runs per round of the loop.
-        self._slices: deque[Callable[[], None]] = deque()
+        # Connections with many bodies handle some of them in turn, one in each round of the loop.
+        self.turn = asyncio.Lock()
 
     async def start(self, handler: Handler, limits: Limits, access: Access) -> tuple[str, int]:
         """Bind and begin to accept; see `Transport.start`."""
@@ -81,21 +80,9 @@ class TcpTransport(Listener):
         # Some may still be in a TLS handshake.
         await self._cut_all()
 
-    def queue_slice(self, run_slice: Callable[[], None]) -> None:
-        """Call `run_slice` in a later round of the loop, after the slices of other connections."""
-        self._slices.append(run_slice)
-        if len(self._slices) == 1:
-            asyncio.get_running_loop().call_soon(self._run_next_slice)
-
-    def _run_next_slice(self) -> None:
-        run_slice = self._slices.popleft()
-        if self._slices:
-            asyncio.get_running_loop().call_soon(self._run_next_slice)
-        run_slice()
-
     async def _wait_for_the_end(self) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FLUSH_S):
+            async with asyncio.timeout(FLUSH_S):
                 while self.open:
                     await asyncio.sleep(0.005)
 
@@ -124,11 +111,15 @@ class TcpConnection(asyncio.Protocol):
         self._unproven = True
         # Why the connection closes after all bodies are handled; "" if the peer need not know.
         self._close_reason: str | None = None
-        self._throttled = self._scheduled = self._paused = self._reading_paused = False
         # Whether nothing is pending, so that the next whole body goes straight to the session.
         self._idle = False
-        # Whether the session is still busy with a body.
-        self._held = False
+        # The task that handles what takes longer; nothing is read meanwhile.
+        self._work: asyncio.Task[None] | None = None
+        # What it waits for: a body with which the session is busy, a peer that reads no replies or sends too fast.
+        self._held: asyncio.Future[None] | None = None
+        self._paused = False
+        self._resumed = asyncio.Event()
+        self._too_fast_for = 0.0
         # The loop's clock.
         self._last_active = self._paused_since = monotonic()
         # Time of the first byte of an incomplete body; set at the start, where the first body is awaited.
@@ -163,12 +154,14 @@ class TcpConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """End the session after all bodies are handled."""
         self._gone, self._paused, self._idle = True, False, False
+        self._resumed.set()
         if self._ending:
+            if self._work is not None:
+                self._work.cancel()
             self._finish()
-            return
-        # Bodies that the peer sent before it closed are handled in slices, as always.
-        if not self._scheduled:
-            self._run_slice()
+        elif self._work is None:
+            # Bodies that the peer sent before it closed are handled as always.
+            self._handle()
 
     def data_received(self, data: bytes) -> None:
         # The usual case: one whole body, and nothing else is pending.
@@ -185,18 +178,11 @@ class TcpConnection(asyncio.Protocol):
         self._last_active = now = monotonic()
         if self._arrival.bucket.wait(now):
             self._bodies.append(body)
-            self._idle = False
         else:
-            self._unanswered += 1
-            try:
-                held = self._session.received(body, self._reply_fn, self._close_fn)
-                if held is not None:
-                    self._hold_until(held)
-            except Exception as fault:
-                self._listener.faults.add(fault)
-                self.abort()
-        if not self._idle:
-            self._run_slice()
+            self._deliver(body)
+            if self._held is None:
+                return
+        self._handle()
 
     def eof_received(self) -> bool:
         """The peer sends no more, but may read replies."""
@@ -211,23 +197,26 @@ class TcpConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The peer does not read its replies."""
         self._paused, self._idle = True, False
+        self._resumed.clear()
         self._paused_since = monotonic()
 
     def resume_writing(self) -> None:
         """The peer reads its replies again."""
         self._paused = False
-        self._resume()
+        self._resumed.set()
+        if self._work is None:
+            self._settle()
 
     # Called by the listener.
 
     def look(self, now: float) -> None:
         """Close the connection if the peer is too slow."""
-        if self._ending or self._held:
+        if self._ending or self._held is not None:
             return
         if self._paused:
             if now - self._paused_since > self._limits.idle_s:
                 self.abort()
-        elif self._partial_since is not None and self._reads():
+        elif self._partial_since is not None and self._work is None:
             if now - self._partial_since > self._limits.handshake_s:
                 self._refuse(
                     f"too_slow: a body was not whole after {self._limits.handshake_s:g} s; see Limits.handshake_s"
@@ -253,44 +242,71 @@ class TcpConnection(asyncio.Protocol):
             return
         self._last_active = monotonic()
         self._unparsed += data
-        if not self._scheduled:
-            self._run_slice()
-
-    def _reads(self) -> bool:
-        return not (self._throttled or self._paused or self._held or self._scheduled)
+        if self._work is None:
+            self._handle()
 
     def _is_unanswered(self) -> bool:
         return bool(self._unanswered or self._bodies or self._unparsed)
 
-    def _run_slice(self) -> None:
-        """Handle bodies until the slice is used up or the peer has to be waited for."""
-        self._scheduled = False
-        self._handle_some()
-        if self._ending or not (self._bodies or self._unparsed or self._held):
-            self._finish()
-        self._update_reading()
-        idle = self._reads() and not (self._bodies or self._unparsed or self._ending or self._gone)
-        self._idle = idle and not self._unproven and self._partial_since is None
+    def _handle(self) -> None:
+        """Handle what has come, in a task if it takes longer than a slice."""
+        if self._handle_some():
+            self._settle()
+        else:
+            self._transport.pause_reading()
+            self._idle = False
+            self._work = asyncio.get_running_loop().create_task(self._handle_rest())
 
-    def _handle_some(self) -> None:
+    async def _handle_rest(self) -> None:
+        try:
+            handled = False
+            while not handled:
+                if self._held is not None:
+                    await asyncio.wait([self._held])
+                    self._held, self._last_active = None, monotonic()
+                elif self._paused:
+                    await self._resumed.wait()
+                elif self._too_fast_for:
+                    await asyncio.sleep(self._too_fast_for)
+                    self._too_fast_for = 0.0
+                async with self._listener.turn:
+                    await asyncio.sleep(0)
+                    handled = self._handle_some()
+        finally:
+            self._work = None
+        if self._partial_since is not None:
+            # The peer is not late for the time in which nothing was read.
+            self._partial_since = monotonic()
+        self._settle()
+
+    def _handle_some(self) -> bool:
+        """Handle bodies for the time of a slice; return whether no body is left."""
         budget, now = _SLICE_BODIES, monotonic()
         until = now + _SLICE_S
-        while (self._bodies or self._unparsed) and not (
-            self._ending or self._paused or self._throttled or self._held
-        ):
-            if budget <= 0 or now > until:
-                self._scheduled = True
-                self._listener.queue_slice(self._run_slice)
-                break
+        while not self._ending and (self._bodies or self._unparsed or self._held is not None):
+            if self._paused or self._held is not None or budget <= 0 or now > until:
+                return False
             if not self._bodies:
                 budget -= _PARSE_COST
                 data, self._unparsed = self._unparsed, b""
                 self._bodies.extend(self._parse(data))
-            elif not self._is_too_fast(now):
+            elif wait := self._arrival.bucket.wait(now):
+                self._too_fast_for = wait
+                return False
+            else:
                 body = self._bodies.popleft()
                 budget -= 1 + len(body) // _BODY_BYTES
                 self._deliver(body)
             now = monotonic()
+        return True
+
+    def _settle(self) -> None:
+        """Read on, now that all bodies are handled."""
+        self._finish()
+        if not self._gone:
+            self._transport.resume_reading()
+        busy = self._ending or self._gone or self._paused or self._unproven
+        self._idle = not busy and self._partial_since is None
 
     def _finish(self) -> None:
         reason, self._close_reason = self._close_reason, None
@@ -335,54 +351,17 @@ class TcpConnection(asyncio.Protocol):
             self._unproven = False
             self._arrival.kept = True
 
-    def _is_too_fast(self, now: float) -> bool:
-        """Return whether the next body has to wait; the connection then pauses."""
-        wait = self._arrival.bucket.wait(now)
-        if not wait:
-            return False
-        self._throttled = True
-        asyncio.get_running_loop().call_later(wait, self._end_throttle)
-        return True
-
     def _deliver(self, body: bytes) -> None:
         session = self._session
         if session is None:
             return
         self._unanswered += 1
         try:
-            held = session.received(body, self._reply_fn, self._close_fn)
-            if held is not None:
-                self._hold_until(held)
+            self._held = session.received(body, self._reply_fn, self._close_fn)
             self._keep_place()
         except Exception as fault:
             self._listener.faults.add(fault)
             self.abort()
-
-    def _hold_until(self, held: asyncio.Future[None]) -> None:
-        self._held, self._idle = True, False
-        held.add_done_callback(self._end_hold)
-
-    def _end_hold(self, _: asyncio.Future[None]) -> None:
-        self._held = False
-        self._last_active = monotonic()
-        self._resume()
-
-    def _end_throttle(self) -> None:
-        self._throttled = False
-        self._resume()
-
-    def _resume(self) -> None:
-        if self._partial_since is not None:
-            # The peer is not late for the time in which we did not read.
-            self._partial_since = monotonic()
-        if not self._scheduled:
-            self._run_slice()
-
-    def _update_reading(self) -> None:
-        pause = not (self._ending or self._reads())
-        if pause != self._reading_paused and not self._gone:
-            self._reading_paused = pause
-            (self._transport.pause_reading if pause else self._transport.resume_reading)()
 
     def _reply(self, body: bytes) -> None:
         if self._ending or self._transport.is_closing():
@@ -416,7 +395,7 @@ class TcpConnection(asyncio.Protocol):
         self._ending, self._idle = True, False
         if self._gone:
             return
-        self._update_reading()
+        self._transport.resume_reading()
         if not self._transport.can_write_eof():
             self._transport.close()
             return
@@ -433,5 +412,5 @@ class TcpConnection(asyncio.Protocol):
 
     def _discard(self, count: int) -> None:
         self._discarded += count
-        if self._discarded > _MAX_DISCARDED * self._limits.max_body:
+        if self._discarded > MAX_DISCARDED * self._limits.max_body:
             self._transport.abort()

@@ -193,7 +193,10 @@ class TokenBucket:
 _MAX_ACCEPTS = 4
 """Few in a row, so that connections that are closed already are noticed before they fill all places."""
 _MAX_REFUSED = 32
-_FLUSH_S = 0.2
+FLUSH_S = 0.2
+"""Seconds that connections have to send the last replies when a server stops."""
+MAX_DISCARDED = 4
+"""Bodies of `max_body` bytes that are read and dropped after a refusal, so that closing does not lose the reason."""
 _MAX_READ = 32_768
 """Bytes of one read, so that no peer keeps a parser busy for long."""
 
@@ -435,6 +438,6 @@ class Listener(Transport):
         for arrival in list(self.listening.arrivals.values()):
             arrival.cut()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FLUSH_S):
+            async with asyncio.timeout(FLUSH_S):
                 while self.listening.arrivals:
                     await asyncio.sleep(0.002)
