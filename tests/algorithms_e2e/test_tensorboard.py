@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
+import menv
 from menv import DefaultCallbacks
-from menv.algorithms import PPO, TensorBoardCallbacks, TensorBoardWriter
+from menv.algorithms import PPO, DQNConfig, TensorBoardCallbacks, TensorBoardWriter, plot_curves
 from menv.errors import ConfigError, MissingExtraError, NotWrittenError
 from tests.bad_input.broken_envs import checked
 
@@ -155,3 +157,52 @@ def test_a_folder_that_is_none_or_has_no_room_is_named(tmp_path: Path) -> None:
     ):
         TensorBoardWriter(tmp_path / "mine").write({"lr": 1.0}, 1)
     assert (tmp_path / "mine").read_text() == "kept"
+
+
+# An installation without the extra `train` is told in a line what it lacks, and what to run.
+
+
+def trained() -> Any:
+    return PPO(env="CartPole-v1")
+
+
+def built() -> Any:
+    return DQNConfig(env="CartPole-v1").build()
+
+
+def verified() -> Any:
+    return menv.verify_backends("CartPole-v1", num_envs=2, env_steps=20)
+
+
+def exported() -> Any:
+    return menv.export_onnx
+
+
+@pytest.mark.parametrize(
+    ("needing", "who", "package"),
+    [
+        (trained, "PPO", "torch"),
+        (trained, "PPO", "onnx"),
+        (built, "DQN", "torch"),
+        (verified, "verify_backends", "onnx"),
+        (exported, "export_onnx", "onnx"),
+    ],
+)
+def test_a_package_of_the_extra_that_is_missing_is_named_with_the_command(
+    monkeypatch: pytest.MonkeyPatch, needing: Callable[[], Any], who: str, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "menv.algorithms.onnx_export", raising=False)
+    with pytest.raises(MissingExtraError) as caught:
+        needing()
+    assert str(caught.value) == (
+        f"{who}: the package {package} is not installed, expected it; run: pip install 'menv-rl[train]'"
+    )
+
+
+def test_a_picture_without_pillow_is_refused_likewise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingExtraError, match=r"run: pip install 'menv-rl\[train\]'"):
+        plot_curves(tmp_path / "curve.png", {"a": [(0, 1), (1, 2)]})

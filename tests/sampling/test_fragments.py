@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -12,10 +15,13 @@ from gymnasium.wrappers.vector import DictInfoToList
 
 from menv import RandomPolicy, to_base_env
 from menv.algorithms import PPO
-from menv.multi_agent_env import AgentDict, StepDicts
+from menv.base_env import ALL
+from menv.multi_agent_env import AgentDict, MultiAgentEnv, StepDicts
 from menv.policy_map import PolicyMap
-from menv.sample_batch import MultiAgentBatch
+from menv.sample_batch import MultiAgentBatch, SampleBatch, TrajectorySlices
+from menv.sampling import episode_checkpoint
 from menv.sampling.custom_policies import CustomPolicyStrategy
+from menv.sampling.episode_checkpoint import EpisodeCheckpoint
 from menv.sampling.fragment_limit import FragmentLimit
 from menv.sampling.policy_group import PolicyGroup
 from menv.sampling.sampler import Sampler
@@ -244,3 +250,156 @@ def test_a_share_of_rows_is_full_once_the_last_answer_has_had_its_effect() -> No
     closed = quota.closed(np.array([2, 2]))
     assert closed is not None
     assert closed.tolist() == [True, True]
+
+
+# A hundred thousand agents that live for one step each leave nothing behind.
+
+
+OBS = np.zeros(2, np.float32)
+SWARM = 10
+EPISODE = 25
+MOST_BLOCKS_AN_AGENT = 1.0
+MOST_MEGABYTES = 32.0
+
+
+class Mayflies(MultiAgentEnv):
+    """A queen that stays, and ten flies that live for one step; all with new ids, or two swarms in turn."""
+
+    born = 0
+
+    def __init__(self, context: Any) -> None:
+        super().__init__()
+        self.possible_agents = ["queen", "fly_0"]
+        self.observation_space = gym.spaces.Box(0.0, 1.0, (2,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self.new_ids: bool = context["new_ids"]
+        self.flies: list[str] = []
+        self.at = 0
+
+    def reset(self, **kwargs: Any) -> tuple[AgentDict, AgentDict]:
+        self.at = 0
+        return {"queen": OBS, **self.hatch()}, {}
+
+    def step(self, action_dict: AgentDict) -> StepDicts:
+        assert set(action_dict) == {"queen", *self.flies}
+        self.at += 1
+        over = self.at == EPISODE
+        gone = dict.fromkeys(self.flies, True)
+        rewards: AgentDict = {"queen": 1.0, **dict.fromkeys(self.flies, 2.0)}
+        obs: AgentDict = {"queen": OBS} if over else {"queen": OBS, **self.hatch()}
+        return obs, rewards, {**gone, ALL: over}, {ALL: False}, {}
+
+    def hatch(self) -> AgentDict:
+        first = Mayflies.born if self.new_ids else SWARM * (self.at % 2)
+        Mayflies.born += SWARM
+        self.flies = [f"fly_{first + number}" for number in range(SWARM)]
+        return dict.fromkeys(self.flies, OBS)
+
+
+def megabytes() -> float:
+    """Return the resident memory of this process, 0 where the system does not tell."""
+    counts = Path("/proc/self/statm")
+    return int(counts.read_text(encoding="ascii").split()[1]) * 4096 / 1e6 if counts.exists() else 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("new_ids", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_memory_stays_flat_over_a_hundred_thousand_lives(new_ids: bool) -> None:
+    config = {
+        "env_config": {"new_ids": new_ids},
+        "multiagent": {
+            "policies": {"queen": RandomPolicy, "fly": RandomPolicy},
+            "policy_mapping_fn": lambda agent_id: agent_id.partition("_")[0],
+        },
+        "num_envs_per_worker": 4,
+        "train_batch_size": 400,
+        "seed": 0,
+    }
+    Mayflies.born = 0
+    with PPO(env=Mayflies, config=config) as algo:
+        while Mayflies.born < 20_000:
+            algo.train()
+        gc.collect()
+        blocks, memory, born = sys.getallocatedblocks(), megabytes(), Mayflies.born
+        while Mayflies.born < 100_000:
+            result = algo.train()
+        gc.collect()
+        grown = (sys.getallocatedblocks() - blocks) / (Mayflies.born - born)
+        seats = len(algo._base_env._allocator.seats)  # type: ignore[attr-defined]
+        assert result["policy_reward_mean"] == {
+            "queen": EPISODE,
+            "fly": 2.0 if new_ids else pytest.approx(2.0 * EPISODE / 2),
+        }
+    assert grown < MOST_BLOCKS_AN_AGENT
+    assert megabytes() - memory < MOST_MEGABYTES
+    # Slots of agents that are gone are given to those that come.
+    assert seats < 4 * 400
+
+
+# The recorded actions of running episodes: complete, in order, and bounded.
+
+
+Chunk = tuple[int, int, list[int]]
+
+
+def recorder() -> EpisodeCheckpoint:
+    nothing: Any = None
+    return EpisodeCheckpoint(nothing, nothing, nothing, nothing, nothing)
+
+
+def batch(*chunks: Chunk, first: int = 0) -> SampleBatch:
+    """Return as much of a batch as is recorded; its chunks of (episode, agent, actions) are numbered from `first`."""
+    columns = {name: np.zeros(len(chunks), np.int64) for name in TrajectorySlices.__slots__}
+    columns["eps_id"] = np.array([episode for episode, _, _ in chunks])
+    columns["agent_index"] = np.array([agent for _, agent, _ in chunks])
+    columns["lengths"] = np.array([len(actions) for _, _, actions in chunks])
+    columns["unroll_id"] = first + np.arange(len(chunks))
+    actions = np.array([action for _, _, own in chunks for action in own])
+    obs = np.zeros((len(actions), 1), np.float32)
+    return SampleBatch({SampleBatch.OBS: obs, SampleBatch.ACTIONS: actions}, TrajectorySlices(**columns))
+
+
+def recorded(log: EpisodeCheckpoint, episode: int) -> dict[int, list[int]] | None:
+    found = log.actions_of(episode)
+    return None if found is None else {agent: actions.tolist() for agent, actions in found.items()}
+
+
+def test_each_agent_has_its_actions_in_order_over_fragments_and_lives() -> None:
+    log = recorder()
+    log.record([batch((7, 0, [1, 2]), (7, 0, [3]), (8, 0, [9]))], [7, 8])
+    log.record([batch((7, 1, [5]), first=3)], [7, 8])
+    log.record([batch((7, 0, [4]), (8, 0, [8]), first=4)], [7, 8])
+    assert recorded(log, 7) == {0: [1, 2, 3, 4], 1: [5]}
+    assert recorded(log, 8) == {0: [9, 8]}
+
+
+def test_chunks_are_in_their_order_whichever_batch_they_are_in() -> None:
+    log = recorder()
+    log.record([batch((7, 0, [3]), (7, 1, [9]), (7, 0, [6]), first=1), batch((7, 0, [1, 2]))], [7])
+    log.record([batch((7, 0, [8]), first=4)], [7])
+    assert recorded(log, 7) == {0: [1, 2, 3, 6, 8], 1: [9]}
+
+
+def test_episodes_that_have_ended_are_dropped() -> None:
+    log = recorder()
+    log.record([batch((7, 0, [1, 2]), (8, 0, [9]))], [8])
+    assert recorded(log, 8) == {0: [9]}
+    assert recorded(log, 7) == {}
+
+
+def test_recorded_actions_do_not_change_with_the_batch() -> None:
+    log, given = recorder(), batch((7, 0, [1, 2]))
+    log.record([given], [7])
+    given[SampleBatch.ACTIONS][:] = 0
+    assert recorded(log, 7) == {0: [1, 2]}
+
+
+def test_an_episode_that_is_too_long_is_dropped_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episode_checkpoint, "LONGEST", 3)
+    log = recorder()
+    log.record([batch((7, 0, [1, 2]), (7, 1, [1, 2]), (8, 0, [1, 2, 3]))], [7, 8])
+    log.record([batch((7, 0, [5]))], [7, 8])
+    assert recorded(log, 7) is None
+    assert recorded(log, 8) == {0: [1, 2, 3]}
+    log.record([], [8])
+    assert recorded(log, 7) == {}

@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.spaces import Box, Discrete
 
 from menv import (
     DefaultCallbacks,
@@ -26,14 +27,15 @@ from menv import (
     register_env,
     registry,
 )
-from menv.algorithms import DQN, PPO
+from menv.algorithms import DQN, PPO, compute_advantages
+from menv.algorithms.sequences import state_before
 from menv.connectors import (
     AgentConnectorPipeline,
     EnvSamplingAgentConnector,
     MeanStdObservationFilterAgentConnector,
 )
 from menv.connectors.connector import register_lambda_agent_connector
-from menv.errors import CallOrderError, ContractError
+from menv.errors import CallOrderError, ConfigError, ContractError
 from menv.registry import make_env
 from tests.checkpoints.runs import SMALL
 from tests.workers.crews import PLAYERS, Counting, running, same, weights_of
@@ -490,3 +492,173 @@ def test_workers_find_the_environment_of_another_library() -> None:
     config = {**SMALL, "num_workers": 1, "engine": "process"}
     with PPO(env="openspiel:kuhn_poker", config=config) as algo:
         assert algo.train()["episode_reward_mean"] == pytest.approx(0)
+
+
+# Where workers run ahead, actions are told as they were drawn, and states are judged by the critic of now.
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "choices": {},
+    "numbers": {"env": "Pendulum-v1"},
+    "memory": {"model": {"use_lstm": True, "lstm_cell_size": 8, "max_seq_len": 8}},
+    "two policies": {"env": "tictactoe", "multiagent": PLAYERS},
+    "clipped rewards": {"clip_rewards": 0.5},
+}
+
+
+@pytest.mark.slow_unless("memory", "two policies")
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
+def test_values_are_those_of_now_and_probabilities_those_of_the_draw(settings: dict[str, Any]) -> None:
+    with running(2, overlap=True, lr=0.01, **settings) as algo:
+        # By their number, which begins with 1.
+        weights = [{}, weights_of(algo)]
+        for _ in range(3):
+            algo.train()
+            weights.append(weights_of(algo))
+        batch = algo.sample()
+        assert batch.policy_batches
+        for name, rows in batch.policy_batches.items():
+            policy = algo.get_policy(name)
+            backend, index = policy.networks.backend, policy.index
+            state = state_before(rows) if backend.state_size else None
+            values = backend.values(index, rows["obs"], state)
+            np.testing.assert_array_equal(rows["vf_preds"], values)
+            numbers = rows["weights_seq_no"]
+            assert set(numbers.tolist()) <= {2, 3}
+            for number in np.unique(numbers).tolist():
+                acted = numbers == number
+                backend.set_weights(index, weights[number][name])
+                mask = rows.get("action_mask")
+                told = backend.evaluate(index, rows["obs"], mask, rows["actions"], state)
+                np.testing.assert_allclose(rows["action_logp"][acted], told.logp[acted], rtol=1e-5, atol=1e-6)
+                assert not np.array_equal(
+                    backend.values(index, rows["obs"], state)[acted], rows["vf_preds"][acted]
+                )
+            backend.set_weights(index, weights[4][name])
+
+
+def test_advantages_are_made_of_the_values_of_now() -> None:
+    with running(1, overlap=True, lr=0.01, gamma=0.9) as algo:
+        for _ in range(3):
+            algo.train()
+        batch = algo.sample()["default_policy"]
+        policy = algo.get_policy("default_policy")
+        backend, segments = policy.networks.backend, batch.segments
+        last = backend.values(0, segments.next_obs)
+        expected = compute_advantages(batch.copy(), last, gamma=0.9, lambda_=algo.config.lambda_)
+        for name in ("advantages", "value_targets"):
+            np.testing.assert_allclose(batch[name], expected[name], rtol=1e-5, atol=1e-6)
+
+
+class Onlooker(DefaultCallbacks):
+    """Counts the pieces of trajectories that it is shown with advantages."""
+
+    def on_postprocess_trajectory(self, *, episode: Any, postprocessed_batch: Any, **kwargs: Any) -> None:
+        """Look at a piece, in a worker."""
+        whole = "advantages" in postprocessed_batch and "vf_preds" in postprocessed_batch
+        episode.custom_metrics["whole"] = float(whole)
+
+
+class Reader(DefaultCallbacks):
+    """Reads the advantages of whole fragments, and raises where there are none."""
+
+    def on_sample_end(self, *, worker: Any, samples: Any, **kwargs: Any) -> None:
+        """Look at a fragment, in a worker."""
+        for rows in samples.policy_batches.values():
+            assert np.isfinite(rows["advantages"]).all()
+
+
+@pytest.mark.parametrize("callbacks", [Onlooker, Reader])
+def test_callbacks_in_workers_are_shown_whole_batches(callbacks: type[DefaultCallbacks]) -> None:
+    with running(1, overlap=True, callbacks=callbacks) as algo:
+        results = [algo.train() for _ in range(3)]
+    if callbacks is Onlooker:
+        assert results[-1]["custom_metrics"]["whole_mean"] == 1.0
+
+
+# Methods of environments are called wherever these live.
+
+
+CONFIG = {"train_batch_size": 40, "rollout_fragment_length": 10, "seed": 0, "engine": "process"}
+PLACES: dict[str, dict[str, Any]] = {
+    "here": {"num_envs_per_worker": 4},
+    "workers": {"num_envs_per_worker": 2, "num_workers": 2},
+    "ahead": {"num_envs_per_worker": 2, "num_workers": 2, "overlap": True},
+    "remote": {"num_envs_per_worker": 4, "remote_worker_envs": True},
+}
+every_place = pytest.mark.parametrize("place", PLACES)
+
+
+class Levels(gym.Env[Any, Any]):
+    """Pays its level."""
+
+    observation_space, action_space = Box(0, 1, (1,), np.float32), Discrete(2)
+
+    def __init__(self, context: Any) -> None:
+        self.seat, self.level, self.steps = (context.worker_index, context.vector_index), 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return np.zeros(1, np.float32), float(self.level), self.steps == 5, False, {}
+
+    def set_level(self, level: int) -> tuple[Any, int]:
+        if level < 0:
+            raise ValueError("below the ground")
+        before, self.level = self.level, level
+        return self.seat, before
+
+
+@pytest.mark.slow_unless("here", "remote")
+@every_place
+def test_every_sub_environment_is_called_once_in_their_order(place: str) -> None:
+    with PPO(env=Levels, config={**CONFIG, **PLACES[place]}) as algo:
+        algo.train()
+        first, second = algo.call_envs("set_level", 2), algo.call_envs("set_level", 3)
+        assert [before for _, before in first] == [0] * 4
+        assert second == [(seat, 2) for seat, _ in first]
+        assert sorted({seat for seat, _ in first}) == [seat for seat, _ in first]
+        # Those that sample ahead have done so before.
+        ahead = 2 if place == "ahead" else 0
+        paid = [algo.sample()["default_policy"]["rewards"][-1] for _ in range(ahead + 1)]
+        assert paid[-1] == 3.0
+
+
+@pytest.mark.slow_unless("here", "workers")
+@every_place
+def test_what_a_method_raises_arrives_and_the_run_goes_on(place: str) -> None:
+    with PPO(env=Levels, config={**CONFIG, **PLACES[place]}) as algo:
+        with pytest.raises(ValueError, match="below the ground"):
+            algo.call_envs("set_level", -1)
+        with pytest.raises(ConfigError, match="has no method 'set_levle'"):
+            algo.call_envs("set_levle", 1)
+        assert algo.train()["num_env_steps_sampled"] == 40
+    with pytest.raises(CallOrderError, match=r"call_envs: .*stopped"):
+        algo.call_envs("set_level", 1)
+
+
+def test_a_callback_leads_through_a_curriculum() -> None:
+    class Harder(DefaultCallbacks):
+        def on_train_result(self, *, algorithm: Any, result: Any, **kwargs: Any) -> None:
+            algorithm.call_envs("set_level", result["training_iteration"])
+
+    with PPO(env=Levels, config={**CONFIG, **PLACES["workers"], "callbacks": Harder}) as algo:
+        assert [algo.train()["sampler_results"]["hist_stats"]["episode_reward"][-1] for _ in range(3)] == [
+            0,
+            5,
+            10,
+        ]
+
+
+def test_where_nothing_can_be_called_that_is_said() -> None:
+    def made(context: Any) -> Any:
+        return gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="vector_entry_point")
+
+    with (
+        PPO(env=made, config=CONFIG) as algo,
+        pytest.raises(ConfigError, match="GymVectorEnvs shows no sub-environment 0"),
+    ):
+        algo.call_envs("reset")
