@@ -102,11 +102,8 @@ def episode_sources(pattern: str | os.PathLike[str]) -> list[EpisodeSource]:
     """Return the parts of the recordings that a path, a pattern or `"minari:NAME"` names."""
     if isinstance(pattern, str) and pattern.startswith(_MINARI):
         return list(_minari_sources(pattern))
-    names = [
-        name
-        for name in sorted(glob.glob(os.fspath(pattern), recursive=True))
-        if Path(name).suffix in _SUFFIXES
-    ]
+    matches = sorted(glob.glob(os.fspath(pattern), recursive=True))
+    names = [name for name in matches if Path(name).suffix in _SUFFIXES]
     if not names:
         raise ConfigError(
             f"recording {os.fspath(pattern)!r}: no file of this name in {Path.cwd()}, expected a path or a pattern of "
@@ -120,12 +117,8 @@ def _sources(where: str, path: Path) -> Iterator[EpisodeSource]:
     with _reading(where), path.open("rb") as file:
         if path.suffix == ".parquet":
             # Not the Arrow schema: an extension type in it could need a class.
-            metadata = _pyarrow()[1].read_metadata(path)
-            text, parts, read = (
-                (metadata.metadata or {}).get(KEY.encode()),
-                metadata.num_row_groups,
-                _read_parquet,
-            )
+            found = _pyarrow()[1].read_metadata(path)
+            text, parts, read = (found.metadata or {}).get(KEY.encode()), found.num_row_groups, _read_parquet
         else:
             text, parts, read = file.readline(), 1, _read_jsonl
     header = Header.from_json(where, text)
@@ -173,9 +166,7 @@ def _arrow_type(pa: Any, column: Column) -> Any:
 def _write_parquet(path: Path, header: Header, episodes: Sequence[RecordedEpisode]) -> None:
     pa, pq = _pyarrow()
     types = [(name, _arrow_type(pa, column)) for name, column in header.columns.items()]
-    steps = np.cumsum(
-        [sum(len(one.steps.rewards) + 1 for one in episode.trajectories) for episode in episodes]
-    )
+    steps = np.cumsum([sum(len(one.steps.rewards) for one in episode.trajectories) for episode in episodes])
     with pq.ParquetWriter(path, pa.schema(types, {KEY: header.to_json()}), compression="zstd") as writer:
         for _, group in itertools.groupby(enumerate(episodes), lambda pair: steps[pair[0]] // _STEPS):
             columns = to_columns(header, group)
@@ -191,12 +182,11 @@ def _read_parquet(where: str, path: Path, header: Header, number: int) -> Column
     pa, pq = _pyarrow()
     with pq.ParquetFile(path, memory_map=True) as file:
         table = file.read_row_group(number, use_threads=False)
-    return {
-        name: _from_arrow(
-            where, name, table.column(name).combine_chunks().cast(_arrow_type(pa, column)), column
-        )
-        for name, column in header.columns.items()
-    }
+    found: Columns = {}
+    for name, column in header.columns.items():
+        array = table.column(name).combine_chunks().cast(_arrow_type(pa, column))
+        found[name] = _from_arrow(where, name, array, column)
+    return found
 
 
 def _from_arrow(where: str, name: str, array: Any, column: Column) -> list[Any]:

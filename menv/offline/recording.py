@@ -52,15 +52,10 @@ class OpenTrajectory:
 
 
 class EpisodeWatcher:
-    """Watches an environment and keeps each episode that ends, without policy ids, in `finished`.
-
-    Args:
-        base_env: The environment, of which no poll was made yet.
-        spaces_of: Returns the observation and action space of an agent.
-        env: The name of the environment.
+    """Watches an environment from its first poll on.
 
     Attributes:
-        finished: Episodes that ended, by index of their sub-environment.
+        finished: Episodes that ended, without policy ids, by index of their sub-environment.
         open: The trajectories that are being recorded, by slot.
     """
 

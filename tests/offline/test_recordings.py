@@ -101,42 +101,25 @@ def test_agents_keep_ids_that_are_no_strings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
-def test_a_learner_gets_from_a_recording_what_was_sampled(suffix: str, tmp_path: Path) -> None:
-    shared: dict[str, Any] = {"rollout_fragment_length": 100, "batch_mode": "complete_episodes", "seed": 3}
-    callbacks = RecordCallbacks(tmp_path / f"run.{suffix}")
-    with DQN(env="CartPole-v1", config={**shared, "callbacks": callbacks}) as algo:
-        sampled = algo.sample()
-    (path,) = tmp_path.glob(f"run-0-*.{suffix}")
-    with DQN(
-        env="CartPole-v1", config={**shared, "callbacks": RecordCallbacks(tmp_path / f"run.{suffix}")}
-    ) as algo:
-        algo.sample()
-    assert sorted(tmp_path.iterdir()) == [path, path.with_name(f"run-0-00002.{suffix}")]
-    assert {one.policy_id for episode in read_episodes(path) for one in episode.trajectories} == {
-        "default_policy"
-    }
-    with DQN(env="CartPole-v1", config={**shared, "input": str(path)}) as algo:
-        read = algo.sample()
-    assert read.env_steps() == sampled.env_steps()
-    ours, theirs = (chunks(whole["default_policy"]) for whole in (sampled, read))
-    assert ours == theirs
-
-
-def test_batches_of_a_recording_are_those_that_were_sampled(tmp_path: Path) -> None:
+def test_batches_of_a_recording_are_those_that_were_sampled(suffix: str, tmp_path: Path) -> None:
     """Every trajectory has the same observations, actions, rewards, ends and successors as when it was sampled."""
     shared: dict[str, Any] = {
         "train_batch_size": 120, "rollout_fragment_length": 120, "batch_mode": "complete_episodes", "seed": 3,
         "multiagent": {"policies": list(SPACES), "policy_mapping_fn": lambda agent: agent},
     }  # fmt: skip
-    callbacks = RecordCallbacks(tmp_path / "run.parquet")
-    with PPO(env=Comings, config={**shared, "callbacks": callbacks}) as algo:
-        sampled = algo.sample()
-    (path,) = tmp_path.glob("run-0-*.parquet")
-    written = list(read_episodes(path))
+    batches = []
+    for _ in range(2):
+        # The file of the first run stays.
+        callbacks = RecordCallbacks(tmp_path / f"run.{suffix}")
+        with PPO(env=Comings, config={**shared, "callbacks": callbacks}) as algo:
+            batches.append(algo.sample())
+    paths = [tmp_path / f"run-0-0000{number}.{suffix}" for number in (1, 2)]
+    assert sorted(tmp_path.iterdir()) == paths
+    sampled, written = batches[0], list(read_episodes(paths[0]))
     assert {one.policy_id == one.agent_id for episode in written for one in episode.trajectories} == {True}
     rewards = sum(float(one.steps.rewards.sum()) for episode in written for one in episode.trajectories)
     assert rewards == sum(float(batch["rewards"].sum()) for batch in sampled.policy_batches.values())
-    with PPO(env=Comings, config={**shared, "input": str(path), "bc_weight": 1.0}) as algo:
+    with PPO(env=Comings, config={**shared, "input": str(paths[0]), "bc_weight": 1.0}) as algo:
         read = algo.sample()
     assert read.env_steps() == sampled.env_steps()
     for agent in SPACES:

@@ -32,17 +32,19 @@ def test_an_episode_is_repeated_exactly_and_rendered(tmp_path: Path) -> None:
     assert (first.step, first.agent_id, first.what) == (4, "agent0", "obs")
 
 
-def test_agents_that_come_and_go_are_repeated_too(tmp_path: Path) -> None:
-    mapping = {"policies": list(SPACES), "policy_mapping_fn": lambda agent: agent}
+def recorded_comings(tmp_path: Path) -> Path:
     config = {
-        "train_batch_size": 60,
-        "multiagent": mapping,
-        "seed": 1,
-        "callbacks": RecordCallbacks(tmp_path / "run.jsonl"),
-    }
+        "multiagent": {"policies": list(SPACES), "policy_mapping_fn": lambda agent: agent},
+        "train_batch_size": 60, "seed": 1, "callbacks": RecordCallbacks(tmp_path / "run.jsonl"),
+    }  # fmt: skip
     with PPO(env=Comings, config=config) as algo:
         algo.sample()
-    assert [replay(str(tmp_path / "*.jsonl"), Comings, number=number) for number in range(4)] == [[]] * 4
+    return tmp_path / "run-0-00001.jsonl"
+
+
+def test_agents_that_come_and_go_are_repeated_too(tmp_path: Path) -> None:
+    path = recorded_comings(tmp_path)
+    assert [replay(path, Comings, number=number) for number in range(4)] == [[]] * 4
 
 
 @pytest.mark.parametrize(
@@ -90,21 +92,13 @@ def test_a_minari_data_set_is_written_for_each_agent_and_read_as_input(
 
 def test_nested_spaces_pass_through_minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "sets"))
-    mapping = {"policies": list(SPACES), "policy_mapping_fn": lambda agent: agent}
-    config = {
-        "train_batch_size": 60,
-        "multiagent": mapping,
-        "seed": 1,
-        "callbacks": RecordCallbacks(tmp_path / "run.jsonl"),
-    }
-    with PPO(env=Comings, config=config) as algo:
-        algo.sample()
-    names = write_minari(tmp_path / "run-0-00001.jsonl", "comings")
+    path = recorded_comings(tmp_path)
+    names = write_minari(path, "comings")
     assert sorted(names) == ["comings-a-v0", "comings-b-v0", "comings-c-v0"]
     first = next(read_episodes("minari:comings-b-v0")).trajectories[0].steps
     written = [
         one.steps
-        for episode in read_episodes(tmp_path / "run-0-00001.jsonl")
+        for episode in read_episodes(path)
         for one in episode.trajectories
         if one.agent_id == "b" and len(one.steps.rewards) and one.steps.obs[-1] is not None
     ]
