@@ -63,11 +63,11 @@ class Receiving:
 
     def played(self) -> list[ExternalTrajectory]:
         """Return all pieces of episodes that have come, in their order."""
-        pieces: list[Any] = []
+        pieces: list[ExternalTrajectory] = []
         # The sampler is given a few at a time.
         while lines := self.board.collect(0.0):
-            pieces += [turn for line in lines for turn in line.steps]
-        return [piece for piece in pieces if isinstance(piece, ExternalTrajectory)]
+            pieces += [step.chunk for line in lines for step in line.steps if step.chunk is not None]
+        return pieces
 
 
 @contextlib.contextmanager
