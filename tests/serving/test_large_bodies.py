@@ -422,7 +422,7 @@ def test_who_kills_two_processes_with_a_body_loses_the_connection_and_others_are
 
 
 def test_a_body_that_takes_too_long_is_refused_and_the_next_one_is_read() -> None:
-    with receiving(handshake_s=0.5) as one, one.client() as slow, one.client() as other:
+    with receiving(handshake_s=1.0) as one, one.client() as slow, one.client() as other:
         assert other.ask(PING) == b'{"type":"PONG"}'
         pid = stopped_one(one, slow)
         slow.send(BODY)
@@ -437,7 +437,7 @@ def test_a_body_that_takes_too_long_is_refused_and_the_next_one_is_read() -> Non
 
 def test_a_body_that_is_dropped_leaves_the_next_one_its_time() -> None:
     async def last() -> Any:
-        pool = BodyParserPool(ALONE, Limits(inline_body=INLINE, handshake_s=0.5))
+        pool = BodyParserPool(ALONE, Limits(inline_body=INLINE, handshake_s=1.0))
         try:
             await pool.parse(BODY, 32)
             assert pool.pid is not None

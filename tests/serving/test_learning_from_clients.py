@@ -285,7 +285,7 @@ def test_actions_are_chosen_while_the_server_takes_a_message_slowly_and_what_wai
             return ask(request, **settings)
 
         def play() -> None:
-            for number in range(2_000):
+            for number in range(1_000):
                 client.log_returns(name, 1.0)
                 client.get_action(name, observation(number % 100))
                 played[0] += 1
@@ -304,7 +304,7 @@ def test_actions_are_chosen_while_the_server_takes_a_message_slowly_and_what_wai
         client.log_returns(name, 1.0)
         client.end_episode(name, observation(0))
         client.close()
-        assert course.has_rewards([1.0] * 2_001)
+        assert course.has_rewards([1.0] * 1_001)
 
 
 def test_threads_take_shorter_turns_while_servers_run_and_usual_ones_afterwards() -> None:
