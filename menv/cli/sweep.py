@@ -240,9 +240,11 @@ class Sweep:
         while (trial := self._next(trials)) is not None:
             try:
                 scores = [self._score(trial, seed) for seed in range(self.file.seeds)]
-            except TrialFailedError as error:
+            except (ConfigError, TrialFailedError) as error:
                 if self._is_stopped:
                     return
+                if isinstance(error, ConfigError) and not self._has_reported:
+                    raise
                 trial.set_user_attr("error", str(error))
                 self.study.tell(trial, state=TrialState.FAIL)
             except optuna.TrialPruned:
@@ -301,9 +303,8 @@ class Sweep:
                 process.terminate()
                 raise
         if process.returncode:
-            reason = _reason(log, process.returncode)
-            is_setting = process.returncode == 2 and not self._has_reported
-            raise ConfigError(reason) if is_setting else TrialFailedError(reason)
+            kind = ConfigError if process.returncode == 2 else TrialFailedError
+            raise kind(_reason(log, process.returncode))
         log.unlink()
 
     def _command(self, trial: optuna.Trial, seed: int) -> list[str]:

@@ -251,3 +251,17 @@ def test_what_is_wrong_in_every_trial_ends_the_sweep(
     err = capsys.readouterr().err
     assert error in err
     assert not Path("runs/sweep").exists()
+
+
+@pytest.mark.slow
+def test_a_trial_without_the_metric_fails_alone_once_another_has_reported_it(folder: Path) -> None:
+    write(
+        seeds="metric = 'evaluation/episode_len_mean'",
+        stop="stop = {training_iteration = 1}",
+        lr="evaluation_interval = {choice = [0, 1]}",
+        model="",
+    )
+    assert main(["sweep", "sweep.toml", "--trials", "3"]) == 0
+    # The sampler of Optuna has a seed.
+    assert [one["state"] for one in table()] == ["complete", "complete", "fail"]
+    assert "this run makes no evaluations" in table()[2]["error"]
