@@ -35,7 +35,7 @@ CRASHES = "crashes"
 """The folder of capsules in a run folder."""
 LEFT_OUT = "<left out>"
 """In place of a secret."""
-_VERSION = 1
+_KIND, _VERSION = "menv crash capsule", 1
 _MOST_BYTES = 1 << 26
 _SECRET = re.compile(
     r"(^|[^a-z])(token|password|passwd|secret|credentials?|(api|access|private)?_?key)s?$", re.I
@@ -128,9 +128,10 @@ def read_capsule(path: str | os.PathLike[str]) -> Capsule:
         if len(data) > _MOST_BYTES:
             raise ValueError(f"larger than {_MOST_BYTES} bytes")
         content = read_json(data)
-        if isinstance(content, dict) and content.get("version", _VERSION) != _VERSION:
+        is_capsule = isinstance(content, dict) and content.get("kind") == _KIND
+        if is_capsule and content.get("version") != _VERSION:
             raise ConfigError(
-                f"{file}: a capsule of version {content['version']!r:.20}, expected {_VERSION}; replay it with the "
+                f"{file}: a capsule of version {content.get('version')!r:.20}, expected {_VERSION}; replay it with the "
                 "menv that wrote it"
             )
         return msgspec.convert(content, Capsule)
@@ -205,7 +206,7 @@ class CrashCapsules:
         stored = as_json(config)
         secrets = {value for name, value in os.environ.items() if _SECRET.search(name)}
         content = {
-            "kind": "menv crash capsule", "version": _VERSION, "env": _name_of(config.env),
+            "kind": _KIND, "version": _VERSION, "env": _name_of(config.env),
             "env_config": _without_secrets(stored.pop("env_config"), secrets), "algorithm": self._algorithm,
             "config": _without_secrets(stored, secrets), "num_workers": config.num_workers, **record,
             "actions": None if record["actions"] is None else to_plain(record["actions"], arrays),

@@ -252,15 +252,20 @@ def from_columns(header: Header, columns: Columns, where: str) -> Iterator[Recor
     Raises:
         ConfigError: The rows are no whole episodes.
     """
-    if not np.isfinite(np.concatenate([*columns["reward"], ()])).all():
-        raise ConfigError(f"{where}: a reward is not finite, expected numbers; correct the recording")
+    _check_finite(np.concatenate([*columns["reward"], ()]), where)
     agents = {_name_of(agent): agent for agent in header.spaces}
     for number, rows in itertools.groupby(enumerate(columns["episode"]), operator.itemgetter(1)):
         name, places = f"{where}, episode {number}", [place for place, _ in rows]
         trajectories = [_trajectory(header, agents, columns, place, name) for place in places]
         length, seed, text = (columns[column][places[0]] for column in ("length", "seed", "unclaimed"))
         unclaimed = {_agent_of(agent): float(reward) for agent, reward in json.loads(text)} if text else {}
+        _check_finite(list(unclaimed.values()), where)
         yield RecordedEpisode(trajectories, None if seed < 0 else seed, header.env, length, unclaimed, name)
+
+
+def _check_finite(rewards: npt.ArrayLike, where: str) -> None:
+    if not np.isfinite(rewards).all():
+        raise ConfigError(f"{where}: a reward is not finite, expected numbers; correct the recording")
 
 
 def _trajectory(

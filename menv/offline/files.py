@@ -138,7 +138,7 @@ def _reading(where: str) -> Iterator[None]:
         yield
     except (ConfigError, MissingExtraError):
         raise
-    except (OSError, ValueError, TypeError, LookupError, OverflowError, NotImplementedError) as error:
+    except (OSError, ValueError, TypeError, LookupError, OverflowError, RuntimeError) as error:
         raise not_ours(where, f"it cannot be read ({str(error).splitlines()[0]:.120})") from error
 
 

@@ -156,6 +156,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a line in the middle": (lambda header, rows: header + "{\n" + json.dumps(rows[0]), r"line 2 is no JSON"),
     "a large number": (changed(length=[1 << 64]), r"it cannot be read \(.*too large"),
     "a reward without end": (changed(reward=[[float("nan")]]), r"a reward is not finite"),
+    "an unclaimed reward without end": (changed(unclaimed=['[["agent0", NaN]]']), r"a reward is not finite"),
+    "deep JSON": (changed(unclaimed=["[" * 200_000]), r"it cannot be read \(maximum recursion depth"),
     "another agent": (changed(agent=["b"]), r"bad.jsonl, episode 0: agent 'b' is not in its header"),
     "an action outside": (changed(reward=[[1]], action=[[7]], obs=[[[0] * 4]], t=[[0, 1]]), r"episode 0, .*got 7"),
     "half a trajectory": (changed(reward=[[1]]), r"episode 0: .* 1 rewards of a trajectory, expected"),

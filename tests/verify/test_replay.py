@@ -235,6 +235,7 @@ def test_the_command_prints_the_verdict(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"kind": "report", "version": "0.1.0"}, r"cannot be read \(.*kind"),
         ({"version": 2}, "a capsule of version 2, expected 1; replay it with the menv that wrote it"),
         ({"kind": "menv run"}, "cannot be read .*`\\$.kind`.*, expected a crash capsule"),
         ({"began": "soon"}, r"cannot be read \(Expected `int`, got `str` - at `\$.began`\)"),
