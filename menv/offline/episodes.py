@@ -138,7 +138,7 @@ class Header:
         names = []
         for keys, leaf in paths(space):
             names.append(".".join([name, *map(str, keys)]))
-            dtype = np.dtype(object if leaf.dtype in (None, str) else leaf.dtype)
+            dtype = np.dtype(object if isinstance(leaf, gym.spaces.Text) else leaf.dtype)
             self.columns[names[-1]] = Column(dtype, leaf.shape or ())
         return names
 

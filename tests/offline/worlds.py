@@ -13,7 +13,7 @@ SPACES = {
     "a": (gym.spaces.Box(-9, 9, (2,), np.float32), gym.spaces.Discrete(3, start=1)),
     "b": (
         gym.spaces.Dict({"x": gym.spaces.Box(0, 255, (2, 2), np.uint8), "y": gym.spaces.Discrete(4)}),
-        gym.spaces.Tuple((gym.spaces.Discrete(2), gym.spaces.Box(-np.inf, np.inf, (1,), np.float32))),
+        gym.spaces.Tuple((gym.spaces.Discrete(2), gym.spaces.Box(-np.inf, np.inf, (1,), np.float64))),
     ),
     "c": (gym.spaces.MultiBinary(3), gym.spaces.MultiDiscrete([2, 3])),
 }
