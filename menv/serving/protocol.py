@@ -531,7 +531,7 @@ class SetState(Message, frozen=True, kw_only=True, tag="SET_STATE"):
     onnx_file: str | None = None
     bundles: dict[str, bytes] | None = None
     weights: dict[str, bytes] | None = None
-    ask_policies: bool = False
+    ask_policies: bool | None = False
 
 
 class Policies(Message, frozen=True, kw_only=True, tag="POLICIES"):

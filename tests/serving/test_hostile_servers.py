@@ -76,6 +76,8 @@ def strange(changes: dict[str, dict[str, Any]], space: dict[str, Any] = DISCRETE
     ("remote", {"GET_ACTION": {"action": None}}, DISCRETE, "an action that is none"),
     ("remote", {"GET_ACTION": {"action": [1.0]}}, BOX, "an action that is none"),
     ("remote", {"GET_ACTION": {"action": [0.0, float("nan")]}}, BOX, "an action that is none"),
+    ("remote", {"GET_CONFIG": {"action_space": None}, "GET_ACTION": {"action": [0, [1]]}}, DISCRETE,
+     "an element of a space"),
     ("remote", {"GET_CONFIG": {"multi_agent": True}}, DISCRETE, "expected actions by agent"),
     ("remote", {"GET_CONFIG": {"action_space": {}}}, DISCRETE, "unknown space tag"),
     ("remote", {"GET_ACTION": {"type": "ERROR", "code": "x", "message": "a\n\x1b[2J" * 900}}, DISCRETE, "a "),

@@ -241,6 +241,14 @@ def test_optional_fields_may_be_null_and_needed_ones_may_not(message: dict[str, 
                 decode(body)
 
 
+def test_optional_fields_of_answers_may_be_null() -> None:
+    answer = decode_answer(
+        b'{"type": "SET_STATE", "weights_seq_no": 1, "bundles": null, "ask_policies": null}'
+    )
+    assert isinstance(answer, SetState)
+    assert not answer.ask_policies
+
+
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "rllink.md").read_text("utf-8")
 
 

@@ -314,19 +314,18 @@ def element_of(space: gym.Space[Any] | None, value: Any) -> Any:
 
     Raises ContractError if it is not an element. Box values may be outside the bounds, where actions are not clipped.
     """
-    if space is None:
+    wire_format = WireFormat.MSGPACK
+    try:
+        if space is not None:
+            read = reader_of(space, bounded=False).read(to_raw(value, wire_format), wire_format, "action")
+            return _as_sampled(space, read)
         if isinstance(value, list) and value and isinstance(value[0], int | float):
             return np.array(value, np.float32 if isinstance(value[0], float) else np.int64)
         return value
-    wire_format = WireFormat.MSGPACK
-    try:
-        return _as_sampled(
-            space, reader_of(space, bounded=False).read(to_raw(value, wire_format), wire_format, "action")
-        )
-    except (BadMessageError, OverflowError) as error:
+    except (BadMessageError, OverflowError, TypeError, ValueError) as error:
         raise ContractError(
             f"PolicyClient: the server answers with an action that is none ({ascii(str(error))[1:-1]:.100}), expected "
-            f"an element of {in_a_line(space)}; look at the server's policy"
+            f"an element of {'a space' if space is None else in_a_line(space)}; look at the server's policy"
         ) from error
 
 

@@ -421,7 +421,7 @@ class LocalActor:
         _require("GetState", names, bundles)
         for name in names:
             self._policies[name] = LocalPolicy(bundles[name], state.weights_seq_no)
-        self._asks_policies = self._asks_policies or state.ask_policies
+        self._asks_policies = self._asks_policies or bool(state.ask_policies)
         if self.weights_seq_no is None:
             # Other policies keep their older weights until the next update.
             self.weights_seq_no, self._weights_session = state.weights_seq_no, self._server.session
@@ -556,7 +556,7 @@ class LocalActor:
                     self._policies[name] = LocalPolicy(bundles[name], state.weights_seq_no)
             self.weights_seq_no = state.weights_seq_no
             self._weights_session = self._server.session
-            self._asks_policies = self._asks_policies or state.ask_policies
+            self._asks_policies = self._asks_policies or bool(state.ask_policies)
 
 
 def _is_full(error: BaseException | None) -> bool:
