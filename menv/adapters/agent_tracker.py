@@ -227,8 +227,8 @@ class AgentTracker:
                     paid = [*rewards.values()].count(0) < len(rewards)
                     if not paid:
                         layout.zero_rewards = lasting(rewards)
-            except ValueError:
-                # An array instead of a number; the error names the agent.
+            except (ValueError, RuntimeError):
+                # An array or a tensor instead of a number; the error names the agent.
                 paid = bool([self._number(agent, reward) for agent, reward in rewards.items()])
         if paid:
             self._add_rewards(rewards, obs, _NO_FLAGS, _NO_FLAGS, events)
@@ -337,8 +337,12 @@ class AgentTracker:
     ) -> None:
         held = self.held
         for agent, reward in rewards.items():
-            if not reward and reward == 0:
-                continue
+            try:
+                if not reward and reward == 0:
+                    continue
+            except (ValueError, RuntimeError):
+                # An array or a tensor of several elements, which `_number` refuses with the agent's name.
+                pass
             if agent in self._dead and (agent not in obs or terminateds.get(agent) or truncateds.get(agent)):
                 events.unclaimed.append(
                     Unclaimed(self.env_id, agent, self._number(agent, reward), self.env_index)
@@ -359,8 +363,9 @@ class AgentTracker:
         self, obs: Any, terminateds: Any, truncateds: Any, infos: Any, events: PollEvents
     ) -> dict[AgentId, Any]:
         """End the agents whose own flag is set; return the observations of the others."""
-        flagged = [agent for agent, flag in terminateds.items() if flag]
-        flagged += [agent for agent, flag in truncateds.items() if flag and agent not in flagged]
+        flagged = [agent for agent in terminateds if flag_of(terminateds, agent, self._where)]
+        more = (agent for agent in truncateds if flag_of(truncateds, agent, self._where))
+        flagged += [agent for agent in more if agent not in flagged]
         for agent in flagged:
             flags = self._flags(agent, terminateds, truncateds)
             self._end(agent, flags, obs.get(agent), infos.get(agent, _NO_INFO), events)

@@ -22,10 +22,12 @@ from menv.adapters.poll_events import PollEvents
 from menv.adapters.validation import (
     KEY_FIRST,
     MAX_EMPTY_STEPS,
+    any_set,
     as_rewards,
     by_sub_environment,
     check_answers,
     empty_steps_error,
+    flag_of,
     possible_agents,
     reward_labels,
     validate_poll,
@@ -203,10 +205,6 @@ class SixDicts(BaseEnv):
     def held_rewards(self) -> dict[EnvId, dict[AgentId, float]]:
         return {env_id: dict(tracker.held) for env_id, tracker in self._trackers.items() if tracker.held}
 
-    def index_of(self, env_id: EnvId) -> int:
-        """Return the index of a running sub-environment."""
-        return self._trackers[env_id].env_index
-
     def start_from(self, env_steps: IntArray) -> None:
         self._env_steps = env_steps.copy()
         self._free_indices = list(range(len(env_steps)))
@@ -215,13 +213,17 @@ class SixDicts(BaseEnv):
         obs, rewards, terminateds, truncateds, infos, taken = parts
         for env_id in dict.fromkeys([*obs, *rewards, *terminateds, *truncateds]):
             flags = [dict(part.get(env_id, {})) for part in (terminateds, truncateds)]
-            moved = obs.get(env_id) or any(flags[0].values()) or any(flags[1].values())
-            if not moved and (env_id in self._waiting or env_id in self._due):
+            where = partial("{} {}".format, f"env {env_id}")
+            ends = any_set(flags[0], where) or any_set(flags[1], where)
+            if ends and any(join.env_id == env_id for join in self._events.joined):
+                got = f"env {env_id!r} ends trajectories that no poll has begun"
+                raise self._wrong("poll", got, "rows of its reset first", "poll once after each reset")
+            if not (ends or obs.get(env_id)) and (env_id in self._waiting or env_id in self._due):
                 # It has not stepped: an agent still waits, and may have got a reward.
                 self._trackers[env_id].add_rewards(rewards.get(env_id, {}), self._events)
                 continue
             if env_id not in self._running:
-                over = {agent for by_agent in flags for agent, flag in by_agent.items() if flag}
+                over = {a for by_agent in flags for a in by_agent if flag_of(by_agent, a, where)}
                 first = {a: value for a, value in obs.get(env_id, {}).items() if not over & {a, ALL}}
                 self._begin(env_id, first, infos.get(env_id, {}), rewards.get(env_id, {}))
                 if ALL not in over:
@@ -463,7 +465,7 @@ class CustomEnvs(Adapter):
         return self.inner.call(env_id, method, *args)
 
     def index_of(self, env_id: EnvId) -> int:
-        return self._indices[env_id] if self._dicts is None else self._dicts.index_of(env_id)
+        return self._indices[env_id]
 
     def start_from(self, env_steps: IntArray) -> None:
         if self._dicts is not None:

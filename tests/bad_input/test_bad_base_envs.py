@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
@@ -321,4 +322,31 @@ def test_a_reset_that_returns_the_observations_of_one_sub_environment_alone_is_t
         ContractError, match=r"^Bare.try_reset: returned ndarray under 'a', expected"
     ) as caught:
         play()
+    checked(str(caught.value))
+
+
+BROKEN_POLLS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "flags of several": (({}, {}, {0: {"a": np.zeros(2)}}, {}), "^env 0 step: the flag of 'a' is ndarray"),
+    "rewards of several": (({}, {0: {"a": np.zeros(2)}}, {}, {}), r"the reward of 'a' is ndarray of shape \(2,\)"),
+    "an end before the rows of a reset": (
+        ({}, {}, {0: {ALL: True}}, {}), "^Own.poll: env 0 ends trajectories that no poll has begun, expected rows of"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN_POLLS)
+def test_what_six_dicts_may_not_say_is_named(case: str) -> None:
+    parts, told = BROKEN_POLLS[case]
+
+    class Own(SixDicts):
+        def poll(self, timeout: float | None = None) -> Any:
+            return (*parts, {}, {})
+
+        def try_reset(self, env_id: Any = None, **kwargs: Any) -> Any:
+            return {0: {"a": np.zeros(6, np.float32)}}, {0: {}}
+
+    base = to_base_env(Own([ScriptedEnv(SOLO)], "now"))
+    base.try_reset(0)
+    with pytest.raises(ContractError, match=told) as caught:
+        base.poll()
     checked(str(caught.value))

@@ -184,6 +184,15 @@ CASES: dict[str, Case] = {
         for agent in (ALL, "ann") for flag in ([False], "False", np.zeros(2, np.bool_), torch.zeros(2))
     },
     **{
+        f"{part} {several!r} where another agent ends": (
+            broken(Faulty, lambda at, *values, part=part, several=several: beside(part, "bob", several)(
+                at, *beside(2, "ann", True)(at, *values))),
+            ("env 0 step, env step 1 of the episode", f"of 'bob' is {type(several).__name__}",
+             *(["of several objectives their weighted sum"] if part == 1 else [])),
+        )
+        for part in (1, 2, 3) for several in (np.zeros(2), torch.zeros(2))
+    },
+    **{
         f"the info {info!r}": (
             broken(Faulty, beside(4, "bob", info, 3)),
             ("env 0 step, env step 3 of the episode, agent 'bob'", f"info is {type(info).__name__}, expected a dict"),

@@ -103,7 +103,9 @@ def test_a_count_that_no_run_can_reach_is_refused_by_file_and_field(
     ("DQN", "replay.next", 2**63 - 1),
     ("DQN", "replay.column.actions", 2),
     ("DQN", "replay.highest", np.nan),
+    ("DQN", "replay.highest", 0.0),
     ("DQN", "replay.priorities", -1.0),
+    ("DQN", "replay.priorities", 0.0),
     ("DQN", "replay.tickets", 2**31 - 1),
     ("DQN", "replay.raffle", 1e12),
 ])  # fmt: skip

@@ -135,7 +135,7 @@ class ReplayBuffer:
                 f"{'some' if self._sampler else 'none'}; keep prioritized_replay unchanged"
             )
         if self._sampler is not None:
-            check_stored(LEARNERS, "replay.highest", state["highest"], "f", most=LARGEST)
+            check_stored(LEARNERS, "replay.highest", state["highest"], "f", 1, LARGEST)
             self._sampler.check_state(state, rows)
 
     def set_state(self, state: Columns) -> None:
@@ -282,11 +282,12 @@ class PrioritizedSampler:
         """Refuse a state that `set_state` could not restore with `rows` places in use; nothing changes."""
         tickets, (value, room, span) = state["tickets"], state["raffle"].tolist()
         check_stored(LEARNERS, "rows of replay.priorities", len(state["priorities"]), least=rows, most=rows)
-        check_stored(LEARNERS, "replay.priorities", state["priorities"], "f", most=LARGEST)
+        # Sampling would never end if all priorities were 0.
+        check_stored(LEARNERS, "replay.priorities", state["priorities"], "f", 1 / LARGEST, LARGEST)
         check_stored(LEARNERS, "replay.tickets", tickets, most=max(0, rows - 1))
         check_stored(LEARNERS, "replay.raffle[0]", value, "f", 1 / LARGEST, LARGEST)
         most = _MOST_ROOM_EACH * self.capacity + 4 * _FEW
-        check_stored(LEARNERS, "replay.raffle[1]", room, "f", len(tickets), most)
+        check_stored(LEARNERS, "replay.raffle[1]", room, "f", max(len(tickets), min(rows, 1)), most)
         check_stored(LEARNERS, "replay.raffle[2]", span, "f", most=room)
 
     def set_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
