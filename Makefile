@@ -13,7 +13,7 @@ SOURCES := $(wildcard menv tests examples benchmarks)
 # Handed to the command of the target: make bench ARGS="--json"
 ARGS ?=
 # Processes that the tests are shared out to
-JOBS ?= 3
+JOBS ?= 4
 # Processes beside each other have no use for threads that wait for each other. Hundreds of them import the same
 # modules, so these are compiled once, also where the environment says that nothing should be kept (`make clean` deletes it).
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(IN_VENV) -m pytest

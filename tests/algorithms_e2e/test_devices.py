@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from menv import PolicySpec, SampleBatch
 from menv.algorithms import DQN, PPO, QMIX, PPOPolicy, network_group_builder
 from menv.algorithms.algorithm import Algorithm
-from menv.algorithms.ppo import policy, ppo
+from menv.algorithms.ppo import learner
 from menv.envs import TicTacToe
 from menv.errors import ConfigError
 from tests.algorithms.test_conv_training import Patch
@@ -123,7 +123,7 @@ def test_a_policy_that_is_lent_what_learns_comes_to_the_same(
 ) -> None:
     wanted = trained(kind)
     # Another name for the processor: whoever learns there has parameters apart from those of the policy.
-    for module in (network_group_builder, policy, ppo):
+    for module in (network_group_builder, learner):
         monkeypatch.setattr(module, "learning_device", lambda num_gpus: torch.device("cpu:0"))
     found = trained(kind)
     for name in wanted:

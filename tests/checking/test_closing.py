@@ -60,6 +60,7 @@ def test_simulators_that_close_leaves_running_are_named(simulators: list[Any]) -
     assert all(one.poll() is None for one in simulators)
 
 
+@pytest.mark.slow
 def test_children_of_a_fork_are_named_too() -> None:
     children: list[int] = []
 

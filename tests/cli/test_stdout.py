@@ -50,6 +50,7 @@ def test_a_run_whose_reader_has_gone_ends_with_a_checkpoint(folder: Path, closed
     assert Path("run/checkpoints/LATEST").read_text().strip() == "000001"
 
 
+@pytest.mark.slow
 def test_a_run_without_any_stdout_trains(folder: Path) -> None:
     command = shlex.join([*COMMAND, "train", "corridors:Corridor", *ONCE, "--run-dir", "run"])
     assert ended(subprocess.DEVNULL, "sh", "-c", f"exec {command} >&-")[0] == 0

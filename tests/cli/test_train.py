@@ -177,6 +177,7 @@ def test_a_run_that_was_resumed_is_the_one_that_was_not_interrupted(
     assert [one["digest"] for one in rest[:2]] == [one["digest"] for one in whole[2:]]
 
 
+@pytest.mark.slow
 def test_a_bound_that_is_reached_already_trains_nothing(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -230,6 +231,7 @@ def test_a_checkpoint_for_which_there_is_no_room_is_one_line(folder: Path) -> No
     assert list(Path("run/checkpoints").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_checkpoint_alone_starts_a_new_run_that_continues_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

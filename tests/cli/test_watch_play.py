@@ -279,6 +279,7 @@ def test_a_mapping_function_is_imported_with_trust(
     assert re.search(r"^episode 1: (player[12] wins|draw)", capsys.readouterr().out, re.M)
 
 
+@pytest.mark.slow
 def test_the_last_lines_of_training_can_be_typed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -343,6 +343,7 @@ OPTIONS = """
 """
 
 
+@pytest.mark.slow
 def test_a_process_has_the_options_of_its_driver_and_none_of_the_modules_of_its_working_directory(
     tmp_path: Path,
 ) -> None:

@@ -58,6 +58,7 @@ def test_an_actor_that_has_no_room_says_so_instead_of_waiting_for_ever(
         engine.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("running_ray")
 def test_an_actor_that_is_larger_than_every_node_says_so() -> None:
     peer = RayEngine(100.0, patience=0.5).start(Counter, label="worker 1")

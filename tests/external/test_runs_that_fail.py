@@ -174,6 +174,7 @@ def test_a_fragment_goes_on_where_it_was_given_up_and_nothing_is_lost() -> None:
     assert steps_of(batches) == {0: list(range(12))}
 
 
+@pytest.mark.slow
 def test_a_train_batch_of_several_fragments_goes_on_where_it_was_given_up() -> None:
     env = Told()
     config = {"rollout_fragment_length": 4, "train_batch_size": 12}
@@ -224,6 +225,7 @@ def test_a_train_batch_that_was_given_up_keeps_nothing_of_a_policy_that_is_remov
     assert learned[0]["num_agent_steps_trained"] == 6
 
 
+@pytest.mark.slow
 def test_ends_that_come_one_by_one_are_not_taken_for_silence() -> None:
     env = Told()
     with training(env, DQN, idle_timeout=1.5, rollout_fragment_length=8) as algo:

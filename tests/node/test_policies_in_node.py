@@ -69,6 +69,7 @@ def test_the_script_of_deploying_gives_the_actions_that_the_policy_gives(
     assert greedy != drawn
 
 
+@pytest.mark.slow
 def test_every_kind_of_policy_answers_there_as_here(node_modules: Path, tmp_path: Path) -> None:
     (tmp_path / "node_modules").symlink_to(node_modules, target_is_directory=True)
     (tmp_path / "run.mjs").write_text((HERE / "run.mjs").read_text("utf-8"), "utf-8")

@@ -311,6 +311,7 @@ def test_boards_that_do_not_match_the_actions_are_refused(runs: Mapping[Any, Pat
         PlayServer(lambda: Game(runs[TicTacToe], env=Wrong), title="x")
 
 
+@pytest.mark.slow
 def test_the_command_serves_the_page_until_ctrl_c(runs: Mapping[Any, Path]) -> None:
     game = [str(runs[TicTacToe]), "--env", "menv.envs:TicTacToe"]
     command = [sys.executable, "-m", "menv.cli", "play", *game, "--browser", "--port"]
@@ -398,6 +399,7 @@ def policy_weights(run: Path, env: Any = TicTacToe) -> list[float]:
         return [float(np.sum(value)) for value in policy.get_weights().values()]
 
 
+@pytest.mark.slow
 def test_dqn_learns_from_the_moves_of_the_person_who_plays_the_only_agent(
     runs: Mapping[Any, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,6 +114,7 @@ def check_polls(name: str, per_process: int, crashes: bool, on: EngineName) -> N
     assert bool(sum(len(poll["faults"]) for poll in found)) == crashes
 
 
+@pytest.mark.slow
 @every_script
 @both_sizes
 def test_whoever_is_ready_plays_the_same_trajectories(name: str, per_process: int) -> None:

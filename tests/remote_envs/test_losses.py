@@ -205,6 +205,7 @@ def test_a_process_that_dies_in_its_first_reset_is_an_error_at_once(tmp_path: Pa
     assert str(caught.value.__cause__).endswith("no wheels")
 
 
+@pytest.mark.slow
 def test_a_successor_that_cannot_begin_is_tried_again_and_not_for_ever(tmp_path: Path) -> None:
     dies = [("step", 0, 2), ("reset", 0, 2), ("reset", 0, 3)]
     watch = Told(remote(Fate(tmp_path, TOGETHER, dies=dies), 1))
@@ -249,6 +250,7 @@ def test_a_poll_with_a_timeout_comes_back_with_nothing_while_what_it_waits_for_t
     assert 0.2 <= time.monotonic() - began < 2.0
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_from_outside_is_found_out_when_it_is_asked(tmp_path: Path) -> None:
     base_env = remote(Fate(tmp_path, TOGETHER), 2)
     watch = Told(base_env)

@@ -110,6 +110,7 @@ def test_an_agent_that_comes_late_is_mapped_with_the_length_so_far(
     assert [length for _, length in seen] == [came for came, _ in seen]
 
 
+@pytest.mark.slow
 def test_the_length_so_far_goes_on_with_a_run_from_a_checkpoint(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 

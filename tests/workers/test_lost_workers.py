@@ -234,6 +234,7 @@ def test_an_environment_that_is_never_there_ends_the_run(monkeypatch: pytest.Mon
         algo.train()
 
 
+@pytest.mark.slow
 def test_a_worker_whose_successor_is_not_there_in_time_gets_another_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

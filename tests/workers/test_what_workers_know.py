@@ -294,6 +294,7 @@ def test_an_algorithm_that_was_stopped_says_so() -> None:
             algo.sample()
 
 
+@pytest.mark.slow
 def test_checkpoints_go_from_workers_to_workers_and_to_one_process_and_back(tmp_path: Any) -> None:
     with running(2) as algo:
         algo.train()
