@@ -67,8 +67,9 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 task = TASKS[name].get_from_yaml()
                 scores = [score(task, algorithm, seed, folder) for seed in range(count)]
-            mean, spread = statistics.fmean(scores), statistics.pstdev(scores)
-            print(f"{name},{table},{mean:.4g},{spread:.3g},{ENV_STEPS},BenchMARL", flush=True)
+            spread = f"{statistics.pstdev(scores):.3g}" if count > 1 else ""
+            line = f"{name},{table},{statistics.fmean(scores):.4g},{spread},{ENV_STEPS},BenchMARL"
+            print(f"benchmarks.learning.envs:{line}", flush=True)
 
 
 if __name__ == "__main__":
