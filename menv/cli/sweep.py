@@ -424,7 +424,7 @@ def _checked(file: SweepFile) -> dict[str, Dimension]:
         options = shlex.split(file.options or "")
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"sweep: {error}, expected numbers, strings, lists and tables, and options as in a shell; write it so"
+            f"sweep: {error}, expected numbers, strings, lists and tables, and options as in a shell; correct it"
         ) from None
     for key, example in _REQUIRED.items():
         if not getattr(file, key):

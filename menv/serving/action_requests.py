@@ -1,9 +1,9 @@
 """What a server remembers of a client, and the episodes whose actions the client requests one by one.
 
-Sessions hand START_EPISODE, GET_ACTION, LOG_ACTION, LOG_RETURNS and END_EPISODE to `ActionRequestHandler`. It
-collects the GET_ACTION requests of one round of the event loop, decodes them together and passes them to the broker as
-one batch: the cost of parsers, numpy, locks and thread switches is paid once. A repeated message
-is recognised by its number and answered as before.
+Sessions hand START_EPISODE, GET_ACTION, LOG_ACTION, LOG_RETURNS and END_EPISODE to `ActionRequestHandler`. It collects
+the GET_ACTION requests of one round of the event loop, decodes them together and passes them to the broker as one
+batch: the cost of parsers, numpy, locks and thread switches is paid once. A repeated message is recognised by its
+number and answered as before.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The sessions of a server: one for each connection, whatever transport carries it.
 
 A transport hands bodies to `Session.received`, which decodes them one after the other: short ones at once, requests for
-actions in batches, large ones in the body parser process.
-`ServerSessions` keeps the state of clients that may reconnect, and sends them the sampler's decisions. Everything but
-`send_decisions` runs in the event loop.
+actions in batches, large ones in the body parser process. `ServerSessions` keeps the state of clients that may
+reconnect, and sends them the sampler's decisions. Everything but `send_decisions` runs in the event loop.
 """
 
 from __future__ import annotations

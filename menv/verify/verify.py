@@ -44,8 +44,8 @@ from menv.workers.pipe_channel import UnsendableError
 from menv.workers.registered_envs import RemoteEnvSpec, known_here
 
 SINGLE, MULTI, WHOLE = "single_agent", "multi_agent", "whole"
-_COPIES = (SINGLE, MULTI)
 """Kinds of environments: single-agent copies, multi-agent copies, and vectorised ones."""
+_COPIES = (SINGLE, MULTI)
 
 
 class Task:

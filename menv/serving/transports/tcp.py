@@ -47,9 +47,9 @@ class TcpTransport(Listener):
 
     def __init__(self, port: int = 0) -> None:
         super().__init__(port)
+        # Closed connections whose last bodies are still being handled are open, too.
         self.open: dict[TcpConnection, None] = {}
         self.stopping = False
-        # Closed connections whose last bodies are still being handled are open, too.
         self._server: asyncio.Server | None = None
         # Connections with many bodies handle some of them in turn, one in each round of the loop.
         self.turn = asyncio.Lock()
