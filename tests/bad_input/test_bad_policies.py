@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import menv.algorithms
-from menv import Policy, PolicySpec, RandomPolicy
-from menv.algorithms import DQN, PPO, Algorithm
+from menv import Policy, PolicySpec
+from menv.algorithms import DQN, PPO
 from menv.envs import TwoStepGame
 from menv.errors import ConfigError, ContractError
 from tests.algorithms_e2e.test_policies_on_the_fly import Duo, to
@@ -120,31 +120,6 @@ def test_a_policy_of_ones_own_whose_constructor_takes_something_else_is_named() 
     policies = {"policies": {"plain": PolicySpec(policy_class=Plain)}}
     message = r"policies\['plain'\]: Plain.__init__.* cannot be called .*expected \(self, observation_space, "
     refused(lambda: PPO(env=Duo, config={**SMALL, "multiagent": policies}), message)
-
-
-BAD_IDS = {
-    **{f"with {char}": f"a{char}b" for char in '<>:"/\\|?*'},
-    "newline": "a\nb",
-    "tab": "a\tb",
-    "zero": "a\0b",
-    "escape": "\x1b[31m",
-    "half a character": "a\ud800",
-    "empty": "",
-    "space": " ",
-    "last space": "a ",
-    "last dot": "a.",
-    "here": ".",
-    "above": "..",
-    "bytes": b"a",
-    "none": None,
-    "tuple": ("a", 1),
-    "long": "x" * 201,
-    "long in bytes": "ü" * 101,
-}
-
-
-def bad_id(algo: Algorithm, policy_id: Any) -> Any:
-    return lambda: algo.add_policy(policy_id, PolicySpec(policy_class=RandomPolicy))
 
 
 @pytest.mark.parametrize("answer", [1, np.array(1)], ids=["int", "array"])
