@@ -30,6 +30,7 @@ from menv.adapters.validation import (
     flag_of,
     possible_agents,
     reward_labels,
+    unknown_slot,
     validate_poll,
     wrong_count,
 )
@@ -710,10 +711,7 @@ class CustomEnvs(Adapter):
                 raise wrong_count(len(actions), len(slots))
             unknown = self._unknown_slot(slots)
             if unknown is not None:
-                raise ContractError(
-                    f"send_actions: no agent has slot {unknown}, expected slots of the last poll; pass Ready.slots, "
-                    "or some of them"
-                )
+                raise unknown_slot(unknown)
         by_env = by_sub_environment(slots, actions, self.seats)
         waiting: dict[EnvId, dict[AgentId, int]] = {env_id: {} for env_id in by_env}
         for slot in np.flatnonzero(self._waits).tolist():

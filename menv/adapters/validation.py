@@ -169,7 +169,11 @@ def by_sub_environment(
     if actions is None:
         return {env_id: dict(answers) for env_id, answers in nested_answers(slots).items()}
     by_env: dict[EnvId, dict[AgentId, Any]] = {}
-    numbers = slots.tolist() if isinstance(slots, np.ndarray) else map(int, slots)
+    numbers = slots.tolist() if isinstance(slots, np.ndarray) else list(map(int, slots))
+    if len(actions) != len(numbers):
+        raise wrong_count(len(actions), len(numbers))
+    if numbers and not 0 <= min(numbers) <= max(numbers) < len(seats):
+        raise unknown_slot(next(slot for slot in numbers if not 0 <= slot < len(seats)))
     for slot, action in zip(numbers, actions, strict=True):
         env_id, agent = seats[slot]
         if env_id in by_env:
@@ -218,6 +222,13 @@ def wrong_count(actions: int, rows: int) -> ContractError:
     return ContractError(
         f"send_actions: got {actions} actions for {rows} slots, expected one for each; "
         "keep them in the order of the slots"
+    )
+
+
+def unknown_slot(slot: int) -> ContractError:
+    """Return the error for an action for a slot on which no agent lives."""
+    return ContractError(
+        f"send_actions: no agent has slot {slot}, expected slots of the last poll; pass Ready.slots, or some of them"
     )
 
 

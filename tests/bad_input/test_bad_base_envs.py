@@ -121,6 +121,9 @@ STRANGERS: dict[str, Any] = {
     "agent": {0: {AGENT: 0}, 1: {AGENT: 0, "ann": 0}},
     "no_dict": {0: {AGENT: 0}, 1: 0},
     "no_dicts": [0, 1],
+    "slot_7": ([0, 7], [0, 0]),
+    "slot_minus_1": ([-1, 0], [0, 0]),
+    "one_action": ([0, 1], [0]),
 }
 
 
@@ -137,10 +140,13 @@ def test_no_actions_for_a_sub_environment_take_nothing_back(kind: str) -> None:
 @pytest.mark.parametrize("stranger", STRANGERS)
 def test_an_answer_for_somebody_unknown_is_refused_and_steps_nothing(kind: str, stranger: str) -> None:
     base = walked(kind)
+    answers = STRANGERS[stranger]
     with pytest.raises(MenvError) as caught:
-        base.send_actions(STRANGERS[stranger])
+        base.send_actions(*answers if isinstance(answers, tuple) else (answers,))
     message = checked(str(caught.value))
-    name = {"env_7": "7", "env_minus_1": "-1", "env_name": "'x'", "agent": "'ann'"}.get(stranger, "")
+    name = {"env_7": "7", "env_minus_1": "-1", "env_name": "'x'", "slot_7": "7", "agent": "'ann'"}.get(
+        stranger, ""
+    )
     assert name in message
     assert steps_taken(base) == [1, 1]
     base.send_actions(BOTH)
