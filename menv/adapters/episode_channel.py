@@ -56,7 +56,7 @@ class ByteBudget:
 
 @dataclass(slots=True)
 class ChannelStep:
-    """One observation of an episode and what was logged before it, or a chunk of steps that the client took.
+    """One observation of an episode and what was logged before it, or a chunk of steps that the client played.
 
     Attributes:
         obs: By agent; None of a chunk, or if the episode was lost.

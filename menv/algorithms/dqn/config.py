@@ -99,7 +99,7 @@ _MEMORY = ("use_lstm", "use_gru", "max_seq_len")
 
 @dataclass(frozen=True, kw_only=True)
 class OffPolicyConfig(AlgorithmConfig):
-    """Settings of an algorithm that replays experience, beside those of `AlgorithmConfig`."""
+    """Settings of an algorithm that replays experience, in addition to those of `AlgorithmConfig`."""
 
     _where: ClassVar[str] = "DQN"
 

@@ -27,7 +27,7 @@ CriticObs: TypeAlias = Callable[..., Any]
 @by_name
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig(AlgorithmConfig):
-    """Settings of PPO, beside those of `AlgorithmConfig`; see `docs/reference/settings.md`."""
+    """Settings of PPO, in addition to those of `AlgorithmConfig`; see `docs/reference/settings.md`."""
 
     _where: ClassVar[str] = "PPO"
 
