@@ -25,7 +25,7 @@ class Adapter(BaseEnv):
 
     Attributes:
         can_restart: Whether all sub-environments can begin again, so that an interrupted fragment can be dropped.
-        counts_steps: Whether `start_from` sets its env steps; those of clients' episodes cannot be set.
+        counts_steps: Whether `start_from` sets its env steps; the ones of clients' episodes cannot be set.
         events_have_order: Whether ends of sub-environments are sorted by env step; otherwise they count in the order in
             which polls return them.
         source: Where the calls of an external environment come from.
@@ -68,7 +68,7 @@ class Adapter(BaseEnv):
         """Count env steps on from [E] `env_steps`, so that no random number is used twice; before the first poll."""
 
     def limit_steps(self, steps: float, by_agent_steps: bool) -> None:
-        """Deliver at most so many more steps that clients took themselves."""
+        """Deliver at most so many more steps that clients played themselves."""
 
     def episodes_at(self, env_indices: Iterable[int]) -> list[EnvId]:
         """Return the ids of clients' open episodes at some indices."""
