@@ -14,7 +14,7 @@ from menv.adapters.episode_broker import EpisodeBroker
 from menv.adapters.episode_channel import STEP_BYTES, ActionCall, ByteBudget, LoggedReturns, RequestBatch
 from menv.adapters.external import ExternalEnvs, RequestSource
 from menv.base_env import SINGLE_AGENT, Ready
-from menv.errors import CallOrderError, EpisodeError
+from menv.errors import CallOrderError, ContractError, EpisodeError
 
 SPACES: dict[str, Any] = {
     "observation_space": gym.spaces.Box(-np.inf, np.inf, (2,), np.float32),
@@ -244,7 +244,7 @@ def test_too_few_answers_to_a_round_are_refused_and_nobody_is_told() -> None:
     side, names = steady(3)
     side.ask(names, np.ones((3, 2), np.float32), [0.0] * 3)
     ready = side.poll()
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ContractError, match="got 2 actions for 3 slots"):
         side.envs.send_actions(ready.slots, [1, 2])
     assert {len(told) for told in side.heard.values()} == {1}
     side.envs.send_actions(ready.slots, [1, 2, 0])
