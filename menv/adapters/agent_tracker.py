@@ -191,7 +191,7 @@ class AgentTracker:
         self.episode_steps += 1
         obs, rewards, terminateds, truncateds, infos = validate_step(result, self._wrong)
         over = any(self._flags(ALL, terminateds, truncateds))
-        flagged = any_set(terminateds, self._where) or any_set(truncateds, self._where)
+        flagged = any_set(terminateds, truncateds, self._where)
         if over:
             self._finish(obs, rewards, terminateds, truncateds, infos, events)
             return True

@@ -214,8 +214,8 @@ class SixDicts(BaseEnv):
         obs, rewards, terminateds, truncateds, infos, taken = parts
         for env_id in dict.fromkeys([*obs, *rewards, *terminateds, *truncateds]):
             flags = [dict(part.get(env_id, {})) for part in (terminateds, truncateds)]
-            where = partial("{} {}".format, f"env {env_id}")
-            ends = any_set(flags[0], where) or any_set(flags[1], where)
+            where = partial("env {} {}".format, env_id)
+            ends = any_set(flags[0], flags[1], where)
             if ends and any(join.env_id == env_id for join in self._events.joined):
                 got = f"env {env_id!r} ends trajectories that no poll has begun"
                 raise self._wrong("poll", got, "rows of its reset first", "poll once after each reset")

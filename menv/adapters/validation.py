@@ -108,13 +108,15 @@ def refuse_none(flags: Mapping[AgentId, Any], where: Callable[[str], str]) -> No
             as_flag(flag, f"{where('step')}: the flag of {agent!r}")
 
 
-def any_set(flags: Mapping[AgentId, Any], where: Callable[[str], str]) -> bool:
+def any_set(
+    terminateds: Mapping[AgentId, Any], truncateds: Mapping[AgentId, Any], where: Callable[[str], str]
+) -> bool:
     """Return whether a flag is set."""
     try:
-        return any(flags.values())
+        return any(terminateds.values()) or any(truncateds.values())
     except (ValueError, RuntimeError):
         # An array or a tensor of several elements; the error names the agent.
-        return any(flag_of(flags, agent, where) for agent in flags)
+        return any(flag_of(flags, agent, where) for flags in (terminateds, truncateds) for agent in flags)
 
 
 def lasting(values: Mapping[AgentId, Any]) -> dict[AgentId, Any] | None:
