@@ -137,6 +137,11 @@ def torch_cell(cell: Cell, trunk: str, params: Params) -> Callable[[Tensor, Tens
         sequences = x.view(len(state), -1, x.shape[-1])
         # Transposed at every call: a view from before an in-place optimizer step has no gradient.
         weights = [*(matrix.t() for matrix in matrices), bias, state_bias]
+        if x.is_cuda:
+            # cuDNN wants the weights of a cell in one piece of memory: it warns of others, and its GRU refuses them.
+            flat = torch.cat([weight.reshape(-1) for weight in weights])
+            pieces = flat.split([weight.numel() for weight in weights])
+            weights = [piece.view(weight.shape) for piece, weight in zip(pieces, weights, strict=True)]
         if cell.kind == "lstm":
             before = state[None, :, : cell.size].contiguous(), state[None, :, cell.size :].contiguous()
             out, h, c = torch.lstm(sequences, before, weights, True, 1, 0.0, True, False, True)
