@@ -191,7 +191,7 @@ class AgentTracker:
         self.episode_steps += 1
         obs, rewards, terminateds, truncateds, infos = validate_step(result, self._wrong)
         over = any(self._flags(ALL, terminateds, truncateds))
-        flagged = any_set(terminateds, truncateds, self._where)
+        flagged = any_set(terminateds, truncateds, self.where)
         if over:
             self._finish(obs, rewards, terminateds, truncateds, infos, events)
             return True
@@ -208,7 +208,7 @@ class AgentTracker:
             layout.no_terminateds, layout.no_truncateds = lasting(terminateds), lasting(truncateds)
             for kept, flags in ((layout.no_terminateds, terminateds), (layout.no_truncateds, truncateds)):
                 if kept is None:
-                    refuse_none(flags, self._where)
+                    refuse_none(flags, self.where)
             self._set_rows(obs, rewards, infos, events)
         return False
 
@@ -363,8 +363,8 @@ class AgentTracker:
         self, obs: Any, terminateds: Any, truncateds: Any, infos: Any, events: PollEvents
     ) -> dict[AgentId, Any]:
         """End the agents whose own flag is set; return the observations of the others."""
-        flagged = [agent for agent in terminateds if flag_of(terminateds, agent, self._where)]
-        more = (agent for agent in truncateds if flag_of(truncateds, agent, self._where))
+        flagged = [agent for agent in terminateds if flag_of(terminateds, agent, self.where)]
+        more = (agent for agent in truncateds if flag_of(truncateds, agent, self.where))
         flagged += [agent for agent in more if agent not in flagged]
         for agent in flagged:
             flags = self._flags(agent, terminateds, truncateds)
@@ -499,14 +499,14 @@ class AgentTracker:
 
     def _check_info(self, agent: AgentId, info: object) -> None:
         if type(info) is not dict:
-            check_info(info, f"{self._where('step')}, agent {agent!r}")
+            check_info(info, f"{self.where('step')}, agent {agent!r}")
 
     def _number(self, agent: AgentId, reward: object) -> float:
         return as_reward(reward, self.reward_label(agent))
 
     def reward_label(self, agent: AgentId) -> str:
         """Return the beginning of an error about an agent's reward."""
-        return f"{self._where('step')}: the reward of {agent!r}"
+        return f"{self.where('step')}: the reward of {agent!r}"
 
     def _wrong(
         self,
@@ -516,13 +516,14 @@ class AgentTracker:
         fix: str = "fix the environment's return value",
         finding: str = "",
     ) -> ContractError:
-        return ContractError(f"{self._where(where)}: {got}, expected {expected}; {fix}", finding)
+        return ContractError(f"{self.where(where)}: {got}, expected {expected}; {fix}", finding)
 
-    def _where(self, method: str) -> str:
+    def where(self, method: str) -> str:
+        """Return the beginning of an error of a method."""
         return f"env {self.env_id} {method}, env step {self.episode_steps} of the episode"
 
     def _flags(self, agent: AgentId, terminateds: Any, truncateds: Any) -> tuple[bool, bool]:
         terminated, truncated = terminateds.get(agent, False), truncateds.get(agent, False)
         if (terminated is True or terminated is False) and (truncated is True or truncated is False):
             return terminated, truncated
-        return flag_of(terminateds, agent, self._where), flag_of(truncateds, agent, self._where)
+        return flag_of(terminateds, agent, self.where), flag_of(truncateds, agent, self.where)

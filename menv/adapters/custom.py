@@ -212,19 +212,20 @@ class SixDicts(BaseEnv):
 
     def _read(self, parts: tuple[MultiEnvDict, ...]) -> None:
         obs, rewards, terminateds, truncateds, infos, taken = parts
+        unseen = {join.env_id for join in self._events.joined}
         for env_id in dict.fromkeys([*obs, *rewards, *terminateds, *truncateds]):
             flags = [dict(part.get(env_id, {})) for part in (terminateds, truncateds)]
-            where = partial("env {} {}".format, env_id)
-            ends = any_set(flags[0], flags[1], where)
-            if ends and any(join.env_id == env_id for join in self._events.joined):
+            tracker = self._trackers.get(env_id) or self._new_tracker(env_id)
+            if env_id in unseen and any_set(flags[0], flags[1], tracker.where):
                 got = f"env {env_id!r} ends trajectories that no poll has begun"
                 raise self._wrong("poll", got, "rows of its reset first", "poll once after each reset")
-            if not (ends or obs.get(env_id)) and (env_id in self._waiting or env_id in self._due):
+            waits = env_id in self._waiting or env_id in self._due
+            if waits and not obs.get(env_id) and not any_set(flags[0], flags[1], tracker.where):
                 # It has not stepped: an agent still waits, and may have got a reward.
-                self._trackers[env_id].add_rewards(rewards.get(env_id, {}), self._events)
+                tracker.add_rewards(rewards.get(env_id, {}), self._events)
                 continue
             if env_id not in self._running:
-                over = {a for by_agent in flags for a in by_agent if flag_of(by_agent, a, where)}
+                over = {a for by_agent in flags for a in by_agent if flag_of(by_agent, a, tracker.where)}
                 first = {a: value for a, value in obs.get(env_id, {}).items() if not over & {a, ALL}}
                 self._begin(env_id, first, infos.get(env_id, {}), rewards.get(env_id, {}))
                 if ALL not in over:
@@ -234,7 +235,7 @@ class SixDicts(BaseEnv):
                 if not by_agent:
                     by_agent[ALL] = False
             step = (dict(obs.get(env_id, {})), dict(rewards.get(env_id, {})), *flags, infos.get(env_id, {}))
-            self._step(env_id, step)
+            self._step(tracker, env_id, step)
         for env_id, actions in taken.items():
             # Actions that came with the end of an episode do not belong to the next one.
             if not any(part.get(env_id, {}).get(ALL) for part in (terminateds, truncateds)):
@@ -252,8 +253,7 @@ class SixDicts(BaseEnv):
             waiting = tracker.waiting.agents
             self._taken.update({tracker.slots[a]: action for a, action in actions.items() if a in waiting})
 
-    def _step(self, env_id: EnvId, step: object) -> None:
-        tracker = self._trackers[env_id]
+    def _step(self, tracker: AgentTracker, env_id: EnvId, step: object) -> None:
         if self._watcher is not None:
             self._watcher.stepped(env_id, step)
         self._env_steps[tracker.env_index] += 1
