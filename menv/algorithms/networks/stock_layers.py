@@ -140,7 +140,7 @@ def torch_cell(cell: Cell, trunk: str, params: Params) -> Callable[[Tensor, Tens
         if x.is_cuda:
             # cuDNN wants the weights of a cell in one piece of memory: it warns of others, and its GRU refuses them.
             flat = torch.cat([weight.reshape(-1) for weight in weights])
-            pieces = flat.split([weight.numel() for weight in weights])
+            pieces = torch.split(flat, [weight.numel() for weight in weights])
             weights = [piece.view(weight.shape) for piece, weight in zip(pieces, weights, strict=True)]
         if cell.kind == "lstm":
             before = state[None, :, : cell.size].contiguous(), state[None, :, cell.size :].contiguous()
