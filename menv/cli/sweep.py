@@ -209,7 +209,7 @@ class Sweep:
         """Run trials until there are `trials` in all, `jobs` runs at a time.
 
         Raises:
-            ConfigError: A setting is wrong in every trial.
+            ConfigError: A setting is wrong in every trial, or the first run that ended has no value of the metric.
         """
         if done := len(self.study.trials) - len(self._running):
             show(f"resuming {self.folder}, {done} of {trials} trials are done")
@@ -222,7 +222,7 @@ class Sweep:
                 finally:
                     self._stop()
         except ConfigError:
-            if self._is_new and not self.ranking():
+            if self._is_new and not any(trial.user_attrs for trial in self.study.trials):
                 shutil.rmtree(self.folder)
             raise
         self._write()
@@ -273,11 +273,13 @@ class Sweep:
         key = f"seed {seed}"
         if key not in trial.user_attrs:
             self._run(trial, seed)
-            values = Run(self._run_folder(trial.number, seed)).progress().get(self.file.metric, ())
-            found = [float(value) for value in values if math.isfinite(value)]
+            run = Run(self._run_folder(trial.number, seed))
+            found = list(filter(math.isfinite, run.progress().get(self.file.metric, ())))
             if not found:
-                raise TrialFailedError(f"no result has a number of {self.file.metric}")
-            trial.set_user_attr(key, found[-1])
+                why = f"no result of a whole run has a number of {self.file.metric}"
+                trial.set_user_attr("error", why)
+                raise ConfigError(f"sweep: {why}, expected one; {run.path / 'progress.csv'} lists the keys")
+            trial.set_user_attr(key, float(found[-1]))
         return float(trial.user_attrs[key])
 
     def _run(self, trial: optuna.Trial, seed: int) -> None:
@@ -482,10 +484,8 @@ def _distribution(kind: str, **entry: Any) -> optuna.distributions.BaseDistribut
         raise ValueError(f"{kind} = {values!r:.60}")
     if kind == "choice":
         return optuna.distributions.CategoricalDistribution([json.dumps(value) for value in values], **entry)
-    low, high = values
-    if kind == "int":
-        return optuna.distributions.IntDistribution(low, high, **entry)
-    return optuna.distributions.FloatDistribution(low, high, **entry)
+    name = "IntDistribution" if kind == "int" else "FloatDistribution"
+    return cast(optuna.distributions.BaseDistribution, getattr(optuna.distributions, name)(*values, **entry))
 
 
 def _pruner(file: SweepFile) -> optuna.pruners.BasePruner:

@@ -265,3 +265,15 @@ def test_a_trial_without_the_metric_fails_alone_once_another_has_reported_it(fol
     # The sampler of Optuna has a seed.
     assert [one["state"] for one in table()] == ["complete", "complete", "fail"]
     assert "this run makes no evaluations" in table()[2]["error"]
+
+
+@pytest.mark.slow
+def test_a_metric_of_a_policy_that_never_joins_ends_the_sweep_after_a_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(seeds="metric = 'policy_reward_mean/absent'")
+    assert main(["sweep", "sweep.toml"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no result of a whole run has a number of policy_reward_mean/absent, expected one" in line
+    # What was trained is not deleted.
+    assert [one.name for one in Path("runs/sweep").glob("trial-*")] == ["trial-000-seed-0"]
