@@ -310,10 +310,17 @@ def test_a_mask_that_is_wrong_names_agent_and_step(mask: Any, when: int, told: s
     assert f"obs['action_mask']: {told}" in message
 
 
-def test_the_mask_of_a_final_observation_may_allow_nothing() -> None:
-    bad = {**MASKED_GOOD, "action_mask": np.zeros(2, np.int8)}
-    with PPO(env=seeing(bad, MASKED, MASKED_GOOD, 5), config={"rollout_fragment_length": 10}) as algorithm:
-        assert algorithm.sample().env_steps() == 10
+@pytest.mark.parametrize(("mask", "kept"), [([1, 0], [True, False]), ([0, 0], [True, True])])
+def test_the_mask_of_a_final_observation_is_kept_and_may_allow_nothing(
+    mask: list[int], kept: list[bool]
+) -> None:
+    last = {**MASKED_GOOD, "action_mask": np.array(mask, np.int8)}
+    with PPO(env=seeing(last, MASKED, MASKED_GOOD, 5), config={"rollout_fragment_length": 10}) as algorithm:
+        batch = algorithm.sample()
+    assert batch.env_steps() == 10
+    (own,) = batch.policy_batches.values()
+    masks = own.segments.next_mask.tolist()
+    assert masks == [[True, True], kept] * 2
 
 
 def test_a_mask_space_that_does_not_fit_the_actions_is_refused_before_the_first_step() -> None:

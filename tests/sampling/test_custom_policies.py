@@ -392,7 +392,10 @@ class Fetching(Diary):
     def compute_actions(self, obs_batch: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         actions, states, _ = super().compute_actions(obs_batch, *args, **kwargs)
         thoughts = np.array([obs[:2] for obs in obs_batch])
-        return actions, states, {"vf_preds": [float(obs[0]) for obs in obs_batch], "thoughts": thoughts}
+        values = [float(obs[0]) for obs in obs_batch]
+        # Integers in the first call, in which all steps are 0.
+        shares = [step / 4 if step % 4 else step // 4 for step in (states[0] - 1).tolist()]
+        return actions, states, {"vf_preds": values, "thoughts": thoughts, "shares": shares}
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -404,6 +407,7 @@ def test_states_and_fetches_are_columns_of_the_batch(workers: int) -> None:
         rows += own.count
         assert own["vf_preds"].tolist() == own["obs"][:, 0].tolist()
         assert own["thoughts"].tolist() == own["obs"][:, :2].tolist()
+        assert own["shares"].tolist() == (own["t"] / 4).tolist()
         assert own["state_in_0"].tolist() == own["t"].tolist()
         assert own["state_out_0"].tolist() == (own["t"] + 1).tolist()
         assert own["state_out_1"].tolist() == own["obs"][:, :2].tolist()
