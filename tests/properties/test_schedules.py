@@ -208,7 +208,8 @@ def test_every_life_has_a_memory_of_its_own_that_survives_the_cuts(script: Scrip
     check_memory(run.batches)
 
 
-def test_memories_are_seen_to_be_used() -> None:
+@pytest.mark.parametrize("num_envs", [2, 30])
+def test_memories_are_seen_to_be_used(num_envs: int) -> None:
     """The property above would hold for a ledger that never remembered anything."""
     script: Script = [[Moment("ab"), *[Moment("abc")] * 6, Moment("ab", over="terminated")]]
-    assert check_memory(Run(script, "recurrent", 4).batches) > 50
+    assert check_memory(Run(script, "recurrent", 4, num_envs).batches) > 25 * num_envs

@@ -152,7 +152,7 @@ def test_the_first_info_of_an_episode_tells_nothing_of_the_end_before(listed: bo
     assert told[0] == told[1]
 
 
-@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("num_envs", [1, 3, 40])
 @pytest.mark.parametrize("length", [1, 6, 10])
 def test_a_fragment_holds_exactly_its_env_steps_of_every_sub_environment(num_envs: int, length: int) -> None:
     loop = together(num_envs, length, agents=2, episode=4)

@@ -148,6 +148,21 @@ def test_a_row_without_a_successor_is_held_over_the_cut() -> None:
     assert play.close() == {}
 
 
+def test_a_first_row_that_is_no_step_is_not_released_and_its_action_is_no_previous_one() -> None:
+    play = Play()
+    play.buffer.start_all([[0], [0], [True], [0], [0], [3], [0], ["agent0"]], -1)
+    for _ in range(2):
+        play.rows([0], [0.0])
+        assert play.close() == {}
+    play.rows([0], [1.0])
+    play.end(0, 2.0)
+    batch = play.only()
+    assert column(batch, "obs") == [1, 2]
+    assert column(batch, "t") == [0, 1]
+    assert column(batch, "prev_actions") == [0, 101]
+    assert column(batch, "prev_rewards") == [0, 1]
+
+
 def test_a_first_rows_income_is_held_with_it_and_counted_once() -> None:
     play = Play()
     play.join(0)
