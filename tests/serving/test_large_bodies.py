@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import logging
 import multiprocessing
 import os
 import signal
@@ -392,7 +393,8 @@ def under_way(one: Receiving) -> bool:
     return bool(one.parsers._waiting)
 
 
-def test_a_body_whose_process_is_killed_is_read_by_the_next_one() -> None:
+def test_a_body_whose_process_is_killed_is_read_by_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "menv.serving")
     with receiving() as one, one.client() as client:
         pid = stopped_one(one, client)
         client.send(BODY)
@@ -402,6 +404,7 @@ def test_a_body_whose_process_is_killed_is_read_by_the_next_one() -> None:
         assert len(one.played()) == 1
         assert one.pid() != pid
         assert not is_there(pid)
+    assert "the process that parses large messages ended, and is started again" in caplog.messages
 
 
 def test_who_kills_two_processes_with_a_body_loses_the_connection_and_others_are_read() -> None:

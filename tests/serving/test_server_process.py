@@ -22,7 +22,7 @@ from menv.serving import Access
 from tests.house.sources import ROOT
 from tests.serving.doors import HTTP, TCP
 from tests.serving.served import Served, obs_of, served
-from tests.serving.voices import Turns, Voice
+from tests.serving.voices import Turns, Voice, episode
 
 TOKEN = "a long and random text"
 
@@ -52,19 +52,13 @@ def test_metrics_count_what_clients_do_on_two_servers_of_one_process() -> None:
             turns.act(obs_of(0))
             turns.act(obs_of(1))
             assert voice.ask("GET_ACTION", episode_id="unknown", observation=obs_of(0))["type"] == "ERROR"
-            voice.bring(
-                {
-                    "obs": [obs_of(0)] * 2,
-                    "actions": [0],
-                    "rewards": [1.0],
-                    "is_terminated": True,
-                    "is_truncated": False,
-                }
-            )
+            number = voice.ask("GET_STATE", form="weights")["weights_seq_no"]
+            voice.bring(episode([obs_of(0)] * 2, [0], [1.0], "terminated"), weights_seq_no=number - 1)
             found = figures(one)
         assert (found["menv_clients"], found["menv_open_episodes"], found["menv_actions_total"]) == (1, 1, 2)
         assert found["menv_action_latency_seconds_bucket +Inf"] == 2
         assert found["menv_action_latency_seconds_sum"] > 0
+        assert (found["menv_staleness_updates_count"], found["menv_staleness_updates_sum"]) == (1, 1)
         assert found["menv_refusals_total unknown_episode"] == 1
         assert figures(other)["menv_actions_total"] == 0
 

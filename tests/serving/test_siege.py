@@ -17,7 +17,7 @@ import pytest
 from menv.callbacks import DefaultCallbacks
 from menv.serving import Limits
 from tests.serving.corpus import ACTIONS, OBS, Damage
-from tests.serving.doors import DOORS, TCP, Client, Door
+from tests.serving.doors import DOORS, HEADERS, TCP, Client, Door, every_door
 from tests.serving.served import Served, obs_of, served, settled
 from tests.serving.talks import eventually
 from tests.serving.test_sessions import STATES
@@ -120,26 +120,36 @@ class Ends(DefaultCallbacks):
             self.seen[name] = episode.total_reward, episode.length
 
 
-def siege(count: int) -> int:
-    """Fuzz through all doors beside a healthy client, which must lose nothing; return how far memory grew."""
-    with served(callbacks=Ends, observation_space=OBS, action_space=ACTIONS, train_batch_size=512) as one:
+@contextlib.contextmanager
+def beside_a_healthy_client(door: Door = TCP, **config: Any) -> Iterator[tuple[Served, Healthy]]:
+    """Train with a healthy client, which must lose nothing."""
+    with served(callbacks=Ends, **config) as one:
         with one.training():
-            with Healthy(one).playing() as healthy:
-                fuzz(one, TCP, count // 10, seed=1)
-                gc.collect()
-                before, threads, files = resident(), threading.active_count(), open_files()
-                for place, door in enumerate(DOORS):
-                    fuzz(one, door, count * 3 // 10, seed=2 + place)
-                grown = resident() - before
-                assert one.refused > count // 4
-                assert healthy.episodes > 10
-                assert eventually(lambda: open_files() <= files)
-                assert threading.active_count() <= threads
+            with Healthy(one, door).playing() as healthy:
+                yield one, healthy
             ends = one.algo._callbacks
             assert isinstance(ends, Ends)
             assert eventually(lambda: len(ends.seen) == healthy.episodes)
         assert ends.seen == {f"healthy {number}": (10.0, 5) for number in range(healthy.episodes)}
-        return grown
+
+
+def siege(count: int) -> int:
+    """Fuzz through all doors beside a healthy client, which must lose nothing; return how far memory grew."""
+    with beside_a_healthy_client(observation_space=OBS, action_space=ACTIONS, train_batch_size=512) as (
+        one,
+        healthy,
+    ):
+        fuzz(one, TCP, count // 10, seed=1)
+        gc.collect()
+        before, threads, files = resident(), threading.active_count(), open_files()
+        for place, door in enumerate(DOORS):
+            fuzz(one, door, count * 3 // 10, seed=2 + place)
+        grown = resident() - before
+        assert one.refused > count // 4
+        assert healthy.episodes > 10
+        assert eventually(lambda: open_files() <= files)
+        assert threading.active_count() <= threads
+    return grown
 
 
 @pytest.mark.slow
@@ -150,6 +160,31 @@ def test_twenty_thousand_damaged_frames_cost_a_healthy_client_nothing() -> None:
 @pytest.mark.soak
 def test_a_million_damaged_frames_cost_a_healthy_client_nothing() -> None:
     assert siege(1_000_000) < 60_000_000
+
+
+@pytest.mark.slow_unless("tcp")
+@every_door
+def test_three_hundred_slow_or_silent_connections_cost_a_healthy_client_nothing(door: Door) -> None:
+    limits = Limits(max_connections=400, handshake_s=600.0)
+    message = door.opening(HEADERS) + door.wrap(LAST)
+    with beside_a_healthy_client(door, settings={"limits": limits}) as (one, healthy):
+        address = one.envs.addresses[DOORS.index(door)]
+        crowd = [Client(door, address, greets=False) for _ in range(300)]
+        silent, halved, dripping = (crowd[place::3] for place in range(3))
+        for peer in halved:
+            peer.raw(message[: len(message) // 2])
+        for at in range(20):
+            for peer in dripping:
+                peer.raw(message[at : at + 1])
+        assert eventually(lambda: one.source.server.connections == 301)
+        before = healthy.episodes
+        with one.voice(door) as late:
+            late.ping()
+        assert eventually(lambda: healthy.episodes >= before + 2)
+        assert one.source.server.connections >= 301
+        for peer in (*silent, *halved, *dripping):
+            peer.leave()
+        assert eventually(lambda: one.source.server.connections == 1)
 
 
 def half_a_frame(turns: Turns) -> float:

@@ -16,9 +16,11 @@ from functools import partial
 from typing import Any
 
 import pytest
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from menv.errors import ConfigError
 from menv.serving import Access, Limits
+from menv.serving.transports.http import HttpTransport
 from menv.serving.transports.server import Server
 from menv.serving.transports.tcp import TcpTransport
 from menv.serving.transports.transport import Handler, Peer, SessionProtocol, Transport
@@ -30,6 +32,7 @@ from tests.serving.doors import (
     Client,
     Door,
     every_door,
+    http_response,
     http_wrap,
     read_head,
     streams,
@@ -442,6 +445,19 @@ def test_a_transport_of_another_server_is_refused_and_goes_on_serving_it() -> No
             Server(Talks(), [transport])
         with Client(TCP, server.addresses[0]) as client:
             assert client.ask(b"{in") == b"{in"
+
+
+def test_middleware_of_the_application_sees_http_and_websockets_on_one_port() -> None:
+    transport = HttpTransport()
+    transport.app.add_middleware(TrustedHostMiddleware, allowed_hosts=["localhost"])
+    with Server(Talks(), [transport]) as server:
+        address = server.addresses[0]
+        for door in (HTTP, WEBSOCKET):
+            with Client(door, address) as peer:
+                assert peer.ask(b"{in") == b"{in"
+        with Client(HTTP, address) as stranger:
+            stranger.raw(b"GET /health HTTP/1.1\r\nHost: lab.example\r\n\r\n")
+            assert http_response(stranger.file)[0] == 400
 
 
 def test_connections_that_send_many_bodies_at_once_take_turns() -> None:
