@@ -194,7 +194,8 @@ class CrashCapsules:
             )
             try:
                 path.write_bytes(content)
-                return f"; replay it with: menv replay {path}"
+                repeats = record["actions"] is not None
+                return f"; {'replay it with: menv replay' if repeats else 'its crash capsule:'} {path}"
             except OSError:
                 path.unlink(missing_ok=True)
                 # The folder stays if it has capsules.

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -37,7 +37,6 @@ from menv.sampling.policy_group import PolicyGroup
 from menv.workers.convert import to_base_env
 from menv.workers.registered_envs import RemoteEnvSpec
 
-Spaces = Mapping[Hashable, gym.Space[Any]]
 _MOST_ENVS = 1_000_000
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from menv.adapters.adapter import CreatedEnvs
 from menv.base_env import EnvId
-from menv.errors import ContractError, EnvFault, MenvError
+from menv.errors import ContractError, EnvCrashError, EnvFault, MenvError
 from menv.sampling.episode_checkpoint import EpisodeCheckpoint
 from menv.sampling.episode_tracker import EpisodeTracker
 from menv.sampling.policy_group import PolicyGroup
@@ -40,7 +40,7 @@ class CrashRecorder:
 
     def attach(self, error: MenvError) -> None:
         """Describe the fault that an error of `sample` reports in its `capsule`, if it reports one."""
-        fault = error._fault or (self._broken_contract(error) if isinstance(error, ContractError) else None)
+        fault = error._fault or self._fault_of(error)
         if fault is not None and error._capsule is None:
             self.worker.leave_vector_loop()
             error._capsule = self.record(fault)
@@ -48,7 +48,6 @@ class CrashRecorder:
     def record(self, fault: EnvFault, *, acted: bool = True) -> Record:
         """Describe a fault; in its episode agents have `acted`, as far as the tracker knows."""
         env, worker = self.env, self.worker
-        steps = acted and fault.where == "step"
         return {
             "where": fault.where,
             "line": fault.line,
@@ -59,12 +58,15 @@ class CrashRecorder:
             "seed": None if env is None or env.seed is None else int(env.seed),
             "env_index": fault.env_index + (0 if env is None else env.first_index),
             "began": fault.began,
-            "actions": self._actions(fault.env_id) if steps else [],
+            "actions": self._actions(fault.env_id) if acted and fault.where == "step" else [],
         }
 
-    def _broken_contract(self, error: ContractError) -> EnvFault | None:
-        """Return the fault of a sub-environment that returned something invalid, None if the error is about another."""
-        about, env = _ABOUT.match(str(error)), self.env
+    def _fault_of(self, error: MenvError) -> EnvFault | None:
+        """Return the fault that an error without one is about, None if it is about something else."""
+        if isinstance(error, EnvCrashError):
+            # Others step the sub-environments: which one it was is unknown, and so are its actions.
+            return EnvFault.of("unknown", 0, "step", error.__cause__ or error)
+        about, env = _ABOUT.match(str(error)) if isinstance(error, ContractError) else None, self.env
         if about is None or env is None or int(about[1]) >= env.num_envs:
             return None
         index = int(about[1])

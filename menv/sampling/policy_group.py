@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -616,9 +617,8 @@ class PendingRows:
         """Return the rows that a mask selects."""
         rows = np.arange(self.rows.start, self.rows.stop) if isinstance(self.rows, slice) else self.rows
         which = self.which if isinstance(self.which, int) else self.which[chosen]
-        places = np.flatnonzero(chosen).tolist()
-        raw = None if self.raw is None else [self.raw[place] for place in places]
-        taken = None if self.taken is None else [self.taken[place] for place in places]
+        raw = None if self.raw is None else list(compress(self.raw, chosen))
+        taken = None if self.taken is None else list(compress(self.taken, chosen))
         return PendingRows(
             self.slots[chosen], which, self.env_indices[chosen], rows[chosen], raw, taken=taken
         )

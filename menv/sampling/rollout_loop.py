@@ -110,14 +110,12 @@ class RolloutLoop:
                 remaining = last_event + idle_timeout - time.monotonic()
                 if remaining <= 0:
                     return False
-            elif empty_polls:
+            elif empty_polls and not self._base_env.external:
                 self._wait(empty_polls)
             # Frees the observations before the environments create the next ones, which reuse the cached memory.
             del ready
 
     def _wait(self, empty_polls: int) -> None:
-        if self._base_env.external:
-            return
         if empty_polls >= _EMPTY_POLLS:
             raise _empty_polls_error(empty_polls, self._base_env.gone)
         if empty_polls > 100:

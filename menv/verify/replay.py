@@ -74,15 +74,15 @@ def replay(
     """
     capsule = read_capsule(path)
     import_first(modules, "replay: module")
-    if env is None and not is_known(capsule.env):
-        raise ConfigError(
-            f"capsule: its environment {capsule.env!r} is not registered here, expected a known name, because "
-            "nothing is imported for a file; name it with --env MODULE:CLASS, or its module with --import MODULE"
-        )
     if capsule.actions is None:
         raise ConfigError(
             "capsule: it holds no actions, expected those since the reset; environments whose steps others take, "
             "vectorised ones and policies with connectors that act cannot be repeated: its traceback is all there is"
+        )
+    if env is None and not is_known(capsule.env):
+        raise ConfigError(
+            f"capsule: its environment {capsule.env!r} is not registered here, expected a known name, because "
+            "nothing is imported for a file; name it with --env MODULE:CLASS, or its module with --import MODULE"
         )
     context = EnvContext(
         capsule.settings(env_config or {}), worker_index=capsule.worker_index, vector_index=capsule.vector_index,

@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from menv import EnvFaultWarning, MultiAgentEnv, register_env
+from menv import EnvFaultWarning, ExternalEnv, MultiAgentEnv, register_env
 from menv.algorithms import PPO, PPOConfig
 from menv.algorithms.crash_capsules import LEFT_OUT, CrashCapsules, read_capsule
 from menv.cli.main import main
@@ -154,6 +154,32 @@ def test_an_environment_that_ends_its_process_without_an_error_does_not_stop_the
     path.write_text(json.dumps({**content, "origin": ["WorkerLostError", *content["origin"][1:]]}))
     report = replay(path, env=mode("exit"))
     assert (report.verdict, "exit code 0" in str(report)) == (SAME, True)
+
+
+class Caller(ExternalEnv):
+    """Fails in its third episode."""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(gym.spaces.Discrete(3), Cliff.observation_space)
+
+    def run(self) -> None:
+        for _ in range(2):
+            episode = self.start_episode()
+            self.get_action(episode, np.zeros(2, np.float32))
+            self.log_returns(episode, 1.0)
+            self.end_episode(episode, np.zeros(2, np.float32))
+        raise ZeroDivisionError("no wheels")
+
+
+@pytest.mark.parametrize("env", [Caller, lambda context: gym.vector.SyncVectorEnv([Cliff] * 2)])
+def test_a_fault_of_an_environment_that_others_step_leaves_its_traceback(env: Any, tmp_path: Path) -> None:
+    config = {**SETTINGS, "num_envs_per_worker": 1}
+    with PPO({**config, "env": env}) as algo, pytest.raises(EnvCrashError, match="; its crash capsule: "):
+        algo.learn(20_000, run_dir=tmp_path / "run")
+    (path,) = (tmp_path / "run" / "crashes").iterdir()
+    assert "ZeroDivisionError: no wheels" in read_capsule(path).traceback
+    with pytest.raises(ConfigError, match="it holds no actions"):
+        replay(path)
 
 
 def test_a_capsule_replaces_no_other(tmp_path: Path) -> None:
