@@ -141,9 +141,33 @@ def mark_slow_ones(items: list[pytest.Item], whole: bool) -> None:
         raise pytest.UsageError(f"slow_unless names none of the parameters of {names}")
 
 
+def values_of(item: pytest.Function) -> set[tuple[object, ...]]:
+    """Return the value that a test has from each of its `parametrize`."""
+    together = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    together = [names.replace(",", " ").split() if isinstance(names, str) else names for names in together]
+    return {(*names, *(id(item.callspec.params[name]) for name in names)) for names in together}
+
+
+def mark_other_products(items: list[pytest.Item]) -> None:
+    """Mark the tests of a function with `each_value` as slow, but for a few that have each value once."""
+    functions: dict[str, dict[pytest.Item, set[tuple[object, ...]]]] = {}
+    for item in items:
+        quick = not item.get_closest_marker("slow") and item.get_closest_marker("each_value")
+        if quick and isinstance(item, pytest.Function):
+            functions.setdefault(item.nodeid.partition("[")[0], {})[item] = values_of(item)
+    for values in functions.values():
+        missing = set[tuple[object, ...]]().union(*values.values())
+        while missing:
+            kept = max(values, key=lambda item: len(values[item] & missing))
+            missing -= values.pop(kept)
+        for item in values:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     mark_slow_ones(items, whole=not any("::" in one for one in config.args))
+    mark_other_products(items)
     if hasattr(config, "workerinput"):
         first = (*PROGRAMS, *LONG)
         items.sort(key=lambda item: not (on_ray(item.nodeid) or item.nodeid.startswith(first)))

@@ -246,6 +246,7 @@ class Costly(gym.wrappers.vector.TransformReward):
         super().__init__(SyncVectorEnv([Closing] * 2, autoreset_mode=mode), lambda rewards: rewards - 1.0)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=str)
 @pytest.mark.parametrize("use_lstm", [False, True], ids=["frames", "rows"])
 def test_ends_without_a_choice_and_resets_that_cost_are_none_of_the_steps(

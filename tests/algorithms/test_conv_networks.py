@@ -131,6 +131,7 @@ def test_convolutions_are_what_the_definition_says(shape: Any, filters: Any, pix
     np.testing.assert_allclose(found[0].numpy(), wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("pixels", [False, True])

@@ -62,6 +62,7 @@ def bandit(rows: int, seed: int = 0) -> SampleBatch:
     return one_step_pieces(obs, actions, actions == 1, obs, True)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("dueling", [False, True])
 @pytest.mark.parametrize("double_q", [False, True])
 @pytest.mark.parametrize("prioritized", [False, True])

@@ -102,6 +102,7 @@ def agree(spec: StockSpec, *, rows: int = 100, masked: bool = False, **settings:
             np.testing.assert_allclose(value, other[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("head", HEADS, ids=str)
 @pytest.mark.parametrize(
     "settings", [{}, {"kl_coeff": 0.0}, EVERYTHING], ids=["plain", "no kl", "everything"]
@@ -110,6 +111,7 @@ def test_both_forms_learn_the_same(head: ActionHead, settings: dict[str, Any]) -
     agree(StockSpec(6, head, (16, 12)), **settings)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("head", [head for head in HEADS if head.mask_width], ids=str)
 @pytest.mark.parametrize("settings", [{}, EVERYTHING], ids=["plain", "everything"])
 def test_both_forms_learn_the_same_where_choices_are_masked(
@@ -118,6 +120,7 @@ def test_both_forms_learn_the_same_where_choices_are_masked(
     agree(StockSpec(6, head, (16, 12)), masked=True, **settings)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("activation", ["tanh", "relu", "silu", "elu", "linear"])
 @pytest.mark.parametrize("hiddens", [(), (8,), (8, 20, 8)])
 def test_both_forms_learn_the_same_through_all_activations_and_depths(
@@ -126,6 +129,7 @@ def test_both_forms_learn_the_same_through_all_activations_and_depths(
     agree(StockSpec(6, ActionHead("categorical", (3,)), hiddens, activation), **EVERYTHING)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("term", ["entropy_coeff", "kl_coeff", "vf_clip_param"])
 @pytest.mark.parametrize("head", [HEADS[2], HEADS[3], HEADS[6], HEADS[8]], ids=str)
 def test_each_term_of_the_loss_has_the_slope_that_autograd_finds(head: ActionHead, term: str) -> None:
@@ -164,6 +168,7 @@ def test_an_action_that_the_mask_forbids_moves_no_output() -> None:
         np.testing.assert_allclose(value, by_autograd.weights()[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("column", ["obs", "advantages", "value_targets", "action_logp"])
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 1e30])
 def test_both_forms_drop_the_same_gradients_and_weights_stay_finite(column: str, number: float) -> None:

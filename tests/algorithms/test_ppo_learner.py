@@ -77,6 +77,7 @@ def learner_and_batch(
     return PPOLearner(spec, PPOConfig(**settings), weights, seed), batch_for(spec, weights, rows)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 17, 64])

@@ -57,6 +57,7 @@ def test_each_member_explores_by_draws_of_its_own(kind: str) -> None:
     assert acting.decide(rows(3), None, None).actions.tolist() == [[1, 1]] * 3
 
 
+@pytest.mark.each_value
 @KINDS
 @pytest.mark.parametrize("draw", [0.0, 0.49, 0.5, LARGEST])
 @pytest.mark.parametrize("epsilon", [0.0, 0.6, 1.0])
@@ -110,6 +111,7 @@ def test_members_share_one_network_which_sees_who_they_are_and_nobody_elses_obse
     np.testing.assert_array_equal(acting.evaluate(0, other, None, no_action).dist_inputs[0], after)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("masked", [False, True])
 def test_torch_and_onnx_agree(spec: GroupSpec, masked: bool) -> None:
@@ -130,6 +132,7 @@ def outputs_of(acting: ActingBackend, obs: Any, mask: Any, noise: Any) -> list[A
     ]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_rows_answer_does_not_depend_on_the_batch_size_to_the_last_bit(

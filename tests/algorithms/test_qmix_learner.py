@@ -176,6 +176,7 @@ def test_the_mixing_network_has_a_target_of_its_own() -> None:
     assert one.targets(rows).tolist() != before
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("mixer", ["qmix", None])
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_a_restored_learner_goes_on_as_if_it_had_never_stopped(mixer: Any, prioritized: bool) -> None:

@@ -149,6 +149,7 @@ def of_lengths(lengths: list[int]) -> SampleBatch:
     return batch
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("prioritized", [False, True])
 @pytest.mark.parametrize("lengths", [[1] * 20, [3] * 20, [1, 2, 3, 3, 8, 1, 1]], ids=str)
 def test_a_step_is_made_on_as_many_rows_as_a_batch_has_however_short_sequences_are(

@@ -105,6 +105,7 @@ def test_sizes_that_are_not_positive_are_refused() -> None:
         StockSpec(4, HEAD, hiddens=(64, 0))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["act", "greedy", "evaluate", "values"])
 @pytest.mark.parametrize("share", [False, True])
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ def random_rows(spec: StockSpec, rows: int) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.slow_unless("*-tanh-*", "*-head0", "*-head5")
+@pytest.mark.each_value
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("activation", ["tanh", "relu", "silu", "elu", "linear"])
 @pytest.mark.parametrize("share", [False, True])
@@ -80,6 +81,7 @@ def test_torch_and_onnx_agree_on_everything(head: ActionHead, activation: Activa
     np.testing.assert_allclose(torch.values(0, obs), onnx.values(0, obs), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("rows", [0, 1, 40])
 def test_rows_of_several_policies_are_answered_by_their_own(head: ActionHead, rows: int) -> None:
@@ -96,6 +98,7 @@ def test_rows_of_several_policies_are_answered_by_their_own(head: ActionHead, ro
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_check_passes_for_equal_backends_and_first_weights(head: ActionHead, masked: bool) -> None:

@@ -118,6 +118,7 @@ def test_advantages_are_those_of_the_lives_that_were_lived(memory: dict[str, Any
     assert ends == {"terminated", "goes on", "cut or truncated"}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
 @pytest.mark.parametrize("n", [1, 3])
 def test_what_is_replayed_are_steps_of_the_lives_that_were_lived(n: int, batch_mode: Any) -> None:

@@ -181,6 +181,7 @@ def test_q_values_with_a_memory_go_with_everything(changes: dict[str, Any]) -> N
         algorithm.evaluate()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @pytest.mark.parametrize("changes", [{}, {"callbacks": Watching}, {"critic_obs": "all_agents"}], ids=str)
 def test_a_memory_goes_with_every_way_in_which_vectorised_environments_reset(
@@ -330,6 +331,7 @@ def test_all_layers_but_the_heads_are_shared_whatever_they_are(model: dict[str, 
         algorithm.evaluate()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("mixer", ["qmix", "vdn", None])
 @pytest.mark.parametrize("inference", ["onnx", "torch"])
 def test_groups_whose_members_die_learn_are_evaluated_and_take_weights(mixer: Any, inference: str) -> None:

@@ -75,6 +75,7 @@ def numbers(obs: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 @pytest.mark.slow_unless(
     "False-{}-numbers", "True-{}-choice", "False-{'batch*-image", "True-{'roll*-numbers", "*{'model*-choice"
 )
+@pytest.mark.each_value
 @pytest.mark.parametrize("obs", ["numbers", "image", "choice"])
 @pytest.mark.parametrize("changes", [
     {},

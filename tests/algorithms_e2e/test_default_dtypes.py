@@ -165,6 +165,7 @@ class WithCritic(PPOPolicy):
         return {"critic": nn.Linear(4, 1)}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("built_within", [False, True])
 @pytest.mark.parametrize(
     ("kind", "config"),

@@ -116,6 +116,7 @@ def test_a_warning_that_is_an_error_costs_a_fragment_and_not_the_run() -> None:
         assert trained(algo, 3)["episode_len_mean"] == LENGTH
 
 
+@pytest.mark.each_value
 @both_kinds
 @pytest.mark.parametrize("pieces", [False, True])
 def test_callbacks_hear_of_the_new_environment_and_not_of_the_end_of_the_lost_episode(
@@ -160,6 +161,7 @@ def test_the_unclaimed_rewards_of_lost_episodes_are_in_the_result() -> None:
         assert got + algo._sampler.held_rewards() + unclaimed + running == Paid.paid
 
 
+@pytest.mark.each_value
 @both_kinds
 @pytest.mark.parametrize("unit", ["episodes", "timesteps"])
 def test_an_evaluation_plays_another_episode_for_one_that_was_lost(kind: Any, unit: str) -> None:

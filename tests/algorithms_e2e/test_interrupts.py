@@ -135,6 +135,7 @@ def check_rows(batch: SampleBatch) -> None:
                 assert total == (LENGTH if over else float(last.reshape(-1)[-1])) - seen[0]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("env", ENVS, ids=["gym", "agents", "vectorised"])
 @pytest.mark.parametrize(
     ("due", "what"), [(0, "step"), (1, "step"), (47, "step"), (200, "step"), (5, "reset")]

@@ -76,6 +76,7 @@ def test_a_batch_holds_choices_and_numbers_in_the_order_of_the_space_and_what_th
     np.testing.assert_allclose(batch["action_logp"], wanted, rtol=1e-5)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("inference", ["onnx", "torch"])
 @pytest.mark.parametrize("more", [{}, LSTM, {"explore": False}, {"inference": "torch", **LSTM}], ids=str)
 def test_masked_choices_are_never_taken(inference: str, more: dict[str, Any]) -> None:

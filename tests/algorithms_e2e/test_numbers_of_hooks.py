@@ -36,6 +36,7 @@ class Writes(DefaultCallbacks):
 
 
 @pytest.mark.slow_unless("PPO-*-on_sample_end", "PPO-rewards-*", "DQN-obs-*")
+@pytest.mark.each_value
 @pytest.mark.parametrize("hook", ["on_postprocess_trajectory", "on_sample_end", "on_learn_on_batch"])
 @pytest.mark.parametrize(
     ("kind", "column"),

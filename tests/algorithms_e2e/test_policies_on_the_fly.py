@@ -324,6 +324,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("spec", "error", "message"), REFUSED)
 @pytest.mark.parametrize("model", [FLAT, {**FLAT, "shared_layers": "all"}], ids=str)
 def test_a_class_that_refuses_leaves_nothing_behind(

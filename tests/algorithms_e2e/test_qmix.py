@@ -137,6 +137,7 @@ def test_a_group_learns_beside_a_ppo_policy_and_never_does_what_a_member_may_not
     assert sum(env.illegal for env in envs) == 0
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("inference", ["onnx", "torch"])
 @pytest.mark.parametrize("mixer", ["qmix", "vdn", None])
 def test_every_way_to_mix_trains_on_every_back_end(inference: str, mixer: Any) -> None:

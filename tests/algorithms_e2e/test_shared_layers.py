@@ -88,6 +88,7 @@ ALGORITHMS = [
 ]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("choices", [2, 3])
 @pytest.mark.parametrize(("algorithm", "base"), ALGORITHMS)
 def test_a_step_of_one_policy_changes_the_shared_part_of_the_other(

@@ -138,6 +138,7 @@ def times_of(algo: PPO) -> dict[str, float]:
     return perf
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("env", [SlowGym, SlowPair, SlowWorlds, SlowAnswers])
 @pytest.mark.parametrize("use_vector_loop", [True, False])
 def test_steps_that_take_long_are_time_of_the_environment(

@@ -136,6 +136,7 @@ def test_no_actions_for_a_sub_environment_take_nothing_back(kind: str) -> None:
     assert seen(next(iter(base.poll()))) == {0: [0, 2], 1: [1, 2]}
 
 
+@pytest.mark.each_value
 @every_kind
 @pytest.mark.parametrize("stranger", STRANGERS)
 def test_an_answer_for_somebody_unknown_is_refused_and_steps_nothing(kind: str, stranger: str) -> None:
@@ -192,6 +193,7 @@ CALLS: dict[str, Callable[[BaseEnv, Any], Any]] = {
 }
 
 
+@pytest.mark.each_value
 @every_kind
 @pytest.mark.parametrize("env_id", ["x", 2, -1, 0.5, [0]], ids=repr)
 @pytest.mark.parametrize("call", CALLS)

@@ -78,6 +78,7 @@ class EndlessAlone(gym.Env[Any, Any]):
         return 0, 1.0, False, False, {}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("unit", ["episodes", "timesteps"])
 @pytest.mark.parametrize(
     "env", [Endless, lambda context: gym.vector.SyncVectorEnv([EndlessAlone] * 2)], ids=["single", "together"]

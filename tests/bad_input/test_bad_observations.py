@@ -51,6 +51,7 @@ STRUCTURE: dict[str, tuple[Any, gym.Space[Any], Any, list[str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("when", [0, 3, 5], ids=["first", "middle", "final"])
 @pytest.mark.parametrize("case", STRUCTURE)
 def test_a_wrong_structure_names_agent_step_and_path(case: str, when: int) -> None:
@@ -85,6 +86,7 @@ BOUNDS: dict[str, tuple[Any, gym.Space[Any], Any, list[str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("when", [0, 3, 5], ids=["first", "middle", "final"])
 @pytest.mark.parametrize("case", BOUNDS)
 def test_a_value_outside_its_box_names_agent_step_path_and_index(case: str, when: int) -> None:

@@ -76,6 +76,7 @@ OF_DQN: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("algorithm", [PPO, DQN])
 @pytest.mark.parametrize("case", OF_ALL)
 def test_a_size_that_no_machine_has_is_refused_by_name(algorithm: Any, case: str) -> None:

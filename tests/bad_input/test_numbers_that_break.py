@@ -60,6 +60,7 @@ def blow_up(policy: Any) -> None:
     policy.set_weights({**weights, "policy.out.weight": np.copysign(3e38, out)})
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("inference", ["onnx", "torch"])
 @pytest.mark.parametrize("model", [{}, {"use_gru": True}], ids=["plain", "gru"])
 @pytest.mark.parametrize("actions", SPACES)

@@ -38,6 +38,7 @@ class Diary(Policy):
         return np.asarray(obs_batch), [after], {"steps": after[:, 0]}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["lstm", "gru", "lstm of numbers"])
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
 def test_the_state_is_kept_for_each_agent_until_its_episode_ends(kind: str, end: str, tmp_path: Path) -> None:

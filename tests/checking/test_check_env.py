@@ -269,6 +269,7 @@ def test_the_global_generators_are_left_alone() -> None:
     assert before == (np.random.get_state()[1].tolist(), random.getstate())  # type: ignore[index]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", [Fresh, FreshGym])
 @pytest.mark.parametrize(
     ("method", "code"), [("__init__", "ME092"), ("reset", "ME091"), ("step", "ME090"), ("close", "ME080")]

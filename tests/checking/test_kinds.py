@@ -220,6 +220,7 @@ def test_late_chance_that_every_unseeded_reset_repeats_is_named() -> None:
     assert codes(Repeated, env_steps=60) == ["ME063"]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", ["avail_actions", "mask", "legal_moves"])
 @pytest.mark.parametrize(
     "flags", [gym.spaces.MultiBinary(2), gym.spaces.Box(0.0, 1.0, (2,), np.float32)], ids=str

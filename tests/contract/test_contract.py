@@ -32,6 +32,7 @@ def shown_in(games: list[ScriptedEnv]) -> Counter[Any]:
     return Counter(row for game in games for row in game.shown)
 
 
+@pytest.mark.each_value
 @every_adapter
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_each_row_is_delivered_once_and_only_living_agents_are_asked(adapter: Adapter, num_envs: int) -> None:

@@ -34,6 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow_unless("plain-*", "frames-*", "filter and lstm-*")
+@pytest.mark.each_value
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_an_environment_that_calls_gives_the_same_batches_as_one_that_is_stepped(
@@ -82,6 +83,7 @@ def test_box_actions_arrive_in_the_environments_own_form() -> None:
     assert all(walk.action_space.contains(action) for action in got)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
 def test_logged_actions_go_through_the_same_connectors(settings: dict[str, Any], masked: bool) -> None:

@@ -133,6 +133,7 @@ def play_between(env: Any, own: set[int], length: int, truncated: bool = True) -
     return play
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("model", [{}, {"use_lstm": True, "lstm_cell_size": 8}], ids=["plain", "lstm"])
 @pytest.mark.parametrize("own", [{3}, {0}, {7}, {2, 3, 6}, {0, 7}], ids=str)
 def test_ppo_cuts_the_trajectory_where_it_leaves_rows_out(own: set[int], model: dict[str, Any]) -> None:

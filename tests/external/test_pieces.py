@@ -48,6 +48,7 @@ def names_of(batch: Any, without: tuple[str, ...] = ELSEWHERE) -> list[str]:
 
 
 @pytest.mark.slow_unless("plain-*", "frames-*", "filter and lstm-*")
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_whole_episodes_give_the_batch_of_the_same_steps_sampled_here(
@@ -91,6 +92,7 @@ def sampled_here(settings: str, kind: str) -> Any:
 
 
 @pytest.mark.slow_unless("closed between-2-*", "*-3-lstm-*")
+@pytest.mark.each_value
 @pytest.mark.parametrize("which", KINDS)
 @pytest.mark.parametrize("settings", STEADY)
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -15,6 +15,7 @@ from tests.inference.lively import lively_weights
 from tests.inference.test_onnx_backend import backend, check_each_alone, random_rows
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("policies", [2, 9, 40])
 @pytest.mark.parametrize("rows", [2, 3, 16, 64, 257, 1000])
 def test_rows_of_any_number_of_policies_are_answered_alike_wherever_they_lie(

@@ -111,6 +111,7 @@ def test_a_continuous_action_is_the_mean_plus_the_scaled_draw() -> None:
     np.testing.assert_allclose(logp, [-1.0 - np.log(2.0 * np.pi)], rtol=1e-6)
 
 
+@pytest.mark.each_value
 @every_backend
 @pytest.mark.parametrize("head", [*HEADS[:3], *HEADS[5:10], *HEADS[-2:]])
 @pytest.mark.parametrize("draw", [0.0, 2.0**-23, 0.5, ALMOST_ONE])
@@ -183,6 +184,7 @@ def outputs_of(acting: OnnxBackend, spec: StockSpec, rows: Rows) -> list[npt.NDA
     ]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("hiddens", [(64, 64), (37, 21), (150,)])
 def test_a_rows_answer_does_not_depend_on_the_batch_size_to_the_last_bit(
@@ -200,6 +202,7 @@ def test_a_rows_answer_does_not_depend_on_the_batch_size_to_the_last_bit(
                 np.testing.assert_array_equal(found, wanted[part])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize(("obs_size", "hiddens"), [(5, (64, 64)), (300, (37, 200))])
 def test_many_policies_in_one_batch_answer_as_each_alone_to_the_last_bit(

@@ -50,6 +50,7 @@ def test_exploring_counts_legal_choices_only(kind: str) -> None:
     assert acting.decide(rows(4), mask, noise).actions.tolist() == [1, 1, 3, 3]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["onnx", "torch"])
 @pytest.mark.parametrize("choices", [1, 2, 3, 7, 33, 1000])
 @pytest.mark.parametrize("draw", [0.0, 0.5, LARGEST])

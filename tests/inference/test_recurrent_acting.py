@@ -71,6 +71,7 @@ def test_a_row_is_answered_alike_in_batches_of_every_size(spec: StockSpec) -> No
         assert found.tobytes() == logp[:rows].tobytes()
 
 
+@pytest.mark.each_value
 @SPEC
 @pytest.mark.parametrize("rows", [2, 7, 40, 2000])
 def test_policies_that_answer_together_answer_as_each_alone(spec: StockSpec, rows: int) -> None:

@@ -82,6 +82,7 @@ def play(base_env: BaseEnv, polls: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow_unless("False-1-*", "True-2-*")
+@pytest.mark.each_value
 @every_script
 @both_sizes
 @pytest.mark.parametrize("crashes", [False, True])
