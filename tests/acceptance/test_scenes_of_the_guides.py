@@ -108,6 +108,7 @@ def test_groups_of_the_guide_act_as_one_and_are_paid_the_sum() -> None:
     assert set(seen) == {2, 3}
 
 
+@pytest.mark.slow
 def test_a_group_learns_with_one_network_that_answers_for_all_its_members() -> None:
     class Says(Quintet):
         """Each agent is paid for saying 1."""

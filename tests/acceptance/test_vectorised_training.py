@@ -37,6 +37,7 @@ def cartpoles(kind: str) -> Any:
 KINDS = ["vector_entry_point", *[mode.value for mode in AutoresetMode]]
 
 
+@pytest.mark.slow_unless("SameStep")
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind == "Disabled" else kind for kind in KINDS]
 )
@@ -123,6 +124,7 @@ PAIR = Tuple([Discrete(2), Discrete(3)])
 NAMED = Dict({"push": Discrete(2), "turn": Discrete(3)})
 
 
+@pytest.mark.slow_unless("Dict")
 @pytest.mark.parametrize("space", [PAIR, NAMED], ids=["Tuple", "Dict"])
 def test_actions_with_several_parts_reach_each_copy_in_their_own_form(space: gym.Space[Any]) -> None:
     class Parted(gym.Env[Any, Any]):

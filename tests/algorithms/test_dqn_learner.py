@@ -99,6 +99,7 @@ def test_one_gradient_step_is_the_one_worked_out_by_hand() -> None:
     np.testing.assert_allclose(one.weights()["policy.out.bias"], [0.005, 0.0], rtol=1e-4)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("factor", [0.01, 1.0, 100.0])
 @pytest.mark.parametrize(
     ("loss", "q_value", "expected"),

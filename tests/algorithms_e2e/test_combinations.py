@@ -134,6 +134,12 @@ ACTS = [
 ]
 
 
+@pytest.mark.slow_unless(
+    "{'act': 'choice', 'mask': False}-onnx",
+    "{'act': 'dict', 'mask': True}-onnx",
+    "{'act': 'boxes'*-onnx",
+    "{'obs': 'image', 'mask': True}-onnx",
+)
 @pytest.mark.parametrize("inference", ["onnx", pytest.param("torch", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("world", [*ACTS, {"obs": "image", "mask": True}, {"obs": "choice"}], ids=str)
 def test_a_memory_goes_with_every_kind_of_action_and_observation(
@@ -270,12 +276,7 @@ def test_own_policies_that_remember_do_so_beside_memories_evaluations_and_remova
         algorithm.evaluate()
 
 
-@pytest.mark.slow_unless(
-    "*'choice', 'mask': False*-Recurrent",
-    "*'dict', 'mask': True*-Grid",
-    "*'boxes'*-Recurrent",
-    "*image*-Grid",
-)
+@pytest.mark.slow_unless("{'act': 'choice'*False*-Recurrent", "{'obs': 'image'*tuple*-Grid")
 @pytest.mark.parametrize("module", [Grid, Recurrent])
 @pytest.mark.parametrize("world", [*ACTS, {"obs": "image", "mask": True, "act": "tuple"}], ids=str)
 def test_a_users_module_goes_with_every_action_and_with_policies_that_come(

@@ -120,9 +120,7 @@ def trained(name: str) -> tuple[Any, dict[str, dict[str, Any]]]:
         return results[-1]["digest"], algo.get_weights()
 
 
-@pytest.mark.slow_unless(
-    "ppo", "ppo, lstm", "ppo, images", "ppo, a module with a state", "dqn, gru", "qmix, torch acts"
-)
+@pytest.mark.slow_unless("ppo, images", "dqn, gru", "qmix, torch acts")
 @pytest.mark.parametrize("name", RUNS)
 def test_a_default_of_double_precision_changes_nothing(name: str, request: pytest.FixtureRequest) -> None:
     digest, weights = trained(name)

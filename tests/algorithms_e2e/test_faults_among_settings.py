@@ -82,14 +82,7 @@ RUNS: dict[str, tuple[type[Algorithm], Any, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow_unless(
-    "ppo with a memory",
-    "ppo in whole episodes",
-    "ppo with a critic of all",
-    "ppo, short fragments",
-    "dqn with a memory",
-    "qmix",
-)
+@pytest.mark.slow_unless("ppo with a memory", "ppo in whole episodes", "dqn with a memory", "qmix")
 @pytest.mark.parametrize("name", RUNS)
 def test_training_goes_on_whatever_is_set(name: str) -> None:
     kind, env, config = RUNS[name]

@@ -78,7 +78,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow_unless("shared", "none")
+@pytest.mark.slow_unless("shared")
 @pytest.mark.parametrize(("model", "least", "most"), [
     ({"use_lstm": True}, 0.95, 1.0),
     pytest.param({"use_gru": True}, 0.95, 1.0, marks=pytest.mark.slow),

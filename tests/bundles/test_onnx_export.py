@@ -33,6 +33,21 @@ def answers(session: Any, feed: dict[str, Any]) -> dict[str, Any]:
     return dict(zip(names, session.run(names, feed), strict=True))
 
 
+@pytest.mark.slow_unless(
+    "mlp",
+    "nested",
+    "masked components",
+    "continuous",
+    "clipped",
+    "nested actions",
+    "masked and mixed",
+    "lstm",
+    "gru",
+    "masked picture",
+    "picture through an lstm",
+    "worth",
+    "group",
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_file_takes_raw_observations_and_gives_env_ready_actions(kind: str, tmp_path: Path) -> None:
     with algorithm_of(kind) as algorithm:

@@ -43,6 +43,21 @@ def small() -> tuple[bytes, bytes]:
         return pack_bundle(policy, {"env_steps": 7}), pack_weights(policy)
 
 
+@pytest.mark.slow_unless(
+    "mlp",
+    "nested",
+    "masked components",
+    "continuous",
+    "clipped",
+    "nested actions",
+    "masked and mixed",
+    "lstm",
+    "gru",
+    "masked picture",
+    "picture through an lstm",
+    "worth",
+    "group",
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_policy_that_was_sent_answers_as_the_one_that_was_packed(kind: str) -> None:
     with algorithm_of(kind) as algorithm:

@@ -35,6 +35,21 @@ def one(path: Path) -> Policy:
     return policy
 
 
+@pytest.mark.slow_unless(
+    "mlp",
+    "nested",
+    "masked components",
+    "continuous",
+    "clipped",
+    "nested actions",
+    "masked and mixed",
+    "lstm",
+    "gru",
+    "masked picture",
+    "picture through an lstm",
+    "worth",
+    "group",
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_policy_acts_as_before_to_the_last_bit(kind: str, tmp_path: Path) -> None:
     with algorithm_of(kind) as algorithm:

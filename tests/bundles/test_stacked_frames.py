@@ -67,6 +67,7 @@ def played(policies: list[Any], kind: str, explore: bool | None) -> list[list[An
     return answers
 
 
+@pytest.mark.slow_unless("vector", "masked", "continuous", "lstm", "picture", "worth", "behind running means")
 @pytest.mark.parametrize("kind", STACKS)
 def test_a_loaded_policy_answers_as_the_live_one_along_episodes_to_the_last_bit(
     kind: str, tmp_path: Path
@@ -245,6 +246,7 @@ def test_a_connector_of_ones_own_may_widen_rows_as_well(tmp_path: Path) -> None:
         assert same(live.act(shown[0]), loaded.act(shown[0]))
 
 
+@pytest.mark.slow_unless("vector", "masked", "continuous", "lstm", "picture", "worth", "behind running means")
 @pytest.mark.parametrize("kind", STACKS)
 def test_the_onnx_file_is_given_frames_and_does_what_the_policy_does(kind: str, tmp_path: Path) -> None:
     with stacking(kind) as algorithm:

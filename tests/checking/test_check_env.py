@@ -47,6 +47,7 @@ CLEAN = [
 ]
 
 
+@pytest.mark.slow_unless("tictactoe", "menv.envs*", "CartPole-v1", "Pendulum-v1", "FrozenLake-v1")
 @pytest.mark.parametrize("name", CLEAN)
 def test_nothing_is_found_in_environments_that_are_right(name: str) -> None:
     assert check_env(name) == []

@@ -135,7 +135,7 @@ class Fresh(Buffered):
         return super().observe().copy()
 
 
-@pytest.mark.slow_unless("*SAME_STEP-Sync*", "*NEXT_STEP-Async*")
+@pytest.mark.slow_unless("*SAME_STEP-Sync*")
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
 @pytest.mark.parametrize("mode", AutoresetMode)
 def test_a_last_observation_that_the_reset_writes_over_is_found(kind: Any, mode: AutoresetMode) -> None:

@@ -48,6 +48,7 @@ def test_the_wrong_example_has_this_finding_and_no_other(code: str) -> None:
     assert codes_of(example(code)["Wrong"], code) == {code}
 
 
+@pytest.mark.slow_unless("ME0?0", "ME0?1", "ME101")
 @pytest.mark.parametrize("code", CODES)
 def test_nothing_is_found_in_the_right_example(code: str) -> None:
     assert codes_of(example(code)["Right"], code) == set()

@@ -60,13 +60,9 @@ RUNS: dict[str, tuple[type[Algorithm], Any, dict[str, Any]]] = {
 
 @pytest.mark.slow_unless(
     "ppo in whole episodes",
-    "ppo with a memory, two policies",
     "ppo, agents that come and go",
-    "ppo beside a random policy",
-    "dqn with priorities and a full buffer",
     "dqn with a memory",
     "ppo with stacked frames behind running means",
-    "dqn, torch acts",
 )
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(name: str, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def policies_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return json.loads(capsys.readouterr().out.splitlines()[0])["policy_reward_mean"]
 
 
+@pytest.mark.slow_unless("options1-*", "options2-*")
 @pytest.mark.parametrize(
     ("options", "policies"),
     [
@@ -105,6 +106,7 @@ def test_envs_without_other_libraries_lists_the_rest(
     }  # fmt: skip
 
 
+@pytest.mark.slow_unless("pettingzoo*", "corridors*")
 @pytest.mark.parametrize(
     "name", ["pettingzoo:classic/rps_v2", "openspiel:kuhn_poker", "corridors.py:Corridor"]
 )

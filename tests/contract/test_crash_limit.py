@@ -104,6 +104,7 @@ def test_three_crashes_in_the_first_steps_end_it_with_what_was_raised_as_the_cau
     assert "in step\n" in "".join(traceback.format_exception(caught.value))
 
 
+@pytest.mark.each_value
 @everywhere
 @pytest.mark.parametrize(("tolerated", "steps"), [(0, 3), (1, 6), (4, 15)])
 def test_the_limit_is_a_setting(where: Any, tolerated: int, steps: int) -> None:

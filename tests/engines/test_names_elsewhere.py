@@ -68,6 +68,7 @@ def played(make: Any) -> int:
         envs.stop()
 
 
+@pytest.mark.slow_unless("register_env")
 @pytest.mark.parametrize(
     "make",
     [
@@ -81,6 +82,7 @@ def test_a_function_that_asks_for_a_name_of_this_process_finds_it_elsewhere(name
     assert played(make) == 4
 
 
+@pytest.mark.slow_unless("workers")
 @pytest.mark.parametrize("far", [{"num_workers": 2}, {"remote_worker_envs": True}], ids=["workers", "remote"])
 def test_a_package_that_registers_its_ids_again_in_another_process_is_not_warned_of(
     crowded: str, far: dict[str, Any], capfd: pytest.CaptureFixture[str]

@@ -197,6 +197,7 @@ def test_three_levels_are_paid_for_what_each_of_them_is_after() -> None:
     assert env.agents == ["top_level"]
 
 
+@pytest.mark.slow_unless("ThreeLevelMaze")
 @pytest.mark.parametrize("make", [
     HierarchicalWindyMaze, ThreeLevelMaze, lambda context: HierarchicalWindyMaze({"new_ids": False}),
 ])  # fmt: skip

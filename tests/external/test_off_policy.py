@@ -50,6 +50,7 @@ def test_discrete_actions_of_another_start_are_recorded_as_the_network_has_them(
         assert algo.sample()["default_policy"]["actions"].tolist() == [0, 1, 2]
 
 
+@pytest.mark.slow_unless("complete*")
 @pytest.mark.parametrize(
     ("batch_mode", "most"), [("truncate_episodes", 24 + 16), ("complete_episodes", 24 + 17 * 10)]
 )

@@ -347,6 +347,7 @@ def test_large_batches_of_the_wrong_width_or_type_are_an_error_of_the_runtime() 
         acting.decide(np.zeros((9000, 4), np.float64), None, noise)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("rows", [1, 6, 300])
 def test_the_actions_of_an_earlier_call_are_not_overwritten_by_a_later_one(

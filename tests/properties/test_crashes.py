@@ -157,6 +157,7 @@ def test_no_reward_is_lost_and_no_lives_are_mixed(
 
 
 @pytest.mark.slow_unless("3")
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 3, 10, STEPS])
 @given(crashes=st.lists(dues, min_size=1, max_size=3))
 @quick
@@ -165,6 +166,7 @@ def test_the_same_holds_where_each_has_one_agent(length: int, crashes: list[Due]
 
 
 @pytest.mark.slow_unless("env_steps-complete_episodes")
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
 @pytest.mark.parametrize("count_steps_by", ["env_steps", "agent_steps"])
 @given(script=scripts, length=st.integers(1, 10), due=dues)
@@ -189,6 +191,7 @@ def test_the_others_live_the_same_to_the_last_bit_as_without_the_crashes(
         same(with_crashes.of(number), without.of(number))
 
 
+@pytest.mark.slow
 @given(script=scripts, length=st.integers(1, 10), crashes=st.lists(dues, min_size=1, max_size=2))
 @quick
 def test_the_same_seed_gives_the_same_run_with_crashes(

@@ -49,6 +49,7 @@ def of(world: int, lived: dict[Any, list[Row]]) -> dict[Any, list[Row]]:
 
 
 @pytest.mark.slow_unless("4-*-recurrent", "10-*-own")
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["networks", "recurrent", "own"])
 @pytest.mark.parametrize(("script", "gym"), [(GOING, False), (TURNS, False), (TOGETHER, False), (SOLO, True)])
 @pytest.mark.parametrize("length", [1, 4, 10, 60])
@@ -73,6 +74,7 @@ def test_steps_without_a_waiting_agent_change_nothing_either(kind: str) -> None:
     assert compared > 20
 
 
+@pytest.mark.slow
 @given(script=scripts, length=st.sampled_from([1, 2, 3, 5, 10]), num_envs=st.integers(2, 4))
 @settings(as_found, max_examples=12)
 def test_random_schedules_are_lived_the_same_too(script: Script, length: int, num_envs: int) -> None:

@@ -90,6 +90,7 @@ def common(one: dict[Any, list[Row]], other: dict[Any, list[Row]]) -> int:
     return rows
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kind", KINDS[1:])
 @pytest.mark.parametrize("length", [1, 3, 20])
 def test_the_short_way_round_gives_the_rows_of_the_long_one(kind: str, length: int) -> None:
@@ -109,6 +110,7 @@ def test_the_short_way_round_gives_the_rows_of_the_long_one(kind: str, length: i
     assert first["episodes_this_iter"] > 30
 
 
+@pytest.mark.slow_unless("vector", "SameStep")
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_exploring_may_be_switched_off_and_on(kind: str) -> None:
     short, long = (Run(kind, SOLO, 30, short=way) for way in (True, False))

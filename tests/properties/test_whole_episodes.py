@@ -99,6 +99,7 @@ def test_a_fragment_is_full_when_enough_steps_of_ended_episodes_are(explore: boo
     assert sum(rewards) + 44.0 == env.paid
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("short", [True, False])
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_fragments_hold_whole_episodes_in_every_mode(kind: str, short: bool) -> None:
@@ -124,6 +125,7 @@ def rows_of(batches: list[MultiAgentBatch], episodes: Any) -> SampleBatch:
     return batch.take(np.flatnonzero(np.isin(batch["eps_id"], episodes)))
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("short", [True, False])
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_the_rows_are_those_of_a_run_whose_fragments_cut_episodes(kind: str, short: bool) -> None:
@@ -137,7 +139,7 @@ def test_the_rows_are_those_of_a_run_whose_fragments_cut_episodes(kind: str, sho
     assert digest.rows >= 120
 
 
-@pytest.mark.slow_unless("vector-True", "SameStep-False", "Disabled-*")
+@pytest.mark.slow_unless("vector-True", "Disabled-False")
 @pytest.mark.parametrize("short", [True, False])
 @pytest.mark.parametrize("kind", KINDS[1:])
 @given(script=solo_scripts(), length=st.integers(1, 9))
@@ -209,6 +211,7 @@ def test_waiting_for_the_end_of_an_endless_episode_is_refused(
             sample_on()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("steps", ["env_steps", "agent_steps"])
 @pytest.mark.parametrize(
     "more",

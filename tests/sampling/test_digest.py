@@ -56,7 +56,7 @@ SPLITS = {
 }
 
 
-@pytest.mark.slow_unless("solo-networks", "turns-recurrent", "lives-own")
+@pytest.mark.slow_unless("solo-networks", "lives-own")
 @pytest.mark.parametrize("kind", ["networks", "recurrent", "own"])
 @pytest.mark.parametrize("script", [SOLO, TURNS, TOGETHER, LIVES], ids=["solo", "turns", "together", "lives"])
 def test_neither_samplers_nor_cuts_change_a_digest(script: Script, kind: str) -> None:
@@ -139,6 +139,7 @@ def flip_a_bit(column: Any, row: int) -> None:
     part[-column.dtype.itemsize] ^= 1
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", ["obs", "actions", "rewards", "terminateds", "truncateds", "t"])
 @pytest.mark.parametrize("row", [0, 17, -1])
 def test_one_bit_in_one_row_changes_the_digest(name: str, row: int, batch: SampleBatch) -> None:
@@ -304,6 +305,7 @@ def test_each_life_of_an_agent_has_a_key_of_its_own_that_is_the_same_in_every_ep
     assert len(others) == 2
 
 
+@pytest.mark.slow_unless("3", "6")
 @pytest.mark.parametrize("length", [3, 4, 5, 6])
 def test_a_run_that_goes_on_in_the_middle_of_an_agents_lives_has_the_same_digest(
     length: int, tmp_path: Path

@@ -70,6 +70,7 @@ def same(one: list[Any], other: list[Any]) -> bool:
     return all(map(np.array_equal, one, other))
 
 
+@pytest.mark.slow_unless("gym", "agents", "vector", "remote")
 @pytest.mark.parametrize(
     ("env", "more"),
     [

@@ -35,6 +35,7 @@ WIDE = gym.spaces.Box(-1.0, 1.0, (5,), np.float32)
 CHOICES = gym.spaces.Discrete(2)
 
 
+@pytest.mark.each_value
 @every_transport
 @every_mode
 def test_every_reward_arrives_once_with_what_the_application_saw_and_did(

@@ -54,15 +54,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 """Seeds of a test in which connections are cut; each cuts several of them at other places."""
 
 
-@pytest.mark.slow_unless(
-    "tcp-local-0",
-    "tcp-remote-0",
-    "http-remote-0",
-    "ws-local-0",
-    "tcps-remote-0",
-    "https-local-0",
-    "wss-remote-0",
-)
+@pytest.mark.slow_unless("tcp-local-0", "http-remote-0", "wss-remote-0")
 @pytest.mark.parametrize("seed", ROUNDS)
 @every_mode
 @pytest.mark.parametrize(
@@ -275,6 +267,7 @@ def play_at_random(client: PolicyClient, chance: random.Random, calls: int, logs
 
 
 @pytest.mark.slow_unless("*-0")
+@pytest.mark.each_value
 @pytest.mark.parametrize("seed", ROUNDS)
 @every_door
 @every_mode
@@ -524,6 +517,7 @@ def test_a_client_that_is_closed_says_so_whatever_is_called(mode: Any) -> None:
         client.close()
 
 
+@pytest.mark.each_value
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @every_mode
 @every_transport

@@ -391,6 +391,7 @@ def test_connectors_that_remember_lives_may_come_and_go_in_the_middle_of_one() -
         assert ages == [[], [], [1], [2], [], []]
 
 
+@pytest.mark.slow_unless("False")
 @pytest.mark.parametrize("trains", [False, True])
 def test_agents_that_come_and_go_have_frames_of_their_own(trains: bool) -> None:
     env = RandomMultiAgentEnv(TEAMS["env_config"])

@@ -297,7 +297,7 @@ LISTS = gym.spaces.Dict({"seen": gym.spaces.Box(-1.0, 1.0, (500,), np.float32)})
 HUNDREDS = gym.spaces.Tuple([gym.spaces.Box(-1.0, 1.0, (4,), np.float32)] * 25)
 
 
-@pytest.mark.slow_unless("many choices", "numbers in lists", "a wide observation")
+@pytest.mark.slow_unless("many choices", "numbers in lists")
 @pytest.mark.parametrize(("config", "seen", "steps"), [
     ({"action_space": gym.spaces.Discrete(1000)}, np.zeros(3, np.float32), 1500),
     ({"model": {"use_lstm": True, "lstm_cell_size": 256}}, np.zeros(3, np.float32), 2500),
@@ -331,6 +331,7 @@ def crowd(count: int) -> tuple[list[str], dict[str, Any]]:
     }
 
 
+@pytest.mark.slow_unless("3")
 @pytest.mark.parametrize("steps", [1, 3])
 def test_agents_that_come_in_great_numbers_fit_beside_what_others_did_before(steps: int) -> None:
     everybody, config = crowd(60)

@@ -78,6 +78,7 @@ def connections_in_memory() -> int:
     return sum(issubclass(type(one), (TcpConnection, Arrival, H11Protocol)) for one in gc.get_objects())
 
 
+@pytest.mark.each_value
 @every_door
 @every_state
 @pytest.mark.parametrize("leave", [Client.leave, Client.reset], ids=["closed", "reset"])
@@ -99,6 +100,7 @@ def test_a_peer_that_vanishes_is_gone_for_its_conversation_and_nobody_else(
         assert door is HTTP or eventually(lambda: talks.losses == [1] * len(talks.all))
 
 
+@pytest.mark.each_value
 @every_door
 @every_state
 def test_stop_ends_whatever_is_going_on_and_frees_port_and_thread(

@@ -219,6 +219,7 @@ def test_a_question_about_nobody_who_acts_is_answered_at_once(door: Door) -> Non
         turns.end({"bob": [0, 0, 0]})
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("padding", [0, 40_000], ids=["small", "read beside"])
 @pytest.mark.parametrize("told", ["before", "with it"])
 def test_last_observations_of_agents_that_are_done_need_no_action_and_no_choice(
@@ -376,6 +377,7 @@ def test_nan_is_refused_in_both_dialects() -> None:
             assert turns.act(obs_of(0)) in (0, 1)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
@@ -535,6 +537,7 @@ SEQUENCES: dict[str, Callable[[Voice, Turns], Any]] = {
 }
 
 
+@pytest.mark.each_value
 @every_door
 @pytest.mark.parametrize("kind", SEQUENCES)
 def test_a_message_that_comes_again_gets_the_same_answer_and_is_taken_once(door: Door, kind: str) -> None:

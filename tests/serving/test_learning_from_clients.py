@@ -88,6 +88,7 @@ def answered(voice: Voice, number: int) -> None:
     assert told == {"type": "POLICIES", "policy_ids": {"agent0": "default_policy"}}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("algorithm", [PPO, DQN])
 @every_door
 def test_clients_are_answered_while_the_algorithm_learns(door: Door, algorithm: Any, lesson: Lesson) -> None:
@@ -358,6 +359,7 @@ def sampled(batches: Sequence[Any]) -> list[int]:
     return [count for count in rows if count]
 
 
+@pytest.mark.slow_unless("3")
 @pytest.mark.parametrize("length", [1, 3, 120])
 def test_fragments_of_a_client_that_only_logs_keep_their_length(length: int) -> None:
     with playing("remote", OF_20, kind=DQN, idle_timeout=0.3) as (course, client):
@@ -371,6 +373,7 @@ def test_fragments_of_a_client_that_only_logs_keep_their_length(length: int) -> 
         assert set(sampled(course.batches)) == {20}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("length", [1, 40])
 @every_door
 def test_what_was_said_ahead_is_answered_in_order_and_makes_fragments_of_their_length(
@@ -605,6 +608,7 @@ def test_a_mask_that_is_declared_in_parts_is_read_as_one_of_flags_is() -> None:
         assert voice.refused("GET_ACTION", episode_id="e", observation=shown) == "out_of_range"
 
 
+@pytest.mark.each_value
 @every_mode
 @pytest.mark.parametrize("transport", ["tcp", "http"])
 def test_clients_of_both_modes_get_elements_and_train(mode: Any, transport: Any) -> None:

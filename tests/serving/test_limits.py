@@ -448,6 +448,7 @@ def too_many(door: Door, address: Address, ended: threading.Event) -> None:
 BAD = (slow_loris, garbage, longest_bodies, smallest_bodies, greedy, too_many)
 
 
+@pytest.mark.each_value
 @every_door
 @pytest.mark.parametrize("behave", BAD, ids=lambda behave: behave.__name__)
 def test_the_round_trips_of_a_healthy_peer_go_on(

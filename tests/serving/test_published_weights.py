@@ -89,6 +89,9 @@ def disturbed(weights: dict[str, Any], seed: int) -> dict[str, Any]:
     return changed | ({"epsilon": np.array([0.1 * seed], np.float32)} if "epsilon" in weights else {})
 
 
+@pytest.mark.slow_unless(
+    "mlp", "masked components", "continuous", "nested actions", "masked and mixed", "picture", "worth"
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_client_computes_what_the_policy_computes_after_every_update(kind: str) -> None:
     with algorithm_of(kind) as algorithm:

@@ -80,6 +80,7 @@ def returned(one: Served, door: Door, session: str, before: Turns) -> Turns:
 
 
 @pytest.mark.slow_unless("*-websocket-tcp", "*-http-websocket")
+@pytest.mark.each_value
 @every_change
 @every_state
 def test_an_episode_goes_on_over_another_connection_whatever_it_waited_for(
