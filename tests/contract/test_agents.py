@@ -222,6 +222,27 @@ def test_slots_of_a_life_are_kept_until_it_ends_and_arrays_stay_short() -> None:
     assert highest < 1000
 
 
+def test_hundreds_of_agents_that_the_environment_does_not_list_are_there_again_in_the_next_episode() -> None:
+    agents = [f"agent{number}" for number in range(300)]
+
+    class Crowd(ScriptedEnv):
+        def __init__(self) -> None:
+            super().__init__([[Moment("a")]])
+            self.possible_agents = []
+
+        def reset(self, **kwargs: Any) -> Any:
+            return {agent: np.zeros(6, np.float32) for agent in agents}, {}
+
+        def step(self, action_dict: Any) -> Any:
+            return self.reset()[0], dict.fromkeys(agents, 1.0), {ALL: True}, {ALL: False}, {}
+
+    base_env = to_base_env(Crowd())
+    for _ in range(3):
+        ready = base_env.poll()
+        assert [ready.seats[slot][1] for slot in ready.slots.tolist()] == agents
+        answer_all(base_env, ready)
+
+
 BAD_STEPS: dict[str, tuple[Any, str]] = {
     "four values": (
         ({}, {}, {ALL: False}, {}),
