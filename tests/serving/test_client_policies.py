@@ -232,6 +232,8 @@ def test_who_acts_with_the_one_policy_it_knows_is_learned_from_as_that_one() -> 
                 playing_on(after, 40)
                 assert after._actor is not None
                 assert after._actor._policies.keys() == {"red", "blue"}
+                with one.voice() as voice:
+                    assert voice.greet()["policies"].keys() == {"red", "blue"}
             assert settled(one)
         one.paid()
         assert sorted(one.column("rewards", "red").tolist()) == [1.0] * 83 + [2.0] * 43

@@ -119,6 +119,9 @@ def test_the_latency_of_actions_is_reported_once(door: Door) -> None:
         voice = one.voice(door)
         turns = Turns(voice, "e")
         assert one.status["latency_ms_mean"] is None
+        turns.act(obs_of(0))
+        found = one.status
+        assert 0 < found["latency_ms_mean"] == found["latency_ms_max"] < 10_000
         turns.act(obs_of(1))
         turns.act(obs_of(2))
         found = one.status
@@ -301,3 +304,12 @@ def test_a_connection_that_goes_on_as_another_client_takes_nothing_from_the_one_
             turns.act(obs_of(1))
             turns.end(obs_of(2))
         assert settled(one)
+
+
+def test_a_connection_that_goes_on_as_another_client_loses_the_episodes_begun_over_it_alone() -> None:
+    with served() as one, one.sampling(), one.voice(TCP) as alone, one.voice(TCP) as other:
+        alone.greet()
+        Turns(alone, "e").act(obs_of(0))
+        assert one.status["open_episodes"] == 1
+        assert alone.greet(session=other.greet()["session"])["resume"] == {}
+        assert eventually(lambda: one.status["open_episodes"] == 0)
