@@ -152,6 +152,7 @@ def test_a_truncated_row_is_worth_what_follows_and_a_terminated_one_is_not(termi
     assert q_values[0, 0] == pytest.approx(0.0 if terminated else 0.5, abs=0.1)
 
 
+@pytest.mark.slow_unless("True")
 @pytest.mark.parametrize("double_q", [False, True])
 def test_a_choice_that_will_be_illegal_is_worth_nothing_however_much_it_would_pay(double_q: bool) -> None:
     # In the second state action 1 would pay 10 and is taken in half of the rows, as if by mistake; it is illegal.

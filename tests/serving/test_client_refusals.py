@@ -346,6 +346,7 @@ def test_agents_that_come_in_great_numbers_fit_beside_what_others_did_before(ste
         assert course.has_rewards([float(number) for number in range(60)] + late)
 
 
+@pytest.mark.slow
 def test_agents_that_live_for_one_step_are_sent_in_time() -> None:
     everybody, config = crowd(200)
     with playing("local", config, env_steps_per_sample=10_000) as (course, client):

@@ -66,7 +66,7 @@ def evaluated(players: int, each: int, rounds: int = 3, **settings: Any) -> list
         return found
 
 
-@pytest.mark.slow_unless("agents that leave", "recurrent")
+@pytest.mark.slow_unless("recurrent")
 @pytest.mark.parametrize("game", GAMES)
 def test_two_workers_play_what_one_process_plays(game: str) -> None:
     assert evaluated(2, 2, **GAMES[game]) == evaluated(0, 4, **GAMES[game])

@@ -54,7 +54,7 @@ def without_clocks(result: dict[str, Any]) -> dict[str, Any]:
     return {**kept, "sampler_results": {**kept["sampler_results"], "sampler_perf": None}}
 
 
-@pytest.mark.slow_unless("agents that leave", "recurrent")
+@pytest.mark.slow_unless("agents that leave")
 @pytest.mark.parametrize("game", GAMES)
 def test_two_workers_train_as_one_process_does_to_the_last_bit(game: str) -> None:
     here = trained(0, 4, **GAMES[game])
