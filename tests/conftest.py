@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
+import cloudpickle
 import pytest
 from hypothesis import settings
 
@@ -72,6 +73,14 @@ def _homes_are_forked(request: pytest.FixtureRequest) -> Iterator[None]:
 
             stack.enter_context(forked_homes())
         yield
+
+
+@pytest.fixture(scope="module")
+def sent_whole(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Send what a file of tests defines to other processes as a whole: to import the file would import torch there."""
+    cloudpickle.register_pickle_by_value(request.module)
+    yield
+    cloudpickle.unregister_pickle_by_value(request.module)
 
 
 @pytest.fixture(scope="session", autouse=True)

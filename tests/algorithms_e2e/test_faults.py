@@ -303,6 +303,7 @@ class Refusing(DefaultCallbacks):
         raise ArithmeticError("not today")
 
 
+@pytest.mark.usefixtures("sent_whole")
 @pytest.mark.parametrize("kept_from", [{"callbacks": Refusing}, {"evaluation_interval": 1}])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_nothing_stays_open_where_a_run_cannot_be_built_to_its_end(

@@ -97,6 +97,7 @@ class Silence(MultiAgentEnv):
         )
 
 
+@pytest.mark.usefixtures("sent_whole")
 @pytest.mark.parametrize("remote", [False, True])
 def test_what_came_after_an_end_is_dated_when_the_agent_ended_also_where_nobody_waits_then(
     remote: bool,

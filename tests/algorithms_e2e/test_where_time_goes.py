@@ -172,6 +172,7 @@ def test_postprocessing_that_takes_long_is_time_of_completing() -> None:
 
 
 @pytest.mark.slow_unless("True")
+@pytest.mark.usefixtures("sent_whole")
 @pytest.mark.parametrize("overlap", [False, True])
 def test_times_of_workers_add_up(overlap: bool) -> None:
     with trained(

@@ -71,6 +71,7 @@ def same(one: list[Any], other: list[Any]) -> bool:
 
 
 @pytest.mark.slow_unless("gym", "agents", "vector", "remote")
+@pytest.mark.usefixtures("sent_whole")
 @pytest.mark.parametrize(
     ("env", "more"),
     [
@@ -141,6 +142,7 @@ def test_a_resumed_run_does_not_draw_the_first_numbers_again(tmp_path: Path) -> 
     assert not np.isin(first[:, 1], resumed[0][:, 1]).any()
 
 
+@pytest.mark.usefixtures("sent_whole")
 def test_remote_environments_without_an_algorithm_are_seeded_by_their_own_seed() -> None:
     def first_rows(seed: int) -> Any:
         envs = to_base_env(Lucky(), lambda index: Lucky(), 2, remote_envs=True, seed=seed, engine="process")

@@ -40,6 +40,7 @@ class Quiet(MultiAgentEnv):
         )  # fmt: skip
 
 
+@pytest.mark.usefixtures("sent_whole")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_lives_that_an_environment_excepts_are_played_and_not_learned_from(num_workers: int) -> None:
     policies = ["ann", "bob", "cyd"]

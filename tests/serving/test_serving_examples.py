@@ -75,7 +75,8 @@ def test_an_rllink_client_plays_with_a_server(tmp_path: Path) -> None:
         stopped(server)
 
 
-@pytest.mark.parametrize("mode", [pytest.param("local", marks=pytest.mark.slow), "remote"])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["local", "remote"])
 def test_a_game_of_two_teams_is_played_elsewhere(mode: str, tmp_path: Path) -> None:
     with serving(tmp_path, "unity3d_server") as (server, port):
         client = started("unity3d_client", f"--inference-mode={mode}", f"--port={port}", "--games=2")
